@@ -1,0 +1,1 @@
+"""The `lab` command and what the notebooks import: cluster, data, workspace."""

@@ -1,0 +1,32 @@
+"""The `lab` command: one parser, one subcommand per part of the product."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from lab.errors import LabError
+
+# Each module offers add_parser(subparsers); its parsers set `run`, a function of the arguments
+# that returns the exit code (None is 0).
+PARTS = ("lab.cluster.cli", "lab.data", "lab.start")
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="lab", description=sys.modules["lab"].__doc__)
+    subparsers = top.add_subparsers(metavar="COMMAND", required=True)
+    for part in PARTS:
+        importlib.import_module(part).add_parser(subparsers)
+    return top
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parser().parse_args(argv)
+    try:
+        return arguments.run(arguments) or 0
+    except LabError as error:
+        print(f"lab: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130

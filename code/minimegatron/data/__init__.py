@@ -1,0 +1,1 @@
+"""From text to training samples: tokenizer, indexed dataset, index maps, GPT samples."""

@@ -1,0 +1,93 @@
+"""Files that are either complete or not there at all."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import psutil
+
+_serial = itertools.count()
+
+
+class AtomicFile:
+    """A binary file written beside `target` under another name, and renamed to it by `commit`.
+
+    Until `commit`, whatever `target` held stays untouched; after `discard`, nothing is left.
+    `file` is the open binary file to write to. Raises OSError as `open` does.
+    """
+
+    def __init__(self, target: Path):
+        self.target = target
+        remove_leftovers(target)
+        # Unique to this object, so that two jobs which build the same file at the same time do
+        # not write into each other's; `remove_leftovers` reads the process id from it.
+        self.temporary = target.with_name(f"{_start(target)}{os.getpid()}.{next(_serial)}.tmp")
+        self.file: BinaryIO = open(self.temporary, "wb")  # noqa: SIM115 (closed by finish/discard)
+
+    def finish(self) -> None:
+        """Bring every byte to the disk; the file still has its temporary name."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+
+    def rename(self) -> None:
+        os.replace(self.temporary, self.target)
+
+    def discard(self) -> None:
+        try:
+            self.file.close()
+        except OSError:  # a full disk refuses the last buffer once more
+            pass
+        finally:
+            self.temporary.unlink(missing_ok=True)
+
+
+def _start(target: Path) -> str:
+    """How the names of the temporary files of `target` begin on this host."""
+    return f".{target.name}.{socket.gethostname()}."
+
+
+def remove_leftovers(target: Path) -> None:
+    """Remove temporary files of `target` whose writer on this host is no longer alive."""
+    if not target.parent.is_dir():
+        return
+    pattern = re.compile(re.escape(_start(target)) + r"(\d+)\.\d+\.tmp$")
+    for name in os.listdir(target.parent):
+        match = pattern.match(name)
+        if match and not psutil.pid_exists(int(match[1])):
+            (target.parent / name).unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in `folder` survive a power cut (a no-op where folders cannot be opened)."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError:  # some network file systems refuse to sync folders
+        pass
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def atomic_file(target: Path) -> Iterator[BinaryIO]:
+    """`with atomic_file(path) as file:` write bytes; `path` appears, complete, at the end."""
+    atomic = AtomicFile(target)
+    try:
+        yield atomic.file
+        atomic.finish()
+        atomic.rename()
+    except BaseException:
+        atomic.discard()
+        raise
+    sync_folder(target.parent)

@@ -1,0 +1,216 @@
+"""Megatron's memory-mapped token files: `PREFIX.bin` (tokens) and `PREFIX.idx` (where they are).
+
+The bytes are those of Megatron-LM's `MMapIndexedDataset`. The `.bin` holds the tokens of all
+sequences back to back. The `.idx` is little-endian:
+
+    9 bytes  b"MMIDIDX\\x00\\x00"      int32[N]  tokens in each sequence
+    uint64   version, 1               int64[N]  byte position of each sequence in the .bin
+    uint8    dtype code               int64[D]  document boundaries: 0, ..., N
+    uint64   N, number of sequences
+    uint64   D, number of boundaries (documents + 1)
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from array import array
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from minimegatron.data.atomic import AtomicFile, sync_folder
+from minimegatron.errors import UserError
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
+
+# Megatron also numbers two float types (6 and 7); token files never hold those.
+DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
+CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
+
+REBUILD = "write the pair again with preprocess_data.py (or `lab data` for the course's own text)"
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The dtype that Megatron stores tokens in: uint16 below 65,500 entries, else int32."""
+    return np.dtype(np.uint16 if vocab_size < 65500 else np.int32)
+
+
+class IndexedDataset:
+    """Reads `prefix.bin` and `prefix.idx` without loading them: both are memory-mapped.
+
+    dataset[i] is sequence i, a read-only array of tokens. The maps, all read-only:
+    `sizes` int32[N] in tokens, `pointers` int64[N] in bytes, `document_indices` int64[D].
+
+    Raises UserError when a file is missing, truncated or corrupted, or the two do not belong
+    together; the text names the file, what is wrong with it, and what to do.
+    """
+
+    def __init__(self, prefix: str | os.PathLike[str]):
+        self.prefix = str(prefix)
+        self.index_path, self.data_path = Path(self.prefix + ".idx"), Path(self.prefix + ".bin")
+        self._require_files()
+        index = _map(self.index_path, np.dtype(np.uint8))
+        self.dtype, sequences, boundaries = _read_header(self.index_path, index)
+        ends = np.cumsum([HEADER.size, 4 * sequences, 8 * sequences, 8 * boundaries])
+        self.sizes = index[ends[0] : ends[1]].view("<i4")
+        self.pointers = index[ends[1] : ends[2]].view("<i8")
+        self.document_indices = index[ends[2] : ends[3]].view("<i8")
+        self._check_index()
+        self.tokens = _map(self.data_path, self.dtype)
+
+    def _require_files(self) -> None:
+        for path in (self.index_path, self.data_path):
+            if path.is_file():
+                continue
+            message = f"no data file {path}"
+            stem, suffix = os.path.splitext(self.prefix)
+            if suffix in (".bin", ".idx") and Path(stem + ".idx").is_file():
+                message += f": give the prefix without its ending, {stem}"
+            else:
+                message += (f": --data-path {self.prefix} stands for two files, {self.prefix}.bin "
+                            f"and {self.prefix}.idx; {REBUILD}")
+            raise UserError(message)
+
+    def _check_index(self) -> None:
+        """Check the three maps against each other and against the length of the .bin."""
+        size, itemsize = self.data_path.stat().st_size, self.dtype.itemsize
+        if len(self.sizes) and int(self.sizes.min()) < 0:
+            self._corrupted(f"sequence {int(np.argmin(self.sizes))} has a negative length")
+        ends = np.cumsum(self.sizes, dtype=np.int64) * itemsize
+        total = int(ends[-1]) if len(ends) else 0
+        if total != size:
+            word = "short" if size < total else "long"
+            raise UserError(
+                f"{self.data_path} holds {size:,} bytes, but {self.index_path} describes {total:,} "
+                f"({len(self.sizes):,} sequences of {self.dtype.name}): the .bin is too {word}, "
+                f"or the two were not written together; {REBUILD}"
+            )
+        if len(ends) and (self.pointers[0] != 0 or (self.pointers[1:] != ends[:-1]).any()):
+            self._corrupted("the byte positions do not follow from the sequences' lengths")
+        bounds = self.document_indices
+        if not len(bounds) or bounds[0] != 0 or bounds[-1] != len(self.sizes):
+            self._corrupted(f"the document boundaries do not run from 0 to {len(self.sizes):,}")
+        if (bounds[1:] < bounds[:-1]).any():
+            self._corrupted("the document boundaries do not ascend")
+
+    def _corrupted(self, what: str) -> None:
+        raise UserError(f"{self.index_path} is corrupted: {what}; {REBUILD}")
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, sequence: int) -> np.ndarray:
+        return self.get(sequence)
+
+    def get(self, sequence: int, offset: int = 0, length: int | None = None) -> np.ndarray:
+        """`length` tokens (default: the rest) of a sequence from `offset`; a view, not a copy."""
+        size = int(self.sizes[sequence])
+        stop = size if length is None else offset + length
+        if not 0 <= offset <= stop <= size:
+            raise IndexError(f"tokens [{offset}, {stop}) of a sequence of {size} tokens")
+        start = int(self.pointers[sequence]) // self.dtype.itemsize
+        return self.tokens[start + offset : start + stop]
+
+    def __reduce__(self) -> tuple:
+        # A worker process maps the files again; pickling a map would copy the data.
+        return IndexedDataset, (self.prefix,)
+
+
+def _map(path: Path, dtype: np.dtype) -> np.ndarray:
+    if path.stat().st_size == 0:  # mmap refuses empty files
+        return np.empty(0, dtype)
+    try:
+        return np.memmap(path, dtype=dtype, mode="r").view(np.ndarray)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+
+
+def _read_header(path: Path, index: np.ndarray) -> tuple[np.dtype, int, int]:
+    """(dtype, sequences, boundaries), after checking that the file has the length they imply."""
+    if len(index) < HEADER.size:
+        raise UserError(f"{path} is truncated: {len(index)} bytes, the header alone has "
+                        f"{HEADER.size}; {REBUILD}")
+    magic, version, code, sequences, boundaries = HEADER.unpack(index[: HEADER.size].tobytes())
+    if magic != MAGIC:
+        raise UserError(f"{path} is not a Megatron mmap index (it begins with {magic!r} instead "
+                        f"of {MAGIC!r}); {REBUILD}")
+    if version != VERSION:
+        raise UserError(f"{path} has format version {version}; only version 1 is known; {REBUILD}")
+    if code not in DTYPES:
+        known = ", ".join(f"{key} {np.dtype(value).name}" for key, value in DTYPES.items())
+        raise UserError(f"{path} has dtype code {code}; tokens are one of: {known}; {REBUILD}")
+    expected = HEADER.size + 12 * sequences + 8 * boundaries
+    if len(index) != expected:
+        word = "truncated" if len(index) < expected else "too long"
+        raise UserError(f"{path} is {word}: {len(index):,} bytes, but {sequences:,} sequences and "
+                        f"{boundaries:,} boundaries take {expected:,}; {REBUILD}")
+    return np.dtype(DTYPES[code]), sequences, boundaries
+
+
+class IndexedDatasetWriter:
+    """Writes a .bin/.idx pair; the pair appears under its name when `close` has returned.
+
+    Use as a context manager: it closes at the end, and when anything is raised it leaves nothing
+    behind and any older pair of that name as it was. Raises OSError when the disk refuses.
+    """
+
+    def __init__(self, prefix: str | os.PathLike[str], dtype: np.dtype | type):
+        self.dtype = np.dtype(dtype)
+        self.sizes, self.boundaries = array("i"), array("q", [0])
+        self.tokens = 0
+        self._index = AtomicFile(Path(f"{prefix}.idx"))
+        try:
+            self._data = AtomicFile(Path(f"{prefix}.bin"))
+        except BaseException:
+            self._index.discard()
+            raise
+
+    def add_sequence(self, tokens: list[int] | np.ndarray) -> None:
+        """Append one sequence. Raises ValueError for a token that the dtype cannot hold."""
+        values = np.asarray(tokens, dtype=np.int64)
+        limits = np.iinfo(self.dtype)
+        if len(values) and not limits.min <= values.min() <= values.max() <= limits.max:
+            raise ValueError(f"token {values.max()} (or {values.min()}) does not fit {self.dtype}")
+        self._data.file.write(values.astype(self.dtype.newbyteorder("<")).tobytes())
+        self.sizes.append(len(values))
+        self.tokens += len(values)
+
+    def end_document(self) -> None:
+        """The sequences since the last call are one document."""
+        self.boundaries.append(len(self.sizes))
+
+    def close(self) -> None:
+        sizes = np.asarray(self.sizes, dtype="<i4")
+        pointers = np.zeros(len(sizes), dtype="<i8")
+        np.cumsum(sizes[:-1], dtype=np.int64, out=pointers[1:])
+        self._index.file.write(HEADER.pack(
+            MAGIC, VERSION, CODES[self.dtype], len(sizes), len(self.boundaries)))
+        for values in (sizes, pointers * self.dtype.itemsize, np.asarray(self.boundaries, "<i8")):
+            self._index.file.write(values.tobytes())
+        for part in (self._data, self._index):
+            part.finish()
+        # Two renames are not one: with the old index gone first, a crash in between leaves a .bin
+        # without .idx, which the reader refuses, and never a new .bin under an old .idx.
+        self._index.target.unlink(missing_ok=True)
+        self._data.rename()
+        self._index.rename()
+        sync_folder(self._index.target.parent)
+
+    def discard(self) -> None:
+        self._data.discard()
+        self._index.discard()
+
+    def __enter__(self) -> IndexedDatasetWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            self.discard()  # after a good close there is nothing left to discard

@@ -1,0 +1,37 @@
+"""`--split 969,30,1`: which documents are for training, validation and test."""
+
+from __future__ import annotations
+
+import math
+
+from minimegatron.errors import UserError
+
+
+def parse_split(split: str) -> list[float]:
+    """Three weights that sum to 1; missing ones are 0. Separators are `,` or `/`.
+
+    Raises UserError for anything that is not one to three non-negative numbers.
+    """
+    try:
+        weights = [float(part) for part in split.split("," if "," in split else "/")]
+    except ValueError:
+        weights = []
+    sound = all(0 <= weight < math.inf for weight in weights) and any(weights)
+    if not sound or len(weights) > 3:
+        raise UserError(f"--split {split!r} is not one to three numbers (training, validation, "
+                        'test), not all 0; the usual value is "969, 30, 1"')
+    weights += [0.0] * (3 - len(weights))
+    return [weight / sum(weights) for weight in weights]
+
+
+def split_boundaries(split: str, documents: int) -> list[int]:
+    """[0, a, b, documents]: training reads documents [0, a), validation [a, b), test [b, end).
+
+    Megatron's rounding: each part to the nearest, then all boundaries moved by what the last is
+    off. (Where that would make a boundary negative, which Megatron does not expect, it is 0.)
+    """
+    bounds = [0]
+    for weight in parse_split(split):
+        bounds.append(bounds[-1] + round(weight * documents))
+    excess = bounds[-1] - documents
+    return [0] + [max(0, bound - excess) for bound in bounds[1:]]

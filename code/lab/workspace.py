@@ -31,3 +31,34 @@ def require_writable(folder: Path) -> None:
             f"the workspace {folder} is not writable ({error.strerror}): "
             "set LAB_HOME to a folder of your own, for example LAB_HOME=$HOME/workspace"
         ) from error
+
+
+def make(home: Path) -> None:
+    """Lay out the workspace. What the student wrote stays; shipped scripts come as copies."""
+    for folder in FOLDERS:
+        require_writable(home / folder)
+    for script in sorted((CODE / "jobs").glob("*.sh")):
+        copy = home / "code" / script.name
+        if not copy.exists():
+            put_whole(copy, script.read_bytes(), 0o755)
+    point(home / "megatron" / "Megatron-LM", CODE)
+
+
+def put_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Write a file so that it is there whole or not at all."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_bytes(content)
+    unfinished.chmod(mode)
+    unfinished.replace(path)
+
+
+def point(link: Path, target: Path) -> None:
+    """Make `link` lead to `target`; classic scripts start $LAB_HOME/megatron/Megatron-LM/*.py."""
+    if link.is_symlink() and os.readlink(link) == str(target):
+        return
+    if link.exists() and not link.is_symlink():
+        raise LabError(f"{link} is in the way: the course links it to {target}; move it elsewhere")
+    unfinished = link.with_name(f".{link.name}.{os.getpid()}")
+    unfinished.unlink(missing_ok=True)
+    unfinished.symlink_to(target)
+    unfinished.replace(link)

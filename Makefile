@@ -1,0 +1,31 @@
+# Two commands: `make lab` and `make test`. Each does its own set-up.
+PYTHON ?= python3
+RUN = $(PYTHON) tools/bootstrap.py
+
+.PHONY: lab test test-fast stress bench lock clean
+
+lab:  ## set up everything, start the cluster and JupyterLab
+	@$(RUN) lab start
+
+test:  ## everything but the long soaks
+	@$(RUN) lab install-slurm
+	@$(RUN) ruff check .
+	@$(RUN) pytest -m "not stress"
+
+test-fast:  ## what one runs while working
+	@$(RUN) pytest -m "not slow and not cluster and not stress" -q
+
+stress:  ## hundreds of repeats
+	@$(RUN) lab install-slurm
+	@$(RUN) pytest -m stress
+
+bench:  ## the figures of docs/benchmarks.md
+	@$(RUN) python benchmarks/run.py
+
+lock:  ## pin the dependencies of pyproject.toml again
+	@$(RUN) python -m pip install --quiet uv
+	@$(RUN) python tools/lock.py
+
+clean:  ## stop the cluster, forget the environment; the workspace stays
+	@if [ -x .venv/bin/lab ]; then .venv/bin/lab cluster down; fi
+	rm -rf .venv .slurm .setup.lock .pytest_cache .ruff_cache

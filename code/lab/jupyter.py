@@ -1,0 +1,101 @@
+"""JupyterLab over the workspace, with the cluster's commands in notebooks and terminals."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from lab.errors import LabError
+
+FIRST_PORT, LAST_PORT = 8888, 8988
+SECONDS_TO_START = 60
+
+
+def free_port(wanted: int | None) -> int:
+    """`wanted` if given, else the first free port from 8888 on. Raises LabError."""
+    candidates = [wanted] if wanted else range(FIRST_PORT, LAST_PORT + 1)
+    for port in candidates:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
+    if wanted:
+        raise LabError(f"--port {wanted} is taken; nearest free: --port {free_port(None)}")
+    raise LabError(f"no free port from {FIRST_PORT} to {LAST_PORT}: stop a program that listens "
+                   "there, or choose another with --port")
+
+
+def shell_start_file(home: Path) -> Path:
+    """A bash start file: the user's own first, then the cluster's commands in front."""
+    path = home / ".cluster" / "bashrc"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lab = Path(sys.executable).with_name("lab")
+    path.write_text('[ -f "$HOME/.bashrc" ] && . "$HOME/.bashrc"\n'
+                    f'eval "$("{lab}" cluster env)"\n')
+    return path
+
+
+def _die_with_parent() -> None:
+    """In the child: be told to stop when `lab start` is gone, whatever ended it (Linux)."""
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class Jupyter:
+    """One JupyterLab server, reachable from this machine only, with a token of its own."""
+
+    def __init__(self, home: Path, environment: dict[str, str], port: int | None) -> None:
+        self.port, self.token = free_port(port), secrets.token_hex(24)
+        self.log = home / ".cluster" / "jupyter.log"
+        shell = ["/bin/bash", "--rcfile", str(shell_start_file(home))]
+        command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1",
+                   f"--port={self.port}", "--ServerApp.port_retries=0",
+                   f"--ServerApp.root_dir={home}", "--LabApp.news_url=",
+                   "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+                   f"--ServerApp.terminado_settings={{'shell_command': {shell}}}"]
+        if os.geteuid() == 0:
+            command.append("--allow-root")
+        # A session of its own: Ctrl-C reaches `lab start` alone, which stops things in order.
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                command, cwd=home, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env={**os.environ, **environment, "JUPYTER_TOKEN": self.token},
+                start_new_session=True, preexec_fn=_die_with_parent)
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}/lab?token={self.token}"
+
+    def wait_until_ready(self) -> None:
+        """Return when it answers. Raises LabError with its last lines when it does not."""
+        deadline = time.monotonic() + SECONDS_TO_START
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api", timeout=2).close()
+                return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.1)
+        last = self.log.read_text(errors="replace").splitlines()[-5:]
+        raise LabError(f"JupyterLab did not start; the end of {self.log}:\n  " + "\n  ".join(last))
+
+    def stop(self) -> None:
+        """End the server and the kernels and terminals it started."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()

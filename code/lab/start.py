@@ -1,0 +1,88 @@
+"""`lab start`, which `make lab` runs: everything from Slurm's packages to JupyterLab's address."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+from lab import workspace
+from lab.errors import LabError
+from lab.jupyter import Jupyter
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    start = subparsers.add_parser("start", help="set up, start the cluster and JupyterLab")
+    start.add_argument("--port", type=int, help="JupyterLab's port (the first free from 8888)")
+    start.set_defaults(run=run)
+    install = subparsers.add_parser("install-slurm", help="install Slurm where that is allowed")
+    install.set_defaults(run=lambda _: ensure_slurm())
+
+
+def say(line: str) -> None:
+    print(f"==> {line}", flush=True)
+
+
+def ensure_slurm() -> None:
+    from lab.cluster.install import ensure_slurm
+
+    ensure_slurm(say)
+
+
+@contextlib.contextmanager
+def only_once(home: Path) -> Iterator[None]:
+    """Hold the workspace. Raises LabError with the address when somebody else does."""
+    path = home / ".cluster" / "start.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            raise LabError(f"the lab already runs in {home}: {lock.read().strip()}") from error
+        lock.truncate(0)
+        yield
+
+
+def run(arguments: argparse.Namespace) -> int:
+    home = workspace.home()
+    workspace.require_writable(home)
+    # A closed terminal or a `kill` stops things in the same order as Ctrl-C.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    with only_once(home):
+        try:
+            return serve(home, arguments.port)
+        except KeyboardInterrupt:
+            return 130
+
+
+def serve(home: Path, port: int | None) -> int:
+    """Set up what is missing, start both servers, wait; stop what was started here."""
+    from lab import cluster, data
+
+    ensure_slurm()
+    workspace.make(home)
+    data.ensure(home, say)
+    with contextlib.ExitStack() as started:
+        if cluster.ensure_up(home):
+            started.callback(stop_cluster, home)
+        say("Starting JupyterLab")
+        jupyter = Jupyter(home, cluster.environment(home), port)
+        started.callback(jupyter.stop)
+        jupyter.wait_until_ready()
+        (home / ".cluster" / "start.lock").write_text(jupyter.address)
+        say("The lab is ready. Ctrl-C stops all of it.\n")
+        print(f"    {jupyter.address}\n", flush=True)
+        code = jupyter.process.wait()
+        raise LabError(f"JupyterLab ended by itself (exit code {code}): see {jupyter.log}")
+
+
+def stop_cluster(home: Path) -> None:
+    from lab import cluster
+
+    say("Stopping the cluster")
+    cluster.down(home)

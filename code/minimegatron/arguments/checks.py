@@ -1,0 +1,136 @@
+"""What must hold between flags, and what follows from them. Wording in front is Megatron-LM's."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from minimegatron.arguments.flags import Config
+from minimegatron.errors import UserError
+
+DEVICE = re.compile(r"auto|cpu|cuda")
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise UserError(message)
+
+
+def near_multiples(value: int, step: int) -> str:
+    """The multiples of `step` on both sides of `value`, as text: what the user may want."""
+    below = value // step * step
+    return f"{below} or {below + step}" if below else str(step)
+
+
+def check(config: Config, rank: int, world_size: int) -> Config:
+    """Return `config` with everything derived filled in. Raises UserError."""
+    config = replace(config, rank=rank, world_size=world_size)
+    check_numbers(config)
+    config = derive_grid(config)
+    config = derive_model(config)
+    config = derive_batch(config)
+    config = derive_schedule(config)
+    check_folders(config)
+    return config
+
+
+def check_numbers(config: Config) -> None:
+    """Values that are wrong whatever the other flags say."""
+    positive = ("num_layers", "hidden_size", "num_attention_heads", "seq_length",
+                "max_position_embeddings", "ffn_hidden_size", "kv_channels", "micro_batch_size",
+                "global_batch_size", "train_iters", "train_samples", "exit_interval",
+                "save_interval", "log_interval", "eval_interval", "tensorboard_log_interval",
+                "make_vocab_size_divisible_by", "tensor_model_parallel_size",
+                "pipeline_model_parallel_size", "exit_duration_in_mins",
+                "distributed_timeout_minutes", "lr_decay_iters", "lr_decay_samples")
+    for name in positive:
+        value = getattr(config, name)
+        spelling = "--" + name.replace("_", "-")
+        require(value is None or value > 0, f"{spelling} {value}: must be at least 1"
+                if isinstance(value, int) else f"{spelling} {value}: must be greater than 0")
+    for name in ("eval_iters", "lr", "min_lr", "weight_decay", "clip_grad", "lr_warmup_iters",
+                 "lr_warmup_samples", "adam_eps", "init_method_std"):
+        value = getattr(config, name)
+        require(value >= 0, f"--{name.replace('_', '-')} {value}: must not be negative")
+    for name in ("attention_dropout", "hidden_dropout", "adam_beta1", "adam_beta2"):
+        value = getattr(config, name)
+        require(0 <= value < 1, f"--{name.replace('_', '-')} {value}: must be in [0, 1)")
+    require(bool(DEVICE.fullmatch(config.device)),
+            f"--device {config.device}: this trainer knows auto, cpu and cuda")
+
+
+def derive_grid(config: Config) -> Config:
+    for name, ranks in (("--tensor-model-parallel-size", config.tensor_model_parallel_size),
+                        ("--pipeline-model-parallel-size", config.pipeline_model_parallel_size)):
+        require(ranks == 1, f"{name} {ranks}: this trainer is data-parallel only for now; "
+                            f"{name} 1 turns all {config.world_size} ranks to data parallelism")
+    return replace(config, data_parallel_size=config.world_size)
+
+
+def derive_model(config: Config) -> Config:
+    heads, hidden = config.num_attention_heads, config.hidden_size
+    if config.kv_channels is None:
+        require(hidden % heads == 0, f"--hidden-size {hidden} is not divisible by "
+                f"--num-attention-heads {heads}; nearest: {near_multiples(hidden, heads)}")
+    require(config.max_position_embeddings >= config.seq_length,
+            f"--max-position-embeddings {config.max_position_embeddings} is less than "
+            f"--seq-length {config.seq_length}; nearest: {config.seq_length}")
+    require(not config.use_flash_attn or config.attention_dropout == 0,
+            f"--use-flash-attn with --attention-dropout {config.attention_dropout}: its kernel "
+            "would draw masks that depend on the layout; nearest: --attention-dropout 0")
+    return replace(config, ffn_hidden_size=config.ffn_hidden_size or 4 * hidden,
+                   kv_channels=config.kv_channels or hidden // heads)
+
+
+def derive_batch(config: Config) -> Config:
+    micro, ranks = config.micro_batch_size, config.data_parallel_size
+    config = replace(config, global_batch_size=config.global_batch_size or micro * ranks)
+    require(config.global_batch_size % (micro * ranks) == 0,
+            f"global batch size ({config.global_batch_size}) is not divisible by micro batch size "
+            f"({micro}) times data parallel size ({ranks}); nearest: --global-batch-size "
+            + near_multiples(config.global_batch_size, micro * ranks))
+    require((config.train_iters is None) != (config.train_samples is None),
+            "give one of --train-iters and --train-samples"
+            + ("" if config.train_iters is None else
+               f", not both ({config.train_iters} and {config.train_samples})"))
+    if config.train_samples is not None:
+        require(config.train_samples >= config.global_batch_size,
+                f"--train-samples {config.train_samples} is less than one step of "
+                f"--global-batch-size {config.global_batch_size}")
+        config = replace(config, train_iters=config.train_samples // config.global_batch_size)
+    return config
+
+
+def derive_schedule(config: Config) -> Config:
+    """Decay and warm-up, which the scheduler counts in samples."""
+    batch = config.global_batch_size
+    require(config.lr_decay_iters is None or config.lr_decay_samples is None,
+            "give one of --lr-decay-iters and --lr-decay-samples, not both")
+    require(config.min_lr <= config.lr,
+            f"--min-lr {config.min_lr} is greater than --lr {config.lr}; "
+            f"nearest: --min-lr {config.lr}")
+    decay = config.lr_decay_samples or batch * (config.lr_decay_iters or config.train_iters)
+    fraction = config.lr_warmup_fraction
+    warmup = config.lr_warmup_samples or config.lr_warmup_iters * batch
+    require(fraction is None or not warmup,
+            "can only specify one of lr-warmup-fraction and lr-warmup-iters (or -samples)")
+    if fraction is not None:
+        require(0 <= fraction < 1, f"--lr-warmup-fraction {fraction}: must be in [0, 1)")
+        warmup = fraction * decay
+    require(warmup < decay, f"the warm-up ({warmup:.0f} samples) is not shorter than the decay "
+            f"({decay} samples); nearest: --lr-warmup-iters {max(decay // batch - 1, 0)}")
+    require(not (config.override_lr_scheduler and config.use_checkpoint_lr_scheduler),
+            "give one of --override-lr-scheduler and --use-checkpoint-lr-scheduler, not both")
+    return replace(config, lr_decay_samples=decay, lr_warmup_samples=warmup)
+
+
+def check_folders(config: Config) -> None:
+    require(config.save is None or config.save_interval is not None,
+            f"--save {config.save} needs --save-interval, for example --save-interval "
+            f"{config.train_iters}")
+    require(not config.profile_execution or config.tensorboard_dir is not None,
+            f"--profile-execution {config.profile_execution} needs --tensorboard-dir, "
+            "where the profile is written")
+    require(bool(re.fullmatch(r"[\w.+-]+", config.profile_name)),
+            f"--profile-name {config.profile_name!r} becomes part of a folder's name: "
+            "letters, digits and . _ + - only")

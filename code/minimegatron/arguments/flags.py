@@ -1,0 +1,207 @@
+"""Every flag of the trainer, as one frozen dataclass.
+
+Names and defaults are Megatron-LM's of 2021-12. A field becomes `--field-name`; a field whose
+default is True becomes `--no-field-name`. What one flag cannot know of another is in checks.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def flag(default: Any = None, help: str = "", *names: str, **options: Any) -> Any:
+    """A dataclass field that is also a command-line flag.
+
+    names: further spellings. options: `type`, `choices`, `nargs` and `metavar` of argparse,
+    `required`, and `off`, the flag that turns a True default off.
+    """
+    return field(default=default, metadata={"help": help, "names": names, **options})
+
+
+@dataclass(frozen=True)
+class Model:
+    num_layers: int = flag(None, "transformer layers", type=int, required=True)
+    hidden_size: int = flag(None, "width h of the residual stream", type=int, required=True)
+    num_attention_heads: int = flag(None, "attention heads", type=int, required=True)
+    seq_length: int = flag(None, "tokens s of a sample", "--encoder-seq-length", type=int,
+                           required=True)
+    max_position_embeddings: int = flag(None, "learned positions, at least --seq-length",
+                                        type=int, required=True)
+    ffn_hidden_size: int | None = flag(None, "width of the MLP (4h)", type=int)
+    kv_channels: int | None = flag(None, "width of a head (h / heads)", type=int)
+    make_vocab_size_divisible_by: int = flag(
+        128, "pad the vocabulary to a multiple of this times the tensor-parallel size", type=int)
+    layernorm_epsilon: float = flag(1e-5, "epsilon of the layer norms", type=float)
+    init_method_std: float = flag(0.02, "standard deviation of the initial weights", type=float)
+    attention_dropout: float = flag(0.1, "dropout of the attention probabilities", type=float)
+    hidden_dropout: float = flag(0.1, "dropout of the residual branches", type=float)
+    use_flash_attn: bool = flag(
+        False, "scaled_dot_product_attention instead of materialised attention")
+
+
+@dataclass(frozen=True)
+class Batch:
+    micro_batch_size: int = flag(None, "samples of one forward pass on one rank", "-b", type=int,
+                                 required=True)
+    global_batch_size: int | None = flag(
+        None, "samples of one optimizer step over all ranks (micro-batch x data-parallel size)",
+        type=int)
+    train_iters: int | None = flag(None, "optimizer steps to run", type=int)
+    train_samples: int | None = flag(None, "samples to train on, instead of --train-iters",
+                                     type=int)
+    exit_interval: int | None = flag(None, "exit when the iteration is a multiple of this",
+                                     type=int)
+    exit_duration_in_mins: float | None = flag(None, "save and exit after so many minutes",
+                                               type=float)
+    exit_signal_handler: bool = flag(False, "save and exit on SIGTERM")
+
+
+@dataclass(frozen=True)
+class Optimization:
+    optimizer: str = flag("adam", "the optimizer", choices=("adam",))
+    lr: float | None = flag(None, "peak learning rate", type=float, required=True)
+    min_lr: float = flag(0.0, "learning rate after the decay", type=float)
+    lr_decay_style: str = flag("linear", "how the learning rate falls",
+                               choices=("constant", "linear", "cosine"))
+    lr_decay_iters: int | None = flag(None, "steps to decay over (--train-iters)", type=int)
+    lr_decay_samples: int | None = flag(None, "samples to decay over", type=int)
+    lr_warmup_fraction: float | None = flag(None, "warm-up as a share of the decay", type=float)
+    lr_warmup_iters: int = flag(0, "warm-up steps", type=int)
+    lr_warmup_samples: float = flag(0, "warm-up samples", type=int)
+    override_lr_scheduler: bool = flag(
+        False, "the command line's schedule wins over the checkpoint's",
+        "--override-opt-param-scheduler", "--override-opt_param-scheduler")
+    use_checkpoint_lr_scheduler: bool = flag(
+        False, "the checkpoint's schedule wins over the command line's",
+        "--use-checkpoint-opt-param-scheduler", "--use-checkpoint-opt_param-scheduler")
+    weight_decay: float = flag(0.01, "decoupled weight decay (not on biases and norms)",
+                               type=float)
+    clip_grad: float = flag(1.0, "largest global gradient norm; 0 does not clip", type=float)
+    adam_beta1: float = flag(0.9, "Adam's beta1", type=float)
+    adam_beta2: float = flag(0.999, "Adam's beta2", type=float)
+    adam_eps: float = flag(1e-8, "Adam's epsilon", type=float)
+    seed: int = flag(1234, "of the initial weights, the data order and dropout", type=int)
+
+
+@dataclass(frozen=True)
+class Data:
+    data_path: str | None = flag(None, "prefix of the .bin and .idx files", type=str,
+                                 required=True)
+    data_impl: str = flag("infer", "format of the data set", choices=("mmap", "infer"))
+    data_cache_path: str | None = flag(None, "folder of the index maps (beside the data)",
+                                       type=str)
+    split: str = flag("969, 30, 1", "shares of training, validation and test", type=str)
+    vocab_file: str | None = flag(None, "GPT-2 vocab.json", type=str, required=True)
+    merge_file: str | None = flag(None, "GPT-2 merges.txt", type=str, required=True)
+    tokenizer_type: str = flag("GPT2BPETokenizer", "the tokenizer", choices=("GPT2BPETokenizer",))
+    eod_mask_loss: bool = flag(False, "no loss on end-of-document tokens")
+    num_workers: int = flag(2, "no effect: samples come straight from memory-mapped files",
+                            type=int)
+
+
+@dataclass(frozen=True)
+class Distributed:
+    device: str = flag("auto", "cpu, cuda, or auto: cuda where there is one", type=str)
+    tensor_model_parallel_size: int = flag(1, "tensor-parallel ranks", type=int)
+    pipeline_model_parallel_size: int = flag(1, "pipeline stages", type=int)
+    distributed_backend: str | None = flag(
+        None, "of the tensor traffic (nccl on GPUs, gloo on the CPU)", choices=("nccl", "gloo"))
+    DDP_impl: str = flag("local", "whose data parallelism", choices=("local",))
+    distributed_timeout_minutes: float = flag(10, "patience with a silent peer", type=float)
+    local_rank: int | None = flag(None, "set by torch.distributed.launch", "--local-rank",
+                                  "--local_rank", type=int)
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    save: str | None = flag(None, "folder to save checkpoints in", type=str)
+    load: str | None = flag(None, "folder to resume from", type=str)
+    save_interval: int | None = flag(None, "steps between checkpoints", type=int)
+    no_save_optim: bool = flag(False, "leave the optimizer out of the checkpoint")
+    no_load_optim: bool = flag(False, "do not load the optimizer")
+    finetune: bool = flag(False, "load the weights alone and start at iteration 0")
+
+
+@dataclass(frozen=True)
+class Logging:
+    log_interval: int = flag(100, "steps between iteration lines", type=int)
+    log_format: str = flag("2021", "iteration lines of 2021-12, or of Megatron core today",
+                           choices=("2021", "core"))
+    eval_interval: int = flag(1000, "steps between validations", type=int)
+    eval_iters: int = flag(100, "batches of a validation; 0 for none", type=int)
+    log_params_norm: bool = flag(False, "norm of the weights in the iteration line")
+    log_num_zeros_in_grad: bool = flag(False, "zeros of the gradient in the iteration line")
+    tensorboard_dir: str | None = flag(None, "folder of the TensorBoard run", type=str)
+    tensorboard_log_interval: int = flag(1, "steps between TensorBoard points", type=int)
+    tensorboard_queue_size: int = flag(1000, "points kept before they are written", type=int)
+    log_timers_to_tensorboard: bool = flag(False, "timers as TensorBoard scalars")
+    log_batch_size_to_tensorboard: bool = flag(False, "batch size as a TensorBoard scalar")
+    log_validation_ppl_to_tensorboard: bool = flag(False, "perplexity as a TensorBoard scalar")
+    log_memory_to_tensorboard: bool = flag(False, "memory as TensorBoard scalars")
+    log_world_size_to_tensorboard: bool = flag(False, "world size as a TensorBoard scalar")
+    log_learning_rate_to_tensorboard: bool = flag(
+        True, "no learning rate in TensorBoard", off=("--no-log-learnig-rate-to-tensorboard",
+                                                       "--no-log-learning-rate-to-tensorboard"))
+    log_loss_scale_to_tensorboard: bool = flag(
+        True, "no loss scale in TensorBoard", off=("--no-log-loss-scale-to-tensorboard",))
+    profile_execution: str = flag("", "any non-empty value: profile two steps of every rank",
+                                  type=str)
+    profile_name: str = flag("default", "the profile is the run run_NAME_gpuRANK", type=str)
+
+
+@dataclass(frozen=True)
+class Derived:
+    """Not flags: set by checks.py from the flags and the number of ranks."""
+
+    rank: int = field(default=0, metadata={"derived": True})
+    world_size: int = field(default=1, metadata={"derived": True})
+    data_parallel_size: int = field(default=1, metadata={"derived": True})
+
+
+@dataclass(frozen=True)
+class Config(Derived, Logging, Checkpointing, Distributed, Data, Optimization, Batch, Model):
+    """The whole command line after all checks; see the parts above for the meaning of a field."""
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of one optimizer step on one rank."""
+        return self.global_batch_size // (self.micro_batch_size * self.data_parallel_size)
+
+
+# Flags of Megatron-LM that say what this trainer does anyway, with the reason it can say so.
+ALREADY_SO = {
+    "--no-masked-softmax-fusion": "there is no fused softmax kernel here",
+    "--no-bias-gelu-fusion": "there is no fused bias-GELU kernel here",
+    "--no-bias-dropout-fusion": "there is no fused bias-dropout kernel here",
+    "--no-gradient-accumulation-fusion": "the accumulation is part of the matrix product",
+    "--no-async-tensor-model-parallel-allreduce": "there is one tensor-parallel rank",
+    "--no-query-key-layer-scaling": "in fp32 the scaling cancels out",
+    "--use-cpu-initialization": "weights are always drawn on the CPU",
+    "--no-load-rng": "dropout and data order have no state to load",
+    "--no-save-rng": "dropout and data order have no state to save",
+    "--mmap-warmup": "the page cache warms up by itself",
+}
+
+# Flags of Megatron-LM that people will try, and that this trainer does not have yet.
+NOT_YET = (
+    "--fp16", "--bf16", "--loss-scale", "--initial-loss-scale", "--min-loss-scale",
+    "--loss-scale-window", "--hysteresis", "--fp32-residual-connection", "--fp8-format",
+    "--accumulate-allreduce-grads-in-fp32", "--attention-softmax-in-fp32",
+    "--activations-checkpoint-method", "--activations-checkpoint-num-layers",
+    "--checkpoint-activations", "--distribute-checkpointed-activations",
+    "--recompute-granularity", "--recompute-method", "--recompute-num-layers",
+    "--recompute-activations", "--sequence-parallel", "--use-distributed-optimizer",
+    "--overlap-grad-reduce", "--num-layers-per-virtual-pipeline-stage", "--schedule", "--balance",
+    "--pipeline-model-parallel-layout", "--context-parallel-size", "--rampup-batch-size",
+    "--reset-position-ids", "--reset-attention-mask", "--timing-log-level", "--timing-log-option",
+    "--log-throughput", "--mock-data", "--weight-decay-incr-style", "--start-weight-decay",
+    "--end-weight-decay", "--openai-gelu", "--sgd-momentum", "--estimate",
+)
+
+# Flags of older Megatron-LM releases, with what they are called in this one (upstream's words).
+RENAMED = {
+    "--batch-size": "--micro-batch-size",
+    "--warmup": "--lr-warmup-fraction",
+    "--model-parallel-size": "--tensor-model-parallel-size",
+}

@@ -1,0 +1,84 @@
+"""From the command line to a checked Config; what we do not have is refused by name."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+
+from minimegatron.arguments.checks import check
+from minimegatron.arguments.flags import ALREADY_SO, NOT_YET, RENAMED, Config
+from minimegatron.errors import UserError
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but an error is a UserError: the caller decides which rank prints it."""
+
+    def error(self, message: str) -> None:
+        raise UserError(message)
+
+
+def build_parser() -> Parser:
+    """The parser that the fields of Config describe."""
+    parser = Parser(prog="pretrain_gpt.py", allow_abbrev=False,
+                    description="Train a GPT with Megatron-LM's command line.")
+    for field in dataclasses.fields(Config):
+        about = dict(field.metadata)
+        if about.pop("derived", False):
+            continue
+        names, off = about.pop("names"), about.pop("off", ())
+        spelling = "--" + field.name.replace("_", "-")
+        if field.default is True:
+            parser.add_argument(*off, dest=field.name, action="store_false", help=about["help"])
+        elif field.default is False:
+            parser.add_argument(spelling, *names, dest=field.name, action="store_true", **about)
+        else:
+            if field.default not in (None, ""):
+                about["help"] += f" (default: {field.default})".replace("%", "%%")
+            spellings = dict.fromkeys((spelling, *names))
+            parser.add_argument(*spellings, dest=field.name, default=field.default, **about)
+    for name, why in ALREADY_SO.items():
+        parser.add_argument(name, action="store_true", help=f"no effect: {why}")
+    return parser
+
+
+def refuse_unknown(parser: Parser, extras: Sequence[str]) -> None:
+    """Raise UserError for the first argument that no flag took."""
+    if not extras:
+        return
+    name = extras[0].split("=")[0]
+    if name in RENAMED:
+        new = RENAMED[name]
+        raise UserError(f"{name} argument is no longer valid, use {new} instead")
+    if name in NOT_YET:
+        raise UserError(f"{name} is a flag of Megatron-LM that this trainer does not have yet; "
+                        "leave it out")
+    known = [option for action in parser._actions for option in action.option_strings]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else "; pretrain_gpt.py --help lists the flags"
+    raise UserError(f"unrecognized argument {extras[0]}{hint}")
+
+
+def parse_arguments(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Config:
+    """Parse and check `argv` for the rank and the world that `env` (RANK, WORLD_SIZE) names.
+
+    Raises UserError with the flag, its value and the nearest right value.
+    """
+    parser = build_parser()
+    # Unknown flags first: with them on the line, "required" errors would mislead.
+    parser_of_rest = build_parser()
+    for action in parser_of_rest._actions:
+        action.required = False
+    _, extras = parser_of_rest.parse_known_args(argv)
+    refuse_unknown(parser, extras)
+    values = vars(parser.parse_args(argv))
+    flags = {field.name for field in dataclasses.fields(Config)}
+    config = Config(**{name: value for name, value in values.items() if name in flags})
+    return check(config, rank=int(env.get("RANK", 0)), world_size=int(env.get("WORLD_SIZE", 1)))
+
+
+def without_effect(argv: Sequence[str]) -> list[str]:
+    """One line for each flag on the command line that says what we do anyway."""
+    return [f"{name}: no effect, {why}" for name, why in ALREADY_SO.items() if name in argv]

@@ -1,0 +1,60 @@
+"""Which samples a rank trains on: from the data set to micro-batches on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from minimegatron.context import Context
+from minimegatron.dropout import Dropout
+from minimegatron.errors import UserError
+from minimegatron.model import MicroBatch
+
+
+def sample_numbers(consumed: int, micro_batch: int, size: int, replica: int, replicas: int
+                   ) -> range:
+    """The samples of one rank's micro-batch, in Megatron's order.
+
+    A global batch is cut into micro-batches first and each of those into replicas; so a step sees
+    the same samples in every layout.
+    """
+    start = consumed + (micro_batch * replicas + replica) * size
+    return range(start, start + size)
+
+
+class Batches:
+    """Draws the micro-batches of consecutive steps from a data set of {"text": int64 [s + 1]}."""
+
+    def __init__(self, ctx: Context, dataset: Sequence[dict], eod: int, name: str) -> None:
+        self.ctx, self.dataset, self.eod, self.name = ctx, dataset, eod, name
+
+    def step(self, consumed: int, iteration: int, train: bool = True) -> list[MicroBatch]:
+        """The micro-batches of the step after `consumed` samples. Dropout only when training.
+
+        Raises UserError when the data set has no sample left.
+        """
+        config, replicas = self.ctx.config, self.ctx.grid.dp
+        end = consumed + config.global_batch_size
+        if end > len(self.dataset):
+            raise UserError(f"the {self.name} data has {len(self.dataset)} samples, and the batch "
+                            f"after sample {consumed} needs {end}")
+        return [
+            self._micro_batch(
+                sample_numbers(consumed, k, config.micro_batch_size, replicas.index, replicas.size),
+                iteration, train)
+            for k in range(config.num_micro_batches)
+        ]
+
+    def _micro_batch(self, numbers: range, iteration: int, train: bool) -> MicroBatch:
+        config, ctx = self.ctx.config, self.ctx
+        text = torch.from_numpy(np.stack([self.dataset[n]["text"] for n in numbers])).long()
+        tokens, labels = text[:, :-1], text[:, 1:]
+        mask = torch.ones(tokens.shape)
+        if config.eod_mask_loss:
+            mask[tokens == self.eod] = 0.0
+        noise = None
+        if train and (config.hidden_dropout > 0 or config.attention_dropout > 0):
+            noise = Dropout(config.seed, iteration, ctx.tensor(torch.tensor(list(numbers))))
+        return MicroBatch(ctx.tensor(tokens), ctx.tensor(labels), ctx.tensor(mask), noise)

@@ -1,0 +1,188 @@
+"""Checkpoints in Megatron's layout: written whole or not at all, loaded as data only.
+
+    SAVE/iter_0000100/mp_rank_00/model_optim_rng.pt     one file per part of the model
+    SAVE/latest_checkpointed_iteration.txt              the tracker, written last
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import random
+import shutil
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from minimegatron.context import Context
+from minimegatron.errors import UserError
+from minimegatron.model import Stage
+from minimegatron.optimizer import LearningRate, Optimizer
+
+VERSION = 3.0
+TRACKER = "latest_checkpointed_iteration.txt"
+MUST_MATCH = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings",
+              "ffn_hidden_size", "kv_channels", "padded_vocab_size", "tokenizer_type",
+              "tensor_model_parallel_size", "pipeline_model_parallel_size")
+
+
+@dataclasses.dataclass
+class Progress:
+    """How far a run is; travels in the checkpoint."""
+
+    iteration: int = 0
+    consumed_train_samples: int = 0
+    consumed_valid_samples: int = 0
+
+
+def folder_of(root: Path, iteration: int) -> Path:
+    return root / f"iter_{iteration:07d}"
+
+
+def shard_of(ctx: Context) -> Path:
+    """This rank's file inside an iteration's folder."""
+    tp, pp = ctx.grid.shard
+    suffix = f"_{pp:03d}" if ctx.grid.pp.size > 1 else ""
+    return Path(f"mp_rank_{tp:02d}{suffix}") / "model_optim_rng.pt"
+
+
+def save(ctx: Context, stage: Stage, optimizer: Optimizer, schedule: LearningRate,
+         progress: Progress, padded_vocab_size: int) -> None:
+    """Write a checkpoint; every rank must call it. Raises UserError when it cannot be written."""
+    root = Path(ctx.config.save)
+    ctx.say(f"saving checkpoint at iteration {progress.iteration:7d} to {root}")
+    final = folder_of(root, progress.iteration)
+    unfinished = final.with_name(f".unfinished_{final.name}")
+    error = None
+    try:
+        if ctx.grid.writes_shard:
+            state = {
+                "args": {**dataclasses.asdict(ctx.config), **dataclasses.asdict(progress),
+                         "padded_vocab_size": padded_vocab_size},
+                "checkpoint_version": VERSION, "iteration": progress.iteration,
+                "model": stage.state_dict(), "lr_scheduler": schedule.state_dict(),
+                **random_state(),
+            }
+            if not ctx.config.no_save_optim:
+                state["optimizer"] = optimizer.adam.state_dict()
+            write_synced(unfinished / shard_of(ctx), state)
+    except (OSError, RuntimeError) as failed:  # torch reports a full disk as RuntimeError
+        error = str(failed)
+    agree(ctx, error, root, unfinished)
+    try:
+        if ctx.grid.rank == 0:
+            publish(unfinished, final, root, progress.iteration)
+    except OSError as failed:
+        error = str(failed)
+    agree(ctx, error, root, unfinished)
+    ctx.say(f"  successfully saved checkpoint at iteration {progress.iteration:7d} to {root}")
+
+
+def agree(ctx: Context, error: str | None, root: Path, unfinished: Path) -> None:
+    """All ranks go on, or all raise UserError and nothing half written is left."""
+    errors: list[str | None] = [None] * ctx.grid.world_size
+    dist.all_gather_object(errors, error)
+    failed = {rank: text for rank, text in enumerate(errors) if text is not None}
+    if failed:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        rank, text = next(iter(failed.items()))
+        raise UserError(f"--save {root}: rank {rank} could not write the checkpoint: {text}; "
+                        "earlier checkpoints are untouched")
+
+
+def write_synced(path: Path, state: dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def publish(unfinished: Path, final: Path, root: Path, iteration: int) -> None:
+    """Rename the finished folder into place, then point the tracker at it."""
+    replaced = final.with_name(f".replaced_{final.name}")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if final.exists():
+        final.rename(replaced)
+    unfinished.rename(final)
+    shutil.rmtree(replaced, ignore_errors=True)
+    tracker = root / f".{TRACKER}"
+    with open(tracker, "w") as file:
+        file.write(str(iteration))
+        file.flush()
+        os.fsync(file.fileno())
+    tracker.rename(root / TRACKER)
+
+
+def random_state() -> dict:
+    """Upstream's fields. Nothing here draws from these generators: dropout has no state."""
+    return {"random_rng_state": random.getstate(), "np_rng_state": None,
+            "torch_rng_state": torch.get_rng_state(), "cuda_rng_state": None,
+            "rng_tracker_states": {}}
+
+
+def load(ctx: Context, stage: Stage, optimizer: Optimizer, schedule: LearningRate,
+         padded_vocab_size: int) -> Progress:
+    """Resume from --load, or start at iteration 0 when there is nothing yet. Raises UserError."""
+    root = Path(ctx.config.load)
+    tracker = root / TRACKER
+    if not tracker.exists():
+        ctx.say(f"WARNING: could not find the metadata file {tracker} ")
+        ctx.say("    will not load any checkpoints and will start from random")
+        return Progress()
+    iteration = read_tracker(tracker)
+    ctx.say(f" loading checkpoint from {root} at iteration {iteration}")
+    path = folder_of(root, iteration) / shard_of(ctx)
+    state = read_state(path, root)
+    ctx.say(f" checkpoint version {state['checkpoint_version']}")
+    check_same_model(ctx, state["args"], padded_vocab_size, path)
+    stage.load_state_dict(state["model"])
+    progress = Progress()
+    if not ctx.config.finetune:
+        progress = Progress(state["iteration"], state["args"]["consumed_train_samples"],
+                            state["args"]["consumed_valid_samples"])
+        if not ctx.config.no_load_optim:
+            if "optimizer" not in state:
+                raise UserError(f"{path} was saved with --no-save-optim: add --no-load-optim, or "
+                                "--finetune to start at iteration 0")
+            optimizer.adam.load_state_dict(state["optimizer"])
+            schedule.load_state_dict(state["lr_scheduler"])
+    dist.barrier()
+    ctx.say(f"  successfully loaded checkpoint from {root} at iteration {progress.iteration}")
+    return progress
+
+
+def read_tracker(tracker: Path) -> int:
+    text = tracker.read_text(errors="replace").strip()
+    if not text.isdigit():
+        raise UserError(f"{tracker} should hold the number of an iteration, but holds {text!r}")
+    return int(text)
+
+
+def read_state(path: Path, root: Path) -> dict:
+    """Load one file as plain data, never as code. Raises UserError when it is not ours."""
+    if not path.exists():
+        there = sorted(folder.name for folder in root.glob("iter_*"))
+        raise UserError(f"--load {root}: there is no {path.relative_to(root)}; "
+                        f"checkpoints there: {', '.join(there) or 'none'}")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        missing = {"args", "model", "iteration", "checkpoint_version"} - set(state)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, TypeError, KeyError,
+            ValueError) as error:
+        reason = str(error).split("\n")[0]
+        raise UserError(f"{path} is not a checkpoint of this trainer ({reason})") from error
+    if missing:
+        raise UserError(f"{path} is not a checkpoint of this trainer: it has no "
+                        f"{', '.join(sorted(missing))}")
+    return state
+
+
+def check_same_model(ctx: Context, saved: dict, padded_vocab_size: int, path: Path) -> None:
+    wanted = {**dataclasses.asdict(ctx.config), "padded_vocab_size": padded_vocab_size}
+    for name in MUST_MATCH:
+        if saved.get(name) != wanted[name]:
+            raise UserError(f"{name} value from checkpoint ({saved.get(name)}) is not equal to "
+                            f"the input argument value ({wanted[name]}). [{path}]")

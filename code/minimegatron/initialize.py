@@ -1,0 +1,91 @@
+"""From a started process to a Context: process groups, device, threads, the first lines."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from minimegatron.arguments import Config
+from minimegatron.context import Context
+from minimegatron.device import choose_device
+from minimegatron.errors import UserError
+from minimegatron.grid import make_grid
+
+MEETING_POINT = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+
+
+def initialize(config: Config) -> Context:
+    """Join the job's process group and build the Context. Raises UserError."""
+    join(config)
+    local_rank = int(os.environ.get("LOCAL_RANK", config.local_rank or 0))
+    device, notes = choose_device(config.device, config.distributed_backend, local_rank)
+    grid = make_grid(config.pipeline_model_parallel_size, config.data_parallel_size,
+                     config.tensor_model_parallel_size, device.backend)
+    ctx = Context(config, grid, device)
+    for note in notes:
+        ctx.say(note)
+    if device.torch_device.type == "cpu":
+        cap_threads(ctx)
+    return ctx
+
+
+def join(config: Config) -> None:
+    """Make the default process group: gloo, always, for control."""
+    timeout = timedelta(minutes=config.distributed_timeout_minutes)
+    if "RANK" not in os.environ:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1,
+                                timeout=timeout)
+        return
+    missing = [name for name in MEETING_POINT if name not in os.environ]
+    if missing:
+        raise UserError(f"RANK is set but {', '.join(missing)} is not: start the ranks with "
+                        "torchrun, which sets all of them")
+    try:
+        dist.init_process_group("gloo", timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise UserError(f"rank {config.rank} of {config.world_size} on {socket.gethostname()} "
+                        f"cannot meet the others at MASTER_ADDR:MASTER_PORT {address}: {error}"
+                        ) from error
+
+
+def cap_threads(ctx: Context) -> None:
+    """No more threads than cores: ranks on one machine share them, and more only fight.
+
+    Nodes may be one machine (network namespaces, containers), so the boot id tells machines
+    apart, not the host name.
+    """
+    boot_id = Path("/proc/sys/kernel/random/boot_id")
+    machine = boot_id.read_text() if boot_id.exists() else socket.gethostname()
+    machines: list[str | None] = [None] * ctx.grid.world_size
+    dist.all_gather_object(machines, machine)
+    ranks, cores = machines.count(machine), len(os.sched_getaffinity(0))
+    asked, fair = torch.get_num_threads(), max(1, cores // ranks)
+    if asked > fair:
+        torch.set_num_threads(fair)
+        ctx.say(f"using {fair} thread(s) per rank instead of {asked}: "
+                f"{ranks} rank(s) share this machine's {cores} cores")
+
+
+def say_start(config: Config) -> None:
+    """The lines that come before anything can fail on the network (rank 0)."""
+    if config.rank != 0:
+        return
+    print(f"using world size: {config.world_size}, data-parallel-size: "
+          f"{config.data_parallel_size}, tensor-model-parallel size: "
+          f"{config.tensor_model_parallel_size}, pipeline-model-parallel size: "
+          f"{config.pipeline_model_parallel_size} ", flush=True)
+
+
+def say_initialized(ctx: Context) -> None:
+    config = ctx.config
+    ctx.say("> initializing torch distributed ...")
+    ctx.say(f"> initializing tensor model parallel with size {config.tensor_model_parallel_size}")
+    ctx.say("> initializing pipeline model parallel with size "
+            f"{config.pipeline_model_parallel_size}")
+    ctx.say(f"> setting random seeds to {config.seed} ...")

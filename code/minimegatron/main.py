@@ -1,0 +1,46 @@
+"""The program: arguments in, exit code out, and one message when something is wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from minimegatron.errors import UserError
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the trainer and end the process: 0 when it trained, 1 after a UserError."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        from minimegatron.arguments import parse_arguments
+        from minimegatron.arguments.parse import without_effect
+
+        config = parse_arguments(argv)
+    except UserError as error:
+        # Every rank reads the same command line: one of them says what is wrong with it.
+        if os.environ.get("RANK", "0") == "0":
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        leave(1)
+    from minimegatron.training import pretrain  # slow to import: after the command line is right
+
+    try:
+        pretrain(config, without_effect(argv))
+    except UserError as error:
+        print(f"[rank {config.rank}] error: {error}", file=sys.stderr, flush=True)
+        leave(1)
+    except SystemExit as exit:
+        leave(exit.code)
+    leave(0)
+
+
+def leave(code: int) -> NoReturn:
+    """End without the interpreter's own clean-up.
+
+    gloo's threads may still run then, and C++ aborts a process ("terminate called without an
+    active exception") whose threads outlive their objects. All files are closed by now.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,207 @@
+"""GPT as a list of layers, of which a pipeline stage takes a slice.
+
+Pre-norm transformer with learned positions and tied embeddings, in Megatron's layout [s, b, h] and
+with Megatron core's parameter names. Every weight is drawn from its own name, so a model has the
+same weights however it is cut.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from minimegatron import dropout, ops
+from minimegatron.context import Context
+from minimegatron.dropout import Dropout
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one forward pass reads. tokens, labels: int64 [b, s]; loss_mask: fp32 [b, s]."""
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    loss_mask: torch.Tensor
+    dropout: Dropout | None  # None: nothing is dropped
+
+
+def parameter(ctx: Context, *shape: int, std: float | None = None, fill: float = 0.0
+              ) -> nn.Parameter:
+    """A weight of N(0, std), or filled with `fill`; `draw_weights` gives it its values."""
+    made = nn.Parameter(torch.empty(*shape, device=ctx.device.torch_device))
+    made.std, made.fill = std, fill
+    return made
+
+
+class Norm(nn.Module):
+    def __init__(self, ctx: Context) -> None:
+        super().__init__()
+        self.epsilon = ctx.config.layernorm_epsilon
+        self.weight = parameter(ctx, ctx.config.hidden_size, fill=1.0)
+        self.bias = parameter(ctx, ctx.config.hidden_size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ops.layer_norm(x, self.weight, self.bias, self.epsilon)
+
+
+class Linear(nn.Module):
+    def __init__(self, ctx: Context, inputs: int, outputs: int, std: float) -> None:
+        super().__init__()
+        self.weight = parameter(ctx, outputs, inputs, std=std)
+        self.bias = parameter(ctx, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ops.linear(x, self.weight, self.bias)
+
+
+class Embedding(nn.Module):
+    """Tokens [b, s] to hidden states [s, b, h]."""
+
+    def __init__(self, ctx: Context, vocab_size: int) -> None:
+        super().__init__()
+        config = ctx.config
+        self.p = config.hidden_dropout
+        self.word_embeddings = nn.Module()
+        self.position_embeddings = nn.Module()
+        self.word_embeddings.weight = parameter(
+            ctx, vocab_size, config.hidden_size, std=config.init_method_std)
+        self.position_embeddings.weight = parameter(
+            ctx, config.max_position_embeddings, config.hidden_size, std=config.init_method_std)
+
+    def forward(self, batch: MicroBatch) -> torch.Tensor:
+        tokens = batch.tokens.t()
+        positions = torch.arange(tokens.shape[0], device=tokens.device)
+        x = ops.embedding(self.word_embeddings.weight, tokens)
+        x = x + ops.embedding(self.position_embeddings.weight, positions)[:, None]
+        keep = hidden_mask(batch.dropout, self.p, 0, dropout.EMBEDDING, x)
+        return x if keep is None else x * keep * (1 / (1 - self.p))
+
+
+class Attention(nn.Module):
+    def __init__(self, ctx: Context, layer: int) -> None:
+        super().__init__()
+        config = ctx.config
+        self.layer, self.heads, self.width = layer, config.num_attention_heads, config.kv_channels
+        self.p, self.flash = config.attention_dropout, config.use_flash_attn
+        inner, std = self.heads * self.width, config.init_method_std
+        # Laid out per head, (heads, 3, width): a tensor-parallel slice holds whole heads.
+        self.linear_qkv = Linear(ctx, config.hidden_size, 3 * inner, std)
+        self.linear_proj = Linear(ctx, inner, config.hidden_size, output_std(ctx))
+        mask = ops.causal_mask(config.seq_length, ctx.device.torch_device)
+        self.register_buffer("mask", None if self.flash else mask, persistent=False)
+
+    def forward(self, x: torch.Tensor, noise: Dropout | None) -> torch.Tensor:
+        s, b, _ = x.shape
+        qkv = self.linear_qkv(x).view(s, b * self.heads, 3, self.width)
+        query, key, value = qkv.unbind(2)
+        if self.flash:
+            core = ops.flash_attention(query, key, value, self.heads)
+        else:
+            keep = None
+            if noise is not None and self.p > 0:
+                heads = torch.arange(self.heads, device=x.device)
+                keep = noise.keep(self.p, self.layer, dropout.ATTENTION_PROBABILITIES, s * s, heads)
+                keep = keep.view(b * self.heads, s, s)
+            core = ops.attention(query, key, value, self.mask[:, :s, :s], keep, self.p)
+        return self.linear_proj(core.reshape(s, b, self.heads * self.width))
+
+
+class MLP(nn.Module):
+    def __init__(self, ctx: Context) -> None:
+        super().__init__()
+        config = ctx.config
+        self.linear_fc1 = Linear(ctx, config.hidden_size, config.ffn_hidden_size,
+                                 config.init_method_std)
+        self.linear_fc2 = Linear(ctx, config.ffn_hidden_size, config.hidden_size, output_std(ctx))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear_fc2(ops.gelu(self.linear_fc1(x)))
+
+
+class TransformerLayer(nn.Module):
+    """One layer; `number` counts from 1 over the whole model."""
+
+    def __init__(self, ctx: Context, number: int) -> None:
+        super().__init__()
+        self.number, self.p = number, ctx.config.hidden_dropout
+        self.input_layernorm = Norm(ctx)
+        self.self_attention = Attention(ctx, number)
+        self.pre_mlp_layernorm = Norm(ctx)
+        self.mlp = MLP(ctx)
+
+    def forward(self, x: torch.Tensor, noise: Dropout | None) -> torch.Tensor:
+        keep = hidden_mask(noise, self.p, self.number, dropout.ATTENTION_OUTPUT, x)
+        x = ops.dropout_add(self.self_attention(self.input_layernorm(x), noise), x, keep, self.p)
+        keep = hidden_mask(noise, self.p, self.number, dropout.MLP_OUTPUT, x)
+        return ops.dropout_add(self.mlp(self.pre_mlp_layernorm(x)), x, keep, self.p)
+
+
+class Stage(nn.Module):
+    """A contiguous slice of the model: layers [first, last), and the ends that fall into it.
+
+    forward(x, batch): x is the previous stage's output [s, b, h] (None on the first stage).
+    Returns hidden states [s, b, h], or on the last stage the loss: the mean over the tokens that
+    the loss mask keeps (fp32, one element).
+    """
+
+    def __init__(self, ctx: Context, vocab_size: int, first: int, last: int) -> None:
+        super().__init__()
+        config = ctx.config
+        self.is_first, self.is_last = first == 0, last == config.num_layers
+        if self.is_first or self.is_last:
+            self.embedding = Embedding(ctx, vocab_size)
+        self.decoder = nn.Module()
+        self.decoder.layers = nn.ModuleDict(
+            {str(index): TransformerLayer(ctx, index + 1) for index in range(first, last)})
+        if self.is_last:
+            self.decoder.final_layernorm = Norm(ctx)
+        draw_weights(self, config.seed)
+
+    def forward(self, x: torch.Tensor | None, batch: MicroBatch) -> torch.Tensor:
+        if self.is_first:
+            x = self.embedding(batch)
+        for layer in self.decoder.layers.values():
+            x = layer(x, batch.dropout)
+        return self.loss(self.logits(x), batch) if self.is_last else x
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """[s, b, h] to [s, b, V]; the output matrix is the word embedding."""
+        return ops.linear(self.decoder.final_layernorm(x), self.embedding.word_embeddings.weight)
+
+    def loss(self, logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+        losses = ops.cross_entropy(logits.float(), batch.labels.t().contiguous())
+        mask = batch.loss_mask.t()
+        return (losses * mask).sum() / mask.sum()
+
+
+def hidden_mask(noise: Dropout | None, p: float, layer: int, site: int, like: torch.Tensor
+                ) -> torch.Tensor | None:
+    """The dropout mask of hidden states `like` [s, b, h], or None when nothing is dropped."""
+    if noise is None or p == 0:
+        return None
+    s, b, h = like.shape
+    return noise.keep(p, layer, site, s * h).view(b, s, h).transpose(0, 1)
+
+
+def output_std(ctx: Context) -> float:
+    """Projections onto the residual stream start smaller, so that its variance does not grow
+    with depth (GPT-2; std / sqrt(2L))."""
+    return ctx.config.init_method_std / math.sqrt(2 * ctx.config.num_layers)
+
+
+def draw_weights(module: nn.Module, seed: int) -> None:
+    """Give every parameter its initial values, each from a generator seeded with its name."""
+    for name, weight in module.named_parameters():
+        if weight.is_meta:
+            continue
+        with torch.no_grad():
+            if weight.std is None:
+                weight.fill_(weight.fill)
+            else:
+                digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
+                generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+                weight.copy_(torch.empty(weight.shape).normal_(0, weight.std, generator=generator))

@@ -1,0 +1,123 @@
+"""The few operations that a device may want to fuse, each in plain torch.
+
+A modelled device replaces these by operations of its own with a cost; nothing else of the model
+needs to change. Layout is Megatron's [s, b, h]: sequence, batch, hidden.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from minimegatron.gradients import Gradients
+
+MASKED = -10000.0  # what Megatron adds to a score that causality forbids
+
+
+class _Linear(torch.autograd.Function):
+    """y = x W^T (+ bias), whose weight gradient goes to the parameter's sink as two factors."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        # The parameter itself, not save_for_backward: under recomputation that would be a copy,
+        # and a copy's gradient is lost.
+        ctx.weight, ctx.has_bias = weight, bias is not None
+        ctx.save_for_backward(x)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        flat = grad.reshape(-1, grad.shape[-1])
+        sink: Gradients = ctx.weight.sink
+        sink.add_product(ctx.weight, flat, x.reshape(-1, x.shape[-1]))
+        bias = flat.sum(0) if ctx.has_bias else None
+        return grad @ ctx.weight if ctx.needs_input_grad[0] else None, None, bias
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of an embedding, whose gradient goes to the parameter's sink row by row."""
+
+    @staticmethod
+    def forward(ctx, weight, rows):
+        ctx.weight = weight
+        ctx.save_for_backward(rows)
+        return F.embedding(rows, weight)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (rows,) = ctx.saved_tensors
+        ctx.weight.sink.add_rows(ctx.weight, rows.reshape(-1), grad.reshape(-1, grad.shape[-1]))
+        return None, None
+
+
+def linear(x: torch.Tensor, weight: nn.Parameter, bias: nn.Parameter | None = None
+           ) -> torch.Tensor:
+    """x [.., in] @ weight [out, in]^T + bias [out]."""
+    if hasattr(weight, "sink"):
+        return _Linear.apply(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+def embedding(weight: nn.Parameter, rows: torch.Tensor) -> torch.Tensor:
+    """weight [V, h] at rows (int64, any shape): [.., h]."""
+    if hasattr(weight, "sink"):
+        return _Lookup.apply(weight, rows)
+    return F.embedding(rows, weight)
+
+
+def layer_norm(x: torch.Tensor, weight: nn.Parameter, bias: nn.Parameter, epsilon: float
+               ) -> torch.Tensor:
+    return F.layer_norm(x, weight.shape, weight, bias, epsilon)
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU in its tanh form, as Megatron's fused kernel has it."""
+    return F.gelu(x, approximate="tanh")
+
+
+def dropout_add(x: torch.Tensor, residual: torch.Tensor, keep: torch.Tensor | None, p: float
+                ) -> torch.Tensor:
+    """residual + dropout(x); keep: bool of x's shape, None when nothing is dropped."""
+    return residual + x if keep is None else torch.addcmul(residual, x, keep, value=1 / (1 - p))
+
+
+def causal_mask(size: int, device: torch.device) -> torch.Tensor:
+    """[1, s, s]: 0 where a position may look, MASKED above the diagonal."""
+    return torch.full((1, size, size), MASKED, device=device).triu_(1)
+
+
+def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor,
+              keep: torch.Tensor | None, p: float) -> torch.Tensor:
+    """Materialised core attention, as in 2021.
+
+    query, key, value: [s, b*heads, d]; mask: [1, s, s]; keep: bool [b*heads, s, s] or None.
+    Returns [s, b*heads, d].
+    """
+    scale = 1 / math.sqrt(query.shape[-1])
+    scores = torch.baddbmm(mask, query.transpose(0, 1), key.permute(1, 2, 0), alpha=scale)
+    probabilities = scores.softmax(-1)
+    if keep is not None:
+        probabilities = probabilities * keep * (1 / (1 - p))
+    return torch.bmm(probabilities, value.transpose(0, 1)).transpose(0, 1)
+
+
+def flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: int
+                    ) -> torch.Tensor:
+    """The same through scaled_dot_product_attention, which never stores the scores; no dropout.
+
+    query, key, value: [s, b*heads, d]. Returns [s, b*heads, d].
+    """
+    s, bn, d = query.shape
+    q, k, v = (x.view(s, bn // heads, heads, d).permute(1, 2, 0, 3) for x in (query, key, value))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return out.permute(2, 0, 1, 3).reshape(s, bn, d)
+
+
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Loss of every token: logits [.., V] in fp32, labels int64 [..]. Returns [..]."""
+    flat = F.cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1), reduction="none")
+    return flat.view(labels.shape)

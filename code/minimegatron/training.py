@@ -1,0 +1,190 @@
+"""The loop: build everything, step, report, validate, save, stop."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.distributed as dist
+
+from minimegatron import checkpoint
+from minimegatron.arguments import Config
+from minimegatron.batches import Batches
+from minimegatron.checkpoint import Progress
+from minimegatron.context import Context
+from minimegatron.data.gpt_dataset import build_train_valid_test_datasets
+from minimegatron.data.tokenizer import GPT2BPETokenizer, pad_vocab_size
+from minimegatron.errors import UserError
+from minimegatron.evaluation import evaluate
+from minimegatron.exits import Exits
+from minimegatron.initialize import initialize, say_initialized, say_start
+from minimegatron.model import MicroBatch, Stage
+from minimegatron.optimizer import LearningRate, Optimizer
+from minimegatron.pipeline import run_schedule
+from minimegatron.report import (
+    Profiler,
+    TensorBoard,
+    print_arguments,
+    print_datetime,
+    validation_lines,
+)
+from minimegatron.schedules import one_f_one_b
+from minimegatron.step_log import StepLog
+from minimegatron.timers import Timers, time_line
+
+
+def pretrain(config: Config, notes: list[str] | None = None) -> None:
+    """Train as `config` says. `notes` are printed first. Raises UserError."""
+    started = time.perf_counter()
+    say_start(config)
+    ctx = initialize(config)
+    for note in notes or []:
+        ctx.say(note)
+    tokenizer = GPT2BPETokenizer(config.vocab_file, config.merge_file)
+    vocab_size = pad_vocab_size(tokenizer.vocab_size, config.make_vocab_size_divisible_by,
+                                config.tensor_model_parallel_size)
+    print_arguments(ctx, {"padded_vocab_size": vocab_size})
+    ctx.say(f"setting number of micro-batches to constant {config.num_micro_batches}")
+    ctx.say(f"> building {config.tokenizer_type} tokenizer ...")
+    ctx.say(f" > padded vocab (size: {tokenizer.vocab_size}) with "
+            f"{vocab_size - tokenizer.vocab_size} dummy tokens (new size: {vocab_size})")
+    say_initialized(ctx)
+    ctx.say(f"time to initialize megatron (seconds): {time.perf_counter() - started:.3f}")
+    print_datetime(ctx, "after megatron is initialized")
+    trainer = Trainer(ctx, vocab_size)
+    seconds = {"model-and-optimizer-setup": trainer.load()}
+    start = time.perf_counter()
+    train, valid, test = datasets(ctx)
+    print_datetime(ctx, "after dataloaders are built")
+    seconds["train/valid/test-data-iterators-setup"] = time.perf_counter() - start
+    ctx.say("done with setup ...")
+    ctx.say_last(time_line(seconds))
+    ctx.say("training ...")
+    batches = {name: data and Batches(ctx, data, tokenizer.eod, name)
+               for name, data in (("training", train), ("validation", valid), ("test", test))}
+    trainer.train(batches["training"], batches["validation"])
+    trainer.finish(batches["validation"], batches["test"])
+
+
+def datasets(ctx: Context) -> tuple:
+    """(training, validation, test) data sets; the last two may be None. Raises UserError."""
+    config, batch = ctx.config, ctx.config.global_batch_size
+    validations = config.train_iters // config.eval_interval + 1
+    wanted = (config.train_iters * batch, validations * config.eval_iters * batch,
+              config.eval_iters * batch)
+    ctx.say("> building train, validation, and test datasets ...")
+    ctx.say(" > datasets target sizes (minimum size):")
+    for name, number in zip(("train:     ", "validation:", "test:      "), wanted, strict=True):
+        ctx.say(f"    {name} {number}")
+    built = build_train_valid_test_datasets(
+        config.data_path, config.split, config.seq_length, config.seed, wanted,
+        is_builder=ctx.grid.rank == 0, barrier=dist.barrier, say=ctx.say,
+        cache_path=config.data_cache_path)
+    ctx.say("> finished creating GPT datasets ...")
+    if built[0] is None:
+        raise UserError(f"--split {config.split} leaves no document of {config.data_path} to train "
+                        "on; nearest: --split 100,0,0")
+    return built
+
+
+class Trainer:
+    """One rank's model, optimizer and progress, and the steps it takes."""
+
+    def __init__(self, ctx: Context, vocab_size: int) -> None:
+        config = ctx.config
+        self.ctx, self.config, self.vocab_size = ctx, config, vocab_size
+        self.setup_started = time.perf_counter()
+        self.stage = Stage(ctx, vocab_size, 0, config.num_layers)
+        self.optimizer = Optimizer(ctx, self.stage)
+        self.learning_rate = LearningRate(config)
+        self.progress = Progress()
+        self.timers = Timers(ctx.device.now)
+        self.board = TensorBoard(ctx)
+        stages = ctx.grid.pp.size
+        self.actions = one_f_one_b(stages, config.num_micro_batches)[ctx.grid.pp.index]
+        if ctx.grid.writes_shard:
+            count = sum(p.numel() for p in self.stage.parameters())
+            print(" > number of parameters on (tensor, pipeline) model parallel rank "
+                  f"({ctx.grid.tp.index}, {ctx.grid.pp.index}): {count}", flush=True)
+        ctx.say(f"> learning rate decay style: {config.lr_decay_style}")
+
+    def load(self) -> float:
+        """Resume where --load says. Returns the seconds that building and loading took."""
+        if self.config.load is not None:
+            self.progress = checkpoint.load(self.ctx, self.stage, self.optimizer,
+                                            self.learning_rate, self.vocab_size)
+        print_datetime(self.ctx, "after model, optimizer, and learning rate scheduler are built")
+        return time.perf_counter() - self.setup_started
+
+    def save(self) -> None:
+        checkpoint.save(self.ctx, self.stage, self.optimizer, self.learning_rate, self.progress,
+                        self.vocab_size)
+
+    def step(self, batches: list[MicroBatch]) -> tuple[torch.Tensor, torch.Tensor]:
+        """One optimizer step. Returns (this rank's mean loss, the gradient norm)."""
+        replicas = self.ctx.grid.dp
+        gradients = self.optimizer.gradients
+        gradients.begin()
+        loss = run_schedule(self.actions, self.stage, batches, replicas.size, self.timers)
+        with self.timers("backward-params-all-reduce"):
+            gradients.finish(replicas)
+        with self.timers("optimizer"):
+            norm = self.optimizer.step(self.learning_rate.value(), self.timers)
+        self.progress.iteration += 1
+        self.progress.consumed_train_samples += self.config.global_batch_size
+        self.learning_rate.samples += self.config.global_batch_size
+        return loss, norm
+
+    def train(self, train: Batches, valid: Batches | None) -> None:
+        """Steps until --train-iters or an exit condition."""
+        config, ctx, progress = self.config, self.ctx, self.progress
+        print_datetime(ctx, "before the start of training step")
+        exits, profiler = Exits(config), Profiler(ctx)
+        log = StepLog(ctx, self.timers, self.board, self.optimizer)
+        self.stage.train()
+        while progress.iteration < config.train_iters:
+            start = ctx.device.now()
+            with self.timers("batch-generator"):
+                batches = train.step(progress.consumed_train_samples, progress.iteration)
+            loss, norm = self.step(batches)
+            profiler.step()
+            log.add(loss, norm, ctx.device.now() - start)
+            log.report(progress, self.learning_rate.value())
+            if valid is not None and progress.iteration % config.eval_interval == 0:
+                progress.consumed_valid_samples = self.validate(
+                    valid, progress.consumed_valid_samples, f"iteration {progress.iteration}")
+            why = exits.reason(progress.iteration)
+            due = config.save_interval and progress.iteration % config.save_interval == 0
+            if config.save and (due or why):
+                self.save()
+            if why:
+                profiler.stop()
+                self.board.close()
+                print_datetime(ctx, f"exiting program {why}")
+                raise SystemExit(0)
+        profiler.stop()
+
+    def finish(self, valid: Batches | None, test: Batches | None) -> None:
+        """What comes after the last step: the last checkpoint, and both evaluations."""
+        progress = self.progress
+        print_datetime(self.ctx, "after training is done")
+        if self.config.save and progress.iteration % self.config.save_interval != 0:
+            self.save()
+        if valid is not None:
+            self.validate(valid, progress.consumed_valid_samples,
+                          "the end of training for val data")
+        if test is not None:
+            self.validate(test, 0, "the end of training for test data")
+        self.board.close()
+
+    def validate(self, data: Batches, consumed: int, prefix: str) -> int:
+        """Print and plot the mean loss over --eval-iters batches; returns the samples consumed."""
+        if not self.config.eval_iters:
+            return consumed
+        mean, consumed = evaluate(self.ctx, self.stage, data, consumed)
+        loss = self.ctx.read(mean)
+        if loss is not None:
+            for line in validation_lines(prefix, loss):
+                self.ctx.say_last(line)
+            self.board.validation(loss, self.progress)
+        return consumed

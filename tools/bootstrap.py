@@ -1,0 +1,139 @@
+"""From a fresh clone to a running `lab` or test suite; needs nothing but a Python 3.
+
+python3 tools/bootstrap.py COMMAND [ARGUMENT ..]     run COMMAND of the checkout's .venv
+
+Makes .venv from requirements.lock first, or brings it up to date. Kept to old syntax, so that an
+unsuitable Python can still say what to install.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+VENV = os.path.join(ROOT, ".venv")
+STAMP = os.path.join(VENV, "complete")
+LOCK = os.path.join(ROOT, "requirements.lock")
+OLDEST, NEWEST = (3, 10), (3, 13)
+
+
+def stop(message):
+    sys.exit("error: " + message)
+
+
+def suits(python):
+    """Whether this interpreter is of a version that the course takes."""
+    ask = "import sys; print(*sys.version_info[:2])"
+    try:
+        out = subprocess.run([python, "-c", ask], stdout=subprocess.PIPE, check=True,
+                             stderr=subprocess.DEVNULL).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return OLDEST <= tuple(int(part) for part in out.split()) <= NEWEST
+
+
+def find_python():
+    versions = [f"python3.{minor}" for minor in (11, 12, 13, 10)]
+    for name in [sys.executable, *versions]:
+        path = shutil.which(name)
+        if path and suits(path):
+            return path
+    return stop(
+        f"Python {sys.version_info[0]}.{sys.version_info[1]} is not taken, and there is no Python "
+        "3.10 to 3.13 on the PATH.\n"
+        "On Debian and Ubuntu: sudo apt-get install python3.11 python3.11-venv\n"
+        "Or use the container: see docker/")
+
+
+def wanted_stamp(python):
+    """Changes whenever the environment would come out different."""
+    digest = hashlib.sha256(ROOT.encode())
+    for name in (LOCK, os.path.join(ROOT, "pyproject.toml")):
+        with open(name, "rb") as file:
+            digest.update(file.read())
+    return digest.hexdigest() + " " + os.path.realpath(python) + "\n"
+
+
+def read_stamp():
+    try:
+        with open(STAMP) as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def say(line):
+    print("==> " + line, flush=True)
+
+
+def has_ensurepip(python):
+    return subprocess.run([python, "-c", "import ensurepip"],
+                          stderr=subprocess.DEVNULL).returncode == 0
+
+
+def make_venv(python):
+    if has_ensurepip(python):
+        subprocess.run([python, "-m", "venv", "--clear", VENV], check=True)
+        return
+    # Debian keeps pip's wheel in a package of its own; it can be unpacked without root.
+    if not shutil.which("apt-get"):
+        stop(f"{python} has no ensurepip: install its venv package (python3-venv)")
+    subprocess.run([python, "-m", "venv", "--clear", "--without-pip", VENV], check=True)
+    with tempfile.TemporaryDirectory() as folder:
+        fetched = subprocess.run(["apt-get", "download", "python3-pip-whl"], cwd=folder).returncode
+        debs = [name for name in os.listdir(folder) if name.endswith(".deb")]
+        if fetched or not debs:
+            stop(f"{python} has no ensurepip, and its wheel cannot be fetched. "
+                 "Run: sudo apt-get install python3-venv")
+        subprocess.run(["dpkg", "-x", debs[0], "."], cwd=folder, check=True)
+        wheels = os.path.join(folder, "usr", "share", "python-wheels")
+        pip = next(name for name in os.listdir(wheels) if name.startswith("pip-"))
+        subprocess.run([os.path.join(VENV, "bin", "python"), os.path.join(wheels, pip, "pip"),
+                        "install", "--no-index", os.path.join(wheels, pip)], check=True)
+
+
+def pip(*arguments):
+    command = [os.path.join(VENV, "bin", "python"), "-m", "pip", "install", *arguments]
+    if subprocess.run(command, cwd=ROOT).returncode:
+        stop("pip could not install the environment (see above); run the same command again to "
+             "go on, or see README.md")
+
+
+def ensure_venv():
+    """Make .venv as the lock says; a stamp written last tells whether it is whole."""
+    with open(os.path.join(ROOT, ".setup.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        have = read_stamp()
+        python = find_python()
+        want = wanted_stamp(python)
+        if have == want:
+            return
+        if have is None or have.split(" ")[1:] != want.split(" ")[1:]:
+            say(f"Making the Python environment in .venv ({python})")
+            make_venv(python)
+        else:
+            os.remove(STAMP)
+        say("Installing the packages of requirements.lock")
+        pip("-r", LOCK)
+        pip("--no-build-isolation", "--no-deps", "--quiet", "-e", ROOT)
+        with open(STAMP, "w") as file:
+            file.write(want)
+
+
+def main():
+    if sys.platform != "linux":
+        stop(f"Slurm needs Linux, and this is {sys.platform}. Use the container: see docker/")
+    ensure_venv()
+    command = os.path.join(VENV, "bin", sys.argv[1])
+    os.execv(command, [command, *sys.argv[2:]])
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

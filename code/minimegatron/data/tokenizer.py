@@ -112,7 +112,8 @@ def read_merges(path: str | os.PathLike[str], vocabulary: dict[str, int],
                 vocab_file: str | os.PathLike[str]) -> list[tuple[str, str]]:
     """The merges, best first, from GPT-2's merges.txt (a `#version` line, then `left right`).
 
-    Raises UserError for a line that is not a pair, or names a token that is not in `vocabulary`.
+    Raises UserError for a line that is not a pair, or names a token that is not in `vocabulary`,
+    and when the merges do not make all of the vocabulary.
     """
     merges = []
     lines = _read_text(path, "--merge-file").split("\n")
@@ -130,6 +131,14 @@ def read_merges(path: str | os.PathLike[str], vocabulary: dict[str, int],
                     f"--merge-file {path}, line {number}: {token!r} is not in {vocab_file}: the "
                     f"two files do not belong together, or one is damaged; {MAKE_ONE}")
         merges.append(pair)
+    made = {left + right for left, right in merges}.union(byte_alphabet())
+    # Only a token like <|endoftext|> or <pad> is there without being a byte or a merge.
+    orphans = [t for t in vocabulary if t not in made and not (t[:1] == "<" and t[-1:] == ">")]
+    if orphans:
+        raise UserError(
+            f"--merge-file {path} makes only {len(merges):,} tokens: {len(orphans):,} entries of "
+            f"{vocab_file} have no merge (one is {orphans[0]!r}): it is truncated, or the two "
+            f"files do not belong together; {MAKE_ONE}")
     return merges
 
 

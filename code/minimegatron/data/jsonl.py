@@ -1,0 +1,91 @@
+"""Reading documents from JSON lines, with errors that point at the line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from minimegatron.errors import UserError
+
+
+def open_lines(path: Path) -> BinaryIO:
+    """Open for reading bytes; a name that ends in .gz is decompressed. Raises UserError."""
+    try:
+        if path.is_dir():
+            raise UserError(f"--input {path} is a folder: give a file with one JSON object a line")
+        return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")
+    except FileNotFoundError:
+        raise UserError(f"--input {path} does not exist") from None
+    except OSError as error:
+        raise UserError(f"cannot read --input {path}: {error.strerror}") from error
+
+
+def read_documents(path: Path, keys: Sequence[str]) -> Iterator[tuple[list[str], int]]:
+    """For every line, the texts under `keys` and the line's length in bytes.
+
+    Lines of white space are skipped. Raises UserError with file, line number and column for bytes
+    that are not UTF-8, malformed JSON, a missing key, and a value that is not text.
+    """
+    with open_lines(path) as file:
+        number = 0
+        try:
+            for number, raw in enumerate(file, start=1):
+                if raw.strip():
+                    yield _parse(path, number, raw, keys), len(raw)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise UserError(f"--input {path} is damaged after line {number}: {error}") from error
+        except OSError as error:
+            raise UserError(f"cannot read --input {path} after line {number}: {error}") from error
+
+
+def _parse(path: Path, number: int, raw: bytes, keys: Sequence[str]) -> list[str]:
+    where = f"{path}, line {number}"
+    try:
+        # Some editors begin a file with a byte order mark, which JSON does not allow.
+        line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where}, column {error.start + 1}: the byte 0x{raw[error.start]:02x} is "
+                        f"not UTF-8; the line begins {_begin(raw)}; save the file as UTF-8"
+                        ) from error
+    try:
+        document = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}, column {error.colno}: not JSON ({error.msg}); the line begins "
+                        f"{_begin(line)}; each line must be one JSON object, such as "
+                        '{"text": "..."}') from error
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits, brackets 5,000 deep
+        raise UserError(f"{where}: not readable as JSON ({error}); the line begins {_begin(line)}"
+                        ) from error
+    if not isinstance(document, dict):
+        raise UserError(f"{where}: a JSON {type(document).__name__}, not an object; the line "
+                        f'begins {_begin(line)}; write {{"{keys[0]}": "..."}}')
+    return [_text(where, document, key) for key in keys]
+
+
+def _text(where: str, document: dict, key: str) -> str:
+    if key not in document:
+        have = ", ".join(repr(name) for name in list(document)[:8]) or "none"
+        raise UserError(f"{where}: no key {key!r} (its keys: {have}); name the key that holds the "
+                        "text with --json-keys")
+    text = document[key]
+    if not isinstance(text, str):
+        raise UserError(f"{where}: the value of {key!r} is {type(text).__name__}, not text")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(f"{where}: the text has half a character, \\u{ord(text[error.start]):04x} "
+                        f"(a lone surrogate), at position {error.start}; remove it, or write both "
+                        "halves") from error
+    return text
+
+
+def _begin(line: bytes | str) -> str:
+    """The start of a line, for an error message."""
+    if isinstance(line, bytes):
+        line = line[:160].decode("utf-8", errors="backslashreplace")
+    line = line.rstrip("\r\n")
+    return repr(line if len(line) <= 60 else line[:60] + "...")

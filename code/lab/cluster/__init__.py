@@ -1,0 +1,41 @@
+"""A real Slurm on one machine: `lab cluster up|down|status`.
+
+What the rest of the product uses:
+
+    environment(home)         what a shell or JupyterLab needs to reach the cluster's commands
+    ensure_up(home, profile)  start it, or heal it, or find it running
+    down(home)                stop it
+    link_dli(home)            `/dli` -> the workspace, where the machine allows it
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lab.cluster.profile import Profile
+
+
+def environment(home: Path) -> dict[str, str]:
+    from lab.cluster import clients
+
+    return clients.environment(home)
+
+
+def ensure_up(home: Path, profile: Profile | None = None) -> None:
+    from lab.cluster import control
+
+    control.ensure_up(home, profile)
+
+
+def down(home: Path) -> None:
+    from lab.cluster import control
+
+    control.down(home)
+
+
+def link_dli(home: Path) -> str | None:
+    from lab.cluster import dli
+
+    return dli.link_dli(home)

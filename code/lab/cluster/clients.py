@@ -1,0 +1,105 @@
+"""The commands that students type: small wrappers that enter the cluster and start Slurm's own."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from lab.cluster import namespaces
+from lab.cluster.config import put
+from lab.cluster.install import CLIENTS, Slurm
+from lab.cluster.layout import Layout
+
+# Descriptor of the supervisor that holds the login node's mount namespace.
+LOGIN_MOUNTS = 60
+
+NOT_RUNNING = "the cluster is not running: lab cluster up"
+
+
+def program_folders(layout: Layout) -> list[str]:
+    """What comes first on PATH: our wrappers, then the Python that the course is installed in."""
+    python = str(Path(sys.executable).parent)
+    return [python] if layout.site.exists() else [str(layout.bin), python]
+
+
+def environment(home: Path) -> dict[str, str]:
+    """The variables a shell needs; also for JupyterLab and for tests. The cluster may be down."""
+    layout = Layout(home)
+    first = program_folders(layout)
+    old = os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin").split(":")
+    rest = [folder for folder in old if folder not in first and "/.cluster/bin" not in folder]
+    values = {"PATH": ":".join([*first, *dict.fromkeys(rest)]), "LAB_HOME": str(home)}
+    if not layout.site.exists():
+        values["SLURM_CONF"] = str(layout.slurm_conf)
+    return values
+
+
+def full_environment(home: Path) -> dict[str, str]:
+    return os.environ | environment(home)
+
+
+def exports(home: Path) -> str:
+    """For `eval` in sh and bash."""
+    return "".join(f"export {name}={shlex.quote(value)}\n"
+                   for name, value in environment(home).items())
+
+
+def write_wrappers(layout: Layout, slurm: Slurm, loopback: bool, own_sacct: bool) -> None:
+    for name in CLIENTS:
+        target = slurm.find(name)
+        if target is None:
+            (layout.bin / name).unlink(missing_ok=True)
+        elif name == "sacct" and own_sacct:
+            words = shlex.join([sys.executable, "-m", "lab.cluster.sacct"])
+            put(layout.bin / name, _wrapper(layout, slurm, name, words, loopback), 0o755)
+        else:
+            text = _wrapper(layout, slurm, name, shlex.quote(target), loopback)
+            put(layout.bin / name, text, 0o755)
+
+
+def write_stubs(layout: Layout) -> None:
+    """Before the first `up`: commands that say what to do."""
+    for name in CLIENTS:
+        if not (layout.bin / name).exists():
+            text = f'#!/bin/sh\necho "{name}: error: {NOT_RUNNING}" >&2\nexit 1\n'
+            put(layout.bin / name, text, 0o755)
+
+
+def _wrapper(layout: Layout, slurm: Slurm, name: str, words: str, loopback: bool) -> str:
+    quoted = shlex.quote(str(layout.state))
+    lines = ["#!/bin/sh", f"# {name}, on this workspace's cluster. Written by `lab cluster up`.",
+             f"state={quoted}", 'export SLURM_CONF="$state/etc/slurm.conf"']
+    if slurm.library_folders:
+        extra = shlex.quote(":".join(slurm.library_folders))
+        lines.append(f'export LD_LIBRARY_PATH="${{LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}}"{extra}')
+    if loopback and slurm.nss_wrapper:
+        lines += [f"export LD_PRELOAD={shlex.quote(slurm.nss_wrapper)}",
+                  f"export NSS_WRAPPER_HOSTS={layout.short}/etc/hosts"]
+    if not loopback:
+        lines += [f"if read -r inside 2>/dev/null <{namespaces.MARKER} "
+                  f'&& [ "$inside" = {layout.run.name} ]; then exec {words} "$@"; fi']
+    lines.append(_ALIVE.replace("NAME", name).replace("NOT_RUNNING", NOT_RUNNING))
+    lines.append(f'exec {words} "$@"' if loopback else _enter(words))
+    return "\n".join(lines) + "\n"
+
+
+# Reading /proc in the shell itself keeps the whole wrapper at a few milliseconds.
+_ALIVE = """\
+alive() {
+    [ -e "$state/ready" ] && read -r pid started 2>/dev/null <"$state/init.pid" || return 1
+    read -r line 2>/dev/null <"/proc/$pid/stat" || return 1
+    set -- ${line##*) }
+    [ "${20}" = "$started" ]
+}
+alive || { echo "NAME: error: NOT_RUNNING" >&2; exit 1; }"""
+
+
+def _enter(words: str) -> str:
+    """Join the login node, but not its PID namespace: no process stands between tty and command."""
+    user = '--user="/proc/$pid/ns/user" --preserve-credentials ' if os.getuid() else ""
+    return (f'exec nsenter {user}--mount="/proc/$pid/fd/{LOGIN_MOUNTS}" --uts="/proc/$pid/ns/uts" '
+            '--net="/proc/$pid/ns/net" \\\n'
+            "    sh -c 'cd -- \"$0\" && exec \"$@\"' \"$PWD\" \\\n"
+            f'    {words} "$@"')

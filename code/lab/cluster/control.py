@@ -1,0 +1,303 @@
+"""up, down, heal: what happens between the user's command and the supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import getpass
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lab.cluster import accounting, clients, config, dli, health, loopback, processes, requests
+from lab.cluster.config import Place
+from lab.cluster.daemons import RUN_VARIABLE
+from lab.cluster.install import Slurm, ensure_slurm
+from lab.cluster.layout import Layout
+from lab.cluster.profile import Profile, from_json, make
+from lab.errors import LabError
+
+Say = Callable[[str], None]
+NODES_PATIENCE = 30.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user typed; None: nothing said."""
+
+    nodes: int | None = None
+    gpus: str | None = None
+    link: str | None = None
+    accounting: bool | None = None
+    mode: str | None = None
+
+    def given(self) -> dict:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def profile(self) -> Profile:
+        return make(**self.given())
+
+
+@contextlib.contextmanager
+def locked(layout: Layout, say: Say = print) -> Iterator[int]:
+    """One command at a time on one workspace. The supervisor inherits the lock while it starts."""
+    descriptor = os.open(layout.lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another `lab cluster` command is at work on this workspace: waiting for it")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def locked_if_there(layout: Layout) -> contextlib.AbstractContextManager:
+    return locked(layout) if layout.state.exists() else contextlib.nullcontext()
+
+
+def write_record(layout: Layout, record: dict) -> None:
+    config.put(layout.record, json.dumps(record))
+
+
+def ensure_up(home: Path, profile: Profile | None = None, say: Say = print) -> None:
+    """Up and healthy when this returns. Without a profile any running cluster will do."""
+    if Layout(home).site.exists():
+        return
+    options = Options()
+    if profile:
+        options = Options(len(profile.nodes), profile.gpus, None, profile.accounting or None,
+                          None if profile.mode == "auto" else profile.mode)
+    up(home, options, say)
+
+
+def up(home: Path, options: Options, say: Say = print) -> None:
+    layout = Layout(home)
+    refuse_site(layout)
+    profile = options.profile()  # complain about the command line first
+    slurm = ensure_slurm(say)
+    layout.prepare()
+    with locked(layout, say) as lock:
+        record = health.read_record(layout)
+        if record and health.supervisor(layout):
+            check_agreement(record, options)
+            if keep_running(layout, record, say):
+                return
+        if record and not options.given():  # a crash: bring back what was there
+            profile = from_json(record["profile"])
+        began = time.monotonic()
+        start(layout, profile, slurm, lock, say, crashed=record is not None)
+        announce(layout, profile, time.monotonic() - began, say)
+
+
+def refuse_site(layout: Layout) -> None:
+    if layout.site.exists():
+        raise LabError("this workspace uses the site's own Slurm, which is not ours to start; "
+                       "for a cluster on this machine: lab cluster use local")
+
+
+def check_agreement(record: dict, options: Options) -> None:
+    """Options that contradict the running cluster are an error, not a silent restart."""
+    running = from_json(record["profile"])
+    wanted = Options(**{"gpus": running.gpus} | options.given()).profile()
+    words = []
+    if len(wanted.nodes) != len(running.nodes) and options.nodes is not None:
+        words.append(f"--nodes {options.nodes} (running: {len(running.nodes)})")
+    if options.gpus is not None and options.gpus.lower() != running.gpus:
+        words.append(f"--gpus {options.gpus} (running: {running.gpus})")
+    if options.accounting and not running.accounting:
+        words.append("--accounting (running: without)")
+    mode = record["place"]["mode"]
+    if options.mode not in (None, "auto", mode):
+        words.append(f"--mode {options.mode} (running: {mode})")
+    if options.link and wanted.link != running.link:
+        raise LabError(f"the cluster is up with link {running.link}, asked for {options.link}: "
+                       f"change it live with lab cluster link {options.link}")
+    if words:
+        raise LabError(f"a different cluster is up, and you asked for {', '.join(words)}: "
+                       "lab cluster down first")
+
+
+def keep_running(layout: Layout, record: dict, say: Say) -> bool:
+    """Heal where needed. False: it is beyond healing and has been ended."""
+    found = health.examine(layout)
+    if not found.problems:
+        say("the cluster is already up (see it: lab cluster status; stop it: lab cluster down)")
+        return True
+    say("healing: " + "; ".join(found.problems))
+    try:
+        requests.ask(layout.control_socket, do="heal")
+        wait_for_nodes(layout, from_json(record["profile"]))
+    except (OSError, LabError) as error:
+        say(f"not healed ({error}): starting again")
+        end_supervisor(layout)
+        return False
+    say("the cluster is up again")
+    return True
+
+
+def start(layout: Layout, profile: Profile, slurm: Slurm, lock: int, say: Say,
+          crashed: bool) -> None:
+    sweep(layout)
+    if profile.accounting:
+        accounting.require_installed(slurm)
+    reason = None
+    if profile.mode != "loopback":
+        reason = launch(layout, profile, Place("namespaces"), slurm, lock)
+        if reason and profile.mode == "namespaces":
+            layout.record.unlink(missing_ok=True)
+            raise LabError(f"--mode namespaces: nodes of their own cannot be made here ({reason}); "
+                           "use --mode auto or --mode loopback")
+    if profile.mode == "loopback" or reason:
+        say("loopback mode: all nodes share this machine's network and host name"
+            + (f" (nodes of their own cannot be made here: {reason})" if reason else ""))
+        loopback_notes(layout, profile, slurm, say)
+        reason = launch(layout, profile, loopback.place(len(profile.nodes)), slurm, lock)
+        if reason:
+            raise LabError(f"the cluster did not start: {reason}")
+    wait_for_nodes(layout, profile)
+    if crashed:
+        revive_ghosts(layout)
+
+
+def loopback_notes(layout: Layout, profile: Profile, slurm: Slurm, say: Say) -> None:
+    if profile.link != "unlimited":
+        raise LabError(f"--link {profile.link}: loopback mode has no links to shape; leave it out")
+    if slurm.nss_wrapper is None:
+        say(f"node names will not resolve in jobs: install libnss-wrapper, or add to /etc/hosts: "
+            f"127.0.0.1 {' '.join(profile.node_names)}")
+    missing = dli.link_dli(layout.home)
+    if missing:
+        say(f"/dli is not available to jobs: {missing}")
+
+
+def launch(layout: Layout, profile: Profile, place: Place, slurm: Slurm, lock: int) -> str | None:
+    """Start the supervisor and wait until Slurm answers. A text: namespaces cannot be made."""
+    programs = clients.program_folders(layout)
+    config.write(layout, profile, place, slurm, programs)
+    if profile.accounting:
+        accounting.write(layout, place, slurm)
+    clients.write_wrappers(layout, slurm, place.loopback, own_sacct=not profile.accounting)
+    write_record(layout, {"profile": profile.to_json(), "place": asdict(place)})
+    read, write = os.pipe()
+    with open(layout.log("init"), "w") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "lab.cluster.init", str(layout.state), str(write), str(lock)],
+            pass_fds=(write, lock), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
+            start_new_session=True)
+    os.close(write)
+    with os.fdopen(read) as reports:
+        answer = json.loads(reports.readline() or "{}")
+    if not place.loopback:
+        child.wait()
+    stage = answer.get("stage")
+    if stage == "ready":
+        return None
+    end_supervisor(layout)
+    reason = answer.get("error") or f"the supervisor died; see {layout.log('init')}"
+    if stage == "namespaces":
+        return reason
+    layout.record.unlink(missing_ok=True)
+    raise LabError(f"the cluster did not start: {reason} (logs: {layout.state / 'log'})")
+
+
+def wait_for_nodes(layout: Layout, profile: Profile) -> None:
+    deadline = time.monotonic() + NODES_PATIENCE
+    while True:
+        states = health.node_states(layout) or {}
+        bad = {name: states.get(name, "unknown") for name in profile.node_names
+               if states.get(name) not in health.GOOD_STATES}
+        if not bad:
+            return
+        if time.monotonic() > deadline or health.supervisor(layout) is None:
+            listing = ", ".join(f"{name} is {state}" for name, state in bad.items())
+            raise LabError(f"the cluster is damaged: {listing} (logs: {layout.state / 'log'}); "
+                           "start afresh: lab cluster down, then lab cluster up")
+        for name, state in bad.items():
+            if state.startswith(("down", "drain", "drng", "fail")) and not state.endswith("*"):
+                health.client(layout, "scontrol", "update", f"nodename={name}", "state=resume")
+        time.sleep(0.02)
+
+
+def revive_ghosts(layout: Layout) -> None:
+    """Jobs that a crash left "running" without processes: run them again, or cancel them."""
+    listed = health.client(layout, "squeue", "-h", "-t", "R,S", "-o", "%A")
+    for job in dict.fromkeys(listed.stdout.split()):
+        if health.client(layout, "scontrol", "requeue", job).returncode:
+            health.client(layout, "scancel", job)
+        else:  # Slurm would hold it back for two minutes
+            health.client(layout, "scontrol", "update", f"jobid={job}", "starttime=now")
+
+
+def announce(layout: Layout, profile: Profile, seconds: float, say: Say) -> None:
+    record = health.read_record(layout) or {}
+    mode = record.get("place", {}).get("mode", "")
+    gpus = "no GPUs" if profile.gpus == "none" else f"virtual GPUs {profile.gpus} per node"
+    say(f"the cluster is up: {len(profile.nodes)} nodes ({mode}), {gpus}, in {seconds:.1f} s")
+    if str(layout.bin) not in os.environ.get("PATH", "").split(":"):
+        say('in this shell: eval "$(lab cluster env)"    then: sinfo')
+
+
+def down(home: Path, say: Say = print) -> None:
+    layout = Layout(home)
+    if not layout.state.exists():
+        say("the cluster is not running")
+        return
+    with locked(layout, say):
+        running = health.supervisor(layout) is not None
+        if running:
+            cancelled = cancel_jobs(layout)
+            end_supervisor(layout)
+        sweep(layout)
+        layout.record.unlink(missing_ok=True)
+        layout.remove_run()
+    if not running:
+        say("the cluster is not running")
+    else:
+        say("the cluster is down" + (f"; jobs cancelled: {cancelled}" if cancelled else ""))
+
+
+def cancel_jobs(layout: Layout, patience: float = 2.0) -> int:
+    """So that the next `up` starts with an empty queue, and the records say CANCELLED."""
+    jobs = set(health.client(layout, "squeue", "-h", "-o", "%A", patience=3.0).stdout.split())
+    if jobs:
+        health.client(layout, "scancel", f"--user={getpass.getuser()}", patience=3.0)
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline:
+            if not health.client(layout, "squeue", "-h", "-o", "%A").stdout.split():
+                break
+            time.sleep(0.05)
+    return len(jobs)
+
+
+def end_supervisor(layout: Layout) -> None:
+    """Ask, then kill. In namespaces the kernel ends everything inside with it."""
+    found = health.supervisor(layout)
+    if found:
+        with contextlib.suppress(OSError, ValueError, LabError):
+            requests.ask(layout.control_socket, do="end", patience=12.0)
+        if not processes.wait_gone(*found, patience=1.0):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(found[0], signal.SIGKILL)
+            processes.wait_gone(*found, patience=5.0)
+    for path in (layout.ready, layout.init_pid, layout.control_socket, layout.munge_socket):
+        path.unlink(missing_ok=True)
+
+
+def sweep(layout: Layout) -> None:
+    """End what a crash left: clients inside our namespaces, daemons and jobs in loopback mode."""
+    end_supervisor(layout)
+    for _ in range(50):
+        left = processes.in_root(layout.run.name) + processes.with_variable(
+            f"{RUN_VARIABLE}={layout.run}")
+        if not left:
+            return
+        processes.kill(left)
+        time.sleep(0.02)

@@ -1,0 +1,85 @@
+"""The programs a cluster consists of, in the order in which they start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lab.cluster import accounting
+from lab.cluster.config import Place
+from lab.cluster.install import SYSTEM_FOLDERS, Slurm
+from lab.cluster.layout import Layout
+from lab.cluster.profile import Profile
+
+# In the environment of everything the supervisor starts, to find strays after a crash.
+RUN_VARIABLE = "LAB_CLUSTER_RUN"
+
+
+@dataclass
+class Daemon:
+    """One program to keep running."""
+
+    name: str
+    command: list[str]
+    node: str | None = None  # the node it runs on; None is the login node
+    environment: dict[str, str] = field(default_factory=dict)
+    is_up: Callable[[], bool] | None = None  # what the next one in order waits for
+    prepare: Callable[[], None] | None = None  # once it is up, before the next one
+    pid: int | None = None
+    stopped: bool = False  # on purpose, for a lesson
+    failures: int = 0
+    started_at: float = 0.0
+    retry_at: float = 0.0
+
+
+def base_environment(layout: Layout, place: Place, slurm: Slurm) -> dict[str, str]:
+    """Small on purpose: nothing of the shell that typed `up` gets into the daemons."""
+    values = {
+        "PATH": ":".join(SYSTEM_FOLDERS), "HOME": os.environ.get("HOME", "/"),
+        "SLURM_CONF": str(layout.short / "etc" / "slurm.conf"), RUN_VARIABLE: str(layout.run),
+    }
+    if slurm.library_folders:
+        values["LD_LIBRARY_PATH"] = ":".join(slurm.library_folders)
+    if place.loopback and slurm.nss_wrapper:
+        values["LD_PRELOAD"] = slurm.nss_wrapper
+        values["NSS_WRAPPER_HOSTS"] = f"{layout.short}/etc/hosts"
+    return values
+
+
+def listening(port: int) -> bool:
+    """Whether a TCP port of this network listens. Connecting would be logged as an error."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            rows = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for row in rows:
+            words = row.split()
+            if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
+                return True
+    return False
+
+
+def all_daemons(layout: Layout, profile: Profile, place: Place, slurm: Slurm) -> list[Daemon]:
+    daemons = [_munged(layout, slurm)]
+    if profile.accounting:
+        daemons += accounting.daemons(layout, place, slurm)
+    sbin = layout.short / "sbin"
+    daemons.append(Daemon(
+        "slurmctld", [f"{sbin}/slurmctld", "-D", "-i"],
+        is_up=lambda: listening(place.controller_port)))
+    for name in profile.node_names:
+        command = [f"{sbin}/slurmd", "-D", "-N", name, "-d", f"{sbin}/stepd"]
+        daemons.append(Daemon(f"slurmd.{name}", command, node=name))
+    return daemons
+
+
+def _munged(layout: Layout, slurm: Slurm) -> Daemon:
+    # --force: inside a user namespace the owners of / and /tmp look foreign.
+    command = [slurm.program("munged"), "--foreground", "--force",
+               f"--key-file={layout.short}/etc/munge.key", f"--socket={layout.munge_socket}",
+               f"--pid-file={layout.run}/munged.pid", f"--log-file={layout.short}/log/munged.log",
+               f"--seed-file={layout.short}/etc/munge.seed", "--num-threads=2"]
+    return Daemon("munged", command, is_up=layout.munge_socket.exists,)

@@ -1,0 +1,34 @@
+"""`/dli`: the path that scripts of the classic course use for the workspace.
+
+Inside the nodes' own mount namespaces it is always there and private to the cluster. This link is
+for the rest of the machine: notebooks, terminals, and jobs in loopback mode.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+DLI = Path("/dli")
+
+
+def link_dli(home: Path, link: Path = DLI) -> str | None:
+    """Make the link. None: it leads to the workspace; else one line that says why not."""
+    if link.is_symlink():
+        target = Path(os.readlink(link))
+        if target == home:
+            return None
+        if target.exists():
+            return f"{link} leads to {target}, not to this workspace, and is left alone"
+    elif link.exists():
+        if link.resolve() == home.resolve():
+            return None
+        return f"{link} is a folder of somebody else's and is left alone"
+    fresh = link.with_name(f"{link.name}.{os.getpid()}")
+    try:
+        fresh.symlink_to(home)
+        fresh.replace(link)
+    except OSError as error:
+        return (f"{link} cannot be made ({error.strerror}); as an administrator: "
+                f"ln -sfn {home} {link}")
+    return None

@@ -66,7 +66,7 @@ def save(ctx: Context, stage: Stage, optimizer: Optimizer, schedule: LearningRat
                 **random_state(),
             }
             if not ctx.config.no_save_optim:
-                state["optimizer"] = optimizer.adam.state_dict()
+                state["optimizer"] = optimizer.state_dict()
             write_synced(unfinished / shard_of(ctx), state)
     except (OSError, RuntimeError) as failed:  # torch reports a full disk as RuntimeError
         error = str(failed)
@@ -147,7 +147,7 @@ def load(ctx: Context, stage: Stage, optimizer: Optimizer, schedule: LearningRat
             if "optimizer" not in state:
                 raise UserError(f"{path} was saved with --no-save-optim: add --no-load-optim, or "
                                 "--finetune to start at iteration 0")
-            optimizer.adam.load_state_dict(state["optimizer"])
+            optimizer.load_state_dict(state["optimizer"])
             schedule.load_state_dict(state["lr_scheduler"])
     dist.barrier()
     ctx.say(f"  successfully loaded checkpoint from {root} at iteration {progress.iteration}")

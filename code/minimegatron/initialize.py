@@ -72,14 +72,14 @@ def cap_threads(ctx: Context) -> None:
                 f"{ranks} rank(s) share this machine's {cores} cores")
 
 
-def say_start(config: Config) -> None:
+def say_start(config: Config, notes: list[str]) -> None:
     """The lines that come before anything can fail on the network (rank 0)."""
     if config.rank != 0:
         return
     print(f"using world size: {config.world_size}, data-parallel-size: "
           f"{config.data_parallel_size}, tensor-model-parallel size: "
           f"{config.tensor_model_parallel_size}, pipeline-model-parallel size: "
-          f"{config.pipeline_model_parallel_size} ", flush=True)
+          f"{config.pipeline_model_parallel_size} ", *notes, sep="\n", flush=True)
 
 
 def say_initialized(ctx: Context) -> None:

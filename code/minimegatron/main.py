@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     argv = sys.argv[1:] if argv is None else argv
     try:
         from minimegatron.arguments import parse_arguments
-        from minimegatron.arguments.parse import without_effect
+        from minimegatron.arguments.parse import notes
 
         config = parse_arguments(argv)
     except UserError as error:
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     from minimegatron.training import pretrain  # slow to import: after the command line is right
 
     try:
-        pretrain(config, without_effect(argv))
+        pretrain(config, notes(argv, config))
     except UserError as error:
         print(f"[rank {config.rank}] error: {error}", file=sys.stderr, flush=True)
         leave(1)

@@ -11,6 +11,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.adamw import adamw as update
 
 from minimegatron.gradients import Gradients
 
@@ -121,3 +122,15 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Loss of every token: logits [.., V] in fp32, labels int64 [..]. Returns [..]."""
     flat = F.cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1), reduction="none")
     return flat.view(labels.shape)
+
+
+@torch.no_grad()
+def adamw(weights: torch.Tensor, gradients: torch.Tensor, exp_avg: torch.Tensor,
+          exp_avg_sq: torch.Tensor, steps: torch.Tensor, *, lr: float, beta1: float, beta2: float,
+          eps: float, weight_decay: float, fused: bool) -> None:
+    """One AdamW update in place. steps: the update's number, from 1; one element on the host."""
+    # torch's function counts the step itself. Its optimizer class is not used because it imports
+    # the compiler, which takes a second.
+    update([weights], [gradients], [exp_avg], [exp_avg_sq], [], [steps - 1], foreach=False,
+           fused=fused, amsgrad=False, maximize=False, lr=lr, beta1=beta1, beta2=beta2, eps=eps,
+           weight_decay=weight_decay)

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from minimegatron import ops
 from minimegatron.arguments import Config
 from minimegatron.context import Context
 from minimegatron.errors import UserError
@@ -15,20 +16,34 @@ from minimegatron.timers import Timers
 
 
 class Optimizer:
-    """AdamW (Loshchilov & Hutter 2019) over one stage; biases and norms are not decayed."""
+    """AdamW (Loshchilov & Hutter 2019) over one stage; biases and norms are not decayed.
+
+    Weights, gradients and both moments are flat fp32 buffers in one order, decayed parameters
+    first, so an update is two calls; the stage's parameters become views of `weights`.
+    """
 
     def __init__(self, ctx: Context, stage: Stage) -> None:
         config = ctx.config
-        self.clip = config.clip_grad
-        parameters = list(stage.parameters())
-        self.gradients = Gradients(parameters)
-        groups = [
-            {"params": [p for p in parameters if p.dim() > 1], "weight_decay": config.weight_decay},
-            {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
-        ]
-        self.adam = torch.optim.AdamW(
-            groups, lr=config.lr, betas=(config.adam_beta1, config.adam_beta2),
-            eps=config.adam_eps, fused=ctx.device.fused_adam, foreach=False)
+        self.clip, self.fused = config.clip_grad, ctx.device.fused_adam
+        self.adam = {"beta1": config.adam_beta1, "beta2": config.adam_beta2,
+                     "eps": config.adam_eps}
+        self.named = sorted(stage.named_parameters(), key=lambda named: named[1].dim() == 1)
+        self.gradients = Gradients([p for _, p in self.named])
+        decayed = sum(p.numel() for _, p in self.named if p.dim() > 1)
+        self.parts = ((slice(0, decayed), config.weight_decay), (slice(decayed, None), 0.0))
+        self.weights = torch.empty_like(self.gradients.flat)
+        for parameter, view in zip(self.gradients.parameters, self._views(self.weights).values(),
+                                   strict=True):
+            view.copy_(parameter.data)
+            parameter.data = view
+        self.moments = {name: torch.zeros_like(self.weights) for name in ("exp_avg", "exp_avg_sq")}
+        self.steps = torch.zeros(())  # on the host: it needs no device
+
+    def _views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        """`flat`, cut into the parameters' shapes, by name."""
+        sizes = [p.numel() for _, p in self.named]
+        return {name: piece.view_as(p)
+                for (name, p), piece in zip(self.named, flat.split(sizes), strict=True)}
 
     def step(self, lr: float, timers: Timers) -> torch.Tensor:
         """One update from the gradients' buffer. Returns their norm before clipping."""
@@ -38,14 +53,22 @@ class Optimizer:
             if self.clip > 0:
                 # Tensor arithmetic: whether to clip is decided without reading the norm.
                 flat.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
-        for group in self.adam.param_groups:
-            group["lr"] = lr
-        for parameter in self.gradients.parameters:
-            parameter.grad = parameter.main_grad
-        self.adam.step()
-        for parameter in self.gradients.parameters:
-            parameter.grad = None
+        self.steps += 1
+        for part, weight_decay in self.parts:
+            ops.adamw(self.weights[part], flat[part], self.moments["exp_avg"][part],
+                      self.moments["exp_avg_sq"][part], self.steps, lr=lr,
+                      weight_decay=weight_decay, fused=self.fused, **self.adam)
         return norm
+
+    def state_dict(self) -> dict:
+        return {"step": int(self.steps),
+                **{name: self._views(flat) for name, flat in self.moments.items()}}
+
+    def load_state_dict(self, saved: dict) -> None:
+        self.steps.fill_(saved["step"])
+        for name, flat in self.moments.items():
+            for key, view in self._views(flat).items():
+                view.copy_(saved[name][key])
 
 
 class LearningRate:

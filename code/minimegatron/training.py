@@ -33,13 +33,11 @@ from minimegatron.step_log import StepLog
 from minimegatron.timers import Timers, time_line
 
 
-def pretrain(config: Config, notes: list[str] | None = None) -> None:
-    """Train as `config` says. `notes` are printed first. Raises UserError."""
+def pretrain(config: Config, notes: list[str]) -> None:
+    """Train as `config` says; `notes` on the command line are printed first. Raises UserError."""
     started = time.perf_counter()
-    say_start(config)
+    say_start(config, notes)
     ctx = initialize(config)
-    for note in notes or []:
-        ctx.say(note)
     tokenizer = GPT2BPETokenizer(config.vocab_file, config.merge_file)
     vocab_size = pad_vocab_size(tokenizer.vocab_size, config.make_vocab_size_divisible_by,
                                 config.tensor_model_parallel_size)
@@ -54,7 +52,7 @@ def pretrain(config: Config, notes: list[str] | None = None) -> None:
     trainer = Trainer(ctx, vocab_size)
     seconds = {"model-and-optimizer-setup": trainer.load()}
     start = time.perf_counter()
-    train, valid, test = datasets(ctx)
+    train, valid, test = datasets(ctx, tokenizer.vocab_size)
     print_datetime(ctx, "after dataloaders are built")
     seconds["train/valid/test-data-iterators-setup"] = time.perf_counter() - start
     ctx.say("done with setup ...")
@@ -66,21 +64,16 @@ def pretrain(config: Config, notes: list[str] | None = None) -> None:
     trainer.finish(batches["validation"], batches["test"])
 
 
-def datasets(ctx: Context) -> tuple:
+def datasets(ctx: Context, vocab_size: int) -> tuple:
     """(training, validation, test) data sets; the last two may be None. Raises UserError."""
     config, batch = ctx.config, ctx.config.global_batch_size
     validations = config.train_iters // config.eval_interval + 1
     wanted = (config.train_iters * batch, validations * config.eval_iters * batch,
               config.eval_iters * batch)
-    ctx.say("> building train, validation, and test datasets ...")
-    ctx.say(" > datasets target sizes (minimum size):")
-    for name, number in zip(("train:     ", "validation:", "test:      "), wanted, strict=True):
-        ctx.say(f"    {name} {number}")
     built = build_train_valid_test_datasets(
         config.data_path, config.split, config.seq_length, config.seed, wanted,
         is_builder=ctx.grid.rank == 0, barrier=dist.barrier, say=ctx.say,
-        cache_path=config.data_cache_path)
-    ctx.say("> finished creating GPT datasets ...")
+        cache_path=config.data_cache_path, vocab_size=vocab_size)
     if built[0] is None:
         raise UserError(f"--split {config.split} leaves no document of {config.data_path} to train "
                         "on; nearest: --split 100,0,0")

@@ -79,6 +79,9 @@ def parse_arguments(argv: Sequence[str], env: Mapping[str, str] = os.environ) ->
     return check(config, rank=int(env.get("RANK", 0)), world_size=int(env.get("WORLD_SIZE", 1)))
 
 
-def without_effect(argv: Sequence[str]) -> list[str]:
-    """One line for each flag on the command line that says what we do anyway."""
-    return [f"{name}: no effect, {why}" for name, why in ALREADY_SO.items() if name in argv]
+def notes(argv: Sequence[str], config: Config) -> list[str]:
+    """What to tell the user about the command line: what was derived, what has no effect."""
+    lines = [f"{name}: no effect, {why}" for name, why in ALREADY_SO.items() if name in argv]
+    if not any(word.split("=")[0] == "--global-batch-size" for word in argv):
+        lines.insert(0, f"setting global batch size to {config.global_batch_size}")
+    return lines

@@ -60,6 +60,7 @@ class Gradients:
             weight.main_grad.zero_()
         weight.main_grad.index_add_(0, rows, gradient)
 
+    @torch.no_grad()
     def drain(self) -> None:
         """Compute every weight gradient that waits."""
         queue, self._queue = self._queue, []

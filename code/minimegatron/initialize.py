@@ -65,10 +65,12 @@ def cap_threads(ctx: Context) -> None:
     machines: list[str | None] = [None] * ctx.grid.world_size
     dist.all_gather_object(machines, machine)
     ranks, cores = machines.count(machine), len(os.sched_getaffinity(0))
-    asked, fair = torch.get_num_threads(), max(1, cores // ranks)
-    if asked > fair:
-        torch.set_num_threads(fair)
-        ctx.say(f"using {fair} thread(s) per rank instead of {asked}: "
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    wanted = int(asked) if asked.isdigit() else torch.get_num_threads()
+    fair = max(1, cores // ranks)
+    torch.set_num_threads(min(wanted, fair))
+    if wanted > fair:
+        ctx.say(f"using {fair} thread(s) per rank instead of {wanted}: "
                 f"{ranks} rank(s) share this machine's {cores} cores")
 
 

@@ -33,7 +33,7 @@ def parameter(ctx: Context, *shape: int, std: float | None = None, fill: float =
               ) -> nn.Parameter:
     """A weight of N(0, std), or filled with `fill`; `draw_weights` gives it its values."""
     made = nn.Parameter(torch.empty(*shape, device=ctx.device.torch_device))
-    made.std, made.fill = std, fill
+    made.init_std, made.init_fill = std, fill
     return made
 
 
@@ -141,25 +141,25 @@ class TransformerLayer(nn.Module):
 
 
 class Stage(nn.Module):
-    """A contiguous slice of the model: layers [first, last), and the ends that fall into it.
+    """A contiguous slice of the model: some layers (perhaps none), and the ends it owns.
 
     forward(x, batch): x is the previous stage's output [s, b, h] (None on the first stage).
     Returns hidden states [s, b, h], or on the last stage the loss: the mean over the tokens that
     the loss mask keeps (fp32, one element).
     """
 
-    def __init__(self, ctx: Context, vocab_size: int, first: int, last: int) -> None:
+    def __init__(self, ctx: Context, vocab_size: int, layers: range, is_first: bool = True,
+                 is_last: bool = True) -> None:
         super().__init__()
-        config = ctx.config
-        self.is_first, self.is_last = first == 0, last == config.num_layers
+        self.is_first, self.is_last = is_first, is_last
         if self.is_first or self.is_last:
             self.embedding = Embedding(ctx, vocab_size)
         self.decoder = nn.Module()
         self.decoder.layers = nn.ModuleDict(
-            {str(index): TransformerLayer(ctx, index + 1) for index in range(first, last)})
+            {str(index): TransformerLayer(ctx, index + 1) for index in layers})
         if self.is_last:
             self.decoder.final_layernorm = Norm(ctx)
-        draw_weights(self, config.seed)
+        draw_weights(self, ctx.config.seed)
 
     def forward(self, x: torch.Tensor | None, batch: MicroBatch) -> torch.Tensor:
         if self.is_first:
@@ -199,9 +199,10 @@ def draw_weights(module: nn.Module, seed: int) -> None:
         if weight.is_meta:
             continue
         with torch.no_grad():
-            if weight.std is None:
-                weight.fill_(weight.fill)
+            if weight.init_std is None:
+                weight.fill_(weight.init_fill)
             else:
                 digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
                 generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
-                weight.copy_(torch.empty(weight.shape).normal_(0, weight.std, generator=generator))
+                drawn = torch.empty(weight.shape).normal_(0, weight.init_std, generator=generator)
+                weight.copy_(drawn)

@@ -87,7 +87,7 @@ class Trainer:
         config = ctx.config
         self.ctx, self.config, self.vocab_size = ctx, config, vocab_size
         self.setup_started = time.perf_counter()
-        self.stage = Stage(ctx, vocab_size, 0, config.num_layers)
+        self.stage = Stage(ctx, vocab_size, range(config.num_layers))
         self.optimizer = Optimizer(ctx, self.stage)
         self.learning_rate = LearningRate(config)
         self.progress = Progress()

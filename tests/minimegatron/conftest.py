@@ -1,0 +1,109 @@
+"""A small data set of real text, and the trainer as its users start it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+from lab.workspace import CODE
+from minimegatron.arguments import parse_arguments
+from minimegatron.context import Context
+from minimegatron.data.indexed_dataset import IndexedDatasetWriter
+from minimegatron.data.tokenizer import GPT2BPETokenizer, write_vocabulary
+from minimegatron.data.train_vocabulary import train_merges
+from minimegatron.device import Device
+from minimegatron.grid import make_grid
+
+PRETRAIN = str(CODE / "pretrain_gpt.py")
+MODEL = ("--device cpu --num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 "
+         "--max-position-embeddings 32 --micro-batch-size 2 --lr 1e-3 --split 900,50,50 ")
+NUMBER = r"(-?[\d.]+(?:E[+-]\d+)?|nan)"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    folder: Path
+
+    @property
+    def flags(self) -> str:
+        return (f"--data-path {self.folder}/text_document --vocab-file {self.folder}/vocab.json "
+                f"--merge-file {self.folder}/merges.txt ")
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory) -> Dataset:
+    """Sources of the standard library, a vocabulary of 512, 40 documents."""
+    folder = tmp_path_factory.mktemp("dataset")
+    library = Path(os.__file__).parent
+    sources = sorted(library.glob("*.py"))[:40]
+    texts = [source.read_text(errors="ignore")[:20_000] for source in sources]
+    write_vocabulary(train_merges(texts, 512 - 257), folder / "vocab.json", folder / "merges.txt")
+    tokenizer = GPT2BPETokenizer(folder / "vocab.json", folder / "merges.txt")
+    with IndexedDatasetWriter(folder / "text_document", np.uint16) as writer:
+        for tokens in tokenizer.tokenize_batch(texts):
+            writer.add_sequence([*tokens, tokenizer.eod])
+            writer.end_document()
+    return Dataset(folder)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run of the trainer printed."""
+
+    code: int
+    out: str
+    err: str
+
+    def column(self, name: str) -> list[float]:
+        """A quantity of the iteration lines, in order."""
+        lines = [line for line in self.out.splitlines() if line.startswith(" iteration")]
+        found = [re.search(rf"{re.escape(name)}: +{NUMBER} \|", line) for line in lines]
+        return [float(match.group(1)) for match in found if match]
+
+
+@pytest.fixture
+def pretrain(dataset):
+    """Run pretrain_gpt.py with the tiny model, on `ranks` processes under torchrun."""
+
+    def run(flags: str, ranks: int = 0, launcher: str = "torch.distributed.run",
+            env: dict[str, str] | None = None, base: str | None = None, code: int | None = 0
+            ) -> Run:
+        words = shlex.split((MODEL + dataset.flags if base is None else base) + " " + flags)
+        command = [sys.executable, PRETRAIN, *words]
+        if ranks:
+            command = [sys.executable, "-m", launcher, "--nproc_per_node", str(ranks),
+                       "--master_port", str(20000 + os.getpid() % 20000), PRETRAIN, *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200,
+                              env={**os.environ, **(env or {})})
+        if code is not None:
+            assert done.returncode == code, done.stdout[-2000:] + done.stderr[-3000:]
+        return Run(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def make_context():
+    """A Context of one rank on the CPU, without data."""
+    made = []
+
+    def make(flags: str = "") -> Context:
+        config = parse_arguments(shlex.split(
+            MODEL + "--train-iters 10 --data-path x --vocab-file x --merge-file x " + flags), {})
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            made.append(True)
+        return Context(config, make_grid(1, 1, 1, "gloo"), Device())
+
+    yield make
+    if made:
+        dist.destroy_process_group()

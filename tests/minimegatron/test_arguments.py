@@ -1,0 +1,112 @@
+"""Good command lines mean what Megatron-LM means; bad ones are refused in words that help."""
+
+import shlex
+
+import pytest
+
+from minimegatron.arguments import parse_arguments
+from minimegatron.arguments.flags import ALREADY_SO, NOT_YET
+from minimegatron.errors import UserError
+
+GOOD = ("--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+        "--max-position-embeddings 32 --micro-batch-size 2 --lr 1e-3 --train-iters 10 "
+        "--data-path d --vocab-file v --merge-file m ")
+
+
+def parse(flags="", ranks=1, base=GOOD):
+    return parse_arguments(shlex.split(base + flags), {"RANK": "0", "WORLD_SIZE": str(ranks)})
+
+
+def test_what_is_derived():
+    config = parse("--global-batch-size 24", ranks=4)
+    assert (config.data_parallel_size, config.num_micro_batches) == (4, 3)
+    assert (config.ffn_hidden_size, config.kv_channels) == (256, 16)
+    assert config.lr_decay_samples == 240
+    assert parse(ranks=4).global_batch_size == 8
+
+
+def test_the_classic_course_s_flags():
+    config = parse("--global-batch-size 8 --lr-decay-iters 320000 --lr-decay-style cosine "
+                   "--min-lr 1.0e-5 --lr-warmup-fraction 0.01 --data-impl mmap --split 949,50,1 "
+                   "--distributed-backend nccl --log-interval 10 --save-interval 100 "
+                   "--eval-interval 200 --eval-iters 10 --profile-execution '' --local_rank=1 "
+                   "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 1 "
+                   "--DDP-impl local --no-masked-softmax-fusion")
+    assert config.lr_warmup_samples == 25600
+    assert config.distributed_backend == "nccl"
+    assert not config.profile_execution
+
+
+@pytest.mark.parametrize("spelling", ["--local_rank 3", "--local-rank=3"])
+def test_both_spellings_of_local_rank(spelling):
+    assert parse(spelling).local_rank == 3
+
+
+@pytest.mark.parametrize("spelling", ["learnig", "learning"])
+def test_a_true_default_is_turned_off_by_a_no_flag(spelling):
+    assert parse().log_learning_rate_to_tensorboard
+    flag = f"--no-log-{spelling}-rate-to-tensorboard"
+    assert not parse(flag).log_learning_rate_to_tensorboard
+
+
+@pytest.mark.parametrize("name", NOT_YET)
+def test_a_flag_that_is_not_there_yet_is_refused_by_name(name):
+    with pytest.raises(UserError, match=f"{name} .* does not have yet"):
+        parse(f"{name} 1")
+
+
+def test_no_flag_is_both_there_and_refused():
+    for name in NOT_YET:
+        assert name not in ALREADY_SO
+    for name in ALREADY_SO:
+        parse(name)
+
+
+REFUSED = {
+    "--num-layer 2": "--num-layer; did you mean --num-layers",
+    "--batch-size 2": "no longer valid, use --micro-batch-size instead",
+    "--warmup 2": "use --lr-warmup-fraction instead",
+    "--model-parallel-size 2": "use --tensor-model-parallel-size instead",
+    "--global-batch-size 5": r"size \(5\) is not divisible .*\(2\) times .*\(1\).* 4 or 6",
+    "--global-batch-size 1": r"nearest: --global-batch-size 2",
+    "--hidden-size 66": "66 is not divisible by --num-attention-heads 4; nearest: 64 or 68",
+    "--seq-length 64": "--max-position-embeddings 32 is less than --seq-length 64; nearest: 64",
+    "--num-layers 0": "--num-layers 0: must be at least 1",
+    "--micro-batch-size two": "micro-batch-size.*invalid int value: 'two'",
+    "--lr -1": "--lr -1.0: must not be negative",
+    "--min-lr 1": "--min-lr 1.0 is greater than --lr 0.001; nearest: --min-lr 0.001",
+    "--hidden-dropout 1": r"--hidden-dropout 1.0: must be in \[0, 1\)",
+    "--lr-decay-style step": "lr-decay-style.*invalid choice: 'step'",
+    "--lr-warmup-iters 10": r"warm-up \(20 samples\) is not shorter.*nearest: --lr-warmup-iters 9",
+    "--lr-warmup-iters 2 --lr-warmup-fraction 0.1": "can only specify one of lr-warmup-fraction",
+    "--train-samples 100": "one of --train-iters and --train-samples, not both",
+    "--save x": "--save x needs --save-interval",
+    "--profile-execution yes": "--profile-execution yes needs --tensorboard-dir",
+    "--profile-name a/b": "--profile-name 'a/b'",
+    "--tensor-model-parallel-size 2": "--tensor-model-parallel-size 2: .*data-parallel only",
+    "--pipeline-model-parallel-size 2": "--pipeline-model-parallel-size 2: .*data-parallel only",
+    "--device tpu": "--device tpu: .*auto, cpu and cuda",
+    "--use-flash-attn": "nearest: --attention-dropout 0",
+    "--data-impl lazy": "data-impl.*invalid choice",
+    "--DDP-impl torch": "DDP-impl.*invalid choice",
+    "--override-lr-scheduler --use-checkpoint-lr-scheduler": "not both",
+    "stray": "unrecognized argument stray",
+}
+
+
+@pytest.mark.parametrize("flags", REFUSED)
+def test_refused_with_flag_value_and_a_right_value(flags):
+    with pytest.raises(UserError, match=REFUSED[flags]):
+        parse(flags)
+
+
+def test_a_missing_flag_is_named():
+    with pytest.raises(UserError, match="--lr"):
+        parse(base=GOOD.replace("--lr 1e-3", ""))
+    with pytest.raises(UserError, match="give one of --train-iters and --train-samples"):
+        parse(base=GOOD.replace("--train-iters 10", ""))
+
+
+def test_samples_instead_of_iterations():
+    config = parse("--train-samples 21", base=GOOD.replace("--train-iters 10", ""))
+    assert config.train_iters == 10

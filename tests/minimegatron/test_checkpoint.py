@@ -1,0 +1,131 @@
+"""Saved whole or not at all; resumed exactly; what is not a checkpoint is refused, not executed."""
+
+import pickle
+import resource
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from .conftest import MODEL, PRETRAIN
+
+STEPS = "--global-batch-size 4 --train-iters 6 --log-interval 1 --eval-iters 1 --eval-interval 4 "
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_resuming_is_exact_with_dropout_on(pretrain, tmp_path, ranks):
+    save = f"--save {tmp_path} --load {tmp_path} --save-interval 100 "
+    whole = pretrain(STEPS, ranks)
+    first = pretrain(STEPS + save + "--exit-interval 3", ranks)
+    second = pretrain(STEPS + save, ranks)
+    assert "will not load any checkpoints and will start from random" in first.out
+    assert "[exiting program at iteration 3] datetime:" in first.out
+    assert f" loading checkpoint from {tmp_path} at iteration 3" in second.out
+    for name in ("lm loss", "grad norm", "learning rate", "consumed samples"):
+        assert first.column(name) + second.column(name) == whole.column(name)
+    assert len(whole.column("lm loss")) == 6
+    last = [line for line in whole.out.splitlines() if "validation loss at the end" in line]
+    assert len(last) == 2 and all(line in second.out for line in last)
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "6"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "iter_0000003", "iter_0000006", "latest_checkpointed_iteration.txt"]
+
+
+@pytest.fixture
+def saved(pretrain, tmp_path):
+    """A checkpoint of one step: its folder and its file."""
+    pretrain(f"--train-iters 1 --eval-iters 0 --save {tmp_path} --save-interval 1")
+    return tmp_path, tmp_path / "iter_0000001" / "mp_rank_00" / "model_optim_rng.pt"
+
+
+def load(pretrain, root, flags="--train-iters 2 --eval-iters 0", code=1):
+    return pretrain(f"{flags} --load {root}", code=code)
+
+
+def test_megatron_s_keys(saved):
+    state = torch.load(saved[1], weights_only=True)
+    assert {"args", "checkpoint_version", "iteration", "model", "optimizer", "lr_scheduler",
+            "random_rng_state", "np_rng_state", "torch_rng_state", "cuda_rng_state",
+            "rng_tracker_states"} == set(state)
+    assert (state["checkpoint_version"], state["iteration"]) == (3.0, 1)
+    assert state["args"]["consumed_train_samples"] == 2
+    assert "decoder.layers.1.self_attention.linear_qkv.weight" in state["model"]
+
+
+class Attack:
+    def __reduce__(self):
+        return print, ("the checkpoint ran code",)
+
+
+@pytest.mark.parametrize("content, reason", [
+    (b"", "is not a checkpoint of this trainer"),
+    (b"not a checkpoint at all", "is not a checkpoint of this trainer"),
+    (pickle.dumps({"model": Attack()}), "is not a checkpoint of this trainer"),
+    (None, "is not a checkpoint of this trainer"),
+])
+def test_what_is_not_a_checkpoint_is_refused(pretrain, saved, content, reason):
+    root, file = saved
+    file.write_bytes(file.read_bytes()[:-1000] if content is None else content)
+    run = load(pretrain, root)
+    assert f"error: {file} {reason}" in run.err
+    assert "the checkpoint ran code" not in run.out + run.err
+
+
+def test_code_in_a_checkpoint_is_not_run(pretrain, saved):
+    root, file = saved
+    torch.save({"args": {}, "model": Attack(), "iteration": 1, "checkpoint_version": 3.0}, file)
+    run = load(pretrain, root)
+    assert "is not a checkpoint of this trainer" in run.err
+    assert "the checkpoint ran code" not in run.out + run.err
+
+
+def test_a_file_with_other_contents_is_refused(pretrain, saved):
+    root, file = saved
+    torch.save({"weights": torch.zeros(3)}, file)
+    assert "it has no args, checkpoint_version, iteration, model" in load(pretrain, root).err
+
+
+def test_a_missing_iteration_names_those_that_are_there(pretrain, saved):
+    root, _ = saved
+    (root / "latest_checkpointed_iteration.txt").write_text("7")
+    err = load(pretrain, root).err
+    assert "there is no iter_0000007/mp_rank_00/model_optim_rng.pt" in err
+    assert "checkpoints there: iter_0000001" in err
+
+
+def test_a_tracker_that_holds_no_number(pretrain, saved):
+    root, _ = saved
+    (root / "latest_checkpointed_iteration.txt").write_text("soon")
+    assert "should hold the number of an iteration, but holds 'soon'" in load(pretrain, root).err
+
+
+def test_another_model_is_refused(pretrain, saved):
+    run = load(pretrain, saved[0], "--train-iters 2 --eval-iters 0 --num-layers 3")
+    assert ("num_layers value from checkpoint (2) is not equal to the input argument value (3)."
+            in run.err)
+
+
+def test_finetune_keeps_the_weights_alone(pretrain, saved):
+    run = load(pretrain, saved[0],
+               "--train-iters 1 --eval-iters 0 --log-interval 1 --finetune", code=0)
+    assert "at iteration 0" in run.out and run.column("consumed samples") == [2]
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(dataset, saved):
+    root, file = saved
+    before = file.read_bytes()
+
+    def small_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+
+    command = [sys.executable, PRETRAIN, *(MODEL + dataset.flags).split(), "--train-iters", "2",
+               "--eval-iters", "0", "--load", str(root), "--save", str(root),
+               "--save-interval", "1", "--override-lr-scheduler"]
+    run = subprocess.run(command, capture_output=True, text=True, preexec_fn=small_files)
+    assert run.returncode == 1
+    assert f"error: --save {root}: rank 0 could not write the checkpoint" in run.stderr
+    assert "earlier checkpoints are untouched" in run.stderr
+    assert file.read_bytes() == before
+    assert sorted(p.name for p in root.iterdir()) == [
+        "iter_0000001", "latest_checkpointed_iteration.txt"]

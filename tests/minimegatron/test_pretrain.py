@@ -1,0 +1,172 @@
+"""The program as its users start it: what it prints, writes and refuses."""
+
+import json
+import math
+import re
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from .conftest import MODEL
+
+STEPS = "--global-batch-size 8 --train-iters 20 --log-interval 5 --eval-interval 10 --eval-iters 1 "
+
+
+@pytest.fixture(scope="module")
+def alone(request):
+    """Column texts of one run of one process, shared by the parity tests."""
+    return {}
+
+
+def test_start_up_lines_stand_in_megatron_s_order(pretrain):
+    out = pretrain(STEPS).out
+    expected = [
+        "using world size: 1, data-parallel-size: 1, tensor-model-parallel size: 1, "
+        "pipeline-model-parallel size: 1 \n",
+        "------------------------ arguments ------------------------\n",
+        "  adam_beta1 ...................................... 0.9\n",
+        "  world_size ...................................... 1\n",
+        "-------------------- end of arguments ---------------------\n",
+        "setting number of micro-batches to constant 4\n",
+        "> building GPT2BPETokenizer tokenizer ...\n",
+        " > padded vocab (size: 512) with 0 dummy tokens (new size: 512)\n",
+        "> initializing torch distributed ...\n",
+        "> initializing tensor model parallel with size 1\n",
+        "> initializing pipeline model parallel with size 1\n",
+        "> setting random seeds to 1234 ...\n",
+        "time to initialize megatron (seconds): ",
+        "[after megatron is initialized] datetime: ",
+        " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 42880\n",
+        "> learning rate decay style: linear\n",
+        "[after model, optimizer, and learning rate scheduler are built] datetime: ",
+        "> building train, validation, and test datasets ...\n",
+        "    train:      160\n    validation: 24\n    test:       8\n",
+        "> finished creating GPT datasets ...\n",
+        "[after dataloaders are built] datetime: ",
+        "done with setup ...\n",
+        "time (ms) | model-and-optimizer-setup: ",
+        "training ...\n",
+        "[before the start of training step] datetime: ",
+        " iteration        5/      20 | consumed samples:           40 |",
+        "[Rank 0] (after 5 iterations) memory (MB) | allocated: ",
+        "time (ms) | forward-compute: ",
+        " validation loss at iteration 10 | lm loss value: ",
+        "[after training is done] datetime: ",
+        " validation loss at the end of training for val data | lm loss value: ",
+        " validation loss at the end of training for test data | lm loss value: ",
+    ]
+    at = 0
+    for text in expected:
+        found = out.find(text, at)
+        assert found >= 0, f"{text!r} is missing or out of order"
+        at = found + len(text)
+
+
+def test_the_loss_falls_on_real_text(pretrain):
+    loss = pretrain("--global-batch-size 8 --train-iters 60 --log-interval 20 --eval-iters 0 "
+                    "--lr 1e-2").column("lm loss")
+    untrained = math.log(512)
+    assert untrained > loss[0] > loss[1] > loss[2]
+    assert loss[2] < untrained - 0.7
+
+
+PARITY = {
+    "2 ranks under torchrun": (2, "torch.distributed.run"),
+    "4 ranks under the old launcher": (4, "torch.distributed.launch"),
+}
+
+
+@pytest.mark.parametrize("how", PARITY)
+def test_data_parallel_ranks_equal_one_process(pretrain, alone, how):
+    """Loss and gradient norm over 20 steps, dropout on."""
+    steps = STEPS.replace("--log-interval 5", "--log-interval 1")
+    if not alone:
+        alone["run"] = pretrain(steps)
+    ranks, launcher = PARITY[how]
+    run = pretrain(steps + "--distributed-backend nccl", ranks, launcher)
+    assert f"data-parallel-size: {ranks}" in run.out
+    for name in ("lm loss", "grad norm"):
+        got, expected = run.column(name), alone["run"].column(name)
+        assert len(got) == len(expected) == 20
+        # The log shows three decimals of the norm.
+        tolerance = {"rel": 1e-5, "abs": 0.001 if name == "grad norm" else 2e-6}
+        assert got == pytest.approx(expected, **tolerance)
+    assert run.out.count("on the CPU gloo is used instead") == 1
+    assert run.out.count(" iteration        1/      20") == 1
+
+
+def test_threads_are_capped_at_the_machine(pretrain):
+    run = pretrain("--train-iters 1 --eval-iters 0 --global-batch-size 8", 4,
+                   env={"OMP_NUM_THREADS": "32"})
+    assert re.search(r"^using \d+ thread\(s\) per rank instead of 32: 4 rank\(s\) share this "
+                     r"machine's \d+ cores$", run.out, re.M)
+
+
+def test_tensorboard_has_megatron_s_tags(pretrain, tmp_path):
+    run = pretrain(STEPS + f"--tensorboard-dir {tmp_path} --log-timers-to-tensorboard "
+                   "--log-validation-ppl-to-tensorboard --log-params-norm --log-num-zeros-in-grad "
+                   "--log-batch-size-to-tensorboard --log-world-size-to-tensorboard "
+                   "--log-memory-to-tensorboard", 2)
+    board = EventAccumulator(str(tmp_path)).Reload()
+    tags = set(board.Tags()["scalars"])
+    expected = {"lm loss", "grad-norm", "learning-rate", "loss-scale", "batch-size", "world-size",
+                "params-norm", "num-zeros", "iteration-time", "forward-compute-time",
+                "lm loss validation", "lm loss validation ppl", "mem-allocated-bytes",
+                "lm loss vs samples", "lm loss validation vs samples"}
+    assert expected <= tags
+    points = board.Scalars("lm loss")
+    assert [point.step for point in points] == list(range(1, 21))
+    means = [sum(p.value for p in points[i:i + 5]) / 5 for i in range(0, 20, 5)]
+    assert means == pytest.approx(run.column("lm loss"), rel=1e-5)
+    assert board.Scalars("lm loss vs samples")[-1].step == 160
+
+
+def test_every_rank_s_profile_is_a_run_of_its_own(pretrain, tmp_path):
+    pretrain(STEPS + f"--tensorboard-dir {tmp_path} --profile-execution yes --profile-name first",
+             2)
+    for rank in (0, 1):
+        (trace,) = (tmp_path / f"run_first_gpu{rank}").glob("*.pt.trace.json")
+        events = json.loads(trace.read_text())["traceEvents"]
+        steps = {event["name"] for event in events if event["name"].startswith("ProfilerStep#")}
+        assert steps == {"ProfilerStep#2", "ProfilerStep#3"}
+
+
+@pytest.mark.parametrize("flags, message", [
+    ("--fp16", "error: --fp16 is a flag of Megatron-LM that this trainer does not have yet"),
+    ("--vocab-file nowhere.json", "nowhere.json"),
+    ("--data-path nowhere", "nowhere.idx"),
+    ("--split 0,50,50", "--split 0,50,50"),
+    ("--device cuda", "--device cuda: torch finds no CUDA device here; nearest: --device cpu"),
+])
+def test_bad_input_is_one_line_and_a_bad_exit_code(pretrain, flags, message):
+    run = pretrain(f"--train-iters 1 {flags}", code=1)
+    assert message in run.err
+    assert "Traceback" not in run.err
+    assert len(run.err.strip().splitlines()) == 1
+
+
+def test_a_wrong_command_line_is_said_once_by_many_ranks(pretrain):
+    run = pretrain("--train-iters 1 --global-batch-size 3", 2, code=None)
+    assert run.code != 0
+    assert run.err.count("global batch size (3) is not divisible by") == 1
+
+
+def test_help_names_every_flag(pretrain):
+    out = pretrain("--help", base="").out
+    for flag in MODEL.split()[::2]:
+        assert flag in out
+
+
+def test_a_corrupted_index_is_named(pretrain, dataset, tmp_path):
+    for suffix in ("bin", "idx"):
+        content = (dataset.folder / f"text_document.{suffix}").read_bytes()
+        (tmp_path / f"text_document.{suffix}").write_bytes(content[:-7])
+    run = pretrain(f"--train-iters 1 --data-path {tmp_path}/text_document", code=1)
+    assert f"{tmp_path}/text_document.idx" in run.err and "Traceback" not in run.err
+
+
+def test_exit_after_a_duration_saves_first(pretrain, tmp_path):
+    run = pretrain("--train-iters 100000 --eval-iters 0 --exit-duration-in-mins 0.01 "
+                   f"--save {tmp_path} --save-interval 1000000", 2)
+    assert re.search(r"\[exiting program after [\d.]+ minutes\] datetime:", run.out)
+    assert (tmp_path / "latest_checkpointed_iteration.txt").exists()

@@ -1,0 +1,64 @@
+"""Log lines to the letter of Megatron-LM."""
+
+import re
+from dataclasses import replace
+
+from minimegatron.arguments import parse_arguments
+from minimegatron.report import iteration_line, validation_lines
+from minimegatron.timers import Timers, time_line
+
+from .test_arguments import GOOD
+
+CONFIG = parse_arguments((GOOD + "--global-batch-size 16 --train-iters 500").split(), {})
+
+
+def line(config=CONFIG, **changes):
+    values = {"iteration": 10, "consumed": 160, "milliseconds": 123.456, "lr": 1.5e-4,
+              "loss": 10.98765, "norm": 2.5, "zeros": None, "params_norm": None, "nans": 0}
+    return iteration_line(config, **{**values, **changes})
+
+
+def test_the_iteration_line_of_2021():
+    assert line() == (
+        " iteration       10/     500 | consumed samples:          160 | elapsed time per "
+        "iteration (ms): 123.5 | learning rate: 1.500E-04 | global batch size:    16 | lm loss: "
+        "1.098765E+01 | loss scale: 1.0 | grad norm: 2.500 | number of skipped iterations:   0 | "
+        "number of nan iterations:   0 |")
+
+
+def test_optional_columns():
+    text = line(zeros=12.0, params_norm=3.14159, nans=2)
+    assert "| grad norm: 2.500 | num zeros: 12.0 | params norm: 3.142 | number of skipped" in text
+    assert text.endswith("number of nan iterations:   2 |")
+
+
+def test_a_loss_without_a_value_is_left_out():
+    text = line(loss=None, norm=None)
+    assert "lm loss" not in text and "grad norm" not in text
+    assert "| global batch size:    16 | loss scale: 1.0 |" in text
+
+
+def test_the_iteration_line_of_today():
+    text = line(replace(CONFIG, log_format="core"))
+    assert re.match(r" \[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}\] iteration       10/     500 \|",
+                    text)
+    assert "| learning rate: 1.500000E-04 |" in text
+
+
+def test_validation_lines():
+    rule, text, again = validation_lines("iteration 20", 2.0)
+    assert text == (" validation loss at iteration 20 | lm loss value: 2.000000E+00 | "
+                    "lm loss PPL: 7.389056E+00 | ")
+    assert rule == again == "-" * (len(text) + 1)
+    assert "PPL: 4.851652E+08" in validation_lines("x", 1000.0)[1]
+
+
+def test_timers_add_up_and_start_again():
+    clock = iter(range(100))
+    timers = Timers(lambda: next(clock))
+    for name in ("optimizer", "forward-compute", "forward-compute"):
+        with timers(name):
+            pass
+    assert time_line(timers.take(), steps=2) == (
+        "time (ms) | forward-compute: 1000.00 | optimizer: 500.00")
+    assert timers.take() == {}

@@ -116,9 +116,8 @@ def _lock(data: Path, say: Say) -> Iterator[None]:
 
 
 def _build_and_publish(data: Path, key: str, say: Say, options: Options) -> None:
-    from minimegatron.errors import UserError
-
     from lab.data_files import Builder
+    from minimegatron.errors import UserError
 
     staging = data / ".building"
     shutil.rmtree(staging, ignore_errors=True)  # of a run that was killed

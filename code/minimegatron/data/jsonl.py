@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,34 +13,39 @@ from typing import BinaryIO
 from minimegatron.errors import UserError
 
 
-def open_lines(path: Path) -> BinaryIO:
-    """Open for reading bytes; a name that ends in .gz is decompressed. Raises UserError."""
-    try:
-        if path.is_dir():
-            raise UserError(f"--input {path} is a folder: give a file with one JSON object a line")
-        return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")
-    except FileNotFoundError:
-        raise UserError(f"--input {path} does not exist") from None
-    except OSError as error:
-        raise UserError(f"cannot read --input {path}: {error.strerror}") from error
+def require_readable(path: Path) -> None:
+    """Raises UserError unless `path` is there and may be read. Does not open it: a pipe's writer
+    would take the closing for the end."""
+    if path.is_dir():
+        raise UserError(f"--input {path} is a folder: give a file with one JSON object a line")
+    if not path.exists():
+        raise UserError(f"--input {path} does not exist")
+    if not os.access(path, os.R_OK):
+        raise UserError(f"cannot read --input {path}: permission denied")
+
+
+def _open(path: Path) -> BinaryIO:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")
 
 
 def read_documents(path: Path, keys: Sequence[str]) -> Iterator[tuple[list[str], int]]:
     """For every line, the texts under `keys` and the line's length in bytes.
 
-    Lines of white space are skipped. Raises UserError with file, line number and column for bytes
-    that are not UTF-8, malformed JSON, a missing key, and a value that is not text.
+    A name that ends in .gz is decompressed; lines of white space are skipped. Raises UserError,
+    with file, line number and column, for bytes that are not UTF-8, malformed JSON, a missing
+    key, and a value that is not text.
     """
-    with open_lines(path) as file:
-        number = 0
-        try:
+    require_readable(path)
+    number = 0
+    try:
+        with _open(path) as file:
             for number, raw in enumerate(file, start=1):
                 if raw.strip():
                     yield _parse(path, number, raw, keys), len(raw)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise UserError(f"--input {path} is damaged after line {number}: {error}") from error
-        except OSError as error:
-            raise UserError(f"cannot read --input {path} after line {number}: {error}") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"--input {path} is damaged after line {number}: {error}") from error
+    except OSError as error:
+        raise UserError(f"cannot read --input {path} after line {number}: {error}") from error
 
 
 def _parse(path: Path, number: int, raw: bytes, keys: Sequence[str]) -> list[str]:

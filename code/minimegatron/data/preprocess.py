@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minimegatron.data.indexed_dataset import IndexedDatasetWriter, token_dtype
-from minimegatron.data.jsonl import open_lines, read_documents
+from minimegatron.data.jsonl import read_documents, require_readable
 from minimegatron.data.tokenizer import GPT2BPETokenizer, build_tokenizer
 from minimegatron.errors import UserError
 
@@ -49,7 +49,7 @@ def preprocess(
     """
     paths = [Path(path) for path in inputs]
     for path in paths:
-        open_lines(path).close()  # before hours of work, not after
+        require_readable(path)  # before hours of work, not after
     counts = Counts(tokens=dict.fromkeys(keys, 0))
     prefixes = [f"{output_prefix}_{key}_document" for key in keys]
     _require_folder(output_prefix)

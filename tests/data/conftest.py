@@ -1,0 +1,67 @@
+"""Small text, a small vocabulary trained on it, and token files made from both."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minimegatron.data.indexed_dataset import IndexedDatasetWriter
+from minimegatron.data.tokenizer import GPT2BPETokenizer, write_vocabulary
+from minimegatron.data.train_vocabulary import train_merges
+
+CODE = Path(__file__).parents[2] / "code"
+
+# Real text that is there on every machine that runs these tests.
+TEXTS = [path.read_text(encoding="utf-8") for path in sorted(CODE.glob("minimegatron/data/*.py"))]
+
+
+@pytest.fixture(scope="session")
+def texts() -> list[str]:
+    return TEXTS
+
+
+@pytest.fixture(scope="session")
+def vocabulary(tmp_path_factory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("vocabulary")
+    files = folder / "vocab.json", folder / "merges.txt"
+    write_vocabulary(train_merges(TEXTS, 743), *files)
+    return files
+
+
+@pytest.fixture(scope="session")
+def tokenizer(vocabulary) -> GPT2BPETokenizer:
+    return GPT2BPETokenizer(*vocabulary)
+
+
+@pytest.fixture
+def jsonl(tmp_path) -> Path:
+    path = tmp_path / "text.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return path
+
+
+@pytest.fixture
+def write_pair(tmp_path):
+    """write_pair([[1, 2], [3]]) -> the prefix of a pair with these documents."""
+
+    def write(documents, dtype=np.uint16, name="pair") -> str:
+        with IndexedDatasetWriter(tmp_path / name, dtype) as writer:
+            for document in documents:
+                writer.add_sequence(document)
+                writer.end_document()
+        return str(tmp_path / name)
+
+    return write
+
+
+@pytest.fixture
+def in_order(write_pair):
+    """in_order([3, 0, 5]) -> the prefix of a pair whose tokens count up through documents."""
+
+    def write(sizes, **options) -> str:
+        ends = np.cumsum(sizes)
+        return write_pair([np.arange(end - size, end)
+                           for size, end in zip(sizes, ends, strict=True)], **options)
+
+    return write

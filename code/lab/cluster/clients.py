@@ -52,7 +52,7 @@ def write_wrappers(layout: Layout, slurm: Slurm, loopback: bool, own_sacct: bool
         if target is None:
             (layout.bin / name).unlink(missing_ok=True)
         elif name == "sacct" and own_sacct:
-            words = shlex.join([sys.executable, "-m", "lab.cluster.sacct"])
+            words = shlex.join([sys.executable, "-I", "-m", "lab.cluster.sacct"])
             put(layout.bin / name, _wrapper(layout, slurm, name, words, loopback), 0o755)
         else:
             text = _wrapper(layout, slurm, name, shlex.quote(target), loopback)
@@ -91,7 +91,7 @@ alive() {
     [ -e "$state/ready" ] && read -r pid started 2>/dev/null <"$state/init.pid" || return 1
     read -r line 2>/dev/null <"/proc/$pid/stat" || return 1
     set -- ${line##*) }
-    [ "${20}" = "$started" ]
+    [ "$1" != Z ] && [ "${20}" = "$started" ]
 }
 alive || { echo "NAME: error: NOT_RUNNING" >&2; exit 1; }"""
 

@@ -101,7 +101,8 @@ Epilog={short}/sbin/epilog
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SchedulerType=sched/backfill
-SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,bf_interval=2
+SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,bf_interval=1
+EnforcePartLimits=ALL
 ReturnToService=2
 KillWait=5
 UnkillableStepTimeout=15

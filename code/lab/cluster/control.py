@@ -189,7 +189,8 @@ def launch(layout: Layout, profile: Profile, place: Place, slurm: Slurm, lock: i
     read, write = os.pipe()
     with open(layout.log("init"), "w") as log:
         child = subprocess.Popen(
-            [sys.executable, "-m", "lab.cluster.init", str(layout.state), str(write), str(lock)],
+            [sys.executable, "-I", "-m", "lab.cluster.init",
+             str(layout.state), str(write), str(lock)],
             pass_fds=(write, lock), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
             start_new_session=True)
     os.close(write)

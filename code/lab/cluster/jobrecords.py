@@ -1,0 +1,103 @@
+"""Jobs, finished and not, read from what Slurm writes without an accounting database."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from pathlib import Path
+
+ACTIVE = ("PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "REQUEUED",
+          "REQUEUE_HOLD", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT")
+_PAIR = re.compile(r"(\S+?)=(.*?)(?=\s+[A-Z][\w/:]*=|\s*$)")
+
+# Slurm's two texts name the same thing differently. Ours are the names that sacct prints.
+_FROM_COMPLETION = {
+    "JobIDRaw": "JobId", "JobName": "Name", "Partition": "Partition", "Account": "Account",
+    "State": "JobState", "Start": "StartTime", "End": "EndTime", "Submit": "SubmitTime",
+    "Eligible": "EligibleTime", "NodeList": "NodeList", "NNodes": "NodeCnt",
+    "AllocCPUS": "ProcCnt", "WorkDir": "WorkDir", "AllocTRES": "Tres", "ExitCode": "ExitCode",
+    "DerivedExitCode": "DerivedExitCode", "QOS": "QOS", "Timelimit": "TimeLimit",
+}
+_FROM_CONTROLLER = _FROM_COMPLETION | {
+    "JobName": "JobName", "NNodes": "NumNodes", "AllocCPUS": "NumCPUs", "AllocTRES": "TRES"}
+
+
+def parse_line(line: str) -> dict[str, str]:
+    """`Key=value Key=value`; a value may hold blanks, and may be empty."""
+    return dict(_PAIR.findall(line))
+
+
+def _job(pairs: dict[str, str], names: dict[str, str]) -> dict[str, str]:
+    job = {ours: pairs.get(theirs, "") for ours, theirs in names.items()}
+    job["User"] = pairs.get("UserId", "").partition("(")[0]
+    job["Account"] = "" if job["Account"] == "(null)" else job["Account"]
+    job["QOS"] = "" if job["QOS"] == "(null)" else job["QOS"]
+    job["NodeList"] = "None assigned" if job["NodeList"] in ("", "(null)") else job["NodeList"]
+    array, task = pairs.get("ArrayJobId"), pairs.get("ArrayTaskId")
+    job["JobID"] = f"{array}_{task}" if array and task else job["JobIDRaw"]
+    for name in ("Start", "End", "Submit", "Eligible"):
+        job[name] = "Unknown" if job[name] in ("", "N/A", "None", "(null)") else job[name]
+    job["Timelimit"] = _time_limit(job["Timelimit"])
+    return job
+
+
+def _time_limit(text: str) -> str:
+    """Minutes in one of the two texts, HH:MM:SS in the other."""
+    if text.isdigit():
+        return format_seconds(60 * int(text))
+    return {"UNLIMITED": "UNLIMITED", "Partition_Limit": "Partition_Limit"}.get(text, text)
+
+
+def finished(records: Path) -> list[dict[str, str]]:
+    """In the order in which they ended."""
+    try:
+        lines = records.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    return [_job(parse_line(line), _FROM_COMPLETION) for line in lines
+            if line.startswith("JobId=")]
+
+
+def active(listing: str) -> list[dict[str, str]]:
+    """Of `scontrol show job -o`: what is not finished."""
+    jobs = []
+    for line in listing.splitlines():
+        if line.startswith("JobId="):
+            job = _job(parse_line(line), _FROM_CONTROLLER)
+            if job["State"] in ACTIVE:
+                job["End"] = "Unknown"
+                if job["State"] == "PENDING":
+                    job["Start"], job["AllocCPUS"], job["AllocTRES"] = "Unknown", "0", ""
+                jobs.append(job)
+    return jobs
+
+
+def merge(ended: list[dict[str, str]], going_on: list[dict[str, str]],
+          duplicates: bool = False) -> list[dict[str, str]]:
+    """One entry per job, its latest; with `duplicates`, each run of a requeued one."""
+    recorded = {(job["JobIDRaw"], job["Start"]) for job in ended}
+    jobs = ended + [job for job in going_on
+                    if not (job["State"] == "COMPLETING"
+                            and (job["JobIDRaw"], job["Start"]) in recorded)]
+    if not duplicates:
+        jobs = list({job["JobIDRaw"]: job for job in jobs}.values())
+    return sorted(jobs, key=lambda job: int(job["JobIDRaw"]))
+
+
+def parse_time(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def elapsed_seconds(job: dict[str, str], now: datetime) -> int:
+    start, end = parse_time(job["Start"]), parse_time(job["End"]) or now
+    return max(0, int((end - start).total_seconds())) if start and start <= end else 0
+
+
+def format_seconds(seconds: int) -> str:
+    """As Slurm writes durations: [DAYS-]HH:MM:SS."""
+    days, rest = divmod(seconds, 86400)
+    clock = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
+    return f"{days}-{clock}" if days else clock

@@ -70,7 +70,7 @@ class Run:
         return [float(match.group(1)) for match in found if match]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def pretrain(dataset):
     """Run pretrain_gpt.py with the tiny model, on `ranks` processes under torchrun."""
 

@@ -2,6 +2,7 @@
 
 import pickle
 import resource
+import shutil
 import subprocess
 import sys
 
@@ -32,11 +33,19 @@ def test_resuming_is_exact_with_dropout_on(pretrain, tmp_path, ranks):
         "iter_0000003", "iter_0000006", "latest_checkpointed_iteration.txt"]
 
 
+@pytest.fixture(scope="module")
+def one_step(pretrain, tmp_path_factory):
+    root = tmp_path_factory.mktemp("one_step")
+    pretrain(f"--train-iters 1 --eval-iters 0 --save {root} --save-interval 1")
+    return root
+
+
 @pytest.fixture
-def saved(pretrain, tmp_path):
-    """A checkpoint of one step: its folder and its file."""
-    pretrain(f"--train-iters 1 --eval-iters 0 --save {tmp_path} --save-interval 1")
-    return tmp_path, tmp_path / "iter_0000001" / "mp_rank_00" / "model_optim_rng.pt"
+def saved(one_step, tmp_path):
+    """A copy of a checkpoint of one step: its folder and its file."""
+    root = tmp_path / "checkpoints"
+    shutil.copytree(one_step, root)
+    return root, root / "iter_0000001" / "mp_rank_00" / "model_optim_rng.pt"
 
 
 def load(pretrain, root, flags="--train-iters 2 --eval-iters 0", code=1):

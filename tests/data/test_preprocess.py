@@ -105,7 +105,7 @@ def test_gzip_and_byte_order_mark(preprocess, tmp_path, tokenizer):
 
 @pytest.mark.parametrize(("content", "says"), [
     (b'{"text": "a"}\n{"text": "b",}\n', "bad.jsonl, line 2, column "),
-    (b'{"text": "a"}\n{"text": "b"\n', "line 2, column "),
+    (b'{"text": "a"}\n{"text": "b"\n', "line 2, column 13: not JSON (Expecting ',' delimiter)"),
     (b"plain words\n", "line 1, column 1: not JSON (Expecting value); the line begins "
                        "'plain words'"),
     (b'{"text": "' + b"x" * 500 + b"\n", "begins '{\"text\": \"" + "x" * 50 + "...'"),

@@ -52,7 +52,7 @@ def _parse(path: Path, number: int, raw: bytes, keys: Sequence[str]) -> list[str
     where = f"{path}, line {number}"
     try:
         # Some editors begin a file with a byte order mark, which JSON does not allow.
-        line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{where}, column {error.start + 1}: the byte 0x{raw[error.start]:02x} is "
                         f"not UTF-8; the line begins {_begin(raw)}; save the file as UTF-8"
@@ -60,7 +60,7 @@ def _parse(path: Path, number: int, raw: bytes, keys: Sequence[str]) -> list[str
     try:
         document = json.loads(line)
     except json.JSONDecodeError as error:
-        raise UserError(f"{where}, column {error.colno}: not JSON ({error.msg}); the line begins "
+        raise UserError(f"{where}, column {error.pos + 1}: not JSON ({error.msg}); the line begins "
                         f"{_begin(line)}; each line must be one JSON object, such as "
                         '{"text": "..."}') from error
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits, brackets 5,000 deep

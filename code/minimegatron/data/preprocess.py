@@ -22,7 +22,7 @@ from minimegatron.errors import UserError
 
 # Documents are encoded together, up to this many and up to this many bytes of text.
 BATCH_DOCUMENTS = 256
-BATCH_BYTES = 4 << 20
+BATCH_BYTES = 1 << 20
 
 
 @dataclass

@@ -6,6 +6,7 @@ import os
 import pwd
 import secrets
 import shlex
+import socket
 import stat
 import sys
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from lab.cluster.profile import CPUS, PARTITION, Profile
 from lab.errors import LabError
 
 # Slurm wants character devices for GPUs and never opens them. Every machine has these.
+RUN_VARIABLE = "LAB_CLUSTER_RUN"  # marks every process of a cluster, to find strays by
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx")
 
 
@@ -168,7 +170,26 @@ def hosts_file(profile: Profile, place: Place) -> str:
         lines.append(f"{namespaces.LOGIN_ADDRESS} login")
     lines += [f"{place.node_address(index)} {name}"
               for index, name in enumerate(profile.node_names)]
+    # torch listens on IPv6 and asks for the names of such addresses; other names, so that
+    # looking up slurmnode1 still finds one plain address.
+    if place.loopback:
+        lines.append("::ffff:127.0.0.1 localhost.lab")
+        if has_ipv6_loopback():  # libnss-wrapper's passive look-ups lead servers there
+            lines += [f"::1 {name}" for name in profile.node_names]
+    else:
+        lines += [f"::ffff:{place.node_address(index)} {name}.lab"
+                  for index, name in enumerate(profile.node_names)]
+        lines.append(f"::ffff:{namespaces.LOGIN_ADDRESS} login.lab")
     return "\n".join(lines) + "\n"
+
+
+def has_ipv6_loopback() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
 
 
 def task_prolog(layout: Layout, place: Place, slurm: Slurm, programs: list[str]) -> str:
@@ -182,6 +203,7 @@ def task_prolog(layout: Layout, place: Place, slurm: Slurm, programs: list[str])
         "esac" for folder in reversed(programs))
     lines = ["#!/bin/sh", folders, 'echo "export PATH=$PATH"',
              f'echo export SLURM_CONF={quoted}',
+             f"echo export {RUN_VARIABLE}={layout.run}",
              f'[ -n "$LAB_HOME" ] || echo export LAB_HOME={shlex.quote(str(layout.home))}',
              "# Classic scripts say `set -e` and `clear`, which fails where TERM is not usable.",
              'clear >/dev/null 2>&1 || echo "export TERM=vt100"']

@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lab.cluster import accounting, clients, config, dli, health, loopback, processes, requests
-from lab.cluster.config import Place
-from lab.cluster.daemons import RUN_VARIABLE
+from lab.cluster.config import RUN_VARIABLE, Place
 from lab.cluster.install import Slurm, ensure_slurm
 from lab.cluster.layout import Layout
 from lab.cluster.profile import Profile, from_json, make
@@ -256,11 +255,12 @@ def down(home: Path, say: Say = print) -> None:
         if running:
             cancelled = cancel_jobs(layout)
             end_supervisor(layout)
-        sweep(layout)
+        swept = sweep(layout)
         layout.record.unlink(missing_ok=True)
         layout.remove_run()
     if not running:
-        say("the cluster is not running")
+        say("the cluster is not running" + (f"; {swept} processes that a crash left behind "
+                                            "have been ended" if swept else ""))
     else:
         say("the cluster is down" + (f"; jobs cancelled: {cancelled}" if cancelled else ""))
 
@@ -292,13 +292,16 @@ def end_supervisor(layout: Layout) -> None:
         path.unlink(missing_ok=True)
 
 
-def sweep(layout: Layout) -> None:
+def sweep(layout: Layout) -> int:
     """End what a crash left: clients inside our namespaces, daemons and jobs in loopback mode."""
     end_supervisor(layout)
+    ended: set[int] = set()
     for _ in range(50):
         left = processes.in_root(layout.run.name) + processes.with_variable(
             f"{RUN_VARIABLE}={layout.run}")
         if not left:
-            return
+            break
         processes.kill(left)
+        ended.update(left)
         time.sleep(0.02)
+    return len(ended)

@@ -8,13 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab.cluster import accounting
-from lab.cluster.config import Place
+from lab.cluster.config import RUN_VARIABLE, Place
 from lab.cluster.install import SYSTEM_FOLDERS, Slurm
 from lab.cluster.layout import Layout
 from lab.cluster.profile import Profile
-
-# In the environment of everything the supervisor starts, to find strays after a crash.
-RUN_VARIABLE = "LAB_CLUSTER_RUN"
 
 
 @dataclass
@@ -82,4 +79,4 @@ def _munged(layout: Layout, slurm: Slurm) -> Daemon:
                f"--key-file={layout.short}/etc/munge.key", f"--socket={layout.munge_socket}",
                f"--pid-file={layout.run}/munged.pid", f"--log-file={layout.short}/log/munged.log",
                f"--seed-file={layout.short}/etc/munge.seed", "--num-threads=2"]
-    return Daemon("munged", command, is_up=layout.munge_socket.exists,)
+    return Daemon("munged", command, is_up=layout.munge_socket.exists)

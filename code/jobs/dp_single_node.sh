@@ -1,6 +1,6 @@
 #!/bin/bash
 # A small GPT on one node, data-parallel over two ranks, trained for real on the CPU.
-# From the workspace:  sbatch code/dp_single_node.sh
+# From the workspace:  sbatch code/dp_single_node.sh [more flags of the trainer]
 #SBATCH --job-name=dp_single_node
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
@@ -28,4 +28,4 @@ OUTPUT="--log-interval 10 --eval-interval 50 --eval-iters 4
 srun --kill-on-bad-exit=1 \
     torchrun --standalone --nproc_per_node "$RANKS_PER_NODE" \
     "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
-    --device cpu $MODEL $BATCH $OPTIMIZER $TEXT $OUTPUT
+    --device cpu $MODEL $BATCH $OPTIMIZER $TEXT $OUTPUT "$@"

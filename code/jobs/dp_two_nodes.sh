@@ -1,6 +1,6 @@
 #!/bin/bash
 # A small GPT on two nodes with two ranks each, data-parallel, trained for real on the CPU.
-# From the workspace:  sbatch code/dp_two_nodes.sh
+# From the workspace:  sbatch code/dp_two_nodes.sh [more flags of the trainer]
 #SBATCH --job-name=dp_two_nodes
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -33,4 +33,4 @@ srun --kill-on-bad-exit=1 bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@
     --nnodes "$SLURM_NNODES" --nproc_per_node "$RANKS_PER_NODE" \
     --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
     "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
-    --device cpu $MODEL $BATCH $OPTIMIZER $TEXT $OUTPUT
+    --device cpu $MODEL $BATCH $OPTIMIZER $TEXT $OUTPUT "$@"

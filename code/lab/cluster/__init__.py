@@ -2,8 +2,8 @@
 
 What the rest of the product uses:
 
-    environment(home)         what a shell or JupyterLab needs to reach the cluster's commands
-    ensure_up(home, profile)  start it, or heal it, or find it running
+    environment(home)         this process's environment, with the cluster's commands on PATH
+    ensure_up(home, profile)  start it, or heal it, or find it running; True: started here
     down(home)                stop it
     link_dli(home)            `/dli` -> the workspace, where the machine allows it
 """
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 def environment(home: Path) -> dict[str, str]:
     from lab.cluster import clients
 
-    return clients.environment(home)
+    return clients.full_environment(home)
 
 
-def ensure_up(home: Path, profile: Profile | None = None) -> None:
+def ensure_up(home: Path, profile: Profile | None = None) -> bool:
     from lab.cluster import control
 
-    control.ensure_up(home, profile)
+    return control.ensure_up(home, profile)
 
 
 def down(home: Path) -> None:

@@ -66,18 +66,22 @@ def write_record(layout: Layout, record: dict) -> None:
     config.put(layout.record, json.dumps(record))
 
 
-def ensure_up(home: Path, profile: Profile | None = None, say: Say = print) -> None:
-    """Up and healthy when this returns. Without a profile any running cluster will do."""
+def ensure_up(home: Path, profile: Profile | None = None, say: Say = print) -> bool:
+    """Up and healthy when this returns. Without a profile any running cluster will do.
+
+    True: this call started it, so the caller may want to stop it.
+    """
     if Layout(home).site.exists():
-        return
+        return False
     options = Options()
     if profile:
         options = Options(len(profile.nodes), profile.gpus, None, profile.accounting or None,
                           None if profile.mode == "auto" else profile.mode)
-    up(home, options, say)
+    return up(home, options, say)
 
 
-def up(home: Path, options: Options, say: Say = print) -> None:
+def up(home: Path, options: Options, say: Say = print) -> bool:
+    """True: it was not running and does now."""
     layout = Layout(home)
     refuse_site(layout)
     profile = options.profile()  # complain about the command line first
@@ -88,12 +92,13 @@ def up(home: Path, options: Options, say: Say = print) -> None:
         if record and health.supervisor(layout):
             check_agreement(record, options)
             if keep_running(layout, record, say):
-                return
+                return False
         if record and not options.given():  # a crash: bring back what was there
             profile = from_json(record["profile"])
         began = time.monotonic()
         start(layout, profile, slurm, lock, say, crashed=record is not None)
         announce(layout, profile, time.monotonic() - began, say)
+        return True
 
 
 def refuse_site(layout: Layout) -> None:

@@ -102,12 +102,20 @@ def parse_nodes(count: int | None, gpus: str) -> tuple[Node, ...]:
         if total % len(kinds):
             near = max(1, round(total / len(kinds))) * len(kinds)
             raise LabError(f"--nodes {total} cannot be split evenly over the {len(kinds)} kinds in "
-                           f"--gpus {gpus!r}: --nodes {near}, or say how many of each: "
-                           f"{total - len(kinds) + 1 if total > len(kinds) else 1}x{gpus}")
+                           f"--gpus {gpus!r}: --nodes {near}, or say how many of each"
+                           + _uneven_example(total, kinds))
         shares = [total // len(kinds)] * len(kinds)
     rows = [(kind, number) for share, (_, kind, number) in zip(shares, kinds, strict=True)
             for _ in range(share)]
     return tuple(Node(f"slurmnode{i}", kind, number) for i, (kind, number) in enumerate(rows, 1))
+
+
+def _uneven_example(total: int, kinds: list[tuple]) -> str:
+    if total < len(kinds):
+        return ""
+    counts = [total - len(kinds) + 1] + [1] * (len(kinds) - 1)
+    return ": " + ",".join(f"{count}x{kind}:{number}" for count, (_, kind, number)
+                           in zip(counts, kinds, strict=True))
 
 
 def _parse_kind(text: str) -> tuple[int | None, str | None, int]:

@@ -130,12 +130,12 @@ def main() -> None:
         since = jobrecords.parse_time(arguments.starttime)
         if since is None:
             parser().error(f"-S {arguments.starttime!r}: not YYYY-MM-DD or YYYY-MM-DDTHH:MM:SS")
+    wanted = job_ids(arguments.jobs) if arguments.jobs else set()
     state = Path(os.environ["SLURM_CONF"]).parents[1]
     jobs = read_jobs(state, arguments.duplicates)
     if arguments.user and arguments.user not in {job["User"] for job in jobs}:
         jobs = []
-    if arguments.jobs:
-        wanted = job_ids(arguments.jobs)
+    if wanted:
         jobs = [job for job in jobs if wanted & {job["JobID"], job["JobIDRaw"],
                                                  job["JobID"].partition("_")[0]}]
     if arguments.starttime or not arguments.jobs:

@@ -1,0 +1,92 @@
+"""What every part's tests share: a real cluster in a temporary workspace."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lab.cluster import control
+from lab.cluster.install import locate
+from lab.cluster.layout import Layout
+
+
+@dataclass(frozen=True)
+class RunningCluster:
+    """A cluster that is up, and a shell in its workspace."""
+
+    home: Path
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.home)
+
+    def run(self, command: str | list[str], timeout: float = 60, **environment: str
+            ) -> subprocess.CompletedProcess:
+        """Run in the workspace with the environment of `lab cluster env`."""
+        from lab import cluster
+
+        words = ["bash", "-c", command] if isinstance(command, str) else command
+        return subprocess.run(words, cwd=self.home, text=True, capture_output=True,
+                              stdin=subprocess.DEVNULL, timeout=timeout,
+                              env=cluster.environment(self.home) | environment)
+
+    def until(self, done: Callable[[], object], seconds: float = 20) -> bool:
+        """Whether `done()` comes true in time."""
+        deadline = time.monotonic() + seconds
+        while not done():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
+
+
+def cluster_processes(home: Path) -> list[str]:
+    """Whatever still runs of the cluster in this workspace."""
+    from lab.cluster import processes
+
+    run, left = str(Layout(home).run), []
+    for pid in {*processes.in_root(Path(run).name),
+                *processes.with_variable(f"LAB_CLUSTER_RUN={run}")}:
+        left.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode())
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        text = entry.read_bytes() if entry.exists() else b""
+        if b"lab.cluster.init" in text and f"{home}/".encode() in text:
+            left.append(text.decode())
+    return left
+
+
+@pytest.fixture(scope="session")
+def make_cluster(tmp_path_factory) -> Iterator[Callable[..., RunningCluster]]:
+    """Start clusters with any options; all are down, without a process left, at the end."""
+    if locate() is None:
+        pytest.skip("Slurm is not installed: lab install-slurm")
+    homes = []
+
+    def make(**options) -> RunningCluster:
+        home = tmp_path_factory.mktemp("workspace")
+        homes.append(home)
+        control.up(home, control.Options(**options))
+        return RunningCluster(home)
+
+    yield make
+    for home in homes:
+        run = Layout(home).run
+        control.down(home)
+        assert not cluster_processes(home)
+        assert not run.exists()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def cluster(make_cluster) -> RunningCluster:
+    """The default cluster: two nodes with two virtual V100 each. Shared by the whole session."""
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        del os.environ[name]
+    return make_cluster()

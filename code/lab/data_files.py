@@ -37,7 +37,7 @@ class Builder:
         gpt2 = self.assets / "gpt2-vocab.json", self.assets / "gpt2-merges.txt"
         small = self.small / "vocab.json", self.small / "merges.txt"
         self._vocabularies(gpt2, small)
-        return [self._tokenize(gpt2, self.folder / "my-gpt2_text_document"),
+        return [self._tokenize(gpt2, self.assets / "my-gpt2_text_document"),
                 self._tokenize(small, self.small / "text_document")]
 
     def _library_text(self) -> Path:

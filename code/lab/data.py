@@ -145,7 +145,7 @@ def _publish(staging: Path, data: Path, stamp: dict) -> None:
     # Index files go first and come last: a new .bin must never meet an old .idx.
     stale += [data / name for name in names if name.endswith(".idx")]
     # Maps that the trainer made from the data that is being replaced.
-    stale += [*data.glob("my-gpt2_*_indexmap_*"), *data.glob("bpe-*/text_document_*_indexmap_*")]
+    stale += data.glob("*/*text_document_*_indexmap_*")
     for path in stale:
         path.unlink(missing_ok=True)
     for name in sorted(names, key=lambda name: name.endswith(".idx")):

@@ -18,9 +18,10 @@ from minimegatron.data.indexed_dataset import IndexedDataset
 from minimegatron.data.tokenizer import GPT2BPETokenizer, byte_alphabet, write_vocabulary
 from minimegatron.data.train_vocabulary import train_merges
 
+GPT2_PREFIX = "GPT-2_assets/my-gpt2_text_document"
 FILES = {
     "GPT-2_assets/gpt2-vocab.json", "GPT-2_assets/gpt2-merges.txt",
-    "GPT-2_assets/my-gpt2_text_document.bin", "GPT-2_assets/my-gpt2_text_document.idx",
+    f"{GPT2_PREFIX}.bin", f"{GPT2_PREFIX}.idx",
     "bpe-400/vocab.json", "bpe-400/merges.txt", "bpe-400/text_document.bin",
     "bpe-400/text_document.idx",
 }
@@ -66,7 +67,7 @@ def test_own_text(jsonl, tmp_path, texts):
     root = tmp_path / "home" / "data"
     for vocab, merge, prefix, entries in (
         ("GPT-2_assets/gpt2-vocab.json", "GPT-2_assets/gpt2-merges.txt",
-         "GPT-2_assets/my-gpt2_text_document", 900),
+         GPT2_PREFIX, 900),
         ("bpe-400/vocab.json", "bpe-400/merges.txt", "bpe-400/text_document", 400),
     ):
         ids = json.loads((root / vocab).read_text())
@@ -96,7 +97,7 @@ def test_a_second_run_is_quick_and_touches_nothing(jsonl, tmp_path):
 
 
 @pytest.mark.parametrize("damage", [
-    lambda root: os.remove(root / "GPT-2_assets/my-gpt2_text_document.idx"),
+    lambda root: os.remove(root / f"{GPT2_PREFIX}.idx"),
     lambda root: os.truncate(root / "bpe-400" / "text_document.bin", 10),
     lambda root: (root / ".stamp.json").write_text("{"),
     lambda root: shutil.rmtree(root / "GPT-2_assets"),
@@ -111,14 +112,15 @@ def test_what_is_missing_or_cut_is_made_again(jsonl, tmp_path, damage):
 
 def test_other_text_replaces_all_and_drops_the_trainers_maps(jsonl, tmp_path):
     data.make(tmp_path, quiet, small(jsonl))
-    stale = tmp_path / "data" / "GPT-2_assets/my-gpt2_text_document_train_indexmap_8ns_4sl_1s_doc_idx.npy"
+    stale = tmp_path / "data" / f"{GPT2_PREFIX}_train_indexmap_8ns_4sl_1s_doc_idx.npy"
     stale.touch()
     before = files(tmp_path)
     jsonl.write_text(jsonl.read_text() * 2)
     data.make(tmp_path, quiet, small(jsonl))
     after = files(tmp_path)
     assert set(after) == FILES and not stale.exists()
-    assert after["GPT-2_assets/my-gpt2_text_document.bin"] != before["GPT-2_assets/my-gpt2_text_document.bin"]
+    tokens = f"{GPT2_PREFIX}.bin"
+    assert after[tokens] != before[tokens]
 
 
 def test_several_inputs_are_read_in_order(jsonl, tmp_path, texts):
@@ -126,7 +128,7 @@ def test_several_inputs_are_read_in_order(jsonl, tmp_path, texts):
     more.write_text('{"text": "the last one"}\n')
     data.make(tmp_path, quiet, data.Options((str(jsonl), str(more)), gpt2_entries=900,
                                             small_entries=400))
-    assert len(IndexedDataset(tmp_path / "data" / "GPT-2_assets/my-gpt2_text_document")) == len(texts) + 1
+    assert len(IndexedDataset(tmp_path / "data" / GPT2_PREFIX)) == len(texts) + 1
 
 
 def test_short_text_borrows_the_librarys_for_the_vocabulary_only(tmp_path, monkeypatch):
@@ -136,7 +138,7 @@ def test_short_text_borrows_the_librarys_for_the_vocabulary_only(tmp_path, monke
     lines = []
     data.make(tmp_path, lines.append, small(source))
     assert any("trained on the Python library's text too" in line for line in lines)
-    assert len(IndexedDataset(tmp_path / "data" / "GPT-2_assets/my-gpt2_text_document")) == 1
+    assert len(IndexedDataset(tmp_path / "data" / GPT2_PREFIX)) == 1
 
 
 def test_the_users_vocabulary_is_used_as_it_is(jsonl, tmp_path, texts):
@@ -217,7 +219,7 @@ def test_killed_while_files_are_put_in_place(jsonl, tmp_path, monkeypatch):
             with pytest.raises(KeyboardInterrupt):
                 data.make(tmp_path, quiet, small(twice))
         assert not (tmp_path / "data" / ".stamp.json").exists()
-        for prefix in ("GPT-2_assets/my-gpt2_text_document", "bpe-400/text_document"):
+        for prefix in (GPT2_PREFIX, "bpe-400/text_document"):
             if (tmp_path / "data" / f"{prefix}.idx").exists():
                 IndexedDataset(tmp_path / "data" / prefix)
     data.make(tmp_path, quiet, small(twice))
@@ -275,7 +277,7 @@ def test_the_default(tmp_path):
     assert len(json.loads((root / "GPT-2_assets" / "gpt2-vocab.json").read_text())) == 50257
     assert len((root / "GPT-2_assets" / "gpt2-merges.txt").read_text("utf-8").split("\n")) == 50002
     assert len(json.loads((root / "bpe-4096" / "vocab.json").read_text())) == 4096
-    for prefix in ("GPT-2_assets/my-gpt2_text_document", "bpe-4096/text_document"):
+    for prefix in (GPT2_PREFIX, "bpe-4096/text_document"):
         assert IndexedDataset(root / prefix).tokens.size > 1_000_000
     started = time.perf_counter()
     run = lab(home=tmp_path)

@@ -22,17 +22,27 @@ def lab(cluster):
     return cluster
 
 
+def submit(lab, command, seconds=170):
+    """Run an sbatch command; returns (job number, final state) when the job has ended."""
+    done = lab.run(command)
+    assert done.returncode == 0, done.stderr
+    number = re.search(r"Submitted batch job (\d+)", done.stdout).group(1)
+    query = f"sacct -n -X -P -j {number} -o State,ExitCode"
+    ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
+    assert lab.until(lambda: lab.run(query).stdout.startswith(ended), seconds)
+    return number, lab.run(query).stdout.strip()
+
+
 def losses(log):
     return [float(loss) for loss in re.findall(r"^ iteration .* lm loss: (\S+) \|", log, re.M)]
 
 
 @pytest.mark.parametrize("script", SHIPPED, ids=lambda path: path.stem)
 def test_a_shipped_script_trains(lab, script):
-    done = lab.run(f"sbatch --wait code/{script.name} --train-iters 12 --log-interval 4 "
-                   "--eval-iters 1 --save-interval 12", timeout=170)
-    number = re.search(r"Submitted batch job (\d+)", done.stdout).group(1)
+    number, state = submit(lab, f"sbatch code/{script.name} --train-iters 12 --log-interval 4 "
+                                "--eval-iters 1 --save-interval 12")
     log = (lab.home / f"megatron/logs/{script.stem}_{number}.txt").read_text()
-    assert done.returncode == 0, log[-3000:]
+    assert state == "COMPLETED|0:0", log[-3000:]
     ranks = 4 if "#SBATCH --nodes=2" in script.read_text() else 2
     assert f"using world size: {ranks}, data-parallel-size: {ranks}" in log
     loss = losses(log)
@@ -52,15 +62,12 @@ def test_a_script_of_the_classic_course_runs_unchanged(lab):
     """/dli paths, no partition, no gres, 32 CPUs per task, port 6000, TERM unset."""
     script = lab.home / "code" / "classic.sh"
     script.write_bytes(CLASSIC.read_bytes())
-    done = lab.run("unset TERM; sbatch --wait code/classic.sh", timeout=170)
-    number = re.search(r"Submitted batch job (\d+)", done.stdout).group(1)
+    number, state = submit(lab, "unset TERM; sbatch code/classic.sh")
     logs = lab.home / "megatron/logs"
     log = (logs / f"{number}.out").read_text()
-    assert done.returncode == 0, log[-3000:] + (logs / f"{number}.err").read_text()[-3000:]
+    assert state == "COMPLETED|0:0", log[-3000:] + (logs / f"{number}.err").read_text()[-3000:]
     assert (logs / "log_2_nodes.txt").read_text() in log
     assert "using world size: 4, data-parallel-size: 4" in log
     assert len(losses(log)) == 3
     assert "--distributed-backend nccl needs GPUs: on the CPU gloo is used instead" in log
     assert (lab.home / "megatron/checkpoints/latest_checkpointed_iteration.txt").read_text() == "6"
-    account = lab.run(f"sacct -n -X -P -j {number} -o State,ExitCode", timeout=20)
-    assert account.stdout.strip() == "COMPLETED|0:0"

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 VENV = os.path.join(ROOT, ".venv")
@@ -97,10 +98,42 @@ def make_venv(python):
 
 
 def pip(*arguments):
+    """Run pip with one changing line of progress; all it says is kept in .venv/pip.log."""
     command = [os.path.join(VENV, "bin", "python"), "-m", "pip", "install", *arguments]
-    if subprocess.run(command, cwd=ROOT).returncode:
-        stop("pip could not install the environment (see above); run the same command again to "
-             "go on, or see README.md")
+    with open(LOCK) as lock:
+        total = sum(1 for line in lock if "==" in line)
+    log_name, seen = os.path.join(VENV, "pip.log"), 0
+    with open(log_name, "w") as log:
+        child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE,
+                                 stderr=subprocess.STDOUT, universal_newlines=True)
+        for line in child.stdout:
+            log.write(line)
+            words = line.split()
+            if words[:1] in (["Collecting"], ["Processing"], ["Requirement"], ["Ignoring"]):
+                seen += 1
+                show(f"[{min(seen, total):3d}/{total}] {os.path.basename(words[1])}")
+            elif words[:1] == ["Installing"]:
+                show(f"[{total}/{total}] copying into .venv, about a minute")
+        code = child.wait()
+    show("")
+    if code:
+        with open(log_name) as log:
+            sys.stderr.write("".join(log.readlines()[-15:]))
+        stop(f"pip could not install the environment (all it said: {log_name}); the same command "
+             "again goes on from there")
+
+
+last_shown = [0.0]
+
+
+def show(text):
+    """On a terminal one line that changes; elsewhere a line every ten seconds."""
+    if sys.stdout.isatty():
+        sys.stdout.write("\r\033[K" + text[:78])
+        sys.stdout.flush()
+    elif text and time.time() - last_shown[0] > 10:
+        last_shown[0] = time.time()
+        print(text, flush=True)
 
 
 def ensure_venv():
@@ -119,7 +152,7 @@ def ensure_venv():
             os.remove(STAMP)
         say("Installing the packages of requirements.lock")
         pip("-r", LOCK)
-        pip("--no-build-isolation", "--no-deps", "--quiet", "-e", ROOT)
+        pip("--no-build-isolation", "--no-deps", "-e", ROOT)
         with open(STAMP, "w") as file:
             file.write(want)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import secrets
 import signal
@@ -47,6 +48,16 @@ def shell_start_file(home: Path) -> Path:
     return path
 
 
+def offline_settings(home: Path) -> Path:
+    """A configuration folder under which JupyterLab asks no server for news and updates."""
+    folder = home / ".cluster" / "jupyter"
+    path = folder / "labconfig" / "page_config.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    off = {"@jupyterlab/apputils-extension:announcements": True}
+    path.write_text(json.dumps({"disabledExtensions": off}))
+    return folder
+
+
 def _die_with_parent() -> None:
     """In the child: be told to stop when `lab start` is gone, whatever ended it (Linux)."""
     PR_SET_PDEATHSIG = 1
@@ -62,16 +73,15 @@ class Jupyter:
         shell = ["/bin/bash", "--rcfile", str(shell_start_file(home))]
         command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1",
                    f"--port={self.port}", "--ServerApp.port_retries=0",
-                   f"--ServerApp.root_dir={home}", "--LabApp.news_url=",
-                   "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-                   f"--ServerApp.terminado_settings={{'shell_command': {shell}}}"]
+                   f"--ServerApp.root_dir={home}", f"--ServerApp.terminado_settings={{'shell_command': {shell}}}"]
         if os.geteuid() == 0:
             command.append("--allow-root")
         # A session of its own: Ctrl-C reaches `lab start` alone, which stops things in order.
+        variables = {**os.environ, **environment, "JUPYTER_TOKEN": self.token,
+                     "JUPYTER_CONFIG_PATH": str(offline_settings(home))}
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                command, cwd=home, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env={**os.environ, **environment, "JUPYTER_TOKEN": self.token},
+                command, cwd=home, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=variables,
                 start_new_session=True, preexec_fn=_die_with_parent)
 
     @property

@@ -63,13 +63,19 @@ def run(arguments: argparse.Namespace) -> int:
 def serve(home: Path, port: int | None) -> int:
     """Set up what is missing, start both servers, wait; stop what was started here."""
     from lab import cluster, data
+    from lab.cluster.health import supervisor
+    from lab.cluster.layout import Layout
 
     ensure_slurm()
     workspace.make(home)
+    note = cluster.link_dli(home)
+    if note:
+        say(note)
     data.ensure(home, say)
     with contextlib.ExitStack() as started:
-        if cluster.ensure_up(home):
+        if not supervisor(Layout(home)):  # before it is up: Ctrl-C may come in between
             started.callback(stop_cluster, home)
+        cluster.ensure_up(home, say=say)
         say("Starting JupyterLab")
         jupyter = Jupyter(home, cluster.environment(home), port)
         started.callback(jupyter.stop)
@@ -85,4 +91,4 @@ def stop_cluster(home: Path) -> None:
     from lab import cluster
 
     say("Stopping the cluster")
-    cluster.down(home)
+    cluster.down(home, say)

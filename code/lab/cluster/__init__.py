@@ -10,11 +10,14 @@ What the rest of the product uses:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lab.cluster.profile import Profile
+
+Say = Callable[[str], None]
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -23,16 +26,16 @@ def environment(home: Path) -> dict[str, str]:
     return clients.full_environment(home)
 
 
-def ensure_up(home: Path, profile: Profile | None = None) -> bool:
+def ensure_up(home: Path, profile: Profile | None = None, say: Say = print) -> bool:
     from lab.cluster import control
 
-    return control.ensure_up(home, profile)
+    return control.ensure_up(home, profile, say)
 
 
-def down(home: Path) -> None:
+def down(home: Path, say: Say = print) -> None:
     from lab.cluster import control
 
-    control.down(home)
+    control.down(home, say)
 
 
 def link_dli(home: Path) -> str | None:

@@ -1,0 +1,132 @@
+"""`lab start`: one command until the address, one signal until nothing is left."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lab import data, workspace
+from tests.conftest import cluster_processes
+
+pytestmark = pytest.mark.cluster
+
+LAB = Path(sys.executable).with_name("lab")
+ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)/lab\?token=(\w+)")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory, make_cluster):  # make_cluster: skips where there is no Slurm
+    """A workspace whose data is there already, made from a text of the user's own."""
+    home = tmp_path_factory.mktemp("start")
+    text = home / "text.jsonl"
+    text.write_text('{"text": "a text of my own, to have data at once"}\n' * 50)
+    options = data.Options(inputs=(str(text),), gpt2_entries=300, small_entries=280)
+    data.make(home, lambda line: None, options)
+    yield home
+    assert not leftovers(home)
+
+
+def leftovers(home):
+    """Processes of this workspace: the cluster's, and everything that works in its folder."""
+    left = cluster_processes(home)
+    for process in psutil.process_iter(["cwd", "cmdline"]):
+        if str(process.info["cwd"] or "").startswith(str(home)):
+            left.append(" ".join(process.info["cmdline"] or []))
+    return left
+
+
+class Started:
+    """`lab start`, running in the background."""
+
+    def __init__(self, home, *flags):
+        self.process = subprocess.Popen(
+            [LAB, "start", *flags], env={**os.environ, "LAB_HOME": str(home)}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            # A shell without job control, as under pytest, would make it deaf to SIGINT.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+        self.out = ""
+
+    def address(self):
+        for line in self.process.stdout:
+            self.out += line
+            match = ADDRESS.search(line)
+            if match:
+                return match.group(0), int(match.group(1)), match.group(2)
+        pytest.fail(self.out + self.process.stderr.read())
+
+    def stop(self, number=signal.SIGINT):
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=60)
+        return self.process.returncode, self.out + out, err
+
+
+def get(port, path, token):
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}",
+                                     headers={"Authorization": f"token {token}"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return answer.status, answer.read().decode()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_until_the_address_and_back(home, number):
+    started = Started(home)
+    address, port, token = started.address()
+    assert get(port, "/api/status", token)[0] == 200
+    with pytest.raises(urllib.error.HTTPError):
+        get(port, "/api/contents", "wrong")
+    terminal = subprocess.run(
+        ["bash", "--rcfile", home / ".cluster" / "bashrc", "-ic", "sinfo -h; which python lab"],
+        env={**os.environ, "LAB_HOME": str(home)}, capture_output=True, text=True, timeout=60)
+    assert "slurmpar*" in terminal.stdout
+    assert str(LAB) in terminal.stdout and str(LAB.with_name("python")) in terminal.stdout
+    again = subprocess.run([LAB, "start"], env={**os.environ, "LAB_HOME": str(home)},
+                           capture_output=True, text=True, timeout=60)
+    assert again.returncode == 1
+    assert f"the lab already runs in {home}: {address}" in again.stderr
+    code, out, err = started.stop(number)
+    assert code == 130, err
+    assert "Ctrl-C stops all of it" in out and "Stopping the cluster" in out
+    assert not leftovers(home)
+
+
+def test_after_a_kill_nothing_of_jupyter_stays_and_the_next_start_works(home):
+    started = Started(home)
+    started.address()
+    started.process.kill()
+    started.process.wait()
+    deadline = time.monotonic() + 15
+    while any("jupyterlab" in line for line in leftovers(home)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any("jupyterlab" in line for line in leftovers(home))
+    second = Started(home)
+    _, port, token = second.address()
+    assert get(port, "/api/status", token)[0] == 200
+    assert second.stop()[0] == 130
+    # The cluster outlived the kill, so the second start found it and left it running.
+    assert cluster_processes(home)
+    subprocess.run([LAB, "cluster", "down"], env={**os.environ, "LAB_HOME": str(home)}, check=True,
+                   capture_output=True)
+    assert not leftovers(home)
+
+
+def test_a_cluster_that_ran_before_is_left_running(home):
+    environment = {**os.environ, "LAB_HOME": str(home)}
+    subprocess.run([LAB, "cluster", "up"], env=environment, check=True, capture_output=True)
+    started = Started(home)
+    started.address()
+    assert started.stop()[0] == 130
+    status = subprocess.run([LAB, "cluster", "status"], env=environment, capture_output=True)
+    assert status.returncode == 0
+    subprocess.run([LAB, "cluster", "down"], env=environment, check=True, capture_output=True)
+
+
+def test_the_workspace_is_laid_out(home):
+    assert (home / "megatron" / "Megatron-LM").resolve() == workspace.CODE.resolve()
+    assert (home / "code" / "dp_two_nodes.sh").exists()

@@ -1,0 +1,65 @@
+"""The workspace: laid out once, never at the cost of what the student wrote."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lab import jupyter, workspace
+from lab.errors import LabError
+
+
+def test_the_paths_of_the_classic_course(tmp_path):
+    workspace.make(tmp_path)
+    for path in ("megatron/Megatron-LM/pretrain_gpt.py", "megatron/logs", "megatron/tensorboard",
+                 "megatron/checkpoints", "code/dp_two_nodes.sh", "data", "notebooks"):
+        assert (tmp_path / path).exists(), path
+
+
+def test_a_second_time_keeps_the_students_work(tmp_path):
+    workspace.make(tmp_path)
+    script = tmp_path / "code" / "dp_two_nodes.sh"
+    script.write_text("mine")
+    workspace.make(tmp_path)
+    assert script.read_text() == "mine"
+
+
+def test_a_link_that_leads_elsewhere_is_mended_and_a_folder_is_not_touched(tmp_path):
+    workspace.make(tmp_path)
+    link = tmp_path / "megatron" / "Megatron-LM"
+    link.unlink()
+    link.symlink_to("/nowhere")
+    workspace.make(tmp_path)
+    assert link.resolve() == workspace.CODE.resolve()
+    link.unlink()
+    link.mkdir()
+    with pytest.raises(LabError, match=f"{link} is in the way"):
+        workspace.make(tmp_path)
+
+
+def test_a_workspace_that_is_not_writable():
+    lab = Path(sys.executable).with_name("lab")
+    done = subprocess.run([lab, "start"], env={**os.environ, "LAB_HOME": "/proc/workspace"},
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "lab: error: the workspace /proc/workspace is not writable" in done.stderr
+    assert "set LAB_HOME to a folder of your own" in done.stderr
+
+
+def test_a_port_that_is_taken():
+    import socket
+
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        with pytest.raises(LabError, match=rf"--port {port} is taken; nearest free: --port \d+"):
+            jupyter.free_port(port)
+
+
+def test_no_free_port(monkeypatch):
+    monkeypatch.setattr(jupyter, "LAST_PORT", jupyter.FIRST_PORT - 1)
+    with pytest.raises(LabError, match="no free port from 8888"):
+        jupyter.free_port(None)

@@ -1,0 +1,97 @@
+"""Rules of the repository that a machine can check."""
+
+import ast
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+TRAINER = [path for path in sorted((ROOT / "code" / "minimegatron").rglob("*.py"))
+           if path.name != "device.py"]
+
+
+def pins():
+    found = {}
+    for line in (ROOT / "requirements.lock").read_text().splitlines():
+        if line and not line.startswith("#"):
+            requirement = Requirement(line)
+            found.setdefault(requirement.name.lower(), []).append(requirement)
+    return found
+
+
+def wanted():
+    lists = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    return [Requirement(text) for group in lists for text in group]
+
+
+def test_the_lock_pins_what_pyproject_asks_for():
+    locked = pins()
+    for requirement in wanted():
+        assert requirement.name in locked, f"{requirement.name}: run `make lock`"
+        for pin in locked[requirement.name]:
+            (exact,) = pin.specifier
+            assert exact.operator == "=="
+            assert requirement.specifier.contains(exact.version), f"{pin}: run `make lock`"
+
+
+def test_what_is_installed_is_what_is_pinned():
+    for name, choices in pins().items():
+        for pin in choices:
+            if pin.marker is None or pin.marker.evaluate():
+                (exact,) = pin.specifier
+                assert Version(version(name)).public == Version(exact.version).public, name
+
+
+def test_environment_yml_names_no_dependency_of_its_own():
+    listed = re.findall(r"^ +- (.*)$", (ROOT / "environment.yml").read_text(), re.M)
+    assert listed == ["python=3.11", "pip", "pip:", "-r requirements.lock", "-e ."]
+
+
+def calls(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield node.func.attr, node.lineno
+
+
+# The data pipeline works with numpy, on the host.
+READERS = [path for path in TRAINER if path.parent.name != "data"]
+
+
+@pytest.mark.parametrize("path", READERS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_value_is_read_in_one_place_only(path):
+    """Reading waits for the device: only Device.read may."""
+    found = [(name, line) for name, line in calls(path) if name in ("item", "tolist", "cpu")]
+    assert not found
+
+
+@pytest.mark.parametrize("path", TRAINER, ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_one_file_knows_cuda(path):
+    names = [node for node in ast.walk(ast.parse(path.read_text()))
+             if isinstance(node, ast.Attribute) and node.attr == "cuda"]
+    assert not names
+
+
+def test_what_the_lab_command_imports_is_light():
+    code = "import sys, lab.cli; lab.cli.parser(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_shell_scripts_parse():
+    scripts = [*ROOT.glob("code/jobs/*.sh"), ROOT / ".ci" / "run"]
+    for script in scripts:
+        assert subprocess.run(["bash", "-n", script]).returncode == 0
+        directives = [line for line in script.read_text().splitlines() if "SBATCH" in line]
+        assert all(line.startswith("#SBATCH --") for line in directives)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from lab.cluster import control
@@ -54,12 +55,18 @@ def cluster_processes(home: Path) -> list[str]:
     run, left = str(Layout(home).run), []
     for pid in {*processes.in_root(Path(run).name),
                 *processes.with_variable(f"LAB_CLUSTER_RUN={run}")}:
-        left.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode())
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        text = entry.read_bytes() if entry.exists() else b""
-        if b"lab.cluster.init" in text and f"{home}/".encode() in text:
-            left.append(text.decode())
-    return left
+        left.append(command_line(pid))
+    left += [line for line in map(command_line, psutil.pids())
+             if "lab.cluster.init" in line and f"{home}/" in line]
+    return [line for line in left if line]
+
+
+def command_line(pid: int) -> str:
+    """Of a process, which may end meanwhile: then it is empty."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
 
 
 @pytest.fixture(scope="session")

@@ -49,10 +49,10 @@ def running(cluster, text):
     found = []
     for pid in processes.in_root(cluster.layout.run.name):
         try:
-            line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
         except OSError:
             continue
-        if text in line:
+        if text.encode() in line:
             found.append(pid)
     return found
 
@@ -148,12 +148,12 @@ def test_ctrl_c_ends_srun_and_its_tasks(cluster):
 
     job = subprocess.Popen(["srun", "-N2", "sleep", "601"], env=public.environment(cluster.home),
                            stderr=subprocess.DEVNULL, start_new_session=True)
-    assert cluster.until(lambda: len(running(cluster, "sleep\0601")) >= 3)
+    assert cluster.until(lambda: len(running(cluster, "sleep 601")) >= 3)
     for _ in range(2):
         os.killpg(job.pid, signal.SIGINT)
         time.sleep(0.2)
     assert job.wait(20) != 0
-    assert cluster.until(lambda: not running(cluster, "sleep\0601"))
+    assert cluster.until(lambda: not running(cluster, "sleep 601"))
 
 
 def test_scancel_leaves_no_orphan(cluster):

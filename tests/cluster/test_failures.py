@@ -96,7 +96,7 @@ def test_after_the_supervisor_was_killed_commands_say_so_and_up_brings_the_queue
     control.up(spare.home, control.Options())
     assert spare.until(lambda: "RUNNING" in spare.run(f"squeue -h -j {keep} -o %T").stdout, 15)
     assert not spare.run(f"squeue -h -j {lose} -t R").stdout
-    assert len(running(spare, "sleep\0600")) == 1
+    assert len(running(spare, "sleep 600")) == 1
     spare.run(f"scancel {keep}")
 
 
@@ -124,12 +124,12 @@ def test_node_cut_and_heal(spare, needs_namespaces):
 @pytest.mark.slow
 def test_a_node_cut_for_long_fails_its_job_and_comes_back(spare, needs_namespaces):
     number = spare.run("sbatch --parsable --no-requeue -N2 --wrap 'srun sleep 600'").stdout.strip()
-    assert spare.until(lambda: len(running(spare, "sleep\0600")) >= 2)
+    assert spare.until(lambda: len(running(spare, "sleep 600")) >= 2)
     lab(spare, "node", "slurmnode2", "cut")
     assert spare.until(lambda: "NODE_FAIL" in spare.run(
         f"sacct -n -P -j {number} -o state").stdout, 60)
     control.up(spare.home, control.Options())
-    assert spare.until(lambda: healthy(spare) and not running(spare, "sleep\0600"), 30)
+    assert spare.until(lambda: healthy(spare) and not running(spare, "sleep 600"), 30)
 
 
 def test_links_have_the_rate_that_was_asked_for_live(spare, needs_namespaces):
@@ -243,7 +243,7 @@ def test_down_ends_shells_that_wait_inside(make_cluster):
 
     shell = subprocess.Popen(["salloc", "sleep", "602"], env=public.environment(here.home),
                              stderr=subprocess.DEVNULL, start_new_session=True)
-    assert here.until(lambda: running(here, "sleep\0602"))
+    assert here.until(lambda: running(here, "sleep 602"))
     control.down(here.home)
     assert shell.wait(5) != 0
     assert not cluster_processes(here.home)

@@ -133,12 +133,14 @@ def keep_running(layout: Layout, record: dict, say: Say) -> bool:
     """Heal where needed. False: it is beyond healing and has been ended."""
     found = health.examine(layout)
     if not found.problems:
+        finish_completing(layout)
         say("the cluster is already up (see it: lab cluster status; stop it: lab cluster down)")
         return True
     say("healing: " + "; ".join(found.problems))
     try:
         requests.ask(layout.control_socket, do="heal")
         wait_for_nodes(layout, from_json(record["profile"]))
+        finish_completing(layout)
     except (OSError, LabError) as error:
         say(f"not healed ({error}): starting again")
         end_supervisor(layout)
@@ -229,6 +231,12 @@ def wait_for_nodes(layout: Layout, profile: Profile) -> None:
             if state.startswith(("down", "drain", "drng", "fail")) and not state.endswith("*"):
                 health.client(layout, "scontrol", "update", f"nodename={name}", "state=resume")
         time.sleep(0.02)
+
+
+def finish_completing(layout: Layout) -> None:
+    """A slurmd killed at a job's end never said so: reconfiguring makes Slurm ask again."""
+    if health.client(layout, "squeue", "-h", "-t", "CG").stdout:
+        health.client(layout, "scontrol", "reconfigure")
 
 
 def revive_ghosts(layout: Layout) -> None:

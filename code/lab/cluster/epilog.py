@@ -15,6 +15,8 @@ for entry in os.listdir("/proc"):
         with contextlib.suppress(OSError):
             with open(f"/proc/{entry}/environ", "rb") as file:
                 words = file.read().split(b"\0")
-            script_of_slurm = any(word.startswith(b"SLURM_SCRIPT_CONTEXT=") for word in words)
-            if wanted.issubset(words) and not script_of_slurm:
+            # Not this epilog's own shell, nor another of slurmd's. (A task says prolog_task.)
+            of_slurmd = any(word.startswith(b"SLURM_SCRIPT_CONTEXT=") and word.endswith(b"_slurmd")
+                            for word in words)
+            if wanted.issubset(words) and not of_slurmd:
                 os.kill(int(entry), signal.SIGKILL)

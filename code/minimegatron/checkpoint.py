@@ -128,6 +128,8 @@ def load(ctx: Context, stage: Stage, optimizer: Optimizer, schedule: LearningRat
     """Resume from --load, or start at iteration 0 when there is nothing yet. Raises UserError."""
     root = Path(ctx.config.load)
     tracker = root / TRACKER
+    if root.exists() and not root.is_dir():
+        raise UserError(f"--load {root} is a file: give the folder that holds {TRACKER}")
     if not tracker.exists():
         ctx.say(f"WARNING: could not find the metadata file {tracker} ")
         ctx.say("    will not load any checkpoints and will start from random")

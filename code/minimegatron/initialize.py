@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,6 +22,7 @@ MEETING_POINT = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 
 def initialize(config: Config) -> Context:
     """Join the job's process group and build the Context. Raises UserError."""
+    require_folders(config)
     join(config)
     local_rank = int(os.environ.get("LOCAL_RANK", config.local_rank or 0))
     device, notes = choose_device(config.device, config.distributed_backend, local_rank)
@@ -72,6 +74,20 @@ def cap_threads(ctx: Context) -> None:
     if wanted > fair:
         ctx.say(f"using {fair} thread(s) per rank instead of {wanted}: "
                 f"{ranks} rank(s) share this machine's {cores} cores")
+
+
+def require_folders(config: Config) -> None:
+    """Make the folders that the run will write to, before it has anything to lose."""
+    for flag, folder in (("--save", config.save), ("--tensorboard-dir", config.tensorboard_dir)):
+        if folder is None:
+            continue
+        try:
+            os.makedirs(folder, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise UserError(f"{flag} {folder} is not a folder that can be written to "
+                            f"({error.strerror}); nearest: a folder under $LAB_HOME/megatron"
+                            ) from error
 
 
 def say_start(config: Config, notes: list[str]) -> None:

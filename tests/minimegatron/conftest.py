@@ -82,7 +82,7 @@ def pretrain(dataset):
         if ranks:
             command = [sys.executable, "-m", launcher, "--nproc_per_node", str(ranks),
                        "--master_port", str(20000 + os.getpid() % 20000), PRETRAIN, *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200,
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=CODE.parent,
                               env={**os.environ, **(env or {})})
         if code is not None:
             assert done.returncode == code, done.stdout[-2000:] + done.stderr[-3000:]

@@ -136,6 +136,9 @@ def test_every_rank_s_profile_is_a_run_of_its_own(pretrain, tmp_path):
     ("--vocab-file nowhere.json", "nowhere.json"),
     ("--data-path nowhere", "nowhere.idx"),
     ("--split 0,50,50", "--split 0,50,50"),
+    ("--load pyproject.toml", "--load pyproject.toml is a file: give the folder that holds"),
+    ("--save /proc/x --save-interval 1", "--save /proc/x is not a folder that can be written to"),
+    ("--tensorboard-dir /proc/x", "--tensorboard-dir /proc/x is not a folder that can be written"),
     ("--device cuda", "--device cuda: torch finds no CUDA device here; nearest: --device cpu"),
 ])
 def test_bad_input_is_one_line_and_a_bad_exit_code(pretrain, flags, message):

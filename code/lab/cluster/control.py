@@ -242,11 +242,19 @@ def finish_completing(layout: Layout) -> None:
 def revive_ghosts(layout: Layout) -> None:
     """Jobs that a crash left "running" without processes: run them again, or cancel them."""
     listed = health.client(layout, "squeue", "-h", "-t", "R,S", "-o", "%A")
+    again = set()
     for job in dict.fromkeys(listed.stdout.split()):
         if health.client(layout, "scontrol", "requeue", job).returncode:
             health.client(layout, "scancel", job)
-        else:  # Slurm would hold it back for two minutes
+        else:
+            again.add(job)
+    deadline = time.monotonic() + 5.0
+    while again and time.monotonic() < deadline:
+        listed = health.client(layout, "squeue", "-h", "-t", "PD", "-o", "%A")
+        for job in again & set(listed.stdout.split()):  # Slurm would hold it for two minutes
             health.client(layout, "scontrol", "update", f"jobid={job}", "starttime=now")
+            again.discard(job)
+        time.sleep(0.05)
 
 
 def announce(layout: Layout, profile: Profile, seconds: float, say: Say) -> None:

@@ -73,17 +73,17 @@ def lab(cluster, *words):
 
 @pytest.mark.parametrize("name", ["munged", "slurmctld", "-N slurmnode1", "-N slurmnode2"])
 def test_up_heals_after_any_daemon_was_killed(spare, name):
-    number = spare.run("sbatch --parsable --wrap 'sleep 600'").stdout.strip()
+    spare.run("sbatch --wrap 'sleep 600'")
     for pid in daemon(spare, name):
         os.kill(pid, signal.SIGKILL)
     control.up(spare.home, control.Options())
     assert spare.until(lambda: healthy(spare) and daemon(spare, name), 30)
     assert spare.run("srun -N2 true").returncode == 0
-    spare.run(f"scancel {number}")
+    spare.run("scancel --me")
 
 
 def test_after_the_supervisor_was_killed_commands_say_so_and_up_brings_the_queue_back(spare):
-    keep = spare.run("sbatch --parsable --requeue --wrap 'sleep 600'").stdout.strip()
+    keep = spare.run("sbatch --parsable --requeue --wrap 'sleep 603'").stdout.strip()
     lose = spare.run("sbatch --parsable --no-requeue --wrap 'sleep 600'").stdout.strip()
     saved = spare.home / ".cluster/state/job_state"
     began = time.time()
@@ -96,7 +96,7 @@ def test_after_the_supervisor_was_killed_commands_say_so_and_up_brings_the_queue
     control.up(spare.home, control.Options())
     assert spare.until(lambda: "RUNNING" in spare.run(f"squeue -h -j {keep} -o %T").stdout, 15)
     assert not spare.run(f"squeue -h -j {lose} -t R").stdout
-    assert len(running(spare, "sleep 600")) == 1
+    assert spare.until(lambda: len(running(spare, "sleep 603")) == 1)
     spare.run(f"scancel {keep}")
 
 

@@ -19,6 +19,7 @@ FAKE = install.Slurm(folders=("/nonexistent",))
 def layout(tmp_path):
     made = Layout(tmp_path / "my work")
     made.prepare()
+    made.prepare_run()
     yield made
     made.remove_run()
 
@@ -53,7 +54,7 @@ def test_the_runtime_folder_is_short_private_and_follows_its_workspace(layout, t
     assert len(str(layout.control_socket)) < 60
     copy = Layout(tmp_path / "copy")
     subprocess.run(["cp", "-a", layout.home, copy.home], check=True)
-    copy.prepare()
+    copy.prepare_run()
     assert copy.run != layout.run
     copy.remove_run()
 
@@ -61,7 +62,7 @@ def test_the_runtime_folder_is_short_private_and_follows_its_workspace(layout, t
 def test_a_runtime_folder_open_to_others_is_not_used(layout):
     old = layout.run
     old.chmod(0o777)
-    layout.prepare()
+    layout.prepare_run()
     assert layout.run != old
     (old / "cluster").unlink()
     old.rmdir()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import getpass
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,15 +13,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lab.cluster import accounting, clients, config, dli, health, loopback, processes, requests
-from lab.cluster.config import RUN_VARIABLE, Place
+from lab.cluster import accounting, clients, config, dli, health, loopback, requests
+from lab.cluster.config import Place
+from lab.cluster.ending import cancel_jobs, end_supervisor, sweep
+from lab.cluster.healing import finish_completing, revive_ghosts, wait_for_nodes
 from lab.cluster.install import Slurm, ensure_slurm
 from lab.cluster.layout import Layout
 from lab.cluster.profile import Profile, from_json, make
 from lab.errors import LabError
 
 Say = Callable[[str], None]
-NODES_PATIENCE = 30.0
 
 
 @dataclass(frozen=True)
@@ -88,6 +87,7 @@ def up(home: Path, options: Options, say: Say = print) -> bool:
     slurm = ensure_slurm(say)
     layout.prepare()
     with locked(layout, say) as lock:
+        layout.prepare_run()
         record = health.read_record(layout)
         if record and health.supervisor(layout):
             check_agreement(record, options)
@@ -215,48 +215,6 @@ def launch(layout: Layout, profile: Profile, place: Place, slurm: Slurm, lock: i
     raise LabError(f"the cluster did not start: {reason} (logs: {layout.state / 'log'})")
 
 
-def wait_for_nodes(layout: Layout, profile: Profile) -> None:
-    deadline = time.monotonic() + NODES_PATIENCE
-    while True:
-        states = health.node_states(layout) or {}
-        bad = {name: states.get(name, "unknown") for name in profile.node_names
-               if states.get(name) not in health.GOOD_STATES}
-        if not bad:
-            return
-        if time.monotonic() > deadline or health.supervisor(layout) is None:
-            listing = ", ".join(f"{name} is {state}" for name, state in bad.items())
-            raise LabError(f"the cluster is damaged: {listing} (logs: {layout.state / 'log'}); "
-                           "start afresh: lab cluster down, then lab cluster up")
-        for name, state in bad.items():
-            if state.startswith(("down", "drain", "drng", "fail")) and not state.endswith("*"):
-                health.client(layout, "scontrol", "update", f"nodename={name}", "state=resume")
-        time.sleep(0.02)
-
-
-def finish_completing(layout: Layout) -> None:
-    """A slurmd killed at a job's end never said so: reconfiguring makes Slurm ask again."""
-    if health.client(layout, "squeue", "-h", "-t", "CG").stdout:
-        health.client(layout, "scontrol", "reconfigure")
-
-
-def revive_ghosts(layout: Layout) -> None:
-    """Jobs that a crash left "running" without processes: run them again, or cancel them."""
-    listed = health.client(layout, "squeue", "-h", "-t", "R,S", "-o", "%A")
-    again = set()
-    for job in dict.fromkeys(listed.stdout.split()):
-        if health.client(layout, "scontrol", "requeue", job).returncode:
-            health.client(layout, "scancel", job)
-        else:
-            again.add(job)
-    deadline = time.monotonic() + 5.0
-    while again and time.monotonic() < deadline:
-        listed = health.client(layout, "squeue", "-h", "-t", "PD", "-o", "%A")
-        for job in again & set(listed.stdout.split()):  # Slurm would hold it for two minutes
-            health.client(layout, "scontrol", "update", f"jobid={job}", "starttime=now")
-            again.discard(job)
-        time.sleep(0.05)
-
-
 def announce(layout: Layout, profile: Profile, seconds: float, say: Say) -> None:
     record = health.read_record(layout) or {}
     mode = record.get("place", {}).get("mode", "")
@@ -284,45 +242,3 @@ def down(home: Path, say: Say = print) -> None:
                                             "have been ended" if swept else ""))
     else:
         say("the cluster is down" + (f"; jobs cancelled: {cancelled}" if cancelled else ""))
-
-
-def cancel_jobs(layout: Layout, patience: float = 2.0) -> int:
-    """So that the next `up` starts with an empty queue, and the records say CANCELLED."""
-    jobs = set(health.client(layout, "squeue", "-h", "-o", "%A", patience=3.0).stdout.split())
-    if jobs:
-        health.client(layout, "scancel", f"--user={getpass.getuser()}", patience=3.0)
-        deadline = time.monotonic() + patience
-        while time.monotonic() < deadline:
-            if not health.client(layout, "squeue", "-h", "-o", "%A").stdout.split():
-                break
-            time.sleep(0.05)
-    return len(jobs)
-
-
-def end_supervisor(layout: Layout) -> None:
-    """Ask, then kill. In namespaces the kernel ends everything inside with it."""
-    found = health.supervisor(layout)
-    if found:
-        with contextlib.suppress(OSError, ValueError, LabError):
-            requests.ask(layout.control_socket, do="end", patience=12.0)
-        if not processes.wait_gone(*found, patience=1.0):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(found[0], signal.SIGKILL)
-            processes.wait_gone(*found, patience=5.0)
-    for path in (layout.ready, layout.init_pid, layout.control_socket, layout.munge_socket):
-        path.unlink(missing_ok=True)
-
-
-def sweep(layout: Layout) -> int:
-    """End what a crash left: clients inside our namespaces, daemons and jobs in loopback mode."""
-    end_supervisor(layout)
-    ended: set[int] = set()
-    for _ in range(50):
-        left = processes.in_root(layout.run.name) + processes.with_variable(
-            f"{RUN_VARIABLE}={layout.run}")
-        if not left:
-            break
-        processes.kill(left)
-        ended.update(left)
-        time.sleep(0.02)
-    return len(ended)

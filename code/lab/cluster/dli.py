@@ -18,7 +18,7 @@ def link_dli(home: Path, link: Path = DLI) -> str | None:
         target = Path(os.readlink(link))
         if target == home:
             return None
-        if target.exists():
+        if not _dangles(link):
             return f"{link} leads to {target}, not to this workspace, and is left alone"
     elif link.exists():
         if link.resolve() == home.resolve():
@@ -32,3 +32,13 @@ def link_dli(home: Path, link: Path = DLI) -> str | None:
         return (f"{link} cannot be made ({error.strerror}); as an administrator: "
                 f"ln -sfn {home} {link}")
     return None
+
+
+def _dangles(link: Path) -> bool:
+    try:
+        link.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:  # it leads where we may not look
+        return False
+    return False

@@ -216,6 +216,12 @@ class Supervisor:
             time.sleep(0.005)
 
 
+def describe(error: Exception) -> str:
+    """Without the error number, which tells the user nothing."""
+    words = error.strerror if isinstance(error, OSError) and error.errno else str(error)
+    return words or type(error).__name__
+
+
 def report(descriptor: int, **facts: object) -> None:
     with contextlib.suppress(OSError):  # nobody listens any more: `up` was interrupted
         os.write(descriptor, (json.dumps(facts) + "\n").encode())
@@ -259,7 +265,7 @@ def main() -> None:
         stage = "daemons"
         supervisor.start_in_order()
     except Exception as error:
-        report(descriptor, stage=stage, error=str(error) or type(error).__name__)
+        report(descriptor, stage=stage, error=describe(error))
         if place.loopback:
             kill_descendants(os.getpid())
         raise

@@ -71,7 +71,7 @@ class Layout:
 
     @property
     def run(self) -> Path:
-        """The short private folder; made by `prepare`."""
+        """The short private folder; made by `prepare_run`."""
         try:
             return Path(os.readlink(self._run_link))
         except OSError:
@@ -91,7 +91,7 @@ class Layout:
         return self.run / "munge"
 
     def prepare(self) -> None:
-        """Make every folder, or raise LabError."""
+        """Make the folders under the workspace, or raise LabError."""
         bad = [character for character in str(self.home) if character in FORBIDDEN]
         if bad:
             raise LabError(
@@ -102,6 +102,9 @@ class Layout:
         for name in ("bin", "etc", "sbin", "state", "log", "spool"):
             (self.state / name).mkdir(parents=True, exist_ok=True)
         self.state.chmod(0o700)
+
+    def prepare_run(self) -> None:
+        """Make the runtime folder, unless there is one that may be used."""
         if not self._run_is_ours():
             self._make_run()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from minimegatron.arguments import Config
+from minimegatron.console import emit
 from minimegatron.device import Device
 from minimegatron.grid import Grid
 
@@ -28,9 +29,9 @@ class Context:
     def say(self, line: str) -> None:
         """Print once for the whole job."""
         if self.grid.rank == 0:
-            print(line, flush=True)
+            emit(line)
 
     def say_last(self, line: str) -> None:
         """Print from the rank that knows the loss in every layout."""
         if self.grid.is_last_rank:
-            print(line, flush=True)
+            emit(line)

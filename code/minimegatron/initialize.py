@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from minimegatron.arguments import Config
+from minimegatron.console import emit
 from minimegatron.context import Context
 from minimegatron.device import choose_device
 from minimegatron.errors import UserError
@@ -94,10 +95,11 @@ def say_start(config: Config, notes: list[str]) -> None:
     """The lines that come before anything can fail on the network (rank 0)."""
     if config.rank != 0:
         return
-    print(f"using world size: {config.world_size}, data-parallel-size: "
-          f"{config.data_parallel_size}, tensor-model-parallel size: "
-          f"{config.tensor_model_parallel_size}, pipeline-model-parallel size: "
-          f"{config.pipeline_model_parallel_size} ", *notes, sep="\n", flush=True)
+    sizes = (f"using world size: {config.world_size}, data-parallel-size: "
+             f"{config.data_parallel_size}, tensor-model-parallel size: "
+             f"{config.tensor_model_parallel_size}, pipeline-model-parallel size: "
+             f"{config.pipeline_model_parallel_size} ")
+    emit("\n".join([sizes, *notes]))
 
 
 def say_initialized(ctx: Context) -> None:

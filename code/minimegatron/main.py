@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from minimegatron.console import emit
 from minimegatron.errors import UserError
 
 
@@ -21,14 +22,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except UserError as error:
         # Every rank reads the same command line: one of them says what is wrong with it.
         if os.environ.get("RANK", "0") == "0":
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            emit(f"error: {error}", sys.stderr)
         leave(1)
     from minimegatron.training import pretrain  # slow to import: after the command line is right
 
     try:
         pretrain(config, notes(argv, config))
     except UserError as error:
-        print(f"[rank {config.rank}] error: {error}", file=sys.stderr, flush=True)
+        emit(f"[rank {config.rank}] error: {error}", sys.stderr)
         leave(1)
     except SystemExit as exit:
         leave(exit.code)

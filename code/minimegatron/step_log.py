@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from minimegatron.checkpoint import Progress
+from minimegatron.console import emit
 from minimegatron.context import Context
 from minimegatron.optimizer import Optimizer
 from minimegatron.report import TensorBoard, iteration_line, memory_line
@@ -59,7 +60,7 @@ class StepLog:
         if lr > 0 and not self.memory_reported:
             self.memory_reported = True
             if ctx.grid.writes_shard:
-                print(memory_line(ctx, progress.iteration), flush=True)
+                emit(memory_line(ctx, progress.iteration))
         seconds = self.timers.take()
         ctx.say_last(time_line(seconds, self.steps))
         if config.log_timers_to_tensorboard:

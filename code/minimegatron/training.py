@@ -11,6 +11,7 @@ from minimegatron import checkpoint
 from minimegatron.arguments import Config
 from minimegatron.batches import Batches
 from minimegatron.checkpoint import Progress
+from minimegatron.console import emit
 from minimegatron.context import Context
 from minimegatron.data.gpt_dataset import build_train_valid_test_datasets
 from minimegatron.data.tokenizer import GPT2BPETokenizer, pad_vocab_size
@@ -97,8 +98,8 @@ class Trainer:
         self.actions = one_f_one_b(stages, config.num_micro_batches)[ctx.grid.pp.index]
         if ctx.grid.writes_shard:
             count = sum(p.numel() for p in self.stage.parameters())
-            print(" > number of parameters on (tensor, pipeline) model parallel rank "
-                  f"({ctx.grid.tp.index}, {ctx.grid.pp.index}): {count}", flush=True)
+            emit(" > number of parameters on (tensor, pipeline) model parallel rank "
+                 f"({ctx.grid.tp.index}, {ctx.grid.pp.index}): {count}")
         ctx.say(f"> learning rate decay style: {config.lr_decay_style}")
 
     def load(self) -> float:

@@ -17,6 +17,7 @@ from torch.futures import Future
 
 from minimegatron.arguments import parse_arguments
 from minimegatron.batches import Batches
+from minimegatron.console import emit
 from minimegatron.context import Context
 from minimegatron.device import MetaDevice
 from minimegatron.grid import make_grid
@@ -87,11 +88,11 @@ def main() -> None:
     log.report(trainer.progress, 1e-3)
     control = torch.tensor([rank + 1.0])
     dist.all_reduce(control)  # control traffic still carries values
-    print(json.dumps({
+    emit(json.dumps({
         "rank": rank, "clock": clock[0], "sent": sent[0], "control": control[0].item(),
         "loss": ctx.read(loss), "loss_is_meta": loss.is_meta, "norm_is_meta": norm.is_meta,
         "parameters": trainer.optimizer.weights.numel(),
-        "steps": trainer.progress.iteration}), flush=True)
+        "steps": trainer.progress.iteration}))
     dist.destroy_process_group()
 
 

@@ -51,10 +51,20 @@ def join(config: Config) -> None:
     try:
         dist.init_process_group("gloo", timeout=timeout)
     except (RuntimeError, ValueError) as error:
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise UserError(f"rank {config.rank} of {config.world_size} on {socket.gethostname()} "
-                        f"cannot meet the others at MASTER_ADDR:MASTER_PORT {address}: {error}"
-                        ) from error
+        raise UserError(explain(config, str(error))) from error
+
+
+def explain(config: Config, error: str) -> str:
+    """Why the ranks cannot meet, in the user's terms."""
+    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    if "EADDRINUSE" in error:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            free = probe.getsockname()[1]
+        return (f"MASTER_PORT {port} on {socket.gethostname()} is taken by another program; "
+                f"a free one: MASTER_PORT={free}")
+    return (f"rank {config.rank} of {config.world_size} on {socket.gethostname()} cannot meet the "
+            f"others at MASTER_ADDR:MASTER_PORT {address}:{port}: {error.splitlines()[0]}")
 
 
 def cap_threads(ctx: Context) -> None:

@@ -3,11 +3,14 @@
 import json
 import math
 import re
+import socket
+import subprocess
+import sys
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from .conftest import MODEL
+from .conftest import MODEL, PRETRAIN
 
 STEPS = "--global-batch-size 8 --train-iters 20 --log-interval 5 --eval-interval 10 --eval-iters 1 "
 
@@ -173,3 +176,43 @@ def test_exit_after_a_duration_saves_first(pretrain, tmp_path):
                    f"--save {tmp_path} --save-interval 1000000", 2)
     assert re.search(r"\[exiting program after [\d.]+ minutes\] datetime:", run.out)
     assert (tmp_path / "latest_checkpointed_iteration.txt").exists()
+
+
+def test_sigterm_saves_and_exits(dataset, tmp_path):
+    command = [sys.executable, PRETRAIN, *(MODEL + dataset.flags).split(), "--train-iters",
+               "1000000", "--eval-iters", "0", "--exit-signal-handler", "--log-interval", "1",
+               "--save", str(tmp_path), "--save-interval", "1000000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if line.startswith(" iteration"):
+            break
+    process.terminate()
+    out = process.communicate(timeout=60)[0]
+    assert process.returncode == 0
+    assert "[exiting program after receiving SIGTERM.] datetime:" in out
+    assert (tmp_path / "latest_checkpointed_iteration.txt").exists()
+
+
+def meeting(port, address="127.0.0.1"):
+    return {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+
+
+def test_a_port_that_is_taken(pretrain):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        run = pretrain("--train-iters 1", env=meeting(port), code=1)
+    assert re.search(rf"error: MASTER_PORT {port} on \S+ is taken by another program; a free one: "
+                     r"MASTER_PORT=\d+", run.err)
+
+
+def test_an_address_that_does_not_exist(pretrain):
+    env = {**meeting(29999, "nowhere.invalid"), "RANK": "1", "WORLD_SIZE": "2"}
+    run = pretrain("--train-iters 1 --distributed-timeout-minutes 0.02", env=env, code=1)
+    assert "cannot meet the others at MASTER_ADDR:MASTER_PORT nowhere.invalid:29999" in run.err
+
+
+def test_half_a_launcher_is_not_enough(pretrain):
+    run = pretrain("--train-iters 1", env={"RANK": "0"}, code=1)
+    assert "RANK is set but MASTER_ADDR, MASTER_PORT, WORLD_SIZE is not" in run.err

@@ -28,11 +28,12 @@ def jobs(tmp_path):
 def test_the_table_looks_like_sacct(jobs):
     lines = sacct.table(jobs, sacct.columns(sacct.DEFAULT), NOW).splitlines()
     assert lines[0] == ("JobID           JobName  Partition    Account  AllocCPUS      State "
-                        "ExitCode ")
+                        "ExitCode    Elapsed ")
     assert lines[1].startswith("------------ ---------- ")
     assert lines[2] == ("7            my long j+   slurmpar                    64     FAILED "
-                        "     3:0 ")
-    assert lines[3].split() == ["8", "train", "slurmpar", "2", "RUNNING", "0:0"]
+                        "     3:0   00:01:05 ")
+    assert lines[3].split() == ["8", "train", "slurmpar", "2", "RUNNING", "0:0",
+                                "00:01:00"]
 
 
 def test_parsable_output_is_not_cut(jobs):

@@ -24,7 +24,8 @@ FIELDS = {
     "NodeList": 15, "NNodes": 8, "AllocNodes": 10, "WorkDir": 20, "Timelimit": 10,
     "AllocTRES": 10, "QOS": 10, "Cluster": 10,
 }
-DEFAULT = "JobID,JobName,Partition,Account,AllocCPUS,State,ExitCode"
+# Slurm's own default, and how long it took.
+DEFAULT = "JobID,JobName,Partition,Account,AllocCPUS,State,ExitCode,Elapsed"
 BRIEF = "JobID,State,ExitCode"
 BY_LOWER = {name.lower(): name for name in FIELDS}
 

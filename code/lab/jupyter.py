@@ -73,7 +73,8 @@ class Jupyter:
         shell = ["/bin/bash", "--rcfile", str(shell_start_file(home))]
         command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1",
                    f"--port={self.port}", "--ServerApp.port_retries=0",
-                   f"--ServerApp.root_dir={home}", f"--ServerApp.terminado_settings={{'shell_command': {shell}}}"]
+                   f"--ServerApp.root_dir={home}",
+                   f"--ServerApp.terminado_settings={{'shell_command': {shell}}}"]
         if os.geteuid() == 0:
             command.append("--allow-root")
         # A session of its own: Ctrl-C reaches `lab start` alone, which stops things in order.

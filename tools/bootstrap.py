@@ -6,7 +6,6 @@ Makes .venv from requirements.lock first, or brings it up to date. Kept to old s
 unsuitable Python can still say what to install.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -138,6 +137,8 @@ def show(text):
 
 def ensure_venv():
     """Make .venv as the lock says; a stamp written last tells whether it is whole."""
+    import fcntl  # not on Windows, which main() refuses first
+
     with open(os.path.join(ROOT, ".setup.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         have = read_stamp()

@@ -83,11 +83,11 @@ def test_up_heals_after_any_daemon_was_killed(spare, name):
 
 
 def test_after_the_supervisor_was_killed_commands_say_so_and_up_brings_the_queue_back(spare):
+    assert spare.until(lambda: not spare.run("squeue -h").stdout)
     keep = spare.run("sbatch --parsable --requeue --wrap 'sleep 603'").stdout.strip()
-    lose = spare.run("sbatch --parsable --no-requeue --wrap 'sleep 600'").stdout.strip()
-    saved = spare.home / ".cluster/state/job_state"
-    began = time.time()
-    assert spare.until(lambda: saved.stat().st_mtime > began + 1, 15)  # Slurm saves now and then
+    lose = spare.run("sbatch --parsable --no-requeue --wrap 'sleep 604'").stdout.strip()
+    assert spare.until(lambda: len(spare.run("squeue -h -t R").stdout.splitlines()) == 2)
+    time.sleep(6)  # Slurm writes its queue down every five seconds
     os.kill(health.supervisor(spare.layout)[0], signal.SIGKILL)
     assert spare.until(lambda: not cluster_processes(spare.home), 5)
     down = spare.run("sinfo", timeout=5)
@@ -123,13 +123,15 @@ def test_node_cut_and_heal(spare, needs_namespaces):
 
 @pytest.mark.slow
 def test_a_node_cut_for_long_fails_its_job_and_comes_back(spare, needs_namespaces):
-    number = spare.run("sbatch --parsable --no-requeue -N2 --wrap 'srun sleep 600'").stdout.strip()
-    assert spare.until(lambda: len(running(spare, "sleep 600")) >= 2)
+    (spare.home / "long.sh").write_text(
+        "#!/bin/bash\nsrun bash -c 'touch here.$SLURMD_NODENAME; exec sleep 605'\n")
+    number = spare.run("sbatch --parsable --no-requeue -N2 long.sh").stdout.strip()
+    assert spare.until(lambda: len(list(spare.home.glob("here.slurmnode*"))) == 2)
     lab(spare, "node", "slurmnode2", "cut")
     assert spare.until(lambda: "NODE_FAIL" in spare.run(
         f"sacct -n -P -j {number} -o state").stdout, 60)
     control.up(spare.home, control.Options())
-    assert spare.until(lambda: healthy(spare) and not running(spare, "sleep 600"), 30)
+    assert spare.until(lambda: healthy(spare) and not running(spare, "sleep 605"), 30)
 
 
 def test_links_have_the_rate_that_was_asked_for_live(spare, needs_namespaces):

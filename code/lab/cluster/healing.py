@@ -45,10 +45,15 @@ def revive_ghosts(layout: Layout) -> None:
             health.client(layout, "scancel", job)
         else:
             again.add(job)
+    pending: set[str] = set()
     deadline = time.monotonic() + 5.0
-    while again and time.monotonic() < deadline:
+    while pending != again and time.monotonic() < deadline:
         listed = health.client(layout, "squeue", "-h", "-t", "PD", "-o", "%A")
-        for job in again & set(listed.stdout.split()):  # Slurm would hold it for two minutes
-            health.client(layout, "scontrol", "update", f"jobid={job}", "starttime=now")
-            again.discard(job)
+        pending = again & set(listed.stdout.split())
         time.sleep(0.05)
+    if pending:
+        # A node refuses the job's new credential unless it is younger, in whole seconds, than the
+        # end of the old one. Slurm itself would hold the job for two minutes to be safe.
+        time.sleep(1.1)
+    for job in pending:
+        health.client(layout, "scontrol", "update", f"jobid={job}", "starttime=now")

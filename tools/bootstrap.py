@@ -84,7 +84,8 @@ def make_venv(python):
         stop(f"{python} has no ensurepip: install its venv package (python3-venv)")
     subprocess.run([python, "-m", "venv", "--clear", "--without-pip", VENV], check=True)
     with tempfile.TemporaryDirectory() as folder:
-        fetched = subprocess.run(["apt-get", "download", "python3-pip-whl"], cwd=folder).returncode
+        fetched = subprocess.run(["apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download",
+                                  "python3-pip-whl"], cwd=folder).returncode
         debs = [name for name in os.listdir(folder) if name.endswith(".deb")]
         if fetched or not debs:
             stop(f"{python} has no ensurepip, and its wheel cannot be fetched. "
@@ -93,7 +94,7 @@ def make_venv(python):
         wheels = os.path.join(folder, "usr", "share", "python-wheels")
         pip = next(name for name in os.listdir(wheels) if name.startswith("pip-"))
         subprocess.run([os.path.join(VENV, "bin", "python"), os.path.join(wheels, pip, "pip"),
-                        "install", "--no-index", os.path.join(wheels, pip)], check=True)
+                        "install", "--quiet", "--no-index", os.path.join(wheels, pip)], check=True)
 
 
 def pip(*arguments):
@@ -110,7 +111,7 @@ def pip(*arguments):
             words = line.split()
             if words[:1] in (["Collecting"], ["Processing"], ["Requirement"], ["Ignoring"]):
                 seen += 1
-                show(f"[{min(seen, total):3d}/{total}] {os.path.basename(words[1])}")
+                show(f"[{min(seen, total):3d}/{total}] {os.path.basename(words[1]).rstrip(':')}")
             elif words[:1] == ["Installing"]:
                 show(f"[{total}/{total}] copying into .venv, about a minute")
         code = child.wait()

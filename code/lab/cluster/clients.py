@@ -11,6 +11,7 @@ from lab.cluster import namespaces
 from lab.cluster.config import put
 from lab.cluster.install import CLIENTS, Slurm
 from lab.cluster.layout import Layout
+from lab.cluster.profile import CPUS, Profile
 
 # Descriptor of the supervisor that holds the login node's mount namespace.
 LOGIN_MOUNTS = 60
@@ -46,17 +47,25 @@ def exports(home: Path) -> str:
                    for name, value in environment(home).items())
 
 
-def write_wrappers(layout: Layout, slurm: Slurm, loopback: bool, own_sacct: bool) -> None:
+def write_wrappers(layout: Layout, slurm: Slurm, profile: Profile, loopback: bool) -> None:
     for name in CLIENTS:
         target = slurm.find(name)
         if target is None:
             (layout.bin / name).unlink(missing_ok=True)
-        elif name == "sacct" and own_sacct:
+        elif name == "sacct" and not profile.accounting:
             words = shlex.join([sys.executable, "-I", "-m", "lab.cluster.sacct"])
             put(layout.bin / name, _wrapper(layout, slurm, name, words, loopback), 0o755)
         else:
-            text = _wrapper(layout, slurm, name, shlex.quote(target), loopback)
+            hint = too_large(profile) if name == "sbatch" else ""
+            text = _wrapper(layout, slurm, name, shlex.quote(target), loopback, hint)
             put(layout.bin / name, text, 0o755)
+
+
+def too_large(profile: Profile) -> str:
+    """What to say after Slurm refused a job for its size: what there is, and the way to more."""
+    nodes = len(profile.nodes)
+    return (f"the cluster has {nodes} node(s) of {CPUS} CPUs, GPUs per node: {profile.gpus} (lab "
+            f"cluster status). For more: lab cluster down; lab cluster up --nodes {nodes + 1}")
 
 
 def write_stubs(layout: Layout) -> None:
@@ -67,7 +76,8 @@ def write_stubs(layout: Layout) -> None:
             put(layout.bin / name, text, 0o755)
 
 
-def _wrapper(layout: Layout, slurm: Slurm, name: str, words: str, loopback: bool) -> str:
+def _wrapper(layout: Layout, slurm: Slurm, name: str, words: str, loopback: bool, hint: str = ""
+             ) -> str:
     quoted = shlex.quote(str(layout.state))
     lines = ["#!/bin/sh", f"# {name}, on this workspace's cluster. Written by `lab cluster up`.",
              f"state={quoted}", 'export SLURM_CONF="$state/etc/slurm.conf"']
@@ -81,8 +91,17 @@ def _wrapper(layout: Layout, slurm: Slurm, name: str, words: str, loopback: bool
         lines += [f"if read -r inside 2>/dev/null <{namespaces.MARKER} "
                   f'&& [ "$inside" = {layout.run.name} ]; then exec {words} "$@"; fi']
     lines.append(_ALIVE.replace("NAME", name).replace("NOT_RUNNING", NOT_RUNNING))
-    lines.append(f'exec {words} "$@"' if loopback else _enter(words))
+    command = f'exec {words} "$@"' if loopback else _enter(words)
+    lines.append(_explain(command, name, hint) if hint else command)
     return "\n".join(lines) + "\n"
+
+
+def _explain(command: str, name: str, hint: str) -> str:
+    """Run a command that needs no terminal; after a refusal for the job's size, add the hint."""
+    return (f"exec 3>&1\nerrors=$({command} 2>&1 >&3)\ncode=$?\n"
+            'if [ -n "$errors" ]; then printf "%s\\n" "$errors" >&2; fi\n'
+            'case $errors in *"Node count"*|*"node configuration"*|*"can not be satisfied"*)\n'
+            f"    echo {shlex.quote(f'{name}: {hint}')} >&2;;\nesac\nexit $code")
 
 
 # Reading /proc in the shell itself keeps the whole wrapper at a few milliseconds.

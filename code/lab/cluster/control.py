@@ -190,7 +190,7 @@ def launch(layout: Layout, profile: Profile, place: Place, slurm: Slurm, lock: i
     config.write(layout, profile, place, slurm, programs)
     if profile.accounting:
         accounting.write(layout, place, slurm)
-    clients.write_wrappers(layout, slurm, place.loopback, own_sacct=not profile.accounting)
+    clients.write_wrappers(layout, slurm, profile, place.loopback)
     write_record(layout, {"profile": profile.to_json(), "place": asdict(place)})
     read, write = os.pipe()
     with open(layout.log("init"), "w") as log:

@@ -73,8 +73,9 @@ def serve(home: Path, port: int | None) -> int:
         say(note)
     data.ensure(home, say)
     with contextlib.ExitStack() as started:
-        if not supervisor(Layout(home)):  # before it is up: Ctrl-C may come in between
-            started.callback(stop_cluster, home)
+        layout = Layout(home)
+        if not supervisor(layout) and not layout.site.exists():
+            started.callback(stop_cluster, home)  # before it is up: Ctrl-C may come in between
         cluster.ensure_up(home, say=say)
         say("Starting JupyterLab")
         jupyter = Jupyter(home, cluster.environment(home), port)

@@ -80,16 +80,26 @@ def serve(home: Path, port: int | None) -> int:
         say("Starting JupyterLab")
         jupyter = Jupyter(home, cluster.environment(home), port)
         started.callback(jupyter.stop)
+        started.callback(undisturbed)
         jupyter.wait_until_ready()
         (home / ".cluster" / "start.lock").write_text(jupyter.address)
         say("The lab is ready. Ctrl-C stops all of it.\n")
         print(f"    {jupyter.address}\n", flush=True)
         code = jupyter.process.wait()
+        if code == 0:  # shut down from its menu
+            return 0
         raise LabError(f"JupyterLab ended by itself (exit code {code}): see {jupyter.log}")
+
+
+def undisturbed() -> None:
+    """A second Ctrl-C must not stop the stopping."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def stop_cluster(home: Path) -> None:
     from lab import cluster
 
+    undisturbed()
     say("Stopping the cluster")
     cluster.down(home, say)

@@ -127,6 +127,26 @@ def test_a_cluster_that_ran_before_is_left_running(home):
     subprocess.run([LAB, "cluster", "down"], env=environment, check=True, capture_output=True)
 
 
+def test_impatience_does_not_leave_the_cluster_running(home):
+    started = Started(home)
+    started.address()
+    started.process.send_signal(signal.SIGINT)
+    time.sleep(0.05)
+    assert started.stop()[0] == 130
+    assert not leftovers(home)
+
+
+def test_shutting_jupyter_down_from_its_menu_is_no_error(home):
+    started = Started(home)
+    _, port, token = started.address()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/api/shutdown", method="POST",
+                                     headers={"Authorization": f"token {token}"})
+    urllib.request.urlopen(request, timeout=30).close()
+    _, err = started.process.communicate(timeout=60)
+    assert started.process.returncode == 0, err
+    assert not leftovers(home)
+
+
 def test_the_workspace_is_laid_out(home):
     assert (home / "megatron" / "Megatron-LM").resolve() == workspace.CODE.resolve()
     assert (home / "code" / "dp_two_nodes.sh").exists()

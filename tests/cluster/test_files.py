@@ -129,9 +129,14 @@ def test_dli_link(tmp_path):
     home.rmdir()
     other.mkdir()
     assert dli.link_dli(other, link) is None and os.readlink(link) == str(other)
-    link.unlink()
+    dli.unlink_dli(home, link)
+    assert link.is_symlink()  # somebody else's
+    dli.unlink_dli(other, link)
+    assert not link.is_symlink()
     link.mkdir()
     assert "left alone" in dli.link_dli(other, link)
+    dli.unlink_dli(other, link)
+    assert link.is_dir()
 
 
 def test_without_slurm_the_command_to_install_it_is_named(monkeypatch):

@@ -235,6 +235,7 @@ def down(home: Path, say: Say = print) -> None:
             cancelled = cancel_jobs(layout)
             end_supervisor(layout)
         swept = sweep(layout)
+        dli.unlink_dli(layout.home)
         layout.record.unlink(missing_ok=True)
         layout.remove_run()
     if not running:

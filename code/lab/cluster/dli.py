@@ -1,11 +1,13 @@
 """`/dli`: the path that scripts of the classic course use for the workspace.
 
 Inside the nodes' own mount namespaces it is always there and private to the cluster. This link is
-for the rest of the machine: notebooks, terminals, and jobs in loopback mode.
+for the rest of the machine: notebooks, terminals, and jobs in loopback mode. It is there while the
+lab is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -42,3 +44,10 @@ def _dangles(link: Path) -> bool:
     except OSError:  # it leads where we may not look
         return False
     return False
+
+
+def unlink_dli(home: Path, link: Path = DLI) -> None:
+    """Take the link away again, if it is this workspace's."""
+    with contextlib.suppress(OSError):
+        if link.is_symlink() and os.readlink(link) == str(home):
+            link.unlink()

@@ -18,22 +18,16 @@ class StepLog:
         self.ctx, self.timers, self.board, self.optimizer = ctx, timers, board, optimizer
         self.memory_reported = False
         self.norm: torch.Tensor | None = None
-        self.loss: torch.Tensor | None = None
         self._restart()
 
     def _restart(self) -> None:
-        on = self.ctx.device.torch_device
-        self.steps, self.seconds, self.step_seconds = 0, 0.0, 0.0
-        self.total = torch.zeros((), device=on)  # of finite losses, summed over steps
-        self.nans = torch.zeros((), device=on)
+        self.losses: list[torch.Tensor] = []
+        self.seconds, self.step_seconds = 0.0, 0.0
 
     def add(self, loss: torch.Tensor, norm: torch.Tensor, seconds: float) -> None:
         """One step: this rank's mean loss, the gradient norm, and how long it took."""
-        finite = torch.isfinite(loss)
-        self.total += torch.where(finite, loss, 0.0)
-        self.nans += ~finite
-        self.loss, self.norm = loss, norm
-        self.steps += 1
+        self.losses.append(loss)
+        self.norm = norm
         self.seconds += seconds
         self.step_seconds = seconds
 
@@ -45,32 +39,32 @@ class StepLog:
             self._print(progress, lr)
 
     def _print(self, progress: Progress, lr: float) -> None:
-        ctx, config, replicas = self.ctx, self.ctx.config, self.ctx.grid.dp
-        sums = torch.stack((self.total, self.nans))
-        replicas.all_reduce(sums)
-        total, nans = ctx.read(sums[0]), ctx.read(sums[1])
-        finite = None if nans is None else self.steps * replicas.size - nans
+        ctx, config, steps = self.ctx, self.ctx.config, len(self.losses)
+        losses = torch.stack(self.losses) / ctx.grid.dp.size  # [steps], this rank's share
+        ctx.grid.dp.all_reduce(losses)
+        good = torch.isfinite(losses)
+        total, count = ctx.read(losses.where(good, 0.0).sum()), ctx.read(good.sum())
         line = iteration_line(
             config, iteration=progress.iteration, consumed=progress.consumed_train_samples,
-            milliseconds=1000 * self.seconds / self.steps, lr=lr,
-            loss=total / finite if finite else None, norm=ctx.read(self.norm),
+            milliseconds=1000 * self.seconds / steps, lr=lr,
+            loss=total / count if count else None, norm=ctx.read(self.norm),
             zeros=self._zeros(), params_norm=self._params_norm(),
-            nans=-(-int(nans or 0) // replicas.size))
+            nans=0 if count is None else steps - count)
         ctx.say_last(line)
         if lr > 0 and not self.memory_reported:
             self.memory_reported = True
             if ctx.grid.writes_shard:
                 emit(memory_line(ctx, progress.iteration))
         seconds = self.timers.take()
-        ctx.say_last(time_line(seconds, self.steps))
+        ctx.say_last(time_line(seconds, steps))
         if config.log_timers_to_tensorboard:
             for name, value in seconds.items():
-                self.board.scalar(f"{name}-time", value / self.steps, progress.iteration)
+                self.board.scalar(f"{name}-time", value / steps, progress.iteration)
         self._restart()
 
     def _plot(self, progress: Progress, lr: float) -> None:
         ctx, config, board = self.ctx, self.ctx.config, self.board
-        loss = self.loss / ctx.grid.dp.size
+        loss = self.losses[-1] / ctx.grid.dp.size
         ctx.grid.dp.all_reduce(loss)
         at = progress.iteration, progress.consumed_train_samples
         board.scalar("lm loss", ctx.read(loss), *at)

@@ -3,8 +3,14 @@
 import re
 from dataclasses import replace
 
+import torch
+
 from minimegatron.arguments import parse_arguments
-from minimegatron.report import iteration_line, validation_lines
+from minimegatron.checkpoint import Progress
+from minimegatron.model import Stage
+from minimegatron.optimizer import Optimizer
+from minimegatron.report import TensorBoard, iteration_line, validation_lines
+from minimegatron.step_log import StepLog
 from minimegatron.timers import Timers, time_line
 
 from .test_arguments import GOOD
@@ -62,3 +68,16 @@ def test_timers_add_up_and_start_again():
     assert time_line(timers.take(), steps=2) == (
         "time (ms) | forward-compute: 1000.00 | optimizer: 500.00")
     assert timers.take() == {}
+
+
+def test_nan_losses_are_counted_and_left_out_of_the_mean(make_context, capsys):
+    ctx = make_context("--log-interval 3")
+    stage = Stage(ctx, 128, range(2))
+    log = StepLog(ctx, Timers(ctx.device.now), TensorBoard(ctx), Optimizer(ctx, stage))
+    for loss in (1.0, float("nan"), 4.0):
+        log.add(torch.tensor(loss), torch.tensor(0.5), seconds=0.25)
+    log.report(Progress(3, 6), lr=0.0)
+    line = capsys.readouterr().out.splitlines()[0]
+    assert "| elapsed time per iteration (ms): 250.0 |" in line
+    assert "| lm loss: 2.500000E+00 |" in line
+    assert line.endswith("| number of nan iterations:   1 |")

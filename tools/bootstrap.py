@@ -41,7 +41,7 @@ def find_python():
     for name in [sys.executable, *versions]:
         path = shutil.which(name)
         if path and suits(path):
-            return path
+            return os.path.realpath(path)  # never the .venv that is about to be made again
     return stop(
         f"Python {sys.version_info[0]}.{sys.version_info[1]} is not taken, and there is no Python "
         "3.10 to 3.13 on the PATH.\n"
@@ -55,7 +55,7 @@ def wanted_stamp(python):
     for name in (LOCK, os.path.join(ROOT, "pyproject.toml")):
         with open(name, "rb") as file:
             digest.update(file.read())
-    return digest.hexdigest() + " " + os.path.realpath(python) + "\n"
+    return digest.hexdigest() + " " + python + "\n"
 
 
 def read_stamp():

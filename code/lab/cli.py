@@ -14,7 +14,8 @@ PARTS = ("lab.cluster.cli", "lab.data", "lab.start")
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="lab", description="Set up and run the course on this machine.")
+    top = argparse.ArgumentParser(prog="lab",
+                                  description="Set up and run the course on this machine.")
     subparsers = top.add_subparsers(metavar="COMMAND", required=True)
     for part in PARTS:
         importlib.import_module(part).add_parser(subparsers)

@@ -15,7 +15,8 @@ def test_the_paths_of_the_classic_course(tmp_path):
     workspace.make(tmp_path)
     for path in ("megatron/Megatron-LM/pretrain_gpt.py",
                  "megatron/Megatron-LM/tools/preprocess_data.py", "megatron/logs",
-                 "megatron/tensorboard", "megatron/checkpoints", "code/dp_two_nodes.sh", "data", "notebooks"):
+                 "megatron/tensorboard", "megatron/checkpoints", "code/dp_two_nodes.sh",
+                 "data", "notebooks"):
         assert (tmp_path / path).exists(), path
 
 

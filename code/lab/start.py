@@ -70,7 +70,7 @@ def serve(home: Path, port: int | None) -> int:
     workspace.make(home)
     note = cluster.link_dli(home)
     if note:
-        say(note)
+        say(f"in notebooks and terminals: {note}")
     data.ensure(home, say)
     with contextlib.ExitStack() as started:
         layout = Layout(home)

@@ -81,7 +81,7 @@ def pretrain(dataset):
         command = [sys.executable, PRETRAIN, *words]
         if ranks:
             command = [sys.executable, "-m", launcher, "--nproc_per_node", str(ranks),
-                       "--master_port", str(20000 + os.getpid() % 20000), PRETRAIN, *words]
+                       "--master_port", str(20000 + os.getpid() % 10000), PRETRAIN, *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=CODE.parent,
                               env={**os.environ, **(env or {})})
         if code is not None:

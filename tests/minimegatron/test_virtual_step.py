@@ -17,7 +17,7 @@ def test_a_data_parallel_step_on_meta_tensors():
     flags = (MODEL + "--train-iters 1 --log-interval 1 --global-batch-size 8 --data-path x "
              "--vocab-file x --merge-file x").split()
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2",
-               "--master_port", str(20001 + os.getpid() % 20000), str(PROGRAM), *flags]
+               "--master_port", str(20001 + os.getpid() % 10000), str(PROGRAM), *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
     ranks = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

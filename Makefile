@@ -8,7 +8,7 @@ lab:  ## set up everything, start the cluster and JupyterLab
 	@$(RUN) lab start
 
 test:  ## everything but the long soaks
-	@$(RUN) lab install-slurm
+	@$(RUN) lab install-slurm --accounting
 	@$(RUN) ruff check .
 	@$(RUN) pytest -m "not stress"
 
@@ -16,7 +16,7 @@ test-fast:  ## what one runs while working
 	@$(RUN) pytest -m "not slow and not cluster and not stress" -q
 
 stress:  ## hundreds of repeats
-	@$(RUN) lab install-slurm
+	@$(RUN) lab install-slurm --accounting
 	@$(RUN) pytest -m stress
 
 bench:  ## the figures of docs/benchmarks.md

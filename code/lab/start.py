@@ -19,17 +19,23 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     start.add_argument("--port", type=int, help="JupyterLab's port (the first free from 8888)")
     start.set_defaults(run=run)
     install = subparsers.add_parser("install-slurm", help="install Slurm where that is allowed")
-    install.set_defaults(run=lambda _: ensure_slurm())
+    install.add_argument("--accounting", action="store_true",
+                         help="also what `lab cluster up --accounting` needs, where root may")
+    install.set_defaults(run=run_install)
 
 
 def say(line: str) -> None:
     print(f"==> {line}", flush=True)
 
 
-def ensure_slurm() -> None:
-    from lab.cluster.install import ensure_slurm
+def run_install(arguments: argparse.Namespace) -> None:
+    from lab.cluster import accounting
+    from lab.cluster.install import ensure_slurm, install_accounting
 
-    ensure_slurm(say)
+    slurm = ensure_slurm(say)
+    missing = accounting.missing_programs(slurm) if arguments.accounting else []
+    if missing and not install_accounting(say):
+        say(f"not installed, and only root may: {', '.join(missing)}")
 
 
 @contextlib.contextmanager
@@ -64,9 +70,10 @@ def serve(home: Path, port: int | None) -> int:
     """Set up what is missing, start both servers, wait; stop what was started here."""
     from lab import cluster, data
     from lab.cluster.health import supervisor
+    from lab.cluster.install import ensure_slurm
     from lab.cluster.layout import Layout
 
-    ensure_slurm()
+    ensure_slurm(say)
     workspace.make(home)
     note = cluster.link_dli(home)
     if note:

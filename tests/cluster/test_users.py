@@ -123,7 +123,7 @@ def test_without_an_installed_slurm_the_packages_are_unpacked(user, mode):
 @pytest.mark.slow
 def test_accounting_knows_steps_and_memory(make_cluster):
     slurm = locate()
-    if any(accounting._find(slurm, name) is None for name in accounting.PROGRAMS):
+    if accounting.missing_programs(slurm):
         pytest.skip("ACCOUNTING WAS NOT TESTED: install " + " ".join(
             accounting.ACCOUNTING_PACKAGES))
     full: RunningCluster = make_cluster(accounting=True)

@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 PROGRAMS = ("mariadbd", "mariadb", "mariadb-install-db", "slurmdbd")
 
 
+def missing_programs(slurm: Slurm) -> list[str]:
+    return [name for name in PROGRAMS if _find(slurm, name) is None]
+
+
 def require_installed(slurm: Slurm) -> None:
-    missing = [name for name in PROGRAMS if _find(slurm, name) is None]
+    missing = missing_programs(slurm)
     if missing:
         raise LabError(f"--accounting needs {', '.join(missing)}, not installed here: "
                        f"{install_command(ACCOUNTING_PACKAGES)}")

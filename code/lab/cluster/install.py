@@ -23,7 +23,7 @@ CLIENTS = ("sinfo", "squeue", "sbatch", "srun", "salloc", "scancel", "scontrol",
            "sstat", "strigger")
 SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 BUNDLE = CHECKOUT / ".slurm"
-UNITS = ("munge", "slurmd", "slurmctld")
+UNITS = ("munge", "slurmd", "slurmctld", "slurmdbd", "mariadb")
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def ensure_slurm(say: Callable[[str], None] = print) -> Slurm:
         return slurm
     if sys.platform == "linux" and shutil.which("apt-get"):
         if not os.environ.get("LAB_SLURM_UNPACKED") and _become_root() is not None:
-            _apt_install(say)
+            _apt_install(PACKAGES, say)
         else:
             from lab.cluster import bundle
 
@@ -148,14 +148,22 @@ def _become_root() -> list[str] | None:
     return None
 
 
-def _apt_install(say: Callable[[str], None]) -> None:
+def install_accounting(say: Callable[[str], None] = print) -> bool:
+    """The packages of `up --accounting`, where installing them is allowed. False: it is not."""
+    if not shutil.which("apt-get") or _become_root() is None:
+        return False
+    _apt_install(ACCOUNTING_PACKAGES, say)
+    return True
+
+
+def _apt_install(packages: tuple[str, ...], say: Callable[[str], None]) -> None:
     root = _become_root() or []
-    say("installing Slurm: " + install_command())
+    say("installing " + install_command(packages))
     environment = ["env", "DEBIAN_FRONTEND=noninteractive"]
     before = {unit for unit in UNITS if _unit_exists(unit)}
     steps = ([*root, *environment, "apt-get", "update"],
              [*root, *environment, "apt-get", "install", "-y", "--no-install-recommends",
-              *PACKAGES])
+              *packages])
     for step in steps:
         done = subprocess.run(step, capture_output=True, text=True)
         if done.returncode and step is steps[-1]:

@@ -4,13 +4,14 @@
 #SBATCH --job-name=dp_two_nodes
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=2
+#SBATCH --cpus-per-task=4
 #SBATCH --time=00:20:00
 #SBATCH --output=megatron/logs/%x_%j.txt
 set -euo pipefail
 
 RANKS_PER_NODE=2
 NAME=$SLURM_JOB_NAME
+export OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / RANKS_PER_NODE))
 DATA=$LAB_HOME/data/bpe-4096
 
 MODEL="--num-layers 4 --hidden-size 256 --num-attention-heads 8

@@ -1,0 +1,95 @@
+"""tools/bootstrap.py: what it refuses, and when it builds again."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[1] / "tools" / "bootstrap.py"
+
+
+@pytest.fixture
+def bootstrap(tmp_path, monkeypatch):
+    """The module, over a checkout of its own; it records what it would build."""
+    spec = importlib.util.spec_from_file_location("bootstrap", SOURCE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name, path in (("ROOT", ""), ("VENV", ".venv"), ("STAMP", ".venv/complete"),
+                       ("LOCK", "requirements.lock")):
+        monkeypatch.setattr(module, name, str(tmp_path / path))
+    for name in ("requirements.lock", "pyproject.toml"):
+        (tmp_path / name).write_text("x==1\n")
+    module.done = []
+
+    def make_venv(python):
+        (tmp_path / ".venv").mkdir(exist_ok=True)
+        module.done.append("venv")
+
+    monkeypatch.setattr(module, "make_venv", make_venv)
+    monkeypatch.setattr(module, "pip", lambda *words: module.done.append(words[0]))
+    return module
+
+
+WHOLE = ["venv", "-r", "--no-build-isolation"]
+
+
+def test_once_and_never_again(bootstrap):
+    bootstrap.ensure_venv()
+    bootstrap.ensure_venv()
+    assert bootstrap.done == WHOLE
+
+
+def test_a_new_lock_installs_into_the_same_environment(bootstrap, tmp_path):
+    bootstrap.ensure_venv()
+    (tmp_path / "requirements.lock").write_text("x==2\n")
+    bootstrap.ensure_venv()
+    assert bootstrap.done == WHOLE + WHOLE[1:]
+
+
+def test_another_python_builds_anew(bootstrap, monkeypatch):
+    bootstrap.ensure_venv()
+    monkeypatch.setattr(bootstrap, "find_python", lambda: "/another/python")
+    bootstrap.ensure_venv()
+    assert bootstrap.done == WHOLE + WHOLE
+
+
+@pytest.mark.parametrize("step", WHOLE)
+def test_an_interruption_at_any_step_is_taken_up(bootstrap, monkeypatch, step):
+    def interrupted(*words):
+        if step in ("venv", words[0]):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bootstrap, "make_venv" if step == "venv" else "pip", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            bootstrap.ensure_venv()
+    bootstrap.done.clear()
+    bootstrap.ensure_venv()
+    assert bootstrap.done == WHOLE
+
+
+def test_an_interrupted_update_builds_anew(bootstrap, tmp_path, monkeypatch):
+    bootstrap.ensure_venv()
+    (tmp_path / "requirements.lock").write_text("x==2\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(bootstrap, "pip", lambda *words: sys.exit(1))
+        with pytest.raises(SystemExit):
+            bootstrap.ensure_venv()
+    bootstrap.done.clear()
+    bootstrap.ensure_venv()
+    assert bootstrap.done == WHOLE
+
+
+def test_no_python_that_suits(bootstrap, monkeypatch):
+    monkeypatch.setattr(bootstrap, "suits", lambda python: False)
+    with pytest.raises(SystemExit, match=r"no Python 3\.10 to 3\.13 on the PATH") as stopped:
+        bootstrap.find_python()
+    assert "sudo apt-get install python3.11 python3.11-venv" in str(stopped.value)
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_other_systems_are_told_of_the_container(bootstrap, monkeypatch, platform):
+    monkeypatch.setattr(bootstrap.sys, "platform", platform)
+    with pytest.raises(SystemExit, match=rf"needs Linux, and this is {platform}.*container"):
+        bootstrap.main()

@@ -37,6 +37,10 @@ def test_start_up_lines_stand_in_megatron_s_order(pretrain):
         "> initializing tensor model parallel with size 1\n",
         "> initializing pipeline model parallel with size 1\n",
         "> setting random seeds to 1234 ...\n",
+        "> compiling dataset index builder ...\n",
+        ">>> done with dataset index builder. Compilation time: ",
+        "WARNING: constraints for invoking optimized fused softmax kernel are not met. We default "
+        "back to unfused kernel invocations.\n",
         "time to initialize megatron (seconds): ",
         "[after megatron is initialized] datetime: ",
         " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 42880\n",

@@ -76,7 +76,7 @@ class OurLoop:
                  "--data-path none --vocab-file none --merge-file none --use-flash-attn "
                  "--hidden-dropout 0 --attention-dropout 0")
         ctx = initialize(parse_arguments(shlex.split(flags)))
-        self.trainer = Trainer(ctx, VOCABULARY)
+        self.trainer = Trainer(ctx, VOCABULARY, time.perf_counter())
         self.batches = Batches(ctx, [{"text": text.numpy()} for text in texts], 0, "training")
 
     def step(self) -> None:

@@ -31,13 +31,14 @@ class Batches:
         self.ctx, self.dataset, self.eod, self.name = ctx, dataset, eod, name
 
     def step(self, consumed: int, iteration: int, train: bool = True) -> list[MicroBatch]:
-        """The micro-batches of the step after `consumed` samples. Dropout only when training.
+        """The micro-batches of the step after `consumed` samples.
 
-        Raises UserError when the data set has no sample left.
+        Training drops out and never meets a sample again: it raises UserError when none is left.
+        Evaluation begins again at the first (a run resumed with other intervals needs more).
         """
         config, replicas = self.ctx.config, self.ctx.grid.dp
         end = consumed + config.global_batch_size
-        if end > len(self.dataset):
+        if train and end > len(self.dataset):
             raise UserError(f"the {self.name} data has {len(self.dataset)} samples, and the batch "
                             f"after sample {consumed} needs {end}")
         return [
@@ -49,7 +50,8 @@ class Batches:
 
     def _micro_batch(self, numbers: range, iteration: int, train: bool) -> MicroBatch:
         config, ctx = self.ctx.config, self.ctx
-        text = torch.from_numpy(np.stack([self.dataset[n]["text"] for n in numbers])).long()
+        samples = [self.dataset[n % len(self.dataset)]["text"] for n in numbers]
+        text = torch.from_numpy(np.stack(samples)).long()
         tokens, labels = text[:, :-1], text[:, 1:]
         mask = torch.ones(tokens.shape)
         if config.eod_mask_loss:

@@ -106,7 +106,12 @@ def publish(unfinished: Path, final: Path, root: Path, iteration: int) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
     if final.exists():
         final.rename(replaced)
-    unfinished.rename(final)
+    try:
+        unfinished.rename(final)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(final)
+        raise
     shutil.rmtree(replaced, ignore_errors=True)
     tracker = root / f".{TRACKER}"
     with open(tracker, "w") as file:
@@ -130,35 +135,61 @@ def load(ctx: Context, stage: Stage, optimizer: Optimizer, schedule: LearningRat
     tracker = root / TRACKER
     if root.exists() and not root.is_dir():
         raise UserError(f"--load {root} is a file: give the folder that holds {TRACKER}")
-    if not tracker.exists():
+    iteration = same_everywhere(ctx, tracker)
+    if iteration is None:
         ctx.say(f"WARNING: could not find the metadata file {tracker} ")
         ctx.say("    will not load any checkpoints and will start from random")
         return Progress()
-    iteration = read_tracker(tracker)
     ctx.say(f" loading checkpoint from {root} at iteration {iteration}")
     path = folder_of(root, iteration) / shard_of(ctx)
     state = read_state(path, root)
     ctx.say(f" checkpoint version {state['checkpoint_version']}")
     check_same_model(ctx, state["args"], padded_vocab_size, path)
-    stage.load_state_dict(state["model"])
-    progress = Progress()
-    if not ctx.config.finetune:
-        progress = Progress(state["iteration"], state["args"]["consumed_train_samples"],
-                            state["args"]["consumed_valid_samples"])
-        if not ctx.config.no_load_optim:
-            if "optimizer" not in state:
-                raise UserError(f"{path} was saved with --no-save-optim: add --no-load-optim, or "
-                                "--finetune to start at iteration 0")
-            optimizer.load_state_dict(state["optimizer"])
-            schedule.load_state_dict(state["lr_scheduler"])
+    try:
+        progress = restore(ctx, state, stage, optimizer, schedule, path)
+    except (KeyError, RuntimeError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is not a checkpoint of this trainer "
+                        f"({first_line(error)})") from error
     dist.barrier()
     ctx.say(f"  successfully loaded checkpoint from {root} at iteration {progress.iteration}")
     return progress
 
 
+def restore(ctx: Context, state: dict, stage: Stage, optimizer: Optimizer,
+            schedule: LearningRate, path: Path) -> Progress:
+    """Put the loaded state in its places."""
+    stage.load_state_dict(state["model"])
+    if ctx.config.finetune:
+        return Progress()
+    if not ctx.config.no_load_optim:
+        if "optimizer" not in state:
+            raise UserError(f"{path} was saved with --no-save-optim: add --no-load-optim, or "
+                            "--finetune to start at iteration 0")
+        optimizer.load_state_dict(state["optimizer"])
+        schedule.load_state_dict(state["lr_scheduler"])
+    return Progress(state["iteration"], state["args"]["consumed_train_samples"],
+                    state["args"]["consumed_valid_samples"])
+
+
+def same_everywhere(ctx: Context, tracker: Path) -> int | None:
+    """The iteration to load, None for none; UserError where nodes see different trackers."""
+    mine = read_tracker(tracker) if tracker.exists() else None
+    seen: list[int | None] = [None] * ctx.grid.world_size
+    dist.all_gather_object(seen, mine)
+    if len(set(seen)) > 1:
+        views = ", ".join(f"rank {rank}: {number}" for rank, number in enumerate(seen))
+        raise UserError(f"the ranks do not see the same {tracker} ({views}): --load needs a folder "
+                        "that all nodes share")
+    return mine
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
+
+
 def read_tracker(tracker: Path) -> int:
     text = tracker.read_text(errors="replace").strip()
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit()):
         raise UserError(f"{tracker} should hold the number of an iteration, but holds {text!r}")
     return int(text)
 
@@ -174,8 +205,8 @@ def read_state(path: Path, root: Path) -> dict:
         missing = {"args", "model", "iteration", "checkpoint_version"} - set(state)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, TypeError, KeyError,
             ValueError) as error:
-        reason = str(error).split("\n")[0]
-        raise UserError(f"{path} is not a checkpoint of this trainer ({reason})") from error
+        raise UserError(f"{path} is not a checkpoint of this trainer "
+                        f"({first_line(error)})") from error
     if missing:
         raise UserError(f"{path} is not a checkpoint of this trainer: it has no "
                         f"{', '.join(sorted(missing))}")

@@ -30,7 +30,6 @@ class Device:
 
     torch_device = torch.device("cpu")
     backend = "gloo"
-    has_values = True
     fused_adam = True
 
     def read(self, tensor: torch.Tensor) -> float | None:
@@ -69,7 +68,6 @@ class MetaDevice(Device):
     """Tensors with shapes and no values: the shape of every modelled device."""
 
     torch_device = torch.device("meta")
-    has_values = False
     fused_adam = False  # torch has no fused Adam for meta tensors
 
     def __init__(self, backend: str) -> None:

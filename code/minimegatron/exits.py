@@ -12,8 +12,9 @@ from minimegatron.grid import any_rank
 class Exits:
     """Asks all ranks, so that all stop after the same step."""
 
-    def __init__(self, config: Config) -> None:
-        self.config, self.started, self.signalled = config, time.monotonic(), False
+    def __init__(self, config: Config, started: float) -> None:
+        """started: when the program began, on time.perf_counter's clock."""
+        self.config, self.started, self.signalled = config, started, False
         if config.exit_signal_handler:
             signal.signal(signal.SIGTERM, self._note)
 
@@ -25,7 +26,7 @@ class Exits:
         config = self.config
         if config.exit_signal_handler and any_rank(self.signalled):
             return "after receiving SIGTERM."
-        minutes = (time.monotonic() - self.started) / 60
+        minutes = (time.perf_counter() - self.started) / 60
         if config.exit_duration_in_mins and any_rank(minutes > config.exit_duration_in_mins):
             return f"after {minutes} minutes"
         if config.exit_interval and iteration % config.exit_interval == 0:

@@ -11,6 +11,7 @@ objects and barriers; tensors travel through the groups of this grid only.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -77,17 +78,21 @@ def any_rank(condition: bool) -> bool:
     return bool(flag[0])
 
 
-def make_grid(pp: int, dp: int, tp: int, backend: str) -> Grid:
+def make_grid(pp: int, dp: int, tp: int, backend: str, timeout: timedelta | None = None
+              ) -> Grid:
     """Build the grid over the default group's ranks; every rank must call it.
 
-    backend: of the tensor traffic, "gloo", "nccl" or a registered one.
+    backend: of the tensor traffic, "gloo", "nccl" or a registered one. timeout: patience with a
+    silent peer (the default group's does not carry over).
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     mine = {}
     for axis in AXES:
         for ranks in groups_along(axis, pp, dp, tp):
             # new_group is collective: every rank makes every group, also those it is not in.
-            channel = dist.new_group(list(ranks), backend=backend) if len(ranks) > 1 else None
+            channel = None
+            if len(ranks) > 1:
+                channel = dist.new_group(list(ranks), timeout=timeout, backend=backend)
             if rank in ranks:
                 mine[axis] = Group(ranks, ranks.index(rank), channel)
     return Grid(rank, world_size, **mine)

@@ -26,11 +26,12 @@ MEETING_POINT = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 def initialize(config: Config) -> Context:
     """Join the job's process group and build the Context. Raises UserError."""
     require_folders(config)
-    join(config)
+    timeout = timedelta(minutes=config.distributed_timeout_minutes)
+    join(config, timeout)
     local_rank = int(os.environ.get("LOCAL_RANK", config.local_rank or 0))
     device, notes = choose_device(config.device, config.distributed_backend, local_rank)
     grid = make_grid(config.pipeline_model_parallel_size, config.data_parallel_size,
-                     config.tensor_model_parallel_size, device.backend)
+                     config.tensor_model_parallel_size, device.backend, timeout)
     ctx = Context(config, grid, device)
     for note in notes:
         ctx.say(note)
@@ -39,9 +40,8 @@ def initialize(config: Config) -> Context:
     return ctx
 
 
-def join(config: Config) -> None:
+def join(config: Config, timeout: timedelta) -> None:
     """Make the default process group: gloo, always, for control."""
-    timeout = timedelta(minutes=config.distributed_timeout_minutes)
     if "RANK" not in os.environ:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1,
                                 timeout=timeout)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
 from minimegatron.console import emit
 from minimegatron.errors import UserError
+
+# What gloo and NCCL say when the other end is gone or silent.
+LOST_PEER = re.compile(r"Connection (closed|reset|refused)[^.\n]*|Broken pipe|[Tt]imed out[^.\n]*|"
+                       r"Watchdog[^.\n]*timeout|remote process has? exited[^.\n]*")
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -33,6 +39,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         leave(1)
     except SystemExit as exit:
         leave(exit.code)
+    except Exception as error:
+        lost = LOST_PEER.search(str(error))
+        if lost is None:
+            traceback.print_exc()
+        else:
+            emit(f"[rank {config.rank}] error: lost contact with another rank ({lost.group()}); "
+                 "its own message says why", sys.stderr)
+        leave(1)
     leave(0)
 
 

@@ -82,7 +82,7 @@ class Embedding(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, ctx: Context, layer: int) -> None:
+    def __init__(self, ctx: Context, layer: int, mask: torch.Tensor | None) -> None:
         super().__init__()
         config = ctx.config
         self.layer, self.heads, self.width = layer, config.num_attention_heads, config.kv_channels
@@ -91,8 +91,7 @@ class Attention(nn.Module):
         # Laid out per head, (heads, 3, width): a tensor-parallel slice holds whole heads.
         self.linear_qkv = Linear(ctx, config.hidden_size, 3 * inner, std)
         self.linear_proj = Linear(ctx, inner, config.hidden_size, output_std(ctx))
-        mask = ops.causal_mask(config.seq_length, ctx.device.torch_device)
-        self.register_buffer("mask", None if self.flash else mask, persistent=False)
+        self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, x: torch.Tensor, noise: Dropout | None) -> torch.Tensor:
         s, b, _ = x.shape
@@ -125,11 +124,11 @@ class MLP(nn.Module):
 class TransformerLayer(nn.Module):
     """One layer; `number` counts from 1 over the whole model."""
 
-    def __init__(self, ctx: Context, number: int) -> None:
+    def __init__(self, ctx: Context, number: int, mask: torch.Tensor | None) -> None:
         super().__init__()
         self.number, self.p = number, ctx.config.hidden_dropout
         self.input_layernorm = Norm(ctx)
-        self.self_attention = Attention(ctx, number)
+        self.self_attention = Attention(ctx, number, mask)
         self.pre_mlp_layernorm = Norm(ctx)
         self.mlp = MLP(ctx)
 
@@ -155,8 +154,11 @@ class Stage(nn.Module):
         if self.is_first or self.is_last:
             self.embedding = Embedding(ctx, vocab_size)
         self.decoder = nn.Module()
+        config = ctx.config  # one mask serves all layers
+        mask = (None if config.use_flash_attn else
+                ops.causal_mask(config.seq_length, ctx.device.torch_device))
         self.decoder.layers = nn.ModuleDict(
-            {str(index): TransformerLayer(ctx, index + 1) for index in layers})
+            {str(index): TransformerLayer(ctx, index + 1, mask) for index in layers})
         if self.is_last:
             self.decoder.final_layernorm = Norm(ctx)
         draw_weights(self, ctx.config.seed)

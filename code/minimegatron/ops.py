@@ -15,7 +15,7 @@ from torch.optim.adamw import adamw as update
 
 from minimegatron.gradients import Gradients
 
-MASKED = -10000.0  # what Megatron adds to a score that causality forbids
+MASKED = -10000.0  # what Megatron puts for a score that causality forbids; here it is added
 
 
 class _Linear(torch.autograd.Function):
@@ -128,7 +128,8 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def adamw(weights: torch.Tensor, gradients: torch.Tensor, exp_avg: torch.Tensor,
           exp_avg_sq: torch.Tensor, steps: torch.Tensor, *, lr: float, beta1: float, beta2: float,
           eps: float, weight_decay: float, fused: bool) -> None:
-    """One AdamW update in place. steps: the update's number, from 1; one element on the host."""
+    """One AdamW update in place. steps: the update's number, from 1: one element, where
+    the weights are if fused, else on the host."""
     # torch's function counts the step itself. Its optimizer class is not used because it imports
     # the compiler, which takes a second.
     update([weights], [gradients], [exp_avg], [exp_avg_sq], [], [steps - 1], foreach=False,

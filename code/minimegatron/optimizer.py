@@ -37,7 +37,9 @@ class Optimizer:
             view.copy_(parameter.data)
             parameter.data = view
         self.moments = {name: torch.zeros_like(self.weights) for name in ("exp_avg", "exp_avg_sq")}
-        self.steps = torch.zeros(())  # on the host: it needs no device
+        self.updates = 0
+        # The fused kernel reads the count where the weights are, the plain one on the host.
+        self.steps = torch.zeros((), device=self.weights.device if self.fused else "cpu")
 
     def _views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """`flat`, cut into the parameters' shapes, by name."""
@@ -53,6 +55,7 @@ class Optimizer:
             if self.clip > 0:
                 # Tensor arithmetic: whether to clip is decided without reading the norm.
                 flat.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
+        self.updates += 1
         self.steps += 1
         for part, weight_decay in self.parts:
             ops.adamw(self.weights[part], flat[part], self.moments["exp_avg"][part],
@@ -61,11 +64,12 @@ class Optimizer:
         return norm
 
     def state_dict(self) -> dict:
-        return {"step": int(self.steps),
+        return {"step": self.updates,
                 **{name: self._views(flat) for name, flat in self.moments.items()}}
 
     def load_state_dict(self, saved: dict) -> None:
-        self.steps.fill_(saved["step"])
+        self.updates = saved["step"]
+        self.steps.fill_(self.updates)
         for name, flat in self.moments.items():
             for key, view in self._views(flat).items():
                 view.copy_(saved[name][key])

@@ -16,7 +16,7 @@ def run_schedule(actions: Sequence[Action], stage: Stage, batches: Sequence[Micr
     """Forward and backward of every micro-batch; the gradients land in the parameters' sink.
 
     replicas: data-parallel size. Each micro-batch's loss counts 1 / (micro-batches x replicas),
-    so that summing the gradients over micro-batches and replicas gives the global mean.
+    so that summing the gradients over micro-batches and replicas gives the mean over them.
     Returns the mean loss of this rank's micro-batches (one element, detached).
     """
     share = 1 / (len(batches) * replicas)

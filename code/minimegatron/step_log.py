@@ -42,14 +42,13 @@ class StepLog:
         ctx, config, steps = self.ctx, self.ctx.config, len(self.losses)
         losses = torch.stack(self.losses) / ctx.grid.dp.size  # [steps], this rank's share
         ctx.grid.dp.all_reduce(losses)
-        good = torch.isfinite(losses)
-        total, count = ctx.read(losses.where(good, 0.0).sum()), ctx.read(good.sum())
+        mean, good = ctx.read(losses.mean()), ctx.read(torch.isfinite(losses).sum())
         line = iteration_line(
             config, iteration=progress.iteration, consumed=progress.consumed_train_samples,
             milliseconds=1000 * self.seconds / steps, lr=lr,
-            loss=total / count if count else None, norm=ctx.read(self.norm),
+            loss=mean, norm=ctx.read(self.norm),
             zeros=self._zeros(), params_norm=self._params_norm(),
-            nans=0 if count is None else steps - count)
+            nans=0 if good is None else steps - good)
         ctx.say_last(line)
         if lr > 0 and not self.memory_reported:
             self.memory_reported = True

@@ -50,7 +50,7 @@ def pretrain(config: Config, notes: list[str]) -> None:
     say_initialized(ctx)
     ctx.say(f"time to initialize megatron (seconds): {time.perf_counter() - started:.3f}")
     print_datetime(ctx, "after megatron is initialized")
-    trainer = Trainer(ctx, vocab_size)
+    trainer = Trainer(ctx, vocab_size, started)
     seconds = {"model-and-optimizer-setup": trainer.load()}
     start = time.perf_counter()
     train, valid, test = datasets(ctx, tokenizer.vocab_size)
@@ -84,8 +84,10 @@ def datasets(ctx: Context, vocab_size: int) -> tuple:
 class Trainer:
     """One rank's model, optimizer and progress, and the steps it takes."""
 
-    def __init__(self, ctx: Context, vocab_size: int) -> None:
+    def __init__(self, ctx: Context, vocab_size: int, started: float) -> None:
+        """started: when the program began, on time.perf_counter's clock."""
         config = ctx.config
+        self.started, self.saved_at = started, None
         self.ctx, self.config, self.vocab_size = ctx, config, vocab_size
         self.setup_started = time.perf_counter()
         self.stage = Stage(ctx, vocab_size, range(config.num_layers))
@@ -107,10 +109,15 @@ class Trainer:
         if self.config.load is not None:
             self.progress = checkpoint.load(self.ctx, self.stage, self.optimizer,
                                             self.learning_rate, self.vocab_size)
+            if self.config.load == self.config.save and self.progress.iteration:
+                self.saved_at = self.progress.iteration
         print_datetime(self.ctx, "after model, optimizer, and learning rate scheduler are built")
         return time.perf_counter() - self.setup_started
 
     def save(self) -> None:
+        if self.saved_at == self.progress.iteration:
+            return
+        self.saved_at = self.progress.iteration
         checkpoint.save(self.ctx, self.stage, self.optimizer, self.learning_rate, self.progress,
                         self.vocab_size)
 
@@ -133,7 +140,7 @@ class Trainer:
         """Steps until --train-iters or an exit condition."""
         config, ctx, progress = self.config, self.ctx, self.progress
         print_datetime(ctx, "before the start of training step")
-        exits, profiler = Exits(config), Profiler(ctx)
+        exits, profiler = Exits(config, self.started), Profiler(ctx)
         log = StepLog(ctx, self.timers, self.board, self.optimizer)
         self.stage.train()
         while progress.iteration < config.train_iters:

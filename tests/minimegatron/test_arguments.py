@@ -89,6 +89,11 @@ REFUSED = {
     "--use-flash-attn": "nearest: --attention-dropout 0",
     "--data-impl lazy": "data-impl.*invalid choice",
     "--DDP-impl torch": "DDP-impl.*invalid choice",
+    "--lr-warmup-iters 1 --lr-warmup-samples 1": "can only specify one of lr-warmup-fraction",
+    "--seed -1": "--seed -1: must be from 0 to 4294967295",
+    "--lr inf": "--lr inf: must be a finite number",
+    "--layernorm-epsilon 0": "--layernorm-epsilon 0.0: must be greater than 0",
+    "--distributed-timeout-minutes 1e30": "--distributed-timeout-minutes 1e\\+30: nearest: 525600",
     "--override-lr-scheduler --use-checkpoint-lr-scheduler": "not both",
     "stray": "unrecognized argument stray",
 }
@@ -109,4 +114,9 @@ def test_a_missing_flag_is_named():
 
 def test_samples_instead_of_iterations():
     config = parse("--train-samples 21", base=GOOD.replace("--train-iters 10", ""))
-    assert config.train_iters == 10
+    assert (config.train_iters, config.lr_decay_samples) == (10, 21)
+
+
+def test_a_broken_environment_is_named():
+    with pytest.raises(UserError, match="WORLD_SIZE=two in the environment is not a number"):
+        parse_arguments(shlex.split(GOOD), {"WORLD_SIZE": "two"})

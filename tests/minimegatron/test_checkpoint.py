@@ -1,5 +1,6 @@
 """Saved whole or not at all; resumed exactly; what is not a checkpoint is refused, not executed."""
 
+import os
 import pickle
 import resource
 import shutil
@@ -101,6 +102,39 @@ def test_a_missing_iteration_names_those_that_are_there(pretrain, saved):
     err = load(pretrain, root).err
     assert "there is no iter_0000007/mp_rank_00/model_optim_rng.pt" in err
     assert "checkpoints there: iter_0000001" in err
+
+
+def test_right_keys_with_wrong_contents_are_refused(pretrain, saved):
+    root, file = saved
+    state = torch.load(file, weights_only=True)
+    for key in ("model", "optimizer", "lr_scheduler"):
+        torch.save({**state, key: {"x": 1}}, file)
+        run = load(pretrain, root)
+        assert f"{file} is not a checkpoint of this trainer" in run.err
+        assert "Traceback" not in run.err
+
+
+def test_nodes_that_see_different_trackers_are_refused(pretrain, saved, tmp_path, dataset):
+    empty = tmp_path / "empty"
+    command = [sys.executable, PRETRAIN, *(MODEL + dataset.flags).split(), "--train-iters", "2",
+               "--eval-iters", "0", "--global-batch-size", "4", "--load"]
+    ranks = [subprocess.Popen([*command, str(folder)], text=True, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.PIPE,
+                              env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2",
+                                   "MASTER_ADDR": "127.0.0.1",
+                                   "MASTER_PORT": str(20003 + os.getpid() % 10000)})
+             for rank, folder in enumerate((saved[0], empty))]
+    for rank in ranks:
+        err = rank.communicate(timeout=60)[1]
+        assert rank.returncode == 1
+        assert "(rank 0: 1, rank 1: None): --load needs a folder that all nodes share" in err
+
+
+def test_evaluation_goes_on_when_a_resumed_run_needs_more_samples(pretrain, tmp_path):
+    save = f"--save {tmp_path} --load {tmp_path} --save-interval 100 --global-batch-size 2 "
+    pretrain(save + "--train-iters 4 --eval-interval 1 --eval-iters 5 --exit-interval 3")
+    run = pretrain(save + "--train-iters 4 --eval-interval 4 --eval-iters 5")
+    assert "validation loss at iteration 4" in run.out
 
 
 def test_a_tracker_that_holds_no_number(pretrain, saved):

@@ -78,7 +78,7 @@ def main() -> None:
     rank = dist.get_rank()
     ctx = Context(config, make_grid(1, config.data_parallel_size, 1, "clock"),
                   ClockDevice("clock"))
-    trainer = Trainer(ctx, vocab_size=512)
+    trainer = Trainer(ctx, vocab_size=512, started=0.0)
     data = [{"text": torch.arange(config.seq_length + 1).numpy()}] * config.global_batch_size
     batches = Batches(ctx, data, eod=0, name="training").step(0, 0)
     clock[0] = float(rank)  # the ranks come at different times

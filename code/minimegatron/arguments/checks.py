@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
 from minimegatron.arguments.flags import Config
 from minimegatron.errors import UserError
 
+A_YEAR = 365 * 24 * 60  # minutes
 DEVICE = re.compile(r"auto|cpu|cuda")
 
 
@@ -36,12 +38,18 @@ def check(config: Config, rank: int, world_size: int) -> Config:
 
 def check_numbers(config: Config) -> None:
     """Values that are wrong whatever the other flags say."""
+    for name, value in vars(config).items():
+        require(not isinstance(value, float) or math.isfinite(value),
+                f"--{name.replace('_', '-')} {value}: must be a finite number")
+    require(0 <= config.seed < 2**32, f"--seed {config.seed}: must be from 0 to {2**32 - 1}")
+    patience = config.distributed_timeout_minutes
+    require(patience <= A_YEAR, f"--distributed-timeout-minutes {patience}: nearest: {A_YEAR}")
     positive = ("num_layers", "hidden_size", "num_attention_heads", "seq_length",
                 "max_position_embeddings", "ffn_hidden_size", "kv_channels", "micro_batch_size",
                 "global_batch_size", "train_iters", "train_samples", "exit_interval",
                 "save_interval", "log_interval", "eval_interval", "tensorboard_log_interval",
                 "make_vocab_size_divisible_by", "tensor_model_parallel_size",
-                "pipeline_model_parallel_size", "exit_duration_in_mins",
+                "pipeline_model_parallel_size", "exit_duration_in_mins", "layernorm_epsilon",
                 "distributed_timeout_minutes", "lr_decay_iters", "lr_decay_samples")
     for name in positive:
         value = getattr(config, name)
@@ -109,11 +117,14 @@ def derive_schedule(config: Config) -> Config:
     require(config.min_lr <= config.lr,
             f"--min-lr {config.min_lr} is greater than --lr {config.lr}; "
             f"nearest: --min-lr {config.lr}")
-    decay = config.lr_decay_samples or batch * (config.lr_decay_iters or config.train_iters)
+    whole = config.train_samples or batch * config.train_iters
+    decay = (config.lr_decay_samples
+             or (batch * config.lr_decay_iters if config.lr_decay_iters else whole))
     fraction = config.lr_warmup_fraction
     warmup = config.lr_warmup_samples or config.lr_warmup_iters * batch
-    require(fraction is None or not warmup,
-            "can only specify one of lr-warmup-fraction and lr-warmup-iters (or -samples)")
+    given = (fraction is not None, config.lr_warmup_iters > 0, config.lr_warmup_samples > 0)
+    require(sum(given) <= 1,
+            "can only specify one of lr-warmup-fraction and lr-warmup-iters (and -samples)")
     if fraction is not None:
         require(0 <= fraction < 1, f"--lr-warmup-fraction {fraction}: must be in [0, 1)")
         warmup = fraction * decay

@@ -76,7 +76,15 @@ def parse_arguments(argv: Sequence[str], env: Mapping[str, str] = os.environ) ->
     values = vars(parser.parse_args(argv))
     flags = {field.name for field in dataclasses.fields(Config)}
     config = Config(**{name: value for name, value in values.items() if name in flags})
-    return check(config, rank=int(env.get("RANK", 0)), world_size=int(env.get("WORLD_SIZE", 1)))
+    return check(config, rank=number(env, "RANK", 0), world_size=number(env, "WORLD_SIZE", 1))
+
+
+def number(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name, str(default))
+    if not (text.isascii() and text.isdigit()):
+        raise UserError(f"{name}={text} in the environment is not a number: start the ranks with "
+                        "torchrun, which sets it")
+    return int(text)
 
 
 def notes(argv: Sequence[str], config: Config) -> list[str]:

@@ -1,0 +1,39 @@
+"""When one rank fails, the others end too, and say in one line why."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import MODEL
+
+PROGRAM = Path(__file__).with_name("failing_rank.py")
+
+
+def run_both(dataset, how):
+    """Start both ranks without an agent, which would kill the survivor before it can speak."""
+    port = str(20002 + os.getpid() % 10000)
+    flags = (MODEL + dataset.flags + "--train-iters 10 --eval-iters 0 --global-batch-size 4 "
+             "--distributed-timeout-minutes 0.05").split()
+    ranks = [subprocess.Popen(
+        [sys.executable, PROGRAM, how, *flags], text=True, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2",
+                                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
+        for rank in (0, 1)]
+    survivor = ranks[0].communicate(timeout=60)[1]
+    if how == "silence":
+        ranks[1].kill()
+    return ranks[0].returncode, survivor, ranks[1].communicate(timeout=60)[1]
+
+
+@pytest.mark.parametrize("how", ["error", "death", "silence"])
+def test_the_other_rank_says_that_it_lost_contact(dataset, how):
+    code, survivor, other = run_both(dataset, how)
+    assert code == 1
+    assert re.fullmatch(r"\[rank 0\] error: lost contact with another rank \(.*\); its own message "
+                        r"says why\n", survivor)
+    if how == "error":
+        assert other == "[rank 1] error: this rank cannot go on\n"

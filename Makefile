@@ -27,5 +27,5 @@ lock:  ## pin the dependencies of pyproject.toml again
 	@$(RUN) python tools/lock.py
 
 clean:  ## stop the cluster, forget the environment; the workspace stays
-	@if [ -x .venv/bin/lab ]; then .venv/bin/lab cluster down; fi
+	-@if [ -x .venv/bin/lab ]; then .venv/bin/lab cluster down; fi
 	rm -rf .venv .slurm .setup.lock .pytest_cache .ruff_cache

@@ -51,11 +51,11 @@ def find_python():
 
 def wanted_stamp(python):
     """Changes whenever the environment would come out different."""
-    digest = hashlib.sha256(ROOT.encode())
+    digest = hashlib.sha256()
     for name in (LOCK, os.path.join(ROOT, "pyproject.toml")):
         with open(name, "rb") as file:
             digest.update(file.read())
-    return digest.hexdigest() + " " + python + "\n"
+    return "\n".join([digest.hexdigest(), python, ROOT])
 
 
 def read_stamp():
@@ -147,7 +147,8 @@ def ensure_venv():
         want = wanted_stamp(python)
         if have == want:
             return
-        if have is None or have.split(" ")[1:] != want.split(" ")[1:]:
+        # Another Python, or a checkout that was moved: its scripts name the old place.
+        if have is None or have.split("\n")[1:] != want.split("\n")[1:]:
             say(f"Making the Python environment in .venv ({python})")
             make_venv(python)
         else:
@@ -170,5 +171,7 @@ def main():
 if __name__ == "__main__":
     try:
         main()
+    except (OSError, subprocess.CalledProcessError) as error:
+        stop(str(error))
     except KeyboardInterrupt:
         sys.exit(130)

@@ -29,5 +29,8 @@ def main(argv: list[str] | None = None) -> int:
     except LabError as error:
         print(f"lab: error: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        print(f"lab: error: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ Say = Callable[[str], object]
 FORMAT = 1
 
 STAMP = ".stamp.json"
+UNFINISHED = ".unfinished.json"  # there while files are put in place
 DEFAULT_MB = 32
 
 
@@ -63,11 +64,16 @@ def _content_hash(path: str) -> str:
 
 
 def ensure(home: Path, say: Say) -> None:
-    """Make the workspace's data unless it is there; data from the user's own files is kept."""
-    stamp = _stamp(Path(home) / "data")
+    """Make the workspace's data unless it is there; what the user made or changed is kept."""
+    data = Path(home) / "data"
+    stamp = _read_stamp(data)
+    sizes = {name: _size(data / name) for name in stamp["files"]} if stamp else {}
+    changed = [name for name, size in sizes.items() if size != stamp["files"][name]]
     if stamp and stamp["own"]:
-        say(f"data is there, made from your own files: {Path(home) / 'data'}")
-    else:
+        say(f"data is there, made from your own files: {data}")
+    if changed and (stamp["own"] or None not in sizes.values()):
+        say(f"changed since `lab data` made it, and left alone: {', '.join(changed)}")
+    elif not (stamp and stamp["own"]):
         make(home, say, Options())
 
 
@@ -84,13 +90,23 @@ def make(home: Path, say: Say, options: Options) -> None:
 
 def _stamp(data: Path) -> dict | None:
     """The stamp of complete data; None where it or any of its files is missing or was cut."""
+    stamp = _read_stamp(data)
+    if stamp and all(_size(data / name) == size for name, size in stamp["files"].items()):
+        return stamp
+    return None
+
+
+def _read_stamp(data: Path) -> dict | None:
+    """What was made last, whatever became of it; None where that is not known."""
     try:
         stamp = json.loads((data / STAMP).read_text(encoding="utf-8"))
-        if all((data / name).stat().st_size == size for name, size in stamp["files"].items()):
-            return stamp
+        return stamp if isinstance(stamp["files"], dict) and "own" in stamp else None
     except (OSError, ValueError, KeyError, TypeError):
-        pass
-    return None
+        return None
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
 
 
 def _current(data: Path, key: str, say: Say) -> bool:
@@ -124,7 +140,8 @@ def _build_and_publish(data: Path, key: str, say: Say, options: Options) -> None
     try:
         staging.mkdir()
         summary = Builder(staging, say, options).build()
-        _publish(staging, data, {"key": key, "own": options != Options(), "summary": summary})
+        stamp = {"key": key, "own": options != Options(), "summary": summary}
+        _publish(staging, data, stamp, options.inputs, say)
     except UserError as error:
         raise LabError(str(error)) from error
     except OSError as error:
@@ -136,12 +153,19 @@ def _build_and_publish(data: Path, key: str, say: Say, options: Options) -> None
         say(line)
 
 
-def _publish(staging: Path, data: Path, stamp: dict) -> None:
-    old = _stamp(data) or {"files": {}}
+def _publish(staging: Path, data: Path, stamp: dict, inputs: Sequence[str], say: Say) -> None:
+    old = (_read_stamp(data) or {"files": {}})["files"]
+    ours = _note_ours(staging, data, old)
     (data / STAMP).unlink(missing_ok=True)
     made = sorted(path for path in staging.rglob("*") if path.is_file())
     names = [str(path.relative_to(staging)) for path in made]
-    stale = [data / name for name in old["files"] if name not in names]
+    read = {Path(path).resolve() for path in inputs}
+    stale = [data / name for name in old if name not in names and (data / name).resolve() not in
+             read]
+    for name in sorted({*old, *names}):  # what we did not make is not ours to throw away
+        if _size(data / name) not in (None, *ours.get(name, ())):
+            os.replace(data / name, data / f"{name}.bak")
+            say(f"  {name} was yours: kept as {name}.bak")
     # Index files go first and come last: a new .bin must never meet an old .idx.
     stale += [data / name for name in names if name.endswith(".idx")]
     # Maps that the trainer made from the data that is being replaced.
@@ -155,6 +179,24 @@ def _publish(staging: Path, data: Path, stamp: dict) -> None:
     temporary = staging / STAMP
     temporary.write_text(json.dumps(stamp, indent=1), encoding="utf-8")
     os.replace(temporary, data / STAMP)
+    (data / UNFINISHED).unlink()
+
+
+def _note_ours(staging: Path, data: Path, old: dict[str, int]) -> dict[str, list[int]]:
+    """The sizes of every file that we have put there or are about to; outlives a kill."""
+    path = data / UNFINISHED
+    try:
+        ours = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        ours = {}
+    new = {str(file.relative_to(staging)): file.stat().st_size
+           for file in staging.rglob("*") if file.is_file()}
+    for name, size in (*old.items(), *new.items()):
+        ours.setdefault(name, []).append(size)
+    temporary = staging / UNFINISHED
+    temporary.write_text(json.dumps(ours), encoding="utf-8")
+    os.replace(temporary, path)
+    return ours
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:

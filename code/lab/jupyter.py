@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import secrets
+import shlex
 import signal
 import socket
 import subprocess
@@ -44,7 +45,7 @@ def shell_start_file(home: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     lab = Path(sys.executable).with_name("lab")
     path.write_text('[ -f "$HOME/.bashrc" ] && . "$HOME/.bashrc"\n'
-                    f'eval "$("{lab}" cluster env)"\n')
+                    f'eval "$({shlex.quote(str(lab))} cluster env)"\n')
     return path
 
 
@@ -92,9 +93,11 @@ class Jupyter:
     def wait_until_ready(self) -> None:
         """Return when it answers. Raises LabError with its last lines when it does not."""
         deadline = time.monotonic() + SECONDS_TO_START
+        # A proxy that the environment names is not for this machine's own address.
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api", timeout=2).close()
+                direct.open(f"http://127.0.0.1:{self.port}/api", timeout=2).close()
                 return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)

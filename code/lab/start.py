@@ -16,7 +16,8 @@ from lab.jupyter import Jupyter
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     start = subparsers.add_parser("start", help="set up, start the cluster and JupyterLab")
-    start.add_argument("--port", type=int, help="JupyterLab's port (the first free from 8888)")
+    start.add_argument("--port", type=jupyter_port,
+                       help="JupyterLab's port (the first free from 8888)")
     start.set_defaults(run=run)
     install = subparsers.add_parser("install-slurm", help="install Slurm where that is allowed")
     install.add_argument("--accounting", action="store_true",
@@ -24,8 +25,16 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     install.set_defaults(run=run_install)
 
 
+def jupyter_port(text: str) -> int:
+    port = int(text) if text.isascii() and text.isdigit() else 0
+    if not 1024 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{text} is not a port from 1024 to 65535; nearest: 8888")
+    return port
+
+
 def say(line: str) -> None:
-    print(f"==> {line}", flush=True)
+    with contextlib.suppress(OSError):  # the terminal is gone: stopping must go on all the same
+        print(f"==> {line}", flush=True)
 
 
 def run_install(arguments: argparse.Namespace) -> None:
@@ -55,7 +64,8 @@ def only_once(home: Path) -> Iterator[None]:
 
 def run(arguments: argparse.Namespace) -> int:
     home = workspace.home()
-    workspace.require_writable(home)
+    for folder in (home, home / ".cluster"):
+        workspace.require_writable(folder)
     # A closed terminal or a `kill` stops things in the same order as Ctrl-C.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
@@ -69,17 +79,19 @@ def run(arguments: argparse.Namespace) -> int:
 def serve(home: Path, port: int | None) -> int:
     """Set up what is missing, start both servers, wait; stop what was started here."""
     from lab import cluster, data
+    from lab.cluster.dli import unlink_dli
     from lab.cluster.health import supervisor
     from lab.cluster.install import ensure_slurm
     from lab.cluster.layout import Layout
 
     ensure_slurm(say)
     workspace.make(home)
-    note = cluster.link_dli(home)
-    if note:
-        say(f"in notebooks and terminals: {note}")
     data.ensure(home, say)
     with contextlib.ExitStack() as started:
+        note = cluster.link_dli(home)
+        if note:
+            say(f"in notebooks and terminals: {note}")
+        started.callback(unlink_dli, home)
         layout = Layout(home)
         if not supervisor(layout) and not layout.site.exists():
             started.callback(stop_cluster, home)  # before it is up: Ctrl-C may come in between

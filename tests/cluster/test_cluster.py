@@ -138,6 +138,14 @@ def test_salloc_opens_a_shell_that_reaches_its_nodes(cluster):
     assert len(done.stdout.split()) == 4 and done.stdout.split()[-2:] == ["2", "subst"]
 
 
+def test_lab_cluster_inside_a_job_does_no_harm(cluster):
+    for action in ("down", "up", "status"):
+        done = cluster.run(f"srun lab cluster {action}")
+        assert done.returncode == 1
+        assert "this shell is inside the cluster (a job or salloc): type it outside" in done.stderr
+    assert cluster.run("srun -N2 true").returncode == 0
+
+
 def test_pty_gives_a_terminal(cluster):
     done = cluster.run("script -qec \"srun --pty bash -c 'tty && exit 4'\" /dev/null")
     assert "/dev/pts/" in done.stdout and done.returncode == 4

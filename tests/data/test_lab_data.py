@@ -106,7 +106,45 @@ def test_what_is_missing_or_cut_is_made_again(jsonl, tmp_path, damage):
     good = files(tmp_path)
     damage(tmp_path / "data")
     data.make(tmp_path, quiet, small(jsonl))
-    assert files(tmp_path) == good
+    assert {name: content for name, content in files(tmp_path).items()
+            if not name.endswith(".bak")} == good
+
+
+def test_files_of_the_users_are_kept(jsonl, tmp_path):
+    theirs = tmp_path / "data" / "GPT-2_assets" / "gpt2-vocab.json"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("the real one")
+    lines = []
+    data.make(tmp_path, lines.append, small(jsonl))
+    assert theirs.with_name("gpt2-vocab.json.bak").read_text() == "the real one"
+    assert any("gpt2-vocab.json was yours: kept as" in line for line in lines)
+    assert set(files(tmp_path)) == FILES | {"GPT-2_assets/gpt2-vocab.json.bak"}
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_ensure_leaves_alone_what_the_student_wrote_over(jsonl, tmp_path, monkeypatch, own):
+    data.make(tmp_path, quiet, small(jsonl))
+    root = tmp_path / "data"
+    if not own:
+        stamp = json.loads((root / data.STAMP).read_text())
+        (root / data.STAMP).write_text(json.dumps(stamp | {"own": False}))
+    (root / f"{GPT2_PREFIX}.bin").write_bytes(b"tokens of the student's own")
+    lines = []
+    data.ensure(tmp_path, lines.append)
+    assert (root / f"{GPT2_PREFIX}.bin").read_bytes() == b"tokens of the student's own"
+    assert lines[-1] == ("changed since `lab data` made it, and left alone: "
+                         f"{GPT2_PREFIX}.bin")
+
+
+def test_an_input_in_the_data_folder_survives(tmp_path, texts):
+    (tmp_path / "data").mkdir()
+    corpus = tmp_path / "data" / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    stamp = {"files": {"corpus.jsonl": corpus.stat().st_size}, "own": False, "key": "",
+             "summary": []}
+    (tmp_path / "data" / data.STAMP).write_text(json.dumps(stamp))
+    data.make(tmp_path, quiet, small(corpus))
+    assert corpus.exists()
 
 
 def test_other_text_replaces_all_and_drops_the_trainers_maps(jsonl, tmp_path):
@@ -204,7 +242,7 @@ def test_killed_while_files_are_put_in_place(jsonl, tmp_path, monkeypatch):
     rename = os.replace
     twice = tmp_path / "twice.jsonl"
     twice.write_text(jsonl.read_text() * 2)
-    for renames in range(len(FILES) + 1):
+    for renames in range(len(FILES) + 2):
         data.make(tmp_path, quiet, small(jsonl))
         left = iter(range(renames))
 
@@ -217,7 +255,8 @@ def test_killed_while_files_are_put_in_place(jsonl, tmp_path, monkeypatch):
             patch.setattr(os, "replace", replace)
             with pytest.raises(KeyboardInterrupt):
                 data.make(tmp_path, quiet, small(twice))
-        assert not (tmp_path / "data" / ".stamp.json").exists()
+        # Before the first rename nothing has changed; from then on nothing vouches for the data.
+        assert (tmp_path / "data" / ".stamp.json").exists() == (renames == 0)
         for prefix in (GPT2_PREFIX, "bpe-400/text_document"):
             if (tmp_path / "data" / f"{prefix}.idx").exists():
                 IndexedDataset(tmp_path / "data" / prefix)

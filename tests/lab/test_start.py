@@ -127,6 +127,23 @@ def test_a_cluster_that_ran_before_is_left_running(home):
     subprocess.run([LAB, "cluster", "down"], env=environment, check=True, capture_output=True)
 
 
+def test_stopping_goes_on_when_the_terminal_is_gone(home):
+    started = Started(home)
+    started.address()
+    started.process.stdout.close()
+    started.process.stderr.close()
+    started.process.send_signal(signal.SIGHUP)
+    assert started.process.wait(60) == 130
+    assert not leftovers(home)
+
+
+@pytest.mark.parametrize("port", ["70000", "-1", "80", "x"])
+def test_a_port_that_is_none(port):
+    done = subprocess.run([LAB, "start", f"--port={port}"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"{port} is not a port from 1024 to 65535; nearest: 8888" in done.stderr
+
+
 def test_impatience_does_not_leave_the_cluster_running(home):
     started = Started(home)
     started.address()

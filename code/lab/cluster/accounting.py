@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pwd
 import shutil
 import subprocess
 from pathlib import Path
@@ -44,11 +42,11 @@ def _socket(layout: Layout) -> Path:
 
 
 def write(layout: Layout, place: Place, slurm: Slurm) -> None:
-    from lab.cluster.config import put
+    from lab.cluster.config import put, user_name
 
     require_installed(slurm)
     (layout.state / "db").mkdir(exist_ok=True)
-    user = pwd.getpwuid(os.getuid()).pw_name
+    user = user_name()
     database = _database(layout)
     put(layout.state / "db" / "my.cnf", f"""\
 [mariadbd]

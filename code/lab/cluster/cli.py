@@ -67,6 +67,7 @@ def run_down(arguments: argparse.Namespace) -> None:
 
 
 def run_status(arguments: argparse.Namespace) -> int:
+    control.refuse_inside()
     return status.show(workspace.home())
 
 
@@ -79,6 +80,7 @@ def run_env(arguments: argparse.Namespace) -> None:
 
 def _running(layout: Layout) -> dict:
     """The record of a cluster that is up."""
+    control.refuse_inside()
     control.refuse_site(layout)
     record = health.read_record(layout)
     if record is None or health.supervisor(layout) is None:

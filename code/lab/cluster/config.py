@@ -76,9 +76,18 @@ def _is_device(path: str) -> bool:
         return False
 
 
+def user_name() -> str:
+    """Of the user whose processes these are, whatever the environment says. Raises LabError."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError as error:
+        raise LabError(f"user {os.getuid()} has no name on this machine, and Slurm wants one: add "
+                       "a line for it to /etc/passwd") from error
+
+
 def slurm_conf(layout: Layout, profile: Profile, place: Place, slurm: Slurm) -> str:
     short = layout.short
-    user = pwd.getpwuid(os.getuid()).pw_name
+    user = user_name()
     host = "localhost(127.0.0.1)" if place.loopback else "login"
     lines = f"""\
 ClusterName=lab
@@ -162,7 +171,7 @@ def gres_conf(profile: Profile) -> str:
 
 
 def hosts_file(profile: Profile, place: Place) -> str:
-    """/etc/hosts of the cluster; the machine's own entries stay."""
+    """/etc/hosts of the cluster: its own names, and no other of the machine's."""
     lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
     if place.loopback:
         lines += [f"127.0.0.1 {os.uname().nodename}", "127.0.0.1 login"]

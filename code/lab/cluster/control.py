@@ -19,6 +19,7 @@ from lab.cluster.ending import cancel_jobs, end_supervisor, sweep
 from lab.cluster.healing import finish_completing, revive_ghosts, wait_for_nodes
 from lab.cluster.install import Slurm, ensure_slurm
 from lab.cluster.layout import Layout
+from lab.cluster.namespaces import MARKER
 from lab.cluster.profile import Profile, from_json, make
 from lab.errors import LabError
 
@@ -81,6 +82,7 @@ def ensure_up(home: Path, profile: Profile | None = None, say: Say = print) -> b
 
 def up(home: Path, options: Options, say: Say = print) -> bool:
     """True: it was not running and does now."""
+    refuse_inside()
     layout = Layout(home)
     refuse_site(layout)
     profile = options.profile()  # complain about the command line first
@@ -99,6 +101,12 @@ def up(home: Path, options: Options, say: Say = print) -> bool:
         start(layout, profile, slurm, lock, say, crashed=record is not None)
         announce(layout, profile, time.monotonic() - began, say)
         return True
+
+
+def refuse_inside() -> None:
+    """In the namespaces of a cluster, processes have other numbers: we would not know our own."""
+    if Path(MARKER).exists():
+        raise LabError("this shell is inside the cluster (a job or salloc): type it outside")
 
 
 def refuse_site(layout: Layout) -> None:
@@ -225,6 +233,7 @@ def announce(layout: Layout, profile: Profile, seconds: float, say: Say) -> None
 
 
 def down(home: Path, say: Say = print) -> None:
+    refuse_inside()
     layout = Layout(home)
     if not layout.state.exists():
         say("the cluster is not running")

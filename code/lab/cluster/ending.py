@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import signal
 import time
 
 from lab.cluster import health, processes, requests
-from lab.cluster.config import RUN_VARIABLE
+from lab.cluster.config import RUN_VARIABLE, user_name
 from lab.cluster.layout import Layout
 from lab.errors import LabError
 
@@ -18,7 +17,7 @@ def cancel_jobs(layout: Layout, patience: float = 2.0) -> int:
     """So that the next `up` starts with an empty queue, and the records say CANCELLED."""
     jobs = set(health.client(layout, "squeue", "-h", "-o", "%A", patience=3.0).stdout.split())
     if jobs:
-        health.client(layout, "scancel", f"--user={getpass.getuser()}", patience=3.0)
+        health.client(layout, "scancel", f"--user={user_name()}", patience=3.0)
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
             if not health.client(layout, "squeue", "-h", "-o", "%A").stdout.split():

@@ -69,7 +69,13 @@ class Supervisor:
 
     def start(self, daemon: Daemon) -> None:
         daemon.started_at = time.monotonic()
-        daemon.pid = os.fork()
+        try:
+            daemon.pid = os.fork()
+        except OSError as error:  # too many processes: a reason to wait, not to end everything
+            self.complain(f"{daemon.name} cannot be started: {error.strerror}")
+            daemon.failures += 1
+            daemon.retry_at = time.monotonic() + 2.0
+            return
         if daemon.pid:
             return
         try:
@@ -143,9 +149,13 @@ class Supervisor:
         daemon.failures = 1 if now - daemon.started_at > SETTLED else daemon.failures + 1
         daemon.retry_at = now + min(0.1 * 2 ** daemon.failures, 2.0)
         if restart and not daemon.stopped:
-            print(f"{daemon.name} ended: {self.last_words(daemon)}", flush=True)
+            self.complain(f"{daemon.name} ended: {self.last_words(daemon)}")
         if daemon.name == "munged":  # left behind by kill -9, it stops the next one
             self.layout.munge_socket.unlink(missing_ok=True)
+
+    def complain(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk must not end the cluster
+            print(text, flush=True)
 
     def wanted(self) -> list[Daemon]:
         """Ended ones to start again."""
@@ -172,7 +182,8 @@ class Supervisor:
         if given_up or self.ending:
             self.layout.ready.unlink(missing_ok=True)
         elif not self.layout.ready.exists():
-            self.layout.ready.touch()
+            with contextlib.suppress(OSError):
+                self.layout.ready.touch()
 
     # --- the loop -------------------------------------------------------------------------
 

@@ -86,9 +86,10 @@ def merge(ended: list[dict[str, str]], going_on: list[dict[str, str]],
 
 def parse_time(text: str) -> datetime | None:
     try:
-        return datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         return None
+    return None if time.tzinfo else time  # Slurm's own times name no zone
 
 
 def elapsed_seconds(job: dict[str, str], now: datetime) -> int:

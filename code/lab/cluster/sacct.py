@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from datetime import datetime, timedelta
@@ -65,7 +66,7 @@ def columns(text: str) -> list[tuple[str, int]]:
         if field is None:
             parser().error(f"field {name!r} is not in the light records "
                            f"(they have {', '.join(FIELDS)})")
-        if width and not width.lstrip("-").isdigit():
+        if width and not re.fullmatch(r"-?[0-9]+", width):
             parser().error(f"width {width!r} of field {name!r} is not a number")
         chosen.append((field, int(width) if width else FIELDS[field]))
     return chosen

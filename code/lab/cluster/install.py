@@ -158,7 +158,7 @@ def install_accounting(say: Callable[[str], None] = print) -> bool:
 
 def _apt_install(packages: tuple[str, ...], say: Callable[[str], None]) -> None:
     root = _become_root() or []
-    say("installing " + install_command(packages))
+    say("running " + install_command(packages))
     environment = ["env", "DEBIAN_FRONTEND=noninteractive"]
     before = {unit for unit in UNITS if _unit_exists(unit)}
     steps = ([*root, *environment, "apt-get", "update"],

@@ -21,6 +21,7 @@ from minimegatron.console import emit
 from minimegatron.context import Context
 from minimegatron.device import MetaDevice
 from minimegatron.grid import make_grid
+from minimegatron.main import leave
 from minimegatron.step_log import StepLog
 from minimegatron.training import Trainer
 
@@ -93,7 +94,7 @@ def main() -> None:
         "loss": ctx.read(loss), "loss_is_meta": loss.is_meta, "norm_is_meta": norm.is_meta,
         "parameters": trainer.optimizer.weights.numel(),
         "steps": trainer.progress.iteration}))
-    dist.destroy_process_group()
+    leave(0)  # as the trainer does: the interpreter's own clean-up may abort under gloo's threads
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 VENV = os.path.join(ROOT, ".venv")
 STAMP = os.path.join(VENV, "complete")
 LOCK = os.path.join(ROOT, "requirements.lock")
-OLDEST, NEWEST = (3, 10), (3, 13)
+OLDEST, NEWEST = (3, 11), (3, 13)
 
 
 def stop(message):
@@ -44,7 +44,7 @@ def find_python():
             return os.path.realpath(path)  # never the .venv that is about to be made again
     return stop(
         f"Python {sys.version_info[0]}.{sys.version_info[1]} is not taken, and there is no Python "
-        "3.10 to 3.13 on the PATH.\n"
+        "3.11 to 3.13 on the PATH.\n"
         "On Debian and Ubuntu: sudo apt-get install python3.11 python3.11-venv\n"
         "Or use the container: see docker/")
 

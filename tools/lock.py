@@ -20,7 +20,7 @@ def compile_pins() -> str:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "lock"
         command = [sys.executable, "-m", "uv", "pip", "compile", ROOT / "pyproject.toml"]
-        command += ["--extra", "test", "--universal", "--python-version", "3.10", "--quiet"]
+        command += ["--all-extras", "--universal", "--python-version", "3.11", "--quiet"]
         command += ["--no-header", "--no-annotate", "--output-file", out]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         lines = out.read_text().splitlines()

@@ -1,0 +1,8 @@
+"""Checks for notebooks: `from lab import check`. docs/writing-labs.md is the guide."""
+
+from lab.check.checks import Failed, call, compare, function, raises, that, value
+from lab.check.draws import between, draw
+from lab.check.job import script
+
+__all__ = ["Failed", "between", "call", "compare", "draw", "function", "raises", "script", "that",
+           "value"]

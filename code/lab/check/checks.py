@@ -1,0 +1,149 @@
+"""What a check cell calls. docs/writing-labs.md is the guide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lab.check.same import NEAR, difference
+from lab.check.sides import Raised, side
+from lab.check.wire import CannotCross
+
+Case = Mapping[str, Any] | Sequence[Any]
+GREEN, RED, BOLD, PLAIN = "\033[32m", "\033[31m", "\033[1m", "\033[0m"
+MOST_SHOWN = 300  # characters of a value in a message
+
+
+class Failed(AssertionError):
+    """A check that did not hold. Notebooks show its text alone, without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{RED}✗{PLAIN} {self}"]
+
+
+def passed(what: str) -> None:
+    print(f"{GREEN}✓{PLAIN} {what}")
+
+
+def shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+
+
+def that(condition: bool, hint: str) -> None:
+    """Assert `condition`, which is about values from `call` or `script`. Raises Failed."""
+    if not condition:
+        raise Failed(hint)
+
+
+def value(x: Any, expected: Any, hints: Mapping[str, Any] | None = None, *,
+          rel: float = NEAR) -> None:
+    """Assert that the student's `x` is `expected`; `hints` maps a text to the wrong value it is
+    for, or to a predicate of the value. Raises Failed."""
+    try:
+        got = side().value(x)
+    except CannotCross as error:
+        raise Failed(str(error)) from None
+    found = difference(got, expected, rel)
+    if found is None:
+        passed(f"{shown(got)} is right")
+        return
+    for text, wrong in (hints or {}).items():
+        if wrong(got) if callable(wrong) else difference(got, wrong, rel) is None:
+            raise Failed(f"{shown(got)} is not right. {text}")
+    raise Failed(f"{shown(got)} is not right: {found}.")
+
+
+def call(f: Any, *arguments: Any, **keywords: Any) -> Any:
+    """A plain copy of what the student's `f` returns for copies of the arguments. Raises Failed."""
+    result = _outcome(f, arguments, keywords)
+    if isinstance(result, Raised):
+        raise Failed(f"{_spelled(f, arguments, keywords)} raised {result}{_advice(result)}")
+    return result
+
+
+def function(f: Any, cases: Sequence[Case], expected: Callable[..., Any],
+             hints: Mapping[str, Callable[..., Any]] | None = None, *, rel: float = NEAR) -> None:
+    """Assert that `f` equals `expected` on every case: a dict of keywords or a sequence of
+    positional arguments. `hints` maps a text to the wrong function that it is for. Raises Failed at
+    the first."""
+    if not cases:
+        raise ValueError("check.function: no cases, so nothing would be checked")
+    for case in cases:
+        arguments, keywords = _arguments(case)
+        got = call(f, *arguments, **keywords)
+        found = difference(got, expected(*arguments, **keywords), rel)
+        if found is not None:
+            where = f"{_spelled(f, arguments, keywords)} returned {shown(got)}"
+            hint = _hint(got, hints or {}, arguments, keywords, rel)
+            raise Failed(f"{where}. {hint}" if hint else f"{where}: {found}.")
+    passed(f"{side().title(f)}: right in {len(cases)} case{'s' if len(cases) > 1 else ''}")
+
+
+def raises(f: Any, kind: type[Exception], case: Case, *, mentions: str | None = None,
+           hint: str = "") -> None:
+    """Assert that `f` refuses `case` by raising `kind` (or a subclass) with `mentions` in its text.
+    Raises Failed."""
+    arguments, keywords = _arguments(case)
+    result, spelled = _outcome(f, arguments, keywords), _spelled(f, arguments, keywords)
+    if not isinstance(result, Raised):
+        raise Failed(f"{spelled} returned {shown(result)}, but this cannot be right input: "
+                     f"raise {kind.__name__}. {hint}".rstrip())
+    if kind.__name__ not in result.names:
+        raise Failed(f"{spelled} raised {result}: raise {kind.__name__} instead{_advice(result)}")
+    if mentions is not None and mentions not in result.text:
+        raise Failed(f"{spelled} raised {result}: let its text mention {mentions}")
+    passed(f"{side().title(f)} refuses {spelled}")
+
+
+def compare(what: str, guess: Any, measured: float) -> None:
+    """Say how far a prediction was off. Never fails and gives no marks."""
+    if isinstance(guess, bool) or not isinstance(guess, int | float):
+        print(f"No prediction of {what} yet: write a number first, it costs nothing.")
+        return
+    print(f"{BOLD}{what}{PLAIN}: you said {guess:,g}, it is {measured:,g}")
+    if guess == measured:
+        print("Spot on.")
+    elif measured:
+        off = 100 * (guess - measured) / abs(measured)
+        print(f"You were {abs(off):.0f} % too {'high' if off > 0 else 'low'}.")
+
+
+def _arguments(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(case, Mapping):
+        return (), dict(case)
+    if isinstance(case, str) or not isinstance(case, Sequence):
+        raise TypeError(f"a case is a dict of keywords or a tuple of arguments, not {case!r}")
+    return tuple(case), {}
+
+
+def _outcome(f: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any | Raised:
+    try:
+        return side().call(f, arguments, keywords)
+    except CannotCross as error:
+        raise Failed(f"{_spelled(f, arguments, keywords)}: {error}") from None
+
+
+def _hint(got: Any, hints: Mapping[str, Callable[..., Any]], arguments: tuple[Any, ...],
+          keywords: dict[str, Any], rel: float) -> str | None:
+    for text, wrong in hints.items():
+        try:
+            if difference(got, wrong(*arguments, **keywords), rel) is None:
+                return text
+        except ArithmeticError:  # this wrong way has no result for this case
+            continue
+    return None
+
+
+def _spelled(f: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> str:
+    words = [shown(argument) for argument in arguments]
+    words += [f"{name}={shown(argument)}" for name, argument in keywords.items()]
+    return f"{side().title(f)}({', '.join(words)})"
+
+
+def _advice(result: Raised) -> str:
+    if "NotImplementedError" in result.names:
+        return "\nThe cell above still waits for your answer."
+    if "TypeError" in result.names and "argument" in result.text:
+        return "\nKeep the line that begins with def as it was."
+    return ""

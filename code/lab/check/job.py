@@ -1,0 +1,239 @@
+"""What a job script would do, from the record of its launches: ranks, the trainer's flags,
+problems."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lab.check.checks import Failed, passed
+from lab.check.sides import side
+from lab.check.torchrun import BadCommand, Torchrun, parse
+from lab.errors import LabError
+from minimegatron.arguments import Config, parse_arguments
+from minimegatron.errors import UserError
+
+TRAINER = "pretrain_gpt.py"
+MOST_LAUNCHES = 1024
+LOCAL = ("localhost", "127.0.0.1", "::1", "")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One program that the script starts on one node."""
+
+    program: str
+    arguments: tuple[str, ...]
+    step: int  # of srun; -1 when the script itself starts it, on the first node
+    task: int
+    node: int
+    variables: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: the ranks that meet."""
+
+    nodes: int
+    ranks_per_node: int
+    flags: Config | None  # None where the trainer refuses its command line
+    problems: tuple[str, ...]
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+@dataclass(frozen=True)
+class Job:
+    """A script, resolved. `nodes`, `ranks_per_node`, `world_size` and `flags` are those of its
+    run."""
+
+    directives: dict[str, str]
+    runs: tuple[Run, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def run(self) -> Run:
+        """The one training. Raises Failed where there is none, or more than one."""
+        if len(self.runs) != 1:
+            times = f"{len(self.runs)} times" if self.runs else "not at all"
+            why = "\n".join(("", *self.problems))
+            raise Failed(f"the script starts {TRAINER} {times}; once is asked for.{why}")
+        return self.runs[0]
+
+    @property
+    def nodes(self) -> int:
+        return self.run.nodes
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.run.ranks_per_node
+
+    @property
+    def world_size(self) -> int:
+        return self.run.world_size
+
+    @property
+    def flags(self) -> Config:
+        """The trainer's Config. Raises Failed with the trainer's words where it refuses its
+        flags."""
+        if self.run.flags is None:
+            raise Failed("the trainer would refuse this: " + "; ".join(self.run.problems))
+        return self.run.flags
+
+
+def script(path: str) -> Job:
+    """What the job script at `path` (relative to the workspace) would run. Raises Failed when it
+    cannot be read or starts nothing."""
+    try:
+        job = resolve(side().script(path))
+    except LabError as error:
+        raise Failed(str(error)) from None
+    if not job.runs:
+        raise Failed("\n".join((f"{path} does not start the trainer.", *job.problems)))
+    size = f"{job.runs[0].nodes} x {job.runs[0].ranks_per_node}"
+    passed(f"{path} starts {TRAINER} on {size} ranks")
+    return job
+
+
+def resolve(record: dict[str, Any]) -> Job:
+    """A Job from lab.check.record's result, which may come from anybody. Raises LabError."""
+    launches = _launches(record)
+    directives = {str(name): str(value) for name, value in record["directives"].items()}
+    problems = [str(note) for note in record["notes"]]
+    runs: list[Run] = []
+    for step in sorted({launch.step for launch in launches}):
+        started = [launch for launch in launches if launch.step == step]
+        for group in [started] if step >= 0 else [[launch] for launch in started]:
+            runs += _runs_of(group, problems)
+    status = record["exit"]
+    if status is None:
+        problems.append("the script still ran after 20 seconds, although nothing trains here")
+    elif status != 0:
+        last = str(record["output"]).strip().splitlines()[-3:]
+        problems.append(f"the script ends with exit code {status}: " + " / ".join(last))
+    problems += [problem for run in runs for problem in run.problems]
+    return Job(directives, tuple(runs), tuple(dict.fromkeys(problems)))
+
+
+def _launches(record: dict[str, Any]) -> list[Launch]:
+    try:
+        entries = record["launches"]
+        if not (isinstance(record["directives"], dict) and isinstance(record["notes"], list)
+                and isinstance(record["output"], str) and isinstance(entries, list)
+                and (record["exit"] is None or type(record["exit"]) is int)):
+            raise TypeError("a field of the wrong kind")
+        if len(entries) > MOST_LAUNCHES:
+            raise LabError(f"the script starts more than {MOST_LAUNCHES} programs")
+        launches = []
+        for entry in entries:
+            launch = Launch(entry["program"], tuple(entry["arguments"]), entry["step"],
+                            entry["task"], entry["node"], dict(entry["variables"]))
+            words = (launch.program, *launch.arguments, *launch.variables.values())
+            numbers = launch.step, launch.task, launch.node
+            if not (all(type(word) is str for word in words)
+                    and all(type(number) is int for number in numbers)):
+                raise TypeError("a launch of the wrong kind")
+            launches.append(launch)
+        return launches
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LabError(f"what the script starts was not recorded properly: {error}") from error
+
+
+def _runs_of(group: list[Launch], problems: list[str]) -> list[Run]:
+    """The trainings among the programs of one step, which start together."""
+    problems += [f"srun refuses this: {launch.arguments[0]}" for launch in group
+                 if launch.program == "srun-refused"]
+    by_torchrun = [launch for launch in group if launch.program == "torchrun"]
+    if by_torchrun:
+        try:
+            told = [parse(launch.arguments) for launch in by_torchrun]
+        except BadCommand as error:
+            problems.append(str(error))
+            return []
+        if _is_trainer(told[0].program):
+            return [_torchrun_run(by_torchrun, told)]
+    direct = [launch for launch in group if launch.program == "python"
+              and _is_trainer(launch.arguments)]
+    return [_direct_run(direct)] if direct else []
+
+
+def _is_trainer(words: Sequence[str]) -> bool:
+    return _trainer_at(words) is not None
+
+
+def _trainer_at(words: Sequence[str]) -> int | None:
+    """Where the trainer's file stands among python's arguments, after python's own flags."""
+    for position, word in enumerate(words):
+        if word.rsplit("/", 1)[-1] == TRAINER:
+            return position
+        if not word.startswith("-"):
+            return None
+    return None
+
+
+def _flags(words: Sequence[str], world_size: int) -> tuple[Config | None, list[str]]:
+    at = _trainer_at(words)
+    assert at is not None
+    try:
+        return parse_arguments(words[at + 1:], {"RANK": "0", "WORLD_SIZE": str(world_size)}), []
+    except UserError as error:
+        return None, [str(error)]
+    except SystemExit:  # --help
+        return None, [f"{TRAINER} only prints its help"]
+
+
+def _torchrun_run(launches: list[Launch], told: list[Torchrun]) -> Run:
+    first = told[0]
+    flags, problems = _flags(first.program, first.nnodes * first.nproc_per_node)
+    nodes = {launch.node for launch in launches}
+    if len(launches) > len(nodes):
+        problems.append(f"srun starts torchrun {len(launches)} times on {len(nodes)} node(s): "
+                        "start it once per node (--ntasks-per-node=1), torchrun itself starts the ranks")
+    elif first.nnodes > len(launches):
+        problems.append(f"torchrun is told --nnodes {first.nnodes} but starts on {len(launches)} "
+                        "node(s): the ranks wait for the others for ever; "
+                        "srun starts it on every node")
+    elif first.nnodes < len(launches):
+        problems.append(f"torchrun starts on {len(launches)} nodes, each with --nnodes "
+                        f"{first.nnodes}: these are {len(launches)} separate trainings")
+    problems += _meeting_problems(told, len(nodes))
+    if any(one.program != first.program for one in told):
+        problems.append("the nodes start the trainer with different flags")
+    return Run(first.nnodes, first.nproc_per_node, flags, tuple(problems))
+
+
+def _meeting_problems(told: list[Torchrun], nodes: int) -> list[str]:
+    problems = []
+    first = told[0]
+    if len({one.meets_at for one in told}) > 1 or len({one.nnodes for one in told}) > 1 or \
+            len({one.nproc_per_node for one in told}) > 1:
+        problems.append("the nodes are told different things: --nnodes, --nproc_per_node and the "
+                        "address where the ranks meet must be the same on all")
+    if not first.assigns_ranks and first.nnodes > 1 and \
+            sorted(one.node_rank for one in told) != list(range(len(told))):
+        ranks = ", ".join(str(one.node_rank) for one in told)
+        problems.append(f"the nodes say --node_rank {ranks}: each needs its own, which "
+                        "$SLURM_NODEID holds inside srun (in single quotes, so that it is not expanded before)")
+    if first.nnodes > 1 and nodes > 1 and first.meets_at[0].split(":")[0] in LOCAL:
+        problems.append(f"the ranks are to meet at {first.meets_at[0] or 'no address'}: on every "
+                        "node that is the node itself; name the first node of the job")
+    return problems
+
+
+def _direct_run(launches: list[Launch]) -> Run:
+    """Ranks that srun starts without torchrun: each finds its place in RANK and WORLD_SIZE."""
+    worlds = {launch.variables.get("WORLD_SIZE", "1") for launch in launches}
+    ranks = sorted(launch.variables.get("RANK", "0") for launch in launches)
+    nodes = len({launch.node for launch in launches})
+    per_node = -(-len(launches) // nodes)
+    problems = []
+    if worlds != {str(len(launches))} or \
+            ranks != sorted(str(rank) for rank in range(len(launches))):
+        problems.append(f"{len(launches)} ranks start with WORLD_SIZE {', '.join(sorted(worlds))} "
+                        f"and RANK {', '.join(ranks)}: they do not meet; torchrun sets both")
+        nodes = per_node = 1
+    flags, refused = _flags(launches[0].arguments, nodes * per_node)
+    return Run(nodes, per_node, flags, tuple(refused + problems))

@@ -1,0 +1,152 @@
+"""The options of Slurm's commands, as far as a job script's meaning depends on them.
+
+Standard library only and no relative imports: stand_in.py runs it without the environment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+
+# Options whose value, if any, must be attached with "=".
+FLAGS = {
+    "contiguous", "exact", "exclusive", "hold", "ignore-pbs", "kill-on-bad-exit", "label",
+    "no-kill", "no-requeue", "overcommit", "overlap", "oversubscribe", "parsable", "preserve-env",
+    "pty", "quiet", "reboot", "requeue", "spread-job", "test-only", "unbuffered", "use-min-nodes",
+    "verbose", "help", "usage", "version", "immediate", "no-container-mount-home",
+    "container-mount-home", "no-container-entrypoint", "container-writable",
+    "no-container-remap-root", "container-remap-root", "get-user-env",
+}
+VALUED = {
+    "account", "acctg-freq", "array", "batch", "bb", "bbf", "bcast", "begin", "chdir", "cluster",
+    "cluster-constraint", "clusters", "comment", "compress", "constraint", "container",
+    "container-env", "container-image", "container-mounts", "container-name", "container-save",
+    "container-workdir", "core-spec", "cores-per-socket", "cpu-bind", "cpu-freq", "cpus-per-gpu",
+    "cpus-per-task", "deadline", "delay-boot", "dependency", "distribution", "epilog", "error",
+    "exclude", "export", "export-file", "extra-node-info", "gid", "gpu-bind", "gpu-freq", "gpus",
+    "gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres", "gres-flags", "hint", "het-group",
+    "input", "job-name", "jobid", "kill-on-invalid-dep", "licenses", "mail-type", "mail-user",
+    "mcs-label", "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus", "mpi", "network",
+    "nice", "nodefile", "nodelist", "nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu",
+    "ntasks-per-node", "ntasks-per-socket", "open-mode", "output", "partition", "power", "priority",
+    "profile", "prolog", "qos", "relative", "reservation", "signal", "slurmd-debug",
+    "sockets-per-node", "switches", "task-epilog", "task-prolog", "thread-spec", "threads",
+    "threads-per-core", "time", "time-min", "tmp", "tres-per-task", "uid", "wait-all-nodes",
+    "wckey", "wrap", "x11",
+}
+SHORT = {
+    "A": "account", "B": "extra-node-info", "C": "constraint", "D": "chdir", "F": "nodefile",
+    "G": "gpus", "H": "hold", "I": "immediate", "J": "job-name", "K": "kill-on-bad-exit",
+    "L": "licenses", "M": "clusters", "N": "nodes", "O": "overcommit", "Q": "quiet",
+    "S": "core-spec", "W": "wait", "a": "array", "b": "begin", "c": "cpus-per-task",
+    "d": "dependency", "e": "error", "h": "help", "i": "input", "k": "no-kill", "l": "label",
+    "m": "distribution", "n": "ntasks", "o": "output", "p": "partition", "q": "qos",
+    "r": "relative", "s": "oversubscribe", "t": "time", "u": "unbuffered", "v": "verbose",
+    "w": "nodelist", "x": "exclude",
+}
+
+
+class BadOption(Exception):
+    """Slurm would refuse it; the text says why and names the nearest right option."""
+
+
+def parse(words: list[str], command: str) -> tuple[dict[str, str], list[str]]:
+    """The options in front of `words` by their long names, and what follows them. A flag's value is
+    "" unless one is attached. Raises BadOption as getopt would, prefixes and all."""
+    valued = VALUED | ({"wait"} if command == "srun" else set())  # a flag of sbatch
+    flags = FLAGS | ({"wait"} if command == "sbatch" else set())
+    found: dict[str, str] = {}
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] != "-":
+        word = rest.pop(0)
+        if word == "--":
+            break
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            name = _long_name(name, valued | flags, command)
+        else:
+            name = SHORT.get(word[1], "")
+            if not name:
+                raise BadOption(f"{command} has no option -{word[1]}")
+            equals = value = word[2:].removeprefix("=") if name in valued else ""
+            if name in flags and len(word) > 2:  # -lu is -l -u
+                rest.insert(0, "-" + word[2:])
+        if name in valued and not equals:
+            if not rest:
+                raise BadOption(f"{command} --{name} needs a value")
+            value = rest.pop(0)
+        found[name] = value
+    return found, rest
+
+
+def _long_name(name: str, known: set[str], command: str) -> str:
+    if name in known:
+        return name
+    starts = sorted(option for option in known if option.startswith(name))
+    if len(starts) == 1:
+        return starts[0]
+    near = starts or difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean --{' or --'.join(near[:3])}?" if near else ""
+    raise BadOption(f"{command} has no option --{name}{hint}")
+
+
+def directives(script: str) -> tuple[dict[str, str], list[str]]:
+    """What sbatch reads from a script, and sentences about lines that it does not read."""
+    found: dict[str, str] = {}
+    notes: list[str] = []
+    lines = script.splitlines()
+    if not lines or not lines[0].startswith("#!"):
+        notes.append("sbatch refuses a script whose first line does not begin with #! : "
+                     "begin with #!/bin/bash")
+    reading = True
+    for number, line in enumerate(lines, 1):
+        if re.match(r"#\s+SBATCH\s|\s+#\s*SBATCH\s|#sbatch\s", line):
+            notes.append(f"line {number}: Slurm takes {line.strip()!r} for a comment: "
+                         "it must begin with #SBATCH, without blanks before or in it")
+        elif re.match(r"#SBATCH\b", line):
+            if not reading:
+                notes.append(f"line {number}: Slurm does not read {line!r}: "
+                             "#SBATCH lines come before the first command")
+                continue
+            _read_directive(line, number, found, notes)
+        elif line.strip() and not line.startswith("#"):
+            reading = False
+    return found, notes
+
+
+def _read_directive(line: str, number: int, found: dict[str, str], notes: list[str]) -> None:
+    try:
+        options, rest = parse(shlex.split(line[len("#SBATCH"):], comments=True), "sbatch")
+        found.update(options)
+        if rest:
+            notes.append(f"line {number}: sbatch does not understand {rest[0]!r}")
+    except (BadOption, ValueError) as error:
+        notes.append(f"line {number}: {error}")
+
+
+def count(text: str | None, default: int) -> int:
+    """A number of nodes or tasks: "2", "2-4" (the least) or "1k". Raises BadOption."""
+    if text is None:
+        return default
+    match = re.fullmatch(r"(\d{1,6})(k?)(?:-\d{1,6}k?)?", text)
+    if not match or int(match[1]) == 0:
+        raise BadOption(f"{text!r} is not a number of nodes or tasks; nearest: {default}")
+    return int(match[1]) * (1024 if match[2] else 1)
+
+
+def expand(hosts: str) -> list[str]:
+    """The names in a host list: "slurmnode[1-2,5]" is slurmnode1, slurmnode2, slurmnode5."""
+    names: list[str] = []
+    for part in re.findall(r"[^,\[]+(?:\[[^\]]*\])?[^,\[]*", hosts):
+        match = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", part)
+        if not match:
+            names.append(part)
+            continue
+        for piece in match[2].split(","):
+            first, _, last = piece.partition("-")
+            if not first.isdigit() or not (last or first).isdigit():
+                continue
+            for number in range(int(first), min(int(last or first), int(first) + 4096) + 1):
+                names.append(f"{match[1]}{number:0{len(first)}d}{match[3]}")
+    return names

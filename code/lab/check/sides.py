@@ -1,0 +1,103 @@
+"""Where a student's code runs, seen from a check: here in the kernel, or far away when graded.
+
+A check names what the student defined. In the kernel that name is the function itself; on the
+trusted side it is a stand-in that only the side knows how to use. So everything that touches a
+student's name goes through `side()`, and values cross as in lab.check.wire on both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from lab import workspace
+from lab.check import wire
+
+SEED_VARIABLE = "LAB_CHECK_SEED"
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception, as it crosses: names of its class and of that class's bases, and its text."""
+
+    names: tuple[str, ...]
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.names[0]}: {self.text}" if self.text else self.names[0]
+
+
+class Side(Protocol):
+    """Each method returns plain copies, and raises lab.check.wire.CannotCross where there is
+    none."""
+
+    seed: str
+
+    def value(self, name: Any) -> Any:
+        """What a student's name holds."""
+
+    def call(self, function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
+             ) -> Any | Raised:
+        """Call a student's function (or a driver) with copies; its result, or what it raised."""
+
+    def title(self, function: Any) -> str:
+        """What the student calls this function."""
+
+    def script(self, path: str) -> dict[str, Any]:
+        """What the job script at `path` (relative to the workspace) would run:
+        lab.check.record.record's result. Raises LabError when it cannot be read."""
+
+
+class Kernel:
+    """The student's own kernel."""
+
+    @property
+    def seed(self) -> str:
+        return os.environ.get(SEED_VARIABLE, "notebook")
+
+    def value(self, name: Any) -> Any:
+        return wire.copy(name)
+
+    def call(self, function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
+             ) -> Any | Raised:
+        sent_arguments, sent_keywords = wire.copy((tuple(arguments), dict(keywords)))
+        try:
+            result = function(*sent_arguments, **sent_keywords)
+        except Exception as error:
+            return raised(error)
+        return wire.copy(result)
+
+    def title(self, function: Any) -> str:
+        return getattr(function, "__name__", None) or repr(function)[:60]
+
+    def script(self, path: str) -> dict[str, Any]:
+        from lab.check.record import record
+
+        return record(workspace.home(), path)
+
+
+def raised(error: Exception) -> Raised:
+    """`error` as it crosses."""
+    names = tuple(kind.__name__ for kind in type(error).__mro__ if kind is not object)
+    return Raised(names, str(error)[:2000])
+
+
+_current: Side = Kernel()
+
+
+def side() -> Side:
+    return _current
+
+
+@contextlib.contextmanager
+def checking_on(other: Side) -> Iterator[None]:
+    """Within it, checks reach the student's names through `other`. For the trusted side."""
+    global _current
+    before, _current = _current, other
+    try:
+        yield
+    finally:
+        _current = before

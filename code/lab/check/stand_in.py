@@ -1,0 +1,113 @@
+"""In place of srun, torchrun, python, scontrol, ...: write down what should run, and run nothing.
+
+    python -I -S stand_in.py NAME ARGUMENTS...
+
+lab.check.record puts these in front of the PATH of a job script. Only srun does something: it runs
+its command once per task, as Slurm would, so that what each task starts is written down in turn.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import options
+
+MOST_TASKS = 256
+KEPT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK",
+        "OMP_NUM_THREADS", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_VISIBLE_DEVICES")
+
+
+def write_down(program: str, arguments: list[str]) -> None:
+    entry = {"program": program, "arguments": arguments,
+             "step": int(os.environ.get("LAB_RECORD_STEP", "-1")),  # -1: the script itself
+             "task": int(os.environ.get("SLURM_PROCID", "0")),
+             "node": int(os.environ.get("SLURM_NODEID", "0")),
+             "variables": {name: os.environ[name] for name in KEPT if name in os.environ}}
+    line = (json.dumps(entry) + "\n").encode()
+    record = os.open(os.environ["LAB_RECORD"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(record, line)
+    os.close(record)
+
+
+def layout(asked: dict[str, str]) -> list[int]:
+    """The number of tasks on each node of a step, as srun's defaults have it."""
+    env = os.environ
+    nodes = options.count(asked.get("nodes"), int(env["SLURM_NNODES"]))
+    per_node = asked.get("ntasks-per-node") or (
+        None if "ntasks" in asked else env.get("SLURM_NTASKS_PER_NODE"))
+    if per_node is not None and "ntasks" not in asked:
+        return [options.count(per_node, 1)] * nodes
+    given = asked.get("ntasks") or (None if "nodes" in asked else env.get("SLURM_NTASKS"))
+    tasks = options.count(given, nodes)
+    nodes = min(nodes, tasks)
+    share, rest = divmod(tasks, nodes)
+    return [share + (node < rest) for node in range(nodes)]
+
+
+def srun(arguments: list[str]) -> int:
+    asked, command = options.parse(arguments, "srun")
+    tasks = layout(asked)
+    if not command or sum(tasks) > MOST_TASKS:
+        write_down("srun-refused", [f"{sum(tasks)} tasks of {command[:1]}"])
+        return 1
+    step = next_step()
+    names = options.expand(os.environ["SLURM_JOB_NODELIST"])
+    task = status = 0
+    for node, here in enumerate(tasks):
+        for local in range(here):
+            env = {**os.environ, "LAB_RECORD_STEP": str(step), "SLURM_STEP_ID": str(step),
+                   "SLURM_PROCID": str(task), "SLURM_NODEID": str(node),
+                   "SLURM_LOCALID": str(local), "SLURM_NTASKS": str(sum(tasks)),
+                   "SLURMD_NODENAME": names[node] if node < len(names) else f"node{node}"}
+            status = subprocess.run(command, env=env, stdin=subprocess.DEVNULL).returncode or status
+            task += 1
+    return status
+
+
+def next_step() -> int:
+    """Steps that run side by side (srun ... &) must not get one number."""
+    number = 0
+    while True:
+        try:
+            os.mkdir(f"{os.environ['LAB_RECORD']}.step{number}")
+            return number
+        except FileExistsError:
+            number += 1
+
+
+def scontrol(arguments: list[str]) -> int:
+    if arguments[:2] in (["show", "hostnames"], ["show", "hostname"]):
+        hosts = arguments[2] if len(arguments) > 2 else os.environ["SLURM_JOB_NODELIST"]
+        print("\n".join(options.expand(hosts)))
+    elif arguments[:2] == ["show", "hostlist"] and len(arguments) > 2:
+        print(arguments[2])
+    return 0
+
+
+def main(name: str, arguments: list[str]) -> int:
+    if name == "srun":
+        try:
+            return srun(arguments)
+        except options.BadOption as error:
+            write_down("srun-refused", [str(error)])
+            print(f"srun: error: {error}", file=sys.stderr)
+            return 1
+    if name == "scontrol":
+        return scontrol(arguments)
+    if name == "hostname":
+        print(os.environ.get("SLURMD_NODENAME", "localhost"))
+        return 0
+    launcher = ("-m", "torch.distributed.run"), ("-m", "torch.distributed.launch")
+    bare = [word for word in arguments if word != "-u"]
+    if name.startswith("python") and tuple(bare[:2]) in launcher:
+        name, arguments = "torchrun", bare[2:]
+    write_down("python" if name.startswith("python") else name, arguments)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

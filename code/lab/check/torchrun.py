@@ -1,0 +1,77 @@
+"""torchrun's command line, as far as it says which ranks meet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FLAGS = {"standalone", "module", "no_python", "run_path", "m"}
+VALUED = {"nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "rdzv_backend",
+          "rdzv_endpoint", "rdzv_id", "rdzv_conf", "max_restarts", "monitor_interval",
+          "start_method", "role", "log_dir", "redirects", "r", "tee", "t", "local_addr",
+          "local_ranks_filter", "logs_specs", "event_log_handler", "numa_binding",
+          "signals_to_handle", "virtual_local_rank", "duplicate_stdout_filters",
+          "duplicate_stderr_filters"}
+MOST_RANKS = 100_000
+
+
+class BadCommand(Exception):
+    """torchrun would refuse it, or it says nothing definite; the text says what and what to do."""
+
+
+@dataclass(frozen=True)
+class Torchrun:
+    """One launcher: what it was told, and the program with its arguments."""
+
+    nnodes: int
+    nproc_per_node: int
+    node_rank: int
+    meets_at: tuple[str, str]  # address and port, or the rendezvous' end point and id
+    assigns_ranks: bool  # a rendezvous numbers the nodes itself; else --node_rank does
+    program: tuple[str, ...]
+
+
+def parse(arguments: Sequence[str]) -> Torchrun:
+    """Raises BadCommand."""
+    options, program = _split(list(arguments))
+    nnodes = options.get("nnodes", "1").split(":")[0]
+    backend = options.get("rdzv_backend", "static")
+    meets_at = options.get("master_addr", "127.0.0.1"), options.get("master_port", "29500")
+    if backend != "static":
+        meets_at = options.get("rdzv_endpoint", ""), options.get("rdzv_id", "none")
+    if "standalone" in options:
+        meets_at = "localhost", "0"
+    return Torchrun(
+        nnodes=1 if "standalone" in options else _number("nnodes", nnodes),
+        nproc_per_node=_number("nproc_per_node", options.get("nproc_per_node", "1")),
+        node_rank=_number("node_rank", options.get("node_rank", "0"), least=0),
+        meets_at=meets_at, assigns_ranks=backend != "static", program=tuple(program))
+
+
+def _split(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    found: dict[str, str] = {}
+    while words and words[0].startswith("-"):
+        word = words.pop(0)
+        name, equals, value = word.lstrip("-").partition("=")
+        name = name.replace("-", "_")
+        if name in FLAGS:
+            found[name] = ""
+            continue
+        if name not in VALUED:
+            raise BadCommand(f"torchrun has no option {word}")
+        if not equals:
+            if not words:
+                raise BadCommand(f"torchrun {word} needs a value")
+            value = words.pop(0)
+        found[name] = value
+    if not words:
+        raise BadCommand("torchrun is not told what to run")
+    return found, words
+
+
+def _number(name: str, text: str, least: int = 1) -> int:
+    if not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= MOST_RANKS):
+        unset = not text or text.startswith(("-", "$"))
+        hint = "; is a variable empty or misspelled?" if unset else ""
+        raise BadCommand(f"torchrun --{name} {text!r}: a number of at least {least}{hint}")
+    return int(text)

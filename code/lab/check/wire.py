@@ -1,0 +1,171 @@
+"""What may cross between a student's code and a check: plain values, copied, as bounded JSON.
+
+In the notebook both live in one kernel, and values cross all the same, so that a check says there
+what it will say when the lab is graded. Nothing here trusts the bytes it reads.
+
+JSON has no tuples, NaN, int keys or arrays. They travel as an object with one key, the kind; so
+does every dict:
+
+    {"dict": [[key, value], ...]}  {"tuple": [...]}  {"float": "nan"}  {"array": {...}}
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import sys
+from typing import Any
+
+import numpy as np
+
+MOST_BYTES = 1_000_000
+MOST_DEPTH = 20
+MOST_DIMENSIONS = 32
+ARRAY_KINDS = "biuf"  # NumPy's letters: bool, int, unsigned, float
+ODD_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+INSTEAD = {"set": "a sorted list", "frozenset": "a sorted list", "range": "list(...) of it",
+           "generator": "list(...) of it", "map": "list(...) of it", "zip": "list(...) of it",
+           "filter": "list(...) of it", "dict_keys": "list(...) of it",
+           "dict_values": "list(...) of it", "complex": "a pair of floats",
+           "Decimal": "a float", "Fraction": "a float", "bytes": "a str or a list of ints",
+           "function": "what it returns: call it", "PosixPath": "str(...) of it"}
+
+
+class CannotCross(Exception):
+    """The value is no plain value, or too large; the text says which and what to do."""
+
+
+def dumps(value: Any) -> bytes:
+    """`value` as JSON. Raises CannotCross."""
+    try:
+        text = json.dumps(_encode(value, MOST_DEPTH), allow_nan=False)
+    except ValueError as error:  # an int with more digits than Python prints
+        raise CannotCross(f"a number is too large: {error}") from error
+    content = text.encode("utf-8", "surrogatepass")
+    if len(content) > MOST_BYTES:
+        raise CannotCross(f"{len(content):,} bytes are too much: at most {MOST_BYTES:,} may cross")
+    return content
+
+
+def loads(content: bytes) -> Any:
+    """The value in `content`, which may come from anybody. Raises CannotCross."""
+    if len(content) > MOST_BYTES:
+        raise CannotCross(f"{len(content):,} bytes are too much: at most {MOST_BYTES:,} may cross")
+    try:
+        return _decode(json.loads(content.decode("utf-8", "surrogatepass"),
+                                  parse_constant=_refuse_constant), MOST_DEPTH)
+    except (ValueError, RecursionError) as error:
+        raise CannotCross(f"not a message: {error}") from error
+
+
+def copy(value: Any) -> Any:
+    """What arrives at the other side when `value` crosses. Raises CannotCross."""
+    return loads(dumps(value))
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} in JSON")
+
+
+def _encode(value: Any, depth: int) -> Any:
+    if depth == 0:
+        raise CannotCross(f"more than {MOST_DEPTH} levels of lists and dicts: "
+                          "does one hold itself?")
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool):
+        return value
+    # Subclasses (IntEnum, namedtuple, OrderedDict) cross as what they are underneath.
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        number = float(value)
+        return number if math.isfinite(number) else {"float": str(number)}
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, list):
+        return [_encode(item, depth - 1) for item in value]
+    if isinstance(value, tuple):
+        return {"tuple": [_encode(item, depth - 1) for item in value]}
+    if isinstance(value, dict):
+        return {"dict": [[_key(key), _encode(item, depth - 1)] for key, item in value.items()]}
+    if isinstance(value, np.ndarray):
+        return {"array": _encode_array(value)}
+    torch = sys.modules.get("torch")  # a tensor can only be here if torch is
+    if torch is not None and isinstance(value, torch.Tensor):
+        return {"array": _encode_array(_from_torch(value))}
+    name = type(value).__name__
+    instead = INSTEAD.get(name, "numbers, text, lists, dicts or arrays")
+    raise CannotCross(f"a value of type {name} cannot be checked: give {instead}")
+
+
+def _key(key: Any) -> str | int:
+    if isinstance(key, np.integer):
+        return int(key)
+    if isinstance(key, str | int) and not isinstance(key, bool):
+        return str.__str__(key) if isinstance(key, str) else int(key)
+    raise CannotCross(f"the key {key!r} of a dict: keys are str or int")
+
+
+def _from_torch(tensor: Any) -> np.ndarray:
+    try:
+        return tensor.detach().cpu().numpy()
+    except (TypeError, RuntimeError, NotImplementedError) as error:
+        raise CannotCross(f"a tensor of {tensor.dtype} on {tensor.device} cannot be checked: "
+                          "give tensor.float()") from error
+
+
+def _encode_array(array: np.ndarray) -> dict[str, Any]:
+    if array.dtype.kind not in ARRAY_KINDS or array.dtype.itemsize > 8:
+        raise CannotCross(f"an array of {array.dtype} cannot be checked: give one of numbers")
+    plain = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"))
+    return {"dtype": plain.dtype.str, "shape": list(array.shape),
+            "data": base64.b64encode(plain.tobytes()).decode()}
+
+
+def _decode(coded: Any, depth: int) -> Any:
+    if depth == 0:
+        raise CannotCross(f"more than {MOST_DEPTH} levels of lists and dicts")
+    if isinstance(coded, list):
+        return [_decode(item, depth - 1) for item in coded]
+    if not isinstance(coded, dict):
+        return coded
+    if len(coded) != 1:
+        raise CannotCross(f"not a message: an object with {len(coded)} kinds")
+    ((kind, content),) = coded.items()
+    if kind == "float" and isinstance(content, str) and content in ODD_FLOATS:
+        return ODD_FLOATS[content]
+    if kind == "tuple" and isinstance(content, list):
+        return tuple(_decode(item, depth - 1) for item in content)
+    if kind == "dict" and isinstance(content, list):
+        return _decode_dict(content, depth - 1)
+    if kind == "array" and isinstance(content, dict):
+        return _decode_array(content)
+    raise CannotCross(f"not a message: kind {str(kind)[:40]!r}")
+
+
+def _decode_dict(pairs: list[Any], depth: int) -> dict[str | int, Any]:
+    if not all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str | int)
+               and not isinstance(pair[0], bool) for pair in pairs):
+        raise CannotCross("not a message: a dict is pairs of a str or int and a value")
+    return {key: _decode(item, depth) for key, item in pairs}
+
+
+def _decode_array(content: dict[str, Any]) -> np.ndarray:
+    dtype, shape, data = (content.get(name) for name in ("dtype", "shape", "data"))
+    sound = (isinstance(dtype, str) and len(dtype) == 3 and dtype[0] in "<|"
+             and dtype[1] in ARRAY_KINDS and dtype[2] in "1248" and isinstance(data, str)
+             and isinstance(shape, list) and len(shape) <= MOST_DIMENSIONS
+             and all(type(size) is int and 0 <= size <= MOST_BYTES for size in shape))
+    if not sound:
+        raise CannotCross("not a message: an array without a sound dtype, shape and data")
+    try:
+        raw = base64.b64decode(data, validate=True)
+        kind = np.dtype(dtype)
+        if len(raw) != math.prod(shape) * kind.itemsize:
+            raise CannotCross(f"not a message: {len(raw)} bytes for an array of shape {shape}")
+        return np.frombuffer(raw, kind).reshape(shape).copy()
+    except (binascii.Error, TypeError, ValueError) as error:
+        raise CannotCross(f"not a message: {error}") from error

@@ -112,8 +112,9 @@ def resolve(record: dict[str, Any]) -> Job:
     if status is None:
         problems.append("the script still ran after 20 seconds, although nothing trains here")
     elif status != 0:
-        last = str(record["output"]).strip().splitlines()[-3:]
-        problems.append(f"the script ends with exit code {status}: " + " / ".join(last))
+        lines = [line[:200] for line in record["output"].splitlines()
+                 if line.strip() and not line.startswith("+")]  # those with + come from set -x
+        problems.append(f"the script ends with exit code {status}: " + " / ".join(lines[-3:]))
     problems += [problem for run in runs for problem in run.problems]
     return Job(directives, tuple(runs), tuple(dict.fromkeys(problems)))
 
@@ -191,7 +192,8 @@ def _torchrun_run(launches: list[Launch], told: list[Torchrun]) -> Run:
     nodes = {launch.node for launch in launches}
     if len(launches) > len(nodes):
         problems.append(f"srun starts torchrun {len(launches)} times on {len(nodes)} node(s): "
-                        "start it once per node (--ntasks-per-node=1), torchrun itself starts the ranks")
+                        "start it once per node (--ntasks-per-node=1); "
+                        "torchrun itself starts the ranks")
     elif first.nnodes > len(launches):
         problems.append(f"torchrun is told --nnodes {first.nnodes} but starts on {len(launches)} "
                         "node(s): the ranks wait for the others for ever; "
@@ -216,7 +218,8 @@ def _meeting_problems(told: list[Torchrun], nodes: int) -> list[str]:
             sorted(one.node_rank for one in told) != list(range(len(told))):
         ranks = ", ".join(str(one.node_rank) for one in told)
         problems.append(f"the nodes say --node_rank {ranks}: each needs its own, which "
-                        "$SLURM_NODEID holds inside srun (in single quotes, so that it is not expanded before)")
+                        "$SLURM_NODEID holds inside srun "
+                        "(in single quotes, so that it is not expanded before)")
     if first.nnodes > 1 and nodes > 1 and first.meets_at[0].split(":")[0] in LOCAL:
         problems.append(f"the ranks are to meet at {first.meets_at[0] or 'no address'}: on every "
                         "node that is the node itself; name the first node of the job")

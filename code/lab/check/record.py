@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -96,7 +97,8 @@ def _run(script: str, folder: Path, scratch: Path, found: dict[str, str], notes:
         words = shlex.join([sys.executable, "-I", "-S", str(STAND_IN), name])
         wrapper.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
         wrapper.chmod(0o755)
-    (folder / "script").write_text(script)
+    # Classic scripts name the workspace /dli.
+    (folder / "script").write_text(re.sub(r"/dli(?=[/\s'\"]|$)", str(scratch), script, flags=re.M))
     env = _allocation(found, notes) | {
         "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin", "HOME": str(scratch),
         "LAB_HOME": str(scratch), "SLURM_SUBMIT_DIR": str(scratch), "LAB_RECORD": str(written)}
@@ -140,7 +142,7 @@ def _allocation(found: dict[str, str], notes: list[str]) -> dict[str, str]:
         "SLURM_JOB_NODELIST": hosts, "SLURM_TASKS_PER_NODE": spread, "SLURM_NODEID": "0",
         "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "slurmnode1",
         "SLURM_JOB_PARTITION": found.get("partition", "slurmpar"), "USER": "student",
-        "TERM": "dumb"}
+        "TERM": "xterm"}
     if "ntasks" in found or per_node:
         variables |= {"SLURM_NTASKS": str(tasks), "SLURM_NPROCS": str(tasks)}
     for option, name in (("ntasks-per-node", "SLURM_NTASKS_PER_NODE"),

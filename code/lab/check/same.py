@@ -44,12 +44,12 @@ def _of_numbers(got: Any, expected: int | float, rel: float) -> str | None:
         if got == expected:
             return f"{got} is a float; a whole number (int) is asked for: // divides without one"
         return "another number"
-    if math.isnan(expected) or math.isnan(got):
-        return None if math.isnan(expected) and math.isnan(got) else "another number"
     try:
-        return None if math.isclose(got, expected, rel_tol=rel, abs_tol=0.0) else "another number"
-    except OverflowError:
-        return "another number"
+        both_nan = math.isnan(expected) and math.isnan(got)
+        same = both_nan or math.isclose(got, expected, rel_tol=rel, abs_tol=0.0)
+    except OverflowError:  # an int beyond the floats
+        same = False
+    return None if same else "another number"
 
 
 def _of_sequences(got: Any, expected: Any, rel: float) -> str | None:

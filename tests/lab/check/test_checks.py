@@ -1,0 +1,160 @@
+"""What a check cell calls, in the notebook and against a student who is elsewhere."""
+
+import pytest
+
+from lab import check
+from lab.check.checks import Failed
+from lab.check.sides import Kernel, Raised, checking_on
+
+HINTS = {"That is one rank's share.": lambda micro_batch, ranks: micro_batch,
+         "Divided instead of multiplied.": lambda micro_batch, ranks: micro_batch // (ranks - 4)}
+CASES = [{"micro_batch": 4, "ranks": 4}, {"micro_batch": 2, "ranks": 8}]
+
+
+def expected(micro_batch, ranks):
+    return micro_batch * ranks
+
+
+def failure(assertion, *arguments, **keywords):
+    with pytest.raises(Failed) as caught:
+        assertion(*arguments, **keywords)
+    return str(caught.value)
+
+
+def test_a_right_function_passes_and_says_so(capsys):
+    def global_batch(micro_batch, ranks):
+        return ranks * micro_batch
+
+    check.function(global_batch, CASES, expected, HINTS)
+    assert "global_batch: right in 2 cases" in capsys.readouterr().out
+
+
+def test_a_known_wrong_answer_gets_its_hint_and_not_the_answer():
+    said = failure(check.function, lambda micro_batch, ranks: micro_batch, CASES, expected, HINTS)
+    assert said == ("<lambda>(micro_batch=4, ranks=4) returned 4. That is one rank's share.")
+    assert "16" not in said
+
+
+def test_an_unknown_wrong_answer_is_said_to_be_wrong():
+    said = failure(check.function, lambda micro_batch, ranks: 7, CASES, expected, HINTS)
+    assert "returned 7: another number." in said
+
+
+def test_an_exception_of_the_students_is_shown():
+    said = failure(check.function, lambda micro_batch, ranks: 1 // 0, CASES, expected)
+    assert "raised ZeroDivisionError: integer division" in said
+
+
+def test_an_unanswered_function_says_that_it_waits():
+    def unanswered(micro_batch, ranks):
+        raise NotImplementedError("Your turn")
+
+    assert "still waits for your answer" in failure(check.function, unanswered, CASES, expected)
+
+
+def test_a_changed_def_line_is_explained():
+    said = failure(check.function, lambda batch: 1, CASES, expected)
+    assert "Keep the line that begins with def" in said
+
+
+def test_a_check_without_cases_is_an_error_of_its_author():
+    with pytest.raises(ValueError, match="nothing would be checked"):
+        check.function(expected, [], expected)
+
+
+def test_arguments_are_copies():
+    def spoil(items):
+        items.append(1)
+        return len(items)
+
+    case = {"items": [1, 2]}
+    check.function(spoil, [case, case], lambda items: 3)
+
+
+def test_a_result_that_cannot_cross_fails_with_advice():
+    assert "a sorted list" in failure(check.function, lambda x: {x}, [(1,)], lambda x: [x])
+
+
+def test_a_value_is_checked_with_hints_by_value_and_by_predicate(capsys):
+    check.value(16, 16)
+    assert "16 is right" in capsys.readouterr().out
+    hints = {"One rank's.": 4, "Too many.": lambda got: got > 100}
+    assert failure(check.value, 4, 16, hints) == "4 is not right. One rank's."
+    assert failure(check.value, 101, 16, hints) == "101 is not right. Too many."
+    assert failure(check.value, 5, 16, hints) == "5 is not right: another number."
+    assert "a sorted list" in failure(check.value, {1}, 16)
+
+
+class EqualToEverything:
+    def __eq__(self, other):
+        return True
+
+    def __hash__(self):
+        return 0
+
+
+def test_an_object_that_equals_everything_equals_nothing_here():
+    assert "cannot be checked" in failure(check.value, EqualToEverything(), 16)
+
+
+def refuse(kind):
+    def split(batch):
+        raise kind(f"batch {batch} does not divide")
+
+    return split
+
+
+def test_refused_input_is_checked_by_kind_and_text():
+    class Special(ValueError):
+        pass
+
+    check.raises(refuse(ValueError), ValueError, (7,), mentions="7")
+    check.raises(refuse(Special), ValueError, (7,))
+    assert "returned 7" in failure(check.raises, lambda batch: batch, ValueError, (7,))
+    assert "raise ValueError instead" in failure(check.raises, refuse(KeyError), ValueError, (7,))
+    assert "mention divisor" in failure(check.raises, refuse(ValueError), ValueError, (7,),
+                                        mentions="divisor")
+
+
+def test_a_prediction_never_fails(capsys):
+    check.compare("seconds", 3, 2.0)
+    check.compare("seconds", None, 2.0)
+    check.compare("seconds", True, 2.0)
+    check.compare("seconds", 2.0, 2.0)
+    said = capsys.readouterr().out
+    assert "50 % too high" in said and said.count("No prediction") == 2 and "Spot on" in said
+
+
+def test_draws_are_the_submissions_own_and_repeat(monkeypatch):
+    def drawn():
+        return check.draw(5, ranks=range(1, 1000), factor=check.between(0.5, 2.0))
+
+    here = drawn()
+    monkeypatch.setenv("LAB_CHECK_SEED", "another")
+    there = drawn()
+    assert here != there and there == drawn()
+    assert all(1 <= case["ranks"] < 1000 and 0.5 <= case["factor"] <= 2 for case in here)
+    with pytest.raises(ValueError, match="choose from for ranks"):
+        check.draw(1, ranks=[])
+
+
+def test_another_side_answers_for_the_students_names():
+    class Elsewhere(Kernel):
+        seed = "7"
+
+        def call(self, function, arguments, keywords):
+            return 16 if function == "proxy" else Raised(("NameError", "Exception"), "gone")
+
+        def title(self, function):
+            return "global_batch"
+
+    with checking_on(Elsewhere()):
+        check.function("proxy", CASES[:1], expected)
+        assert "global_batch(micro_batch=4, ranks=4) raised NameError: gone" in failure(
+            check.function, "other", CASES, expected)
+    assert "'str' object is not callable" in failure(check.function, "proxy", CASES, expected)
+
+
+def test_a_failure_is_shown_without_a_traceback():
+    (line,) = Failed("no")._render_traceback_()
+    assert line.endswith("no") and "✗" in line

@@ -1,0 +1,178 @@
+"""A job script is checked by what it would run."""
+
+from pathlib import Path
+
+import pytest
+
+from lab import check, workspace
+from lab.check.checks import Failed
+from lab.check.job import resolve
+from lab.errors import LabError
+
+MODEL = ("--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "
+         "--max-position-embeddings 64 --micro-batch-size 4 --train-iters 5 --lr 1e-3 "
+         "--data-path $LAB_HOME/data/x --vocab-file v --merge-file m")
+TRAINER = "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py"
+MEET = "--master_addr $MASTER_ADDR --master_port 6000"
+SHEBANG = "#!/bin/bash\n"
+TWO_NODES = "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n"
+FIRST = "MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)\n"
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("LAB_HOME", str(tmp_path))
+    workspace.make(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def job(home):
+    def write(text: str):
+        (home / "code" / "mine.sh").write_text(text)
+        return check.script("code/mine.sh")
+
+    return write
+
+
+def torchrun(options: str, launcher: str = "torchrun") -> str:
+    return f"{launcher} --nproc_per_node 2 {options} {TRAINER} {MODEL}\n"
+
+
+IN_QUOTES = f"srun bash -c 'torchrun --nnodes 2 --nproc_per_node 2 --node_rank $SLURM_NODEID {MEET}"
+RIGHT = [
+    SHEBANG + TWO_NODES + "export " + FIRST + f"{IN_QUOTES} {TRAINER} {MODEL}'\n",
+    SHEBANG + "#SBATCH -N 2 # two\n#SBATCH -n2\n" + FIRST + "srun " + torchrun(
+        "--nnodes=$SLURM_NNODES --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID "
+        "--rdzv-endpoint=$MASTER_ADDR:6000"),
+    SHEBANG + "#SBATCH --nodes 2\nexport " + FIRST + "srun -N 2 --ntasks-per-node=1 -l bash -c \""
+    + torchrun(f"--nnodes 2 --node_rank \\$SLURM_NODEID {MEET}",
+               "python -u -m torch.distributed.launch").strip() + "\"\n",
+    SHEBANG + TWO_NODES + FIRST + "for node in 0 1; do srun -N1 -n1 true & done; wait\n"
+    "cat > run.sh <<'END'\n"
+    "exec torchrun --node_rank $SLURM_NODEID \"$@\"\nEND\n"
+    "srun bash run.sh --nnodes 2 --nproc_per_node 2 " + f"{MEET} {TRAINER} {MODEL}\n",
+    SHEBANG + "#SBATCH --nodes=2 --ntasks-per-node=2\n" + FIRST
+    + "export MASTER_ADDR WORLD_SIZE=4\n"
+    "srun bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec python -u "
+    f"{TRAINER} {MODEL}'\n",
+]
+
+
+@pytest.mark.parametrize("text", RIGHT)
+def test_however_a_right_script_is_written_it_is_right(job, text):
+    found = job(text)
+    assert found.problems == ()
+    assert (found.nodes, found.ranks_per_node, found.world_size) == (2, 2, 4)
+    assert found.flags.micro_batch_size == 4 and found.flags.global_batch_size == 16
+    assert found.flags.data_path == "$LAB_HOME/data/x"
+
+
+WRONG = [
+    (TWO_NODES + FIRST + torchrun(f"--nnodes 2 --node_rank 0 {MEET}"), "starts on 1 node(s)"),
+    (TWO_NODES + FIRST + "srun " + torchrun(f"--nnodes 2 --node_rank 0 {MEET}"),
+     "the nodes say --node_rank 0, 0"),
+    (TWO_NODES + FIRST + "srun " + torchrun(f"--nnodes 2 --node_rank $SLURM_NODEID {MEET}"),
+     "--node_rank 0, 0"),
+    (TWO_NODES + "srun " + torchrun(""), "2 separate trainings"),
+    (TWO_NODES.replace("=1", "=2") + FIRST + "srun " + torchrun(f"--nnodes 2 {MEET}"),
+     "4 times on 2 node(s)"),
+    (TWO_NODES + FIRST + "srun " + torchrun("--nnodes 2 --rdzv_backend c10d --rdzv_endpoint "
+                                            "localhost:6000"), "meet at localhost:6000"),
+    (TWO_NODES + "srun bash -c 'torchrun --nnodes 2 --nproc_per_node 2 "
+     f"--node_rank $SLURM_NODEID {TRAINER} {MODEL}'\n", "meet at 127.0.0.1"),
+    ("# SBATCH --nodes=2\n" + torchrun(""), "takes '# SBATCH --nodes=2' for a comment"),
+    ("set -e\n#SBATCH --nodes=2\n" + torchrun(""), "come before the first command"),
+    ("#SBATCH --node=2\n" + torchrun(""), "did you mean --nodefile or --nodelist or --nodes?"),
+    ("#SBATCH --nodes=two\n" + torchrun(""), "'two' is not a number"),
+    (torchrun("") + "exit 3\n", "exit code 3"),
+    (torchrun("").replace("--num-layers 2", "--num-layer 2"), "did you mean --num-layers?"),
+    (torchrun("") + "sleep() { command sleep 0; }; while true; do :; done\n", "after 20 seconds"),
+]
+
+
+@pytest.mark.parametrize(("text", "says"), WRONG, ids=[says for _, says in WRONG])
+def test_what_would_hang_or_fail_is_said(job, monkeypatch, text, says):
+    monkeypatch.setattr("lab.check.record.SECONDS", 2)
+    assert says in " / ".join(job(SHEBANG + text).problems)
+
+
+def test_a_script_without_shebang_is_a_problem(job):
+    assert "begin with #!/bin/bash" in job(torchrun("")).problems[0]
+
+
+NO_RUN = [
+    ("echo hello\n", "does not start the trainer"),
+    ("srun torchrun other.py\n", "does not start the trainer"),
+    ("torchrun --nproc_per_node=$RANKS x/pretrain_gpt.py\n", "a variable empty or misspelled"),
+    ("torchrun --nproc_per_node 0 x/pretrain_gpt.py\n", "number of at least 1"),
+    ("torchrun --nproc 2 x/pretrain_gpt.py\n", "no option --nproc"),
+    ("torchrun --nnodes\n", "needs a value"), ("torchrun\n", "not told what to run"),
+    ("srun -n 999999 torchrun x/pretrain_gpt.py\n", "999999 tasks"),
+    ("srun --ntask 2 torchrun x/pretrain_gpt.py\n", "did you mean --ntasks"),
+    ("echo nonsense > $LAB_RECORD\n", "wrote into the record"),
+]
+
+
+@pytest.mark.parametrize(("text", "says"), NO_RUN, ids=[says for _, says in NO_RUN])
+def test_a_script_that_trains_nothing_fails_with_the_reason(job, text, says):
+    with pytest.raises(Failed) as caught:
+        job(SHEBANG + text)
+    assert says in str(caught.value)
+
+
+def test_the_flags_of_two_trainings_are_nobodys(job):
+    found = job(SHEBANG + torchrun("") * 2)
+    assert len(found.runs) == 2
+    with pytest.raises(Failed, match="2 times; once is asked for"):
+        _ = found.flags
+
+
+def test_nothing_of_the_workspace_is_touched(home, job):
+    (home / "megatron" / "logs" / "old.txt").write_text("kept")
+    job(SHEBANG + "rm -rf $LAB_HOME/megatron/logs data; echo x > code/new.sh\n" + torchrun(""))
+    assert (home / "megatron" / "logs" / "old.txt").exists() and (home / "data").is_dir()
+    assert not (home / "code" / "new.sh").exists()
+
+
+@pytest.mark.parametrize(("path", "says"), [
+    ("code/none.sh", "run the cell that writes it"), ("../outside.sh", "not a file in"),
+    ("/etc/passwd", "not a file in"), ("code", "not a file in")])
+def test_a_script_that_is_not_there_is_named(home, path, says):
+    (home.parent / "outside.sh").write_text(SHEBANG)
+    with pytest.raises(Failed, match=says):
+        check.script(path)
+
+
+def test_a_large_file_is_no_script(home):
+    (home / "code" / "big.sh").write_bytes(b"#" * 70_000)
+    with pytest.raises(Failed, match="64 KiB"):
+        check.script("code/big.sh")
+
+
+def test_shipped_scripts_have_no_problems(home):
+    for path in sorted((home / "code").glob("*.sh")):
+        found = check.script(f"code/{path.name}")
+        assert found.problems == () and found.world_size >= 2
+
+
+def test_the_classic_script_is_understood(home):
+    text = (Path(__file__).parents[2] / "jobs" / "classic.sh").read_text()
+    (home / "code" / "classic.sh").write_text(text)
+    found = check.script("code/classic.sh")
+    assert found.problems == () and found.world_size == 4
+
+
+SOUND = {"directives": {}, "notes": [], "launches": [], "exit": 0, "output": ""}
+LAUNCH = {"program": "torchrun", "arguments": [], "step": 0, "task": 0, "node": 0, "variables": {}}
+
+
+@pytest.mark.parametrize("forged", [
+    {}, {**SOUND, "exit": "0"}, {**SOUND, "launches": 3}, {**SOUND, "output": None},
+    {**SOUND, "directives": []}, {**SOUND, "launches": [LAUNCH] * 1025},
+    {**SOUND, "launches": [{**LAUNCH, "arguments": [1]}]},
+    {**SOUND, "launches": [{**LAUNCH, "node": "0"}]}, {**SOUND, "launches": [{"program": "x"}]},
+    {**SOUND, "launches": [{**LAUNCH, "variables": {"RANK": 0}}]}, {**SOUND, "launches": [None]}])
+def test_a_forged_record_is_refused(forged):
+    with pytest.raises(LabError):
+        resolve(forged)

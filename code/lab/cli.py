@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.metadata
 import sys
 
 from lab.errors import LabError
 
 # Each module offers add_parser(subparsers); its parsers set `run`, a function of the arguments
 # that returns the exit code (None is 0).
-PARTS = ("lab.cluster.cli", "lab.data", "lab.start")
+PARTS = ("lab.cluster.cli", "lab.data", "lab.start", "lab.tensorboard.cli")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -19,6 +20,9 @@ def parser() -> argparse.ArgumentParser:
     subparsers = top.add_subparsers(metavar="COMMAND", required=True)
     for part in PARTS:
         importlib.import_module(part).add_parser(subparsers)
+    # What `lab` must not import by name: grading finds its way in through its entry point.
+    for entry in importlib.metadata.entry_points(group="lab.commands"):
+        entry.load().add_parser(subparsers)
     return top
 
 

@@ -1,0 +1,45 @@
+"""All that is wrong with a lab, collected before anything is said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+
+from lab import workspace
+from lab.build.lab import Cell
+from lab.errors import LabError
+
+
+@dataclass
+class Problems:
+    """Errors of one file, each with its line."""
+
+    path: Path
+    found: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, cell: Cell, line: int | None, text: str) -> None:
+        """`line` counts from 1 in the cell's source; None for the cell as a whole."""
+        at = cell.line_of(line) if line else cell.line - 1
+        self.found.append((max(at, 1), f"{cell.title}: {text}"))
+
+    def add_at(self, line: int, text: str) -> None:
+        """`line` counts from 1 in the file."""
+        self.found.append((line, text))
+
+    def lines(self) -> list[str]:
+        shown = self.path
+        if shown.is_relative_to(workspace.CHECKOUT):
+            shown = shown.relative_to(workspace.CHECKOUT)
+        return [f"{shown}:{line}: {text}" for line, text in sorted(dict.fromkeys(self.found))]
+
+    def raise_any(self) -> None:
+        """Raises LabError with all of them, one a line."""
+        if self.found:
+            raise LabError("\n".join(self.lines()))
+
+
+def nearest(name: str, known: object) -> str:
+    """` (nearest: x)`, or nothing where nothing is near."""
+    close = get_close_matches(name, sorted(known), n=1)
+    return f" (nearest: {close[0]})" if close else ""

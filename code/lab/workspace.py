@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from lab.errors import LabError
@@ -33,14 +34,14 @@ def require_writable(folder: Path) -> None:
         ) from error
 
 
-def make(home: Path) -> None:
-    """Lay out the workspace. What the student wrote stays; shipped scripts come as copies."""
+def make(home: Path, say: Callable[[str], object] = print) -> None:
+    """Lay out the workspace. What the student wrote stays; labs and scripts come as copies."""
+    from lab import shipping
+
     for folder in FOLDERS:
         require_writable(home / folder)
-    for script in sorted((CODE / "jobs").glob("*.sh")):
-        copy = home / "code" / script.name
-        if not copy.exists():
-            put_whole(copy, script.read_bytes(), 0o755)
+    shipping.ship(CHECKOUT, home, say)
+    point(home / "images", CHECKOUT / "images")  # the labs show ../images/...
     point(home / "megatron" / "Megatron-LM", CODE)
 
 

@@ -1,0 +1,99 @@
+"""Copies of what the course ships, kept up to date without ever replacing a student's work."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from lab import workspace
+
+Say = Callable[[str], object]
+
+RECORD = ".shipped.json"  # by path in the workspace: the digest of what was last laid there
+EXECUTABLE, PLAIN = 0o755, 0o644
+
+
+def shipped(checkout: Path) -> Iterator[tuple[Path, str, int]]:
+    """Of every file that students get: where it is, its path in the workspace, its mode."""
+    for script in sorted((checkout / "code" / "jobs").glob("*.sh")):
+        yield script, f"code/{script.name}", EXECUTABLE
+    for notebook in sorted((checkout / "notebooks").glob("**/*.ipynb")):
+        path = notebook.relative_to(checkout)
+        if not any(part.startswith(".") for part in path.parts):
+            yield notebook, str(path), PLAIN
+
+
+def ship(checkout: Path, home: Path, say: Say) -> None:
+    """Lay out copies. One that the student has not changed is updated; one that he has stays, and
+    what is new is laid beside it, once."""
+    record = _read(home / RECORD)
+    before = dict(record)
+    try:
+        for source, path, mode in shipped(checkout):
+            _lay(home, source, path, mode, record, say)
+    finally:
+        if record != before:
+            workspace.put_whole(home / RECORD, json.dumps(record, indent=1).encode())
+
+
+def _lay(home: Path, source: Path, path: str, mode: int, record: dict[str, str], say: Say) -> None:
+    copy, content = home / path, source.read_bytes()
+    new = digest(path, content)
+    there = _digest_of(copy)
+    if there == new:
+        record[path] = new
+    elif there is None or there == record.get(path):
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        workspace.put_whole(copy, content, mode)
+        record[path] = new
+    elif record.get(path) != new:
+        beside = _beside(home, path, new, record)
+        workspace.put_whole(home / beside, content, mode)
+        record[beside] = record[path] = new
+        say(f"the course has a new version of {path}: yours stays, the new one is {beside}")
+
+
+def _beside(home: Path, path: str, new: str, record: dict[str, str]) -> str:
+    """The first name `X.new.sh`, `X.new2.sh`, ... at which nothing of the student's would be
+    lost."""
+    stem, dot, suffix = path.rpartition(".")
+    number = 1
+    while True:
+        name = f"{stem}.new{number if number > 1 else ''}{dot}{suffix}"
+        if _digest_of(home / name) in (None, new, record.get(name)):
+            return name
+        number += 1
+
+
+def _digest_of(path: Path) -> str | None:
+    """Of what is there; None when nothing is."""
+    try:
+        return digest(path.name, path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError:  # a folder, or not readable: the student's own doing, so it counts as changed
+        return "unreadable"
+
+
+def digest(name: str, content: bytes) -> str:
+    """Of a notebook: of its cells' kinds and sources alone, since JupyterLab saves outputs and
+    metadata by itself. Of any other file, and of a broken notebook: of the bytes."""
+    if name.endswith(".ipynb"):
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            cells = [(cell["cell_type"], "".join(cell["source"]))
+                     for cell in json.loads(content)["cells"]]
+            content = json.dumps(cells).encode()
+    return hashlib.sha256(content).hexdigest()
+
+
+def _read(path: Path) -> dict[str, str]:
+    """What was laid when. Lost or broken, it is empty: then every copy that differs counts as the
+    student's, and nothing of his is replaced."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

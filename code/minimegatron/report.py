@@ -107,9 +107,10 @@ class TensorBoard:
 
 
 class Profiler:
-    """torch's profiler around steps 3 and 4 of every rank, as the run run_NAME_gpuRANK.
+    """torch's profiler around steps 3 and 4 of every rank.
 
-    The first step is not watched and the second warms the profiler up.
+    All ranks are workers run_NAME_gpuRANK of one TensorBoard run, run_NAME: its distributed view
+    compares the workers of a run. The first step is not watched, the second warms the profiler up.
     """
 
     def __init__(self, ctx: Context) -> None:
@@ -117,14 +118,17 @@ class Profiler:
         config = ctx.config
         if not config.profile_execution:
             return
+        from torch._C._profiler import _ExperimentalConfig
         from torch.profiler import profile, schedule, tensorboard_trace_handler
 
-        run = os.path.join(config.tensorboard_dir,
-                           f"run_{config.profile_name}_gpu{ctx.grid.rank}")
+        name = f"run_{config.profile_name}"
+        handler = tensorboard_trace_handler(os.path.join(config.tensorboard_dir, name),
+                                            worker_name=f"{name}_gpu{ctx.grid.rank}")
         self.profile = profile(
             schedule=schedule(wait=1, warmup=1, active=2, repeat=1), profile_memory=True,
-            record_shapes=True, with_stack=True,
-            on_trace_ready=tensorboard_trace_handler(run, worker_name=f"rank{ctx.grid.rank}"))
+            record_shapes=True, with_stack=True, with_modules=True,
+            experimental_config=_ExperimentalConfig(verbose=True),  # an operator's call stack
+            on_trace_ready=handler)
         self.profile.start()
 
     def step(self) -> None:

@@ -1,0 +1,46 @@
+"""nbgrader's settings for this course; a course's nbgrader_config.py calls `configure`.
+
+So `nbgrader autograde`, `nbgrader generate_feedback`, `nbgrader export` and formgrader's buttons
+take the same steps as `lab grade`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from nbconvert.preprocessors import CSSHTMLHeaderPreprocessor
+from nbgrader import preprocessors as stock
+from traitlets.config import Config
+
+from grader.execute import RunSubmission
+from grader.feedback import EmbedImages, Harmless, HideTests
+from grader.outputs import CountErrorsOnly
+from grader.rebuild import Rebuild
+from grader.records import SaveRecord
+from grader.report import GradesCsv
+
+SECONDS_PER_CELL = 60
+
+
+def configure(c: Config) -> None:
+    """Write the course's settings into `c`; lines after the call may change them."""
+    # nbgrader starts `alembic` by its name, and the environment need not be activated.
+    programs = str(Path(sys.executable).parent)
+    if programs not in os.environ.get("PATH", "").split(os.pathsep):
+        os.environ["PATH"] = programs + os.pathsep + os.environ.get("PATH", os.defpath)
+    c.Autograde.sanitize_preprocessors = [
+        Rebuild, stock.ClearOutput, stock.DeduplicateIds, stock.OverwriteKernelspec,
+        stock.OverwriteCells, stock.CheckCellMetadata]
+    c.Autograde.autograde_preprocessors = [
+        RunSubmission, CountErrorsOnly, stock.LimitOutput, stock.SaveAutoGrades,
+        stock.AssignLatePenalties, stock.CheckCellMetadata, SaveRecord]
+    c.OverwriteCells.add_missing_cells = True
+    c.Execute.timeout = SECONDS_PER_CELL
+    c.Execute.skip_cells_with_tag = "explore"
+    c.GenerateFeedback.preprocessors = [HideTests, stock.GetGrades, CSSHTMLHeaderPreprocessor]
+    # Also what formgrader shows to the instructor.
+    c.HTMLExporter.preprocessors = [Harmless, EmbedImages]
+    c.HTMLExporter.sanitize_html = True
+    c.ExportApp.plugin_class = GradesCsv

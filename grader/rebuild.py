@@ -1,0 +1,106 @@
+"""Step 1: what is graded is the release, with the sources of the student's answer cells in it.
+
+Whatever else a submission holds (other cells, outputs, metadata, the checks' text) is not looked
+at, so nothing there can change points, switch checks off or stop a batch. The submitted file is
+only read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+from nbgrader import utils
+from nbgrader.preprocessors import NbGraderPreprocessor
+
+from grader.records import place
+
+LARGEST = 20_000_000  # bytes of a submitted notebook
+
+
+class Unusable(Exception):
+    """A submission that cannot be graded; its text is the reason, for the instructor's table."""
+
+
+def read_submitted(path: Path) -> Any:
+    """The submitted JSON, of whatever form. Raises Unusable."""
+    folder = path.parent
+    for found in (folder, *(folder.rglob("*") if not folder.is_symlink() else ())):
+        if found.is_symlink() or not (found.is_file() or found.is_dir()):
+            raise Unusable(f"{found.name} is a link or a special file: only plain files are read")
+    if not path.is_file():
+        others = sorted(file.name for file in folder.glob("*.ipynb"))
+        raise Unusable(f"no {path.name} in it" + (f"; there is {', '.join(others)}" if others
+                                                  else ""))
+    if path.stat().st_size > LARGEST:
+        raise Unusable(f"{path.name} has {path.stat().st_size / 1e6:.0f} MB; at the most "
+                       f"{LARGEST / 1e6:.0f} are read")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise Unusable(f"{path.name} is no notebook: {error}") from error
+
+
+def answers(submitted: Any) -> Iterator[tuple[str, str, str]]:
+    """(grade_id, cell type, source) of each cell that says it is an answer. Raises Unusable."""
+    cells = submitted.get("cells") if isinstance(submitted, dict) else None
+    if not isinstance(cells, list):
+        raise Unusable("it has no list of cells (notebook format 4)")
+    for cell in cells:
+        metadata = cell.get("metadata") if isinstance(cell, dict) else None
+        marks = metadata.get("nbgrader") if isinstance(metadata, dict) else None
+        name = marks.get("grade_id") if isinstance(marks, dict) else None
+        source = cell.get("source") if isinstance(cell, dict) else None
+        if isinstance(source, list) and all(isinstance(line, str) for line in source):
+            source = "".join(source)
+        if isinstance(name, str) and isinstance(source, str):
+            yield name, str(cell.get("cell_type")), source
+
+
+def rebuild(release: NotebookNode, submitted: Any) -> tuple[NotebookNode, list[str]]:
+    """The notebook to grade, and what the instructor should know about the submission.
+
+    Of several cells with one grade_id the last one counts that differs from the release: it is what
+    a run from top to bottom ends with, and an untouched copy says nothing. Raises Unusable when not
+    one answer cell of the release is in it.
+    """
+    given: dict[str, list[tuple[str, str]]] = {}
+    for name, kind, source in answers(submitted):
+        given.setdefault(name, []).append((kind, source))
+    result, notes, found = deepcopy(release), [], 0
+    for cell in result.cells:
+        name = cell.metadata.get("nbgrader", {}).get("grade_id")
+        copies = given.get(name, [])
+        if len(copies) > 1:
+            notes.append(f"{name} is there {len(copies)} times" + (
+                ": the last changed one counts" if utils.is_solution(cell) else ""))
+        if not utils.is_solution(cell):
+            continue
+        right = [source for kind, source in copies if kind == cell.cell_type]
+        found += bool(right)
+        if not right:
+            notes.append(f"{name} is missing" if not copies else
+                         f"{name} is no {cell.cell_type} cell any more: taken as unanswered")
+        changed = [source for source in right if source != cell.source]
+        if changed:
+            cell.source = changed[-1]
+    if not found:
+        raise Unusable("none of the lab's answer cells is in it: another lab's notebook?")
+    result.metadata["grader"] = {"notes": notes}
+    return result, notes
+
+
+class Rebuild(NbGraderPreprocessor):
+    """The first of nbgrader's steps with a submission: replaces the notebook that was read."""
+
+    def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
+                   ) -> tuple[NotebookNode, dict[str, Any]]:
+        course, lab, student = place(self, resources)
+        release = nbformat.read(course.notebook("release", lab), as_version=4)
+        submitted = read_submitted(course.notebook("submitted", lab, student))
+        return rebuild(release, submitted)[0], resources

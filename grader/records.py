@@ -1,0 +1,137 @@
+"""Step 4: of every submission, whether it is graded, and why not if not.
+
+nbgrader knows scores only: a crash is a 0 there, or last week's score. So each attempt leaves a
+file attempts/STUDENT/LAB.json; scores stay in the gradebook alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbformat import NotebookNode
+from nbgrader.api import Gradebook, MissingEntry
+from nbgrader.preprocessors import NbGraderPreprocessor
+
+from grader.course import Course
+from lab.workspace import put_whole
+
+
+@dataclass(frozen=True)
+class Record:
+    """The last attempt at one submission."""
+
+    state: str  # graded | ungraded
+    digest: str  # of the notebook that was submitted then
+    reason: str = ""  # why it is ungraded
+    notes: list[str] = field(default_factory=list)
+    at: str = ""  # when it was graded, UTC
+    set_aside: dict[str, Any] = field(default_factory=dict)  # what a person had entered
+
+
+def place(step: Any, resources: dict[str, Any]) -> tuple[Course, str, str]:
+    """(course, lab, student) that a step of nbgrader works on."""
+    course = Course(Path(step.parent.parent.coursedir.root))
+    return course, resources["nbgrader"]["assignment"], resources["nbgrader"]["student"]
+
+
+def gradebook(course: Course) -> Gradebook:
+    return Gradebook(course.settings().CourseDirectory.get(
+        "db_url", f"sqlite:///{course.root / 'gradebook.db'}"))
+
+
+def _file(course: Course, lab: str, student: str) -> Path:
+    return course.root / "attempts" / student / f"{lab}.json"
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def write(course: Course, lab: str, student: str, record: Record) -> None:
+    path = _file(course, lab, student)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    put_whole(path, json.dumps(asdict(record), indent=1).encode())
+
+
+def last(course: Course, lab: str, student: str) -> Record | None:
+    path = _file(course, lab, student)
+    return Record(**json.loads(path.read_text())) if path.exists() else None
+
+
+def state(course: Course, lab: str, student: str) -> tuple[str, str]:
+    """("graded", "") or ("ungraded", reason), for the submission as it is now."""
+    digest, record = course.digest(lab, student), last(course, lab, student)
+    if record and record.state == "ungraded" and record.digest == digest:
+        return "ungraded", record.reason
+    if not (course.root / "submitted" / student / lab).is_dir():
+        return "ungraded", "nothing submitted"
+    if record is None or not course.notebook("autograded", lab, student).exists():
+        return "ungraded", "not graded yet"
+    if record.digest != digest:
+        return "ungraded", "submitted again since it was graded"
+    return "graded", ""
+
+
+def leave_ungraded(course: Course, lab: str, student: str, reason: str) -> Record:
+    """Take back whatever is claimed about an earlier submission: scores, notebook, feedback.
+
+    What a person had entered (scores, comments, an extension) goes into the record.
+    """
+    for step in ("autograded", "feedback"):
+        shutil.rmtree(course.root / step / student / lab, ignore_errors=True)
+    before = last(course, lab, student)
+    aside = dict(before.set_aside) if before else {}
+    with gradebook(course) as book:
+        book.update_or_create_student(student)
+        with contextlib.suppress(MissingEntry):
+            aside |= _entered_by_hand(book.find_submission(lab, student))
+            book.remove_submission(lab, student)
+    notes = ["scores or comments given by hand were set aside, in attempts/"] * bool(
+        set(aside) - {"extension"})
+    record = Record("ungraded", course.digest(lab, student), reason, notes, now(), aside)
+    write(course, lab, student, record)
+    return record
+
+
+def _entered_by_hand(submission: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for notebook in submission.notebooks:
+        for grade in notebook.grades:
+            if grade.manual_score is not None or grade.extra_credit:
+                found[grade.name] = [grade.manual_score, grade.extra_credit]
+        for comment in notebook.comments:
+            if comment.manual_comment:
+                found[f"comment on {comment.name}"] = comment.manual_comment
+    if submission.extension:
+        found["extension"] = submission.extension.total_seconds()
+    return found
+
+
+def give_back_extension(course: Course, lab: str, student: str) -> None:
+    """Before grading again: whether a submission is late depends on it."""
+    record = last(course, lab, student)
+    if record and "extension" in record.set_aside:
+        seconds = datetime.timedelta(seconds=record.set_aside["extension"])
+        with gradebook(course) as book:
+            book.update_or_create_student(student)
+            book.update_or_create_submission(lab, student, extension=seconds)
+
+
+class SaveRecord(NbGraderPreprocessor):
+    """The last of nbgrader's steps with a submission: it came through."""
+
+    def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
+                   ) -> tuple[NotebookNode, dict[str, Any]]:
+        course, lab, student = place(self, resources)
+        before = last(course, lab, student)
+        write(course, lab, student, Record(
+            "graded", course.digest(lab, student), "",
+            list(nb.metadata.get("grader", {}).get("notes", [])), now(),
+            before.set_aside if before else {}))
+        return nb, resources

@@ -1,0 +1,102 @@
+"""grades.csv and the table at the end: every student, every lab, and no score that is not one."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import datetime
+import io
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+from nbgrader.api import Gradebook, MissingEntry
+from nbgrader.plugins import ExportPlugin
+from nbgrader.utils import parse_utc
+
+from grader.course import Course
+from grader.records import gradebook, last, state
+from lab.workspace import put_whole
+
+
+@dataclass(frozen=True)
+class Row:
+    """One student and one lab."""
+
+    student: str
+    lab: str
+    score: float | None  # None: ungraded
+    max_score: float
+    state: str
+    reason: str
+    received: str  # UTC
+    graded_at: str  # UTC
+    notes: str
+
+
+def received(course: Course, lab: str, student: str) -> str:
+    """When it came in: nbgrader's timestamp.txt, else the notebook's time on this disk."""
+    path = course.notebook("submitted", lab, student)
+    stamp = path.with_name("timestamp.txt")
+    if stamp.is_file() and not stamp.is_symlink():
+        with contextlib.suppress(ValueError, OverflowError):
+            return parse_utc(stamp.read_text(errors="replace").strip()).isoformat() + "+00:00"
+    if not path.is_file():
+        return ""
+    when = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
+    return when.isoformat(timespec="seconds")
+
+
+def rows(course: Course, book: Gradebook) -> Iterator[Row]:
+    """For all students of the gradebook and of submitted/, all labs of the gradebook."""
+    students = sorted({*(student.id for student in book.students), *course.students()})
+    labs = sorted((lab.name, lab.max_score) for lab in book.assignments)
+    for student in students:
+        for lab, most in labs:
+            verdict, reason = state(course, lab, student)
+            record, score = last(course, lab, student), None
+            if verdict == "graded":
+                try:
+                    found = book.find_submission(lab, student)
+                except MissingEntry:
+                    verdict, reason = "ungraded", "not in the gradebook"
+                else:
+                    score = max(0.0, found.score - (found.late_submission_penalty or 0.0))
+                    reason = "wants a look in formgrader" if found.needs_manual_grade else ""
+            yield Row(student, lab, score, most, verdict, reason, received(course, lab, student),
+                      record.at if record else "", "; ".join(record.notes) if record else "")
+
+
+def write_csv(course: Course, book: Gradebook, path: Path, students: list[str] | None = None,
+              labs: list[str] | None = None) -> list[Row]:
+    """Write `path` whole, or not at all; what was written."""
+    chosen = [row for row in rows(course, book) if (not students or row.student in students)
+              and (not labs or row.lab in labs)]
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow([field.name for field in fields(Row)])
+    table.writerows([harmless(value) for value in astuple(row)] for row in chosen)
+    put_whole(path, text.getvalue().encode(errors="backslashreplace"))
+    return chosen
+
+
+def harmless(value: object) -> object:
+    """A text that a spreadsheet will not take for a formula."""
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return "'" + value
+    return "" if value is None else value
+
+
+def save(course: Course) -> list[Row]:
+    with gradebook(course) as book:
+        return write_csv(course, book, course.root / "grades.csv")
+
+
+class GradesCsv(ExportPlugin):
+    """What `nbgrader export` writes: ungraded is no 0 there either."""
+
+    def export(self, gradebook: Gradebook) -> None:
+        course = Course(Path(self.parent.coursedir.root))
+        path = Path(self.to or "grades.csv")
+        write_csv(course, gradebook, path.absolute(), self.student, self.assignment)
+        self.log.info("Exported grades to %s", path)

@@ -36,7 +36,10 @@ def write_down(program: str, arguments: list[str]) -> None:
 def layout(asked: dict[str, str]) -> list[int]:
     """The number of tasks on each node of a step, as srun's defaults have it."""
     env = os.environ
-    nodes = options.count(asked.get("nodes"), int(env["SLURM_NNODES"]))
+    allocated = int(env["SLURM_NNODES"])
+    nodes = options.count(asked.get("nodes"), allocated)
+    if nodes > allocated:
+        raise options.BadOption(f"only {allocated} node(s) are allocated, {nodes} are asked for")
     per_node = asked.get("ntasks-per-node") or (
         None if "ntasks" in asked else env.get("SLURM_NTASKS_PER_NODE"))
     if per_node is not None and "ntasks" not in asked:

@@ -109,6 +109,7 @@ NO_RUN = [
     ("torchrun --nproc 2 x/pretrain_gpt.py\n", "no option --nproc"),
     ("torchrun --nnodes\n", "needs a value"), ("torchrun\n", "not told what to run"),
     ("srun -n 999999 torchrun x/pretrain_gpt.py\n", "999999 tasks"),
+    ("srun -N 2 torchrun x/pretrain_gpt.py\n", "only 1 node(s) are allocated"),
     ("srun --ntask 2 torchrun x/pretrain_gpt.py\n", "did you mean --ntasks"),
     ("echo nonsense > $LAB_RECORD\n", "wrote into the record"),
 ]

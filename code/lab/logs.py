@@ -1,0 +1,71 @@
+"""A trainer's log as numbers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab import workspace
+from lab.errors import LabError
+
+NUMBER = r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf))"
+FIELDS = {"iteration": r"iteration +(\d+)/", "samples": r"consumed samples: +(\d+)",
+          "milliseconds": rf"elapsed time per iteration \(ms\): {NUMBER}",
+          "learning_rate": rf"learning rate: {NUMBER}",
+          "global_batch": r"global batch size: +(\d+)", "loss": rf"lm loss: {NUMBER}",
+          "grad_norm": rf"grad norm: {NUMBER}"}
+WHOLE = {"iteration", "samples", "global_batch"}
+WORLD = re.compile(r"using world size: (\d+), data-parallel-size: (\d+), "
+                   r"tensor-model-parallel size: (\d+), pipeline-model-parallel size: (\d+)")
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One line of the log; None where the run does not print a value (a virtual GPU has no
+    loss)."""
+
+    iteration: int
+    samples: int | None = None
+    milliseconds: float | None = None
+    learning_rate: float | None = None
+    global_batch: int | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a run said of itself. Sizes are None until it has said so much."""
+
+    world_size: int | None
+    data_parallel: int | None
+    tensor_parallel: int | None
+    pipeline_parallel: int | None
+    iterations: tuple[Iteration, ...]
+
+
+def parse_line(line: str) -> Iteration | None:
+    """The numbers of an iteration line; None for any other line."""
+    values: dict[str, int | float] = {}
+    for name, pattern in FIELDS.items():
+        match = re.search(pattern, line)
+        if match:
+            values[name] = int(match[1]) if name in WHOLE else float(match[1])
+    if not {"iteration", "milliseconds"} <= values.keys():
+        return None
+    return Iteration(**values)
+
+
+def read(path: str | Path) -> Log:
+    """The log at `path`, absolute or relative to the workspace. Raises LabError when there is
+    none."""
+    place = workspace.home() / path
+    try:
+        lines = place.read_text(errors="replace").splitlines()
+    except OSError as error:
+        raise LabError(f"no log at {place}: {error.strerror}; has the job started? "
+                       "squeue shows it") from error
+    sizes = next((match.groups() for line in lines if (match := WORLD.search(line))), [None] * 4)
+    found = [iteration for line in lines if (iteration := parse_line(line))]
+    return Log(*(size and int(size) for size in sizes), tuple(found))

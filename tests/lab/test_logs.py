@@ -1,0 +1,72 @@
+"""A trainer's log as numbers, and as a figure."""
+
+import math
+
+import pytest
+
+from lab import logs, plots
+from lab.errors import LabError
+
+LINE = (" iteration       12/     100 | consumed samples:           96 | elapsed time per "
+        "iteration (ms): 640.5 | learning rate: 1.500E-04 | global batch size:     8 | lm loss: {loss} | "
+        "loss scale: 1.0 | grad norm: 1.107 | number of skipped iterations:   0 |")
+WORLD = ("using world size: 4, data-parallel-size: 2, tensor-model-parallel size: 2, "
+         "pipeline-model-parallel size: 1 ")
+
+
+@pytest.fixture
+def log(tmp_path, monkeypatch):
+    monkeypatch.setenv("LAB_HOME", str(tmp_path))
+    lines = [WORLD, "noise", LINE.format(loss="6.114205E+00"), LINE.format(loss="nan")]
+    (tmp_path / "job.txt").write_text("\n".join(lines))
+    return logs.read("job.txt")
+
+
+def test_sizes_and_iterations_are_read(log):
+    assert (log.world_size, log.data_parallel, log.tensor_parallel, log.pipeline_parallel) == (
+        4, 2, 2, 1)
+    first, second = log.iterations
+    assert (first.iteration, first.samples, first.global_batch) == (12, 96, 8)
+    assert (first.milliseconds, first.loss, first.grad_norm) == (640.5, 6.114205, 1.107)
+    assert math.isnan(second.loss)
+
+
+def test_a_line_without_loss_is_a_line_all_the_same():
+    line = LINE.format(loss="6.0").replace(" lm loss: 6.0 |", "")
+    assert logs.parse_line(line).loss is None
+    assert logs.parse_line("elapsed time: 3") is None
+
+
+def test_the_trainers_own_lines_are_understood(pretrain_line):
+    parsed = logs.parse_line(pretrain_line)
+    assert parsed.iteration == 7 and parsed.loss == 5.25 and parsed.milliseconds == 12.5
+
+
+@pytest.fixture(params=["2021", "core"])
+def pretrain_line(request):
+    from minimegatron.arguments import parse_arguments
+    from minimegatron.report import iteration_line
+
+    config = parse_arguments(
+        "--num-layers 1 --hidden-size 8 --num-attention-heads 1 --seq-length 8 "
+        "--max-position-embeddings 8 --micro-batch-size 1 --train-iters 9 --lr 1e-3 --data-path a "
+        f"--vocab-file v --merge-file m --log-format {request.param}".split(), {})
+    return iteration_line(config, iteration=7, consumed=7, milliseconds=12.5, lr=1e-3, loss=5.25,
+                          norm=1.0, zeros=None, params_norm=None, nans=0)
+
+
+def test_a_missing_log_is_named(log):
+    with pytest.raises(LabError, match=r"no log at .*none\.txt.*has the job started"):
+        logs.read("none.txt")
+
+
+def test_a_figure_says_in_words_what_it_shows(log):
+    picture = plots.loss(run=log)
+    assert picture.alt.startswith("Training loss over samples: run from 6.11")
+    assert picture.png().startswith(b"\x89PNG")
+    assert 'alt="Training loss' in picture._repr_html_()
+
+
+def test_a_run_without_loss_is_named():
+    with pytest.raises(LabError, match="empty: the log has no loss yet"):
+        plots.loss(empty=logs.Log(None, None, None, None, ()))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lab.build.edits import edited, is_edit
 from lab.build.lab import Cell, Lab, Role
 from lab.build.names import analyse
 from lab.build.problems import Problems, nearest
@@ -38,7 +39,13 @@ def read_into(path: Path, problems: Problems) -> Lab:
 
     if not NUMBER.fullmatch(path.stem):
         problems.add_at(1, f"{path.name} is no lab's name; nearest: 03_multi_node.py")
-    lab = Lab(path, tuple(_cell(raw, problems) for raw in _raw_cells(path, problems)))
+    cells: list[Cell] = []
+    for raw in _raw_cells(path, problems):
+        cell = _cell(raw, problems)
+        if cell.role is Role.MUTANT:
+            cell = _whole(cell, cells, problems)
+        cells.append(cell if cell.role is Role.TEXT else _with_names(cell, problems))
+    lab = Lab(path, tuple(cells))
     metadata.check(lab, problems)
     rules.check(lab, problems)
     answers.check(lab, problems)
@@ -98,7 +105,20 @@ def _cell(raw: tuple[Any, int, list[str]], problems: Problems) -> Cell:
     points = nbgrader.get("points", 0)
     if cell.role is Role.CHECK and isinstance(points, int | float):
         cell = replace(cell, points=points)
-    return cell if cell.role is Role.TEXT else _with_names(cell, problems)
+    return cell
+
+
+def _whole(mutant: Cell, before: list[Cell], problems: Problems) -> Cell:
+    """A mutant as a whole cell, where it is written as an edit of its answer."""
+    answers = [cell for cell in before
+               if cell.role is Role.ANSWER and cell.grade_id == mutant.grade_id]
+    if not (is_edit(mutant.source) and answers):
+        return mutant
+    try:
+        return replace(mutant, source=edited(answers[0].source, mutant.source))
+    except ValueError as error:
+        problems.add(mutant, 1, str(error))
+        return mutant
 
 
 def _uncommented(lines: list[str]) -> str:

@@ -286,7 +286,7 @@ guess_milliseconds = 500
 # iterations than the script has, more lines in the log, and a profile of two steps for later.
 
 # %% tags=["explore"]
-!sbatch code/dp_two_nodes.sh --train-iters 40 --log-interval 4 --profile-execution yes
+!sbatch code/dp_two_nodes.sh --train-iters 30 --log-interval 2 --profile-execution yes
 !squeue
 
 # %% [markdown]
@@ -299,8 +299,8 @@ job = jobs.wait()
 # %% [markdown]
 # ## What the log says
 #
-# The trainer prints one line of its own for every fourth iteration now, and before that what it
-# understood of its command line. First: how many ranks met?
+# The trainer prints a line for every second iteration now, and before that what it understood of its
+# command line. First: how many ranks met?
 
 # %% tags=["explore"]
 !grep "world size" {job.log}
@@ -516,7 +516,7 @@ OPTIMIZER="--lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-fraction 
            --weight-decay 0.01 --clip-grad 1.0"
 TEXT="--data-path $DATA/text_document --vocab-file $DATA/vocab.json
       --merge-file $DATA/merges.txt --split 949,50,1"
-OUTPUT="--train-iters 20 --log-interval 2 --eval-interval 1000 --eval-iters 1
+OUTPUT="--train-iters 15 --log-interval 1 --eval-interval 1000 --eval-iters 1
         --save $LAB_HOME/megatron/checkpoints/$NAME --save-interval 1000
         --tensorboard-dir $LAB_HOME/megatron/tensorboard/$NAME"
 ### BEGIN SOLUTION
@@ -605,8 +605,8 @@ plots.loss(micro_batch_2=log, micro_batch_4=my_log)
 # %% [markdown]
 # Whether the larger micro-batch paid off on your machine shows in the tokens per second. On a GPU it
 # usually does, up to a point: larger matrices keep it busier, and the gradients are exchanged once for
-# more samples. The curve over samples tells the other half: a step on twice the samples is not worth
-# two steps.
+# more samples. The curves tell the other half: both runs read the same number of samples, but the
+# second made half as many steps.
 
 # %% [markdown]
 # ## Is it worth the second node?

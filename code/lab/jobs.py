@@ -44,6 +44,7 @@ def connect() -> None:
     home = workspace.home()
     cluster.ensure_up(home)
     os.environ.update(cluster.environment(home))
+    os.environ.setdefault("USER", getpass.getuser())  # containers leave it out; scripts use it
 
 
 def show(job: int | str | None = None) -> State:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import secrets
@@ -18,23 +19,26 @@ from pathlib import Path
 
 from lab.errors import LabError
 
+LOOPBACK = "127.0.0.1"
 FIRST_PORT, LAST_PORT = 8888, 8988
 SECONDS_TO_START = 60
 
 
-def free_port(wanted: int | None) -> int:
-    """`wanted` if given, else the first free port from 8888 on. Raises LabError."""
+def free_port(wanted: int | None, ip: str = LOOPBACK) -> int:
+    """`wanted` if given, else the first port from 8888 on that is free at `ip`. Raises LabError."""
     candidates = [wanted] if wanted else range(FIRST_PORT, LAST_PORT + 1)
     for port in candidates:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind(("127.0.0.1", port))
+                probe.bind((ip, port))
                 return port
-            except OSError:
-                continue
+            except OSError as error:
+                if error.errno == errno.EADDRNOTAVAIL:
+                    raise LabError(f"--ip {ip} is no address of this machine; nearest: "
+                                   "--ip 0.0.0.0, all that it has") from error
     if wanted:
-        raise LabError(f"--port {wanted} is taken; nearest free: --port {free_port(None)}")
+        raise LabError(f"--port {wanted} is taken; nearest free: --port {free_port(None, ip)}")
     raise LabError(f"no free port from {FIRST_PORT} to {LAST_PORT}: stop a program that listens "
                    "there, or choose another with --port")
 
@@ -49,13 +53,22 @@ def shell_start_file(home: Path) -> Path:
     return path
 
 
-def offline_settings(home: Path) -> Path:
-    """A configuration folder under which JupyterLab asks no server for news and updates."""
+INSTRUCTORS = ("formgrader", "create-assignment", "course-list")  # nbgrader's, not for students
+
+
+def offline_settings(home: Path, instructor: bool = False) -> Path:
+    """A configuration folder under which JupyterLab asks no server for news and updates, and shows
+    students no grading."""
     folder = home / ".cluster" / "jupyter"
     path = folder / "labconfig" / "page_config.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     off = {"@jupyterlab/apputils-extension:announcements": True}
+    off |= {f"@jupyter/nbgrader:{name}": not instructor for name in INSTRUCTORS}
     path.write_text(json.dumps({"disabledExtensions": off}))
+    servers = {f"nbgrader.server_extensions.{name}": instructor
+               for name in ("formgrader", "course_list")}
+    (folder / "jupyter_server_config.json").write_text(
+        json.dumps({"ServerApp": {"jpserver_extensions": servers}}))
     return folder
 
 
@@ -66,21 +79,27 @@ def _die_with_parent() -> None:
 
 
 class Jupyter:
-    """One JupyterLab server, reachable from this machine only, with a token of its own."""
+    """One JupyterLab server with a token of its own; `ip` says from where it can be reached.
 
-    def __init__(self, home: Path, environment: dict[str, str], port: int | None) -> None:
-        self.port, self.token = free_port(port), secrets.token_hex(24)
+    `base_url` is the path below which it answers, as behind a hub or a proxy: "/user/x/".
+    """
+
+    def __init__(self, home: Path, environment: dict[str, str], port: int | None,
+                 ip: str = LOOPBACK, instructor: bool = False, base_url: str = "/") -> None:
+        self.port, self.token = free_port(port, ip), secrets.token_hex(24)
+        self.host = LOOPBACK if ip == "0.0.0.0" else ip
+        self.root = f"http://{self.host}:{self.port}/{base_url.strip('/')}".rstrip("/")
         self.log = home / ".cluster" / "jupyter.log"
         shell = ["/bin/bash", "--rcfile", str(shell_start_file(home))]
-        command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1",
+        command = [sys.executable, "-m", "jupyterlab", "--no-browser", f"--ip={ip}",
                    f"--port={self.port}", "--ServerApp.port_retries=0",
-                   f"--ServerApp.root_dir={home}",
+                   f"--ServerApp.root_dir={home}", f"--ServerApp.base_url={base_url}",
                    f"--ServerApp.terminado_settings={{'shell_command': {shell}}}"]
         if os.geteuid() == 0:
             command.append("--allow-root")
         # A session of its own: Ctrl-C reaches `lab start` alone, which stops things in order.
         variables = {**os.environ, **environment, "JUPYTER_TOKEN": self.token,
-                     "JUPYTER_CONFIG_PATH": str(offline_settings(home))}
+                     "JUPYTER_CONFIG_PATH": str(offline_settings(home, instructor))}
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 command, cwd=home, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=variables,
@@ -88,7 +107,7 @@ class Jupyter:
 
     @property
     def address(self) -> str:
-        return f"http://127.0.0.1:{self.port}/lab?token={self.token}"
+        return f"{self.root}/lab?token={self.token}"
 
     def wait_until_ready(self) -> None:
         """Return when it answers. Raises LabError with its last lines when it does not."""
@@ -97,7 +116,7 @@ class Jupyter:
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
-                direct.open(f"http://127.0.0.1:{self.port}/api", timeout=2).close()
+                direct.open(f"{self.root}/api", timeout=2).close()
                 return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)

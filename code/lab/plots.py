@@ -20,6 +20,9 @@ class Picture:
     def __init__(self, figure: Figure, alt: str) -> None:
         self.figure, self.alt = figure, alt
 
+    def __repr__(self) -> str:
+        return self.alt
+
     def png(self) -> bytes:
         buffer = io.BytesIO()
         self.figure.savefig(buffer, format="png", dpi=110, bbox_inches="tight")

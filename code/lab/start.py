@@ -5,19 +5,23 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import ipaddress
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 from lab import workspace
 from lab.errors import LabError
-from lab.jupyter import Jupyter
+from lab.jupyter import LOOPBACK, Jupyter
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     start = subparsers.add_parser("start", help="set up, start the cluster and JupyterLab")
     start.add_argument("--port", type=jupyter_port,
                        help="JupyterLab's port (the first free from 8888)")
+    start.add_argument("--ip", type=address, default=LOOPBACK,
+                       help=f"where JupyterLab listens ({LOOPBACK}: only this machine reaches it; "
+                       "0.0.0.0: whoever reaches the machine and has the token)")
     start.set_defaults(run=run)
     install = subparsers.add_parser("install-slurm", help="install Slurm where that is allowed")
     install.add_argument("--accounting", action="store_true",
@@ -30,6 +34,14 @@ def jupyter_port(text: str) -> int:
     if not 1024 <= port <= 65535:
         raise argparse.ArgumentTypeError(f"{text} is not a port from 1024 to 65535; nearest: 8888")
     return port
+
+
+def address(text: str) -> str:
+    try:
+        return str(ipaddress.IPv4Address(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text} is not an IPv4 address; {LOOPBACK}: this "
+                                         "machine only, 0.0.0.0: all its addresses") from error
 
 
 def say(line: str) -> None:
@@ -71,12 +83,12 @@ def run(arguments: argparse.Namespace) -> int:
         signal.signal(number, signal.default_int_handler)
     with only_once(home):
         try:
-            return serve(home, arguments.port)
+            return serve(home, arguments.port, arguments.ip)
         except KeyboardInterrupt:
             return 130
 
 
-def serve(home: Path, port: int | None) -> int:
+def serve(home: Path, port: int | None, ip: str) -> int:
     """Set up what is missing, start both servers, wait; stop what was started here."""
     from lab import cluster, data
     from lab.cluster.dli import unlink_dli
@@ -85,7 +97,7 @@ def serve(home: Path, port: int | None) -> int:
     from lab.cluster.layout import Layout
 
     ensure_slurm(say)
-    workspace.make(home)
+    workspace.make(home, say)
     data.ensure(home, say)
     with contextlib.ExitStack() as started:
         note = cluster.link_dli(home)
@@ -97,7 +109,7 @@ def serve(home: Path, port: int | None) -> int:
             started.callback(stop_cluster, home)  # before it is up: Ctrl-C may come in between
         cluster.ensure_up(home, say=say)
         say("Starting JupyterLab")
-        jupyter = Jupyter(home, cluster.environment(home), port)
+        jupyter = Jupyter(home, cluster.environment(home), port, ip)
         started.callback(jupyter.stop)
         started.callback(undisturbed)
         jupyter.wait_until_ready()

@@ -101,12 +101,16 @@ def compare(what: str, guess: Any, measured: float) -> None:
     if isinstance(guess, bool) or not isinstance(guess, int | float):
         print(f"No prediction of {what} yet: write a number first, it costs nothing.")
         return
-    print(f"{BOLD}{what}{PLAIN}: you said {guess:,g}, it is {measured:,g}")
+    print(f"{BOLD}{what}{PLAIN}: you said {_rounded(guess)}, it is {_rounded(measured)}")
     if guess == measured:
         print("Spot on.")
     elif measured:
         off = 100 * (guess - measured) / abs(measured)
         print(f"You were {abs(off):.0f} % too {'high' if off > 0 else 'low'}.")
+
+
+def _rounded(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 def _arguments(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:

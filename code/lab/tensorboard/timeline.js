@@ -58,7 +58,7 @@
       this.paintAxis(pen, width);
     }
     paintAxis(pen, width) {
-      const [from, to] = this.view, y = this.canvas.clientHeight - AXIS / 2;
+      const [from, to] = this.view.map((time) => time - this.all[0]), y = this.canvas.clientHeight - AXIS / 2;
       const rough = (to - from) / Math.max(2, width / 120), power = 10 ** Math.floor(Math.log10(rough));
       const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough);
       const digits = Math.max(0, -Math.floor(Math.log10(step)));
@@ -66,7 +66,7 @@
       for (let tick = Math.ceil(from / step) * step; tick <= to; tick += step) {
         const x = ((tick - from) / (to - from)) * width;
         pen.fillRect(x, this.canvas.clientHeight - AXIS, 1, 5);
-        pen.fillText(`${(tick - this.all[0]).toFixed(digits)} ms`, x + 3, y);
+        pen.fillText(`${tick.toFixed(digits)} ms`, x + 3, y);
       }
     }
     barAt(event) {

@@ -101,6 +101,7 @@
   };
 
   Object.defineProperty(document, "_currentScript", { get: () => document.currentScript });
+  window.wrap = window.unwrap = (node) => node;
   window.WebComponents = {};
   window.CustomElements = {
     useNative: false,

@@ -128,11 +128,11 @@ def test_tensorboard_has_megatron_s_tags(pretrain, tmp_path):
     assert board.Scalars("lm loss vs samples")[-1].step == 160
 
 
-def test_every_rank_s_profile_is_a_run_of_its_own(pretrain, tmp_path):
+def test_every_rank_s_profile_is_a_worker_of_one_run(pretrain, tmp_path):
     pretrain(STEPS + f"--tensorboard-dir {tmp_path} --profile-execution yes --profile-name first",
              2)
     for rank in (0, 1):
-        (trace,) = (tmp_path / f"run_first_gpu{rank}").glob("*.pt.trace.json")
+        (trace,) = (tmp_path / "run_first").glob(f"run_first_gpu{rank}.*.pt.trace.json")
         events = json.loads(trace.read_text())["traceEvents"]
         steps = {event["name"] for event in events if event["name"].startswith("ProfilerStep#")}
         assert steps == {"ProfilerStep#2", "ProfilerStep#3"}

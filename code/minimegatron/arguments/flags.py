@@ -147,7 +147,8 @@ class Logging:
         True, "no loss scale in TensorBoard", off=("--no-log-loss-scale-to-tensorboard",))
     profile_execution: str = flag("", "any non-empty value: profile two steps of every rank",
                                   type=str)
-    profile_name: str = flag("default", "the profile is the run run_NAME_gpuRANK", type=str)
+    profile_name: str = flag("default", "the profile's run is run_NAME, its workers "
+                             "run_NAME_gpuRANK", type=str)
 
 
 @dataclass(frozen=True)

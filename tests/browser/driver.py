@@ -1,0 +1,105 @@
+"""What a user does in JupyterLab and TensorBoard, for tests that drive a browser.
+
+Cells are counted among the code cells of the open notebook, from 0.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+from playwright.sync_api import Frame, Locator, Page
+
+from lab.jupyter import Jupyter
+
+NOTEBOOK = ".jp-NotebookPanel:not(.lm-mod-hidden)"
+IDLE = f"{NOTEBOOK} .jp-Notebook-ExecutionIndicator[data-status='idle']"
+
+
+def until(page: Page, done: Callable[[], object], seconds: float, what: str) -> None:
+    """Wait while the browser goes on working. Raises AssertionError that names `what`."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        page.wait_for_timeout(100)  # not time.sleep: the page must go on
+
+
+def open_lab(page: Page, jupyter: Jupyter, path: str = "", seconds: float = 60) -> None:
+    """JupyterLab, at a file of its folder where `path` is given."""
+    page.goto(f"{jupyter.root}/lab{'/tree/' if path else ''}{path}?reset&token={jupyter.token}")
+    page.locator("#jp-main-dock-panel").wait_for(timeout=seconds * 1000)
+
+
+def open_notebook(page: Page, jupyter: Jupyter, path: str, seconds: float = 60) -> None:
+    """Open a notebook, relative to the server's folder, and wait until its kernel is idle."""
+    open_lab(page, jupyter, path, seconds)
+    page.locator(NOTEBOOK).wait_for(timeout=seconds * 1000)
+    select = page.locator(".jp-Dialog button:has-text('Select')")
+
+    def ready() -> bool:
+        if select.count():  # a notebook that does not say which kernel it wants
+            select.first.click()
+        return page.locator(IDLE).count() > 0
+
+    until(page, ready, seconds, f"an idle kernel for {path}")
+
+
+def code_cell(page: Page, n: int) -> Locator:
+    return page.locator(f"{NOTEBOOK} .jp-CodeCell").nth(n)
+
+
+def prompt(page: Page, n: int) -> str:
+    """Of a code cell: "[ ]:" before it ran, "[*]:" while it runs, "[3]:" after."""
+    return code_cell(page, n).locator(".jp-InputPrompt").inner_text().strip()
+
+
+def run_cell(page: Page, n: int, seconds: float = 60) -> Locator:
+    """Run a code cell, wait for its end, return its output area."""
+    cell, before = code_cell(page, n), prompt(page, n)
+    cell.scroll_into_view_if_needed()
+    cell.locator(".jp-InputPrompt").click()
+    page.keyboard.press("Control+Enter")
+    until(page, lambda: prompt(page, n) != before and re.search(r"\d", prompt(page, n)), seconds,
+          f"the end of code cell {n}")
+    return cell.locator(".jp-OutputArea")
+
+
+def run_all(page: Page, seconds: float = 300) -> None:
+    """Run > Run All Cells, until the last code cell has ended or one has failed."""
+    last = page.locator(f"{NOTEBOOK} .jp-CodeCell").count() - 1
+    before = prompt(page, last)
+    page.locator(".lm-MenuBar-itemLabel", has_text=re.compile("^Run$")).click()
+    page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Run All Cells$")).click()
+    failed = page.locator(f"{NOTEBOOK} [data-mime-type='application/vnd.jupyter.error']")
+
+    def ended() -> bool:
+        if failed.count():
+            raise AssertionError(f"a cell failed: {failed.first.inner_text()[-1000:]}")
+        return prompt(page, last) != before and re.search(r"\d", prompt(page, last)) is not None
+
+    until(page, ended, seconds, "the end of all cells")
+
+
+def wait_for_output(page: Page, text: str, seconds: float = 60) -> Locator:
+    """The first output of the open notebook that holds `text`."""
+    output = page.locator(f"{NOTEBOOK} .jp-OutputArea-output", has_text=text).first
+    output.wait_for(timeout=seconds * 1000)
+    return output
+
+
+def profiler(page: Page, seconds: float = 60) -> Frame:
+    """The frame of TensorBoard's profiler tab, once a run is shown in it."""
+    def frames() -> list[Frame]:
+        return [one for one in page.frames if "plugin/pytorch_profiler" in one.url]
+
+    until(page, lambda: frames() and frames()[0].locator("text=Configuration").count(), seconds,
+          "a run in the profiler's tab")
+    return frames()[0]
+
+
+def choose(page: Page, frame: Frame, which: int, option: str) -> None:
+    """Choose in one of the profiler's lists: 0 runs, 1 views, 2 workers."""
+    frame.locator(".MuiSelect-root").nth(which).click()
+    frame.locator("li[role=option]", has_text=re.compile(f"^{re.escape(option)}$")).click()
+    page.wait_for_timeout(300)  # its animation

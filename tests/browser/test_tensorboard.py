@@ -1,0 +1,164 @@
+"""The curves and profiles of a run in a real browser, without internet, from a notebook's link."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.browser.driver import choose, open_lab, open_notebook, profiler, run_cell, until
+
+LAB = Path(sys.executable).with_name("lab")
+FLAGS = "--train-iters 5 --log-interval 1 --eval-iters 1 --profile-execution yes "
+
+
+@pytest.fixture(scope="module")
+def runs(home, pretrain):
+    """Two runs of two ranks each, with profiles, in the workspace."""
+    for name, batch in (("small", 4), ("large", 8)):
+        pretrain(FLAGS + f"--profile-name {name} --global-batch-size {batch} "
+                 f"--tensorboard-dir {home}/megatron/tensorboard/{name}", 2)
+    return home
+
+
+@pytest.fixture(scope="module")
+def tensorboard(chromium, runs):
+    """Its address behind a prefix, started as from a terminal."""
+    process = subprocess.Popen([LAB, "tensorboard", "--path-prefix", "/user/x/tensorboard"],
+                               env={**os.environ, "LAB_HOME": str(runs)}, text=True,
+                               stdout=subprocess.PIPE)
+    address = next(filter(None, (re.search(r"http://\S+", line) for line in process.stdout)))
+    yield address.group(0)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+
+
+@pytest.fixture
+def tab(page, tensorboard):
+    page.goto(f"{tensorboard}#pytorch_profiler")
+    return profiler(page)
+
+
+def drawn(frame, selector):
+    return frame.locator(selector).evaluate_all(
+        "all => all.filter(one => one.getBoundingClientRect().width > 0).length")
+
+
+VIEWS = {  # what is drawn in each of them, at least
+    "Overview": {".pielayer .slice": 3, ".barlayer .point": 4, "text=Step Time Breakdown": 1},
+    "Operator": {".pielayer .slice": 10, "text=aten::mm": 1, "text=View CallStack": 1},
+    "Distributed": {".barlayer .point": 8, "text=gloo:all_reduce": 1, "text=run_small_gpu1": 1},
+    "Memory": {".scatterlayer .trace": 1, "text=Peak Memory Usage": 1, "text=aten::": 1},
+    "Module": {"canvas": 1, "text=Stage_0": 1, "text=TransformerLayer_1": 1},
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_each_view_is_drawn_without_internet(view, page, tab, traffic, screenshot):
+    choose(page, tab, 0, "small/run_small")
+    if view != "Overview":
+        choose(page, tab, 1, view)
+    for selector, least in VIEWS[view].items():
+        until(page, lambda s=selector, n=least: drawn(tab, s) >= n, 30, f"{least} {selector}")
+    screenshot(page, view)
+    assert (traffic.outside, traffic.failed, traffic.errors) == ([], [], [])
+
+
+def test_an_operator_s_call_stack_leads_to_the_trainer(page, tab):
+    choose(page, tab, 1, "Operator")
+    tab.locator("text=View CallStack").first.click()
+    tab.locator("text=View call frames").first.click()
+    tab.locator("text=minimegatron/").first.wait_for(timeout=20_000)
+
+
+def test_the_trace_can_be_read_and_an_event_selected(page, tab, traffic, screenshot):
+    choose(page, tab, 1, "Trace")
+    until(page, lambda: any("trace_embedding" in one.url for one in page.frames), 30, "the viewer")
+    viewer = next(one for one in page.frames if "trace_embedding" in one.url)
+    viewer.locator("text=pt_gloo_runloop").first.wait_for(timeout=30_000)
+    until(page, lambda: drawn(viewer, "canvas") > 0, 30, "the tracks")
+    search = viewer.locator("#search input, input[type=text]").first
+    search.click()
+    search.type("ProfilerStep#2")
+    page.keyboard.press("Enter")
+    viewer.locator("text=Wall Duration").first.wait_for(timeout=20_000)
+    screenshot(page, "Trace")
+    assert (traffic.outside, traffic.failed, traffic.errors) == ([], [], [])
+
+
+def test_two_runs_are_compared(page, tab, traffic, screenshot):
+    tab.locator("text=DIFF").first.click()
+    lists = tab.locator(".MuiSelect-root")
+    until(page, lambda: lists.count() == 6, 20, "six lists")
+    for which, option in ((0, "small/run_small"), (1, "run_small_gpu0"), (2, "1"),
+                          (3, "large/run_large"), (4, "run_large_gpu0"), (5, "1")):
+        until(page, lambda w=which: "Mui-disabled" not in (lists.nth(w).get_attribute("class")),
+              20, f"list {which}")
+        choose(page, tab, which, option)
+    until(page, lambda: drawn(tab, ".barlayer .point") > 2, 30, "the comparison")
+    screenshot(page, "Diff")
+    assert (traffic.outside, traffic.failed, traffic.errors) == ([], [], [])
+
+
+def notebook(home, name, *sources):
+    """A notebook of code cells, as our labs are."""
+    cells = [{"cell_type": "code", "id": f"c{n}", "metadata": {}, "execution_count": None,
+              "outputs": [], "source": source} for n, source in enumerate(sources)]
+    (home / "notebooks" / name).write_text(json.dumps({
+        "nbformat": 4, "nbformat_minor": 5, "cells": cells,
+        "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3"}}}))
+
+
+@pytest.mark.parametrize("base_url", ["/", "/user/x/"])
+def test_the_links_of_a_notebook_open_this_workspace_s_runs(base_url, page, runs, make_jupyter,
+                                                            traffic, screenshot):
+    jupyter = make_jupyter(runs, base_url)
+    notebook(runs, "links.ipynb", "from lab import tensorboard\ntensorboard.link()",
+             "tensorboard.link('profiler')")
+    open_notebook(page, jupyter, "notebooks/links.ipynb")
+    first, second = (run_cell(page, n) for n in (0, 1))
+    screenshot(page, f"links{base_url.replace('/', '-')}")
+    with page.context.expect_page() as opened:
+        first.locator("text=Open TensorBoard").click()
+    curves = opened.value
+    assert curves.url.startswith(f"{jupyter.root}/tensorboard/")
+    curves.locator("text=lm loss").first.wait_for(timeout=60_000)
+    screenshot(curves, f"curves{base_url.replace('/', '-')}")
+    with page.context.expect_page() as opened:
+        second.locator("text=Open the profiler").click()
+    frame = profiler(opened.value)
+    until(opened.value, lambda: drawn(frame, ".pielayer .slice") > 0, 30, "the overview")
+    assert traffic.outside == [] and traffic.errors == []
+    assert [one for one in traffic.failed if "/tensorboard/" in one] == []
+
+
+def test_the_launcher_has_a_card_for_it(page, home, make_jupyter, screenshot):
+    open_lab(page, make_jupyter(home))
+    card = page.locator(".jp-LauncherCard", has_text="TensorBoard")
+    card.wait_for(timeout=30_000)
+    screenshot(page, "launcher")
+    with page.context.expect_page() as opened:
+        card.click()
+    opened.value.locator("text=TensorBoard").first.wait_for(timeout=60_000)
+
+
+def test_a_request_that_would_leave_this_machine_is_stopped_and_seen(page, traffic):
+    page.set_content("<img src='http://example.com/x.png'>")
+    until(page, lambda: traffic.failed, 20, "a failed request")
+    assert traffic.outside == ["http://example.com/x.png"]
+    assert "example.com" in traffic.failed[0]
+
+
+def test_tests_that_cannot_run_are_named_in_the_last_lines(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q",
+         f"{__file__}::test_a_request_that_would_leave_this_machine_is_stopped_and_seen"],
+        env={**os.environ, "PATH": str(tmp_path)}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = done.stdout.rstrip().splitlines()[-2:]
+    assert last[0].startswith("!!! 1 BROWSER TESTS DID NOT RUN: there is no Chromium")
+    assert last[1].endswith("::test_a_request_that_would_leave_this_machine_is_stopped_and_seen")

@@ -115,25 +115,31 @@ class progress:
 def show(console, outcomes, rows, seconds: float) -> None:
     """The table at the end; below it, whoever is ungraded and what else to know."""
     from rich.markup import escape
+
+    console.print(table(outcomes, rows))
+    for one in outcomes:
+        who = f"{escape(one.student)}, {one.lab}"
+        lines = [f"ungraded: {who}: {escape(one.record.reason)}"] * (one.record.state == "ungraded")
+        lines += [f"note: {who}: {escape(note)}" for note in one.record.notes]
+        for line in lines:
+            console.print(line, soft_wrap=True, highlight=False)
+    console.print(f"{len(outcomes)} submissions in {seconds:.1f} s")
+
+
+def table(outcomes, rows):
+    """One line for every lab of the batch."""
     from rich.table import Table
 
-    table = Table("lab", *({"header": name, "justify": "right"} for name in ()))
+    result = Table("lab")
     for name in ("graded", "ungraded", "mean", "of", "seconds"):
-        table.add_column(name, justify="right")
-    scores = {(row.lab, row.student): row for row in rows}
+        result.add_column(name, justify="right")
+    by_name = {(row.lab, row.student): row for row in rows}
     for lab in dict.fromkeys(outcome.lab for outcome in outcomes):
         mine = [outcome for outcome in outcomes if outcome.lab == lab]
-        graded = [scores[lab, one.student] for one in mine if one.record.state == "graded"]
-        mean = f"{statistics.fmean(row.score for row in graded):.1f}" if graded else "-"
-        most = next(row.max_score for row in rows if row.lab == lab)
-        table.add_row(lab, str(len(graded)), str(len(mine) - len(graded)), mean, f"{most:g}",
-                      f"{sum(one.seconds for one in mine):.1f}")
-    console.print(table)
-    for one in outcomes:
-        if one.record.state == "ungraded":
-            console.print(f"ungraded: {escape(one.student)}, {one.lab}: "
-                          f"{escape(one.record.reason)}", soft_wrap=True, highlight=False)
-        for note in one.record.notes:
-            console.print(f"note: {escape(one.student)}, {one.lab}: {escape(note)}", soft_wrap=True,
-                          highlight=False)
-    console.print(f"{len(outcomes)} submissions in {seconds:.1f} s")
+        found = [by_name[lab, one.student] for one in mine if one.record.state == "graded"]
+        scores = [row.score for row in found if row.score is not None]
+        most = by_name[lab, mine[0].student].max_score
+        result.add_row(lab, str(len(scores)), str(len(mine) - len(scores)),
+                       f"{statistics.fmean(scores):.1f}" if scores else "-", f"{most:g}",
+                       f"{sum(one.seconds for one in mine):.1f}")
+    return result

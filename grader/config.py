@@ -20,6 +20,7 @@ from grader.outputs import CountErrorsOnly
 from grader.rebuild import Rebuild
 from grader.records import SaveRecord
 from grader.report import GradesCsv
+from lab.build import release
 
 SECONDS_PER_CELL = 60
 
@@ -36,6 +37,7 @@ def configure(c: Config) -> None:
     c.Autograde.autograde_preprocessors = [
         RunSubmission, CountErrorsOnly, stock.LimitOutput, stock.SaveAutoGrades,
         stock.AssignLatePenalties, stock.CheckCellMetadata, SaveRecord]
+    c.merge(release.CONFIG)  # as `lab build` makes the notebooks that students get
     c.OverwriteCells.add_missing_cells = True
     c.Execute.timeout = SECONDS_PER_CELL
     c.Execute.skip_cells_with_tag = "explore"

@@ -41,7 +41,7 @@ class RunSubmission(Execute):
         course, lab, student = place(self, resources)
         with tempfile.TemporaryDirectory(prefix="grading-", ignore_cleanup_errors=True) as folder:
             home = Path(folder) / "workspace"
-            workspace.make(home)
+            workspace.make(home, self.log.info)
             noise = Path(folder) / "stderr"  # of the kernel's process, not of its cells
             try:
                 with noise.open("wb") as stderr:

@@ -1,0 +1,70 @@
+"""A course folder with the small lab in it, and a class that submitted it."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from grader import batch
+from grader.course import Course
+from tests.grader import small_lab
+
+
+@pytest.fixture(scope="session")
+def released(tmp_path_factory) -> nbformat.NotebookNode:
+    """What students get, as nbgrader generates it."""
+    course = new_course(tmp_path_factory.mktemp("released"))
+    return nbformat.read(course.notebook("release", small_lab.NAME), as_version=4)
+
+
+def new_course(folder: Path, setup: str = small_lab.SETUP) -> Course:
+    """With the small lab, released; cells may take 5 s."""
+    course = Course(folder / "course")
+    course.make()
+    with course.config_file.open("a") as file:
+        file.write("c.Execute.timeout = 5\n")
+    small_lab.put(small_lab.source(setup), course.notebook("source", small_lab.NAME))
+    with batch.logging_to(course):
+        batch.release(course, small_lab.NAME)
+    return course
+
+
+def submit(course: Course, student: str, notebook: nbformat.NotebookNode) -> Path:
+    return small_lab.put(notebook, course.notebook("submitted", small_lab.NAME, student))
+
+
+def run(course: Course, *words: str, program: str = "lab") -> subprocess.CompletedProcess:
+    """Run a command in the course folder, as an instructor without an activated environment."""
+    environment = {**os.environ, "LAB_COURSE": str(course.root), "PATH": os.defpath}
+    return subprocess.run([str(Path(sys.executable).with_name(program)), *words], text=True,
+                          cwd=course.root, env=environment, capture_output=True, timeout=240,
+                          stdin=subprocess.DEVNULL)
+
+
+def table(path: Path) -> dict[str, dict[str, str]]:
+    """grades.csv by student."""
+    with path.open() as file:
+        return {row["student"]: row for row in csv.DictReader(file)}
+
+
+@pytest.fixture
+def course(tmp_path: Path) -> Course:
+    return new_course(tmp_path)
+
+
+@pytest.fixture
+def grade(course: Course) -> Callable[..., dict[str, dict[str, str]]]:
+    """Grade the small lab with `lab grade`; grades.csv by student."""
+    def grade(*students: str) -> dict[str, dict[str, str]]:
+        done = run(course, "grade", small_lab.NAME, *students)
+        assert done.returncode == 0, done.stderr
+        return table(course.root / "grades.csv")
+
+    return grade

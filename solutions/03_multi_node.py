@@ -107,14 +107,12 @@ check.function(
     place,
     cases=[{"rank": 0, "ranks_per_node": 2}, {"rank": 3, "ranks_per_node": 2},
            {"rank": 13, "ranks_per_node": 8}],
-    expected=lambda rank, ranks_per_node: (rank // ranks_per_node, rank % ranks_per_node),
+    expected=[(0, 0), (1, 1), (1, 5)],
     hints={
-        "Node and local rank have changed places.":
-            lambda rank, ranks_per_node: (rank % ranks_per_node, rank // ranks_per_node),
-        "Nodes and local ranks count from 0, as ranks do.":
-            lambda rank, ranks_per_node: (rank // ranks_per_node + 1, rank % ranks_per_node + 1),
+        "Node and local rank have changed places.": [(0, 0), (1, 1), (5, 1)],
+        "Nodes and local ranks count from 0, as ranks do.": [(1, 1), (2, 2), (2, 6)],
         "This deals the ranks out in turn, one to every node; torchrun fills a node before the next.":
-            lambda rank, ranks_per_node: (rank % 2, rank // 2),
+            [(0, 0), (1, 1), (1, 6)],
     })
 ### BEGIN HIDDEN TESTS
 check.function(
@@ -165,16 +163,14 @@ check.function(
     global_batch,
     cases=[{"micro_batch": 4, "data_parallel": 4}, {"micro_batch": 2, "data_parallel": 16},
            {"micro_batch": 2, "data_parallel": 4, "micro_batches": 3}],
-    expected=lambda micro_batch, data_parallel, micro_batches=1:
-        micro_batch * data_parallel * micro_batches,
+    expected=[16, 32, 24],
     hints={
         "That is one rank's share: the other ranks read samples too, and others than this one.":
-            lambda micro_batch, data_parallel, micro_batches=1: micro_batch * micro_batches,
+            [4, 2, 6],
         "Every rank works through several micro-batches before the step is made: all of them count.":
-            lambda micro_batch, data_parallel, micro_batches=1: micro_batch * data_parallel,
+            [16, 32, 8],
         "The batch is not split among the ranks: each has a whole micro-batch of its own.":
-            lambda micro_batch, data_parallel, micro_batches=1:
-                micro_batch * micro_batches // data_parallel,
+            [1, 0, 1],
     })
 ### BEGIN HIDDEN TESTS
 check.function(
@@ -225,14 +221,12 @@ check.function(
     cases=[{"global_batch_size": 8, "micro_batch": 2, "data_parallel": 4},
            {"global_batch_size": 64, "micro_batch": 4, "data_parallel": 2},
            {"global_batch_size": 1536, "micro_batch": 2, "data_parallel": 6}],
-    expected=lambda global_batch_size, micro_batch, data_parallel:
-        global_batch_size // (micro_batch * data_parallel),
+    expected=[1, 8, 128],
     hints={
         "These are the micro-batches of all ranks together; the question is how many each rank has.":
-            lambda global_batch_size, micro_batch, data_parallel: global_batch_size // micro_batch,
+            [4, 16, 768],
         "This is the number of samples that each rank reads; how many micro-batches are they?":
-            lambda global_batch_size, micro_batch, data_parallel:
-                global_batch_size // data_parallel,
+            [2, 32, 256],
     })
 check.raises(
     micro_batches_per_step, ValueError,
@@ -356,52 +350,32 @@ def iteration_line(iteration, milliseconds, batch, loss):
             "grad norm: 1.107 | number of skipped iterations:   0 | "
             "number of nan iterations:   0 |")
 
-
-def line_cases(drawn):
-    """Arguments for tokens_per_second, and what lies in them."""
-    return [{"line": iteration_line(case["iteration"], case["milliseconds"], case["batch"], 5.5),
-             "sequence_length": case["sequence_length"]} for case in drawn]
-
-
-def from_line(line, sequence_length):
-    """Milliseconds, global batch and sequence length."""
-    milliseconds = float(line.split("(ms): ")[1].split(" ")[0])
-    batch = int(line.split("batch size: ")[1].split("|")[0])
-    return milliseconds, batch, sequence_length
-
-
-def right_tokens(line, sequence_length):
-    milliseconds, batch, length = from_line(line, sequence_length)
-    return batch * length / (milliseconds / 1000)
-
 # %% nbgrader={"grade": true, "grade_id": "tokens-per-second-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
 check.function(
-    tokens_per_second,
-    cases=line_cases([
-        {"iteration": 200, "milliseconds": 512.0, "batch": 64, "sequence_length": 1024},
-        {"iteration": 12, "milliseconds": 1640.5, "batch": 8, "sequence_length": 256}]),
-    expected=right_tokens,
+    tokens_per_second, rel=1e-3,
+    cases=[{"line": iteration_line(200, 512.0, 64, 6.1), "sequence_length": 1024},
+           {"line": iteration_line(12, 1640.5, 8, 7.2), "sequence_length": 256}],
+    expected=[128_000.0, 1_248.4],
     hints={
         "Those are samples per second: a sample has as many tokens as the sequence is long.":
-            lambda line, sequence_length: right_tokens(line, sequence_length) / sequence_length,
-        "That is the figure of the line above, whichever line it is given.":
-            lambda line, sequence_length: right_tokens(iteration_line(1, 512.0, 64, 1.0), 1024),
-        "Those are tokens per millisecond.":
-            lambda line, sequence_length: right_tokens(line, sequence_length) / 1000,
+            [125.0, 4.8766],
+        "That is the figure of the line above, whichever line it is given.": [0.0, 128_000.0],
+        "Those are tokens per millisecond.": [128.0, 1.2484],
         "Consumed samples are those of all iterations so far, and the time is that of one.":
-            lambda line, sequence_length: right_tokens(line, sequence_length)
-                * int(line.split("iteration")[1].split("/")[0]),
-        "This grows with the time an iteration takes: a slower run must have fewer tokens per second.":
-            lambda line, sequence_length: from_line(line, sequence_length)[0] / 1000
-                * from_line(line, sequence_length)[1] * sequence_length,
+            [25_600_000.0, 14_980.8],
+        "This grows with the time of an iteration: a slower run must have fewer tokens per second.":
+            [33_554.4, 3_359.74],
     })
 ### BEGIN HIDDEN TESTS
+drawn = check.draw(20, iteration=range(2, 10000), batch=[1, 8, 48, 512, 1536],
+                   milliseconds=check.between(3.0, 40000.0, digits=1),
+                   sequence_length=[128, 256, 1024, 2048])
 check.function(
-    tokens_per_second,
-    cases=line_cases(check.draw(
-        20, iteration=range(2, 10000), milliseconds=check.between(3.0, 40000.0, digits=1),
-        batch=[1, 8, 48, 512, 1536], sequence_length=[128, 256, 1024, 2048])),
-    expected=right_tokens)
+    tokens_per_second, rel=1e-3,
+    cases=[{"line": iteration_line(case["iteration"], case["milliseconds"], case["batch"], 5.5),
+            "sequence_length": case["sequence_length"]} for case in drawn],
+    expected=[case["batch"] * case["sequence_length"] * 1000 / case["milliseconds"]
+              for case in drawn])
 ### END HIDDEN TESTS
 
 # %% [raw] tags=["mutant"] answer="tokens-per-second" hint="samples per second"
@@ -570,6 +544,8 @@ check.that(script.flags.device == "cpu",
 # +BATCH="--micro-batch-size 4 --global-batch-size 32"
 
 # %% [raw] tags=["mutant"] answer="my-script" hint="Two nodes with two ranks each"
+# -BATCH="--micro-batch-size 4 --global-batch-size 16"
+# +BATCH="--micro-batch-size 4 --global-batch-size 32"
 # -    --nnodes 2 --nproc_per_node 2 --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
 # +    --nnodes 2 --nproc_per_node 4 --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
 
@@ -624,44 +600,31 @@ def scaling(tokens_per_second_one, tokens_per_second_all, ranks):
     return speedup, speedup / ranks
     ### END SOLUTION
 
-# %% tags=["check-setup"]
-scaling_cases = [
-    {"tokens_per_second_one": 3_300.0, "tokens_per_second_all": 11_900.0, "ranks": 4},
-    {"tokens_per_second_one": 3_300.0, "tokens_per_second_all": 6_420.0, "ranks": 2},
-]
-
-
-def right_scaling(tokens_per_second_one, tokens_per_second_all, ranks):
-    speedup = tokens_per_second_all / tokens_per_second_one
-    return speedup, speedup / ranks
-
 # %% nbgrader={"grade": true, "grade_id": "scaling-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
 check.function(
-    scaling, cases=scaling_cases, expected=right_scaling, rel=1e-3,
+    scaling, rel=1e-3,
+    cases=[{"tokens_per_second_one": 3_300.0, "tokens_per_second_all": 11_900.0, "ranks": 4},
+           {"tokens_per_second_one": 3_300.0, "tokens_per_second_all": 6_420.0, "ranks": 2}],
+    expected=[(3.60606, 0.901515), (1.945455, 0.972727)],
     hints={
         "Upside down: these are throughputs, not times, so the faster job has the larger number.":
-            lambda tokens_per_second_one, tokens_per_second_all, ranks:
-                (tokens_per_second_one / tokens_per_second_all,
-                 tokens_per_second_one / tokens_per_second_all / ranks),
+            [(0.277311, 0.0693277), (0.514019, 0.257009)],
         "The efficiency is in per cent; a share is asked for, where 1.0 is perfect.":
-            lambda tokens_per_second_one, tokens_per_second_all, ranks:
-                (tokens_per_second_all / tokens_per_second_one,
-                 100 * tokens_per_second_all / tokens_per_second_one / ranks),
+            [(3.60606, 90.1515), (1.945455, 97.2727)],
         "The throughput of all ranks is already that of all together: it is not per rank.":
-            lambda tokens_per_second_one, tokens_per_second_all, ranks:
-                (ranks * tokens_per_second_all / tokens_per_second_one,
-                 tokens_per_second_all / tokens_per_second_one),
+            [(14.4242, 3.60606), (3.89091, 1.945455)],
         "Efficiency and speed-up have changed places.":
-            lambda tokens_per_second_one, tokens_per_second_all, ranks:
-                (tokens_per_second_all / tokens_per_second_one / ranks,
-                 tokens_per_second_all / tokens_per_second_one),
+            [(0.901515, 3.60606), (0.972727, 1.945455)],
     })
 ### BEGIN HIDDEN TESTS
 check.function(
-    scaling, expected=right_scaling, rel=1e-3,
+    scaling, rel=1e-3,
     cases=check.draw(20, tokens_per_second_one=check.between(100.0, 5000.0, digits=1),
                      tokens_per_second_all=check.between(5000.0, 90000.0, digits=1),
-                     ranks=[2, 3, 4, 8, 64]))
+                     ranks=[2, 3, 4, 8, 64]),
+    expected=lambda tokens_per_second_one, tokens_per_second_all, ranks:
+        (tokens_per_second_all / tokens_per_second_one,
+         tokens_per_second_all / tokens_per_second_one / ranks))
 ### END HIDDEN TESTS
 
 # %% [raw] tags=["mutant"] answer="scaling" hint="Upside down"
@@ -708,35 +671,30 @@ def ring_bytes(parameters, ranks, bytes_per_gradient=4):
     return 2 * (ranks - 1) * piece
     ### END SOLUTION
 
-# %% tags=["check-setup"]
-def right_ring(parameters, ranks, bytes_per_gradient=4):
-    return 2.0 * (ranks - 1) * parameters * bytes_per_gradient / ranks
-
 # %% nbgrader={"grade": true, "grade_id": "ring-bytes-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
 check.function(
     ring_bytes,
     cases=[{"parameters": 1_000_000, "ranks": 4}, {"parameters": 124_000_000, "ranks": 16},
            {"parameters": 1_000_000, "ranks": 2, "bytes_per_gradient": 2},
            {"parameters": 1_000_000, "ranks": 1}],
-    expected=right_ring,
+    expected=[6_000_000.0, 930_000_000.0, 2_000_000.0, 0.0],
     hints={
         "The pieces go round twice: once to be added up, once to hand the sums to all ranks.":
-            lambda parameters, ranks, bytes_per_gradient=4:
-                right_ring(parameters, ranks, bytes_per_gradient) / 2,
+            [3_000_000.0, 465_000_000.0, 1_000_000.0, 0.0],
         "That is what all ranks send together: in each round a rank sends one piece, not all.":
-            lambda parameters, ranks, bytes_per_gradient=4:
-                right_ring(parameters, ranks, bytes_per_gradient) * ranks,
+            [24_000_000.0, 14_880_000_000.0, 4_000_000.0, 0.0],
         "Those are gradients; each has several bytes.":
-            lambda parameters, ranks, bytes_per_gradient=4: right_ring(parameters, ranks, 1),
+            [1_500_000.0, 232_500_000.0, 1_000_000.0, 0.0],
         "A round trip has n - 1 rounds, not n: the last rank's piece is where it belongs already.":
-            lambda parameters, ranks, bytes_per_gradient=4:
-                2.0 * parameters * bytes_per_gradient,
+            [8_000_000.0, 992_000_000.0, 4_000_000.0, 8_000_000.0],
     })
 ### BEGIN HIDDEN TESTS
 check.function(
-    ring_bytes, expected=right_ring,
+    ring_bytes,
     cases=check.draw(20, parameters=range(1024, 10**10, 1024), ranks=[1, 2, 4, 8, 64, 1024],
-                     bytes_per_gradient=[2, 4]))
+                     bytes_per_gradient=[2, 4]),
+    expected=lambda parameters, ranks, bytes_per_gradient:
+        2.0 * (ranks - 1) * parameters * bytes_per_gradient / ranks)
 ### END HIDDEN TESTS
 
 # %% [raw] tags=["mutant"] answer="ring-bytes" hint="go round twice"

@@ -10,6 +10,7 @@ from lab.check.sides import Raised, side
 from lab.check.wire import CannotCross
 
 Case = Mapping[str, Any] | Sequence[Any]
+Answers = Sequence[Any] | Callable[..., Any]  # a value per case, or a function of the case
 GREEN, RED, BOLD, PLAIN = "\033[32m", "\033[31m", "\033[1m", "\033[0m"
 MOST_SHOWN = 300  # characters of a value in a message
 
@@ -62,22 +63,36 @@ def call(f: Any, *arguments: Any, **keywords: Any) -> Any:
     return result
 
 
-def function(f: Any, cases: Sequence[Case], expected: Callable[..., Any],
-             hints: Mapping[str, Callable[..., Any]] | None = None, *, rel: float = NEAR) -> None:
-    """Assert that `f` equals `expected` on every case: a dict of keywords or a sequence of
-    positional arguments. `hints` maps a text to the wrong function that it is for. Raises Failed at
-    the first."""
+def function(f: Any, cases: Sequence[Case], expected: Answers,
+             hints: Mapping[str, Answers] | None = None, *, rel: float = NEAR) -> None:
+    """Assert that `f` gives what is expected in every case: a dict of keywords or a sequence of
+    positional arguments.
+
+    expected: one value per case, or a function of the case. Outside hidden tests it is values: a
+    formula there would be the answer.
+    hints: texts with the wrong values (or the wrong function) that each is for.
+    Raises Failed at the first case that does not hold.
+    """
     if not cases:
         raise ValueError("check.function: no cases, so nothing would be checked")
-    for case in cases:
+    for number, case in enumerate(cases):
         arguments, keywords = _arguments(case)
         got = call(f, *arguments, **keywords)
-        found = difference(got, expected(*arguments, **keywords), rel)
+        found = difference(got, _answer(expected, cases, number), rel)
         if found is not None:
             where = f"{_spelled(f, arguments, keywords)} returned {shown(got)}"
-            hint = _hint(got, hints or {}, arguments, keywords, rel)
+            hint = _hint(got, hints or {}, cases, number, rel)
             raise Failed(f"{where}. {hint}" if hint else f"{where}: {found}.")
     passed(f"{side().title(f)}: right in {len(cases)} case{'s' if len(cases) > 1 else ''}")
+
+
+def _answer(answers: Answers, cases: Sequence[Case], number: int) -> Any:
+    if callable(answers):
+        arguments, keywords = _arguments(cases[number])
+        return answers(*arguments, **keywords)
+    if len(answers) != len(cases):
+        raise ValueError(f"check.function: {len(answers)} values for {len(cases)} cases")
+    return answers[number]
 
 
 def raises(f: Any, kind: type[Exception], case: Case, *, mentions: str | None = None,
@@ -128,11 +143,11 @@ def _outcome(f: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> An
         raise Failed(f"{_spelled(f, arguments, keywords)}: {error}") from None
 
 
-def _hint(got: Any, hints: Mapping[str, Callable[..., Any]], arguments: tuple[Any, ...],
-          keywords: dict[str, Any], rel: float) -> str | None:
+def _hint(got: Any, hints: Mapping[str, Answers], cases: Sequence[Case], number: int, rel: float
+          ) -> str | None:
     for text, wrong in hints.items():
         try:
-            if difference(got, wrong(*arguments, **keywords), rel) is None:
+            if difference(got, _answer(wrong, cases, number), rel) is None:
                 return text
         except ArithmeticError:  # this wrong way has no result for this case
             continue

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 RUN = $(PYTHON) tools/bootstrap.py
 
-.PHONY: lab test test-fast stress bench lock clean
+.PHONY: lab test test-fast test-image stress bench lock clean
 
 lab:  ## set up everything, start the cluster and JupyterLab
 	@$(RUN) lab start
@@ -10,10 +10,13 @@ lab:  ## set up everything, start the cluster and JupyterLab
 test:  ## everything but the long soaks
 	@$(RUN) lab install-slurm --accounting
 	@$(RUN) ruff check .
-	@$(RUN) pytest -m "not stress"
+	@$(RUN) pytest -m "not stress and not image"
 
 test-fast:  ## what one runs while working
-	@$(RUN) pytest -m "not slow and not cluster and not stress" -q
+	@$(RUN) pytest -m "not slow and not cluster and not stress and not image" -q
+
+test-image:  ## build the container with podman, run the lab in it (IMAGE_BASE=registry|local)
+	@$(RUN) pytest tests/image -q
 
 stress:  ## hundreds of repeats
 	@$(RUN) lab install-slurm --accounting

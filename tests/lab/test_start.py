@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -142,6 +143,24 @@ def test_a_port_that_is_none(port):
     done = subprocess.run([LAB, "start", f"--port={port}"], capture_output=True, text=True)
     assert done.returncode == 2
     assert f"{port} is not a port from 1024 to 65535; nearest: 8888" in done.stderr
+
+
+@pytest.mark.parametrize("ip", ["localhost", "300.0.0.1", "::", ""])
+def test_an_ip_that_is_none(ip):
+    done = subprocess.run([LAB, "start", f"--ip={ip}"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"{ip} is not an IPv4 address; 127.0.0.1" in done.stderr
+
+
+@pytest.mark.parametrize("flags, reached", [((), False), (("--ip", "0.0.0.0"), True)])
+def test_jupyterlab_is_reached_from_elsewhere_only_where_asked_for(home, flags, reached):
+    started = Started(home, *flags)
+    address, port, token = started.address()
+    assert address.startswith("http://127.0.0.1:")
+    with socket.socket() as client:  # an address of this machine, but not the usual one
+        assert (client.connect_ex(("127.0.0.2", port)) == 0) == reached
+    assert get(port, "/api/status", token)[0] == 200
+    assert started.stop()[0] == 130
 
 
 def test_impatience_does_not_leave_the_cluster_running(home):

@@ -61,6 +61,12 @@ def test_a_port_that_is_taken():
             jupyter.free_port(port)
 
 
+@pytest.mark.parametrize("port", [None, 8888])
+def test_an_ip_of_another_machine(port):
+    with pytest.raises(LabError, match=r"--ip 192\.0\.2\.1 is no address of this machine"):
+        jupyter.free_port(port, "192.0.2.1")
+
+
 def test_no_free_port(monkeypatch):
     monkeypatch.setattr(jupyter, "LAST_PORT", jupyter.FIRST_PORT - 1)
     with pytest.raises(LabError, match="no free port from 8888"):

@@ -1,0 +1,60 @@
+"""What is in an image: the names of all files of all layers, those that later layers hide too."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tarfile
+from collections.abc import Iterable, Iterator
+
+from tests.image.engine import Podman
+
+COURSE = "opt/course/"
+# What a student may find in the course's folder.
+ALLOWED = {"LICENSE", "LICENSE-text", ".venv", "code", "images", "notebooks", "pyproject.toml",
+           "requirements.lock", "README.md"}
+FOREIGN = (
+    (re.compile(r"(^|/)(solutions|grader)/"), "answers or hidden tests"),
+    (re.compile(r"(^|/)gradebook[^/]*\.db$|\.sqlite3?$"), "a gradebook"),
+    (re.compile(r"(^|/)munge\.key$|\.key$|(^|/)id_(rsa|ed25519)$"), "a secret key"),
+    (re.compile(r"(^|/)(\.netrc|\.pypirc|pip\.conf)$|^mnt/.|^run/secrets/."),
+     "settings of the machine that built it"),
+    (re.compile(r"^usr/local/share/ca-certificates/.|^root/\.(cache|config)/."),
+     "leavings of the machine that built it"),
+    (re.compile(r"(^|/)(oom|\.git|\.cluster)(/|$)"), "leavings of a run"),
+)
+
+
+def files(podman: Podman, image: str) -> Iterator[tuple[str, tarfile.TarInfo, bytes]]:
+    """Every file of every layer as (path, entry, content); content of notebooks only."""
+    process = subprocess.Popen(["podman", "save", "--format", "docker-archive", image],
+                               stdout=subprocess.PIPE, env=podman.environment)
+    assert process.stdout
+    with process, tarfile.open(fileobj=process.stdout, mode="r|") as archive:
+        for member in archive:
+            if not member.name.endswith(".tar") or not member.isfile():
+                continue
+            with tarfile.open(fileobj=archive.extractfile(member), mode="r|") as layer:
+                for entry in layer:
+                    wanted = entry.name.endswith(".ipynb") and entry.isfile()
+                    content = layer.extractfile(entry).read() if wanted else b""
+                    yield entry.name.removeprefix("./"), entry, content
+
+
+def problems(entries: Iterable[tuple[str, bytes]]) -> list[str]:
+    """A sentence for every file that has no business in a student's image."""
+    found = []
+    for name, content in entries:
+        found += [f"{name}: {what}" for pattern, what in FOREIGN
+                  if pattern.search(name) and not in_packages(name)]
+        top = name.removeprefix(COURSE).partition("/")[0]
+        if name.startswith(COURSE) and top and top not in ALLOWED:
+            found.append(f"{name}: not for students")
+        if b"BEGIN HIDDEN TESTS" in content:
+            found.append(f"{name}: has hidden tests")
+    return found
+
+
+def in_packages(name: str) -> bool:
+    """Libraries may have folders of any name."""
+    return "/site-packages/" in name

@@ -66,7 +66,7 @@ def _raw_cells(path: Path, problems: Problems) -> list[tuple[Any, int, list[str]
         raise LabError(f"{path}: jupytext cannot read it: {error}") from error
     lines = text.splitlines()
     starts = _markers(lines)
-    if len(cells) != len(starts):
+    if len(cells) != len(starts) or not starts:
         problems.add_at(starts[0] if starts else 1, f"{len(starts)} lines begin with `# %%`, but "
                         f"there are {len(cells)} cells: let every cell begin with such a line, "
                         "the first one too, and no other line look like one")
@@ -118,7 +118,7 @@ def _whole(mutant: Cell, before: list[Cell], problems: Problems) -> Cell:
         return replace(mutant, source=edited(answers[0].source, mutant.source))
     except ValueError as error:
         problems.add(mutant, 1, str(error))
-        return mutant
+        return replace(mutant, role=Role.TEXT)  # nothing more can be said of it
 
 
 def _uncommented(lines: list[str]) -> str:

@@ -1,0 +1,122 @@
+"""Runs a lab as it is graded: what is the student's in one namespace, the checks in another.
+
+Only what the contract allows reaches a check, so a check that passes here needs nothing else. (In
+grading there is a wall between the two as well; tests/grader proves that.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lab.build.lab import Cell, Lab, Role
+from lab.check import Failed
+
+COLOURS = re.compile("\033\\[[0-9;]*m")
+Change = Callable[[Cell], str]  # of an answer cell: the source to run in its place
+
+
+@dataclass
+class Outcome:
+    """What came of every check, by grade_id: None where it passed, else what it raised. And what
+    the answers raised."""
+
+    checks: dict[str, Exception | None] = field(default_factory=dict)
+    answers: dict[str, Exception] = field(default_factory=dict)
+
+    def failed(self) -> set[str]:
+        return {name for name, error in self.checks.items() if error is not None}
+
+
+def as_written(cell: Cell) -> str:
+    return cell.source
+
+
+def run(lab: Lab, home: Path, answer: Change = as_written, only: set[str] | None = None
+        ) -> Outcome:
+    """Grade `lab` in the workspace `home`, with each answer's source from `answer`. `only`: the
+    checks to run (all)."""
+    outcome, student = Outcome(), {"__name__": "__main__"}
+    with inside(home):
+        for cell in lab.of(Role.SETUP, Role.ANSWER, Role.DRIVER):
+            if cell.role is not Role.ANSWER:
+                _execute(cell.source, student, cell)
+                continue
+            try:
+                _answer(answer(cell), student, cell, home)
+            except Exception as error:
+                outcome.answers[cell.grade_id] = error
+        proxies = {name for cell in lab.of(Role.ANSWER, Role.DRIVER) for name in cell.defines}
+        trusted: dict[str, Any] = {"__name__": "__main__"}
+        for cell in lab.of(Role.CHECK_SETUP, Role.CHECK):
+            if cell.role is Role.CHECK_SETUP:
+                _execute(cell.source, trusted, cell)
+                continue
+            if only is not None and cell.grade_id not in only:
+                continue
+            given = {name: student[name] for name in proxies & cell.uses if name in student}
+            try:
+                _execute(cell.source, trusted | given, cell)
+                outcome.checks[cell.grade_id] = None
+            except Exception as error:
+                outcome.checks[cell.grade_id] = error
+    return outcome
+
+
+def _answer(source: str, student: dict[str, Any], cell: Cell, home: Path) -> None:
+    if cell.path is None:
+        _execute(source, student, cell)
+    else:
+        (home / cell.path).parent.mkdir(parents=True, exist_ok=True)
+        (home / cell.path).write_text(source.partition("\n")[2] + "\n")
+
+
+def _execute(source: str, names: dict[str, Any], cell: Cell) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(compile(source, f"<{cell.title}>", "exec"), names)
+
+
+@contextlib.contextmanager
+def inside(home: Path) -> Iterator[None]:
+    """With `home` as the workspace and the current folder; labs may change the latter."""
+    before, folder = os.environ.get("LAB_HOME"), os.getcwd()
+    os.environ["LAB_HOME"] = str(home)
+    os.chdir(home)
+    try:
+        yield
+    finally:
+        os.chdir(folder)
+        os.environ.pop("LAB_HOME")
+        if before is not None:
+            os.environ["LAB_HOME"] = before
+
+
+def text(error: Exception | None) -> str:
+    return COLOURS.sub("", str(error))
+
+
+def unproven(lab: Lab, home: Path) -> list[str]:
+    """A sentence for every mutant that the checks accept, or reject without its hint, or break
+    on."""
+    found = []
+    for name, mutants in lab.mutants.items():
+        checks = {cell.grade_id for cell in lab.tested_by[name]}
+        for mutant in mutants:
+            outcome = run(lab, home, lambda cell, name=name, mutant=mutant:
+                          mutant.source if cell.grade_id == name else cell.source, checks)
+            errors = [error for error in outcome.checks.values() if error is not None]
+            where = f"{lab.path.name}:{mutant.line} (mutant of {name})"
+            if not errors:
+                found.append(f"{where}: accepted")
+            elif not any(mutant.hint in text(error) for error in errors):
+                found.append(f"{where}: rejected, but {mutant.hint!r} is not in "
+                             f"{[text(error) for error in errors]}")
+            found += [f"{where}: the check breaks: {error!r}" for error in errors
+                      if not isinstance(error, Failed)]
+    return found

@@ -1,0 +1,38 @@
+"""The harness itself: it must see a check that accepts too much, and one that says too little."""
+
+import pytest
+
+from lab import workspace
+from lab.build import read
+from lab.build.stubs import unanswered
+from tests.lab.build.conftest import author, root  # noqa: F401
+from tests.labs import graded
+
+
+@pytest.fixture
+def home(tmp_path_factory):
+    made = tmp_path_factory.mktemp("workspace")
+    workspace.make(made)
+    return made
+
+
+def test_a_sound_lab_has_nothing_unproven(author, home):  # noqa: F811
+    lab = read(author())
+    assert graded.run(lab, home).failed() == set()
+    assert graded.run(lab, home, lambda cell: unanswered(cell.source)).failed() == set(lab.checks)
+    assert graded.unproven(lab, home) == []
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (("    return micro_batch + ranks", "    return ranks * micro_batch"), "accepted"),
+    (('hint="nobody adds"', 'hint="every rank reads"'), "'every rank reads' is not in"),
+    (("lambda micro_batch, ranks: micro_batch,", "lambda micro_batch, ranks: [][ranks],"),
+     "the check breaks: IndexError"),
+])
+def test_a_check_that_is_not_sound_is_seen(author, home, change, said):  # noqa: F811
+    from lab.build.problems import Problems
+    from lab.build.reading import read_into
+
+    path = author(change)
+    lab = read_into(path, Problems(path))  # some of these the build itself refuses
+    assert any(said in sentence for sentence in graded.unproven(lab, home))

@@ -1,0 +1,89 @@
+"""Every lab of solutions/: its notebooks are those of its source, its checks accept the reference
+and reject everything that is known to be wrong."""
+
+import json
+from functools import cache
+
+import pytest
+
+from lab import workspace
+from lab.build import Role, read
+from lab.build.cli import build
+from lab.build.notebooks import notebooks, release_path
+from lab.build.stubs import BEGIN, answered, unanswered
+from tests.labs import graded
+
+SOLUTIONS = sorted((workspace.CHECKOUT / "solutions").glob("*.py"))
+each_lab = pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path.stem)
+lab_of = cache(read)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    made = tmp_path_factory.mktemp("workspace")
+    workspace.make(made)
+    return made
+
+
+def released(cell):
+    return unanswered(cell.source)
+
+
+def test_there_are_labs():
+    assert SOLUTIONS
+
+
+def test_no_notebook_is_stale():
+    stale = build(workspace.CHECKOUT, write=False)
+    assert not stale, "run `lab build`"
+
+
+@each_lab
+@pytest.mark.parametrize("seed", ["notebook", "one", "two", "three"])
+def test_the_reference_has_full_marks(path, home, seed, monkeypatch):
+    monkeypatch.setenv("LAB_CHECK_SEED", seed)
+    outcome = graded.run(lab_of(path), home)
+    assert not outcome.answers
+    assert set(outcome.checks) == set(lab_of(path).checks)
+    assert {name: graded.text(error) for name, error in outcome.checks.items() if error} == {}
+
+
+@each_lab
+def test_the_untouched_release_has_no_marks_and_says_what_to_do(path, home):
+    lab = lab_of(path)
+    outcome = graded.run(lab, home, released)
+    assert outcome.failed() == set(lab.checks)
+    for name, cell in lab.checks.items():
+        said = graded.text(outcome.checks[name])
+        if isinstance(outcome.checks[name], NameError):  # then the answer's own cell has said it
+            said = " ".join(str(outcome.answers[answer]) for answer in lab.answers_of(cell))
+        assert "Your turn" in said or "waits for your answer" in said, (name, said)
+
+
+@each_lab
+def test_every_mutant_is_rejected_with_its_hint(path, home):
+    assert graded.unproven(lab_of(path), home) == []
+
+
+@each_lab
+def test_the_release_holds_neither_answers_nor_hidden_tests(path):
+    lab = lab_of(path)
+    cells = json.loads(notebooks(lab)[release_path(lab.name)])["cells"]
+    text = "\n".join("".join(cell["source"]) for cell in cells)
+    for word in ("BEGIN SOLUTION", "END SOLUTION", "HIDDEN TESTS"):
+        assert word not in text
+    for cell in lab.of(Role.ANSWER):
+        secret = set(map(str.strip, answered(cell.source).split("\n")))
+        secret -= set(map(str.strip, unanswered(cell.source).split("\n")))
+        (shown,) = [made for made in cells if made["id"] == cell.grade_id]
+        lines = {line.strip() for line in "".join(shown["source"]).split("\n")}
+        assert BEGIN in cell.source and secret and not secret & lines
+
+
+@each_lab
+def test_every_exercise_with_a_check_leads_to_the_worked_notebook(path):
+    lab = lab_of(path)
+    release = notebooks(lab)[release_path(lab.name)]
+    assert release.count("*Stuck?") >= 1
+    assert f"worked/{lab.name}.ipynb#" in release
+    assert "*Stuck?" not in notebooks(lab, worked=False)[release_path(lab.name)]

@@ -68,8 +68,8 @@ class Elsewhere:
 def student(sources: list[str], home: Path) -> Iterator[Elsewhere]:
     """A process that has run `sources` and answers."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.labs.elsewhere"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        cwd=home, env={**os.environ, "LAB_HOME": str(home), "PYTHONPATH": str(CHECKOUT)})
+        [sys.executable, "-m", "tests.labs.elsewhere"], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True, cwd=home, env={**os.environ, "LAB_HOME": str(home), "PYTHONPATH": str(CHECKOUT)})
     try:
         process.stdin.write(json.dumps(sources) + "\n")
         yield Elsewhere(process, home)

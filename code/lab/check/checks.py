@@ -45,6 +45,8 @@ def value(x: Any, expected: Any, hints: Mapping[str, Any] | None = None, *,
         got = side().value(x)
     except CannotCross as error:
         raise Failed(str(error)) from None
+    if isinstance(got, Raised):
+        raise Failed(f"the answer above is not there: {got}")
     found = difference(got, expected, rel)
     if found is None:
         passed(f"{shown(got)} is right")

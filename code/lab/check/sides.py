@@ -36,8 +36,8 @@ class Side(Protocol):
 
     seed: str
 
-    def value(self, name: Any) -> Any:
-        """What a student's name holds."""
+    def value(self, name: Any) -> Any | Raised:
+        """What a student's name holds, or what reading it raised."""
 
     def call(self, function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
              ) -> Any | Raised:

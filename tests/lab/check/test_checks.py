@@ -145,10 +145,14 @@ def test_another_side_answers_for_the_students_names():
         def call(self, function, arguments, keywords):
             return 16 if function == "proxy" else Raised(("NameError", "Exception"), "gone")
 
+        def value(self, name):
+            return Raised(("NameError", "Exception"), "gone")
+
         def title(self, function):
             return "global_batch"
 
     with checking_on(Elsewhere()):
+        assert "is not there: NameError: gone" in failure(check.value, "proxy", 16)
         check.function("proxy", CASES[:1], expected)
         assert "global_batch(micro_batch=4, ranks=4) raised NameError: gone" in failure(
             check.function, "other", CASES, expected)

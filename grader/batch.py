@@ -19,7 +19,7 @@ from traitlets.log import get_logger
 
 from grader import records
 from grader.course import Course
-from grader.rebuild import Unusable, read_submitted
+from grader.rebuild import Unusable, read_submitted, require_notebook
 from lab.errors import LabError
 
 LONGEST_REASON = 300
@@ -108,7 +108,7 @@ def grade(course: Course, lab: str, student: str) -> Outcome:
     """Grade one submission and write its feedback. Always leaves a record; raises nothing of it."""
     start = time.monotonic()
     try:
-        read_submitted(course.notebook("submitted", lab, student))
+        require_notebook(read_submitted(course.notebook("submitted", lab, student)))
         records.give_back_extension(course, lab, student)
         convert(_Autograde, course, lab, student)
     except Exception as error:

@@ -46,12 +46,17 @@ def read_submitted(path: Path) -> Any:
         raise Unusable(f"{path.name} is no notebook: {error}") from error
 
 
-def answers(submitted: Any) -> Iterator[tuple[str, str, str]]:
-    """(grade_id, cell type, source) of each cell that says it is an answer. Raises Unusable."""
+def require_notebook(submitted: Any) -> list[Any]:
+    """Its cells, whatever they are. Raises Unusable."""
     cells = submitted.get("cells") if isinstance(submitted, dict) else None
     if not isinstance(cells, list):
         raise Unusable("it has no list of cells (notebook format 4)")
-    for cell in cells:
+    return cells
+
+
+def answers(submitted: Any) -> Iterator[tuple[str, str, str]]:
+    """(grade_id, cell type, source) of each cell that nbgrader knows. Raises Unusable."""
+    for cell in require_notebook(submitted):
         metadata = cell.get("metadata") if isinstance(cell, dict) else None
         marks = metadata.get("nbgrader") if isinstance(metadata, dict) else None
         name = marks.get("grade_id") if isinstance(marks, dict) else None

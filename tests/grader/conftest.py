@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,9 +19,15 @@ from tests.grader import small_lab
 
 
 @pytest.fixture(scope="session")
-def released(tmp_path_factory) -> nbformat.NotebookNode:
+def template(tmp_path_factory) -> Course:
+    """Copied by the others, since nbgrader takes seconds to make a gradebook."""
+    return new_course(tmp_path_factory.mktemp("template"))
+
+
+@pytest.fixture(scope="session")
+def released(template: Course) -> nbformat.NotebookNode:
     """What students get, as nbgrader generates it."""
-    course = new_course(tmp_path_factory.mktemp("released"))
+    course = template
     return nbformat.read(course.notebook("release", small_lab.NAME), as_version=4)
 
 
@@ -55,8 +62,9 @@ def table(path: Path) -> dict[str, dict[str, str]]:
 
 
 @pytest.fixture
-def course(tmp_path: Path) -> Course:
-    return new_course(tmp_path)
+def course(template: Course, tmp_path: Path) -> Course:
+    shutil.copytree(template.root, tmp_path / "course")
+    return Course(tmp_path / "course")
 
 
 @pytest.fixture

@@ -69,7 +69,8 @@ def student(sources: list[str], home: Path) -> Iterator[Elsewhere]:
     """A process that has run `sources` and answers."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.labs.elsewhere"], stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, text=True, cwd=home, env={**os.environ, "LAB_HOME": str(home), "PYTHONPATH": str(CHECKOUT)})
+        stdout=subprocess.PIPE, text=True, cwd=home,
+        env={**os.environ, "LAB_HOME": str(home), "PYTHONPATH": str(CHECKOUT)})
     try:
         process.stdin.write(json.dumps(sources) + "\n")
         yield Elsewhere(process, home)

@@ -114,9 +114,12 @@ class Jupyter:
         deadline = time.monotonic() + SECONDS_TO_START
         # A proxy that the environment names is not for this machine's own address.
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        # Another's server, which took the port in the meantime, refuses our token.
+        ours = urllib.request.Request(f"{self.root}/api/status",
+                                      headers={"Authorization": f"token {self.token}"})
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
-                direct.open(f"{self.root}/api", timeout=2).close()
+                direct.open(ours, timeout=2).close()
                 return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)

@@ -70,10 +70,18 @@ class Container:
         return self.state("ExitCode")
 
 
+SAID = pytest.StashKey[list[str]]()
+
+
 @pytest.fixture(scope="session")
 def say(request) -> Callable[[str], None]:
-    reporter = request.config.pluginmanager.getplugin("terminalreporter")
-    return lambda line: reporter.write_line(f"\n==> {line}")
+    """Lines for the end of pytest's report."""
+    return request.config.stash.setdefault(SAID, []).append
+
+
+def pytest_terminal_summary(terminalreporter, config) -> None:
+    for line in config.stash.get(SAID, []):
+        terminalreporter.write_line(f"==> {line}")
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,10 @@
 """The workspace: laid out once, never at the cost of what the student wrote."""
 
+import http.server
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,27 @@ def test_a_port_that_is_taken():
 def test_an_ip_of_another_machine(port):
     with pytest.raises(LabError, match=r"--ip 192\.0\.2\.1 is no address of this machine"):
         jupyter.free_port(port, "192.0.2.1")
+
+
+def test_anothers_server_on_our_port_is_not_taken_for_ours(tmp_path):
+    class Others(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):  # like Jupyter: /api is for everybody
+            self.send_response(200 if self.path == "/api" else 403)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    ours = object.__new__(jupyter.Jupyter)
+    with http.server.HTTPServer(("127.0.0.1", 0), Others) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        ours.root, ours.token = f"http://127.0.0.1:{server.server_port}", "ours"
+        ours.log = tmp_path / "log"
+        ours.log.write_text("the port is already in use")
+        ours.process = subprocess.Popen(["sleep", "1"])
+        with pytest.raises(LabError, match="already in use"):
+            ours.wait_until_ready()
+        server.shutdown()
 
 
 def test_no_free_port(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.skipped and "browser" in report.keywords:
-        NOT_RUN.append((report.nodeid, str(report.longrepr[2])))
+        NOT_RUN.append((report.nodeid, str(report.longrepr[2]).removeprefix("Skipped: ")))
 
 
 def pytest_unconfigure() -> None:
@@ -133,6 +134,13 @@ def home(chromium: str, tmp_path_factory) -> Path:
     return home
 
 
+def any_port() -> int:
+    """One that is free now; not the first of a range, which others on this machine take too."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 @pytest.fixture(scope="session")
 def make_jupyter(chromium: str) -> Iterator[Callable[..., Jupyter]]:
     """Start JupyterLab over a workspace: make(home, base_url="/", environment={})."""
@@ -144,8 +152,8 @@ def make_jupyter(chromium: str) -> Iterator[Callable[..., Jupyter]]:
         overrides = {"@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"}}
         settings = offline_settings(home) / "labconfig" / "default_setting_overrides.json"
         settings.write_text(json.dumps(overrides))
-        started.append(Jupyter(home, {"LAB_HOME": str(home), **(environment or {})}, None,
-                               base_url=base_url))
+        started.append(Jupyter(home, {"LAB_HOME": str(home), **(environment or {})},
+                               any_port(), base_url=base_url))
         started[-1].wait_until_ready()
         return started[-1]
 

@@ -58,7 +58,7 @@ def run_cell(page: Page, n: int, seconds: float = 60) -> Locator:
     """Run a code cell, wait for its end, return its output area."""
     cell, before = code_cell(page, n), prompt(page, n)
     cell.scroll_into_view_if_needed()
-    cell.locator(".jp-InputPrompt").click()
+    cell.locator(".jp-InputArea-editor").click(position={"x": 5, "y": 5})
     page.keyboard.press("Control+Enter")
     until(page, lambda: prompt(page, n) != before and re.search(r"\d", prompt(page, n)), seconds,
           f"the end of code cell {n}")

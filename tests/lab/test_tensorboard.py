@@ -25,11 +25,15 @@ SERVER = {"base_url": "/user/x/", "url": "http://127.0.0.1:8888/user/x/"}
 
 
 @pytest.fixture
-def behind(monkeypatch):
-    """Say which Jupyter server, if any, started this process."""
+def behind(monkeypatch, tmp_path):
+    """Say which Jupyter server runs as process `pid`."""
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    other = {"base_url": "/", "url": "http://127.0.0.1:1/"}
+    (tmp_path / "jpserver-1073741824.json").write_text(json.dumps(other))
+
     def set_server(pid, **server):
-        found = [{"pid": pid, **SERVER, **server}, {"pid": 1 << 30, "base_url": "/", "url": "x"}]
-        monkeypatch.setattr("jupyter_server.serverapp.list_running_servers", lambda: iter(found))
+        (tmp_path / f"jpserver-{pid}.json").write_text(json.dumps({**SERVER, **server}))
 
     return set_server
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import html
+import json
 import os
+from pathlib import Path
+
+from jupyter_core.paths import jupyter_runtime_dir
 
 from lab.errors import LabError
 from lab.tensorboard.proxy import NAME
@@ -54,12 +58,13 @@ def link(tab: str | None = None) -> Link:
 def our_server() -> dict | None:
     """The Jupyter server that started this kernel, as it describes itself; None without one.
 
-    The kernel learns its server's process id from Jupyter, and each server says in a file of the
-    runtime folder which process it is and under which base path it is reached.
+    The kernel learns its server's process id from Jupyter. Each server writes its base path into
+    a file of the runtime folder that is named after its process id.
     """
-    try:
-        from jupyter_server.serverapp import list_running_servers
-    except ImportError:  # a kernel in an environment without a server, as in other editors
-        return None
-    pids = {os.getppid(), int(os.environ.get("JPY_PARENT_PID") or 0)}
-    return next((one for one in list_running_servers() if one["pid"] in pids), None)
+    for pid in (os.environ.get("JPY_PARENT_PID"), os.getppid()):
+        file = Path(jupyter_runtime_dir()) / f"jpserver-{pid}.json"
+        try:
+            return json.loads(file.read_text())
+        except FileNotFoundError:
+            continue
+    return None

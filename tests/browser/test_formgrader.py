@@ -1,0 +1,81 @@
+"""The instructor in a browser: formgrader shows what `lab grade` gave, and no more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from grader.course import Course
+from lab.jupyter import Jupyter
+from tests.browser.driver import open_lab
+from tests.grader import small_lab
+from tests.grader.conftest import new_course, released, run, submit, template  # noqa: F401
+from tests.grader.small_lab import WRONG, answered
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory, released) -> Course:  # noqa: F811
+    course = new_course(tmp_path_factory.mktemp("formgrader"))
+    submit(course, "grace", answered(released))
+    submit(course, "ada", answered(released))
+    assert run(course, "grade", "--all").returncode == 0
+    submit(course, "ada", answered(released, WRONG))
+    submit(course, "grace", answered(released, "import os; os._exit(1)"))  # had 5 before
+    assert run(course, "grade", "--all").returncode == 0
+    return course
+
+
+@pytest.fixture(scope="module")
+def jupyter(graded: Course, chromium: str) -> Iterator[Jupyter]:
+    (graded.root / ".cluster").mkdir()
+    running = Jupyter(graded.root, {}, None, instructor=True)
+    running.wait_until_ready()
+    yield running
+    running.stop()
+
+
+def row(text: str, name: str) -> str:
+    return next(line for line in text.splitlines() if name in line)
+
+
+def test_formgrader_shows_the_graded_submission_and_its_score(jupyter, page, traffic, screenshot):
+    open_lab(page, jupyter)
+    page.locator(".lm-MenuBar-itemLabel", has_text=re.compile("^Nbgrader$")).click()
+    page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Formgrader$")).click()
+    frame = page.frame_locator("iframe[src*=formgrader]")
+    frame.locator("td", has_text=small_lab.NAME).first.wait_for(timeout=60_000)
+    screenshot(page, "formgrader_assignments")
+    page.goto(f"{jupyter.root}/formgrader/manage_submissions/{small_lab.NAME}")
+    page.locator("tr", has_text="ada").wait_for(timeout=60_000)
+    screenshot(page, "formgrader_submissions")
+    ada, grace = (page.locator("tr", has_text=name).inner_text() for name in ("ada", "grace"))
+    assert "graded" in ada and "2 / 5" in ada
+    assert "needs autograding" in grace and "5" not in grace.replace("2026", "")
+    page.locator("tr", has_text="ada").locator("a", has_text="ada").first.click()
+    page.locator("a", has_text=small_lab.NAME).first.wait_for(timeout=60_000)
+    screenshot(page, "formgrader_student")
+
+
+def test_the_instructor_sees_the_submission_with_its_checks(jupyter, page, screenshot):
+    page.goto(f"{jupyter.root}/formgrader/gradebook/{small_lab.NAME}/{small_lab.NAME}"
+              f"?token={jupyter.token}")
+    link = page.locator("td a").first
+    link.wait_for(timeout=60_000)
+    screenshot(page, "formgrader_gradebook")
+    link.click()
+    page.locator(".nbgrader_cell").first.wait_for(timeout=60_000)
+    page.locator(".nbgrader_cell", has_text="batch-check").scroll_into_view_if_needed()
+    screenshot(page, "formgrader_notebook")
+    assert "check.draw(20" in page.inner_text("body")  # hidden from students, not from him
+    assert "global_batch" in page.inner_text("body")
+
+
+def test_the_feedback_page_stands_alone(graded, page, traffic, screenshot):
+    path = Path(graded.root / "feedback" / "ada" / small_lab.NAME / f"{small_lab.NAME}.html")
+    page.goto(path.as_uri())
+    screenshot(page, "feedback")
+    assert "Score: 2.0 / 5.0" in page.inner_text("body")
+    assert "check.draw" not in page.inner_text("body")

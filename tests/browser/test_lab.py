@@ -1,0 +1,135 @@
+"""A student works through the lab in a real browser: reads, submits a job, follows the links."""
+
+import re
+
+import pytest
+
+from lab import cluster, workspace
+from tests.browser.driver import (
+    NOTEBOOK,
+    choose,
+    code_cell,
+    open_notebook,
+    profiler,
+    run_cell,
+    until,
+)
+
+LAB = "notebooks/03_multi_node.ipynb"
+WORKED = "notebooks/worked/03_multi_node.ipynb"
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def jupyter(course, make_jupyter):
+    return make_jupyter(course.home, environment=cluster.environment(course.home))
+
+
+def number_of(page, text):
+    """The code cell which holds `text`, counted from 0."""
+    cells = page.locator(f"{NOTEBOOK} .jp-CodeCell")
+    sources = cells.evaluate_all("all => all.map(one => one.innerText)")
+    (found,) = [n for n, source in enumerate(sources) if text in source]
+    return found
+
+
+def broken_pictures(page):
+    return page.locator(f"{NOTEBOOK} img").evaluate_all(
+        "all => all.filter(one => !one.complete || !one.naturalWidth).map(one => one.src)")
+
+
+def test_the_released_lab_is_whole_and_stops_at_the_first_exercise(page, jupyter, traffic,
+                                                                   screenshot):
+    open_notebook(page, jupyter, LAB)
+    until(page, lambda: page.locator(f"{NOTEBOOK} img").count() == 2, 20, "the figures")
+    until(page, lambda: not broken_pictures(page), 20, "whole pictures")
+    screenshot(page, "lab-top")
+    for text in ("os.chdir", "from lab import check", "jobs.connect()"):
+        run_cell(page, number_of(page, text))
+    assert "slurmnode" in code_cell(page, number_of(page, "jobs.connect()")).inner_text()
+    run_cell(page, number_of(page, "def place"))
+    said = run_cell(page, number_of(page, '"Node and local rank')).inner_text()
+    assert "still waits for your answer" in said
+    code_cell(page, number_of(page, "def place")).scroll_into_view_if_needed()
+    screenshot(page, "lab-first-exercise")
+    assert traffic.outside == [] and traffic.errors == []
+
+
+def test_the_stuck_link_opens_the_worked_notebook(page, jupyter, screenshot):
+    open_notebook(page, jupyter, LAB)
+    page.locator(f"{NOTEBOOK} a", has_text="worked notebook").first.click()
+    worked = page.locator(NOTEBOOK, has_text="rank // ranks_per_node")
+    worked.first.wait_for(timeout=30_000)
+    screenshot(page, "lab-worked")
+
+
+def test_a_student_submits_a_job_and_sees_its_curves_and_profile(page, jupyter, course, traffic,
+                                                                 screenshot):
+    open_notebook(page, jupyter, WORKED)
+    for text in ("os.chdir", "from lab import check", "jobs.connect()", "guess_milliseconds =",
+                 "!sbatch code/dp_two_nodes.sh"):
+        submitted = run_cell(page, number_of(page, text)).inner_text()
+    job = re.search(r"Submitted batch job (\d+)", submitted).group(1)
+    waiting = number_of(page, "job = jobs.wait()")
+    until(page, lambda: "COMPLETED" in run_cell(page, waiting, 90).inner_text(), 240, "its end")
+    assert "world size: 4" in run_cell(page, number_of(page, "!grep \"world size\"")).inner_text()
+    run_cell(page, number_of(page, "log = logs.read"))
+    run_cell(page, number_of(page, "def tokens_per_second"))
+    run_cell(page, number_of(page, "plots.loss(first=log)"))
+    page.locator("img[alt^='Training loss over samples']").wait_for(timeout=20_000)
+    screenshot(page, "lab-loss")
+    for text in ("tensorboard.link()", "tensorboard.link(\"profiler\")"):
+        run_cell(page, number_of(page, text))
+    with page.context.expect_page() as opened:
+        page.locator(f"{NOTEBOOK} a", has_text="Open TensorBoard").click()
+    curves(opened.value, screenshot)
+    with page.context.expect_page() as opened:
+        page.locator(f"{NOTEBOOK} a", has_text="Open the profiler").click()
+    views(opened.value, screenshot)
+    assert traffic.outside == [] and traffic.errors == []
+    assert (course.home / f"megatron/logs/dp_two_nodes_{job}.txt").is_file()
+
+
+def curves(page, screenshot):
+    """TensorBoard shows this run's loss."""
+    page.locator("text=lm loss").first.wait_for(timeout=60_000)
+    page.locator("text=dp_two_nodes").first.wait_for(timeout=20_000)
+    page.wait_for_timeout(3000)  # the lines are drawn after the cards
+    screenshot(page, "lab-scalars")
+
+
+def views(page, screenshot):
+    """The profiler's tab shows all four ranks of this run, in every view that the lab names."""
+    frame = profiler(page)
+    for view, selector in (("Overview", ".pielayer .slice"), ("Distributed", ".barlayer .point"),
+                           ("Memory", ".scatterlayer .trace")):
+        if view != "Overview":
+            choose(page, frame, 1, view)
+        until(page, lambda s=selector: frame.locator(s).count(), 60, f"the view {view}")
+        page.wait_for_timeout(500)
+        screenshot(page, f"lab-{view.lower()}")
+        if view == "Distributed":
+            for rank in range(4):
+                frame.locator(f"text=run_default_gpu{rank}").first.wait_for(timeout=20_000)
+    choose(page, frame, 1, "Trace")
+    until(page, lambda: any("trace_embedding" in one.url for one in page.frames), 60, "the trace")
+    viewer = next(one for one in page.frames if "trace_embedding" in one.url)
+    viewer.locator("canvas").first.wait_for(timeout=60_000)
+    page.wait_for_timeout(2000)
+    screenshot(page, "lab-trace")
+
+
+def test_the_worked_notebook_runs_from_the_first_to_the_last_cell(page, jupyter, course,
+                                                                  screenshot):
+    workspace.make(course.home)
+    open_notebook(page, jupyter, WORKED)
+    page.locator(".lm-MenuBar-itemLabel", has_text=re.compile("^Run$")).click()
+    page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Run All Cells$")).click()
+    last = number_of(page, "!rm -rf megatron/checkpoints")
+    until(page, lambda: re.search(r"\[\d+\]", code_cell(page, last).inner_text())
+          or page.locator(f"{NOTEBOOK} [data-mime-type='application/vnd.jupyter.error']").count(),
+          400, "the end")
+    errors = page.locator(f"{NOTEBOOK} [data-mime-type='application/vnd.jupyter.error']")
+    assert not errors.count(), errors.first.inner_text()
+    assert page.locator(".jp-Dialog").count() == 0
+    screenshot(page, "lab-end")

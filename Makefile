@@ -2,10 +2,16 @@
 PYTHON ?= python3
 RUN = $(PYTHON) tools/bootstrap.py
 
-.PHONY: lab test test-fast test-image stress bench lock clean
+.PHONY: lab grade formgrader test test-fast test-image stress bench lock clean
 
 lab:  ## set up everything, start the cluster and JupyterLab
 	@$(RUN) lab start
+
+grade:  ## for instructors: grade what is in course/submitted
+	@$(RUN) lab grade --all
+
+formgrader:  ## for instructors: JupyterLab with nbgrader's formgrader
+	@$(RUN) lab formgrader
 
 test:  ## everything but the long soaks
 	@$(RUN) lab install-slurm --accounting

@@ -1,0 +1,52 @@
+"""nbgrader's parts of JupyterLab: there for the instructor, off for students."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from lab.jupyter import INSTRUCTORS, Jupyter, offline_settings
+
+PROGRAM = str(Path(sys.executable).with_name("jupyter"))
+
+
+def listing(*words: str, settings: Path) -> str:
+    environment = {**os.environ, "JUPYTER_CONFIG_PATH": str(settings)}
+    done = subprocess.run([PROGRAM, *words], env=environment, capture_output=True, text=True,
+                          timeout=120)
+    assert done.returncode == 0, done.stderr
+    return re.sub(r"\x1b\[\d*m", "", done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize("instructor", [True, False])
+def test_jupyterlab_takes_nbgraders_extension(tmp_path, instructor):
+    """nbgrader 0.9.5 is marked X (incompatible) with this JupyterLab, and pip does not mind."""
+    text = listing("labextension", "list", settings=offline_settings(tmp_path, instructor))
+    assert re.search(r"@jupyter/nbgrader v[\d.]+ enabled OK", text), text
+    for name in INSTRUCTORS:
+        assert (f"@jupyter/nbgrader:{name}" in text.partition("Disabled extensions")[2]
+                ) is not instructor, text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("instructor, status", [(True, 200), (False, 404)])
+def test_the_servers_part_of_formgrader_is_the_instructors_alone(tmp_path, instructor, status):
+    (tmp_path / ".cluster").mkdir()
+    jupyter = Jupyter(tmp_path, {}, None, instructor=instructor)
+    try:
+        jupyter.wait_until_ready()
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            answer = direct.open(f"{jupyter.root}/formgrader?token={jupyter.token}").status
+        except urllib.error.HTTPError as error:
+            answer = error.code
+        assert answer == status
+    finally:
+        jupyter.stop()

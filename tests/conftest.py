@@ -99,3 +99,13 @@ def cluster(make_cluster) -> RunningCluster:
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         del os.environ[name]
     return make_cluster()
+
+
+@pytest.fixture(scope="session")
+def course(cluster) -> RunningCluster:
+    """The default cluster with a laid-out workspace and (less) data in it."""
+    from lab import data, workspace
+
+    workspace.make(cluster.home)
+    data.make(cluster.home, lambda line: None, data.Options(size_mb=4, gpt2_entries=8192))
+    return cluster

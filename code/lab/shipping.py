@@ -20,6 +20,9 @@ def shipped(checkout: Path) -> Iterator[tuple[Path, str, int]]:
     """Of every file that students get: where it is, its path in the workspace, its mode."""
     for script in sorted((checkout / "code" / "jobs").glob("*.sh")):
         yield script, f"code/{script.name}", EXECUTABLE
+    # Copies, no link: Jupyter's server does not follow links that lead out of its folder.
+    for figure in sorted((checkout / "images").glob("*.*")):
+        yield figure, f"images/{figure.name}", PLAIN
     for notebook in sorted((checkout / "notebooks").glob("**/*.ipynb")):
         path = notebook.relative_to(checkout)
         if not any(part.startswith(".") for part in path.parts):

@@ -41,7 +41,6 @@ def make(home: Path, say: Callable[[str], object] = print) -> None:
     for folder in FOLDERS:
         require_writable(home / folder)
     shipping.ship(CHECKOUT, home, say)
-    point(home / "images", CHECKOUT / "images")  # the labs show ../images/...
     point(home / "megatron" / "Megatron-LM", CODE)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import data, workspace
+from lab import workspace
 
 pytestmark = pytest.mark.cluster
 
@@ -14,12 +14,9 @@ CLASSIC = Path(__file__).with_name("classic.sh")
 SHIPPED = sorted((workspace.CODE / "jobs").glob("*.sh"))
 
 
-@pytest.fixture(scope="module")
-def lab(cluster):
-    """The cluster with a laid-out workspace and (less) data in it."""
-    workspace.make(cluster.home)
-    data.make(cluster.home, lambda line: None, data.Options(size_mb=4, gpt2_entries=8192))
-    return cluster
+@pytest.fixture
+def lab(course):
+    return course
 
 
 def submit(lab, command, seconds=170):

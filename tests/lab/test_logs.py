@@ -9,7 +9,8 @@ from lab.errors import LabError
 
 LINE = (" iteration       12/     100 | consumed samples:           96 | elapsed time per "
         "iteration (ms): 640.5 | learning rate: 1.500E-04 | global batch size:     8 | "
-        "lm loss: {loss} | loss scale: 1.0 | grad norm: 1.107 | number of skipped iterations:   0 |")
+        "lm loss: {loss} | loss scale: 1.0 | grad norm: 1.107 | "
+        "number of skipped iterations:   0 |")
 WORLD = ("using world size: 4, data-parallel-size: 2, tensor-model-parallel size: 2, "
          "pipeline-model-parallel size: 1 ")
 

@@ -127,7 +127,8 @@
     }
   }
 
-  // Charts with axes. A first column of words becomes categories.
+  // Charts with axes. A first column of words becomes labels, one a row: two rows may be called
+  // the same.
   class AxesChart extends Chart {
     figure(table, options) {
       const [x, ...series] = table.series();
@@ -137,18 +138,21 @@
         type: "linear",
       });
       const words = table.rows.some((row) => typeof value(row[x.index]) === "string");
+      const labels = table.values(x.index), numbers = words ? labels.map((_, row) => row) : labels;
       return {
         traces: series.map((one, index) => ({
-          name: one.label, x: table.values(x.index), y: table.values(one.index), column: one.index,
-          hovertext: one.tooltip === undefined ? undefined : table.values(one.tooltip).map(plain),
-          hoverinfo: one.tooltip === undefined ? "x+y+name" : "text",
+          name: one.label, x: numbers, y: table.values(one.index), column: one.index,
+          hovertext: one.tooltip === undefined ? (words ? labels : undefined)
+            : table.values(one.tooltip).map(plain),
+          hoverinfo: one.tooltip !== undefined ? "text" : words ? "text+y+name" : "x+y+name",
           yaxis: options.series?.[index]?.targetAxisIndex === 1 ? "y2" : "y",
           ...this.style(options.series?.[index]?.type, options),
         })),
         layout: {
           barmode: options.isStacked ? "stack" : "group",
           xaxis: { title: options.hAxis?.title ? { text: options.hAxis.title } : undefined,
-            type: words ? "category" : "linear", automargin: true },
+            automargin: true,
+            ...(words ? { tickmode: "array", tickvals: numbers, ticktext: labels } : {}) },
           yaxis: axis(axes[0]),
           yaxis2: axes[1] ? { ...axis(axes[1]), overlaying: "y", side: "right" } : undefined,
         },

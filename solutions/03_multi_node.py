@@ -415,7 +415,7 @@ check.function(
 
 # %% tags=["explore"]
 !grep "elapsed time" {job.log} | tail -n 1
-last = open(job.log).read().splitlines()
+last = job.log.read_text().splitlines()
 last = [line for line in last if "elapsed time" in line][-1]
 print(f"{tokens_per_second(last, sequence_length=256):,.0f} tokens per second")
 
@@ -568,6 +568,8 @@ guess_factor = 1.8
 
 # %% tags=["explore"]
 !sbatch code/my_two_nodes.sh
+
+# %% tags=["explore"]
 mine = jobs.wait()
 
 # %% tags=["explore"]

@@ -26,7 +26,7 @@ def test_a_sound_lab_has_nothing_unproven(author, home):  # noqa: F811
 @pytest.mark.parametrize(("change", "said"), [
     (("    return micro_batch + ranks", "    return ranks * micro_batch"), "accepted"),
     (('hint="nobody adds"', 'hint="every rank reads"'), "'every rank reads' is not in"),
-    (("lambda micro_batch, ranks: micro_batch,", "lambda micro_batch, ranks: [][ranks],"),
+    (("expected=[16, 2]", "expected=lambda micro_batch, ranks: [][ranks]"),
      "the check breaks: IndexError"),
 ])
 def test_a_check_that_is_not_sound_is_seen(author, home, change, said):  # noqa: F811

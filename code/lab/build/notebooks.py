@@ -9,11 +9,11 @@ from urllib.parse import quote
 from lab.build import prose
 from lab.build.lab import Cell, Lab, Role
 from lab.build.stubs import answered
+from lab.build.visible import without_hidden
 
 METADATA = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python",
                            "name": "python3"},
             "language_info": {"name": "python"}}
-BEGIN_HIDDEN, END_HIDDEN = "### BEGIN HIDDEN TESTS", "### END HIDDEN TESTS"
 
 
 def notebooks(lab: Lab, worked: bool = True) -> dict[str, str]:
@@ -87,22 +87,11 @@ def _worked(lab: Lab) -> Any:
         elif cell.role is Role.ANSWER:
             source = answered(source)
         elif cell.role is Role.CHECK:
-            source = _visible(source)
+            source = without_hidden(source)
         made.append(_cell(cell, source, ids, ("tags",)))
     made[0].source += (f"\n\n*This is the worked notebook of [the lab](../{lab.name}.ipynb): "
                        "it shows one way to solve it.*")
     return new_notebook(cells=made, metadata=METADATA)
-
-
-def _visible(source: str) -> str:
-    """A check without its hidden tests; the reader has made sure that the markers pair up."""
-    kept, hidden = [], False
-    for line in source.split("\n"):
-        hidden = hidden or line.strip() == BEGIN_HIDDEN
-        if not hidden:
-            kept.append(line)
-        hidden = hidden and line.strip() != END_HIDDEN
-    return "\n".join(kept)
 
 
 class _Ids:

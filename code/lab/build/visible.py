@@ -1,0 +1,51 @@
+"""What students can read of a check must not be the answer."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+
+from lab.build.calls import check_calls
+from lab.build.lab import Cell, Lab, Role
+from lab.build.problems import Problems
+
+BEGIN, END = "### BEGIN HIDDEN TESTS", "### END HIDDEN TESTS"
+FORMULA = (ast.Lambda, ast.Name, ast.Call, ast.ListComp, ast.DictComp, ast.GeneratorExp)
+
+
+def without_hidden(source: str, blank: bool = False) -> str:
+    """A check without its hidden tests, whose markers pair up; `blank`: their lines stay, empty."""
+    kept, hidden = [], False
+    for line in source.split("\n"):
+        hidden = hidden or line.strip() == BEGIN
+        if blank or not hidden:
+            kept.append("" if hidden else line)
+        hidden = hidden and line.strip() != END
+    return "\n".join(kept)
+
+
+def check(lab: Lab, problems: Problems) -> None:
+    """Add every formula outside hidden tests in what a check expects and in its hints."""
+    for cell in lab.of(Role.CHECK):
+        if cell.tree is None:
+            continue
+        try:
+            seen = replace(cell, tree=ast.parse(without_hidden(cell.source, blank=True)))
+        except SyntaxError as error:
+            problems.add(cell, error.lineno, "without its hidden tests it is not Python")
+            continue
+        for node in _given(seen):
+            if any(isinstance(part, FORMULA) for part in ast.walk(node)):
+                problems.add(cell, node.lineno, "a formula where students can read it is the "
+                             "answer: give values here, and formulas in the hidden tests")
+
+
+def _given(cell: Cell) -> Iterator[ast.expr]:
+    """What is expected, and the wrong answers of hints. (A predicate of one value tells little.)"""
+    for call in check_calls(cell):
+        if "expected" in call.arguments:
+            yield call.arguments["expected"]
+        hints = call.arguments.get("hints")
+        if isinstance(hints, ast.Dict) and call.function == "function":
+            yield from hints.values

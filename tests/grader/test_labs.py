@@ -59,6 +59,9 @@ def test_the_reference_has_all_points_and_no_wrong_answer_has_any(name: str, tmp
     got = {student: (row["state"], row["reason"], row["score"]) for student, row in rows.items()}
     nothing = dict.fromkeys(["untouched", *wrong], ("graded", "", "0.0"))
     assert points and got == {"reference": ("graded", "", str(float(points))), **nothing}
+    page = (course.root / "feedback" / "reference" / name / f"{name}.html").read_text()
+    assert "../images/" not in page
+    assert ("../images/" in nbformat.writes(release)) == ('src="data:image/' in page)
     with records.gradebook(course) as book:
         for student in nothing:
             grades = book.find_submission(name, student).notebooks[0].grades

@@ -110,7 +110,8 @@ def views(page, screenshot):
         screenshot(page, f"lab-{view.lower()}")
         if view == "Distributed":
             for rank in range(4):
-                frame.locator(f"text=run_default_gpu{rank}").first.wait_for(timeout=20_000)
+                label = frame.locator(f"text=run_default_gpu{rank}").first
+                label.wait_for(state="attached", timeout=20_000)
     choose(page, frame, 1, "Trace")
     until(page, lambda: any("trace_embedding" in one.url for one in page.frames), 60, "the trace")
     viewer = next(one for one in page.frames if "trace_embedding" in one.url)

@@ -151,7 +151,7 @@
         layout: {
           barmode: options.isStacked ? "stack" : "group",
           xaxis: { title: options.hAxis?.title ? { text: options.hAxis.title } : undefined,
-            automargin: true,
+            automargin: true, ticklabeloverflow: "allow",
             ...(words ? { tickmode: "array", tickvals: numbers, ticktext: labels } : {}) },
           yaxis: axis(axes[0]),
           yaxis2: axes[1] ? { ...axis(axes[1]), overlaying: "y", side: "right" } : undefined,

@@ -1,11 +1,15 @@
-# Two commands: `make lab` and `make test`. Each does its own set-up.
+# `make lab` to learn, `make grade` to teach, `make test` to develop. Each does its own set-up.
 PYTHON ?= python3
 RUN = $(PYTHON) tools/bootstrap.py
 
-.PHONY: lab grade formgrader test test-fast test-image stress bench lock clean
+.PHONY: lab build grade formgrader test test-fast test-image stress bench lock clean
 
 lab:  ## set up everything, start the cluster and JupyterLab
 	@$(RUN) lab start
+
+build:  ## the figures and notebooks of the labs, from their sources
+	@$(RUN) python images/src/draw.py
+	@$(RUN) lab build
 
 grade:  ## for instructors: grade what is in course/submitted
 	@$(RUN) lab grade --all

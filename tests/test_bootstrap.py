@@ -20,6 +20,7 @@ def bootstrap(tmp_path, monkeypatch):
         monkeypatch.setattr(module, name, str(tmp_path / path))
     for name in ("requirements.lock", "pyproject.toml"):
         (tmp_path / name).write_text("x==1\n")
+    (tmp_path / "code").mkdir()
     module.done = []
 
     def make_venv(python):
@@ -43,6 +44,17 @@ def test_once_and_never_again(bootstrap):
 def test_a_new_lock_installs_into_the_same_environment(bootstrap, tmp_path):
     bootstrap.ensure_venv()
     (tmp_path / "requirements.lock").write_text("x==2\n")
+    bootstrap.ensure_venv()
+    assert bootstrap.done == WHOLE + WHOLE[1:]
+
+
+def test_a_new_package_of_ours_is_installed(bootstrap, tmp_path):
+    bootstrap.ensure_venv()
+    (tmp_path / "code" / "made.egg-info").mkdir()  # the install's own
+    bootstrap.ensure_venv()
+    assert bootstrap.done == WHOLE
+    (tmp_path / "code" / "new").mkdir()
+    (tmp_path / "code" / "new" / "__init__.py").touch()
     bootstrap.ensure_venv()
     assert bootstrap.done == WHOLE + WHOLE[1:]
 
@@ -83,7 +95,7 @@ def test_an_interrupted_update_builds_anew(bootstrap, tmp_path, monkeypatch):
 
 def test_no_python_that_suits(bootstrap, monkeypatch):
     monkeypatch.setattr(bootstrap, "suits", lambda python: False)
-    with pytest.raises(SystemExit, match=r"no Python 3\.10 to 3\.13 on the PATH") as stopped:
+    with pytest.raises(SystemExit, match=r"no Python 3\.11 to 3\.13 on the PATH") as stopped:
         bootstrap.find_python()
     assert "sudo apt-get install python3.11 python3.11-venv" in str(stopped.value)
 

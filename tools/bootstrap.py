@@ -37,7 +37,7 @@ def suits(python):
 
 
 def find_python():
-    versions = [f"python3.{minor}" for minor in (11, 12, 13, 10)]
+    versions = [f"python3.{minor}" for minor in (11, 12, 13)]
     for name in [sys.executable, *versions]:
         path = shutil.which(name)
         if path and suits(path):
@@ -55,6 +55,11 @@ def wanted_stamp(python):
     for name in (LOCK, os.path.join(ROOT, "pyproject.toml")):
         with open(name, "rb") as file:
             digest.update(file.read())
+    # The editable install lists the packages that were there when it was made.
+    code = os.path.join(ROOT, "code")
+    packages = [name for name in sorted(os.listdir(code))
+                if os.path.exists(os.path.join(code, name, "__init__.py"))]
+    digest.update(" ".join(packages).encode())
     return "\n".join([digest.hexdigest(), python, ROOT])
 
 

@@ -22,6 +22,7 @@ from lab.errors import LabError
 LOOPBACK = "127.0.0.1"
 FIRST_PORT, LAST_PORT = 8888, 8988
 SECONDS_TO_START = 60
+MOST_STARTS = 5
 
 
 def free_port(wanted: int | None, ip: str = LOOPBACK) -> int:
@@ -86,24 +87,37 @@ class Jupyter:
 
     def __init__(self, home: Path, environment: dict[str, str], port: int | None,
                  ip: str = LOOPBACK, instructor: bool = False, base_url: str = "/") -> None:
-        self.port, self.token = free_port(port, ip), secrets.token_hex(24)
+        self.home, self.wanted, self.ip, self.base_url = home, port, ip, base_url
+        self.token = secrets.token_hex(24)
         self.host = LOOPBACK if ip == "0.0.0.0" else ip
-        self.root = f"http://{self.host}:{self.port}/{base_url.strip('/')}".rstrip("/")
         self.log = home / ".cluster" / "jupyter.log"
-        shell = ["/bin/bash", "--rcfile", str(shell_start_file(home))]
-        command = [sys.executable, "-m", "jupyterlab", "--no-browser", f"--ip={ip}",
+        self.variables = {**os.environ, **environment, "JUPYTER_TOKEN": self.token,
+                          "JUPYTER_CONFIG_PATH": str(offline_settings(home, instructor))}
+        self.starts = 0
+        self._start()
+
+    def _start(self) -> None:
+        self.starts += 1
+        self.port = free_port(self.wanted, self.ip)
+        self.root = f"http://{self.host}:{self.port}/{self.base_url.strip('/')}".rstrip("/")
+        shell = ["/bin/bash", "--rcfile", str(shell_start_file(self.home))]
+        command = [sys.executable, "-m", "jupyterlab", "--no-browser", f"--ip={self.ip}",
                    f"--port={self.port}", "--ServerApp.port_retries=0",
-                   f"--ServerApp.root_dir={home}", f"--ServerApp.base_url={base_url}",
+                   f"--ServerApp.root_dir={self.home}", f"--ServerApp.base_url={self.base_url}",
                    f"--ServerApp.terminado_settings={{'shell_command': {shell}}}"]
         if os.geteuid() == 0:
             command.append("--allow-root")
         # A session of its own: Ctrl-C reaches `lab start` alone, which stops things in order.
-        variables = {**os.environ, **environment, "JUPYTER_TOKEN": self.token,
-                     "JUPYTER_CONFIG_PATH": str(offline_settings(home, instructor))}
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                command, cwd=home, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=variables,
-                start_new_session=True, preexec_fn=_die_with_parent)
+                command, cwd=self.home, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=self.variables, start_new_session=True, preexec_fn=_die_with_parent)
+
+    def _lost_the_port(self) -> bool:
+        """Whether it ended since somebody took the port between our look and its start."""
+        if self.process.poll() is None or self.wanted or self.starts >= MOST_STARTS:
+            return False
+        return free_port(None, self.ip) != self.port
 
     @property
     def address(self) -> str:
@@ -114,15 +128,19 @@ class Jupyter:
         deadline = time.monotonic() + SECONDS_TO_START
         # A proxy that the environment names is not for this machine's own address.
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        # Another's server, which took the port in the meantime, refuses our token.
-        ours = urllib.request.Request(f"{self.root}/api/status",
-                                      headers={"Authorization": f"token {self.token}"})
-        while time.monotonic() < deadline and self.process.poll() is None:
+        while time.monotonic() < deadline:
+            # Another's server, which took the port in the meantime, refuses our token.
+            ours = urllib.request.Request(f"{self.root}/api/status",
+                                          headers={"Authorization": f"token {self.token}"})
             try:
                 direct.open(ours, timeout=2).close()
                 return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
+            if self._lost_the_port():
+                self._start()
+            elif self.process.poll() is not None:
+                break
         last = self.log.read_text(errors="replace").splitlines()[-5:]
         raise LabError(f"JupyterLab did not start; the end of {self.log}:\n  " + "\n  ".join(last))
 

@@ -82,7 +82,7 @@ def test_anothers_server_on_our_port_is_not_taken_for_ours(tmp_path):
     with http.server.HTTPServer(("127.0.0.1", 0), Others) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         ours.root, ours.token = f"http://127.0.0.1:{server.server_port}", "ours"
-        ours.log = tmp_path / "log"
+        ours.log, ours.wanted = tmp_path / "log", server.server_port
         ours.log.write_text("the port is already in use")
         ours.process = subprocess.Popen(["sleep", "1"])
         with pytest.raises(LabError, match="already in use"):

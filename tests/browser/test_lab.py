@@ -55,6 +55,30 @@ def test_the_released_lab_is_whole_and_stops_at_the_first_exercise(page, jupyter
     assert traffic.outside == [] and traffic.errors == []
 
 
+def write(page, n, text):
+    """Replace a code cell's source, as a student who types."""
+    code_cell(page, n).locator(".cm-content").click()
+    page.keyboard.press("Control+a")
+    page.keyboard.insert_text(text)
+
+
+def test_a_wrong_answer_gets_its_hint_and_the_right_one_passes(page, jupyter, screenshot):
+    open_notebook(page, jupyter, LAB)
+    run_cell(page, number_of(page, "from lab import check"))
+    answer, check = number_of(page, "def place"), number_of(page, '"Node and local rank')
+    write(page, answer, "def place(rank, ranks_per_node):\n"
+                        "    return rank % ranks_per_node, rank // ranks_per_node")
+    run_cell(page, answer)
+    said = run_cell(page, check).inner_text()
+    assert "place(rank=13, ranks_per_node=8) returned (5, 1). Node and local rank have" in said
+    page.locator(f"{NOTEBOOK} h3", has_text="Exercise 1").scroll_into_view_if_needed()
+    screenshot(page, "lab-hint")
+    write(page, answer, "def place(rank, ranks_per_node):\n"
+                        "    return divmod(rank, ranks_per_node)")
+    run_cell(page, answer)
+    assert "place: right in 3 cases" in run_cell(page, check).inner_text()
+
+
 def test_the_stuck_link_opens_the_worked_notebook(page, jupyter, screenshot):
     open_notebook(page, jupyter, LAB)
     page.locator(f"{NOTEBOOK} a", has_text="worked notebook").first.click()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from typing import Any
-from urllib.parse import quote
 
 from lab.build import prose
 from lab.build.lab import Cell, Lab, Role
@@ -52,10 +51,10 @@ def _with_links(lab: Lab) -> dict[int, str]:
     cells, changed = list(lab.cells), {}
     for index, cell in enumerate(cells):
         if cell.role is Role.ANSWER and lab.tested_by[cell.grade_id]:
-            found = prose.exercise_of(cells, index)
-            if found is not None:
-                place, heading = found
-                address = f"worked/{lab.name}.ipynb#{quote(heading.anchor)}"
+            place = prose.text_of(cells, index)
+            if place is not None:
+                # JupyterLab's own kind of fragment: it scrolls to the cell with this id.
+                address = f"worked/{lab.name}.ipynb#cell-id={cell.grade_id}"
                 changed[place] = (f"{cells[place].source}\n\n*Stuck? [The worked notebook]"
                                   f"({address}) shows one way.*")
     return changed

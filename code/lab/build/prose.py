@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from posixpath import join, normpath
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from lab.build.lab import Cell, Lab, Role
@@ -158,15 +156,7 @@ def moved_down(markdown: str) -> str:
     return markdown
 
 
-def exercise_of(cells: list[Cell], index: int) -> tuple[int, Part] | None:
-    """Where cell `index` has its text: the index of the nearest text cell above, and the nearest
-    heading in or above that cell."""
-    above = [i for i in range(index) if cells[i].role is Role.TEXT and cells[i].kind == "markdown"]
-    heading = next(_headings_upwards(cells, above), None)
-    return (above[-1], heading) if above and heading else None
-
-
-def _headings_upwards(cells: list[Cell], above: list[int]) -> Iterator[Part]:
-    for index in reversed(above):
-        found: list[Any] = [part for part in parts(cells[index].source) if part.kind == "heading"]
-        yield from reversed(found)
+def text_of(cells: list[Cell], index: int) -> int | None:
+    """Where cell `index` has its text: the index of the nearest text cell above."""
+    return next((above for above in reversed(range(index)) if cells[above].role is Role.TEXT
+                 and cells[above].kind == "markdown"), None)

@@ -68,16 +68,16 @@ def test_the_instructors_source_has_all_but_the_mutants(built):
     assert "mutant" not in text
 
 
-def test_each_checked_exercise_leads_to_its_heading_in_the_worked_notebook(built):
+def test_each_checked_exercise_leads_to_its_answer_in_the_worked_notebook(built):
     text = (built / RELEASE).read_text()
     links = [line for cell in sources(built / RELEASE).values() for line in cell.split("\n")
              if line.startswith("*Stuck?")]
     assert links == [
-        "*Stuck? [The worked notebook](worked/90_sample.ipynb#Exercise-1%3A-the-global-batch) "
+        "*Stuck? [The worked notebook](worked/90_sample.ipynb#cell-id=global-batch) "
         "shows one way.*",
-        "*Stuck? [The worked notebook](worked/90_sample.ipynb#Exercise-2%3A-a-script) "
+        "*Stuck? [The worked notebook](worked/90_sample.ipynb#cell-id=script) "
         "shows one way.*",
-        "*Stuck? [The worked notebook](worked/90_sample.ipynb#Exercise-3%3A-an-object) "
+        "*Stuck? [The worked notebook](worked/90_sample.ipynb#cell-id=counter) "
         "shows one way.*"]
     assert [line for line in links if line in text] == links  # not after the prediction
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import json
 import logging
 import shutil
 import time
@@ -18,11 +19,12 @@ from nbgrader.coursedir import CourseDirectory
 from traitlets.log import get_logger
 
 from grader import records
-from grader.course import Course
-from grader.rebuild import Unusable, read_submitted, require_notebook
+from grader.course import Course, read_stamps
+from grader.rebuild import read_submitted, require_notebook
+from grader.records import explain
+from grader.report import stamped
 from lab.errors import LabError
-
-LONGEST_REASON = 300
+from lab.workspace import put_whole
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,10 @@ def convert(kind: type[BaseConverter], course: Course, lab: str, student: str = 
 def release(course: Course, lab: str) -> None:
     """Bring source/ up to date and generate the assignment from it. Raises LabError."""
     changed = course.bring_source(lab)
-    made = course.notebook("release", lab)
-    source = course.notebook("source", lab)
-    fresh = made.exists() and made.stat().st_mtime >= source.stat().st_mtime
+    made, source = course.notebook("release", lab), course.notebook("source", lab)
+    stamps = course.root / "release" / ".made.json"
+    digest, before = records.digest_of_lab(course, lab), read_stamps(stamps)
+    fresh = made.exists() and before.get(lab) == digest
     if fresh and not changed and _in_gradebook(course, lab):
         return
     try:
@@ -97,6 +100,7 @@ def release(course: Course, lab: str) -> None:
     except Exception as error:
         raise LabError(f"{source}: nbgrader makes no assignment of it: {explain(error)} (the rest "
                        f"is in {log_file(course)})") from error
+    put_whole(stamps, json.dumps(before | {lab: digest}, indent=1).encode())
 
 
 def _in_gradebook(course: Course, lab: str) -> bool:
@@ -105,13 +109,18 @@ def _in_gradebook(course: Course, lab: str) -> bool:
 
 
 def grade(course: Course, lab: str, student: str) -> Outcome:
-    """Grade one submission and write its feedback. Always leaves a record; raises nothing of it."""
+    """Grade one submission and write its feedback. Always leaves a record; raises nothing of it,
+    but lets Ctrl-C pass."""
     start = time.monotonic()
     try:
         require_notebook(read_submitted(course.notebook("submitted", lab, student)))
+        stamped(course, lab, student)  # nbgrader breaks on one that is no time
         records.give_back_extension(course, lab, student)
         convert(_Autograde, course, lab, student)
-    except Exception as error:
+    except KeyboardInterrupt as error:
+        records.leave_ungraded(course, lab, student, explain(error))
+        raise
+    except (Exception, SystemExit) as error:  # some of nbgrader's errors end the program
         get_logger().error("%s of %s is ungraded", lab, student, exc_info=True)
         record = records.leave_ungraded(course, lab, student, explain(error))
     else:
@@ -130,14 +139,6 @@ def feedback(course: Course, lab: str, student: str) -> records.Record:
         record.notes.append(f"no feedback: {explain(error)}")
         records.write(course, lab, student, record)
     return record
-
-
-def explain(error: BaseException) -> str:
-    """One line for the instructor."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    if not isinstance(error, (Unusable, LabError)):
-        text = f"{type(error).__name__}: {text}" if str(error) else text
-    return text if len(text) <= LONGEST_REASON else text[:LONGEST_REASON] + "..."
 
 
 def log_file(course: Course) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import statistics
 import time
 
@@ -42,7 +43,7 @@ def run_formgrader(arguments: argparse.Namespace) -> int:
 def run_grade(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from grader.batch import grade_all
+    from grader.batch import Outcome, grade_all
     from grader.course import Course, default_root
     from grader.report import save
 
@@ -52,13 +53,23 @@ def run_grade(arguments: argparse.Namespace) -> int:
     work = choose(course, arguments)
     console, start = Console(), time.monotonic()
     say_warning()
-    with progress(len(work)) as step:
-        outcomes = grade_all(course, work, step)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # stops as Ctrl-C does
+    outcomes: list[Outcome] = []
+    stopped = False
+    try:
+        with progress(len(work)) as step:
+            grade_all(course, work, lambda one: (outcomes.append(one), step(one)))
+    except KeyboardInterrupt:
+        stopped = True
     rows = save(course)
     show(console, outcomes, rows, time.monotonic() - start)
+    if stopped:
+        console.print(f"stopped: {len(work) - len(outcomes)} of {len(work)} were not graded this "
+                      "time; grade again", soft_wrap=True)
     console.print(f"Scores: {course.root / 'grades.csv'}   feedback: {course.root / 'feedback'}/",
                   soft_wrap=True)
-    return 0
+    return 130 if stopped else 0
 
 
 def say_warning() -> None:

@@ -107,7 +107,7 @@ class Course:
         """
         ours, copy = self.sources / lab, self.root / "source" / lab
         stamps = self.root / "source" / ".copied.json"
-        copied = json.loads(stamps.read_text()) if stamps.exists() else {}
+        copied = read_stamps(stamps)
         new, have = digest_of_folder(ours), digest_of_folder(copy)
         if not ours.is_dir() or new == have:
             return False
@@ -133,12 +133,27 @@ class Course:
             yield
 
 
+def read_stamps(path: Path) -> dict[str, str]:
+    """Digests by lab. Raises LabError when the file is damaged."""
+    try:
+        found = json.loads(path.read_text()) if path.exists() else {}
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise LabError(f"{path} is damaged: remove it, then grade again")
+    return found
+
+
 def digest_of_folder(folder: Path) -> str:
-    """SHA-256 over names and contents, hex; empty when there is no such folder."""
+    """SHA-256 over names and contents, hex; empty when there is no such folder.
+
+    What JupyterLab leaves behind when somebody saves a notebook does not count.
+    """
     if not folder.is_dir():
         return ""
     total = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    for path in sorted(path for path in folder.rglob("*")
+                       if path.is_file() and ".ipynb_checkpoints" not in path.parts):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         total.update(f"{path.relative_to(folder)}\0{content}\n".encode())
     return total.hexdigest()

@@ -17,8 +17,8 @@ from nbclient.exceptions import DeadKernelError
 from nbformat import NotebookNode
 from nbgrader.preprocessors import Execute
 
-from grader.rebuild import Unusable
-from grader.records import place
+from grader.course import Course
+from grader.records import Unusable, place, ungraded_on_error
 from lab import workspace
 from lab.check.sides import SEED_VARIABLE
 
@@ -39,6 +39,11 @@ class RunSubmission(Execute):
             _warned = True
             self.log.warning(WARNING, os.environ.get("USER") or f"user {os.geteuid()}")
         course, lab, student = place(self, resources)
+        with ungraded_on_error(course, lab, student):
+            return self._run(nb, resources, km, course, lab, student)
+
+    def _run(self, nb: NotebookNode, resources: Any, km: Any, course: Course, lab: str,
+             student: str) -> tuple[NotebookNode, Any]:
         with tempfile.TemporaryDirectory(prefix="grading-", ignore_cleanup_errors=True) as folder:
             home = Path(folder) / "workspace"
             workspace.make(home, self.log.info)

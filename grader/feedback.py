@@ -19,6 +19,7 @@ from lab.workspace import CHECKOUT
 
 IMAGES = CHECKOUT / "images"
 PICTURE = re.compile(r"\.\./images/([\w./-]+\.(?:png|svg|jpe?g|gif|webp))")
+NOTEBOOK_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\([\w./-]+\.ipynb(?:#[^)\s]*)?\)")
 TAGS = sorted({*ALLOWED_TAGS, "br", "div", "h1", "h2", "h3", "h4", "hr", "p", "pre", "span",
                "table", "tbody", "td", "th", "thead", "tr"})
 
@@ -59,12 +60,14 @@ class Harmless(SanitizeHTML):
 
 
 class EmbedImages(Preprocessor):
-    """Puts the labs' pictures into the page. Reads from images/ only, whatever a path says."""
+    """Puts the labs' pictures into the page; links to notebooks, which are not beside it, become
+    text. Reads from images/ only, whatever a path says."""
 
     def preprocess_cell(self, cell: NotebookNode, resources: dict[str, Any], cell_index: int
                         ) -> tuple[NotebookNode, dict[str, Any]]:
         if cell.cell_type == "markdown":
-            cell.source = PICTURE.sub(lambda found: data_uri(found) or found[0], cell.source)
+            text = NOTEBOOK_LINK.sub(r"\1", cell.source)
+            cell.source = PICTURE.sub(lambda found: data_uri(found) or found[0], text)
         return cell, resources
 
 

@@ -18,13 +18,10 @@ from nbformat import NotebookNode
 from nbgrader import utils
 from nbgrader.preprocessors import NbGraderPreprocessor
 
-from grader.records import place
+from grader.copies import merged
+from grader.records import Unusable, place, ungraded_on_error
 
 LARGEST = 20_000_000  # bytes of a submitted notebook
-
-
-class Unusable(Exception):
-    """A submission that cannot be graded; its text is the reason, for the instructor's table."""
 
 
 def read_submitted(path: Path) -> Any:
@@ -70,9 +67,8 @@ def answers(submitted: Any) -> Iterator[tuple[str, str, str]]:
 def rebuild(release: NotebookNode, submitted: Any) -> tuple[NotebookNode, list[str]]:
     """The notebook to grade, and what the instructor should know about the submission.
 
-    Of several cells with one grade_id the last one counts that differs from the release: it is what
-    a run from top to bottom ends with, and an untouched copy says nothing. Raises Unusable when not
-    one answer cell of the release is in it.
+    Of several cells with one grade_id those that equal the release say nothing; copies.py makes one
+    of the others. Raises Unusable when not one answer cell of the release is in it.
     """
     given: dict[str, list[tuple[str, str]]] = {}
     for name, kind, source in answers(submitted):
@@ -83,7 +79,7 @@ def rebuild(release: NotebookNode, submitted: Any) -> tuple[NotebookNode, list[s
         copies = given.get(name, [])
         if len(copies) > 1:
             notes.append(f"{name} is there {len(copies)} times" + (
-                ": the last changed one counts" if utils.is_solution(cell) else ""))
+                ": counted as a run from top to bottom" if utils.is_solution(cell) else ""))
         if not utils.is_solution(cell):
             continue
         right = [source for kind, source in copies if kind == cell.cell_type]
@@ -93,7 +89,7 @@ def rebuild(release: NotebookNode, submitted: Any) -> tuple[NotebookNode, list[s
                          f"{name} is no {cell.cell_type} cell any more: taken as unanswered")
         changed = [source for source in right if source != cell.source]
         if changed:
-            cell.source = changed[-1]
+            cell.source = merged(changed, cell.cell_type)
     if not found:
         raise Unusable("none of the lab's answer cells is in it: another lab's notebook?")
     result.metadata["grader"] = {"notes": notes}
@@ -106,6 +102,7 @@ class Rebuild(NbGraderPreprocessor):
     def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
                    ) -> tuple[NotebookNode, dict[str, Any]]:
         course, lab, student = place(self, resources)
-        release = nbformat.read(course.notebook("release", lab), as_version=4)
-        submitted = read_submitted(course.notebook("submitted", lab, student))
-        return rebuild(release, submitted)[0], resources
+        with ungraded_on_error(course, lab, student):
+            release = nbformat.read(course.notebook("release", lab), as_version=4)
+            submitted = read_submitted(course.notebook("submitted", lab, student))
+            return rebuild(release, submitted)[0], resources

@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,15 @@ from nbformat import NotebookNode
 from nbgrader.api import Gradebook, MissingEntry
 from nbgrader.preprocessors import NbGraderPreprocessor
 
-from grader.course import Course
+from grader.course import Course, digest_of_folder
+from lab.errors import LabError
 from lab.workspace import put_whole
+
+LONGEST_REASON = 300
+
+
+class Unusable(Exception):
+    """A submission that cannot be graded; its text is the reason, for the instructor's table."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,7 @@ class Record:
     notes: list[str] = field(default_factory=list)
     at: str = ""  # when it was graded, UTC
     set_aside: dict[str, Any] = field(default_factory=dict)  # what a person had entered
+    lab: str = ""  # digest of the lab's source that it was graded with
 
 
 def place(step: Any, resources: dict[str, Any]) -> tuple[Course, str, str]:
@@ -54,14 +63,38 @@ def now() -> str:
 
 
 def write(course: Course, lab: str, student: str, record: Record) -> None:
+    """Write it whole; a damaged one is kept beside it, since a person's scores may be in it."""
     path = _file(course, lab, student)
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and _read(path) is None:
+        kept = path.with_name(path.name + ".damaged")
+        path.replace(kept)
+        record.notes.append(f"its earlier record was damaged; it is kept as {kept}")
     put_whole(path, json.dumps(asdict(record), indent=1).encode())
 
 
 def last(course: Course, lab: str, student: str) -> Record | None:
+    """None before the first attempt; an ungraded one, which says so, when its file is damaged."""
     path = _file(course, lab, student)
-    return Record(**json.loads(path.read_text())) if path.exists() else None
+    if not path.exists():
+        return None
+    return _read(path) or Record("ungraded", course.digest(lab, student),
+                                 f"{path} is damaged: grade it again")
+
+
+def _read(path: Path) -> Record | None:
+    try:
+        found = Record(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+    sound = all(isinstance(value, str)
+                for value in (found.state, found.digest, found.reason, found.at, found.lab)
+                ) and all(isinstance(note, str) for note in found.notes)
+    return found if sound and isinstance(found.set_aside, dict) else None
+
+
+def digest_of_lab(course: Course, lab: str) -> str:
+    return digest_of_folder(course.root / "source" / lab)
 
 
 def state(course: Course, lab: str, student: str) -> tuple[str, str]:
@@ -75,6 +108,8 @@ def state(course: Course, lab: str, student: str) -> tuple[str, str]:
         return "ungraded", "not graded yet"
     if record.digest != digest:
         return "ungraded", "submitted again since it was graded"
+    if record.lab != digest_of_lab(course, lab):
+        return "ungraded", "the lab was changed since it was graded"
     return "graded", ""
 
 
@@ -88,7 +123,7 @@ def leave_ungraded(course: Course, lab: str, student: str, reason: str) -> Recor
     before = last(course, lab, student)
     aside = dict(before.set_aside) if before else {}
     with gradebook(course) as book:
-        book.update_or_create_student(student)
+        enrol(book, student)
         with contextlib.suppress(MissingEntry):
             aside |= _entered_by_hand(book.find_submission(lab, student))
             book.remove_submission(lab, student)
@@ -97,6 +132,33 @@ def leave_ungraded(course: Course, lab: str, student: str, reason: str) -> Recor
     record = Record("ungraded", course.digest(lab, student), reason, notes, now(), aside)
     write(course, lab, student, record)
     return record
+
+
+@contextlib.contextmanager
+def ungraded_on_error(course: Course, lab: str, student: str) -> Iterator[None]:
+    """Around a step of nbgrader: its own commands too leave no earlier score when it fails."""
+    try:
+        yield
+    except BaseException as error:  # Ctrl-C too
+        leave_ungraded(course, lab, student, explain(error))
+        raise
+
+
+def explain(error: BaseException) -> str:
+    """One line for the instructor."""
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped while it was graded"
+    text = " ".join(str(error).split()) or type(error).__name__
+    if not isinstance(error, (Unusable, LabError)):
+        text = f"{type(error).__name__}: {text}" if str(error) else text
+    return text if len(text) <= LONGEST_REASON else text[:LONGEST_REASON] + "..."
+
+
+def enrol(book: Gradebook, student: str) -> None:
+    """Into the gradebook; formgrader calls who has no name there "None, None"."""
+    found = book.update_or_create_student(student)
+    if not found.last_name and not found.first_name:
+        book.update_or_create_student(student, last_name=student, first_name="")
 
 
 def _entered_by_hand(submission: Any) -> dict[str, Any]:
@@ -119,7 +181,7 @@ def give_back_extension(course: Course, lab: str, student: str) -> None:
     if record and "extension" in record.set_aside:
         seconds = datetime.timedelta(seconds=record.set_aside["extension"])
         with gradebook(course) as book:
-            book.update_or_create_student(student)
+            enrol(book, student)
             book.update_or_create_submission(lab, student, extension=seconds)
 
 
@@ -133,5 +195,7 @@ class SaveRecord(NbGraderPreprocessor):
         write(course, lab, student, Record(
             "graded", course.digest(lab, student), "",
             list(nb.metadata.get("grader", {}).get("notes", [])), now(),
-            before.set_aside if before else {}))
+            before.set_aside if before else {}, digest_of_lab(course, lab)))
+        with gradebook(course) as book:
+            enrol(book, student)
         return nb, resources

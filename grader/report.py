@@ -15,7 +15,7 @@ from nbgrader.plugins import ExportPlugin
 from nbgrader.utils import parse_utc
 
 from grader.course import Course
-from grader.records import gradebook, last, state
+from grader.records import Unusable, gradebook, last, state
 from lab.workspace import put_whole
 
 
@@ -34,16 +34,31 @@ class Row:
     notes: str
 
 
+def stamped(course: Course, lab: str, student: str) -> datetime.datetime | None:
+    """What timestamp.txt beside the notebook says; None without one. Raises Unusable."""
+    stamp = course.notebook("submitted", lab, student).with_name("timestamp.txt")
+    if not stamp.is_file() or stamp.is_symlink():
+        return None
+    text = stamp.read_bytes()[:100].decode(errors="replace").strip()
+    try:
+        return parse_utc(text).replace(tzinfo=datetime.UTC) if text else None
+    except Exception as error:  # dateutil lets all kinds of them out
+        raise Unusable(f"timestamp.txt says {text!r}, which is no time: remove it, or write one as "
+                       "2026-01-31 12:00:00 UTC") from error
+
+
 def received(course: Course, lab: str, student: str) -> str:
-    """When it came in: nbgrader's timestamp.txt, else the notebook's time on this disk."""
+    """When it came in, UTC: the later of timestamp.txt and the notebook's time on this disk.
+
+    Students can write both, but not one after you copied the file; so a forged early stamp is
+    seen. The exchange keeps a notebook's last change as its time: the stamp is later there.
+    """
     path = course.notebook("submitted", lab, student)
-    stamp = path.with_name("timestamp.txt")
-    if stamp.is_file() and not stamp.is_symlink():
-        with contextlib.suppress(ValueError, OverflowError):
-            return parse_utc(stamp.read_text(errors="replace").strip()).isoformat() + "+00:00"
     if not path.is_file():
         return ""
     when = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
+    with contextlib.suppress(Unusable):  # which its reason says
+        when = max(when, stamped(course, lab, student) or when)
     return when.isoformat(timespec="seconds")
 
 

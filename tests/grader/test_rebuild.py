@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nbformat import v4
 
-from grader.feedback import PICTURE, data_uri
+from grader.copies import merged
+from grader.feedback import NOTEBOOK_LINK, PICTURE, data_uri
 from grader.rebuild import Unusable, rebuild
 from grader.report import harmless
 from tests.grader.small_lab import RIGHT, WRONG, answered, find, source
@@ -29,21 +30,53 @@ def test_only_answers_are_taken():
     assert result.metadata.kernelspec.name == "python3" and notes == []
 
 
+DEF = "def global_batch(micro_batch, ranks):"
+HELPER = "def product(a, b):\n    return a * b"
+USER = f"{DEF}\n    return product(micro_batch, ranks)"
+
+
 @pytest.mark.parametrize("copies, counts", [
     ([RIGHT, WRONG], WRONG), ([WRONG, RIGHT], RIGHT), ([RIGHT, None], RIGHT), ([None, None], None),
+    ([RIGHT, RIGHT], RIGHT), ([RIGHT, " "], RIGHT),
+    ([WRONG + "\nglobal_batch()", RIGHT], RIGHT),  # a first try that fails
+    ([RIGHT, "def ("], RIGHT), (["def (", RIGHT], RIGHT),
+    ([DEF + "\n    a = 1", "    return a"], f"{DEF}\n    a = 1\n    return a"),  # halves
+    ([DEF, "    return 1"], f"{DEF}\n    return 1"),
+    ([HELPER, USER], f"{HELPER}\n{USER}"), ([USER, HELPER], f"{USER}\n{HELPER}"),
+    ([HELPER, None, USER], f"{HELPER}\n{USER}"),
+    (["import math", RIGHT], f"import math\n{RIGHT}"),
+    ([RIGHT, "global_batch(1, 2)"], f"{RIGHT}\nglobal_batch(1, 2)"),
+    (["x" * 200_000, RIGHT], RIGHT),
 ])
-def test_of_several_copies_the_last_changed_one_counts(copies, counts):
+def test_of_cells_with_one_name_a_run_from_top_to_bottom_decides(copies, counts):
+    result, notes = rebuild(RELEASE, with_copies("batch", copies))
     untouched = find(RELEASE, "batch").source
-    submitted = answered(RELEASE)
-    found = find(submitted, "batch")
-    submitted.cells.remove(found)
-    for text in copies:
-        cell = copy.deepcopy(found)
-        cell.source = text or untouched
-        submitted.cells.append(cell)
-    result, notes = rebuild(RELEASE, submitted)
     assert find(result, "batch").source == (counts or untouched)
-    assert notes == ["batch is there 2 times: the last changed one counts"]
+    assert notes == [f"batch is there {len(copies)} times: counted as a run from top to bottom"]
+
+
+@pytest.mark.parametrize("copies, counts", [
+    (["%%writefile a\nA=1", "B=2"], "%%writefile a\nA=1\nB=2"),
+    (["%%writefile a\nA=1", "%%writefile a\nB=2"], "%%writefile a\nB=2"),
+])
+def test_a_script_in_two_halves_is_one_script_and_a_second_one_replaces_it(copies, counts):
+    assert find(rebuild(RELEASE, with_copies("script", copies))[0], "script").source == counts
+
+
+def test_written_answers_lose_nothing():
+    assert merged(["One.", "Two.", "One."], "markdown") == "One.\n\nTwo."
+
+
+def with_copies(name, copies):
+    """The untouched release, with these sources (None: untouched) in cells called `name`."""
+    submitted = copy.deepcopy(RELEASE)
+    found = find(submitted, name)
+    place = submitted.cells.index(found)
+    cells = [copy.deepcopy(found) for _ in copies]
+    for cell, text in zip(cells, copies, strict=True):
+        cell.source = text or cell.source
+    submitted.cells[place:place + 1] = cells
+    return submitted
 
 
 def test_an_answer_that_is_missing_or_no_code_is_reported():
@@ -88,6 +121,11 @@ def test_pictures_come_from_the_folder_of_pictures_only(tmp_path):
         f"![x](data:image/png;base64,{base64.b64encode(b'png').decode()})")
     for path in ("../images/../b.png", "../images/c.png", "../images/no.png", "/etc/a.png"):
         assert embedded(path) == path
+
+
+def test_links_to_notebooks_that_are_not_beside_the_page_become_text():
+    link = "*Stuck? [The worked](worked/03.ipynb#Exercise-1%3A-who) [x](https://a.b/c.ipynb)*"
+    assert NOTEBOOK_LINK.sub(r"\1", link) == "*Stuck? The worked [x](https://a.b/c.ipynb)*"
 
 
 @pytest.mark.parametrize("text", ["=1", "+1", "-1", "@x", "\tx", "\rx"])

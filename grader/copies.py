@@ -1,0 +1,52 @@
+"""One answer out of several cells with its grade_id: JupyterLab keeps the id in a cell that is
+copied, and in both halves of a cell that is split."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+
+from lab.build.names import analyse
+from lab.build.reading import python_of
+
+LONGEST = 100_000  # characters that are looked into; more is no answer that a person wrote
+
+
+def merged(pieces: list[str], kind: str) -> str:
+    """What a run of `pieces` (not empty) from top to bottom leaves behind, as one cell's source.
+
+    A piece that defines at least all that came before it defines replaces it: a copy, or a second
+    try. Any other piece is appended: a half, or one function of several. Pieces that are not
+    Python together are not joined; then the last one counts that is. Text is always joined.
+    """
+    distinct = list(dict.fromkeys(piece for piece in pieces if piece.strip())) or pieces[:1]
+    text = distinct[0]
+    for piece in distinct[1:]:
+        text = f"{text}\n\n{piece}" if kind != "code" else _and_then(text, piece)
+    return text
+
+
+def _and_then(text: str, piece: str) -> str:
+    joined = f"{text}\n{piece}"
+    if text.startswith("%%"):  # a file's text, of which any part may look like Python
+        return piece if piece.startswith("%%") else joined
+    before, new = _defines(text), _defines(piece)
+    if before is not None and new is not None and before <= new and new:
+        return piece
+    if _defines(joined) is not None:
+        return joined
+    return text if new is None and before is not None else piece
+
+
+def _defines(source: str) -> set[str] | None:
+    """The global names that the cell binds; None when it is not Python."""
+    if len(source) > LONGEST:
+        return None
+    try:
+        with warnings.catch_warnings():  # on a student's "\d"
+            warnings.simplefilter("ignore")
+            tree = ast.parse(python_of(source))
+            compile(tree, "cell", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+            return set(analyse(tree).binds)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None

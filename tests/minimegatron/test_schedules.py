@@ -1,30 +1,196 @@
-"""The lists say what 1F1B says."""
+"""The published schedules say what their papers say, in order, time and memory."""
+
+import subprocess
+import sys
+from fractions import Fraction
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
-from minimegatron.schedules import one_f_one_b
+from minimegatron.schedules import (
+    BUILT_IN,
+    Durations,
+    ScheduleError,
+    add_communication,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    peak_live,
+    problems,
+    program_problems,
+    simulate,
+    to_text,
+    zb_h1,
+)
+
+STAGES, MICRO_BATCHES, CHUNKS = st.integers(1, 7), st.integers(1, 14), st.integers(1, 4)
+UNTIMED = settings(deadline=None)  # a busy machine is no failure
+TIMES = st.fractions(Fraction(1, 7), 5, max_denominator=7)
 
 
-def text(actions):
-    return " ".join(map(str, actions))
+@st.composite
+def built_in(draw):
+    """(stages, micro-batches, chunks, schedule) of any schedule that ships."""
+    name = draw(st.sampled_from(sorted(BUILT_IN)))
+    stages, number = draw(STAGES), draw(MICRO_BATCHES)
+    if name != "interleaved":
+        return stages, number, 1, BUILT_IN[name](stages, number)
+    chunks, number = draw(CHUNKS), stages * draw(st.integers(1, 4))
+    return stages, number, chunks, interleaved(stages, number, chunks)
+
+
+def bubble(schedule, micro_batches, durations):
+    """What the pipeline takes longer than one stage's work."""
+    work = durations.forward + durations.backward + durations.weight
+    return simulate(schedule, durations).total - micro_batches * work
 
 
 def test_one_stage_is_gradient_accumulation():
-    assert text(one_f_one_b(1, 3)[0]) == "F0 B0 F1 B1 F2 B2"
+    assert to_text(one_f_one_b(1, 3)) == ["F0 B0 F1 B1 F2 B2"]
+    assert to_text(zb_h1(1, 2)) == ["F0 B0 W0 F1 B1 W1"]
 
 
-def test_warm_up_steady_state_cool_down():
-    first, last = one_f_one_b(3, 4)[0], one_f_one_b(3, 4)[2]
-    assert text(first) == "F0 F1 F2 B0 F3 B1 B2 B3"
-    assert text(last) == "F0 B0 F1 B1 F2 B2 F3 B3"
+def test_gpipe_runs_its_backwards_from_the_last_micro_batch_to_the_first():
+    assert to_text(gpipe(2, 3)) == ["F0 F1 F2 B2 B1 B0"] * 2
 
 
-@pytest.mark.parametrize("stages", [1, 2, 4, 7])
-@pytest.mark.parametrize("micro_batches", [1, 3, 8])
-def test_live_activations_shrink_towards_the_last_stage(stages, micro_batches):
-    for stage, actions in enumerate(one_f_one_b(stages, micro_batches)):
-        alive, peak = 0, 0
-        for action in actions:
-            alive += 1 if action.kind == "F" else -1
-            peak = max(peak, alive)
-        assert (alive, peak) == (0, min(stages - stage, micro_batches))
+def test_1f1b_warms_up_alternates_and_drains():
+    assert to_text(one_f_one_b(3, 4)) == [
+        "F0 F1 F2 B0 F3 B1 B2 B3", "F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"]
+
+
+def test_1f1b_with_fewer_micro_batches_than_stages():
+    assert to_text(one_f_one_b(4, 2)) == ["F0 F1 B0 B1"] * 3 + ["F0 B0 F1 B1"]
+
+
+def test_interleaved_deals_micro_batches_out_in_groups_as_megatron_does():
+    assert to_text(interleaved(2, 4, 2)) == [
+        "F0 F1 F0.1 F1.1 F2 B0.1 F3 B1.1 F2.1 B0 F3.1 B1 B2.1 B3.1 B2 B3",
+        "F0 F1 F0.1 B0.1 F1.1 B1.1 F2 B0 F3 B1 F2.1 B2.1 F3.1 B3.1 B2 B3"]
+
+
+@pytest.mark.parametrize("stages, micro_batches, chunks", [(2, 4, 2), (4, 8, 2), (3, 9, 3)])
+def test_interleaved_warms_up_as_long_as_megatron_does(stages, micro_batches, chunks):
+    for stage, actions in enumerate(interleaved(stages, micro_batches, chunks)):
+        forwards = [action.kind for action in actions].index("B")
+        # One forward of the alternating part stands before the first backward.
+        assert forwards == 2 * (stages - stage - 1) + (chunks - 1) * stages + 1
+
+
+def test_interleaved_is_all_warm_up_with_as_many_micro_batches_as_stages():
+    for actions in interleaved(4, 4, 2):
+        assert "".join(action.kind for action in actions) == "F" * 8 + "B" * 8
+
+
+def test_interleaved_with_one_chunk_is_1f1b():
+    assert interleaved(3, 4, 1) == one_f_one_b(3, 4)
+
+
+@pytest.mark.parametrize("micro_batches, near", [(10, "take 8 or 12"), (3, "take 4")])
+def test_interleaved_refuses_groups_that_are_not_whole(micro_batches, near):
+    with pytest.raises(ScheduleError, match=f"{micro_batches} micro-batches .* 4 stages .*{near}"):
+        interleaved(4, micro_batches, 2)
+
+
+@pytest.mark.parametrize("number", [0, -1, 2.0, True, "4"])
+def test_a_number_below_one_is_refused_by_name(number):
+    for make in (gpipe, one_f_one_b, zb_h1):
+        with pytest.raises(ScheduleError, match=r"^stages: .* at least 1"):
+            make(number, 4)
+        with pytest.raises(ScheduleError, match=r"^micro-batches: "):
+            make(4, number)
+    with pytest.raises(ScheduleError, match=r"^chunks: "):
+        interleaved(4, 4, number)
+
+
+def test_zb_h1_delays_the_weight_gradients_of_later_stages():
+    assert to_text(zb_h1(3, 4)) == [
+        "F0 F1 F2 B0 W0 F3 B1 W1 B2 W2 B3 W3",
+        "F0 F1 B0 F2 B1 W0 F3 B2 W1 B3 W2 W3",
+        "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3"]
+
+
+@UNTIMED
+@given(built_in())
+def test_every_schedule_is_complete_and_free_of_deadlock(case):
+    stages, micro_batches, chunks, schedule = case
+    assert not problems(schedule, stages=stages, micro_batches=micro_batches, chunks=chunks)
+
+
+@UNTIMED
+@given(built_in(), st.data())
+def test_peers_agree_on_every_message_whatever_the_durations(case, data):
+    stages, _, _, schedule = case
+    per_stage = st.lists(st.floats(0, 9), min_size=stages, max_size=stages)
+    durations = Durations(data.draw(per_stage), data.draw(per_stage), data.draw(per_stage),
+                          data.draw(st.floats(0, 9)))
+    program = add_communication(schedule, durations)
+    assert not program_problems(program)
+    assert not program_problems(program, sends_wait=False)
+
+
+@UNTIMED
+@given(STAGES, MICRO_BATCHES, TIMES, TIMES, TIMES)
+def test_bubble_of_gpipe_and_1f1b(p, m, forward, backward, weight):
+    for schedule in (gpipe(p, m), one_f_one_b(p, m)):
+        timeline = simulate(schedule, Durations(forward, backward, weight))
+        assert timeline.bubble_fraction == Fraction(p - 1, m + p - 1)
+        assert timeline.bubble_overhead == Fraction(p - 1, m)
+
+
+@UNTIMED
+@given(STAGES, st.integers(1, 4), CHUNKS, TIMES, TIMES, TIMES)
+def test_interleaving_divides_the_bubble_by_the_chunks(p, groups, v, forward, backward, weight):
+    m = p * groups
+    timeline = simulate(interleaved(p, m, v), Durations(forward, backward, weight))
+    assert timeline.bubble_overhead == Fraction(p - 1, v * m)
+    assert timeline.bubble_fraction == Fraction(p - 1, v * m + p - 1)
+
+
+@UNTIMED
+@given(STAGES, MICRO_BATCHES, TIMES, TIMES, TIMES)
+def test_bubble_of_zb_h1_where_w_is_the_shortest(p, m, forward, backward, weight):
+    """Qi et al. 2023, table 2: (p-1)(F+B-W) for m >= p; with fewer there are fewer W to fill in."""
+    assume(weight <= min(forward, backward))
+    durations = Durations(forward, backward, weight)
+    filled = min(p, m) - 1
+    assert bubble(zb_h1(p, m), m, durations) == (p - 1) * (forward + backward) - filled * weight
+    if m >= p:
+        assert bubble(zb_h1(p, m), m, durations) == (p - 1) * (forward + backward - weight)
+
+
+@UNTIMED
+@given(STAGES, MICRO_BATCHES)
+def test_zb_h1_keeps_no_more_than_1f1b_and_has_a_third_of_its_bubble(p, m):
+    assert max(peak_live(zb_h1(p, m))) == max(peak_live(one_f_one_b(p, m))) == min(p, m)
+    if m >= p:
+        thirds = Durations(1, 1, 1)
+        assert 3 * bubble(zb_h1(p, m), m, thirds) == bubble(one_f_one_b(p, m), m, thirds)
+
+
+@UNTIMED
+@given(STAGES, MICRO_BATCHES)
+def test_peak_live_activations(p, m):
+    assert peak_live(gpipe(p, m)) == [m] * p
+    assert peak_live(one_f_one_b(p, m)) == [min(p - stage, m) for stage in range(p)]
+
+
+def test_peak_live_activations_of_the_textbook():
+    assert peak_live(gpipe(4, 8)) == [8, 8, 8, 8]
+    assert peak_live(one_f_one_b(4, 8)) == [4, 3, 2, 1]
+
+
+@UNTIMED
+@given(st.integers(2, 7), st.integers(2, 4), st.integers(2, 4))
+def test_interleaving_costs_memory(p, groups, v):
+    """Korthikanti et al. 2022, section 4.2.3: stage 0 keeps 1 + (p-1)/(p v) of 1F1B's."""
+    kept = Fraction(peak_live(interleaved(p, p * groups, v))[0], v)
+    assert kept == p * (1 + Fraction(p - 1, p * v))
+
+
+def test_the_package_loads_neither_torch_nor_matplotlib():
+    code = ("import sys, minimegatron.schedules; "
+            "print(sorted({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,205 @@
+"""What is wrong with a schedule, in sentences.
+
+Stages and positions in a stage's list count from 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from minimegatron.schedules.actions import (
+    BACKWARD,
+    FORWARD,
+    NAMES,
+    WEIGHT,
+    Action,
+    Place,
+    ScheduleError,
+    live_activations,
+    needs,
+    splits_backward,
+)
+
+Lists = Sequence[Sequence[Action]]
+SHOWN = 5  # sentences that an error shows; more would bury the first
+
+
+def check(schedule: Lists, *, stages: int | None = None, micro_batches: int | None = None,
+          chunks: int | None = None, max_live: int | None = None,
+          source: str = "schedule") -> None:
+    """Raise ScheduleError with the first few of problems(); `source` says whose they are."""
+    complain(problems(schedule, stages=stages, micro_batches=micro_batches, chunks=chunks,
+                      max_live=max_live), source)
+
+
+def complain(found: list[str], source: str) -> None:
+    if not found:
+        return
+    text = "\n  ".join(found[:SHOWN])
+    if len(found) > SHOWN:
+        text += f"\n  and {len(found) - SHOWN} more"
+    raise ScheduleError(f"{source}: {text}")
+
+
+def problems(schedule: Lists, *, stages: int | None = None, micro_batches: int | None = None,
+             chunks: int | None = None, max_live: int | None = None) -> list[str]:
+    """Everything that is wrong with a schedule, one sentence each; [] for a sound one.
+
+    stages, micro_batches, chunks (per stage): what it is meant for; without them, what it says
+    itself. max_live: the most (micro-batch, chunk) pairs whose activations a stage has room for.
+    Order and deadlock are looked at only where no action is missing, since a missing one would
+    show up there a second time.
+    """
+    found = _shape(schedule, stages)
+    if found:
+        return found
+    every = [action for actions in schedule for action in actions]
+    micro_batches = micro_batches or 1 + max(action.micro_batch for action in every)
+    chunks = chunks or 1 + max(action.chunk for action in every)
+    found = _numbers(schedule, micro_batches, chunks)
+    if not found:
+        found = _completeness(schedule, micro_batches, chunks)
+    if not found:
+        found = _order_on_a_stage(schedule, chunks) or _deadlock(schedule, chunks)
+        if max_live is not None:
+            found = found + _memory(schedule, max_live)
+    return found
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _shape(schedule: Lists, stages: int | None) -> list[str]:
+    if not schedule:
+        return ["it has no stages: write one list of actions per stage"]
+    if stages is not None and len(schedule) != stages:
+        return [f"it has lists for {count(len(schedule), 'stage')}, but the pipeline has {stages}"]
+    return [f"stage {stage} does nothing: its list is empty"
+            for stage, actions in enumerate(schedule) if not actions]
+
+
+def _numbers(schedule: Lists, micro_batches: int, chunks: int) -> list[str]:
+    found = []
+    for stage, actions in enumerate(schedule):
+        for position, action in enumerate(actions):
+            where = f"stage {stage}, position {position}: {action}"
+            if action.kind not in NAMES:
+                found.append(f"{where} is of kind {action.kind!r}; there are F, B and W")
+            if not 0 <= action.micro_batch < micro_batches:
+                found.append(f"{where} asks for micro-batch {action.micro_batch}; there are "
+                             f"{count(micro_batches, 'micro-batch')}{'es' * (micro_batches > 1)}, "
+                             f"0 to {micro_batches - 1}")
+            if not 0 <= action.chunk < chunks:
+                found.append(f"{where} asks for chunk {action.chunk}; a stage has "
+                             f"{count(chunks, 'chunk')}, 0 to {chunks - 1}")
+    return found
+
+
+MISSING = {
+    FORWARD: "stage {stage} never runs {action}: micro-batch {k} does not get past it",
+    BACKWARD: "stage {stage} never runs {action}: every forward needs its backward, or the gradient"
+              " of micro-batch {k} is lost",
+    WEIGHT: "stage {stage} never runs {action}: where a schedule has W, every B needs one, or these"
+            " weights learn nothing from micro-batch {k}",
+}
+
+
+def _completeness(schedule: Lists, micro_batches: int, chunks: int) -> list[str]:
+    kinds = [FORWARD, BACKWARD] + [WEIGHT] * splits_backward(schedule)
+    found = []
+    for stage, actions in enumerate(schedule):
+        times = Counter(actions)
+        found += [f"stage {stage} runs {action} {number} times; once is enough"
+                  for action, number in times.items() if number > 1]
+        for kind in kinds:
+            wanted = [Action(kind, k, chunk) for k in range(micro_batches)
+                      for chunk in range(chunks)]
+            found += [MISSING[kind].format(stage=stage, action=action, k=action.micro_batch)
+                      for action in wanted if action not in times]
+    return found
+
+
+def _order_on_a_stage(schedule: Lists, chunks: int) -> list[str]:
+    """Actions that come before something on the same stage that they need."""
+    found = []
+    for stage, actions in enumerate(schedule):
+        place = {action: position for position, action in enumerate(actions)}
+        for position, action in enumerate(actions):
+            for other, needed in needs(stage, action, len(schedule), chunks):
+                if other == stage and place[needed] > position:
+                    found.append(f"stage {stage} runs {action} (position {position}) before "
+                                 f"{needed} (position {place[needed]}), which it needs: "
+                                 f"{_why(action, needed)}")
+    return found
+
+
+def _why(action: Action, needed: Action) -> str:
+    if action.kind == WEIGHT:
+        return "a weight gradient uses the gradient that the backward computes"
+    if action.kind == BACKWARD and needed.kind == FORWARD:
+        return "a backward starts from what its forward kept"
+    if action.kind == FORWARD:
+        return "a chunk's input is the output of the chunk before it"
+    return "a chunk's gradient comes from the chunk behind it"
+
+
+def _deadlock(schedule: Lists, chunks: int) -> list[str]:
+    """Run it without a clock, as far as it goes; then say who waits for whom."""
+    stages = len(schedule)
+    heads, done, moved = [0] * stages, set(), True
+    while moved:
+        moved = False
+        for stage, actions in enumerate(schedule):
+            while heads[stage] < len(actions):
+                action = actions[heads[stage]]
+                if not done.issuperset(needs(stage, action, stages, chunks)):
+                    break
+                done.add((stage, action))
+                heads[stage] += 1
+                moved = True
+    stuck = {}
+    for stage, actions in enumerate(schedule):
+        if heads[stage] < len(actions):
+            action = actions[heads[stage]]
+            waits_for = next(place for place in needs(stage, action, stages, chunks)
+                             if place not in done)
+            stuck[stage] = (action, heads[stage], waits_for)
+    return [_cycle(stuck)] if stuck else []
+
+
+def _cycle(stuck: dict[int, tuple[Action, int, Place]]) -> str:
+    """stuck: {stage: (the action it is at, its position, what that waits for)}."""
+    cycle = find_cycle({stage: waits_for[0] for stage, (_, _, waits_for) in stuck.items()})
+    said = []
+    for stage in cycle:
+        action, position, (other, needed) = stuck[stage]
+        said.append(f"stage {stage} is at {action} (position {position}) and waits for {needed} "
+                    f"of stage {other}")
+    return "deadlock: " + "; ".join(said) + ". Each waits for the next, the last for the first"
+
+
+def find_cycle(waits_for: dict[int, int]) -> list[int]:
+    """The stages that wait for each other in a ring, where every stage waits for one that waits."""
+    path, stage = [], min(waits_for)
+    while stage not in path:
+        path.append(stage)
+        stage = waits_for[stage]
+    ring = path[path.index(stage):]
+    first = ring.index(min(ring))
+    return ring[first:] + ring[:first]
+
+
+def _memory(schedule: Lists, max_live: int) -> list[str]:
+    split = splits_backward(schedule)
+    found = []
+    for stage, actions in enumerate(schedule):
+        alive = live_activations(actions, split)
+        peak = max(alive)
+        if peak > max_live:
+            over = next(i for i, number in enumerate(alive) if number > max_live)
+            found.append(f"stage {stage} keeps up to {peak} activations at once, and has room for "
+                         f"{max_live}: {actions[over]} (position {over}) is the first too many. "
+                         f"Run {'a W' if split else 'a backward'} before it")
+    return found

@@ -40,6 +40,7 @@ class Record:
     notes: list[str] = field(default_factory=list)
     at: str = ""  # when it was graded, UTC
     set_aside: dict[str, Any] = field(default_factory=dict)  # what a person had entered
+    set_aside_of: str = ""  # digest of the notebook for which; empty: of several
     lab: str = ""  # digest of the lab's source that it was graded with
 
 
@@ -88,7 +89,8 @@ def _read(path: Path) -> Record | None:
     except (OSError, ValueError, TypeError, RecursionError):
         return None
     sound = all(isinstance(value, str)
-                for value in (found.state, found.digest, found.reason, found.at, found.lab)
+                for value in (found.state, found.digest, found.reason, found.at, found.lab,
+                              found.set_aside_of)
                 ) and all(isinstance(note, str) for note in found.notes)
     return found if sound and isinstance(found.set_aside, dict) else None
 
@@ -116,20 +118,26 @@ def state(course: Course, lab: str, student: str) -> tuple[str, str]:
 def leave_ungraded(course: Course, lab: str, student: str, reason: str) -> Record:
     """Take back whatever is claimed about an earlier submission: scores, notebook, feedback.
 
-    What a person had entered (scores, comments, an extension) goes into the record.
+    What a person had entered (scores, comments, an extension) goes into the record, and comes back
+    when the same notebook is graded.
     """
     for step in ("autograded", "feedback"):
         shutil.rmtree(course.root / step / student / lab, ignore_errors=True)
     before = last(course, lab, student)
     aside = dict(before.set_aside) if before else {}
+    of, entered = before.set_aside_of if before else "", {}
     with gradebook(course) as book:
         enrol(book, student)
         with contextlib.suppress(MissingEntry):
-            aside |= _entered_by_hand(book.find_submission(lab, student))
+            entered = _entered_by_hand(book.find_submission(lab, student))
             book.remove_submission(lab, student)
+    if entered:
+        new = before.digest if before and before.state == "graded" else ""
+        of = new if not aside or of == new else ""
+        aside |= entered
     notes = ["scores or comments given by hand were set aside, in attempts/"] * bool(
         set(aside) - {"extension"})
-    record = Record("ungraded", course.digest(lab, student), reason, notes, now(), aside)
+    record = Record("ungraded", course.digest(lab, student), reason, notes, now(), aside, of)
     write(course, lab, student, record)
     return record
 
@@ -185,17 +193,31 @@ def give_back_extension(course: Course, lab: str, student: str) -> None:
             book.update_or_create_submission(lab, student, extension=seconds)
 
 
+def _give_back(book: Gradebook, submission: Any, aside: dict[str, Any]) -> None:
+    for notebook in submission.notebooks:
+        for grade in notebook.grades:
+            if grade.name in aside:
+                grade.manual_score, grade.extra_credit = aside[grade.name]
+                grade.needs_manual_grade = True  # as nbgrader does with those it finds there
+        for comment in notebook.comments:
+            comment.manual_comment = aside.get(f"comment on {comment.name}", comment.manual_comment)
+    book.db.commit()
+
+
 class SaveRecord(NbGraderPreprocessor):
     """The last of nbgrader's steps with a submission: it came through."""
 
     def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
                    ) -> tuple[NotebookNode, dict[str, Any]]:
         course, lab, student = place(self, resources)
-        before = last(course, lab, student)
-        write(course, lab, student, Record(
-            "graded", course.digest(lab, student), "",
-            list(nb.metadata.get("grader", {}).get("notes", [])), now(),
-            before.set_aside if before else {}, digest_of_lab(course, lab)))
+        before, digest = last(course, lab, student), course.digest(lab, student)
+        notes = list(nb.metadata.get("grader", {}).get("notes", []))
+        aside, of = (before.set_aside, before.set_aside_of) if before else ({}, "")
         with gradebook(course) as book:
             enrol(book, student)
+            if aside and of == digest:
+                _give_back(book, book.find_submission(lab, student), aside)
+                aside, of = {}, ""
+        write(course, lab, student, Record("graded", digest, "", notes, now(), aside, of,
+                                           digest_of_lab(course, lab)))
         return nb, resources

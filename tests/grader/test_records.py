@@ -90,6 +90,32 @@ def test_a_damaged_record_is_said_kept_and_made_again(course, released, text):
 
 
 @pytest.mark.slow
+def test_what_a_person_entered_comes_back_with_the_same_notebook_only(course, grade, released):
+    def entered() -> tuple[float | None, str | None]:
+        with records.gradebook(course) as book:
+            comment = book.find_comment("batch", NAME, NAME, "ada")
+            return book.find_grade("batch-check", NAME, NAME, "ada").manual_score, comment.comment
+
+    submit(course, "ada", answered(released))
+    grade()
+    with records.gradebook(course) as book:
+        book.find_grade("batch-check", NAME, NAME, "ada").manual_score = 1.5
+        book.find_comment("batch", NAME, NAME, "ada").manual_comment = "Nearly."
+        book.db.commit()
+    records.leave_ungraded(course, NAME, "ada", "stopped")
+    records.leave_ungraded(course, NAME, "ada", "stopped twice")
+    row = grade()["ada"]
+    assert (row["score"], row["reason"]) == ("3.5", "wants a look in formgrader")
+    assert entered() == (1.5, "Nearly.") and not records.last(course, NAME, "ada").set_aside
+    records.leave_ungraded(course, NAME, "ada", "stopped")
+    submit(course, "ada", answered(released, RIGHT + "  # again"))
+    assert grade()["ada"]["score"] == "5.0"
+    assert entered() == (None, None)
+    assert records.last(course, NAME, "ada").set_aside == {
+        "batch-check": [1.5, None], "comment on batch": "Nearly."}
+
+
+@pytest.mark.slow
 def test_a_lab_that_was_changed_has_no_scores_until_all_are_graded_again(course, grade, released):
     submit(course, "ada", answered(released))
     submit(course, "bob", answered(released))

@@ -27,7 +27,8 @@ class Launch:
     arguments: tuple[str, ...]
     step: int  # of srun; -1 when the script itself starts it, on the first node
     task: int
-    node: int
+    host: str  # the node's name
+    background: bool  # started with &
     variables: dict[str, str]
 
 
@@ -104,10 +105,8 @@ def resolve(record: dict[str, Any]) -> Job:
     directives = {str(name): str(value) for name, value in record["directives"].items()}
     problems = [str(note) for note in record["notes"]]
     runs: list[Run] = []
-    for step in sorted({launch.step for launch in launches}):
-        started = [launch for launch in launches if launch.step == step]
-        for group in [started] if step >= 0 else [[launch] for launch in started]:
-            runs += _runs_of(group, problems)
+    for group in _together(launches):
+        runs += _runs_of(group, problems)
     status = record["exit"]
     if status is None:
         problems.append("the script still ran after 20 seconds, although nothing trains here")
@@ -131,16 +130,43 @@ def _launches(record: dict[str, Any]) -> list[Launch]:
         launches = []
         for entry in entries:
             launch = Launch(entry["program"], tuple(entry["arguments"]), entry["step"],
-                            entry["task"], entry["node"], dict(entry["variables"]))
-            words = (launch.program, *launch.arguments, *launch.variables.values())
-            numbers = launch.step, launch.task, launch.node
+                            entry["task"], entry["host"], entry["background"],
+                            dict(entry["variables"]))
+            words = (launch.program, launch.host, *launch.arguments, *launch.variables.values())
+            numbers = launch.step, launch.task
             if not (all(type(word) is str for word in words)
-                    and all(type(number) is int for number in numbers)):
+                    and all(type(number) is int for number in numbers)
+                    and type(launch.background) is bool):
                 raise TypeError("a launch of the wrong kind")
             launches.append(launch)
         return launches
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise LabError(f"what the script starts was not recorded properly: {error}") from error
+
+
+def _together(launches: list[Launch]) -> list[list[Launch]]:
+    """The launches that run at the same time: those of one srun, and torchruns that one srun per
+    node starts side by side (`srun -w NODE torchrun ... &`) to meet at one place."""
+    groups: list[list[Launch]] = []
+    for step in sorted({launch.step for launch in launches}):
+        started = [launch for launch in launches if launch.step == step]
+        for group in [started] if step >= 0 else [[launch] for launch in started]:
+            waiting = [before for before in groups
+                       if step >= 0 and before[-1].step >= 0 and _awaits(before, group[0])]
+            if waiting:
+                waiting[0].extend(group)
+            else:
+                groups.append(group)
+    return groups
+
+
+def _awaits(group: list[Launch], other: Launch) -> bool:
+    """Whether a group in the background lacks nodes, and `other` meets it."""
+    try:
+        told, more = (parse(launch.arguments, launch.variables) for launch in (group[-1], other))
+    except BadCommand:
+        return False
+    return group[-1].background and len(group) < told.nnodes and told.meets_at == more.meets_at
 
 
 def _runs_of(group: list[Launch], problems: list[str]) -> list[Run]:
@@ -150,7 +176,7 @@ def _runs_of(group: list[Launch], problems: list[str]) -> list[Run]:
     by_torchrun = [launch for launch in group if launch.program == "torchrun"]
     if by_torchrun:
         try:
-            told = [parse(launch.arguments) for launch in by_torchrun]
+            told = [parse(launch.arguments, launch.variables) for launch in by_torchrun]
         except BadCommand as error:
             problems.append(str(error))
             return []
@@ -189,7 +215,7 @@ def _flags(words: Sequence[str], world_size: int) -> tuple[Config | None, list[s
 def _torchrun_run(launches: list[Launch], told: list[Torchrun]) -> Run:
     first = told[0]
     flags, problems = _flags(first.program, first.nnodes * first.nproc_per_node)
-    nodes = {launch.node for launch in launches}
+    nodes = {launch.host for launch in launches}
     if len(launches) > len(nodes):
         problems.append(f"srun starts torchrun {len(launches)} times on {len(nodes)} node(s): "
                         "start it once per node (--ntasks-per-node=1); "
@@ -201,13 +227,13 @@ def _torchrun_run(launches: list[Launch], told: list[Torchrun]) -> Run:
     elif first.nnodes < len(launches):
         problems.append(f"torchrun starts on {len(launches)} nodes, each with --nnodes "
                         f"{first.nnodes}: these are {len(launches)} separate trainings")
-    problems += _meeting_problems(told, len(nodes))
+    problems += _meeting_problems(told, [launch.host for launch in launches])
     if any(one.program != first.program for one in told):
         problems.append("the nodes start the trainer with different flags")
     return Run(first.nnodes, first.nproc_per_node, flags, tuple(problems))
 
 
-def _meeting_problems(told: list[Torchrun], nodes: int) -> list[str]:
+def _meeting_problems(told: list[Torchrun], hosts: list[str]) -> list[str]:
     problems = []
     first = told[0]
     if len({one.meets_at for one in told}) > 1 or len({one.nnodes for one in told}) > 1 or \
@@ -220,17 +246,30 @@ def _meeting_problems(told: list[Torchrun], nodes: int) -> list[str]:
         problems.append(f"the nodes say --node_rank {ranks}: each needs its own, which "
                         "$SLURM_NODEID holds inside srun "
                         "(in single quotes, so that it is not expanded before)")
-    if first.nnodes > 1 and nodes > 1 and first.meets_at[0].split(":")[0] in LOCAL:
-        problems.append(f"the ranks are to meet at {first.meets_at[0] or 'no address'}: on every "
-                        "node that is the node itself; name the first node of the job")
-    return problems
+    firsts = [host for one, host in zip(told, hosts, strict=True)
+              if first.assigns_ranks or one.node_rank == 0]
+    return problems + (_address_problems(first.meets_at[0], firsts, hosts)
+                       if first.nnodes > 1 else [])
+
+
+def _address_problems(address: str, firsts: Sequence[str], hosts: Sequence[str]) -> list[str]:
+    """What is wrong with the place where ranks on several hosts are to meet, which is one of
+    `firsts`."""
+    if len(set(hosts)) == 1 or not firsts or address.split(".")[0] in firsts:
+        return []
+    place = f"the ranks are to meet at {address or 'no address'}"
+    if address in LOCAL:
+        return [f"{place}: on every node that is the node itself; name the first node of the job"]
+    return [f"{place}, but rank 0 runs on {firsts[0]}: name the first node of the job, which "
+            "`scontrol show hostnames` prints first"]
 
 
 def _direct_run(launches: list[Launch]) -> Run:
     """Ranks that srun starts without torchrun: each finds its place in RANK and WORLD_SIZE."""
     worlds = {launch.variables.get("WORLD_SIZE", "1") for launch in launches}
     ranks = sorted(launch.variables.get("RANK", "0") for launch in launches)
-    nodes = len({launch.node for launch in launches})
+    hosts = [launch.host for launch in launches]
+    nodes = len(set(hosts))
     per_node = -(-len(launches) // nodes)
     problems = []
     if worlds != {str(len(launches))} or \
@@ -238,5 +277,19 @@ def _direct_run(launches: list[Launch]) -> Run:
         problems.append(f"{len(launches)} ranks start with WORLD_SIZE {', '.join(sorted(worlds))} "
                         f"and RANK {', '.join(ranks)}: they do not meet; torchrun sets both")
         nodes = per_node = 1
+    elif len(launches) > 1:
+        problems += _direct_meeting(launches, hosts)
     flags, refused = _flags(launches[0].arguments, nodes * per_node)
     return Run(nodes, per_node, flags, tuple(refused + problems))
+
+
+def _direct_meeting(launches: list[Launch], hosts: list[str]) -> list[str]:
+    """What is wrong with MASTER_ADDR and MASTER_PORT, which nobody sets but the script."""
+    told = {(launch.variables.get("MASTER_ADDR", ""), launch.variables.get("MASTER_PORT", ""))
+            for launch in launches}
+    address, port = min(told)
+    if len(told) > 1 or not address or not port.isdigit():
+        return [f"MASTER_ADDR is {address or 'not set'} and MASTER_PORT {port or 'not set'}: "
+                "without torchrun every rank needs both, the same everywhere; export them"]
+    firsts = [launch.host for launch in launches if launch.variables.get("RANK", "0") == "0"]
+    return _address_problems(address, firsts, hosts)

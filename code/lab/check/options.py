@@ -16,10 +16,12 @@ FLAGS = {
     "pty", "quiet", "reboot", "requeue", "spread-job", "test-only", "unbuffered", "use-min-nodes",
     "verbose", "help", "usage", "version", "immediate", "no-container-mount-home",
     "container-mount-home", "no-container-entrypoint", "container-writable",
-    "no-container-remap-root", "container-remap-root", "get-user-env",
+    "no-container-remap-root", "container-remap-root", "get-user-env", "multi-prog", "no-allocate",
+    "resv-ports", "send-libs",
 }
 VALUED = {
-    "account", "acctg-freq", "array", "batch", "bb", "bbf", "bcast", "begin", "chdir", "cluster",
+    "account", "acctg-freq", "array", "batch", "bb", "bbf", "bcast",
+    "bcast-exclude", "begin", "chdir", "cluster",
     "cluster-constraint", "clusters", "comment", "compress", "constraint", "container",
     "container-env", "container-image", "container-mounts", "container-name", "container-save",
     "container-workdir", "core-spec", "cores-per-socket", "cpu-bind", "cpu-freq", "cpus-per-gpu",
@@ -29,12 +31,14 @@ VALUED = {
     "input", "job-name", "jobid", "kill-on-invalid-dep", "licenses", "mail-type", "mail-user",
     "mcs-label", "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus", "mpi", "network",
     "nice", "nodefile", "nodelist", "nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu",
-    "ntasks-per-node", "ntasks-per-socket", "open-mode", "output", "partition", "power", "priority",
+    "ntasks-per-node", "ntasks-per-socket", "open-mode", "output", "partition", "power",
+    "prefer", "priority",
     "profile", "prolog", "qos", "relative", "reservation", "signal", "slurmd-debug",
     "sockets-per-node", "switches", "task-epilog", "task-prolog", "thread-spec", "threads",
     "threads-per-core", "time", "time-min", "tmp", "tres-per-task", "uid", "wait-all-nodes",
     "wckey", "wrap", "x11",
 }
+ALIASES = {"tasks-per-node": "ntasks-per-node"}
 SHORT = {
     "A": "account", "B": "extra-node-info", "C": "constraint", "D": "chdir", "F": "nodefile",
     "G": "gpus", "H": "hold", "I": "immediate", "J": "job-name", "K": "kill-on-bad-exit",
@@ -81,8 +85,8 @@ def parse(words: list[str], command: str) -> tuple[dict[str, str], list[str]]:
 
 
 def _long_name(name: str, known: set[str], command: str) -> str:
-    if name in known:
-        return name
+    if name in known or name in ALIASES:
+        return ALIASES.get(name, name)
     starts = sorted(option for option in known if option.startswith(name))
     if len(starts) == 1:
         return starts[0]
@@ -123,6 +127,17 @@ def _read_directive(line: str, number: int, found: dict[str, str], notes: list[s
             notes.append(f"line {number}: sbatch does not understand {rest[0]!r}")
     except (BadOption, ValueError) as error:
         notes.append(f"line {number}: {error}")
+
+
+def exported(setting: str | None, environment: dict[str, str]) -> dict[str, str]:
+    """What --export leaves of an environment: "ALL", "NONE", or names with or without values.
+    Slurm's own variables, and those of the stand-ins, always stay."""
+    words = (setting or "ALL").split(",")
+    kept = environment if "ALL" in words else {
+        name: value for name, value in environment.items()
+        if name.startswith(("SLURM", "LAB_RECORD")) or name in ("PATH", "USER", "HOME", *words)}
+    return kept | {name: value for name, equals, value in
+                   (word.partition("=") for word in words) if equals}
 
 
 def count(text: str | None, default: int) -> int:

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,19 @@ from lab.check import options
 from lab.errors import LabError
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
-NAMES = ("srun", "torchrun", "python", "python3", "scontrol", "hostname", "deepspeed", "mpirun",
+PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 16)))
+NAMES = ("srun", "torchrun", *PYTHONS, "scontrol", "hostname", "deepspeed", "mpirun",
          "sbatch", "salloc", "scancel", "squeue", "sinfo", "sacct", "nvidia-smi", "sleep")
 SECONDS = 20
 MOST_SCRIPT = 64 * 1024
 MOST_RECORD = 1_000_000
 MOST_OUTPUT = 4000  # characters, the last ones
+# Also by their full paths (/usr/bin/srun), in front of which a PATH is no use.
+BY_PATH = re.compile(r"(?<![\w.$}/-])(?:/[\w.-]+)+/"
+                     rf"({'|'.join(map(re.escape, NAMES))})(?![\w./-])")
+# Signals that whoever started us ignores would look like `&` to the stand-ins.
+START = ("import os, signal, sys; signal.signal(signal.SIGQUIT, signal.SIG_DFL); "
+         "os.execvp('bash', ['bash', '-c', sys.argv[1]])")
 FILE_BLOCKS = 32 * 1024  # of 1,024 bytes: what the script may write into one file
 
 
@@ -39,6 +47,10 @@ def record(home: Path, path: str) -> dict[str, Any]:
     """
     script = _read(home, path)
     found, notes = options.directives(script)
+    if "\r\n" in script:
+        notes.insert(0, "its lines end as on Windows (\\r\\n, DOS line breaks), and sbatch refuses "
+                     f"that: run `sed -i 's/\\r$//' {path}`, or let your editor save it with LF")
+        script = script.replace("\r\n", "\n")
     with tempfile.TemporaryDirectory(prefix="lab-script-") as folder:
         scratch = Path(folder) / "workspace"
         _lay_out(home, scratch)
@@ -95,21 +107,30 @@ def _run(script: str, folder: Path, scratch: Path, found: dict[str, str], notes:
     for name in NAMES:
         wrapper = programs / name
         words = shlex.join([sys.executable, "-I", "-S", str(STAND_IN), name])
-        wrapper.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        wrapper.write_text(f'#!/bin/sh\nexport LAB_RECORD={shlex.quote(str(written))}\n'
+                           f'exec {words} "$@"\n')
         wrapper.chmod(0o755)
     # Classic scripts name the workspace /dli.
-    (folder / "script").write_text(re.sub(r"/dli(?=[/\s'\"]|$)", str(scratch), script, flags=re.M))
+    script = re.sub(r"/dli(?=[/\s'\"]|$)", str(scratch), script, flags=re.M)
+    (folder / "script").write_text(BY_PATH.sub(rf"{programs}/\1", script))
     env = _allocation(found, notes) | {
         "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin", "HOME": str(scratch),
         "LAB_HOME": str(scratch), "SLURM_SUBMIT_DIR": str(scratch), "LAB_RECORD": str(written)}
+    env = options.exported(found.get("export"), env)
+    if "ALL" not in found.get("export", "ALL").split(","):
+        env["SLURM_EXPORT_ENV"] = found["export"]
     limited = f"ulimit -f {FILE_BLOCKS}; exec bash {shlex.quote(str(folder / 'script'))}"
     with open(folder / "output", "w+b") as output:
-        process = subprocess.Popen(["bash", "-c", limited], cwd=scratch, env=env, stdout=output,
-                                   stderr=output, stdin=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", START, limited], cwd=scratch, env=env,
+            stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True)
         status: int | None = None
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = process.wait(SECONDS)
+                if _still_running(process.pid, written):
+                    notes.append("the script ends while a program that it started with & still "
+                                 "runs, and Slurm then ends the whole job: put `wait` at its end")
         finally:  # whatever it left in the background, too
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -118,6 +139,14 @@ def _run(script: str, folder: Path, scratch: Path, found: dict[str, str], notes:
         output.seek(max(0, end - MOST_OUTPUT))
         last = output.read().decode(errors="replace")
     return _launches(written), status, last
+
+
+def _still_running(group: int, written: Path) -> bool:
+    """Whether a stand-in still runs in the background of a script that is over."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, 0)
+        time.sleep(0.2)  # it has perhaps not yet begun
+    return any(written.parent.glob(f"{written.name}.running*"))
 
 
 def _allocation(found: dict[str, str], notes: list[str]) -> dict[str, str]:
@@ -142,7 +171,9 @@ def _allocation(found: dict[str, str], notes: list[str]) -> dict[str, str]:
         "SLURM_JOB_NODELIST": hosts, "SLURM_TASKS_PER_NODE": spread, "SLURM_NODEID": "0",
         "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "slurmnode1",
         "SLURM_JOB_PARTITION": found.get("partition", "slurmpar"), "USER": "student",
-        "TERM": "xterm"}
+        "TERM": "xterm", "SLURM_JOB_USER": "student", "SLURM_CLUSTER_NAME": "lab",
+        "SLURM_SUBMIT_HOST": "slurmnode1", "SLURM_JOB_ACCOUNT": "student", "SLURM_GTIDS": "0",
+        "SLURM_CPUS_ON_NODE": "8", "SLURM_JOB_CPUS_PER_NODE": f"8(x{nodes})"}
     if "ntasks" in found or per_node:
         variables |= {"SLURM_NTASKS": str(tasks), "SLURM_NPROCS": str(tasks)}
     for option, name in (("ntasks-per-node", "SLURM_NTASKS_PER_NODE"),

@@ -66,12 +66,13 @@ class Kernel:
         sent_arguments, sent_keywords = wire.copy((tuple(arguments), dict(keywords)))
         try:
             result = function(*sent_arguments, **sent_keywords)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # exit() in an answer ends no check
             return raised(error)
         return wire.copy(result)
 
     def title(self, function: Any) -> str:
-        return getattr(function, "__name__", None) or repr(function)[:60]
+        name = getattr(function, "__name__", None)
+        return name if isinstance(name, str) and name else f"a {type(function).__name__}"
 
     def script(self, path: str) -> dict[str, Any]:
         from lab.check.record import record
@@ -79,10 +80,14 @@ class Kernel:
         return record(workspace.home(), path)
 
 
-def raised(error: Exception) -> Raised:
+def raised(error: BaseException) -> Raised:
     """`error` as it crosses."""
     names = tuple(kind.__name__ for kind in type(error).__mro__ if kind is not object)
-    return Raised(names, str(error)[:2000])
+    try:
+        text = str(error)[:2000]
+    except Exception as another:  # the student's own __str__
+        text = f"(its text cannot be shown: {type(another).__name__})"
+    return Raised(names, text)
 
 
 _current: Side = Kernel()

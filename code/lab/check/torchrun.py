@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 FLAGS = {"standalone", "module", "no_python", "run_path", "m"}
@@ -13,6 +13,7 @@ VALUED = {"nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port",
           "signals_to_handle", "virtual_local_rank", "duplicate_stdout_filters",
           "duplicate_stderr_filters"}
 MOST_RANKS = 100_000
+ENVIRONMENT = "PET_"  # torchrun reads --nnodes from PET_NNODES, and so on
 
 
 class BadCommand(Exception):
@@ -26,19 +27,27 @@ class Torchrun:
     nnodes: int
     nproc_per_node: int
     node_rank: int
-    meets_at: tuple[str, str]  # address and port, or the rendezvous' end point and id
+    meets_at: tuple[str, str]  # address and port, with the rendezvous' id where there is one
     assigns_ranks: bool  # a rendezvous numbers the nodes itself; else --node_rank does
     program: tuple[str, ...]
 
 
-def parse(arguments: Sequence[str]) -> Torchrun:
-    """Raises BadCommand."""
-    options, program = _split(list(arguments))
+def parse(arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> Torchrun:
+    """What torchrun does with its arguments, given the environment. Raises BadCommand."""
+    given, program = _split(list(arguments))
+    options = {name.removeprefix(ENVIRONMENT).lower(): value
+               for name, value in (variables or {}).items() if name.startswith(ENVIRONMENT)} | given
     nnodes = options.get("nnodes", "1").split(":")[0]
     backend = options.get("rdzv_backend", "static")
-    meets_at = options.get("master_addr", "127.0.0.1"), options.get("master_port", "29500")
+    address, port = options.get("master_addr", "127.0.0.1"), options.get("master_port", "29500")
+    if backend != "static" or options.get("rdzv_endpoint"):  # then --master_addr is not read
+        address, colon, port = options.get("rdzv_endpoint", "").rpartition(":")
+        if not colon:
+            address, port = port, "29400"
+    address = address[1:-1] if address.startswith("[") else address  # IPv6
+    meets_at = address, str(_number("master_port", port, most=65535))
     if backend != "static":
-        meets_at = options.get("rdzv_endpoint", ""), options.get("rdzv_id", "none")
+        meets_at = meets_at[0], f"{meets_at[1]}/{options.get('rdzv_id', 'none')}"
     if "standalone" in options:
         meets_at = "localhost", "0"
     return Torchrun(
@@ -69,9 +78,10 @@ def _split(words: list[str]) -> tuple[dict[str, str], list[str]]:
     return found, words
 
 
-def _number(name: str, text: str, least: int = 1) -> int:
-    if not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= MOST_RANKS):
+def _number(name: str, text: str, least: int = 1, most: int = MOST_RANKS) -> int:
+    if not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= most):
         unset = not text or text.startswith(("-", "$"))
         hint = "; is a variable empty or misspelled?" if unset else ""
-        raise BadCommand(f"torchrun --{name} {text!r}: a number of at least {least}{hint}")
+        raise BadCommand(f"torchrun --{name} {text!r}: a number of at least {least}, "
+                         f"at most {most}{hint}")
     return int(text)

@@ -53,9 +53,25 @@ RIGHT = [
     "exec torchrun --node_rank $SLURM_NODEID \"$@\"\nEND\n"
     "srun bash run.sh --nnodes 2 --nproc_per_node 2 " + f"{MEET} {TRAINER} {MODEL}\n",
     SHEBANG + "#SBATCH --nodes=2 --ntasks-per-node=2\n" + FIRST
-    + "export MASTER_ADDR WORLD_SIZE=4\n"
+    + "export MASTER_ADDR MASTER_PORT=6000 WORLD_SIZE=4\n"
     "srun bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec python -u "
     f"{TRAINER} {MODEL}'\n",
+    # static, by an end point; everything by its full path
+    SHEBANG + TWO_NODES + FIRST + "/usr/bin/srun bash -c '/opt/x/bin/torchrun --node_rank "
+    "$SLURM_NODEID \"$@\"' torchrun --nnodes 2 --nproc_per_node 2 "
+    f"--rdzv_endpoint $MASTER_ADDR:6000 {TRAINER} {MODEL}\n",
+    # what it exports, and a port that Python works out
+    SHEBANG + TWO_NODES + "A=$(hostname)\n"
+    "P=$(python3.11 -c 'print(6000 + 1)')\nsrun --export=ALL,MASTER_ADDR=$A,PORT=$P bash -c '"
+    "torchrun --nnodes 2 --nproc_per_node 2 --node_rank $SLURM_NODEID --master_addr $MASTER_ADDR "
+    f"--master_port $PORT {TRAINER} {MODEL}'\n",
+    # one srun per node, side by side
+    SHEBANG + TWO_NODES + FIRST + "rank=0\nfor node in $(scontrol show hostnames); do\n"
+    "srun -N1 -n1 -w $node " + torchrun(f"--nnodes 2 --node_rank $rank {MEET}").strip()
+    + " &\nrank=$((rank + 1))\ndone\nwait\n",
+    # torchrun's variables
+    SHEBANG + TWO_NODES.replace("--ntasks", "--tasks") + FIRST + "export PET_NNODES=2 "
+    "PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=$MASTER_ADDR:6000\nsrun " + torchrun(""),
 ]
 
 
@@ -68,7 +84,23 @@ def test_however_a_right_script_is_written_it_is_right(job, text):
     assert found.flags.data_path == "$LAB_HOME/data/x"
 
 
+NODE_RANK = TWO_NODES + FIRST + IN_QUOTES.replace(MEET, "{meet}") + f" {TRAINER} {MODEL}'\n"
+
+
+def meeting(at: str) -> str:
+    return NODE_RANK.replace("MASTER_ADDR=", "export MASTER_ADDR=").replace("{meet}", at)
+
+
 WRONG = [
+    (meeting("--master_addr slurmnode2 --master_port 6000"),
+     "meet at slurmnode2, but rank 0 runs on slurmnode1"),
+    (meeting("--master_addr $SLURM_JOB_NODELIST --master_port 6000"), "meet at slurmnode[1-2], "),
+    (TWO_NODES + "export WORLD_SIZE=2\nsrun bash -c 'RANK=$SLURM_PROCID python "
+     f"{TRAINER} {MODEL}'\n", "MASTER_ADDR is not set and MASTER_PORT not set"),
+    (meeting(MEET).replace("\n", "\r\n"), "as on Windows"),
+    (TWO_NODES + FIRST + "srun -w $MASTER_ADDR -N1 " + torchrun(f"--nnodes 2 {MEET}").strip()
+     + "\nsrun -r1 -N1 " + torchrun(f"--nnodes 2 --node_rank 1 {MEET}"), "starts on 1 node(s)"),
+    ("srun true &\n" + torchrun(""), "put `wait` at its end"),
     (TWO_NODES + FIRST + torchrun(f"--nnodes 2 --node_rank 0 {MEET}"), "starts on 1 node(s)"),
     (TWO_NODES + FIRST + "srun " + torchrun(f"--nnodes 2 --node_rank 0 {MEET}"),
      "the nodes say --node_rank 0, 0"),
@@ -78,7 +110,7 @@ WRONG = [
     (TWO_NODES.replace("=1", "=2") + FIRST + "srun " + torchrun(f"--nnodes 2 {MEET}"),
      "4 times on 2 node(s)"),
     (TWO_NODES + FIRST + "srun " + torchrun("--nnodes 2 --rdzv_backend c10d --rdzv_endpoint "
-                                            "localhost:6000"), "meet at localhost:6000"),
+                                            "localhost:6000"), "meet at localhost"),
     (TWO_NODES + "srun bash -c 'torchrun --nnodes 2 --nproc_per_node 2 "
      f"--node_rank $SLURM_NODEID {TRAINER} {MODEL}'\n", "meet at 127.0.0.1"),
     ("# SBATCH --nodes=2\n" + torchrun(""), "takes '# SBATCH --nodes=2' for a comment"),
@@ -110,6 +142,13 @@ NO_RUN = [
     ("torchrun --nnodes\n", "needs a value"), ("torchrun\n", "not told what to run"),
     ("srun -n 999999 torchrun x/pretrain_gpt.py\n", "999999 tasks"),
     ("srun -N 2 torchrun x/pretrain_gpt.py\n", "only 1 node(s) are allocated"),
+    ("srun -w node9 torchrun x/pretrain_gpt.py\n", "no node of this job; nearest: slurmnode1"),
+    ("env -i PATH=$PATH srun torchrun x/pretrain_gpt.py\n", "does not know its job"),
+    ("torchrun --master_port 99999 x/pretrain_gpt.py\n", "at most 65535"),
+    ("torchrun --master_port PORT x/pretrain_gpt.py\n", "a number"),
+    ("srun torchrun x/pretrain_gpt.py &\n", "put `wait` at its end"),
+    ("#SBATCH --export=NONE\ntorchrun $LAB_HOME/x/pretrain_gpt.py ${LAB_HOME:?is gone}\n",
+     "is gone"),
     ("srun --ntask 2 torchrun x/pretrain_gpt.py\n", "did you mean --ntasks"),
     ("echo nonsense > $LAB_RECORD\n", "wrote into the record"),
 ]
@@ -165,14 +204,16 @@ def test_the_classic_script_is_understood(home):
 
 
 SOUND = {"directives": {}, "notes": [], "launches": [], "exit": 0, "output": ""}
-LAUNCH = {"program": "torchrun", "arguments": [], "step": 0, "task": 0, "node": 0, "variables": {}}
+LAUNCH = {"program": "torchrun", "arguments": [], "step": 0, "task": 0, "host": "a",
+          "background": False, "variables": {}}
 
 
 @pytest.mark.parametrize("forged", [
     {}, {**SOUND, "exit": "0"}, {**SOUND, "launches": 3}, {**SOUND, "output": None},
     {**SOUND, "directives": []}, {**SOUND, "launches": [LAUNCH] * 1025},
     {**SOUND, "launches": [{**LAUNCH, "arguments": [1]}]},
-    {**SOUND, "launches": [{**LAUNCH, "node": "0"}]}, {**SOUND, "launches": [{"program": "x"}]},
+    {**SOUND, "launches": [{**LAUNCH, "host": 0}]},
+    {**SOUND, "launches": [{**LAUNCH, "background": 1}]}, {**SOUND, "launches": [{"program": "x"}]},
     {**SOUND, "launches": [{**LAUNCH, "variables": {"RANK": 0}}]}, {**SOUND, "launches": [None]}])
 def test_a_forged_record_is_refused(forged):
     with pytest.raises(LabError):

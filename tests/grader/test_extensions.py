@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import urllib.error
@@ -50,3 +51,34 @@ def test_the_servers_part_of_formgrader_is_the_instructors_alone(tmp_path, instr
         assert answer == status
     finally:
         jupyter.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_lab_formgrader_says_its_address_and_leaves_no_process(tmp_path, number):
+    program = Path(sys.executable).with_name("lab")
+    running = subprocess.Popen(
+        [program, "formgrader"], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "LAB_COURSE": str(tmp_path)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+    try:
+        text = ""
+        while "token=" not in text:
+            line = running.stdout.readline()
+            assert line, text
+            text += line
+        root, token = re.search(r"(http://\S+)/lab\?token=(\w+)", text).groups()
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        assert direct.open(f"{root}/formgrader?token={token}").status == 200
+        again = subprocess.run([program, "formgrader"], text=True, capture_output=True, timeout=60,
+                               env={**os.environ, "LAB_COURSE": str(tmp_path)})
+        assert again.returncode == 1 and root in again.stderr
+        running.send_signal(number)
+        rest = running.communicate(timeout=60)[0]
+        assert running.returncode == 130 and "Traceback" not in rest
+    finally:
+        running.kill()
+    with pytest.raises(urllib.error.URLError):
+        direct.open(root)
+    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline")
+                if str(tmp_path).encode() in path.read_bytes()]

@@ -16,6 +16,10 @@ MODULE = "lab.check"
 # that it is shown, only running the mutant proves.
 OWN_WORDS = ("raises", "script")
 
+# The one parameter of each function that may be the student's: anything else a check must know as
+# a value, and a proxy has none (it would be true, equal to itself, ...).
+TESTED = {"value": "x", "function": "f", "raises": "f", "call": "f"}
+
 
 @dataclass(frozen=True)
 class Hint:
@@ -61,11 +65,11 @@ def _call(node: ast.Call) -> Call:
         return Call(name, node, {}, "unknown")
     if any(isinstance(argument, ast.Starred) for argument in node.args):
         return Call(name, node, {}, "* in its arguments: write them out")
-    keywords = {word.arg: word.value for word in node.keywords if word.arg}
+    if any(word.arg is None for word in node.keywords):
+        return Call(name, node, {}, "** in its arguments: write them out")
+    keywords = {word.arg: word.value for word in node.keywords}
     try:
-        bound = inspect.signature(getattr(check, name)).bind_partial(*node.args, **keywords)
-        if len(keywords) == len(node.keywords):  # no ** in it
-            inspect.signature(getattr(check, name)).bind(*node.args, **keywords)
+        bound = inspect.signature(getattr(check, name)).bind(*node.args, **keywords)
     except TypeError as error:
         return Call(name, node, {}, str(error))
     return Call(name, node, {k: v for k, v in bound.arguments.items() if isinstance(v, ast.expr)})
@@ -84,7 +88,7 @@ def hints(cell: Cell) -> Iterator[Hint | ast.expr]:
         if "hint" in call.arguments:
             yield _hint(call.arguments["hint"])
         if "hints" in call.arguments:
-            given = _resolved(call.arguments["hints"], cell)
+            given = resolved(call.arguments["hints"], cell)
             if not isinstance(given, ast.Dict) or None in given.keys:
                 yield call.arguments["hints"]
                 continue
@@ -97,7 +101,7 @@ def _hint(node: ast.expr) -> Hint | ast.expr:
     return Hint(pieces, node.lineno) if any(map(str.strip, pieces)) else node
 
 
-def _resolved(node: ast.expr, cell: Cell) -> ast.expr:
+def resolved(node: ast.expr, cell: Cell) -> ast.expr:
     """What a name stands for that the cell assigns once."""
     if not isinstance(node, ast.Name):
         return node

@@ -7,7 +7,7 @@ import ast
 import builtins
 from collections.abc import Iterable
 
-from lab.build.calls import CHECK, MODULE, check_calls, functions
+from lab.build.calls import CHECK, MODULE, TESTED, check_calls, functions
 from lab.build.lab import Cell, Lab, Role
 from lab.build.names import Use
 from lab.build.problems import Problems, nearest
@@ -71,7 +71,9 @@ def _bindings(cell: Cell, seen: _Seen, problems: Problems) -> None:
         if path in seen.files:
             problems.add(cell, 1, f"{path} is the student's ({seen.files[path].title}): write "
                          "another file")
-    for role in (Role.ANSWER, Role.DRIVER, Role.SETUP, Role.CHECK_SETUP):
+    # Also an earlier experiment may not: until the student answers, the check would test that.
+    early = (Role.EXPLORE, Role.CHECK) if cell.role in STUDENTS else ()
+    for role in (Role.ANSWER, Role.DRIVER, Role.SETUP, Role.CHECK_SETUP, *early):
         for name in sorted(cell.defines & set(seen.names[role])):
             owner = seen.names[role][name]
             path = cell.names.imports.get(name)
@@ -139,8 +141,9 @@ def _check(cell: Cell, seen: _Seen, problems: Problems, lab: Lab) -> None:
     tested = _calls(cell, theirs, seen, problems)
     for use in cell.names.uses:
         if use.name in theirs and id(use.node) not in tested:
-            problems.add(cell, use.line, f"{use.name} is the student's: it may only be an argument "
-                         f"of a call of lab.check, as in check.call({use.name}, ...)")
+            problems.add(cell, use.line, f"{use.name} is the student's: it may only be what "
+                         "check.value, function, raises or call tests, their first argument, as "
+                         f"in check.call({use.name}, ...)")
     if not tested:
         problems.add(cell, None, "it tests nothing of the student's: give check.function(...) a "
                      "student's name, or check.script(\"PATH\") the file of an answer above")
@@ -156,7 +159,9 @@ def _calls(cell: Cell, theirs: set[str], seen: _Seen, problems: Problems) -> set
                          f"{nearest(call.function, functions())}")
         elif call.error:
             problems.add(cell, line, f"check.{call.function}: {call.error}")
-        given = [*call.node.args, *[word.value for word in call.node.keywords if word.arg]]
+        given = [call.arguments[name] for name in TESTED.values() if name in call.arguments]
+        if call.error:  # said above; not that its student's names are nowhere, too
+            given = [*call.node.args, *[word.value for word in call.node.keywords]]
         tested |= {id(node) for node in given if isinstance(node, ast.Name) and node.id in theirs}
         if call.function != "script" or "path" not in call.arguments:
             continue

@@ -6,12 +6,13 @@ import ast
 from collections.abc import Iterator
 from dataclasses import replace
 
-from lab.build.calls import check_calls
+from lab.build.calls import check_calls, resolved
 from lab.build.lab import Cell, Lab, Role
+from lab.build.names import COMPREHENSIONS
 from lab.build.problems import Problems
 
 BEGIN, END = "### BEGIN HIDDEN TESTS", "### END HIDDEN TESTS"
-FORMULA = (ast.Lambda, ast.Name, ast.Call, ast.ListComp, ast.DictComp, ast.GeneratorExp)
+FORMULA = (ast.Lambda, ast.Name, ast.Call, *COMPREHENSIONS)
 
 
 def without_hidden(source: str, blank: bool = False) -> str:
@@ -46,6 +47,6 @@ def _given(cell: Cell) -> Iterator[ast.expr]:
     for call in check_calls(cell):
         if "expected" in call.arguments:
             yield call.arguments["expected"]
-        hints = call.arguments.get("hints")
+        hints = resolved(call.arguments.get("hints"), cell)
         if isinstance(hints, ast.Dict) and call.function == "function":
             yield from hints.values

@@ -12,6 +12,9 @@ from lab.errors import LabError
     ("expected=[16, 2]", "expected=lambda micro_batch, ranks: micro_batch * ranks"),
     ("expected=[16, 2]", "expected=[case * 2 for case in (8, 1)]"),
     ("expected=[16, 2]", "expected=list((16, 2))"),
+    ("expected=[16, 2]", "expected=[{4 * n for n in (4,)}, 2]"),
+    ("check.function(\n", "wrong = {'Halved.': lambda micro_batch, ranks: ranks}\n"
+     "check.function(sums, [()], [1], hints=wrong)\ncheck.function(\n"),
     ("batch of its own.\": [4, 2]", "batch of its own.\": lambda micro_batch, ranks: micro_batch"),
 ])
 def test_a_formula_in_the_visible_part_is_refused(author, old, new):

@@ -19,7 +19,7 @@ from nbgrader import utils
 from nbgrader.preprocessors import NbGraderPreprocessor
 
 from grader.copies import merged
-from grader.records import Unusable, place, ungraded_on_error
+from grader.records import Unusable, place, set_aside_older, ungraded_on_error
 
 LARGEST = 20_000_000  # bytes of a submitted notebook
 
@@ -103,6 +103,7 @@ class Rebuild(NbGraderPreprocessor):
                    ) -> tuple[NotebookNode, dict[str, Any]]:
         course, lab, student = place(self, resources)
         with ungraded_on_error(course, lab, student):
+            set_aside_older(course, lab, student)
             release = nbformat.read(course.notebook("release", lab), as_version=4)
             submitted = read_submitted(course.notebook("submitted", lab, student))
             return rebuild(release, submitted)[0], resources

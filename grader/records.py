@@ -11,7 +11,7 @@ import datetime
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from lab.errors import LabError
 from lab.workspace import put_whole
 
 LONGEST_REASON = 300
+SET_ASIDE = "scores or comments given by hand were set aside, in attempts/"
 
 
 class Unusable(Exception):
@@ -123,20 +124,14 @@ def leave_ungraded(course: Course, lab: str, student: str, reason: str) -> Recor
     """
     for step in ("autograded", "feedback"):
         shutil.rmtree(course.root / step / student / lab, ignore_errors=True)
-    before = last(course, lab, student)
-    aside = dict(before.set_aside) if before else {}
-    of, entered = before.set_aside_of if before else "", {}
+    before, entered = last(course, lab, student), {}
     with gradebook(course) as book:
         enrol(book, student)
         with contextlib.suppress(MissingEntry):
             entered = _entered_by_hand(book.find_submission(lab, student))
             book.remove_submission(lab, student)
-    if entered:
-        new = before.digest if before and before.state == "graded" else ""
-        of = new if not aside or of == new else ""
-        aside |= entered
-    notes = ["scores or comments given by hand were set aside, in attempts/"] * bool(
-        set(aside) - {"extension"})
+    aside, of = _together(before, entered)
+    notes = [SET_ASIDE] * bool(set(aside) - {"extension"})
     record = Record("ungraded", course.digest(lab, student), reason, notes, now(), aside, of)
     write(course, lab, student, record)
     return record
@@ -169,6 +164,30 @@ def enrol(book: Gradebook, student: str) -> None:
         book.update_or_create_student(student, last_name=student, first_name="")
 
 
+def set_aside_older(course: Course, lab: str, student: str) -> None:
+    """What a person had entered for an earlier notebook says nothing about a new one, and nbgrader
+    would keep it."""
+    before = last(course, lab, student)
+    if before is None or before.state != "graded" or before.digest == course.digest(lab, student):
+        return
+    with gradebook(course) as book, contextlib.suppress(MissingEntry):
+        submission = book.find_submission(lab, student)
+        entered = _entered_by_hand(submission)
+        entered.pop("extension", None)  # it is the student's, not the notebook's
+        aside, of = _together(before, entered)
+        write(course, lab, student, replace(before, set_aside=aside, set_aside_of=of))
+        _enter(book, submission, dict.fromkeys(entered))
+
+
+def _together(before: Record | None, entered: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """What was set aside, now with `entered`; and for which notebook."""
+    aside, of = (before.set_aside, before.set_aside_of) if before else ({}, "")
+    if entered:
+        new = before.digest if before and before.state == "graded" else ""
+        of = new if not aside or of == new else ""
+    return aside | entered, of
+
+
 def _entered_by_hand(submission: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for notebook in submission.notebooks:
@@ -193,14 +212,16 @@ def give_back_extension(course: Course, lab: str, student: str) -> None:
             book.update_or_create_submission(lab, student, extension=seconds)
 
 
-def _give_back(book: Gradebook, submission: Any, aside: dict[str, Any]) -> None:
+def _enter(book: Gradebook, submission: Any, values: dict[str, Any]) -> None:
+    """Set, or with None take away, what a person entered."""
     for notebook in submission.notebooks:
         for grade in notebook.grades:
-            if grade.name in aside:
-                grade.manual_score, grade.extra_credit = aside[grade.name]
-                grade.needs_manual_grade = True  # as nbgrader does with those it finds there
+            if grade.name in values:
+                grade.manual_score, grade.extra_credit = values[grade.name] or (None, None)
+                grade.needs_manual_grade = values[grade.name] is not None  # as nbgrader does
         for comment in notebook.comments:
-            comment.manual_comment = aside.get(f"comment on {comment.name}", comment.manual_comment)
+            name = f"comment on {comment.name}"
+            comment.manual_comment = values.get(name, comment.manual_comment)
     book.db.commit()
 
 
@@ -216,8 +237,9 @@ class SaveRecord(NbGraderPreprocessor):
         with gradebook(course) as book:
             enrol(book, student)
             if aside and of == digest:
-                _give_back(book, book.find_submission(lab, student), aside)
+                _enter(book, book.find_submission(lab, student), aside)
                 aside, of = {}, ""
+        notes += [SET_ASIDE] * bool(set(aside) - {"extension"})
         write(course, lab, student, Record("graded", digest, "", notes, now(), aside, of,
                                            digest_of_lab(course, lab)))
         return nb, resources

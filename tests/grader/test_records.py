@@ -90,6 +90,29 @@ def test_a_damaged_record_is_said_kept_and_made_again(course, released, text):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("program, words", [("lab", ["grade", NAME]), (
+    "nbgrader", ["autograde", NAME, "--student", "ada", "--force"])])
+def test_a_score_given_by_hand_is_not_the_new_versions(course, grade, released, program, words):
+    submit(course, "ada", answered(released))
+    grade()
+    with records.gradebook(course) as book:
+        book.find_grade("batch-check", NAME, NAME, "ada").manual_score = 3
+        book.find_comment("batch", NAME, NAME, "ada").manual_comment = "Well done."
+        book.db.commit()
+    submit(course, "ada", answered(released, small_lab.WRONG))
+    done = run(course, *words, program=program)
+    assert done.returncode == 0, done.stderr
+    assert records.state(course, NAME, "ada") == ("graded", "")
+    with records.gradebook(course) as book:
+        submission = book.find_submission(NAME, "ada")
+        assert submission.score == 2 and not submission.needs_manual_grade
+        assert book.find_comment("batch", NAME, NAME, "ada").comment is None
+    record = records.last(course, NAME, "ada")
+    assert record.set_aside == {"batch-check": [3.0, None], "comment on batch": "Well done."}
+    assert record.notes == [records.SET_ASIDE]
+
+
+@pytest.mark.slow
 def test_what_a_person_entered_comes_back_with_the_same_notebook_only(course, grade, released):
     def entered() -> tuple[float | None, str | None]:
         with records.gradebook(course) as book:

@@ -119,16 +119,21 @@ def _parse_stage(entry: object, where: str) -> list[Action]:
 
 def _parse_action(item: object, where: str) -> Action:
     if isinstance(item, Action):
-        if item.kind not in NAMES:
-            raise ScheduleError(f"{where}: an action's kind is F, B or W, not {item.kind!r}")
-        for name in ("micro_batch", "chunk"):
-            value = getattr(item, name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ScheduleError(f"{where}: {name} is a whole number, not {value!r}")
-        return item
+        return well_formed(item, where)
     match = TOKEN.fullmatch(item) if isinstance(item, str) else None
     if match is None:
         raise ScheduleError(f"{where}: {item!r} is no action; write F, B or W, then the number of "
                             'the micro-batch, and the chunk if there are several: "F0", "B3", '
                             '"F0.1"')
     return Action(match[1], int(match[2]), int(match[3] or 0))
+
+
+def well_formed(action: Action, where: str) -> Action:
+    """The action, if its kind is known and its numbers are whole; else ScheduleError."""
+    if not isinstance(action.kind, str) or action.kind not in NAMES:
+        raise ScheduleError(f"{where}: an action's kind is F, B or W, not {action.kind!r}")
+    for name in ("micro_batch", "chunk"):
+        value = getattr(action, name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ScheduleError(f"{where}: {name} is a whole number, not {value!r}")
+    return action

@@ -17,7 +17,6 @@ from typing import NamedTuple
 from minimegatron.schedules.actions import (
     BACKWARD,
     FORWARD,
-    NAMES,
     WEIGHT,
     Action,
     Place,
@@ -26,6 +25,7 @@ from minimegatron.schedules.actions import (
     needs,
     peak_live,
     splits_backward,
+    well_formed,
 )
 from minimegatron.schedules.validation import check
 
@@ -177,8 +177,7 @@ def _span(item: Sequence, where: str) -> Span:
     except TypeError:
         raise ScheduleError(f"{where}: {item!r} is not (kind, micro_batch, chunk, start, end)"
                             ) from None
-    if span.kind not in NAMES:
-        raise ScheduleError(f"{where}: kind {span.kind!r} is not F, B or W")
+    well_formed(Action(*span[:3]), where)
     for time in (span.start, span.end):
         if not isinstance(time, Real) or not math.isfinite(time):
             raise ScheduleError(f"{where}: {time!r} is no time")

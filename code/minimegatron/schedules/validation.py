@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 
 from minimegatron.schedules.actions import (
     BACKWARD,
@@ -55,8 +56,10 @@ def problems(schedule: Lists, *, stages: int | None = None, micro_batches: int |
     if found:
         return found
     every = [action for actions in schedule for action in actions]
-    micro_batches = micro_batches or 1 + max(action.micro_batch for action in every)
-    chunks = chunks or 1 + max(action.chunk for action in every)
+    if micro_batches is None:
+        micro_batches = 1 + max(action.micro_batch for action in every)
+    if chunks is None:
+        chunks = 1 + max(action.chunk for action in every)
     found = _numbers(schedule, micro_batches, chunks)
     if not found:
         found = _completeness(schedule, micro_batches, chunks)
@@ -67,15 +70,12 @@ def problems(schedule: Lists, *, stages: int | None = None, micro_batches: int |
     return found
 
 
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
 def _shape(schedule: Lists, stages: int | None) -> list[str]:
     if not schedule:
         return ["it has no stages: write one list of actions per stage"]
     if stages is not None and len(schedule) != stages:
-        return [f"it has lists for {count(len(schedule), 'stage')}, but the pipeline has {stages}"]
+        return [f"it has lists for {_count(len(schedule), 'stage')}, but the pipeline has "
+                f"{stages}"]
     return [f"stage {stage} does nothing: its list is empty"
             for stage, actions in enumerate(schedule) if not actions]
 
@@ -87,13 +87,11 @@ def _numbers(schedule: Lists, micro_batches: int, chunks: int) -> list[str]:
             where = f"stage {stage}, position {position}: {action}"
             if action.kind not in NAMES:
                 found.append(f"{where} is of kind {action.kind!r}; there are F, B and W")
-            if not 0 <= action.micro_batch < micro_batches:
-                found.append(f"{where} asks for micro-batch {action.micro_batch}; there are "
-                             f"{count(micro_batches, 'micro-batch')}{'es' * (micro_batches > 1)}, "
-                             f"0 to {micro_batches - 1}")
-            if not 0 <= action.chunk < chunks:
-                found.append(f"{where} asks for chunk {action.chunk}; a stage has "
-                             f"{count(chunks, 'chunk')}, 0 to {chunks - 1}")
+            for number, limit, noun in ((action.micro_batch, micro_batches, "micro-batch"),
+                                        (action.chunk, chunks, "chunk")):
+                if not 0 <= number < limit:
+                    found.append(f"{where} asks for {noun} {number}, but this is a schedule of "
+                                 f"{_count(limit, noun)}, counted from 0")
     return found
 
 
@@ -106,19 +104,37 @@ MISSING = {
 }
 
 
+def _count(number: int, noun: str) -> str:
+    many = noun + ("es" if noun.endswith("h") else "s")
+    return f"{number} {noun if number == 1 else many}"
+
+
 def _completeness(schedule: Lists, micro_batches: int, chunks: int) -> list[str]:
     kinds = [FORWARD, BACKWARD] + [WEIGHT] * splits_backward(schedule)
-    found = []
+    every = [action for actions in schedule for action in actions]
+    used = sorted({action.micro_batch for action in every})
+    found = (_unused(set(used), micro_batches, "micro-batch")
+             or _unused({action.chunk for action in every}, chunks, "chunk"))
+    if found:  # most likely one wrong number: every stage's list of what is missing would bury it
+        return found
     for stage, actions in enumerate(schedule):
         times = Counter(actions)
         found += [f"stage {stage} runs {action} {number} times; once is enough"
                   for action, number in times.items() if number > 1]
         for kind in kinds:
-            wanted = [Action(kind, k, chunk) for k in range(micro_batches)
+            wanted = [Action(kind, k, chunk) for k in used
                       for chunk in range(chunks)]
             found += [MISSING[kind].format(stage=stage, action=action, k=action.micro_batch)
                       for action in wanted if action not in times]
     return found
+
+
+def _unused(used: set[int], limit: int, noun: str) -> list[str]:
+    missing = list(islice((number for number in range(limit) if number not in used), 4))
+    if not missing:
+        return []
+    shown = ", ".join(map(str, missing[:3])) + (", ..." if len(missing) > 3 else "")
+    return [f"no stage runs {noun} {shown} of {_count(limit, noun)}, counted from 0"]
 
 
 def _order_on_a_stage(schedule: Lists, chunks: int) -> list[str]:

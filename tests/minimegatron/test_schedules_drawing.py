@@ -1,0 +1,104 @@
+"""The figure says in letters what its colours say, and always with the same bytes."""
+
+import re
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+from matplotlib.image import imread
+
+from minimegatron.schedules import (
+    Durations,
+    ScheduleError,
+    draw,
+    interleaved,
+    one_f_one_b,
+    simulate,
+    zb_h1,
+)
+
+
+def labels(drawing):
+    """The texts in the boxes, row by row."""
+    (axes,) = drawing.figure.axes
+    rows = {}
+    for text in axes.texts:
+        rows.setdefault(round(text.get_position()[1] // 0.62), []).append(
+            text.get_text().replace("\n", ""))
+    return [" ".join(row) for _, row in sorted(rows.items())]
+
+
+def test_every_box_says_what_it_is():
+    assert labels(draw(simulate(one_f_one_b(2, 3)))) == ["F0 F1 B0 F2 B1 B2", "F0 B0 F1 B1 F2 B2"]
+    assert labels(draw(simulate(zb_h1(1, 2)))) == ["F0 B0 W0 F1 B1 W1"]
+    assert labels(draw(simulate(interleaved(1, 1, 2)))) == ["F0.0 F0.1 B0.1 B0.0"]
+
+
+def test_a_label_stays_in_its_box():
+    drawing = draw(simulate(interleaved(4, 8, 2)))
+    drawing.png()
+    (axes,) = drawing.figure.axes
+    boxes = [patch.get_window_extent() for patch in axes.patches]
+    for text in axes.texts:
+        extent = text.get_window_extent()
+        assert any(box.x0 <= extent.x0 and extent.x1 <= box.x1 and box.y0 <= extent.y0
+                   and extent.y1 <= box.y1 for box in boxes if box.width < 100), text.get_text()
+
+
+def test_a_box_too_narrow_for_a_label_has_none():
+    drawing = draw(simulate(one_f_one_b(2, 200)))
+    assert labels(drawing) == []
+    assert "F199" in drawing.alt
+
+
+def test_forward_backward_and_weight_differ_without_colour():
+    axes = draw(simulate(zb_h1(2, 2))).figure.axes[0]
+    assert sum(bool(patch.get_hatch()) for patch in axes.patches) == 4  # every W, nothing else
+    light = {text.get_text()[0]: None for text in axes.texts}
+    assert set(light) == {"F", "B", "W"}
+
+
+def test_the_alternative_text_has_the_order_and_the_figures():
+    alt = draw(simulate(one_f_one_b(2, 2), Durations(1, 1, 1)), "1F1B", "ms").alt
+    assert alt == ("1F1B: 2 stages over time. total 9 ms; bubble 33.3% of the time; peak live "
+                   "activations per stage 2, 1. Stage 0: F0 F1 B0 B1. Stage 1: F0 B0 F1 B1.")
+    assert "5, 3 (of 1/2 stage each)" in draw(simulate(interleaved(2, 4, 2))).alt
+
+
+def test_a_recorded_run_is_drawn_from_its_own_zero():
+    drawing = draw({0: [("F", 0, 0, 1e9, 1e9 + 0.01)], 3: [("F", 0, 0, 1e9 + 0.01, 1e9 + 0.02)]})
+    (axes,) = drawing.figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["stage 0", "stage 3"]
+    assert axes.get_xlim() == pytest.approx((0, 0.02))
+
+
+def test_a_run_of_no_length_is_drawn():
+    assert draw({0: [("F", 0, 0, 5.0, 5.0)]}).png()
+
+
+def test_svg_and_png_are_files_that_open(tmp_path):
+    drawing = draw(simulate(one_f_one_b(2, 2)))
+    drawing.save(tmp_path / "one.svg")
+    drawing.save(tmp_path / "one.png")
+    root = ElementTree.fromstring((tmp_path / "one.svg").read_bytes())
+    assert root.tag.endswith("svg")
+    assert imread(tmp_path / "one.png").shape[2] == 4
+    with pytest.raises(ScheduleError, match=r"one\.pdf: a figure's file ends in \.svg or \.png"):
+        drawing.save(tmp_path / "one.pdf")
+
+
+def test_the_same_schedule_gives_the_same_bytes_in_another_process():
+    code = ("import hashlib; from minimegatron.schedules import *; "
+            "d = draw(simulate(zb_h1(3, 4)), 'ZB-H1'); "
+            "print(hashlib.sha256(d.svg() + d.svg() + d.png()).hexdigest())")
+    prints = {subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                             check=True, env={"PYTHONHASHSEED": seed}).stdout
+              for seed in ("1", "2")}
+    assert len(prints) == 1
+
+
+def test_a_notebook_shows_the_picture_with_its_text():
+    shown = draw(simulate(one_f_one_b(2, 2)), 'a "title"')._repr_html_()
+    start = r'<img alt="a &quot;title&quot;: 2 stages.*" src="data:image/png;base64,'
+    assert re.match(start, shown)

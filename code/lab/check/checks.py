@@ -52,9 +52,17 @@ def value(x: Any, expected: Any, hints: Mapping[str, Any] | None = None, *,
         passed(f"{shown(got)} is right")
         return
     for text, wrong in (hints or {}).items():
-        if wrong(got) if callable(wrong) else difference(got, wrong, rel) is None:
+        if _holds(wrong, got) if callable(wrong) else difference(got, wrong, rel) is None:
             raise Failed(f"{shown(got)} is not right. {text}")
     raise Failed(f"{shown(got)} is not right: {found}.")
+
+
+def _holds(predicate: Callable[[Any], Any], got: Any) -> bool:
+    """Whether a hint is for `got`; never where `got` is of a kind that the predicate cannot take."""
+    try:
+        return bool(predicate(got))
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError):
+        return False
 
 
 def call(f: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -84,6 +92,8 @@ def function(f: Any, cases: Sequence[Case], expected: Answers,
         if found is not None:
             where = f"{_spelled(f, arguments, keywords)} returned {shown(got)}"
             hint = _hint(got, hints or {}, cases, number, rel)
+            if got is None and not hint:
+                found += " (does the function end without `return`? print hands nothing back)"
             raise Failed(f"{where}. {hint}" if hint else f"{where}: {found}.")
     passed(f"{side().title(f)}: right in {len(cases)} case{'s' if len(cases) > 1 else ''}")
 
@@ -149,11 +159,22 @@ def _hint(got: Any, hints: Mapping[str, Answers], cases: Sequence[Case], number:
           ) -> str | None:
     for text, wrong in hints.items():
         try:
-            if difference(got, _answer(wrong, cases, number), rel) is None:
+            # A hint is for 1.0, too, where the wrong answer is 1.
+            wrong_way = _floats(_answer(wrong, cases, number))
+            if difference(got, wrong_way, rel) is None:
                 return text
         except ArithmeticError:  # this wrong way has no result for this case
             continue
     return None
+
+
+def _floats(value: Any) -> Any:
+    """`value` with floats for ints, which stand for both in a comparison."""
+    if isinstance(value, list | tuple):
+        return [_floats(item) for item in value]
+    if type(value) is int and abs(value) < 2**53:
+        return float(value)
+    return value
 
 
 def _spelled(f: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> str:

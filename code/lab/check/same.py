@@ -16,6 +16,8 @@ def difference(got: Any, expected: Any, rel: float = NEAR) -> str | None:
     Both are plain values (lab.check.wire). An int is asked for where `expected` is one; where it is
     a float an int will do. Lists, tuples and arrays are compared item by item, whichever they are.
     """
+    if isinstance(got, np.ndarray) and got.ndim == 0 and not isinstance(expected, np.ndarray):
+        got = got.item()
     if isinstance(expected, list | tuple | np.ndarray):
         return _of_sequences(got, expected, rel)
     if isinstance(expected, dict):
@@ -34,8 +36,6 @@ def _kind(value: Any) -> str:
 
 
 def _of_numbers(got: Any, expected: int | float, rel: float) -> str | None:
-    if isinstance(got, np.ndarray) and got.ndim == 0:
-        got = got.item()
     if isinstance(got, bool) or not isinstance(got, int | float):
         return f"a number is asked for, not {_kind(got)}"
     if isinstance(expected, int):
@@ -58,7 +58,7 @@ def _of_sequences(got: Any, expected: Any, rel: float) -> str | None:
     if isinstance(expected, np.ndarray):
         return _of_arrays(got, expected, rel)
     if isinstance(got, np.ndarray):
-        got = got.tolist() if got.ndim else [got.item()]
+        got = got.tolist()
     if len(got) != len(expected):
         return f"it has {len(got)} items, which is not the right number"
     for position, (one, other) in enumerate(zip(got, expected, strict=True)):

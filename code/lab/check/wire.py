@@ -73,40 +73,43 @@ def _encode(value: Any, depth: int) -> Any:
     if depth == 0:
         raise CannotCross(f"more than {MOST_DEPTH} levels of lists and dicts: "
                           "does one hold itself?")
-    if isinstance(value, np.generic):
+    if issubclass(type(value), np.generic):
         value = value.item()
-    if value is None or isinstance(value, bool):
+    if value is None or value is True or value is False:
         return value
-    # Subclasses (IntEnum, namedtuple, OrderedDict) cross as what they are underneath.
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        number = float(value)
+    # Subclasses (IntEnum, namedtuple, OrderedDict) cross as what they are underneath, whatever
+    # their own methods say; and what only claims to be one (by __class__) is none.
+    kind = type(value)
+    if issubclass(kind, int):
+        return int.__int__(value)
+    if issubclass(kind, float):
+        number = float.__float__(value)
         return number if math.isfinite(number) else {"float": str(number)}
-    if isinstance(value, str):
+    if issubclass(kind, str):
         return str.__str__(value)
-    if isinstance(value, list):
-        return [_encode(item, depth - 1) for item in value]
-    if isinstance(value, tuple):
-        return {"tuple": [_encode(item, depth - 1) for item in value]}
-    if isinstance(value, dict):
-        return {"dict": [[_key(key), _encode(item, depth - 1)] for key, item in value.items()]}
-    if isinstance(value, np.ndarray):
+    if issubclass(kind, list):
+        return [_encode(item, depth - 1) for item in list.__iter__(value)]
+    if issubclass(kind, tuple):
+        return {"tuple": [_encode(item, depth - 1) for item in tuple.__iter__(value)]}
+    if issubclass(kind, dict):
+        return {"dict": [[_key(key), _encode(item, depth - 1)] for key, item in dict.items(value)]}
+    if issubclass(kind, np.ndarray):
         return {"array": _encode_array(value)}
     torch = sys.modules.get("torch")  # a tensor can only be here if torch is
-    if torch is not None and isinstance(value, torch.Tensor):
+    if torch is not None and issubclass(kind, torch.Tensor):
         return {"array": _encode_array(_from_torch(value))}
-    name = type(value).__name__
-    instead = INSTEAD.get(name, "numbers, text, lists, dicts or arrays")
-    raise CannotCross(f"a value of type {name} cannot be checked: give {instead}")
+    instead = INSTEAD.get(kind.__name__, "numbers, text, lists, dicts or arrays")
+    raise CannotCross(f"a value of type {kind.__name__} cannot be checked: give {instead}")
 
 
 def _key(key: Any) -> str | int:
     if isinstance(key, np.integer):
         return int(key)
-    if isinstance(key, str | int) and not isinstance(key, bool):
-        return str.__str__(key) if isinstance(key, str) else int(key)
-    raise CannotCross(f"the key {key!r} of a dict: keys are str or int")
+    if issubclass(type(key), str):
+        return str.__str__(key)
+    if issubclass(type(key), int) and not isinstance(key, bool):
+        return int.__int__(key)
+    raise CannotCross(f"a dict has a key of type {type(key).__name__}: keys are str or int")
 
 
 def _from_torch(tensor: Any) -> np.ndarray:

@@ -162,3 +162,46 @@ def test_another_side_answers_for_the_students_names():
 def test_a_failure_is_shown_without_a_traceback():
     (line,) = Failed("no")._render_traceback_()
     assert line.endswith("no") and "✗" in line
+
+
+class TextFails(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+class ReprFails:
+    def __repr__(self):
+        raise RuntimeError("no picture")
+
+    def __call__(self, x):
+        return self
+
+
+def test_odd_objects_of_a_student_end_no_check():
+    def leave(x):
+        raise SystemExit(0)
+
+    def fail(x):
+        raise TextFails
+
+    assert "raised SystemExit: 0" in failure(check.function, leave, [(1,)], [1])
+    assert "its text cannot be shown" in failure(check.function, fail, [(1,)], [1])
+    assert "a ReprFails(1): a value of type ReprFails" in failure(
+        check.function, ReprFails(), [(1,)], [1])
+
+
+def test_a_function_that_prints_instead_of_returning_is_told_so():
+    said = failure(check.function, lambda x: None, [(1,)], [1])
+    assert "without `return`" in said
+    assert "`return`" not in failure(check.function, lambda x: 2, [(1,)], [1])
+
+
+def test_a_hint_is_for_the_same_number_as_a_float_too():
+    for wrong in (lambda x: (8.0, 2), lambda x: (8, 2)):
+        assert failure(check.function, wrong, [(1,)], [(2, 8)], {"Swapped.": [(8, 2)]}
+                       ).endswith("Swapped.")
+
+
+def test_a_predicate_of_a_hint_may_not_fit_the_answer():
+    assert failure(check.value, "x", 16, {"Too many.": lambda got: got > 100}
+                   ) == "'x' is not right: a number is asked for, not a text."

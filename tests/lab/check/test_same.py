@@ -12,6 +12,7 @@ SAME = [
     (math.inf, math.inf), (1 + 1e-9, 1.0), ([1, 2], (1, 2)), ((1, 2.0), [1, 2.0]),
     ({"a": 1, 2: [3]}, {2: [3], "a": 1}), (np.array([1.0, 2.0]), [1.0, 2.0]),
     ([1.0, 2.0], np.array([1.0, 2.0])), (np.array(3), 3), ([], []),
+    (np.array(True), True),
     (np.array([1e-12, 1.0]), np.array([0.0, 1.0])), (np.array([math.inf]), np.array([math.inf])),
 ]
 OTHER = [

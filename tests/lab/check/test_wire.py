@@ -61,6 +61,40 @@ def test_subclasses_cross_as_what_they_are_underneath():
     assert arrived[1] != 5
 
 
+def test_methods_of_subclasses_say_nothing():
+    class Lying(list):
+        def __iter__(self):
+            return iter([9, 9, 9])
+
+        def __len__(self):
+            return 3
+
+    class Items(dict):
+        def items(self):
+            return [("b", 2)]
+
+    class Number(int):
+        def __int__(self):
+            return 9
+
+    arrived = wire.copy([Lying([1]), Items(a=1), Number(1)])
+    assert arrived == [[1], {"a": 1}, 1]
+
+
+@pytest.mark.parametrize("kind", [list, bool, np.generic, torch.Tensor])
+def test_what_only_claims_to_be_of_a_kind_is_not(kind):
+    class Claims:
+        __class__ = kind
+
+        def __repr__(self):
+            raise RuntimeError
+
+    with pytest.raises(CannotCross, match="type Claims"):
+        wire.dumps(Claims())
+    with pytest.raises(CannotCross, match="a key of type Claims"):
+        wire.dumps({Claims(): 1})
+
+
 def test_a_copy_does_not_lead_back():
     original = {"a": [1, 2]}
     wire.copy(original)["a"].append(3)

@@ -58,7 +58,7 @@ def value(x: Any, expected: Any, hints: Mapping[str, Any] | None = None, *,
 
 
 def _holds(predicate: Callable[[Any], Any], got: Any) -> bool:
-    """Whether a hint is for `got`; never where `got` is of a kind that the predicate cannot take."""
+    """Whether a hint is for `got`; never where the predicate cannot take its kind."""
     try:
         return bool(predicate(got))
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError):

@@ -1,8 +1,10 @@
 """The published schedules say what their papers say, in order, time and memory."""
 
+import re
 import subprocess
 import sys
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given, settings
@@ -15,6 +17,7 @@ from minimegatron.schedules import (
     add_communication,
     gpipe,
     interleaved,
+    load,
     one_f_one_b,
     peak_live,
     problems,
@@ -194,3 +197,28 @@ def test_the_package_loads_neither_torch_nor_matplotlib():
             "print(sorted({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text()
+
+
+def test_the_examples_of_the_page_run_and_print_what_it_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    first, own = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(first, {})
+    printed = capsys.readouterr().out.splitlines()
+    said = re.findall(r"^print.*# (.*)$", first, re.MULTILINE)
+    assert printed[:3] == said
+    assert printed[3] == "27.3% of the time, 37.5% of the work"
+    assert (tmp_path / "1f1b.svg").stat().st_size
+    (tmp_path / "mine.py").write_text(own)
+    assert problems(load("mine.py", 3, 4), stages=3, micro_batches=4) == []
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_table_of_the_page_is_what_the_simulator_says(name):
+    schedule = load(name, 4, 8, 2 if name == "interleaved" else 1)
+    timeline = simulate(schedule)
+    (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}`")]
+    assert (f"| {timeline.bubble_fraction:.1%} | {timeline.bubble_overhead:.1%} | "
+            + ", ".join(map(str, timeline.peak_live))) in row

@@ -154,15 +154,23 @@ def test_a_broken_exchange_is_refused_with_its_sentence(name):
         check_program(program, source="mine.py")
 
 
-def exchange(program, chunks):
+def exchange(program, chunks, sends_wait):
     """Really pass tokens through queues: None, or what went wrong."""
     queues, heads, stages = {}, [0] * len(program), len(program)
     has = [set() for _ in program]  # the tokens that a stage holds
+
+    def meets(message):
+        items, head = program[message.target], heads[message.target]
+        other = items[head] if head < len(items) else None
+        return (isinstance(other, Message) and other.end == "receive"
+                and other.channel == message.channel and not queues[message.channel])
 
     def step(stage, item):
         if isinstance(item, Message):
             queue = queues.setdefault(item.channel, deque())
             if item.end == "send":
+                if sends_wait and not meets(item):
+                    return "wait"
                 if (stage, item.action) not in has[stage]:
                     return "nothing to send"
                 queue.append((stage, item.action))
@@ -216,7 +224,6 @@ def test_shuffled_exchanges_are_refused_exactly_when_tokens_do_not_get_through(d
         one = data.draw(st.integers(0, len(items) - 2))
         two = min(len(items) - 1, one + data.draw(st.integers(1, 3)))
         items[one], items[two] = items[two], items[one]
-    wrong = exchange(program, chunks)
-    assert (program_problems(program, sends_wait=False) == []) == (wrong is None), wrong
-    if wrong:
-        assert program_problems(program)
+    for sends_wait in (False, True):
+        wrong = exchange(program, chunks, sends_wait)
+        assert (program_problems(program, sends_wait=sends_wait) == []) == (wrong is None), wrong

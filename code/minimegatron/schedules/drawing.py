@@ -1,7 +1,7 @@
 """The figure of a timeline, simulated or recorded: one row per stage, one box per action.
 
-Every box says in letters what it is, and forward, backward and weight gradient differ in brightness
-and hatching too: nothing is said by colour alone. The same timeline gives the same bytes.
+Every box says in letters what it is; forwards are brighter than backwards, and weight gradients are
+hatched: nothing is said by colour alone. The same timeline gives the same bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, IDLE = "#22313f", "#eceff1"
-COLOURS = {FORWARD: "#56b4e9", BACKWARD: "#f0a830", WEIGHT: "#4cb894"}  # after Okabe and Ito
+COLOURS = {FORWARD: "#92cff2", BACKWARD: "#e08a1e", WEIGHT: "#4cb894"}  # after Okabe and Ito
 HATCHED = 0.22  # a weight gradient's box is hatched along this share of its height
 ROW, BOX = 0.62, 0.54  # inches: the distance of two rows, the height of a box
 LARGEST, SMALLEST = 10, 5  # points
@@ -94,8 +94,8 @@ def draw(timeline: Timeline | Mapping[int, Sequence[Sequence]], title: str = "Pi
         axes.spines[side].set_visible(False)
     figure.text(0.85 / width, 1 - 0.12 / height, title, fontsize=12, color=INK, va="top",
                 weight="bold")
-    figure.text(0.85 / width, 1 - 0.37 / height, _summary(timeline), fontsize=9.5, color=INK,
-                va="top")
+    figure.text(0.85 / width, 1 - 0.37 / height, _summary(timeline, unit), fontsize=9.5,
+                color=INK, va="top")
     _legend(figure, timeline, width, height)
     return Drawing(figure, alt_text(timeline, title, unit))
 
@@ -180,7 +180,7 @@ def _shade(span: Span, chunks: int) -> str:
     """The kind's colour: the first chunk palest, the last one full."""
     from matplotlib.colors import to_hex, to_rgb
 
-    strength = 1 if chunks == 1 else 0.45 + 0.55 * span.chunk / (chunks - 1)
+    strength = 1 if chunks == 1 else 0.55 + 0.45 * span.chunk / (chunks - 1)
     return to_hex([1 - strength * (1 - part) for part in to_rgb(COLOURS[span.kind])])
 
 

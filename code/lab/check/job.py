@@ -218,8 +218,8 @@ def _torchrun_run(launches: list[Launch], told: list[Torchrun]) -> Run:
     nodes = {launch.host for launch in launches}
     if len(launches) > len(nodes):
         problems.append(f"srun starts torchrun {len(launches)} times on {len(nodes)} node(s): "
-                        "start it once per node (--ntasks-per-node=1); "
-                        "torchrun itself starts the ranks")
+                        f"start it once per node (`srun --ntasks={len(nodes)}`, or "
+                        "`#SBATCH --ntasks-per-node=1`); torchrun itself starts the ranks")
     elif first.nnodes > len(launches):
         problems.append(f"torchrun is told --nnodes {first.nnodes} but starts on {len(launches)} "
                         "node(s): the ranks wait for the others for ever; "

@@ -131,11 +131,11 @@ def _read_directive(line: str, number: int, found: dict[str, str], notes: list[s
 
 def exported(setting: str | None, environment: dict[str, str]) -> dict[str, str]:
     """What --export leaves of an environment: "ALL", "NONE", or names with or without values.
-    Slurm's own variables, and those of the stand-ins, always stay."""
+    Slurm's own variables and the workspace's (LAB_HOME, which the cluster sets) always stay."""
     words = (setting or "ALL").split(",")
     kept = environment if "ALL" in words else {
         name: value for name, value in environment.items()
-        if name.startswith(("SLURM", "LAB_RECORD")) or name in ("PATH", "USER", "HOME", *words)}
+        if name.startswith(("SLURM", "LAB_")) or name in ("PATH", *words)}
     return kept | {name: value for name, equals, value in
                    (word.partition("=") for word in words) if equals}
 

@@ -64,17 +64,16 @@ def hosts_of(asked: dict[str, str]) -> list[str]:
 
 
 def layout(asked: dict[str, str]) -> list[int]:
-    """The number of tasks on each node of a step, as srun's defaults have it."""
+    """The number of tasks on each node of a step, as srun's defaults have it. Where the job has a
+    number of tasks (SLURM_NTASKS), srun ignores an --ntasks-per-node that does not fit it."""
     env = os.environ
     allocated = int(env["SLURM_NNODES"])
     nodes = options.count(asked.get("nodes"), allocated)
     if nodes > allocated:
         raise options.BadOption(f"only {allocated} node(s) are allocated, {nodes} are asked for")
-    per_node = asked.get("ntasks-per-node") or (
-        None if "ntasks" in asked else env.get("SLURM_NTASKS_PER_NODE"))
-    if per_node is not None and "ntasks" not in asked:
-        return [options.count(per_node, 1)] * nodes
-    given = asked.get("ntasks") or (None if "nodes" in asked else env.get("SLURM_NTASKS"))
+    given = asked.get("ntasks") or env.get("SLURM_NTASKS")
+    if given is None:
+        return [options.count(asked.get("ntasks-per-node"), 1)] * nodes
     tasks = options.count(given, nodes)
     nodes = min(nodes, tasks)
     share, rest = divmod(tasks, nodes)

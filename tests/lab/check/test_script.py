@@ -98,8 +98,8 @@ WRONG = [
     (TWO_NODES + "export WORLD_SIZE=2\nsrun bash -c 'RANK=$SLURM_PROCID python "
      f"{TRAINER} {MODEL}'\n", "MASTER_ADDR is not set and MASTER_PORT not set"),
     (meeting(MEET).replace("\n", "\r\n"), "as on Windows"),
-    (TWO_NODES + FIRST + "srun -w $MASTER_ADDR -N1 " + torchrun(f"--nnodes 2 {MEET}").strip()
-     + "\nsrun -r1 -N1 " + torchrun(f"--nnodes 2 --node_rank 1 {MEET}"), "starts on 1 node(s)"),
+    (TWO_NODES + FIRST + "srun -w $MASTER_ADDR -N1 -n1 " + torchrun(f"--nnodes 2 {MEET}").strip()
+     + "\nsrun -r1 -N1 -n1 " + torchrun(f"--nnodes 2 --node_rank 1 {MEET}"), "starts on 1 node(s)"),
     ("srun true &\n" + torchrun(""), "put `wait` at its end"),
     (TWO_NODES + FIRST + torchrun(f"--nnodes 2 --node_rank 0 {MEET}"), "starts on 1 node(s)"),
     (TWO_NODES + FIRST + "srun " + torchrun(f"--nnodes 2 --node_rank 0 {MEET}"),
@@ -109,6 +109,9 @@ WRONG = [
     (TWO_NODES + "srun " + torchrun(""), "2 separate trainings"),
     (TWO_NODES.replace("=1", "=2") + FIRST + "srun " + torchrun(f"--nnodes 2 {MEET}"),
      "4 times on 2 node(s)"),
+    # The job's own number of tasks wins, as a real srun says in a warning.
+    (TWO_NODES.replace("=1", "=2") + FIRST + "srun --ntasks-per-node=1 "
+     + torchrun(f"--nnodes 2 {MEET}"), "4 times on 2 node(s): start it once"),
     (TWO_NODES + FIRST + "srun " + torchrun("--nnodes 2 --rdzv_backend c10d --rdzv_endpoint "
                                             "localhost:6000"), "meet at localhost"),
     (TWO_NODES + "srun bash -c 'torchrun --nnodes 2 --nproc_per_node 2 "
@@ -147,7 +150,8 @@ NO_RUN = [
     ("torchrun --master_port 99999 x/pretrain_gpt.py\n", "at most 65535"),
     ("torchrun --master_port PORT x/pretrain_gpt.py\n", "a number"),
     ("srun torchrun x/pretrain_gpt.py &\n", "put `wait` at its end"),
-    ("#SBATCH --export=NONE\ntorchrun $LAB_HOME/x/pretrain_gpt.py ${LAB_HOME:?is gone}\n",
+    ("#SBATCH --export=NONE\ntorchrun $LAB_HOME/x/pretrain_gpt.py ${USER:?is gone}\n", "is gone"),
+    ("export A=1\nsrun --export=NONE bash -c 'torchrun x/pretrain_gpt.py ${A:?is gone}'\n",
      "is gone"),
     ("srun --ntask 2 torchrun x/pretrain_gpt.py\n", "did you mean --ntasks"),
     ("echo nonsense > $LAB_RECORD\n", "wrote into the record"),

@@ -757,11 +757,14 @@ for name, gigabits in [("1 Gbit/s Ethernet", 1), ("100 Gbit/s InfiniBand", 100)]
 # %% [markdown]
 # ## Clean up
 #
-# Nothing of yours should go on running, and checkpoints are large. The logs may stay.
+# Nothing of yours should go on running. Checkpoints and profiles are large: when you have looked at
+# them, delete them. The logs and the curves may stay.
 
 # %% tags=["explore"]
 !scancel --user=$USER
+!du -sh megatron/checkpoints megatron/tensorboard
 !rm -rf megatron/checkpoints/dp_two_nodes megatron/checkpoints/my_two_nodes
+!rm -rf megatron/tensorboard/dp_two_nodes/run_default
 !squeue
 
 # %% [markdown]

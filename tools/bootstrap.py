@@ -170,6 +170,8 @@ def main():
         stop(f"Slurm needs Linux, and this is {sys.platform}. Use the container: see docker/")
     ensure_venv()
     command = os.path.join(VENV, "bin", sys.argv[1])
+    if not os.path.exists(command):
+        stop(f"the environment is whole, but has no program {sys.argv[1]}")
     os.execv(command, [command, *sys.argv[2:]])
 
 

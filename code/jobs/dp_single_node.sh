@@ -14,15 +14,15 @@ NAME=$SLURM_JOB_NAME
 export OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / RANKS_PER_NODE))
 DATA=$LAB_HOME/data/bpe-4096
 
-MODEL="--num-layers 4 --hidden-size 256 --num-attention-heads 8
+MODEL="--num-layers 4 --hidden-size 256 --num-attention-heads 8 \
        --seq-length 256 --max-position-embeddings 256"
 BATCH="--micro-batch-size 2 --global-batch-size 8 --train-iters 100"
-OPTIMIZER="--lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-fraction 0.05
+OPTIMIZER="--lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-fraction 0.05 \
            --weight-decay 0.01 --clip-grad 1.0"
-TEXT="--data-path $DATA/text_document --vocab-file $DATA/vocab.json
+TEXT="--data-path $DATA/text_document --vocab-file $DATA/vocab.json \
       --merge-file $DATA/merges.txt --split 949,50,1"
-OUTPUT="--log-interval 10 --eval-interval 50 --eval-iters 4
-        --save $LAB_HOME/megatron/checkpoints/$NAME --save-interval 100
+OUTPUT="--log-interval 10 --eval-interval 50 --eval-iters 4 \
+        --save $LAB_HOME/megatron/checkpoints/$NAME --save-interval 100 \
         --tensorboard-dir $LAB_HOME/megatron/tensorboard/$NAME"
 
 # One launcher starts this node's ranks; --standalone needs no address to meet at.

@@ -150,7 +150,7 @@ def test_the_worked_notebook_runs_from_the_first_to_the_last_cell(page, jupyter,
     open_notebook(page, jupyter, WORKED)
     page.locator(".lm-MenuBar-itemLabel", has_text=re.compile("^Run$")).click()
     page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Run All Cells$")).click()
-    last = number_of(page, "!rm -rf megatron/checkpoints")
+    last = number_of(page, "!rm -rf megatron/checkpoints/dp_two_nodes")
     until(page, lambda: re.search(r"\[\d+\]", code_cell(page, last).inner_text())
           or page.locator(f"{NOTEBOOK} [data-mime-type='application/vnd.jupyter.error']").count(),
           400, "the end")

@@ -71,10 +71,12 @@ def test_the_alternative_text_has_the_order_and_the_figures():
 
 
 def test_a_recorded_run_is_drawn_from_its_own_zero():
-    drawing = draw({0: [("F", 0, 0, 1e9, 1e9 + 0.01)], 3: [("F", 0, 0, 1e9 + 0.01, 1e9 + 0.02)]})
+    drawing = draw({0: [("F", 0, 0, 1e3, 1e3 + 0.01)], 3: [("F", 0, 0, 1e3 + 0.01, 1e3 + 0.02)]})
     (axes,) = drawing.figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["stage 0", "stage 3"]
     assert axes.get_xlim() == pytest.approx((0, 0.02))
+    boxes = [(patch.get_x(), patch.get_width()) for patch in axes.patches]
+    assert boxes[1] == pytest.approx((0, 0.01)) and boxes[3] == pytest.approx((0.01, 0.01))
 
 
 def test_a_run_of_no_length_is_drawn():

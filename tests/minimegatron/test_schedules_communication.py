@@ -154,9 +154,20 @@ def test_a_broken_exchange_is_refused_with_its_sentence(name):
         check_program(program, source="mine.py")
 
 
+def inputs(stage, action, stages, chunks):
+    """The tokens that an action uses up, written down once more."""
+    own = {"F": [], "B": ["F"], "W": ["B"]}[action.kind]
+    wanted = [(stage, Action(kind, action.micro_batch, action.chunk)) for kind in own]
+    virtual = action.chunk * stages + stage
+    before = virtual - 1 if action.kind == "F" else virtual + 1
+    if action.kind != "W" and 0 <= before < stages * chunks:
+        wanted.append((before % stages, Action(action.kind, action.micro_batch, before // stages)))
+    return wanted
+
+
 def exchange(program, chunks, sends_wait):
     """Really pass tokens through queues: None, or what went wrong."""
-    queues, heads, stages = {}, [0] * len(program), len(program)
+    queues, heads = {}, [0] * len(program)
     has = [set() for _ in program]  # the tokens that a stage holds
 
     def meets(message):
@@ -182,14 +193,7 @@ def exchange(program, chunks, sends_wait):
                     return "wrong tensor"
                 has[stage].add(token)
             return None
-        virtual = item.chunk * stages + stage
-        wanted = [] if item.kind == "F" else [(stage, Action("F", item.micro_batch, item.chunk))]
-        if item.kind == "W":
-            wanted = [(stage, Action("B", item.micro_batch, item.chunk))]
-        before = virtual - 1 if item.kind == "F" else virtual + 1
-        if item.kind != "W" and 0 <= before < stages * chunks:
-            wanted.append((before % stages, Action(item.kind, item.micro_batch, before // stages)))
-        if not has[stage].issuperset(wanted):
+        if not has[stage].issuperset(inputs(stage, item, len(program), chunks)):
             return "an input is missing"
         has[stage].add((stage, item))
         return None

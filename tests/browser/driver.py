@@ -14,7 +14,8 @@ from playwright.sync_api import Frame, Locator, Page
 from lab.jupyter import Jupyter
 
 NOTEBOOK = ".jp-NotebookPanel:not(.lm-mod-hidden)"
-IDLE = f"{NOTEBOOK} .jp-Notebook-ExecutionIndicator[data-status='idle']"
+# The notebook's own indicator says idle before there is a kernel; the status bar does not.
+IDLE = re.compile(r"^(?!No Kernel).* \| Idle$")
 
 
 def until(page: Page, done: Callable[[], object], seconds: float, what: str) -> None:
@@ -40,7 +41,7 @@ def open_notebook(page: Page, jupyter: Jupyter, path: str, seconds: float = 60) 
     def ready() -> bool:
         if select.count():  # a notebook that does not say which kernel it wants
             select.first.click()
-        return page.locator(IDLE).count() > 0
+        return page.locator("#jp-main-statusbar").get_by_text(IDLE).count() > 0
 
     until(page, ready, seconds, f"an idle kernel for {path}")
 

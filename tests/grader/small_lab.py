@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import nbformat
@@ -71,11 +72,14 @@ def find(notebook: nbformat.NotebookNode, name: str) -> nbformat.NotebookNode:
                 if cell.metadata.get("nbgrader", {}).get("grade_id") == name)
 
 
+def pasted(cell: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """A copy of a cell as JupyterLab makes it: with an id of its own."""
+    return nbformat.from_dict({**copy.deepcopy(cell), "id": v4.new_code_cell().id})
+
+
 def answered(release: nbformat.NotebookNode, batch: str = RIGHT,
              script: str = "%%writefile code/mine.sh\necho mine") -> nbformat.NotebookNode:
     """The released notebook, with a student's answers in it."""
-    import copy
-
     notebook = copy.deepcopy(release)
     find(notebook, "batch").source = batch
     find(notebook, "script").source = script

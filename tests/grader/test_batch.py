@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import stat
 
 import pytest
@@ -95,7 +94,7 @@ def test_bad_input_is_refused_in_words(course, words, message):
 
 def test_a_broken_source_is_refused_by_name(course, released):
     source = small_lab.source()
-    source.cells.append(copy.deepcopy(small_lab.find(source, "batch")))  # two with one grade_id
+    source.cells.append(small_lab.pasted(small_lab.find(source, "batch")))  # two with one grade_id
     small_lab.put(source, course.notebook("source", NAME))
     submit(course, "ada", released)
     done = run(course, "grade", NAME)

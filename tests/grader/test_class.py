@@ -14,7 +14,7 @@ import pytest
 from grader.course import Course, digest_of_folder
 from tests.grader import small_lab
 from tests.grader.conftest import new_course, run, submit, table
-from tests.grader.small_lab import RIGHT, WRONG, answered, find
+from tests.grader.small_lab import RIGHT, WRONG, answered, find, pasted
 
 pytestmark = pytest.mark.slow
 
@@ -40,10 +40,10 @@ def honest(release: nbformat.NotebookNode) -> Iterator[tuple[str, nbformat.Noteb
     yield "noisy", answered(release, RIGHT.replace("return", f"{noise}\n    return"))
     yield "number", answered(release, RIGHT + "\n0.5")
     copied = answered(release)
-    copied.cells.append(copy.deepcopy(find(copied, "batch-check")))
+    copied.cells.append(pasted(find(copied, "batch-check")))
     yield "copied", copied
     draft = answered(release)
-    draft.cells.append(copy.deepcopy(find(release, "batch")))
+    draft.cells.append(pasted(find(release, "batch")))
     yield "draft", draft
     tidy = answered(release)
     tidy.cells = [cell for cell in tidy.cells if "nbgrader" in cell.metadata]

@@ -1,0 +1,27 @@
+"""An author opens a lab's source in JupyterLab as a notebook."""
+
+import re
+import shutil
+
+from lab import workspace
+from tests.browser.driver import NOTEBOOK, open_lab, until
+
+SOURCE = "solutions/03_multi_node.py"
+
+
+def test_a_source_opens_as_a_notebook(page, make_jupyter, tmp_path, traffic, screenshot):
+    (tmp_path / "solutions").mkdir()
+    shutil.copy(workspace.CHECKOUT / SOURCE, tmp_path / SOURCE)
+    jupyter = make_jupyter(tmp_path)
+    open_lab(page, jupyter, "solutions")
+    page.locator(".jp-DirListing-item", has_text="03_multi_node.py").click(button="right")
+    page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Open With$")).hover()
+    page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Notebook$")).first.click()
+    page.locator(NOTEBOOK).wait_for(timeout=60_000)
+    cells = page.locator(f"{NOTEBOOK} .jp-CodeCell")
+    until(page, lambda: cells.count() > 10, 30, "cells")
+    sources = "\n".join(cells.evaluate_all("all => all.map(one => one.innerText)"))
+    screenshot(page, "author")
+    assert "!sbatch code/dp_two_nodes.sh" in sources and "%%writefile code/my_two" in sources
+    assert page.locator(f"{NOTEBOOK} .jp-RawCell").count() > 10  # the mutants
+    assert traffic.outside == [] and traffic.errors == []

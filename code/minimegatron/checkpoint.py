@@ -1,6 +1,7 @@
 """Checkpoints in Megatron's layout: written whole or not at all, loaded as data only.
 
-    SAVE/iter_0000100/mp_rank_00/model_optim_rng.pt     one file per part of the model
+    SAVE/iter_0000100/mp_rank_00/model_optim_rng.pt     one file per part of the model: mp_rank_TT
+                                                        of tensor-parallel rank TT
     SAVE/latest_checkpointed_iteration.txt              the tracker, written last
 """
 
@@ -23,9 +24,10 @@ from minimegatron.optimizer import LearningRate, Optimizer
 
 VERSION = 3.0
 TRACKER = "latest_checkpointed_iteration.txt"
-MUST_MATCH = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings",
-              "ffn_hidden_size", "kv_channels", "padded_vocab_size", "tokenizer_type",
-              "tensor_model_parallel_size", "pipeline_model_parallel_size")
+# The layout comes first: the padded vocabulary may follow from it.
+MUST_MATCH = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "num_layers",
+              "hidden_size", "num_attention_heads", "max_position_embeddings", "ffn_hidden_size",
+              "kv_channels", "padded_vocab_size", "tokenizer_type")
 
 
 @dataclasses.dataclass
@@ -56,6 +58,9 @@ def save(ctx: Context, stage: Stage, optimizer: Optimizer, schedule: LearningRat
     final = folder_of(root, progress.iteration)
     unfinished = final.with_name(f".unfinished_{final.name}")
     error = None
+    if ctx.grid.rank == 0:  # what a run that was killed left here may have another layout
+        shutil.rmtree(unfinished, ignore_errors=True)
+    dist.barrier()
     try:
         if ctx.grid.writes_shard:
             state = {
@@ -142,6 +147,10 @@ def load(ctx: Context, stage: Stage, optimizer: Optimizer, schedule: LearningRat
         return Progress()
     ctx.say(f" loading checkpoint from {root} at iteration {iteration}")
     path = folder_of(root, iteration) / shard_of(ctx)
+    if not path.exists():
+        # Another layout has other files: any of them knows which.
+        for other in sorted(path.parent.parent.glob(f"mp_rank_*/{path.name}"))[:1]:
+            check_same_model(ctx, read_state(other, root)["args"], padded_vocab_size, other)
     state = read_state(path, root)
     ctx.say(f" checkpoint version {state['checkpoint_version']}")
     check_same_model(ctx, state["args"], padded_vocab_size, path)

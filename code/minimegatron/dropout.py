@@ -61,10 +61,11 @@ class Dropout:
     samples: torch.Tensor
 
     def keep(self, p: float, layer: int, site: int, positions: int,
-             heads: torch.Tensor | None = None) -> torch.Tensor:
+             heads: torch.Tensor | None = None, start: int = 0) -> torch.Tensor:
         """Bool mask, True with probability 1 - p: [b, positions] or [b, heads, positions].
 
-        heads: int64 [n], the heads' numbers in the whole model.
+        heads: int64 [n], the heads' numbers in the whole model. start: the first position, where
+        only a part of them lives on this rank.
         """
         base = mix64(mix64(self.seed) ^ mix64(self.iteration << 24 | layer << 4 | site))
         key = _scramble64(self.samples + _signed(base, 64))[:, None]
@@ -74,6 +75,8 @@ class Dropout:
         high = (key >> 32).to(torch.int32) | 1
         # Position and key meet in an affine map between two rounds; each result is cut into two
         # 16-bit draws, so p is rounded to a multiple of 2**-16.
-        words = _scramble(torch.arange((positions + 1) // 2, dtype=torch.int32, device=key.device))
-        draws = _scramble(words * high + low).view(torch.int16)[..., :positions]
+        first, skip = divmod(start, 2)
+        words = _scramble(torch.arange(first, (start + positions + 1) // 2, dtype=torch.int32,
+                                       device=key.device))
+        draws = _scramble(words * high + low).view(torch.int16)[..., skip:skip + positions]
         return draws >= _signed(round(p * (1 << 16)) - (1 << 15), 17)

@@ -17,11 +17,15 @@ import torch
 import torch.distributed as dist
 
 AXES = ("pp", "dp", "tp")
+GROUPS = {"pp": ("pp",), "dp": ("dp",), "tp": ("tp",), "model": ("pp", "tp")}
 
 
 @dataclass(frozen=True)
 class Group:
-    """The ranks that this rank meets along one axis, and the channel between them."""
+    """The ranks that this rank meets along one axis, and the channel between them.
+
+    Alone (size 1) every collective is the identity, and no message is sent.
+    """
 
     ranks: tuple[int, ...]
     index: int  # of this rank in `ranks`
@@ -31,21 +35,38 @@ class Group:
     def size(self) -> int:
         return len(self.ranks)
 
-    def all_reduce(self, tensor: torch.Tensor) -> None:
-        """Sum `tensor` over the group, in place."""
+    def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM) -> None:
+        """Sum (or another `op`) of `tensor` over the group, in place."""
         if self.channel is not None:
-            dist.all_reduce(tensor, group=self.channel)
+            dist.all_reduce(tensor, op=op, group=self.channel)
+
+    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
+        """Every rank's `part` [n, ..], in the group's order: [size * n, ..]."""
+        if self.channel is None:
+            return part
+        whole = part.new_empty(part.shape[0] * self.size, *part.shape[1:])
+        dist.all_gather_single(whole, part.contiguous(), group=self.channel)
+        return whole
+
+    def reduce_scatter(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's rows of the sum over the group: [size * n, ..] to [n, ..]."""
+        if self.channel is None:
+            return whole
+        part = whole.new_empty(whole.shape[0] // self.size, *whole.shape[1:])
+        dist.reduce_scatter_single(part, whole.contiguous(), group=self.channel)
+        return part
 
 
 @dataclass(frozen=True)
 class Grid:
-    """This rank's place in the world, and its three groups."""
+    """This rank's place in the world, and its groups."""
 
     rank: int
     world_size: int
     pp: Group
     dp: Group
     tp: Group
+    model: Group  # pp x tp: together they hold one copy of the model
 
     @property
     def is_last_rank(self) -> bool:
@@ -63,11 +84,12 @@ class Grid:
         return self.dp.index == 0
 
 
-def groups_along(axis: str, pp: int, dp: int, tp: int) -> list[tuple[int, ...]]:
-    """Every group along `axis` of the (pp, dp, tp) grid, as tuples of ranks."""
+def groups_along(name: str, pp: int, dp: int, tp: int) -> list[tuple[int, ...]]:
+    """Every group `name` ("pp", "dp", "tp" or "model") of the (pp, dp, tp) grid, as ranks."""
     ranks = torch.arange(pp * dp * tp).view(pp, dp, tp)
-    at = AXES.index(axis)
-    rows = ranks.movedim(at, -1).reshape(-1, (pp, dp, tp)[at])
+    along = [AXES.index(axis) for axis in GROUPS[name]]
+    apart = [at for at in range(len(AXES)) if at not in along]
+    rows = ranks.permute(*apart, *along).flatten(len(apart)).flatten(0, -2)
     return [tuple(map(int, row)) for row in rows]
 
 
@@ -86,13 +108,14 @@ def make_grid(pp: int, dp: int, tp: int, backend: str, timeout: timedelta | None
     silent peer (the default group's does not carry over).
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    mine = {}
-    for axis in AXES:
-        for ranks in groups_along(axis, pp, dp, tp):
+    mine: dict[str, Group] = {}
+    channels: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    for name in GROUPS:
+        for ranks in groups_along(name, pp, dp, tp):
             # new_group is collective: every rank makes every group, also those it is not in.
-            channel = None
-            if len(ranks) > 1:
-                channel = dist.new_group(list(ranks), timeout=timeout, backend=backend)
+            # Without pipeline stages the model group is the tensor-parallel one.
+            if len(ranks) > 1 and ranks not in channels:
+                channels[ranks] = dist.new_group(list(ranks), timeout=timeout, backend=backend)
             if rank in ranks:
-                mine[axis] = Group(ranks, ranks.index(rank), channel)
+                mine[name] = Group(ranks, ranks.index(rank), channels.get(ranks))
     return Grid(rank, world_size, **mine)

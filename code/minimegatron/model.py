@@ -1,13 +1,12 @@
 """GPT as a list of layers, of which a pipeline stage takes a slice.
 
 Pre-norm transformer with learned positions and tied embeddings, in Megatron's layout [s, b, h] and
-with Megatron core's parameter names. Every weight is drawn from its own name, so a model has the
-same weights however it is cut.
+with Megatron core's parameter names. A layer's linears are divided among tensor-parallel ranks
+(tensor_parallel.py); with sequence parallelism s below means this rank's part of the sequence.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 
@@ -17,6 +16,14 @@ from torch import nn
 from minimegatron import dropout, ops
 from minimegatron.context import Context
 from minimegatron.dropout import Dropout
+from minimegatron.tensor_parallel import (
+    ColumnLinear,
+    RowLinear,
+    TensorParallel,
+    VocabularyEmbedding,
+    cross_entropy,
+)
+from minimegatron.weights import draw_weights, parameter
 
 
 @dataclass(frozen=True)
@@ -27,14 +34,6 @@ class MicroBatch:
     labels: torch.Tensor
     loss_mask: torch.Tensor
     dropout: Dropout | None  # None: nothing is dropped
-
-
-def parameter(ctx: Context, *shape: int, std: float | None = None, fill: float = 0.0
-              ) -> nn.Parameter:
-    """A weight of N(0, std), or filled with `fill`; `draw_weights` gives it its values."""
-    made = nn.Parameter(torch.empty(*shape, device=ctx.device.torch_device))
-    made.init_std, made.init_fill = std, fill
-    return made
 
 
 class Norm(nn.Module):
@@ -48,61 +47,58 @@ class Norm(nn.Module):
         return ops.layer_norm(x, self.weight, self.bias, self.epsilon)
 
 
-class Linear(nn.Module):
-    def __init__(self, ctx: Context, inputs: int, outputs: int, std: float) -> None:
-        super().__init__()
-        self.weight = parameter(ctx, outputs, inputs, std=std)
-        self.bias = parameter(ctx, outputs)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return ops.linear(x, self.weight, self.bias)
-
-
 class Embedding(nn.Module):
-    """Tokens [b, s] to hidden states [s, b, h]."""
+    """Tokens [b, s] to hidden states [s, b, h].
 
-    def __init__(self, ctx: Context, vocab_size: int) -> None:
+    with_positions: false on a last stage that holds only the output matrix.
+    """
+
+    def __init__(self, ctx: Context, vocab_size: int, with_positions: bool = True) -> None:
         super().__init__()
         config = ctx.config
-        self.p = config.hidden_dropout
-        self.word_embeddings = nn.Module()
-        self.position_embeddings = nn.Module()
-        self.word_embeddings.weight = parameter(
-            ctx, vocab_size, config.hidden_size, std=config.init_method_std)
-        self.position_embeddings.weight = parameter(
-            ctx, config.max_position_embeddings, config.hidden_size, std=config.init_method_std)
+        self.p, self.tp = config.hidden_dropout, TensorParallel(ctx)
+        self.word_embeddings = VocabularyEmbedding(
+            ctx, vocab_size, config.hidden_size, config.init_method_std)
+        if with_positions:
+            self.position_embeddings = nn.Module()
+            self.position_embeddings.weight = parameter(
+                ctx, config.max_position_embeddings, config.hidden_size,
+                std=config.init_method_std)
 
     def forward(self, batch: MicroBatch) -> torch.Tensor:
-        tokens = batch.tokens.t()
-        positions = torch.arange(tokens.shape[0], device=tokens.device)
-        x = ops.embedding(self.word_embeddings.weight, tokens)
+        x = self.word_embeddings(batch.tokens.t())
+        first = self.tp.first_position(x.shape[0])
+        positions = torch.arange(first, first + x.shape[0], device=x.device)
         x = x + ops.embedding(self.position_embeddings.weight, positions)[:, None]
-        keep = hidden_mask(batch.dropout, self.p, 0, dropout.EMBEDDING, x)
+        keep = hidden_mask(batch.dropout, self.p, 0, dropout.EMBEDDING, x, self.tp)
         return x if keep is None else x * keep * (1 / (1 - self.p))
 
 
 class Attention(nn.Module):
     def __init__(self, ctx: Context, layer: int, mask: torch.Tensor | None) -> None:
         super().__init__()
-        config = ctx.config
-        self.layer, self.heads, self.width = layer, config.num_attention_heads, config.kv_channels
+        config, tp = ctx.config, ctx.grid.tp
+        self.layer, self.width = layer, config.kv_channels
+        self.heads = config.num_attention_heads // tp.size
+        self.first_head = tp.index * self.heads
         self.p, self.flash = config.attention_dropout, config.use_flash_attn
-        inner, std = self.heads * self.width, config.init_method_std
+        inner, std = config.num_attention_heads * self.width, config.init_method_std
         # Laid out per head, (heads, 3, width): a tensor-parallel slice holds whole heads.
-        self.linear_qkv = Linear(ctx, config.hidden_size, 3 * inner, std)
-        self.linear_proj = Linear(ctx, inner, config.hidden_size, output_std(ctx))
+        self.linear_qkv = ColumnLinear(ctx, config.hidden_size, 3 * inner, std)
+        self.linear_proj = RowLinear(ctx, inner, config.hidden_size, output_std(ctx))
         self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, x: torch.Tensor, noise: Dropout | None) -> torch.Tensor:
-        s, b, _ = x.shape
-        qkv = self.linear_qkv(x).view(s, b * self.heads, 3, self.width)
+        qkv = self.linear_qkv(x)  # the whole sequence for this rank's heads
+        s, b, _ = qkv.shape
+        qkv = qkv.view(s, b * self.heads, 3, self.width)
         query, key, value = qkv.unbind(2)
         if self.flash:
             core = ops.flash_attention(query, key, value, self.heads)
         else:
             keep = None
             if noise is not None and self.p > 0:
-                heads = torch.arange(self.heads, device=x.device)
+                heads = torch.arange(self.heads, device=x.device) + self.first_head
                 keep = noise.keep(self.p, self.layer, dropout.ATTENTION_PROBABILITIES, s * s, heads)
                 keep = keep.view(b * self.heads, s, s)
             core = ops.attention(query, key, value, self.mask[:, :s, :s], keep, self.p)
@@ -113,9 +109,10 @@ class MLP(nn.Module):
     def __init__(self, ctx: Context) -> None:
         super().__init__()
         config = ctx.config
-        self.linear_fc1 = Linear(ctx, config.hidden_size, config.ffn_hidden_size,
-                                 config.init_method_std)
-        self.linear_fc2 = Linear(ctx, config.ffn_hidden_size, config.hidden_size, output_std(ctx))
+        self.linear_fc1 = ColumnLinear(
+            ctx, config.hidden_size, config.ffn_hidden_size, config.init_method_std)
+        self.linear_fc2 = RowLinear(
+            ctx, config.ffn_hidden_size, config.hidden_size, output_std(ctx))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear_fc2(ops.gelu(self.linear_fc1(x)))
@@ -126,16 +123,16 @@ class TransformerLayer(nn.Module):
 
     def __init__(self, ctx: Context, number: int, mask: torch.Tensor | None) -> None:
         super().__init__()
-        self.number, self.p = number, ctx.config.hidden_dropout
+        self.number, self.p, self.tp = number, ctx.config.hidden_dropout, TensorParallel(ctx)
         self.input_layernorm = Norm(ctx)
         self.self_attention = Attention(ctx, number, mask)
         self.pre_mlp_layernorm = Norm(ctx)
         self.mlp = MLP(ctx)
 
     def forward(self, x: torch.Tensor, noise: Dropout | None) -> torch.Tensor:
-        keep = hidden_mask(noise, self.p, self.number, dropout.ATTENTION_OUTPUT, x)
+        keep = hidden_mask(noise, self.p, self.number, dropout.ATTENTION_OUTPUT, x, self.tp)
         x = ops.dropout_add(self.self_attention(self.input_layernorm(x), noise), x, keep, self.p)
-        keep = hidden_mask(noise, self.p, self.number, dropout.MLP_OUTPUT, x)
+        keep = hidden_mask(noise, self.p, self.number, dropout.MLP_OUTPUT, x, self.tp)
         return ops.dropout_add(self.mlp(self.pre_mlp_layernorm(x)), x, keep, self.p)
 
 
@@ -144,15 +141,17 @@ class Stage(nn.Module):
 
     forward(x, batch): x is the previous stage's output [s, b, h] (None on the first stage).
     Returns hidden states [s, b, h], or on the last stage the loss: the mean over the tokens that
-    the loss mask keeps (fp32, one element).
+    the loss mask keeps (fp32, one element; the same on every tensor-parallel rank).
     """
 
     def __init__(self, ctx: Context, vocab_size: int, layers: range, is_first: bool = True,
                  is_last: bool = True) -> None:
         super().__init__()
-        self.is_first, self.is_last = is_first, is_last
+        self.is_first, self.is_last, self.tp = is_first, is_last, TensorParallel(ctx)
         if self.is_first or self.is_last:
-            self.embedding = Embedding(ctx, vocab_size)
+            self.embedding = Embedding(ctx, vocab_size, with_positions=is_first)
+            # The last stage's output matrix is the first one's word embedding once more.
+            self.embedding.word_embeddings.weight.is_tied_copy = not is_first
         self.decoder = nn.Module()
         config = ctx.config  # one mask serves all layers
         mask = (None if config.use_flash_attn else
@@ -161,7 +160,7 @@ class Stage(nn.Module):
             {str(index): TransformerLayer(ctx, index + 1, mask) for index in layers})
         if self.is_last:
             self.decoder.final_layernorm = Norm(ctx)
-        draw_weights(self, ctx.config.seed)
+        draw_weights(self, config.seed, ctx.grid.tp)
 
     def forward(self, x: torch.Tensor | None, batch: MicroBatch) -> torch.Tensor:
         if self.is_first:
@@ -171,40 +170,27 @@ class Stage(nn.Module):
         return self.loss(self.logits(x), batch) if self.is_last else x
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """[s, b, h] to [s, b, V]; the output matrix is the word embedding."""
-        return ops.linear(self.decoder.final_layernorm(x), self.embedding.word_embeddings.weight)
+        """[s, b, h] to [s, b, V/t]; the output matrix is the word embedding."""
+        return self.tp.column_linear(self.decoder.final_layernorm(x),
+                                     self.embedding.word_embeddings.weight)
 
     def loss(self, logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-        losses = ops.cross_entropy(logits.float(), batch.labels.t().contiguous())
+        losses = cross_entropy(logits.float(), batch.labels.t().contiguous(), self.tp.group)
         mask = batch.loss_mask.t()
         return (losses * mask).sum() / mask.sum()
 
 
-def hidden_mask(noise: Dropout | None, p: float, layer: int, site: int, like: torch.Tensor
-                ) -> torch.Tensor | None:
+def hidden_mask(noise: Dropout | None, p: float, layer: int, site: int, like: torch.Tensor,
+                tp: TensorParallel) -> torch.Tensor | None:
     """The dropout mask of hidden states `like` [s, b, h], or None when nothing is dropped."""
     if noise is None or p == 0:
         return None
     s, b, h = like.shape
-    return noise.keep(p, layer, site, s * h).view(b, s, h).transpose(0, 1)
+    start = tp.first_position(s) * h
+    return noise.keep(p, layer, site, s * h, start=start).view(b, s, h).transpose(0, 1)
 
 
 def output_std(ctx: Context) -> float:
     """Projections onto the residual stream start smaller, so that its variance does not grow
     with depth (GPT-2; std / sqrt(2L))."""
     return ctx.config.init_method_std / math.sqrt(2 * ctx.config.num_layers)
-
-
-def draw_weights(module: nn.Module, seed: int) -> None:
-    """Give every parameter its initial values, each from a generator seeded with its name."""
-    for name, weight in module.named_parameters():
-        if weight.is_meta:
-            continue
-        with torch.no_grad():
-            if weight.init_std is None:
-                weight.fill_(weight.init_fill)
-            else:
-                digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
-                generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
-                drawn = torch.empty(weight.shape).normal_(0, weight.init_std, generator=generator)
-                weight.copy_(drawn)

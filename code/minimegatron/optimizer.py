@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import nn
 
 from minimegatron import ops
 from minimegatron.arguments import Config
@@ -19,18 +20,21 @@ class Optimizer:
     """AdamW (Loshchilov & Hutter 2019) over one stage; biases and norms are not decayed.
 
     Weights, gradients and both moments are flat fp32 buffers in one order, decayed parameters
-    first, so an update is two calls; the stage's parameters become views of `weights`.
+    first, so an update is two calls; the stage's parameters become views of `weights`. Those that
+    every tensor-parallel rank copies lie together in the middle (see `place`).
     """
 
     def __init__(self, ctx: Context, stage: Stage) -> None:
-        config = ctx.config
+        config, self.grid = ctx.config, ctx.grid
         self.clip, self.fused = config.clip_grad, ctx.device.fused_adam
         self.adam = {"beta1": config.adam_beta1, "beta2": config.adam_beta2,
                      "eps": config.adam_eps}
-        self.named = sorted(stage.named_parameters(), key=lambda named: named[1].dim() == 1)
+        self.named = sorted(stage.named_parameters(), key=lambda named: place(named[1]))
         self.gradients = Gradients([p for _, p in self.named])
         decayed = sum(p.numel() for _, p in self.named if p.dim() > 1)
         self.parts = ((slice(0, decayed), config.weight_decay), (slice(decayed, None), 0.0))
+        self.copies, self.counted = self._count_once()
+        self.sum_copies = config.sequence_parallel
         self.weights = torch.empty_like(self.gradients.flat)
         for parameter, view in zip(self.gradients.parameters, self._views(self.weights).values(),
                                    strict=True):
@@ -47,11 +51,47 @@ class Optimizer:
         return {name: piece.view_as(p)
                 for (name, p), piece in zip(self.named, flat.split(sizes), strict=True)}
 
-    def step(self, lr: float, timers: Timers) -> torch.Tensor:
-        """One update from the gradients' buffer. Returns their norm before clipping."""
+    def _count_once(self) -> tuple[slice, list[slice]]:
+        """(the copies' place; the places that this rank answers for in sums over the model)."""
+        sizes = [0, 0, 0, 0, 0]
+        for _, parameter in self.named:
+            sizes[place(parameter)] += parameter.numel()
+        tied = sizes[0]
+        start = tied + sizes[1]
+        end = start + sizes[2] + sizes[3]
+        if self.grid.tp.index == 0:
+            counted = [slice(tied, None)]
+        else:
+            counted = [slice(tied, start), slice(end, None)]
+        return slice(start, end), counted
+
+    def model_norm(self, flat: torch.Tensor) -> torch.Tensor:
+        """Euclidean norm over the whole model of a buffer in the optimizer's order; every rank of
+        the model-parallel group must call it. Returns one element, the same on all of them."""
+        if self.grid.model.size == 1:
+            return torch.linalg.vector_norm(flat)
+        norms = torch.stack([torch.linalg.vector_norm(flat[part]) for part in self.counted])
+        squares = norms.square().sum()
+        self.grid.model.all_reduce(squares)
+        return squares.sqrt()
+
+    def num_zeros(self) -> torch.Tensor:
+        """Zeros in the whole model's gradient (int64, one element); collective as model_norm."""
         flat = self.gradients.flat
+        zeros = torch.stack([(flat[part] == 0).sum() for part in self.counted]).sum()
+        self.grid.model.all_reduce(zeros)
+        return zeros
+
+    def step(self, lr: float, timers: Timers) -> torch.Tensor:
+        """One update from the gradients' buffer. Returns their norm before clipping, over the
+        whole model."""
+        flat = self.gradients.flat
+        if self.sum_copies:
+            # A copy saw only its rank's part of the sequence, so its gradient is an addend
+            # (Korthikanti et al. 2022, section 4.2.2).
+            self.grid.tp.all_reduce(flat[self.copies])
         with timers("optimizer-clip-main-grad"):
-            norm = torch.linalg.vector_norm(flat)
+            norm = self.model_norm(flat)
             if self.clip > 0:
                 # Tensor arithmetic: whether to clip is decided without reading the norm.
                 flat.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
@@ -73,6 +113,16 @@ class Optimizer:
         for name, flat in self.moments.items():
             for key, view in self._views(flat).items():
                 view.copy_(saved[name][key])
+
+
+def place(parameter: nn.Parameter) -> int:
+    """Where the flat buffers hold it: 0 a tied copy, whose first holder counts it; 1 and 2 the
+    other decayed weights, divided and copied; 3 and 4 biases and norms, copied and divided."""
+    if getattr(parameter, "is_tied_copy", False):
+        return 0
+    if parameter.dim() > 1:
+        return 1 if parameter.split is not None else 2
+    return 3 if parameter.split is None else 4
 
 
 class LearningRate:

@@ -87,10 +87,9 @@ class StepLog:
     def _zeros(self) -> float | None:
         if not self.ctx.config.log_num_zeros_in_grad:
             return None
-        return self.ctx.read((self.optimizer.gradients.flat == 0).sum())
+        return self.ctx.read(self.optimizer.num_zeros())
 
     def _params_norm(self) -> float | None:
         if not self.ctx.config.log_params_norm:
             return None
-        norms = [torch.linalg.vector_norm(p.detach()) for p in self.optimizer.gradients.parameters]
-        return self.ctx.read(torch.linalg.vector_norm(torch.stack(norms)))
+        return self.ctx.read(self.optimizer.model_norm(self.optimizer.weights))

@@ -24,12 +24,20 @@ def near_multiples(value: int, step: int) -> str:
     return f"{below} or {below + step}" if below else str(step)
 
 
+def near_divisors(value: int, whole: int) -> str:
+    """The divisors of `whole` on both sides of `value`, as text."""
+    divisors = [n for n in range(1, whole + 1) if whole % n == 0]
+    below = [n for n in divisors if n < value][-1:]
+    above = [n for n in divisors if n > value][:1]
+    return " or ".join(map(str, below + above))
+
+
 def check(config: Config, rank: int, world_size: int) -> Config:
     """Return `config` with everything derived filled in. Raises UserError."""
     config = replace(config, rank=rank, world_size=world_size)
     check_numbers(config)
     config = derive_grid(config)
-    config = derive_model(config)
+    config = check_tensor_parallel(derive_model(config))
     config = derive_batch(config)
     config = derive_schedule(config)
     check_folders(config)
@@ -68,11 +76,32 @@ def check_numbers(config: Config) -> None:
 
 
 def derive_grid(config: Config) -> Config:
-    for name, ranks in (("--tensor-model-parallel-size", config.tensor_model_parallel_size),
-                        ("--pipeline-model-parallel-size", config.pipeline_model_parallel_size)):
-        require(ranks == 1, f"{name} {ranks}: this trainer is data-parallel only for now; "
-                            f"{name} 1 turns all {config.world_size} ranks to data parallelism")
-    return replace(config, data_parallel_size=config.world_size)
+    world, tp = config.world_size, config.tensor_model_parallel_size
+    require(world % tp == 0,
+            f"world size ({world}) is not divisible by tensor model parallel size ({tp}); "
+            f"nearest: --tensor-model-parallel-size {near_divisors(tp, world)}")
+    stages = config.pipeline_model_parallel_size
+    require(stages == 1, f"--pipeline-model-parallel-size {stages}: this trainer has no pipeline "
+            "stages yet; --pipeline-model-parallel-size 1 turns the ranks to data parallelism")
+    return replace(config, data_parallel_size=world // tp)
+
+
+def check_tensor_parallel(config: Config) -> Config:
+    """What tensor-parallel ranks divide must be divisible; the vocabulary is padded to be."""
+    tp = config.tensor_model_parallel_size
+    divided = [("--num-attention-heads", config.num_attention_heads),
+               ("--ffn-hidden-size", config.ffn_hidden_size)]
+    if config.sequence_parallel:
+        divided.append(("--seq-length", config.seq_length))
+    # A size that divides the ranks and all of these is right whatever else stays.
+    whole = math.gcd(config.world_size, *(value for _, value in divided))
+    for name, value in divided:
+        require(value % tp == 0,
+                f"{name} {value} is not divisible by --tensor-model-parallel-size {tp}; nearest: "
+                f"{near_multiples(value, tp)}, or --tensor-model-parallel-size "
+                f"{near_divisors(tp, whole)}")
+    # Alone there is nobody to divide the sequence with.
+    return replace(config, sequence_parallel=config.sequence_parallel and tp > 1)
 
 
 def derive_model(config: Config) -> Config:

@@ -104,6 +104,8 @@ class Data:
 class Distributed:
     device: str = flag("auto", "cpu, cuda, or auto: cuda where there is one", type=str)
     tensor_model_parallel_size: int = flag(1, "tensor-parallel ranks", type=int)
+    sequence_parallel: bool = flag(
+        False, "tensor-parallel ranks divide the sequence where they would repeat each other")
     pipeline_model_parallel_size: int = flag(1, "pipeline stages", type=int)
     distributed_backend: str | None = flag(
         None, "of the tensor traffic (nccl on GPUs, gloo on the CPU)", choices=("nccl", "gloo"))
@@ -176,7 +178,7 @@ ALREADY_SO = {
     "--no-bias-gelu-fusion": "there is no fused bias-GELU kernel here",
     "--no-bias-dropout-fusion": "there is no fused bias-dropout kernel here",
     "--no-gradient-accumulation-fusion": "the accumulation is part of the matrix product",
-    "--no-async-tensor-model-parallel-allreduce": "there is one tensor-parallel rank",
+    "--no-async-tensor-model-parallel-allreduce": "tensor-parallel messages are always waited for",
     "--no-query-key-layer-scaling": "in fp32 the scaling cancels out",
     "--use-cpu-initialization": "weights are always drawn on the CPU",
     "--no-load-rng": "dropout and data order have no state to load",
@@ -192,7 +194,7 @@ NOT_YET = (
     "--activations-checkpoint-method", "--activations-checkpoint-num-layers",
     "--checkpoint-activations", "--distribute-checkpointed-activations",
     "--recompute-granularity", "--recompute-method", "--recompute-num-layers",
-    "--recompute-activations", "--sequence-parallel", "--use-distributed-optimizer",
+    "--recompute-activations", "--use-distributed-optimizer",
     "--overlap-grad-reduce", "--num-layers-per-virtual-pipeline-stage", "--schedule", "--balance",
     "--pipeline-model-parallel-layout", "--context-parallel-size", "--rampup-batch-size",
     "--reset-position-ids", "--reset-attention-mask", "--timing-log-level", "--timing-log-option",

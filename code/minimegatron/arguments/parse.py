@@ -90,6 +90,8 @@ def number(env: Mapping[str, str], name: str, default: int) -> int:
 def notes(argv: Sequence[str], config: Config) -> list[str]:
     """What to tell the user about the command line: what was derived, what has no effect."""
     lines = [f"{name}: no effect, {why}" for name, why in ALREADY_SO.items() if name in argv]
+    if "--sequence-parallel" in argv and not config.sequence_parallel:
+        lines.append("--sequence-parallel: no effect, there is one tensor-parallel rank")
     if not any(word.split("=")[0] == "--global-batch-size" for word in argv):
         lines.insert(0, f"setting global batch size to {config.global_batch_size}")
     return lines

@@ -65,6 +65,12 @@ class Optimizer:
             counted = [slice(tied, start), slice(end, None)]
         return slice(start, end), counted
 
+    def complete_copies(self) -> None:
+        """Under sequence parallelism a copy saw only its rank's part of the sequence, so its
+        gradient is an addend of the whole one: sum them (Korthikanti et al. 2022, 4.2.2)."""
+        if self.sum_copies:
+            self.grid.tp.all_reduce(self.gradients.flat[self.copies])
+
     def model_norm(self, flat: torch.Tensor) -> torch.Tensor:
         """Euclidean norm over the whole model of a buffer in the optimizer's order; every rank of
         the model-parallel group must call it. Returns one element, the same on all of them."""
@@ -86,10 +92,7 @@ class Optimizer:
         """One update from the gradients' buffer. Returns their norm before clipping, over the
         whole model."""
         flat = self.gradients.flat
-        if self.sum_copies:
-            # A copy saw only its rank's part of the sequence, so its gradient is an addend
-            # (Korthikanti et al. 2022, section 4.2.2).
-            self.grid.tp.all_reduce(flat[self.copies])
+        self.complete_copies()
         with timers("optimizer-clip-main-grad"):
             norm = self.model_norm(flat)
             if self.clip > 0:

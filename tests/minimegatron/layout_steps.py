@@ -1,14 +1,15 @@
 """Steps of the trainer in many layouts, one after another in the same rank processes.
 
-torchrun --nproc_per_node 4 layout_steps.py STEPS CASE ..      CASE: the flags of one run, quoted
+torchrun --nproc_per_node 4 layout_steps.py STEPS CASE ..
 
-Every rank prints a JSON line per case: losses and norms to the last digit, what the log shows.
+CASE, quoted: the flags of one run, and names of functions of VARIANTS to change it by. Every rank
+prints a JSON line per case: losses and norms to the last digit.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import shlex
 import sys
 
 import torch
@@ -26,8 +27,7 @@ from minimegatron.training import Trainer
 VOCABULARY = 128  # padded alike in every layout: the loss depends on it
 FLAGS = ("--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 "
          "--max-position-embeddings 24 --micro-batch-size 2 --global-batch-size 8 --lr 1e-2 "
-         "--lr-warmup-iters 1 --train-iters 100 --data-path x --vocab-file x --merge-file x "
-         "--log-params-norm --log-num-zeros-in-grad ")
+         "--lr-warmup-iters 1 --train-iters 100 --data-path x --vocab-file x --merge-file x ")
 
 
 def data(count: int, length: int) -> list[dict]:
@@ -38,43 +38,68 @@ def data(count: int, length: int) -> list[dict]:
     return [{"text": row.numpy()} for row in text]
 
 
-def steps(ctx: Context, count: int, defer: bool = False) -> dict:
-    """Train; returns the loss (mean over replicas) and the norms of every step.
+def defer(trainer: Trainer) -> None:
+    """Weight gradients wait until all backward passes are done, as under zero bubble."""
+    gradients = trainer.optimizer.gradients
+    finish = gradients.finish
+    gradients.defer_weights = True
+    gradients.finish = lambda replicas: (gradients.drain(), finish(replicas))
 
-    defer: weight gradients wait until the end of the backward pass, as under zero bubble.
-    """
+
+def unsummed(trainer: Trainer) -> None:
+    """Wrong: a copy keeps the gradient of its part of the sequence."""
+    trainer.optimizer.sum_copies = False
+
+
+def counted_by_all(trainer: Trainer) -> None:
+    """Wrong: every rank of the model counts its copies."""
+    trainer.optimizer.counted = [slice(None)]
+
+
+def first_mask_for_all(trainer: Trainer) -> None:
+    """Wrong: every rank drops out as if its part of the sequence were the first."""
+    for module in trainer.stage.modules():
+        if hasattr(module, "tp"):
+            module.tp.first_position = lambda part: 0
+
+
+VARIANTS = {variant.__name__: variant
+            for variant in (defer, unsummed, counted_by_all, first_mask_for_all)}
+
+
+def steps(ctx: Context, count: int, variants: list[str]) -> dict:
+    """Train; returns loss (mean over replicas), norms and zeros of every step."""
     trainer = Trainer(ctx, VOCABULARY, started=0.0)
-    batch, gradients = ctx.config.global_batch_size, trainer.optimizer.gradients
+    for name in variants:
+        VARIANTS[name](trainer)
+    batch, optimizer = ctx.config.global_batch_size, trainer.optimizer
     source = Batches(ctx, data(batch * count, ctx.config.seq_length), eod=0, name="training")
     out: dict = {"loss": [], "norm": [], "params": [], "zeros": []}
-    finish = gradients.finish
-    if defer:
-        gradients.defer_weights = True
-        gradients.finish = lambda replicas: (gradients.drain(), finish(replicas))
     for _ in range(count):
         progress = trainer.progress
         loss, norm = trainer.step(source.step(progress.consumed_train_samples, progress.iteration))
         loss = loss / ctx.grid.dp.size
         ctx.grid.dp.all_reduce(loss)
-        for name, value in (("loss", loss), ("norm", norm),
-                            ("params", trainer.optimizer.model_norm(trainer.optimizer.weights)),
-                            ("zeros", trainer.optimizer.num_zeros())):
+        values = {"loss": loss, "norm": norm, "zeros": optimizer.num_zeros(),
+                  "params": optimizer.model_norm(optimizer.weights)}
+        for name, value in values.items():
             out[name].append(ctx.read(value))
-    copied = [(name, weight) for name, weight in trainer.optimizer.named if weight.split is None]
-    out["copies"] = {name: weight.detach().double().sum().item() for name, weight in copied}
-    out["rank"], out["tp"], out["dp"] = ctx.grid.rank, ctx.grid.tp.index, ctx.grid.dp.index
-    return out
+    copied = b"".join(weight.detach().numpy().tobytes()
+                      for _, weight in optimizer.named if weight.split is None)
+    return {**out, "copied": hashlib.sha256(copied).hexdigest()}
 
 
 def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    for case in sys.argv[2:]:
-        defer = "DEFER" in case
-        config = parse_arguments(shlex.split(FLAGS + case.replace("DEFER", "")))
+    count, *cases = sys.argv[1:]
+    for case in cases:
+        variants = [word for word in case.split() if word in VARIANTS]
+        config = parse_arguments(
+            [*FLAGS.split(), *(word for word in case.split() if word not in VARIANTS)])
         grid = make_grid(1, config.data_parallel_size, config.tensor_model_parallel_size, "gloo")
-        result = steps(Context(config, grid, Device()), int(sys.argv[1]), defer)
-        emit(json.dumps({"case": case, **result}))
+        result = steps(Context(config, grid, Device()), int(count), variants)
+        emit(json.dumps({"case": case, "rank": dist.get_rank(), **result}))
     leave(0)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from minimegatron.arguments import parse_arguments
 from minimegatron.arguments.flags import ALREADY_SO, NOT_YET
+from minimegatron.arguments.parse import notes
 from minimegatron.errors import UserError
 
 GOOD = ("--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
@@ -83,8 +84,10 @@ REFUSED = {
     "--save x": "--save x needs --save-interval",
     "--profile-execution yes": "--profile-execution yes needs --tensorboard-dir",
     "--profile-name a/b": "--profile-name 'a/b'",
-    "--tensor-model-parallel-size 2": "--tensor-model-parallel-size 2: .*data-parallel only",
-    "--pipeline-model-parallel-size 2": "--pipeline-model-parallel-size 2: .*data-parallel only",
+    "--tensor-model-parallel-size 2": r"world size \(1\) is not divisible by tensor model parallel "
+                                      r"size \(2\); nearest: --tensor-model-parallel-size 1$",
+    "--tensor-model-parallel-size 0": "--tensor-model-parallel-size 0: must be at least 1",
+    "--pipeline-model-parallel-size 2": "--pipeline-model-parallel-size 2: .*no pipeline stages",
     "--device tpu": "--device tpu: .*auto, cpu and cuda",
     "--use-flash-attn": "nearest: --attention-dropout 0",
     "--data-impl lazy": "data-impl.*invalid choice",
@@ -103,6 +106,38 @@ REFUSED = {
 def test_refused_with_flag_value_and_a_right_value(flags):
     with pytest.raises(UserError, match=REFUSED[flags]):
         parse(flags)
+
+
+TENSOR_PARALLEL = {  # on 24 ranks
+    "-size 5": r"world size \(24\) is not divisible by .* \(5\); nearest: .*-size 4 or 6$",
+    "-size 25": r"world size \(24\) is not divisible by .* \(25\); nearest: .*-size 24$",
+    "-size 3": "--num-attention-heads 4 is not divisible by --tensor-model-parallel-size 3; "
+               "nearest: 3 or 6, or --tensor-model-parallel-size 2 or 4$",
+    "-size 8": "--num-attention-heads 4 .* nearest: 8, or --tensor-model-parallel-size 4$",
+    "-size 4 --ffn-hidden-size 98": "--ffn-hidden-size 98 is not divisible by --tensor-model-"
+                                    "parallel-size 4; nearest: 96 or 100, or .*-size 2$",
+    "-size 4 --sequence-parallel --seq-length 30": "--seq-length 30 is not divisible by --tensor-"
+                                                   "model-parallel-size 4; nearest: 28 or 32, or",
+}
+
+
+@pytest.mark.parametrize("flags", TENSOR_PARALLEL)
+def test_what_tensor_parallel_ranks_cannot_divide_is_refused(flags):
+    with pytest.raises(UserError, match=TENSOR_PARALLEL[flags]):
+        parse("--tensor-model-parallel" + flags, ranks=24)
+
+
+def test_ranks_that_are_not_tensor_parallel_are_replicas():
+    config = parse("--tensor-model-parallel-size 2 --sequence-parallel", ranks=8)
+    assert (config.data_parallel_size, config.global_batch_size) == (4, 8)
+    assert config.sequence_parallel
+
+
+def test_sequence_parallelism_of_one_rank_is_said_to_have_no_effect():
+    config = parse("--sequence-parallel", ranks=8)
+    assert not config.sequence_parallel
+    assert "--sequence-parallel: no effect, there is one tensor-parallel rank" in notes(
+        ["--sequence-parallel"], config)
 
 
 def test_a_missing_flag_is_named():

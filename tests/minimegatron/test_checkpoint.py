@@ -15,12 +15,21 @@ from .conftest import MODEL, PRETRAIN
 STEPS = "--global-batch-size 4 --train-iters 6 --log-interval 1 --eval-iters 1 --eval-interval 4 "
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
-def test_resuming_is_exact_with_dropout_on(pretrain, tmp_path, ranks):
-    save = f"--save {tmp_path} --load {tmp_path} --save-interval 100 "
-    whole = pretrain(STEPS, ranks)
-    first = pretrain(STEPS + save + "--exit-interval 3", ranks)
-    second = pretrain(STEPS + save, ranks)
+LAYOUTS = {
+    "alone": (0, ""),
+    "replicas": (2, ""),
+    "tensor-parallel": (2, "--tensor-model-parallel-size 2 "),
+    "tensor and sequence, replicas": (4, "--tensor-model-parallel-size 2 --sequence-parallel "),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_resuming_is_exact_with_dropout_on(pretrain, tmp_path, layout):
+    ranks, flags = LAYOUTS[layout]
+    steps, save = STEPS + flags, f"--save {tmp_path} --load {tmp_path} --save-interval 100 "
+    whole = pretrain(steps, ranks)
+    first = pretrain(steps + save + "--exit-interval 3", ranks)
+    second = pretrain(steps + save, ranks)
     assert "will not load any checkpoints and will start from random" in first.out
     assert "[exiting program at iteration 3] datetime:" in first.out
     assert f" loading checkpoint from {tmp_path} at iteration 3" in second.out
@@ -32,6 +41,41 @@ def test_resuming_is_exact_with_dropout_on(pretrain, tmp_path, ranks):
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "6"
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "iter_0000003", "iter_0000006", "latest_checkpointed_iteration.txt"]
+    parts = 2 if flags else 1
+    assert sorted(p.name for p in (tmp_path / "iter_0000006").iterdir()) == [
+        f"mp_rank_{tp:02d}" for tp in range(parts)]
+
+
+def resized(saved, load):
+    return (f"tensor_model_parallel_size value from checkpoint ({saved}) is not equal to the input "
+            f"argument value ({load}).")
+
+
+def test_another_tensor_parallel_size_is_refused(pretrain, one_step, tmp_path):
+    """Naming both sizes."""
+    flags = "--train-iters 1 --eval-iters 0 --global-batch-size 4 "
+    two = "--tensor-model-parallel-size 2 "
+    err = pretrain(flags + two + f"--load {one_step}", 2, code=None).err
+    assert resized(1, 2) in err
+    pretrain(flags + two + f"--save {tmp_path} --save-interval 1", 2)
+    run = pretrain(flags + f"--load {tmp_path}", code=1)
+    assert resized(2, 1) in run.err
+
+
+def test_what_a_killed_run_left_is_not_published(pretrain, tmp_path):
+    left = tmp_path / ".unfinished_iter_0000001" / "mp_rank_01"
+    left.mkdir(parents=True)
+    (left / "model_optim_rng.pt").write_bytes(b"of another layout")
+    pretrain(f"--train-iters 1 --eval-iters 0 --save {tmp_path} --save-interval 1")
+    assert [p.name for p in (tmp_path / "iter_0000001").iterdir()] == ["mp_rank_00"]
+
+
+def test_a_lost_part_of_the_same_layout_is_named(pretrain, tmp_path):
+    flags = "--eval-iters 0 --tensor-model-parallel-size 2 "
+    pretrain(flags + f"--train-iters 1 --save {tmp_path} --save-interval 1", 2)
+    shutil.rmtree(tmp_path / "iter_0000001" / "mp_rank_01")
+    err = pretrain(flags + f"--train-iters 2 --load {tmp_path}", 2, code=None).err
+    assert "there is no iter_0000001/mp_rank_01/model_optim_rng.pt" in err
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,11 @@ import torch
 from minimegatron.dropout import Dropout
 
 
-def draw(p=0.1, seed=1, iteration=2, samples=range(8), layer=3, site=1, positions=4096, heads=None):
+def draw(p=0.1, seed=1, iteration=2, samples=range(8), layer=3, site=1, positions=4096, heads=None,
+         start=0):
     heads = None if heads is None else torch.tensor(list(heads))
     return Dropout(seed, iteration, torch.tensor(list(samples))).keep(
-        p, layer, site, positions, heads)
+        p, layer, site, positions, heads, start)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9])
@@ -42,3 +43,9 @@ def test_masks_are_not_correlated():
 
 def test_an_odd_number_of_positions():
     assert torch.equal(draw(positions=7), draw(positions=8)[:, :7])
+
+
+@pytest.mark.parametrize("start, positions", [(0, 40), (10, 30), (7, 12), (7, 13), (99, 1)])
+def test_a_part_of_the_positions_has_the_whole_s_mask(start, positions):
+    part = draw(0.5, positions=positions, start=start)
+    assert torch.equal(part, draw(0.5, positions=100)[:, start:start + positions])

@@ -78,20 +78,28 @@ def test_the_loss_falls_on_real_text(pretrain):
 
 
 PARITY = {
-    "2 ranks under torchrun": (2, "torch.distributed.run"),
-    "4 ranks under the old launcher": (4, "torch.distributed.launch"),
+    "2 replicas under torchrun": (2, "torch.distributed.run", ""),
+    "4 replicas under the old launcher": (4, "torch.distributed.launch", ""),
+    "2 replicas of 2 tensor-parallel ranks": (
+        4, "torch.distributed.run", "--tensor-model-parallel-size 2 --sequence-parallel "),
 }
 
 
 @pytest.mark.parametrize("how", PARITY)
-def test_data_parallel_ranks_equal_one_process(pretrain, alone, how):
-    """Loss and gradient norm over 20 steps, dropout on."""
+def test_many_ranks_equal_one_process(pretrain, alone, how):
+    """Loss, gradient norm and validation loss over 20 steps, dropout on."""
     steps = STEPS.replace("--log-interval 5", "--log-interval 1")
     if not alone:
         alone["run"] = pretrain(steps)
-    ranks, launcher = PARITY[how]
-    run = pretrain(steps + "--distributed-backend nccl", ranks, launcher)
-    assert f"data-parallel-size: {ranks}" in run.out
+    ranks, launcher, flags = PARITY[how]
+    run = pretrain(steps + flags + "--distributed-backend nccl", ranks, launcher)
+    tp = 2 if flags else 1
+    assert f"data-parallel-size: {ranks // tp}, tensor-model-parallel size: {tp}, " in run.out
+    for rank in range(tp):
+        assert run.out.count(f"parameters on (tensor, pipeline) model parallel rank ({rank}, 0)")
+    got, expected = (re.findall(r"lm loss value: (\S+)", r.out) for r in (run, alone["run"]))
+    assert len(got) == 4
+    assert list(map(float, got)) == pytest.approx(list(map(float, expected)), rel=1e-5)
     for name in ("lm loss", "grad norm"):
         got, expected = run.column(name), alone["run"].column(name)
         assert len(got) == len(expected) == 20

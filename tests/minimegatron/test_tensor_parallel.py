@@ -1,0 +1,145 @@
+"""A layer divided among ranks is the layer: values and gradients, for any number of ranks."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from minimegatron.dropout import Dropout
+from minimegatron.gradients import Gradients
+from minimegatron.grid import Group
+from minimegatron.model import MicroBatch, Stage
+from minimegatron.optimizer import Optimizer
+from minimegatron.tensor_parallel import cross_entropy
+from minimegatron.weights import own_slice
+
+from .thread_group import on_ranks
+
+SIX_HEADS = ("--num-attention-heads 6 --hidden-size 48 --kv-channels 5 --ffn-hidden-size 60 "
+             "--seq-length 30 ")
+VOCABULARY = 120
+MODES = {"tensor": "", "tensor and sequence": "--sequence-parallel "}
+
+
+def batch(length=30):
+    generator = torch.Generator().manual_seed(3)
+    text = torch.randint(VOCABULARY, (2, length + 1), generator=generator)
+    return MicroBatch(text[:, :-1], text[:, 1:], torch.ones(2, length),
+                      Dropout(1, 5, torch.tensor([7, 8])))
+
+
+def with_sequence(ctx, sequence):
+    """The parser turns sequence parallelism off on one rank; the threads are more."""
+    return replace(ctx, config=replace(ctx.config, sequence_parallel=bool(sequence)))
+
+
+def trained(ctx, defer=False):
+    """Loss, and every gradient as the optimizer would see it, by name."""
+    stage = Stage(ctx, VOCABULARY, range(2))
+    optimizer = Optimizer(ctx, stage)
+    gradients: Gradients = optimizer.gradients
+    gradients.defer_weights = defer
+    gradients.begin()
+    loss = stage(None, batch())
+    loss.backward()
+    gradients.drain()
+    gradients.finish(ctx.grid.dp)
+    optimizer.complete_copies()
+    return loss.detach(), {name: (p.main_grad.clone(), p.split) for name, p in optimizer.named}
+
+
+@pytest.mark.parametrize("size", [2, 3, 6])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("defer", [False, True], ids=["at once", "weight gradients wait"])
+def test_loss_and_every_gradient_equal_the_whole_model_s(make_context, size, mode, defer):
+    ctx = make_context(SIX_HEADS)
+    loss, expected = trained(ctx)
+    ranks = on_ranks(with_sequence(ctx, MODES[mode]), size, lambda own: trained(own, defer))
+    for index, (got, gradients) in enumerate(ranks):
+        torch.testing.assert_close(got, loss, rtol=1e-6, atol=0)
+        assert gradients.keys() == expected.keys()
+        for name, (gradient, split) in gradients.items():
+            whole = own_slice(expected[name][0], split, Group(tuple(range(size)), index, None))
+            torch.testing.assert_close(gradient, whole, rtol=1e-4, atol=1e-7, msg=name)
+
+
+def test_weights_are_slices_of_the_whole_model_s(make_context):
+    ctx = make_context(SIX_HEADS)
+    whole = dict(Stage(ctx, VOCABULARY, range(2)).named_parameters())
+    shards = on_ranks(ctx, 3, lambda own: dict(Stage(own, VOCABULARY, range(2)).named_parameters()))
+    for name, weight in whole.items():
+        split = weight.split
+        pieces = [shard[name].detach() for shard in shards]
+        together = pieces[0] if split is None else torch.cat(pieces, split)
+        assert torch.equal(together, weight.detach()), name
+    assert whole["decoder.layers.1.mlp.linear_fc2.weight"].split == 1
+    assert whole["decoder.layers.1.mlp.linear_fc2.bias"].split is None
+    assert whole["embedding.word_embeddings.weight"].split == 0
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4], ids=["usual logits", "exp would overflow"])
+@pytest.mark.parametrize("size", [2, 5])
+def test_the_divided_loss_is_the_cross_entropy(make_context, scale, size):
+    torch.manual_seed(1)
+    logits = (torch.randn(4, 3, 10) * scale).requires_grad_()
+    labels = torch.tensor([[0, 1, 9], [4, 5, 6], [2, 2, 2], [7, 8, 3]])  # every rank owns some
+    weights = torch.rand(4, 3)  # tokens do not count alike
+    expected = F.cross_entropy(logits.view(12, 10), labels.view(12), reduction="none").view(4, 3)
+    (expected * weights).sum().backward()
+
+    def work(own):
+        part = own_slice(logits.detach(), 2, own.grid.tp).clone().requires_grad_()
+        loss = cross_entropy(part, labels, own.grid.tp)
+        (loss * weights).sum().backward()
+        return loss.detach(), part.grad
+
+    ranks = on_ranks(make_context(), size, work)
+    for loss, _ in ranks:
+        torch.testing.assert_close(loss, expected.detach(), rtol=1e-6, atol=1e-6)
+    together = torch.cat([gradient for _, gradient in ranks], 2)
+    torch.testing.assert_close(together, logits.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_between_layers_a_rank_keeps_its_part_of_the_sequence_only(make_context):
+    """What waits for the backward pass shrinks with it: a column linear keeps its part of x."""
+    kept = {}
+    for mode, flag in MODES.items():
+        def work(own):
+            stage = Stage(own, VOCABULARY, range(1))
+            gradients = Gradients(list(stage.parameters()))
+            gradients.begin()
+            sizes = []
+            with torch.autograd.graph.saved_tensors_hooks(
+                    lambda t: sizes.append(tuple(t.shape)) or t, lambda t: t):
+                stage(None, batch()).backward()
+            return sizes
+        kept[mode] = on_ranks(with_sequence(make_context(SIX_HEADS), flag), 3, work)[0]
+    assert (30, 2, 48) in kept["tensor"]
+    assert (30, 2, 48) not in kept["tensor and sequence"]
+    assert (10, 2, 48) in kept["tensor and sequence"]
+
+
+def test_every_parameter_is_counted_once(make_context):
+    ctx = make_context(SIX_HEADS)
+    stage = Stage(ctx, VOCABULARY, range(2))
+    weights = torch.cat([p.detach().flatten() for p in stage.parameters()])
+
+    def work(own):
+        optimizer = Optimizer(own, Stage(own, VOCABULARY, range(2)))
+        return optimizer.model_norm(optimizer.weights), optimizer.num_zeros()
+
+    for norm, zeros in on_ranks(ctx, 3, work):
+        torch.testing.assert_close(norm, torch.linalg.vector_norm(weights), rtol=1e-6, atol=0)
+        assert zeros.item() == weights.numel()  # no gradient yet
+
+
+def test_a_tied_copy_is_trained_but_not_counted(make_context):
+    ctx = make_context()
+    last = Stage(ctx, VOCABULARY, range(1, 2), is_first=False)
+    optimizer = Optimizer(ctx, last)
+    names = [name for name, _ in optimizer.named]
+    assert names[0] == "embedding.word_embeddings.weight"
+    assert not any("position" in name for name in names)
+    tied = last.embedding.word_embeddings.weight.numel()
+    assert optimizer.counted == [slice(tied, None)]

@@ -8,7 +8,9 @@ with Megatron core's parameter names. A layer's linears are divided among tensor
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -16,6 +18,7 @@ from torch import nn
 from minimegatron import dropout, ops
 from minimegatron.context import Context
 from minimegatron.dropout import Dropout
+from minimegatron.recompute import Recomputation, recompute
 from minimegatron.tensor_parallel import (
     ColumnLinear,
     RowLinear,
@@ -82,6 +85,7 @@ class Attention(nn.Module):
         self.heads = config.num_attention_heads // tp.size
         self.first_head = tp.index * self.heads
         self.p, self.flash = config.attention_dropout, config.use_flash_attn
+        self.selective = config.recompute_granularity == "selective"
         inner, std = config.num_attention_heads * self.width, config.init_method_std
         # Laid out per head, (heads, 3, width): a tensor-parallel slice holds whole heads.
         self.linear_qkv = ColumnLinear(ctx, config.hidden_size, 3 * inner, std)
@@ -92,17 +96,22 @@ class Attention(nn.Module):
         qkv = self.linear_qkv(x)  # the whole sequence for this rank's heads
         s, b, _ = qkv.shape
         qkv = qkv.view(s, b * self.heads, 3, self.width)
-        query, key, value = qkv.unbind(2)
-        if self.flash:
-            core = ops.flash_attention(query, key, value, self.heads)
-        else:
-            keep = None
+        core = self.core(noise)
+        out = recompute(core, *qkv.unbind(2)) if self.selective else core(*qkv.unbind(2))
+        return self.linear_proj(out.reshape(s, b, self.heads * self.width))
+
+    def core(self, noise: Dropout | None) -> Callable[..., torch.Tensor]:
+        """Core attention, without weights: query, key, value [s, b*heads, d] to the same shape."""
+        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            if self.flash:
+                return ops.flash_attention(query, key, value, self.heads)
+            s, keep = query.shape[0], None
             if noise is not None and self.p > 0:
-                heads = torch.arange(self.heads, device=x.device) + self.first_head
+                heads = torch.arange(self.heads, device=query.device) + self.first_head
                 keep = noise.keep(self.p, self.layer, dropout.ATTENTION_PROBABILITIES, s * s, heads)
-                keep = keep.view(b * self.heads, s, s)
-            core = ops.attention(query, key, value, self.mask[:, :s, :s], keep, self.p)
-        return self.linear_proj(core.reshape(s, b, self.heads * self.width))
+                keep = keep.view(-1, s, s)
+            return ops.attention(query, key, value, self.mask[:, :s, :s], keep, self.p)
+        return attend
 
 
 class MLP(nn.Module):
@@ -158,6 +167,7 @@ class Stage(nn.Module):
                 ops.causal_mask(config.seq_length, ctx.device.torch_device))
         self.decoder.layers = nn.ModuleDict(
             {str(index): TransformerLayer(ctx, index + 1, mask) for index in layers})
+        self.recomputation = Recomputation(ctx)
         if self.is_last:
             self.decoder.final_layernorm = Norm(ctx)
         draw_weights(self, config.seed, ctx.grid.tp)
@@ -165,8 +175,8 @@ class Stage(nn.Module):
     def forward(self, x: torch.Tensor | None, batch: MicroBatch) -> torch.Tensor:
         if self.is_first:
             x = self.embedding(batch)
-        for layer in self.decoder.layers.values():
-            x = layer(x, batch.dropout)
+        layers = [partial(layer, noise=batch.dropout) for layer in self.decoder.layers.values()]
+        x = self.recomputation.run(layers, x)
         return self.loss(self.logits(x), batch) if self.is_last else x
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:

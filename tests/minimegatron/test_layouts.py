@@ -25,6 +25,9 @@ EQUAL = [
     *((4, f"{TP} {size}{mode}", model) for size in (2, 4) for mode in ("", f" {SP}")
       for model in ("", "other widths")),
     (4, "", ""),
+    (2, f"{TP} 2 {SP} --recompute-activations defer", ""),
+    (2, f"{TP} 2 --activations-checkpoint-method uniform --activations-checkpoint-num-layers 2 "
+        "--distribute-saved-activations", ""),
 ]
 WRONG = {
     f"{TP} 2 {SP} unsummed": "norm",

@@ -37,7 +37,7 @@ def check(config: Config, rank: int, world_size: int) -> Config:
     config = replace(config, rank=rank, world_size=world_size)
     check_numbers(config)
     config = derive_grid(config)
-    config = check_tensor_parallel(derive_model(config))
+    config = derive_recompute(check_tensor_parallel(derive_model(config)))
     config = derive_batch(config)
     config = derive_schedule(config)
     check_folders(config)
@@ -58,7 +58,8 @@ def check_numbers(config: Config) -> None:
                 "save_interval", "log_interval", "eval_interval", "tensorboard_log_interval",
                 "make_vocab_size_divisible_by", "tensor_model_parallel_size",
                 "pipeline_model_parallel_size", "exit_duration_in_mins", "layernorm_epsilon",
-                "distributed_timeout_minutes", "lr_decay_iters", "lr_decay_samples")
+                "distributed_timeout_minutes", "lr_decay_iters", "lr_decay_samples",
+                "recompute_num_layers")
     for name in positive:
         value = getattr(config, name)
         spelling = "--" + name.replace("_", "-")
@@ -91,7 +92,7 @@ def check_tensor_parallel(config: Config) -> Config:
     tp = config.tensor_model_parallel_size
     divided = [("--num-attention-heads", config.num_attention_heads),
                ("--ffn-hidden-size", config.ffn_hidden_size)]
-    if config.sequence_parallel:
+    if config.sequence_parallel or config.distribute_saved_activations:
         divided.append(("--seq-length", config.seq_length))
     # A size that divides the ranks and all of these is right whatever else stays.
     whole = math.gcd(config.world_size, *(value for _, value in divided))
@@ -102,6 +103,40 @@ def check_tensor_parallel(config: Config) -> Config:
                 f"{near_divisors(tp, whole)}")
     # Alone there is nobody to divide the sequence with.
     return replace(config, sequence_parallel=config.sequence_parallel and tp > 1)
+
+
+def derive_recompute(config: Config) -> Config:
+    """The old and the short names become granularity and method."""
+    old, method, size = (config.activations_checkpoint_method, config.recompute_method,
+                         config.recompute_num_layers)
+    granularity = config.recompute_granularity
+    require(old is None or (granularity in (None, "full") and method in (None, old)),
+            f"--activations-checkpoint-method {old} is --recompute-granularity full "
+            f"--recompute-method {old} today: leave the old name out")
+    require(not config.recompute_activations or (granularity in (None, "selective") and not old),
+            "--recompute-activations is --recompute-granularity selective: it cannot be full too")
+    if old:
+        granularity, method = "full", old
+    elif config.recompute_activations:
+        granularity = "selective"
+    require(granularity != "full" or method is not None,
+            "--recompute-granularity full needs --recompute-method; nearest: uniform")
+    require(granularity == "full" or method is None,
+            f"--recompute-method {method} is for --recompute-granularity full"
+            + (", not selective" if granularity else ", which is missing"))
+    require(granularity == "full" or size == 1,
+            f"--recompute-num-layers {size} is for --recompute-granularity full")
+    layers = config.num_layers // config.pipeline_model_parallel_size
+    require(size <= layers, f"--recompute-num-layers {size}: a stage has {layers} layers; "
+            f"nearest: {layers}")
+    if config.distribute_saved_activations:
+        name, tp = "--distribute-saved-activations", config.tensor_model_parallel_size
+        require(granularity == "full", f"{name} is for --recompute-granularity full")
+        require(tp > 1, f"{name} needs tensor-parallel ranks; nearest: "
+                "--tensor-model-parallel-size 2")
+        require(not config.sequence_parallel,
+                f"{name} with --sequence-parallel: what is kept is divided already; leave it out")
+    return replace(config, recompute_granularity=granularity, recompute_method=method)
 
 
 def derive_model(config: Config) -> Config:

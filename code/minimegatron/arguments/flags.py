@@ -116,6 +116,26 @@ class Distributed:
 
 
 @dataclass(frozen=True)
+class Recompute:
+    recompute_granularity: str | None = flag(
+        None, "what the backward pass computes again: full (layers) or selective (core attention)",
+        choices=("full", "selective"))
+    recompute_method: str | None = flag(
+        None, "of full: uniform (all layers, in groups) or block (the first layers of a stage)",
+        choices=("uniform", "block"))
+    recompute_num_layers: int = flag(
+        1, "layers of a group (uniform) or of each stage (block)",
+        "--activations-checkpoint-num-layers", type=int)
+    recompute_activations: bool = flag(False, "the same as --recompute-granularity selective")
+    activations_checkpoint_method: str | None = flag(
+        None, "the same as --recompute-granularity full --recompute-method",
+        choices=("uniform", "block"))
+    distribute_saved_activations: bool = flag(
+        False, "tensor-parallel ranks divide what full recomputation keeps",
+        "--distribute-checkpointed-activations")
+
+
+@dataclass(frozen=True)
 class Checkpointing:
     save: str | None = flag(None, "folder to save checkpoints in", type=str)
     load: str | None = flag(None, "folder to resume from", type=str)
@@ -163,7 +183,8 @@ class Derived:
 
 
 @dataclass(frozen=True)
-class Config(Derived, Logging, Checkpointing, Distributed, Data, Optimization, Batch, Model):
+class Config(Derived, Logging, Checkpointing, Recompute, Distributed, Data, Optimization, Batch,
+             Model):
     """The whole command line after all checks; see the parts above for the meaning of a field."""
 
     @property
@@ -191,10 +212,7 @@ NOT_YET = (
     "--fp16", "--bf16", "--loss-scale", "--initial-loss-scale", "--min-loss-scale",
     "--loss-scale-window", "--hysteresis", "--fp32-residual-connection", "--fp8-format",
     "--accumulate-allreduce-grads-in-fp32", "--attention-softmax-in-fp32",
-    "--activations-checkpoint-method", "--activations-checkpoint-num-layers",
-    "--checkpoint-activations", "--distribute-checkpointed-activations",
-    "--recompute-granularity", "--recompute-method", "--recompute-num-layers",
-    "--recompute-activations", "--use-distributed-optimizer",
+    "--use-distributed-optimizer",
     "--overlap-grad-reduce", "--num-layers-per-virtual-pipeline-stage", "--schedule", "--balance",
     "--pipeline-model-parallel-layout", "--context-parallel-size", "--rampup-batch-size",
     "--reset-position-ids", "--reset-attention-mask", "--timing-log-level", "--timing-log-option",
@@ -207,4 +225,13 @@ RENAMED = {
     "--batch-size": "--micro-batch-size",
     "--warmup": "--lr-warmup-fraction",
     "--model-parallel-size": "--tensor-model-parallel-size",
+    "--checkpoint-activations": "--recompute-activations, or for more control "
+                                "--recompute-granularity and --recompute-method,",
+}
+
+# Flags of 2021-12 that work, with what they are called today.
+CALLED_TODAY = {
+    "--activations-checkpoint-method": "--recompute-granularity full --recompute-method",
+    "--activations-checkpoint-num-layers": "--recompute-num-layers",
+    "--distribute-checkpointed-activations": "--distribute-saved-activations",
 }

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from minimegatron.arguments.checks import check
-from minimegatron.arguments.flags import ALREADY_SO, NOT_YET, RENAMED, Config
+from minimegatron.arguments.flags import ALREADY_SO, CALLED_TODAY, NOT_YET, RENAMED, Config
 from minimegatron.errors import UserError
 
 
@@ -90,8 +90,11 @@ def number(env: Mapping[str, str], name: str, default: int) -> int:
 def notes(argv: Sequence[str], config: Config) -> list[str]:
     """What to tell the user about the command line: what was derived, what has no effect."""
     lines = [f"{name}: no effect, {why}" for name, why in ALREADY_SO.items() if name in argv]
+    words = [word.split("=")[0] for word in argv]
+    lines += [f"{name} is called {new} today" for name, new in CALLED_TODAY.items()
+              if name in words]
     if "--sequence-parallel" in argv and not config.sequence_parallel:
         lines.append("--sequence-parallel: no effect, there is one tensor-parallel rank")
-    if not any(word.split("=")[0] == "--global-batch-size" for word in argv):
+    if "--global-batch-size" not in words:
         lines.insert(0, f"setting global batch size to {config.global_batch_size}")
     return lines

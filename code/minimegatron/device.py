@@ -31,6 +31,7 @@ class Device:
     torch_device = torch.device("cpu")
     backend = "gloo"
     fused_adam = True
+    name = ""  # the accelerator's own
 
     def read(self, tensor: torch.Tensor) -> float | None:
         """The value of a one-element tensor; None where tensors have no values."""
@@ -53,6 +54,7 @@ class CudaDevice(Device):
     def __init__(self, local_rank: int) -> None:
         self.torch_device = torch.device("cuda", local_rank)
         torch.cuda.set_device(self.torch_device)
+        self.name = torch.cuda.get_device_name(self.torch_device)
 
     def now(self) -> float:
         torch.cuda.synchronize(self.torch_device)

@@ -134,11 +134,12 @@ def stage_activations(layers: int, kept: float, input: float, method: str | None
     return again * input + (layers - again) * kept
 
 
-def head_activations(gpt: Gpt, b: int, t: int = 1, bytes_each: int = 2) -> float:
-    """Bytes of the last stage's ends: last norm's input, output matrix's input, and logits in fp32
-    (Korthikanti et al. 2022, section 4.3: 4 s b h / t (1 + V/h))."""
-    s, h = gpt.sequence, gpt.hidden
-    return s * b * (2 * h * bytes_each + 4 * gpt.vocabulary) / t
+def head_activations(gpt: Gpt, b: int, t: int = 1, sequence_parallel: bool = False,
+                     bytes_each: int = 2) -> float:
+    """Bytes of the last stage's end: last norm's input, output matrix's input, and softmax in fp32
+    (Korthikanti et al. 2022, section 4.3: with sequence parallelism 4 s b h / t (1 + V/h))."""
+    part = t if sequence_parallel else 1
+    return gpt.sequence * b * (2 * gpt.hidden * bytes_each / part + 4 * gpt.vocabulary / t)
 
 
 def in_flight(p: int, stage: int, m: int, v: int = 1) -> float:

@@ -27,12 +27,14 @@ def print_datetime(ctx: Context, what: str) -> None:
 
 def iteration_line(config: Config, *, iteration: int, consumed: int, milliseconds: float,
                    lr: float, loss: float | None, norm: float | None, zeros: float | None,
-                   params_norm: float | None, nans: int) -> str:
+                   params_norm: float | None, nans: int, throughput: float | None = None) -> str:
     """One iteration line; a loss or a norm of None (no value on this device) is left out."""
     core = config.log_format == "core"
     parts = [f" iteration {iteration:8d}/{config.train_iters:8d}",
              f" consumed samples: {consumed:12d}",
              f" elapsed time per iteration (ms): {milliseconds:.1f}",
+             *([] if throughput is None else
+               [f" throughput per GPU (TFLOP/s/GPU): {throughput:.1f}"]),
              f" learning rate: {lr:.6E}" if core else f" learning rate: {lr:.3E}",
              f" global batch size: {config.global_batch_size:5d}"]
     if loss is not None:

@@ -9,13 +9,16 @@ from minimegatron.console import emit
 from minimegatron.context import Context
 from minimegatron.optimizer import Optimizer
 from minimegatron.report import TensorBoard, iteration_line, memory_line
-from minimegatron.timers import Timers, time_line
+from minimegatron.throughput import Throughput, memory_on_paper, theoretical_memory_line
+from minimegatron.timers import Timers, say_times
 
 
 class StepLog:
-    def __init__(self, ctx: Context, timers: Timers, board: TensorBoard, optimizer: Optimizer
-                 ) -> None:
+    def __init__(self, ctx: Context, timers: Timers, board: TensorBoard, optimizer: Optimizer,
+                 vocab_size: int) -> None:
         self.ctx, self.timers, self.board, self.optimizer = ctx, timers, board, optimizer
+        self.vocab_size = vocab_size
+        self.throughput = Throughput(ctx, vocab_size) if ctx.config.log_throughput else None
         self.memory_reported = False
         self.norm: torch.Tensor | None = None
         self._restart()
@@ -42,24 +45,36 @@ class StepLog:
         ctx, config, steps = self.ctx, self.ctx.config, len(self.losses)
         losses = torch.stack(self.losses) / ctx.grid.dp.size  # [steps], this rank's share
         ctx.grid.dp.all_reduce(losses)
+        rate = self.throughput and self.throughput.of(self.seconds / steps)
         mean, good = ctx.read(losses.mean()), ctx.read(torch.isfinite(losses).sum())
         line = iteration_line(
             config, iteration=progress.iteration, consumed=progress.consumed_train_samples,
             milliseconds=1000 * self.seconds / steps, lr=lr,
             loss=mean, norm=ctx.read(self.norm),
             zeros=self._zeros(), params_norm=self._params_norm(),
-            nans=0 if good is None else steps - good)
+            nans=0 if good is None else steps - good, throughput=rate)
         ctx.say_last(line)
+        if self.throughput:
+            ctx.say_last(self.throughput.line(rate))
+            self.board.scalar("throughput", rate, progress.iteration)
         if lr > 0 and not self.memory_reported:
-            self.memory_reported = True
-            if ctx.grid.writes_shard:
-                emit(memory_line(ctx, progress.iteration))
+            self._report_memory(progress.iteration)
         seconds = self.timers.take()
-        ctx.say_last(time_line(seconds, steps))
+        say_times(ctx, seconds, steps)
         if config.log_timers_to_tensorboard:
             for name, value in seconds.items():
                 self.board.scalar(f"{name}-time", value / steps, progress.iteration)
         self._restart()
+
+    def _report_memory(self, iteration: int) -> None:
+        ctx = self.ctx
+        self.memory_reported = True
+        if ctx.config.log_throughput:
+            layers = [ctx.config.num_layers]
+            ctx.say(theoretical_memory_line(
+                *memory_on_paper(ctx.config, self.vocab_size, layers, live=[1])))
+        if ctx.grid.writes_shard:
+            emit(memory_line(ctx, iteration))
 
     def _plot(self, progress: Progress, lr: float) -> None:
         ctx, config, board = self.ctx, self.ctx.config, self.board

@@ -31,7 +31,7 @@ from minimegatron.report import (
 )
 from minimegatron.schedules import one_f_one_b
 from minimegatron.step_log import StepLog
-from minimegatron.timers import Timers, time_line
+from minimegatron.timers import Timers, say_times
 
 
 def pretrain(config: Config, notes: list[str]) -> None:
@@ -57,7 +57,7 @@ def pretrain(config: Config, notes: list[str]) -> None:
     print_datetime(ctx, "after dataloaders are built")
     seconds["train/valid/test-data-iterators-setup"] = time.perf_counter() - start
     ctx.say("done with setup ...")
-    ctx.say_last(time_line(seconds))
+    say_times(ctx, seconds)
     ctx.say("training ...")
     batches = {name: data and Batches(ctx, data, tokenizer.eod, name)
                for name, data in (("training", train), ("validation", valid), ("test", test))}
@@ -94,7 +94,7 @@ class Trainer:
         self.optimizer = Optimizer(ctx, self.stage)
         self.learning_rate = LearningRate(config)
         self.progress = Progress()
-        self.timers = Timers(ctx.device.now)
+        self.timers = Timers(ctx.device.now, config.timing_log_level)
         self.board = TensorBoard(ctx)
         stages = ctx.grid.pp.size
         self.actions = one_f_one_b(stages, config.num_micro_batches)[ctx.grid.pp.index]
@@ -126,7 +126,8 @@ class Trainer:
         replicas = self.ctx.grid.dp
         gradients = self.optimizer.gradients
         gradients.begin()
-        loss = run_schedule(self.actions, self.stage, batches, replicas.size, self.timers)
+        with self.timers("forward-backward"):
+            loss = run_schedule(self.actions, self.stage, batches, replicas.size, self.timers)
         with self.timers("backward-params-all-reduce"):
             gradients.finish(replicas)
         with self.timers("optimizer"):
@@ -141,7 +142,7 @@ class Trainer:
         config, ctx, progress = self.config, self.ctx, self.progress
         print_datetime(ctx, "before the start of training step")
         exits, profiler = Exits(config, self.started), Profiler(ctx)
-        log = StepLog(ctx, self.timers, self.board, self.optimizer)
+        log = StepLog(ctx, self.timers, self.board, self.optimizer, self.vocab_size)
         self.stage.train()
         while progress.iteration < config.train_iters:
             start = ctx.device.now()

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import pytest
 import torch
 
 from minimegatron.arguments import parse_arguments
@@ -11,7 +12,7 @@ from minimegatron.model import Stage
 from minimegatron.optimizer import Optimizer
 from minimegatron.report import TensorBoard, iteration_line, validation_lines
 from minimegatron.step_log import StepLog
-from minimegatron.timers import Timers, time_line
+from minimegatron.timers import LEVELS, Timers, time_line, times_of_ranks
 
 from .test_arguments import GOOD
 
@@ -70,10 +71,62 @@ def test_timers_add_up_and_start_again():
     assert timers.take() == {}
 
 
+def running(level):
+    """The timers that read the clock at this level."""
+    clock = iter(range(100))
+    timers = Timers(lambda: next(clock), level)
+    for name in LEVELS:
+        with timers(name):
+            pass
+    return list(timers.take())
+
+
+def test_the_level_decides_which_timers_run():
+    assert running(0) == ["model-and-optimizer-setup", "train/valid/test-data-iterators-setup"]
+    assert running(1)[2:] == ["forward-backward", "backward-params-all-reduce",
+                              "backward-embedding-all-reduce", "optimizer-clip-main-grad",
+                              "optimizer"]
+    assert running(2) == list(LEVELS)
+    assert running(None) == [name for name in LEVELS if name != "forward-backward"]
+
+
+def test_a_timer_above_the_level_does_not_wait_for_the_device():
+    with Timers(lambda: pytest.fail("the clock was read"), level=0)("optimizer"):
+        pass
+
+
+def test_a_timer_that_no_line_would_show_is_a_mistake():
+    with pytest.raises(KeyError), Timers(lambda: 0.0)("optimiser"):
+        pass
+
+
+RANKS = [{"optimizer": 0.25, "forward-compute": 1.5}, {"optimizer": 0.5}]
+
+
+def test_times_of_all_ranks_as_upstream_prints_them():
+    assert times_of_ranks("minmax", RANKS) == [
+        "(min, max) time across ranks (ms):",
+        "    forward-compute ................................: (1500.00, 1500.00)",
+        "    optimizer ......................................: (250.00, 500.00)"]
+    assert times_of_ranks("max", RANKS) == [
+        "max time across ranks (ms):",
+        "    forward-compute ................................: 1500.00",
+        "    optimizer ......................................: 500.00"]
+    assert times_of_ranks("all", RANKS) == [
+        "times across ranks (ms):", "  forward-compute:", "     rank  0: 1500.00", "  optimizer:",
+        "     rank  0: 250.00", "     rank  1: 500.00"]
+    assert times_of_ranks("max", [{}, {}]) == []
+
+
+def test_throughput_stands_behind_the_time():
+    assert "(ms): 123.5 | throughput per GPU (TFLOP/s/GPU): 43.2 | learning rate" in line(
+        throughput=43.21)
+
+
 def test_nan_losses_are_counted_and_seen(make_context, capsys):
     ctx = make_context("--log-interval 3")
     stage = Stage(ctx, 128, range(2))
-    log = StepLog(ctx, Timers(ctx.device.now), TensorBoard(ctx), Optimizer(ctx, stage))
+    log = StepLog(ctx, Timers(ctx.device.now), TensorBoard(ctx), Optimizer(ctx, stage), 128)
     for loss in (1.0, float("nan"), 4.0):
         log.add(torch.tensor(loss), torch.tensor(0.5), seconds=0.25)
     log.report(Progress(3, 6), lr=0.0)

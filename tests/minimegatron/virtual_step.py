@@ -84,7 +84,8 @@ def main() -> None:
     batches = Batches(ctx, data, eod=0, name="training").step(0, 0)
     clock[0] = float(rank)  # the ranks come at different times
     loss, norm = trainer.step(batches)
-    log = StepLog(ctx, trainer.timers, trainer.board, trainer.optimizer)
+    log = StepLog(ctx, trainer.timers, trainer.board, trainer.optimizer,
+                  trainer.vocab_size)
     log.add(loss, norm, clock[0])
     log.report(trainer.progress, 1e-3)
     control = torch.tensor([rank + 1.0])

@@ -41,7 +41,7 @@ def check(config: Config, rank: int, world_size: int) -> Config:
     config = derive_batch(config)
     config = derive_schedule(config)
     check_folders(config)
-    return config
+    return derive_timing(config)
 
 
 def check_numbers(config: Config) -> None:
@@ -197,6 +197,14 @@ def derive_schedule(config: Config) -> Config:
     require(not (config.override_lr_scheduler and config.use_checkpoint_lr_scheduler),
             "give one of --override-lr-scheduler and --use-checkpoint-lr-scheduler, not both")
     return replace(config, lr_decay_samples=decay, lr_warmup_samples=warmup)
+
+
+def derive_timing(config: Config) -> Config:
+    """One of the two flags is enough: the other has upstream's default then."""
+    level, option = config.timing_log_level, config.timing_log_option
+    if level is None and option is None:
+        return config
+    return replace(config, timing_log_level=level or 0, timing_log_option=option or "minmax")
 
 
 def check_folders(config: Config) -> None:

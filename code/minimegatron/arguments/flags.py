@@ -152,6 +152,14 @@ class Logging:
                            choices=("2021", "core"))
     eval_interval: int = flag(1000, "steps between validations", type=int)
     eval_iters: int = flag(100, "batches of a validation; 0 for none", type=int)
+    log_throughput: bool = flag(False, "FLOP/s per device, their share of the device's peak, and "
+                                "memory on paper")
+    timing_log_level: int | None = flag(
+        None, "timers that run, each waiting for the device: 0 only the iteration's, 1 those of a "
+        "step, 2 all (those of 2021)", type=int, choices=(0, 1, 2))
+    timing_log_option: str | None = flag(
+        None, "what is printed of the ranks' times (minmax; without both flags the line of 2021)",
+        choices=("max", "minmax", "all"))
     log_params_norm: bool = flag(False, "norm of the weights in the iteration line")
     log_num_zeros_in_grad: bool = flag(False, "zeros of the gradient in the iteration line")
     tensorboard_dir: str | None = flag(None, "folder of the TensorBoard run", type=str)
@@ -215,8 +223,8 @@ NOT_YET = (
     "--use-distributed-optimizer",
     "--overlap-grad-reduce", "--num-layers-per-virtual-pipeline-stage", "--schedule", "--balance",
     "--pipeline-model-parallel-layout", "--context-parallel-size", "--rampup-batch-size",
-    "--reset-position-ids", "--reset-attention-mask", "--timing-log-level", "--timing-log-option",
-    "--log-throughput", "--mock-data", "--weight-decay-incr-style", "--start-weight-decay",
+    "--reset-position-ids", "--reset-attention-mask",
+    "--mock-data", "--weight-decay-incr-style", "--start-weight-decay",
     "--end-weight-decay", "--openai-gelu", "--sgd-momentum", "--estimate",
 )
 

@@ -1,0 +1,117 @@
+"""What --log-throughput shows: FLOP/s against what the device could do, and memory on paper.
+
+All formulas are in formulas.py, all data sheets in peaks.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from minimegatron.arguments import Config
+from minimegatron.context import Context
+from minimegatron.formulas import (
+    Gpt,
+    head_activations,
+    layer_activations,
+    stage_activations,
+    stage_parameters,
+    state_bytes,
+    step_flops,
+    teraflops,
+)
+from minimegatron.peaks import card_of, peak
+
+SIZE, RUNS = 2048, 4  # of the matrices, and of the products, of which the fastest counts
+PRECISION = "fp32"
+
+
+def shape_of(config: Config, vocab_size: int) -> Gpt:
+    """vocab_size: padded."""
+    return Gpt(config.num_layers, config.hidden_size, config.num_attention_heads,
+               config.seq_length, vocab_size, config.ffn_hidden_size, config.kv_channels,
+               config.max_position_embeddings)
+
+
+class Throughput:
+    """The run's model FLOP/s per device; with --log-throughput every rank must build it."""
+
+    def __init__(self, ctx: Context, vocab_size: int) -> None:
+        config = ctx.config
+        self.devices = config.world_size
+        # As Megatron core counts: causal attention is half of the products, recomputation none.
+        self.flops = step_flops(shape_of(config, vocab_size), config.global_batch_size, causal=True)
+        self.peaks: list[tuple[str, float]] = []
+        name = ctx.device.name
+        sheet = peak(card_of(name) or "", PRECISION)
+        if sheet is not None:
+            self.peaks.append((f"data-sheet peak ({name}, {PRECISION}, {sheet})", sheet))
+        elif ctx.device.torch_device.type == "cpu":
+            measured = measured_peak(ctx)
+            threads = torch.get_num_threads()
+            self.peaks.append((f"measured matmul peak ({SIZE}^3, {PRECISION}, {threads} thread(s), "
+                               f"{measured:.4f})", measured))
+        else:
+            ctx.say(f"--log-throughput: no data-sheet peak of {name!r} in {PRECISION} is known")
+
+    def of(self, seconds: float) -> float:
+        """TFLOP/s per device of steps that take so long."""
+        return teraflops(self.flops, seconds, self.devices)
+
+    def line(self, rate: float) -> str:
+        """The shares of `rate` (TFLOP/s per device) in every peak that is known."""
+        shares = "".join(f" | share of the {name}: {100 * rate / most:.1f}%"
+                         for name, most in self.peaks)
+        return f" model TFLOP/s per device: {rate:.4f}{shares} |"
+
+
+def measured_peak(ctx: Context) -> float:
+    """TFLOP/s of one square matrix product on rank 0 with its threads, while the others wait."""
+    result = [0.0]
+    if ctx.grid.rank == 0:
+        a, b = (torch.randn(SIZE, SIZE, device=ctx.device.torch_device) for _ in range(2))
+        seconds = []
+        for _ in range(RUNS):
+            start = ctx.device.now()
+            torch.mm(a, b)
+            seconds.append(ctx.device.now() - start)
+        result = [teraflops(2 * SIZE**3, min(seconds))]
+    dist.broadcast_object_list(result)
+    return result[0]
+
+
+def memory_on_paper(config: Config, vocab_size: int, layers: Sequence[int], live: Sequence[float]
+                    ) -> tuple[float, float]:
+    """(weights, gradients and optimizer; activations) of the most loaded rank, in bytes.
+
+    layers: of each stage. live: the most micro-batches whose activations each stage keeps at once.
+    """
+    gpt, t = shape_of(config, vocab_size), config.tensor_model_parallel_size
+    b, each = config.micro_batch_size, state_bytes(PRECISION)
+    shared = {"b": b, "t": t, "sequence_parallel": config.sequence_parallel, "bytes_each": 4}
+    again = config.recompute_granularity
+    # Flash attention keeps what selective recomputation keeps.
+    selective = "selective" if config.use_flash_attn or again == "selective" else None
+    kept = layer_activations(gpt, recompute=selective, **shared,
+                             attention_dropout=config.attention_dropout > 0,
+                             hidden_dropout=config.hidden_dropout > 0)
+    whole = layer_activations(gpt, recompute="full", **shared)
+    if config.distribute_saved_activations:
+        whole /= t
+    loads = []
+    for stage, (count, micro_batches) in enumerate(zip(layers, live, strict=True)):
+        first, last = stage == 0, stage == len(layers) - 1
+        states = each.total * stage_parameters(gpt, count, t, first, last)
+        activations = micro_batches * stage_activations(
+            count, kept, whole, config.recompute_method, config.recompute_num_layers)
+        loads.append((states, activations + (head_activations(gpt, **shared) if last else 0)))
+    return max(loads, key=sum)
+
+
+def theoretical_memory_line(states: float, activations: float) -> str:
+    """Megatron's line, from bytes."""
+    return (f"Theoretical memory footprints: weight and optimizer={states / 2**20:.2f} MB, "
+            f"activation={activations / 2**20:.2f} MB, "
+            f"total={(states + activations) / 2**20:.2f} MB")

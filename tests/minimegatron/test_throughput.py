@@ -1,0 +1,139 @@
+"""--log-throughput: rates and shares are the FLOPs over the time; memory on paper is the run's."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from minimegatron import throughput
+from minimegatron.device import Device, MetaDevice
+from minimegatron.dropout import Dropout
+from minimegatron.formulas import head_activations, step_flops
+from minimegatron.model import MicroBatch, Stage
+from minimegatron.optimizer import Optimizer
+from minimegatron.throughput import (
+    Throughput,
+    memory_on_paper,
+    shape_of,
+    theoretical_memory_line,
+)
+
+VOCABULARY = 2048
+FLAGS = "--log-throughput --log-interval 2 --train-iters 4 --global-batch-size 4 --eval-iters 0 "
+
+
+class Named(Device):
+    """A device with a name and a data sheet."""
+
+    torch_device = torch.device("meta")
+
+    def __init__(self, name):
+        self.name = name
+
+
+def test_a_rate_is_model_flops_per_second_and_device(make_context):
+    ctx = replace(make_context(FLAGS), device=Named("NVIDIA A100-SXM4-80GB"))
+    ctx = replace(ctx, config=replace(ctx.config, world_size=4))
+    log = Throughput(ctx, VOCABULARY)
+    flops = step_flops(shape_of(ctx.config, VOCABULARY), 4, causal=True)
+    assert log.of(0.5) == flops / 0.5 / 4 / 1e12
+    assert log.line(9.75) == (" model TFLOP/s per device: 9.7500 | share of the data-sheet peak "
+                              "(NVIDIA A100-SXM4-80GB, fp32, 19.5): 50.0% |")
+
+
+def test_a_card_without_a_data_sheet_is_told(make_context, capsys):
+    ctx = replace(make_context(FLAGS), device=Named("NVIDIA Unknown"))
+    assert Throughput(ctx, VOCABULARY).line(1.0) == " model TFLOP/s per device: 1.0000 |"
+    assert "no data-sheet peak of 'NVIDIA Unknown' in fp32 is known" in capsys.readouterr().out
+
+
+def test_the_cpu_is_measured(make_context, monkeypatch):
+    class Clock(Device):
+        ticks = iter([0.0, 9.0, 10.0, 10.5, 20.0, 22.0, 30.0, 33.0])
+
+        def now(self):
+            return next(self.ticks)
+
+    monkeypatch.setattr(throughput, "SIZE", 64)
+    ctx = replace(make_context(FLAGS), device=Clock())
+    (name, most), = Throughput(ctx, VOCABULARY).peaks
+    assert most == 2 * 64**3 / 0.5 / 1e12  # the fastest of four products
+    assert name.startswith(f"measured matmul peak (64^3, fp32, {torch.get_num_threads()} thread")
+
+
+def test_values_are_not_measured_where_there_are_none(make_context):
+    assert Throughput(replace(make_context(FLAGS), device=MetaDevice("gloo")), 128).peaks == []
+
+
+def kept_bytes(stage, x, batch):
+    """Bytes that the forward pass keeps for the backward pass, by unique storage."""
+    storages = {}
+    ours = {p.untyped_storage().data_ptr() for p in (*stage.parameters(), *stage.buffers())}
+
+    def pack(tensor):
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        stage(x, batch)
+    return sum(kept.nbytes() for at, kept in storages.items() if at not in ours)
+
+
+def batch(config):
+    text = torch.zeros(config.micro_batch_size, config.seq_length, dtype=torch.int64)
+    return MicroBatch(text, text, torch.ones(text.shape), Dropout(1, 5, torch.tensor([7, 8])))
+
+
+@pytest.mark.parametrize("flags", ["", "--recompute-activations", "--num-layers 4",
+                                   "--use-flash-attn --attention-dropout 0",
+                                   "--activations-checkpoint-method block --hidden-dropout 0"])
+def test_memory_on_paper_is_the_memory_of_the_run(make_context, flags):
+    ctx = make_context(FLAGS + flags)
+    config = ctx.config
+    stage = Stage(ctx, VOCABULARY, range(config.num_layers))
+    states, activations = memory_on_paper(config, VOCABULARY, [config.num_layers], [1])
+    assert kept_bytes(stage, None, batch(config)) == pytest.approx(activations, rel=0.15)
+    optimizer = Optimizer(ctx, stage)
+    flat = [optimizer.weights, optimizer.gradients.flat, *optimizer.moments.values()]
+    assert states == sum(tensor.nbytes for tensor in flat)
+
+
+def test_the_head_on_paper(make_context):
+    ctx = make_context()
+    stage = Stage(ctx, VOCABULARY, range(0), is_first=False)
+    x = torch.ones(ctx.config.seq_length, 2, ctx.config.hidden_size).requires_grad_()
+    assert kept_bytes(stage, x, batch(ctx.config)) == pytest.approx(
+        head_activations(shape_of(ctx.config, VOCABULARY), 2, bytes_each=4), rel=0.05)
+
+
+def test_the_most_loaded_stage_counts(make_context):
+    config = make_context(FLAGS + "--num-layers 4").config
+    layer = memory_on_paper(config, 128, [0, 1, 0], [1, 1, 1])[1]
+    middle = memory_on_paper(config, 128, [1, 3, 0], [3, 2, 1])
+    assert middle[1] == 6 * layer
+    assert middle == memory_on_paper(config, 128, [0, 3, 1], [3, 2, 1])
+    assert memory_on_paper(config, 128, [3, 1, 0], [3, 2, 1])[1] == 9 * layer
+
+
+def test_the_line_of_memory_on_paper():
+    assert theoretical_memory_line(2**20, 2**19) == (
+        "Theoretical memory footprints: weight and optimizer=1.00 MB, activation=0.50 MB, "
+        "total=1.50 MB")
+
+
+def test_a_run_prints_its_throughput(pretrain):
+    out = pretrain(FLAGS + "--timing-log-level 1 --timing-log-option all", ranks=2).out
+    assert out.count(" | throughput per GPU (TFLOP/s/GPU): ") == 2
+    rates = re.findall(r"^ model TFLOP/s per device: (\S+) \| share of the measured matmul peak "
+                       r"\(2048\^3, fp32, 1 thread\(s\), (\S+)\): (\S+)% \|$", out, re.MULTILINE)
+    assert len(rates) == 2
+    for rate, most, percent in rates:
+        assert 0 < float(rate) < float(most) and 0 < float(percent) < 100
+    memory = out.index("Theoretical memory footprints: weight and optimizer=")
+    assert memory < out.index("[Rank 0] (after 2 iterations) memory")
+    times = r"times across ranks \(ms\):\n  forward-backward:\n     rank  0: \S+\n     rank  1: "
+    assert len(re.findall(times, out)) == 2
+    assert "forward-compute" not in out and "time (ms) |" not in out
+    assert "times across ranks (ms):\n  model-and-optimizer-setup:\n     rank  0: " in out

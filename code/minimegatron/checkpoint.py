@@ -1,7 +1,8 @@
 """Checkpoints in Megatron's layout: written whole or not at all, loaded as data only.
 
     SAVE/iter_0000100/mp_rank_00/model_optim_rng.pt     one file per part of the model: mp_rank_TT
-                                                        of tensor-parallel rank TT
+                                                        of tensor-parallel rank TT, or
+                                                        mp_rank_TT_PPP of its stage PPP
     SAVE/latest_checkpointed_iteration.txt              the tracker, written last
 """
 
@@ -16,18 +17,18 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from minimegatron.context import Context
 from minimegatron.errors import UserError
-from minimegatron.model import Stage
 from minimegatron.optimizer import LearningRate, Optimizer
 
 VERSION = 3.0
 TRACKER = "latest_checkpointed_iteration.txt"
 # The layout comes first: the padded vocabulary may follow from it.
 MUST_MATCH = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "num_layers",
-              "hidden_size", "num_attention_heads", "max_position_embeddings", "ffn_hidden_size",
-              "kv_channels", "padded_vocab_size", "tokenizer_type")
+              "layers_per_chunk", "hidden_size", "num_attention_heads", "max_position_embeddings",
+              "ffn_hidden_size", "kv_channels", "padded_vocab_size", "tokenizer_type")
 
 
 @dataclasses.dataclass
@@ -50,7 +51,7 @@ def shard_of(ctx: Context) -> Path:
     return Path(f"mp_rank_{tp:02d}{suffix}") / "model_optim_rng.pt"
 
 
-def save(ctx: Context, stage: Stage, optimizer: Optimizer, schedule: LearningRate,
+def save(ctx: Context, model: nn.Module, optimizer: Optimizer, schedule: LearningRate,
          progress: Progress, padded_vocab_size: int) -> None:
     """Write a checkpoint; every rank must call it. Raises UserError when it cannot be written."""
     root = Path(ctx.config.save)
@@ -67,7 +68,8 @@ def save(ctx: Context, stage: Stage, optimizer: Optimizer, schedule: LearningRat
                 "args": {**dataclasses.asdict(ctx.config), **dataclasses.asdict(progress),
                          "padded_vocab_size": padded_vocab_size},
                 "checkpoint_version": VERSION, "iteration": progress.iteration,
-                "model": stage.state_dict(), "lr_scheduler": schedule.state_dict(),
+                "lr_scheduler": schedule.state_dict(),
+                **{name: part.state_dict() for name, part in parts(model).items()},
                 **random_state(),
             }
             if not ctx.config.no_save_optim:
@@ -83,6 +85,13 @@ def save(ctx: Context, stage: Stage, optimizer: Optimizer, schedule: LearningRat
         error = str(failed)
     agree(ctx, error, root, unfinished)
     ctx.say(f"  successfully saved checkpoint at iteration {progress.iteration:7d} to {root}")
+
+
+def parts(model: nn.Module) -> dict[str, nn.Module]:
+    """Upstream's keys: model, or model0, model1, .. for the chunks of an interleaved pipeline."""
+    if isinstance(model, nn.ModuleList):
+        return {f"model{chunk}": part for chunk, part in enumerate(model)}
+    return {"model": model}
 
 
 def agree(ctx: Context, error: str | None, root: Path, unfinished: Path) -> None:
@@ -133,7 +142,7 @@ def random_state() -> dict:
             "rng_tracker_states": {}}
 
 
-def load(ctx: Context, stage: Stage, optimizer: Optimizer, schedule: LearningRate,
+def load(ctx: Context, model: nn.Module, optimizer: Optimizer, schedule: LearningRate,
          padded_vocab_size: int) -> Progress:
     """Resume from --load, or start at iteration 0 when there is nothing yet. Raises UserError."""
     root = Path(ctx.config.load)
@@ -155,7 +164,7 @@ def load(ctx: Context, stage: Stage, optimizer: Optimizer, schedule: LearningRat
     ctx.say(f" checkpoint version {state['checkpoint_version']}")
     check_same_model(ctx, state["args"], padded_vocab_size, path)
     try:
-        progress = restore(ctx, state, stage, optimizer, schedule, path)
+        progress = restore(ctx, state, model, optimizer, schedule, path)
     except (KeyError, RuntimeError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is not a checkpoint of this trainer "
                         f"({first_line(error)})") from error
@@ -164,10 +173,11 @@ def load(ctx: Context, stage: Stage, optimizer: Optimizer, schedule: LearningRat
     return progress
 
 
-def restore(ctx: Context, state: dict, stage: Stage, optimizer: Optimizer,
+def restore(ctx: Context, state: dict, model: nn.Module, optimizer: Optimizer,
             schedule: LearningRate, path: Path) -> Progress:
     """Put the loaded state in its places."""
-    stage.load_state_dict(state["model"])
+    for name, part in parts(model).items():
+        part.load_state_dict(state[name])
     if ctx.config.finetune:
         return Progress()
     if not ctx.config.no_load_optim:
@@ -211,7 +221,9 @@ def read_state(path: Path, root: Path) -> dict:
                         f"checkpoints there: {', '.join(there) or 'none'}")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        missing = {"args", "model", "iteration", "checkpoint_version"} - set(state)
+        missing = {"args", "iteration", "checkpoint_version"} - set(state)
+        if not any(name.startswith("model") for name in state):
+            missing.add("model")
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, TypeError, KeyError,
             ValueError) as error:
         raise UserError(f"{path} is not a checkpoint of this trainer "

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 
 from minimegatron.arguments import Config
 from minimegatron.console import emit
 from minimegatron.device import Device
-from minimegatron.grid import Grid
+from minimegatron.grid import Grid, Group, groups_along, make_group
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,15 @@ class Context:
     config: Config
     grid: Grid
     device: Device
+
+    def pipeline_group(self, *stages: int) -> Group | None:
+        """A new channel between these stages of this rank's pipeline (all, when none is named);
+        None where this rank's stage is not among them. Every rank must call it."""
+        grid, config = self.grid, self.config
+        chosen = [tuple(ranks[stage] for stage in stages) or ranks
+                  for ranks in groups_along("pp", grid.pp.size, grid.dp.size, grid.tp.size)]
+        patience = timedelta(minutes=config.distributed_timeout_minutes)
+        return make_group(chosen, self.device.backend, patience)
 
     def read(self, tensor: torch.Tensor) -> float | None:
         """The value of a one-element tensor: waits for the device; None where there is none."""

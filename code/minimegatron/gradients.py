@@ -8,7 +8,8 @@ accumulates inside the product instead of after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -27,8 +28,8 @@ class Gradients:
         total = sum(p.numel() for p in parameters)
         self.flat = torch.zeros(total, dtype=torch.float32, device=parameters[0].device)
         self._written: set[nn.Parameter] = set()
-        self._queue: list[Callable[[], None]] = []
-        self.defer_weights = False
+        self._queue: list[Callable[[], None]] | None = None
+        self._waiting: dict[Hashable, list[Callable[[], None]]] = {}
         offset = 0
         for parameter in parameters:
             parameter.main_grad = self.flat[offset:offset + parameter.numel()].view_as(parameter)
@@ -50,9 +51,10 @@ class Gradients:
     def add_product(self, weight: nn.Parameter, grad_output: torch.Tensor,
                     inputs: torch.Tensor) -> None:
         """Accumulate grad_output^T @ inputs ([n, out], [n, in]), now or when drained."""
-        self._queue.append(lambda: self._product(weight, grad_output, inputs))
-        if not self.defer_weights:
-            self.drain()
+        if self._queue is None:
+            self._product(weight, grad_output, inputs)
+        else:
+            self._queue.append(lambda: self._product(weight, grad_output, inputs))
 
     def add_rows(self, weight: nn.Parameter, rows: torch.Tensor, gradient: torch.Tensor) -> None:
         """Accumulate `gradient` [n, h] into the given rows (int64 [n]) of an embedding."""
@@ -60,11 +62,19 @@ class Gradients:
             weight.main_grad.zero_()
         weight.main_grad.index_add_(0, rows, gradient)
 
+    @contextmanager
+    def deferred(self, name: Hashable) -> Iterator[None]:
+        """The weight gradients of a backward inside wait for drain(name)."""
+        self._queue = self._waiting.setdefault(name, [])
+        try:
+            yield
+        finally:
+            self._queue = None
+
     @torch.no_grad()
-    def drain(self) -> None:
-        """Compute every weight gradient that waits."""
-        queue, self._queue = self._queue, []
-        for compute in queue:
+    def drain(self, name: Hashable) -> None:
+        """Compute the weight gradients that wait under this name; KeyError when none ever did."""
+        for compute in self._waiting.pop(name):
             compute()
 
     def finish(self, replicas: Group) -> None:

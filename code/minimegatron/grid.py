@@ -10,6 +10,7 @@ objects and barriers; tensors travel through the groups of this grid only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -100,6 +101,20 @@ def any_rank(condition: bool) -> bool:
     return bool(flag[0])
 
 
+def make_group(groups: Sequence[tuple[int, ...]], backend: str, timeout: timedelta | None = None
+               ) -> Group | None:
+    """The one of `groups` that this rank is in, with a channel of its own; None: it is in none.
+
+    Collective: every rank makes every group, also those that it is not in.
+    """
+    rank, mine = dist.get_rank(), None
+    for ranks in groups:
+        channel = dist.new_group(list(ranks), timeout=timeout, backend=backend)
+        if rank in ranks:
+            mine = Group(ranks, ranks.index(rank), channel)
+    return mine
+
+
 def make_grid(pp: int, dp: int, tp: int, backend: str, timeout: timedelta | None = None
               ) -> Grid:
     """Build the grid over the default group's ranks; every rank must call it.
@@ -109,13 +124,13 @@ def make_grid(pp: int, dp: int, tp: int, backend: str, timeout: timedelta | None
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     mine: dict[str, Group] = {}
-    channels: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    made: dict[tuple, Group] = {}  # without pipeline stages the model group is the tp group
     for name in GROUPS:
-        for ranks in groups_along(name, pp, dp, tp):
-            # new_group is collective: every rank makes every group, also those it is not in.
-            # Without pipeline stages the model group is the tensor-parallel one.
-            if len(ranks) > 1 and ranks not in channels:
-                channels[ranks] = dist.new_group(list(ranks), timeout=timeout, backend=backend)
-            if rank in ranks:
-                mine[name] = Group(ranks, ranks.index(rank), channels.get(ranks))
+        groups = tuple(groups_along(name, pp, dp, tp))
+        if len(groups[0]) == 1:
+            mine[name] = Group((rank,), 0, None)
+            continue
+        if groups not in made:
+            made[groups] = make_group(groups, backend, timeout)
+        mine[name] = made[groups]
     return Grid(rank, world_size, **mine)

@@ -33,9 +33,9 @@ from minimegatron.weights import draw_weights, parameter
 class MicroBatch:
     """What one forward pass reads. tokens, labels: int64 [b, s]; loss_mask: fp32 [b, s]."""
 
-    tokens: torch.Tensor
-    labels: torch.Tensor
-    loss_mask: torch.Tensor
+    tokens: torch.Tensor | None  # None on stages between the first and the last
+    labels: torch.Tensor | None
+    loss_mask: torch.Tensor | None
     dropout: Dropout | None  # None: nothing is dropped
 
 

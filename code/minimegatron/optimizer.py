@@ -12,24 +12,24 @@ from minimegatron.arguments import Config
 from minimegatron.context import Context
 from minimegatron.errors import UserError
 from minimegatron.gradients import Gradients
-from minimegatron.model import Stage
 from minimegatron.timers import Timers
 
 
 class Optimizer:
-    """AdamW (Loshchilov & Hutter 2019) over one stage; biases and norms are not decayed.
+    """AdamW (Loshchilov & Hutter 2019) over one rank's part of the model; biases and
+    norms are not decayed.
 
     Weights, gradients and both moments are flat fp32 buffers in one order, decayed parameters
     first, so an update is two calls; the stage's parameters become views of `weights`. Those that
     every tensor-parallel rank copies lie together in the middle (see `place`).
     """
 
-    def __init__(self, ctx: Context, stage: Stage) -> None:
+    def __init__(self, ctx: Context, model: nn.Module) -> None:
         config, self.grid = ctx.config, ctx.grid
         self.clip, self.fused = config.clip_grad, ctx.device.fused_adam
         self.adam = {"beta1": config.adam_beta1, "beta2": config.adam_beta2,
                      "eps": config.adam_eps}
-        self.named = sorted(stage.named_parameters(), key=lambda named: place(named[1]))
+        self.named = sorted(model.named_parameters(), key=lambda named: place(named[1]))
         self.gradients = Gradients([p for _, p in self.named])
         decayed = sum(p.numel() for _, p in self.named if p.dim() > 1)
         self.parts = ((slice(0, decayed), config.weight_decay), (slice(decayed, None), 0.0))

@@ -1,4 +1,8 @@
-"""The executor: runs one stage's list of actions on that stage's model."""
+"""The executor: works through one stage's program, whatever schedule it comes from.
+
+A program (schedules/communication.py) is a list of actions and messages in the order in which this
+stage does them. Nothing here knows the name of a schedule.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +10,129 @@ from collections.abc import Sequence
 
 import torch
 
+from minimegatron.context import Context
+from minimegatron.gradients import Gradients
 from minimegatron.model import MicroBatch, Stage
-from minimegatron.schedules import FORWARD, Action
+from minimegatron.p2p import Peers, Transfer
+from minimegatron.schedules import BACKWARD, FORWARD, WEIGHT, Action, Message, Program
+from minimegatron.schedules.actions import Place, needs
 from minimegatron.timers import Timers
 
 
-def run_schedule(actions: Sequence[Action], stage: Stage, batches: Sequence[MicroBatch],
-                 replicas: int, timers: Timers) -> torch.Tensor:
-    """Forward and backward of every micro-batch; the gradients land in the parameters' sink.
+class Pipeline:
+    """This rank's chunks of the model, and the list of what to do with them in a step."""
 
-    replicas: data-parallel size. Each micro-batch's loss counts 1 / (micro-batches x replicas),
-    so that summing the gradients over micro-batches and replicas gives the mean over them.
-    Returns the mean loss of this rank's micro-batches (one element, detached).
-    """
-    share = 1 / (len(batches) * replicas)
-    alive: dict[int, torch.Tensor] = {}
-    total = None
-    for action in actions:
-        if action.kind == FORWARD:
-            with timers("forward-compute"):
-                loss = stage(None, batches[action.micro_batch])
-            alive[action.micro_batch] = loss
-            total = loss.detach() if total is None else total + loss.detach()
+    def __init__(self, ctx: Context, chunks: Sequence[Stage], program: Program,
+                 gradients: Gradients, timers: Timers) -> None:
+        """program: of all stages. Every rank must call it: it makes process groups."""
+        self.ctx, self.chunks, self.gradients, self.timers = ctx, chunks, gradients, timers
+        self.stage, self.stages = ctx.grid.pp.index, ctx.grid.pp.size
+        self.program = program[self.stage]
+        self.splits_backward = any(item.kind == WEIGHT for item in self.program
+                                   if isinstance(item, Action))
+        self.peers = Peers(ctx, len(chunks))
+        self.inbox: dict[Place, Transfer] = {}  # by whose result it is
+        self.outbox: dict[Action, torch.Tensor] = {}
+        # Input and output of the forwards whose backward is still to come, by B.
+        self.kept: dict[Action, tuple[torch.Tensor | None, torch.Tensor]] = {}
+
+    def train(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
+        """Forward and backward of every micro-batch; the gradients land in the parameters' sink.
+
+        Each micro-batch's loss counts 1 / (micro-batches x replicas), so that summing the
+        gradients over micro-batches and replicas gives the mean over them.
+        Returns the mean loss of this rank's micro-batches (one element, detached); zero where the
+        last stage is elsewhere.
+        """
+        self.share = 1 / (len(batches) * self.ctx.grid.dp.size)
+        return self._run(self.program, batches) / len(batches)
+
+    @torch.no_grad()
+    def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
+        """The sum of the micro-batches' losses, forward only; zero as in `train`."""
+        forwards = [item for item in self.program if kind_of(item) == FORWARD]
+        for chunk in self.chunks:
+            chunk.eval()
+        total = self._run(forwards, batches)
+        for chunk in self.chunks:
+            chunk.train()
+        return total
+
+    def _run(self, program: Sequence[Action | Message], batches: Sequence[MicroBatch]
+             ) -> torch.Tensor:
+        self.total = torch.zeros((), device=self.ctx.device.torch_device)
+        for item in program:
+            if isinstance(item, Message):
+                self._communicate(item)
+            elif item.kind == FORWARD:
+                self._forward(item, batches[item.micro_batch])
+            elif item.kind == BACKWARD:
+                self._backward(item)
+            else:
+                with self.timers("backward-compute"):
+                    self.gradients.drain((item.micro_batch, item.chunk))
+        self.peers.finish()
+        return self.total
+
+    def _communicate(self, message: Message) -> None:
+        if message.end == "send":
+            self.peers.send(message, self.outbox.pop(message.action))
         else:
-            with timers("backward-compute"):
-                loss = alive.pop(action.micro_batch)
-                # A gradient handed to backward would import the compiler's symbolic shapes.
-                (loss * share).backward()
-    return total / len(batches)
+            self.inbox[message.source, message.action] = self.peers.receive(message)
+
+    def _arrived(self, action: Action, timer: str) -> torch.Tensor | None:
+        """What another stage made for this action; None where it needs nothing from others."""
+        for place in needs(self.stage, action, self.stages, len(self.chunks)):
+            if place in self.inbox:
+                with self.timers(timer):
+                    return self.peers.wait(self.inbox.pop(place))
+        return None
+
+    def _forward(self, action: Action, batch: MicroBatch) -> None:
+        x = self._arrived(action, "forward-recv")
+        learns = torch.is_grad_enabled()
+        with self.timers("forward-compute"):
+            if x is not None and learns:
+                x.requires_grad_()
+            chunk = self.chunks[action.chunk]
+            out = chunk(x, batch)
+            if chunk.is_last:
+                self.total += out.detach()
+            else:
+                self.outbox[action] = out.detach()
+        if learns:
+            self.kept[Action(BACKWARD, action.micro_batch, action.chunk)] = x, out
+
+    def _backward(self, action: Action) -> None:
+        gradient = self._arrived(action, "backward-recv")
+        with self.timers("backward-compute"):
+            x, out = self.kept.pop(action)
+            root = out * self.share if gradient is None else _HandIn.apply(out, gradient)
+            if self.splits_backward:
+                with self.gradients.deferred((action.micro_batch, action.chunk)):
+                    root.backward()
+            else:
+                root.backward()
+        if x is not None:
+            self.outbox[action] = x.grad
+
+
+class _HandIn(torch.autograd.Function):
+    """A root whose backward starts from `gradient` at `out`.
+
+    out.backward(gradient) would do, and so would torch.autograd.backward and .grad, but all three
+    compare the two shapes with the compiler's symbolic ones, whose import takes each rank 0.3 s.
+    """
+
+    @staticmethod
+    def forward(ctx, out, gradient):
+        ctx.gradient = gradient
+        return out.new_empty(())
+
+    @staticmethod
+    def backward(ctx, _):
+        return ctx.gradient, None
+
+
+def kind_of(item: Action | Message) -> str:
+    return item.action.kind if isinstance(item, Message) else item.kind

@@ -28,7 +28,8 @@ class StepLog:
         self.seconds, self.step_seconds = 0.0, 0.0
 
     def add(self, loss: torch.Tensor, norm: torch.Tensor, seconds: float) -> None:
-        """One step: this rank's mean loss, the gradient norm, and how long it took."""
+        """One step: this rank's mean loss (only the last stage has one, and only the last rank
+        prints), the gradient norm, and how long it took."""
         self.losses.append(loss)
         self.norm = norm
         self.seconds += seconds

@@ -19,9 +19,9 @@ from minimegatron.errors import UserError
 from minimegatron.evaluation import evaluate
 from minimegatron.exits import Exits
 from minimegatron.initialize import initialize, say_initialized, say_start
-from minimegatron.model import MicroBatch, Stage
+from minimegatron.model import MicroBatch
 from minimegatron.optimizer import LearningRate, Optimizer
-from minimegatron.pipeline import run_schedule
+from minimegatron.pipeline import Pipeline
 from minimegatron.report import (
     Profiler,
     TensorBoard,
@@ -29,7 +29,8 @@ from minimegatron.report import (
     print_datetime,
     validation_lines,
 )
-from minimegatron.schedules import one_f_one_b
+from minimegatron.schedules import Program, add_communication, check, load, to_text
+from minimegatron.slices import TiedEmbedding, as_module, build_chunks
 from minimegatron.step_log import StepLog
 from minimegatron.timers import Timers, say_times
 
@@ -81,6 +82,25 @@ def datasets(ctx: Context, vocab_size: int) -> tuple:
     return built
 
 
+def load_program(ctx: Context) -> Program:
+    """The schedule that --schedule names, checked and with its messages, for all stages.
+
+    Raises UserError for one that does not make sense, and where ranks read different ones.
+    """
+    config, source = ctx.config, f"--schedule {ctx.config.schedule}"
+    stages, micro_batches = ctx.grid.pp.size, config.num_micro_batches
+    schedule = load(config.schedule, stages, micro_batches, config.chunks)
+    check(schedule, stages=stages, micro_batches=micro_batches, chunks=config.chunks,
+          source=source)
+    texts: list[list[str] | None] = [None] * ctx.grid.world_size
+    dist.all_gather_object(texts, to_text(schedule))
+    other = next((rank for rank, text in enumerate(texts) if text != texts[0]), None)
+    if other is not None:
+        raise UserError(f"{source}: rank 0 and rank {other} read different schedules from it; give "
+                        "a file that all nodes share, and that says the same whenever it is read")
+    return add_communication(schedule)
+
+
 class Trainer:
     """One rank's model, optimizer and progress, and the steps it takes."""
 
@@ -90,16 +110,18 @@ class Trainer:
         self.started, self.saved_at = started, None
         self.ctx, self.config, self.vocab_size = ctx, config, vocab_size
         self.setup_started = time.perf_counter()
-        self.stage = Stage(ctx, vocab_size, range(config.num_layers))
-        self.optimizer = Optimizer(ctx, self.stage)
+        program = load_program(ctx)
+        chunks = build_chunks(ctx, vocab_size)
+        self.tied = TiedEmbedding(ctx, chunks)
+        self.model = as_module(chunks)
+        self.optimizer = Optimizer(ctx, self.model)
         self.learning_rate = LearningRate(config)
         self.progress = Progress()
         self.timers = Timers(ctx.device.now, config.timing_log_level)
         self.board = TensorBoard(ctx)
-        stages = ctx.grid.pp.size
-        self.actions = one_f_one_b(stages, config.num_micro_batches)[ctx.grid.pp.index]
+        self.pipeline = Pipeline(ctx, chunks, program, self.optimizer.gradients, self.timers)
         if ctx.grid.writes_shard:
-            count = sum(p.numel() for p in self.stage.parameters())
+            count = sum(p.numel() for p in self.model.parameters())
             emit(" > number of parameters on (tensor, pipeline) model parallel rank "
                  f"({ctx.grid.tp.index}, {ctx.grid.pp.index}): {count}")
         ctx.say(f"> learning rate decay style: {config.lr_decay_style}")
@@ -107,7 +129,7 @@ class Trainer:
     def load(self) -> float:
         """Resume where --load says. Returns the seconds that building and loading took."""
         if self.config.load is not None:
-            self.progress = checkpoint.load(self.ctx, self.stage, self.optimizer,
+            self.progress = checkpoint.load(self.ctx, self.model, self.optimizer,
                                             self.learning_rate, self.vocab_size)
             if self.config.load == self.config.save and self.progress.iteration:
                 self.saved_at = self.progress.iteration
@@ -118,7 +140,7 @@ class Trainer:
         if self.saved_at == self.progress.iteration:
             return
         self.saved_at = self.progress.iteration
-        checkpoint.save(self.ctx, self.stage, self.optimizer, self.learning_rate, self.progress,
+        checkpoint.save(self.ctx, self.model, self.optimizer, self.learning_rate, self.progress,
                         self.vocab_size)
 
     def step(self, batches: list[MicroBatch]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,9 +149,11 @@ class Trainer:
         gradients = self.optimizer.gradients
         gradients.begin()
         with self.timers("forward-backward"):
-            loss = run_schedule(self.actions, self.stage, batches, replicas.size, self.timers)
+            loss = self.pipeline.train(batches)
         with self.timers("backward-params-all-reduce"):
             gradients.finish(replicas)
+        with self.timers("backward-embedding-all-reduce"):
+            self.tied.all_reduce()
         with self.timers("optimizer"):
             norm = self.optimizer.step(self.learning_rate.value(), self.timers)
         self.progress.iteration += 1
@@ -143,7 +167,6 @@ class Trainer:
         print_datetime(ctx, "before the start of training step")
         exits, profiler = Exits(config, self.started), Profiler(ctx)
         log = StepLog(ctx, self.timers, self.board, self.optimizer, self.vocab_size)
-        self.stage.train()
         while progress.iteration < config.train_iters:
             start = ctx.device.now()
             with self.timers("batch-generator"):
@@ -183,7 +206,7 @@ class Trainer:
         """Print and plot the mean loss over --eval-iters batches; returns the samples consumed."""
         if not self.config.eval_iters:
             return consumed
-        mean, consumed = evaluate(self.ctx, self.stage, data, consumed)
+        mean, consumed = evaluate(self.ctx, self.pipeline, data, consumed)
         loss = self.ctx.read(mean)
         if loss is not None:
             for line in validation_lines(prefix, loss):

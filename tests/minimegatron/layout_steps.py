@@ -20,14 +20,18 @@ from minimegatron.batches import Batches
 from minimegatron.console import emit
 from minimegatron.context import Context
 from minimegatron.device import Device
+from minimegatron.evaluation import evaluate
 from minimegatron.grid import make_grid
 from minimegatron.main import leave
+from minimegatron.schedules import Message
+from minimegatron.schedules.actions import needs
 from minimegatron.training import Trainer
 
 VOCABULARY = 128  # padded alike in every layout: the loss depends on it
 FLAGS = ("--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 "
          "--max-position-embeddings 24 --micro-batch-size 2 --global-batch-size 8 --lr 1e-2 "
-         "--lr-warmup-iters 1 --train-iters 100 --data-path x --vocab-file x --merge-file x ")
+         "--lr-warmup-iters 1 --train-iters 100 --eval-iters 1 --data-path x --vocab-file x "
+         "--merge-file x ")
 
 
 def data(count: int, length: int) -> list[dict]:
@@ -36,14 +40,6 @@ def data(count: int, length: int) -> list[dict]:
     start = torch.randint(VOCABULARY, (count, 1), generator=generator)
     text = (start + torch.arange(length + 1) * torch.arange(1, count + 1)[:, None]) % VOCABULARY
     return [{"text": row.numpy()} for row in text]
-
-
-def defer(trainer: Trainer) -> None:
-    """Weight gradients wait until all backward passes are done, as under zero bubble."""
-    gradients = trainer.optimizer.gradients
-    finish = gradients.finish
-    gradients.defer_weights = True
-    gradients.finish = lambda replicas: (gradients.drain(), finish(replicas))
 
 
 def unsummed(trainer: Trainer) -> None:
@@ -58,13 +54,39 @@ def counted_by_all(trainer: Trainer) -> None:
 
 def first_mask_for_all(trainer: Trainer) -> None:
     """Wrong: every rank drops out as if its part of the sequence were the first."""
-    for module in trainer.stage.modules():
+    for module in trainer.model.modules():
         if hasattr(module, "tp"):
             module.tp.first_position = lambda part: 0
 
 
-VARIANTS = {variant.__name__: variant
-            for variant in (defer, unsummed, counted_by_all, first_mask_for_all)}
+def untied(trainer: Trainer) -> None:
+    """Wrong: each end of the pipeline keeps its own gradient of the embedding."""
+    trainer.tied.all_reduce = lambda: None
+
+
+def late(trainer: Trainer) -> None:
+    """Every receive just before the action that needs it, which is not the order of the sends;
+    right as long as every direction and chunk has a channel of its own."""
+    pipeline, program = trainer.pipeline, []
+    receives = {(item.source, item.action): item for item in pipeline.program
+                if isinstance(item, Message) and item.end == "receive"}
+    for item in pipeline.program:
+        if not isinstance(item, Message):
+            wanted = needs(pipeline.stage, item, pipeline.stages, len(pipeline.chunks))
+            program += [receives[place] for place in wanted if place in receives]
+        if item not in receives.values():
+            program.append(item)
+    pipeline.program = program
+
+
+def one_channel(trainer: Trainer) -> None:
+    """Wrong: all messages between two stages travel through one channel."""
+    groups = trainer.pipeline.peers.groups
+    trainer.pipeline.peers.groups = dict.fromkeys(groups, groups["F", 0])
+
+
+VARIANTS = {variant.__name__: variant for variant in (
+    unsummed, counted_by_all, first_mask_for_all, untied, late, one_channel)}
 
 
 def steps(ctx: Context, count: int, variants: list[str]) -> dict:
@@ -84,9 +106,14 @@ def steps(ctx: Context, count: int, variants: list[str]) -> dict:
                   "params": optimizer.model_norm(optimizer.weights)}
         for name, value in values.items():
             out[name].append(ctx.read(value))
+    mean, _ = evaluate(ctx, trainer.pipeline, source, 0)
+    out["validation"] = [ctx.read(mean)]
+    if trainer.tied.weight is not None:
+        out["embedding"] = trainer.tied.weight.flatten()[:100].tolist()
     copied = b"".join(weight.detach().numpy().tobytes()
                       for _, weight in optimizer.named if weight.split is None)
-    return {**out, "copied": hashlib.sha256(copied).hexdigest()}
+    return {**out, "stage": ctx.grid.pp.index, "last": trainer.pipeline.chunks[-1].is_last,
+            "copied": hashlib.sha256(copied).hexdigest()}
 
 
 def main() -> None:
@@ -97,7 +124,8 @@ def main() -> None:
         variants = [word for word in case.split() if word in VARIANTS]
         config = parse_arguments(
             [*FLAGS.split(), *(word for word in case.split() if word not in VARIANTS)])
-        grid = make_grid(1, config.data_parallel_size, config.tensor_model_parallel_size, "gloo")
+        grid = make_grid(config.pipeline_model_parallel_size, config.data_parallel_size,
+                         config.tensor_model_parallel_size, "gloo")
         result = steps(Context(config, grid, Device()), int(count), variants)
         emit(json.dumps({"case": case, "rank": dist.get_rank(), **result}))
     leave(0)

@@ -87,7 +87,8 @@ REFUSED = {
     "--tensor-model-parallel-size 2": r"world size \(1\) is not divisible by tensor model parallel "
                                       r"size \(2\); nearest: --tensor-model-parallel-size 1$",
     "--tensor-model-parallel-size 0": "--tensor-model-parallel-size 0: must be at least 1",
-    "--pipeline-model-parallel-size 2": "--pipeline-model-parallel-size 2: .*no pipeline stages",
+    "--pipeline-model-parallel-size 2": r"\(1\) is not divisible by .* pipeline parallel size "
+                                        r"\(2\); nearest: --pipeline-model-parallel-size 1,",
     "--device tpu": "--device tpu: .*auto, cpu and cuda",
     "--use-flash-attn": "nearest: --attention-dropout 0",
     "--data-impl lazy": "data-impl.*invalid choice",

@@ -5,8 +5,8 @@ import torch
 
 from minimegatron.gradients import Gradients
 from minimegatron.model import Stage
-from minimegatron.pipeline import run_schedule
-from minimegatron.schedules import one_f_one_b
+from minimegatron.pipeline import Pipeline
+from minimegatron.schedules import add_communication, one_f_one_b, zb_h1
 from minimegatron.timers import Timers
 
 from .test_model import VOCABULARY, micro_batch
@@ -18,20 +18,19 @@ def reference(ctx, batches):
     return {name: p.grad for name, p in stage.named_parameters()}
 
 
-def through_the_sink(ctx, batches, rounds=1, defer=False):
+def through_the_sink(ctx, batches, rounds=1, schedule=one_f_one_b):
     stage = Stage(ctx, VOCABULARY, range(2))
     gradients = Gradients(list(stage.parameters()))
-    gradients.defer_weights = defer
+    program = add_communication(schedule(1, len(batches)))
+    pipeline = Pipeline(ctx, [stage], program, gradients, Timers(ctx.device.now))
     for _ in range(rounds):
         gradients.begin()
-        actions = one_f_one_b(1, len(batches))[0]
-        run_schedule(actions, stage, batches, 1, Timers(ctx.device.now))
-        gradients.drain()
+        pipeline.train(batches)
         gradients.finish(ctx.grid.dp)
     return {name: p.main_grad for name, p in stage.named_parameters()}
 
 
-@pytest.mark.parametrize("how", [{}, {"rounds": 2}, {"defer": True}],
+@pytest.mark.parametrize("how", [{}, {"rounds": 2}, {"schedule": zb_h1}],
                          ids=["plain", "a second step starts afresh", "weight gradients wait"])
 def test_accumulated_gradients_equal_autograd_s(make_context, how):
     ctx = make_context("--global-batch-size 6")
@@ -46,13 +45,18 @@ def test_deferred_weight_gradients_are_not_there_before_the_drain(make_context):
     ctx = make_context()
     stage = Stage(ctx, VOCABULARY, range(2))
     gradients = Gradients(list(stage.parameters()))
-    gradients.defer_weights = True
     gradients.begin()
-    stage(None, micro_batch()).backward()
+    with gradients.deferred("one"):
+        stage(None, micro_batch()).backward()
     weight = stage.decoder.layers["0"].mlp.linear_fc1.weight
     assert weight.main_grad.abs().max() == 0
-    gradients.drain()
-    assert weight.main_grad.abs().max() > 0
+    with gradients.deferred("two"):
+        stage(None, micro_batch()).backward()
+    gradients.drain("one")
+    one = weight.main_grad.clone()
+    assert one.abs().max() > 0
+    gradients.drain("two")
+    torch.testing.assert_close(weight.main_grad, 2 * one)
 
 
 def test_a_parameter_that_was_not_used_has_no_old_gradient(make_context):

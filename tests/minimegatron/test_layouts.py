@@ -15,24 +15,47 @@ MODELS = {
     "one micro-batch": "--micro-batch-size 8 --global-batch-size 8",
     "other widths": "--kv-channels 6 --ffn-hidden-size 48 --weight-decay 0.5 --clip-grad 0.1",
     "flash": "--use-flash-attn --attention-dropout 0",
+    "deep": "--num-layers 8 --global-batch-size 16",
+    "few": "--num-layers 8 --global-batch-size 4",  # 2 micro-batches: fewer than 4 stages
 }
 TP, SP = "--tensor-model-parallel-size", "--sequence-parallel"
+PP2, PP4 = (f"--pipeline-model-parallel-size {stages}" for stages in (2, 4))
+CHUNK, LAYOUT = "--num-layers-per-virtual-pipeline-stage", "--pipeline-model-parallel-layout"
+OWN = str(Path(__file__).with_name("own_schedule"))  # .py, .json
 # (ranks, layout, model)
 EQUAL = [
-    *((2, f"{TP} 2", model) for model in MODELS),
-    *((2, f"{TP} 2 {SP}", model) for model in MODELS),
-    (2, f"{TP} 2 {SP} defer", ""),
+    *((2, f"{TP} 2", model) for model in list(MODELS)[:4]),
+    *((2, f"{TP} 2 {SP}", model) for model in list(MODELS)[:4]),
+    (2, f"{TP} 2 {SP} --schedule zb-h1", ""),
     *((4, f"{TP} {size}{mode}", model) for size in (2, 4) for mode in ("", f" {SP}")
       for model in ("", "other widths")),
     (4, "", ""),
-    (2, f"{TP} 2 {SP} --recompute-activations defer", ""),
-    (2, f"{TP} 2 --activations-checkpoint-method uniform --activations-checkpoint-num-layers 2 "
-        "--distribute-saved-activations", ""),
+    (1, "--schedule zb-h1", ""),
+    *((2, f"{PP2} {how}", "deep") for how in (
+        "", "--schedule gpipe", "--schedule zb-h1", f"{CHUNK} 2", f"{CHUNK} 2 late", f"{CHUNK} 1",
+        "--balance 0-8", "--balance 8-0 --schedule zb-h1", f"{LAYOUT} E|(ttt|)*2,ttL",
+        f"--schedule {OWN}.py", f"--schedule {OWN}.json")),
+    (2, f"{PP2} --schedule zb-h1", "other widths"),
+    (2, PP2, "one micro-batch"),
+    *((4, f"{PP4} {how}", "deep") for how in (
+        "--schedule gpipe", "", "--schedule zb-h1", f"{CHUNK} 1", "--balance 0-5-3-0",
+        "--balance 1-4-1-2 --schedule gpipe", f"{LAYOUT} E|t*5|t*3|L --schedule zb-h1")),
+    *((4, f"{PP4} {how}", "few") for how in (
+        "--schedule gpipe", "", "--schedule zb-h1", "--balance 0-4-4-0")),
+    *((4, f"{PP2} {how}", "deep") for how in (
+        "--schedule gpipe", "", "--schedule zb-h1", f"{CHUNK} 2", "--balance 0-8")),
+    *((4, f"{PP2} {TP} 2 {how}", "deep") for how in (
+        "", SP, f"--schedule gpipe {SP}", f"--schedule zb-h1 {SP}", f"{CHUNK} 2 {SP}",
+        f"{CHUNK} 2", f"--balance 0-8 {SP}")),
 ]
-WRONG = {
-    f"{TP} 2 {SP} unsummed": "norm",
-    f"{TP} 2 counted_by_all": "norm",
-    f"{TP} 2 {SP} first_mask_for_all": "loss",
+WRONG = {  # layout: (model, what is off)
+    f"{TP} 2 {SP} unsummed": ("", "norm"),
+    f"{TP} 2 counted_by_all": ("", "norm"),
+    f"{TP} 2 {SP} first_mask_for_all": ("", "loss"),
+    f"{PP2} untied": ("deep", "norm"),
+    # Two stages: the previous and the next rank are one, and only channels tell messages apart.
+    # (`late` alone, with channels, is right: see above.)
+    f"{PP2} {CHUNK} 2 late one_channel": ("deep", "norm"),
 }
 
 
@@ -49,36 +72,68 @@ def run(ranks, cases):
     return {case: [line for line in lines if line["case"] == case] for case in cases}
 
 
+def join(layout, model):
+    return f"{layout} {MODELS[model]}".strip()
+
+
 @pytest.fixture(scope="module")
 def results():
     """{(ranks, case): results}; the processes of each number of ranks are started once."""
-    cases = {1: list(MODELS.values()), 2: list(WRONG), 4: []}
+    cases = {1: list(MODELS.values()), 4: [],
+             2: [join(layout, model) for layout, (model, _) in WRONG.items()]}
     for ranks, layout, model in EQUAL:
-        cases[ranks].append(f"{layout} {MODELS[model]}".strip())
+        cases[ranks].append(join(layout, model))
     return {(ranks, case): result for ranks, wanted in cases.items()
             for case, result in run(ranks, wanted).items()}
+
+
+def assert_equal(ranks, alone):
+    """Losses are known on the last stage; norms are the same on all ranks, to the last bit."""
+    for rank in ranks:
+        for name in ("loss", "validation") if rank["last"] else ():
+            assert rank[name] == pytest.approx(alone[name], rel=1e-5, abs=0), name
+        for name in ("norm", "params"):
+            assert rank[name] == pytest.approx(alone[name], rel=1e-5, abs=0), name
+            assert rank[name] == ranks[-1][name]
 
 
 @pytest.mark.parametrize("ranks, layout, model", EQUAL,
                          ids=[f"{ranks} ranks {' '.join(rest)}" for ranks, *rest in EQUAL])
 def test_a_layout_equals_one_process(results, ranks, layout, model):
-    """Five steps, dropout on, fp32: loss, gradient norm and weights' norm within 1e-5."""
+    """Five steps, dropout on, fp32: loss, gradient norm and weights' norm within 1e-5; then an
+    evaluation."""
     (alone,) = results[1, MODELS[model]]
-    for rank in results[ranks, f"{layout} {MODELS[model]}".strip()]:
-        for name in ("loss", "norm", "params"):
-            assert rank[name] == pytest.approx(alone[name], rel=1e-5, abs=0), name
+    found = results[ranks, join(layout, model)]
+    assert_equal(found, alone)
+    layers = 8 if "--num-layers 8" in MODELS[model] else 2
+    for rank in found:
         # 8 unused positions x 32; the keys' biases have a gradient of 0 up to rounding.
-        assert all(256 <= zeros <= 256 + 2 * 32 for zeros in rank["zeros"])
+        assert all(256 <= zeros <= 256 + layers * 32 for zeros in rank["zeros"])
 
 
-@pytest.mark.parametrize("case", [f"{layout} {MODELS[model]}".strip()
-                                  for ranks, layout, model in EQUAL if ranks == 4])
+@pytest.mark.parametrize("case", [join(layout, model) for ranks, layout, model in EQUAL
+                                  if ranks == 4])
 def test_copies_stay_the_same_to_the_last_bit(results, case):
-    assert len({rank["copied"] for rank in results[4, case]}) == 1
+    """Of every stage, on all its ranks."""
+    ranks = results[4, case]
+    assert (len({rank["copied"] for rank in ranks}) ==
+            len({rank["stage"] for rank in ranks}))
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_the_comparison_sees_a_wrong_form(results, case):
-    (alone,), rank = results[1, ""], results[2, case][0]
-    name = WRONG[case]
+@pytest.mark.parametrize("case", [join(layout, model) for ranks, layout, model in EQUAL
+                                  if ranks == 2 and PP2 in layout])
+def test_both_copies_of_the_embedding_stay_equal(results, case):
+    first, last = results[2, case]
+    assert first["embedding"] == pytest.approx(last["embedding"], rel=1e-6)
+
+
+def test_only_the_last_stage_has_a_loss(results):
+    for rank in results[4, join(f"{PP4} ", "deep")][:3]:
+        assert rank["loss"] == [0] * STEPS and rank["validation"] == [0]
+
+
+@pytest.mark.parametrize("layout", WRONG)
+def test_the_comparison_sees_a_wrong_form(results, layout):
+    model, name = WRONG[layout]
+    (alone,), rank = results[1, MODELS[model]], results[2, join(layout, model)][-1]
     assert rank[name] != pytest.approx(alone[name], rel=1e-3)

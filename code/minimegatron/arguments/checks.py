@@ -7,29 +7,11 @@ import re
 from dataclasses import replace
 
 from minimegatron.arguments.flags import Config
-from minimegatron.errors import UserError
+from minimegatron.arguments.pipeline import derive_pipeline
+from minimegatron.arguments.require import near_divisors, near_multiples, require
 
 A_YEAR = 365 * 24 * 60  # minutes
 DEVICE = re.compile(r"auto|cpu|cuda")
-
-
-def require(condition: bool, message: str) -> None:
-    if not condition:
-        raise UserError(message)
-
-
-def near_multiples(value: int, step: int) -> str:
-    """The multiples of `step` on both sides of `value`, as text: what the user may want."""
-    below = value // step * step
-    return f"{below} or {below + step}" if below else str(step)
-
-
-def near_divisors(value: int, whole: int) -> str:
-    """The divisors of `whole` on both sides of `value`, as text."""
-    divisors = [n for n in range(1, whole + 1) if whole % n == 0]
-    below = [n for n in divisors if n < value][-1:]
-    above = [n for n in divisors if n > value][:1]
-    return " or ".join(map(str, below + above))
 
 
 def check(config: Config, rank: int, world_size: int) -> Config:
@@ -37,8 +19,9 @@ def check(config: Config, rank: int, world_size: int) -> Config:
     config = replace(config, rank=rank, world_size=world_size)
     check_numbers(config)
     config = derive_grid(config)
-    config = derive_recompute(check_tensor_parallel(derive_model(config)))
+    config = check_tensor_parallel(derive_model(config))
     config = derive_batch(config)
+    config = derive_recompute(derive_pipeline(config))
     config = derive_schedule(config)
     check_folders(config)
     return derive_timing(config)
@@ -57,7 +40,8 @@ def check_numbers(config: Config) -> None:
                 "global_batch_size", "train_iters", "train_samples", "exit_interval",
                 "save_interval", "log_interval", "eval_interval", "tensorboard_log_interval",
                 "make_vocab_size_divisible_by", "tensor_model_parallel_size",
-                "pipeline_model_parallel_size", "exit_duration_in_mins", "layernorm_epsilon",
+                "pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage",
+                "exit_duration_in_mins", "layernorm_epsilon",
                 "distributed_timeout_minutes", "lr_decay_iters", "lr_decay_samples",
                 "recompute_num_layers")
     for name in positive:
@@ -78,13 +62,15 @@ def check_numbers(config: Config) -> None:
 
 def derive_grid(config: Config) -> Config:
     world, tp = config.world_size, config.tensor_model_parallel_size
+    stages = config.pipeline_model_parallel_size
     require(world % tp == 0,
             f"world size ({world}) is not divisible by tensor model parallel size ({tp}); "
             f"nearest: --tensor-model-parallel-size {near_divisors(tp, world)}")
-    stages = config.pipeline_model_parallel_size
-    require(stages == 1, f"--pipeline-model-parallel-size {stages}: this trainer has no pipeline "
-            "stages yet; --pipeline-model-parallel-size 1 turns the ranks to data parallelism")
-    return replace(config, data_parallel_size=world // tp)
+    require(world % (tp * stages) == 0,
+            f"world size ({world}) is not divisible by tensor parallel size ({tp}) times "
+            f"pipeline parallel size ({stages}); nearest: --pipeline-model-parallel-size "
+            f"{near_divisors(stages, world // tp)}, or {near_multiples(world, tp * stages)} ranks")
+    return replace(config, data_parallel_size=world // (tp * stages))
 
 
 def check_tensor_parallel(config: Config) -> Config:
@@ -126,7 +112,7 @@ def derive_recompute(config: Config) -> Config:
             + (", not selective" if granularity else ", which is missing"))
     require(granularity == "full" or size == 1,
             f"--recompute-num-layers {size} is for --recompute-granularity full")
-    layers = config.num_layers // config.pipeline_model_parallel_size
+    layers = max(config.layers_per_chunk)
     require(size <= layers, f"--recompute-num-layers {size}: a stage has {layers} layers; "
             f"nearest: {layers}")
     if config.distribute_saved_activations:

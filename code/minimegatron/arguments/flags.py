@@ -107,6 +107,15 @@ class Distributed:
     sequence_parallel: bool = flag(
         False, "tensor-parallel ranks divide the sequence where they would repeat each other")
     pipeline_model_parallel_size: int = flag(1, "pipeline stages", type=int)
+    schedule: str | None = flag(
+        None, "order of a pipeline's work: gpipe, 1f1b, interleaved, zb-h1, or a .py or .json file "
+        "with one of yours (1f1b; interleaved with --num-layers-per-virtual-pipeline-stage)",
+        type=str)
+    num_layers_per_virtual_pipeline_stage: int | None = flag(
+        None, "layers of one chunk: a stage holds several, dealt out in turn", type=int)
+    balance: str | None = flag(None, "layers of every stage, such as 0-5-7 (all alike)", type=str)
+    pipeline_model_parallel_layout: str | None = flag(
+        None, "what every stage holds, such as E|(t|)*3,tt|L: embedding, layers, loss", type=str)
     distributed_backend: str | None = flag(
         None, "of the tensor traffic (nccl on GPUs, gloo on the CPU)", choices=("nccl", "gloo"))
     DDP_impl: str = flag("local", "whose data parallelism", choices=("local",))
@@ -188,6 +197,7 @@ class Derived:
     rank: int = field(default=0, metadata={"derived": True})
     world_size: int = field(default=1, metadata={"derived": True})
     data_parallel_size: int = field(default=1, metadata={"derived": True})
+    layers_per_chunk: tuple[int, ...] = field(default=(), metadata={"derived": True})
 
 
 @dataclass(frozen=True)
@@ -199,6 +209,11 @@ class Config(Derived, Logging, Checkpointing, Recompute, Distributed, Data, Opti
     def num_micro_batches(self) -> int:
         """Micro-batches of one optimizer step on one rank."""
         return self.global_batch_size // (self.micro_batch_size * self.data_parallel_size)
+
+    @property
+    def chunks(self) -> int:
+        """Chunks (virtual stages) that every stage holds."""
+        return len(self.layers_per_chunk) // self.pipeline_model_parallel_size
 
 
 # Flags of Megatron-LM that say what this trainer does anyway, with the reason it can say so.
@@ -220,9 +235,8 @@ NOT_YET = (
     "--fp16", "--bf16", "--loss-scale", "--initial-loss-scale", "--min-loss-scale",
     "--loss-scale-window", "--hysteresis", "--fp32-residual-connection", "--fp8-format",
     "--accumulate-allreduce-grads-in-fp32", "--attention-softmax-in-fp32",
-    "--use-distributed-optimizer",
-    "--overlap-grad-reduce", "--num-layers-per-virtual-pipeline-stage", "--schedule", "--balance",
-    "--pipeline-model-parallel-layout", "--context-parallel-size", "--rampup-batch-size",
+    "--use-distributed-optimizer", "--overlap-grad-reduce",
+    "--context-parallel-size", "--rampup-batch-size",
     "--reset-position-ids", "--reset-attention-mask",
     "--mock-data", "--weight-decay-incr-style", "--start-weight-decay",
     "--end-weight-decay", "--openai-gelu", "--sgd-momentum", "--estimate",

@@ -23,8 +23,7 @@ from minimegatron.device import Device
 from minimegatron.evaluation import evaluate
 from minimegatron.grid import make_grid
 from minimegatron.main import leave
-from minimegatron.schedules import Message
-from minimegatron.schedules.actions import needs
+from minimegatron.schedules import BACKWARD, FORWARD, Message
 from minimegatron.training import Trainer
 
 VOCABULARY = 128  # padded alike in every layout: the loss depends on it
@@ -64,19 +63,19 @@ def untied(trainer: Trainer) -> None:
     trainer.tied.all_reduce = lambda: None
 
 
-def late(trainer: Trainer) -> None:
-    """Every receive just before the action that needs it, which is not the order of the sends;
-    right as long as every direction and chunk has a channel of its own."""
-    pipeline, program = trainer.pipeline, []
-    receives = {(item.source, item.action): item for item in pipeline.program
-                if isinstance(item, Message) and item.end == "receive"}
-    for item in pipeline.program:
-        if not isinstance(item, Message):
-            wanted = needs(pipeline.stage, item, pipeline.stages, len(pipeline.chunks))
-            program += [receives[place] for place in wanted if place in receives]
-        if item not in receives.values():
-            program.append(item)
-    pipeline.program = program
+def eager(trainer: Trainer) -> None:
+    """Every activation is expected before the gradient that is sent before it; right as long as
+    every direction and chunk has a channel of its own."""
+    program, gradient = [], None
+    for item in trainer.pipeline.program:
+        at = len(program)
+        if isinstance(item, Message) and item.end == "receive":
+            if item.action.kind == FORWARD and gradient is not None:
+                at, gradient = gradient, None
+            elif item.action.kind == BACKWARD:
+                gradient = at
+        program.insert(at, item)
+    trainer.pipeline.program = program
 
 
 def one_channel(trainer: Trainer) -> None:
@@ -86,7 +85,7 @@ def one_channel(trainer: Trainer) -> None:
 
 
 VARIANTS = {variant.__name__: variant for variant in (
-    unsummed, counted_by_all, first_mask_for_all, untied, late, one_channel)}
+    unsummed, counted_by_all, first_mask_for_all, untied, eager, one_channel)}
 
 
 def steps(ctx: Context, count: int, variants: list[str]) -> dict:

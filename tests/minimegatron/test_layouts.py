@@ -16,6 +16,7 @@ MODELS = {
     "other widths": "--kv-channels 6 --ffn-hidden-size 48 --weight-decay 0.5 --clip-grad 0.1",
     "flash": "--use-flash-attn --attention-dropout 0",
     "deep": "--num-layers 8 --global-batch-size 16",
+    "4 layers": "--num-layers 4",
     "few": "--num-layers 8 --global-batch-size 4",  # 2 micro-batches: fewer than 4 stages
 }
 TP, SP = "--tensor-model-parallel-size", "--sequence-parallel"
@@ -32,7 +33,7 @@ EQUAL = [
     (4, "", ""),
     (1, "--schedule zb-h1", ""),
     *((2, f"{PP2} {how}", "deep") for how in (
-        "", "--schedule gpipe", "--schedule zb-h1", f"{CHUNK} 2", f"{CHUNK} 2 late", f"{CHUNK} 1",
+        "", "--schedule gpipe", "--schedule zb-h1", f"{CHUNK} 2", f"{CHUNK} 2 eager", f"{CHUNK} 1",
         "--balance 0-8", "--balance 8-0 --schedule zb-h1", f"{LAYOUT} E|(ttt|)*2,ttL",
         f"--schedule {OWN}.py", f"--schedule {OWN}.json")),
     (2, f"{PP2} --schedule zb-h1", "other widths"),
@@ -44,9 +45,9 @@ EQUAL = [
         "--schedule gpipe", "", "--schedule zb-h1", "--balance 0-4-4-0")),
     *((4, f"{PP2} {how}", "deep") for how in (
         "--schedule gpipe", "", "--schedule zb-h1", f"{CHUNK} 2", "--balance 0-8")),
-    *((4, f"{PP2} {TP} 2 {how}", "deep") for how in (
-        "", SP, f"--schedule gpipe {SP}", f"--schedule zb-h1 {SP}", f"{CHUNK} 2 {SP}",
-        f"{CHUNK} 2", f"--balance 0-8 {SP}")),
+    *((4, f"{PP2} {TP} 2 {how}", "") for how in (
+        "", SP, f"--schedule gpipe {SP}", f"--schedule zb-h1 {SP}", f"--balance 0-2 {SP}")),
+    *((4, f"{PP2} {TP} 2 {CHUNK} 1{how}", "4 layers") for how in ("", f" {SP}")),
 ]
 WRONG = {  # layout: (model, what is off)
     f"{TP} 2 {SP} unsummed": ("", "norm"),
@@ -54,8 +55,8 @@ WRONG = {  # layout: (model, what is off)
     f"{TP} 2 {SP} first_mask_for_all": ("", "loss"),
     f"{PP2} untied": ("deep", "norm"),
     # Two stages: the previous and the next rank are one, and only channels tell messages apart.
-    # (`late` alone, with channels, is right: see above.)
-    f"{PP2} {CHUNK} 2 late one_channel": ("deep", "norm"),
+    # (`eager` alone, with channels, is right: see above.)
+    f"{PP2} {CHUNK} 2 eager one_channel": ("deep", "norm"),
 }
 
 
@@ -105,7 +106,7 @@ def test_a_layout_equals_one_process(results, ranks, layout, model):
     (alone,) = results[1, MODELS[model]]
     found = results[ranks, join(layout, model)]
     assert_equal(found, alone)
-    layers = 8 if "--num-layers 8" in MODELS[model] else 2
+    layers = int((MODELS[model] + " --num-layers 2").split("--num-layers ")[1][0])
     for rank in found:
         # 8 unused positions x 32; the keys' biases have a gradient of 0 up to rounding.
         assert all(256 <= zeros <= 256 + layers * 32 for zeros in rank["zeros"])

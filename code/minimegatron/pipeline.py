@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from minimegatron.context import Context
-from minimegatron.gradients import Gradients
+from minimegatron.gradients import Gradients, start_from
 from minimegatron.model import MicroBatch, Stage
 from minimegatron.p2p import Peers, Transfer
 from minimegatron.schedules import BACKWARD, FORWARD, WEIGHT, Action, Message, Program
@@ -107,7 +107,7 @@ class Pipeline:
         gradient = self._arrived(action, "backward-recv")
         with self.timers("backward-compute"):
             x, out = self.kept.pop(action)
-            root = out * self.share if gradient is None else _HandIn.apply(out, gradient)
+            root = out * self.share if gradient is None else start_from(out, gradient)
             if self.splits_backward:
                 with self.gradients.deferred((action.micro_batch, action.chunk)):
                     root.backward()
@@ -115,23 +115,6 @@ class Pipeline:
                 root.backward()
         if x is not None:
             self.outbox[action] = x.grad
-
-
-class _HandIn(torch.autograd.Function):
-    """A root whose backward starts from `gradient` at `out`.
-
-    out.backward(gradient) would do, and so would torch.autograd.backward and .grad, but all three
-    compare the two shapes with the compiler's symbolic ones, whose import takes each rank 0.3 s.
-    """
-
-    @staticmethod
-    def forward(ctx, out, gradient):
-        ctx.gradient = gradient
-        return out.new_empty(())
-
-    @staticmethod
-    def backward(ctx, _):
-        return ctx.gradient, None
 
 
 def kind_of(item: Action | Message) -> str:

@@ -16,24 +16,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from minimegatron.context import Context
+from minimegatron.gradients import start_from
 from minimegatron.grid import Group
-
-
-class _HandIn(torch.autograd.Function):
-    """A root whose backward starts from `gradient` at `out`.
-
-    out.backward(gradient) would do, but it compares the two shapes with the compiler's symbolic
-    ones, whose import takes each rank 0.3 s.
-    """
-
-    @staticmethod
-    def forward(ctx, out, gradient):
-        ctx.gradient = gradient
-        return out.new_empty(())
-
-    @staticmethod
-    def backward(ctx, _):
-        return ctx.gradient, None
 
 
 class _Recompute(torch.autograd.Function):
@@ -58,7 +42,7 @@ class _Recompute(torch.autograd.Function):
         with torch.enable_grad():
             out = ctx.run(*inputs)
             # Gradients of weights go to the parameters that `run` holds, as without recomputation.
-            _HandIn.apply(out, gradient).backward()
+            start_from(out, gradient).backward()
         return None, None, *(tensor.grad for tensor in inputs)
 
 

@@ -31,6 +31,11 @@ EQUAL = [
     *((4, f"{TP} {size}{mode}", model) for size in (2, 4) for mode in ("", f" {SP}")
       for model in ("", "other widths")),
     (4, "", ""),
+    (2, f"{TP} 2 {SP} --recompute-activations --schedule zb-h1", ""),
+    (2, f"{TP} 2 --activations-checkpoint-method uniform --activations-checkpoint-num-layers 2 "
+        "--distribute-saved-activations", ""),
+    (2, f"{PP2} --recompute-granularity full --recompute-method block --schedule zb-h1", "deep"),
+    (2, f"{PP2} --recompute-activations {CHUNK} 2", "deep"),
     (1, "--schedule zb-h1", ""),
     *((2, f"{PP2} {how}", "deep") for how in (
         "", "--schedule gpipe", "--schedule zb-h1", f"{CHUNK} 2", f"{CHUNK} 2 eager", f"{CHUNK} 1",

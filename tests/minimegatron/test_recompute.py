@@ -1,6 +1,7 @@
 """Recomputation changes memory and nothing else; what it saves is what the formulas say."""
 
 import shlex
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -45,14 +46,15 @@ def trained(ctx, defer=False, frozen=False):
     """Loss, and every gradient, of two micro-batches."""
     stage = Stage(ctx, VOCABULARY, range(LAYERS))
     gradients = Optimizer(ctx, stage).gradients
-    gradients.defer_weights = defer
     if frozen:
         stage.embedding.requires_grad_(False)
     gradients.begin()
     losses = [stage(None, batch()) for _ in range(2)]
-    for loss in losses:
-        loss.backward()
-    gradients.drain()
+    with gradients.deferred("later") if defer else nullcontext():
+        for loss in losses:
+            loss.backward()
+    if defer:
+        gradients.drain("later")
     return losses[0].detach(), gradients.flat
 
 

@@ -1,5 +1,6 @@
 """A layer divided among ranks is the layer: values and gradients, for any number of ranks."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -39,11 +40,12 @@ def trained(ctx, defer=False):
     stage = Stage(ctx, VOCABULARY, range(2))
     optimizer = Optimizer(ctx, stage)
     gradients: Gradients = optimizer.gradients
-    gradients.defer_weights = defer
     gradients.begin()
     loss = stage(None, batch())
-    loss.backward()
-    gradients.drain()
+    with gradients.deferred("later") if defer else nullcontext():
+        loss.backward()
+    if defer:
+        gradients.drain("later")
     gradients.finish(ctx.grid.dp)
     optimizer.complete_copies()
     return loss.detach(), {name: (p.main_grad.clone(), p.split) for name, p in optimizer.named}

@@ -156,3 +156,26 @@ def test_samples_instead_of_iterations():
 def test_a_broken_environment_is_named():
     with pytest.raises(UserError, match="WORLD_SIZE=two in the environment is not a number"):
         parse_arguments(shlex.split(GOOD), {"WORLD_SIZE": "two"})
+
+
+PIPELINE = {  # on 2 stages of 4 layers in all
+    "--num-layers 5": r"num_layers \(5\) must be divisible .* \(2\); nearest: .* 4 or 6, .* 3-2$",
+    "--balance 1-2": "1-2 adds up to 3 layers, but --num-layers is 4; nearest: --balance 2-2",
+    "--balance 1-2-1": r"1-2-1 is for 3 stage\(s\), .* is 2; nearest: --balance 2-2",
+    "--balance 1,3": "--balance 1,3: .* joined by dashes; nearest: --balance 2-2",
+    "--num-layers-per-virtual-pipeline-stage 2": "nothing to interleave; nearest: 1",
+    "--schedule interleaved": "--schedule interleaved needs --num-layers-per-virtual",
+    "--schedule 1f1": "'1f1'.*did you mean 1f1b",
+    "--balance 2-2 --pipeline-model-parallel-layout Ett|ttL": "each says how layers are dealt out",
+    "--pipeline-model-parallel-layout Ett|tL": "has 3 layers, but --num-layers is 4; nearest",
+    "--pipeline-model-parallel-layout E|tt|ttL": "has 3 stages, which is not divisible by",
+    "--pipeline-model-parallel-layout tt|ttL": "one E .* begins the first stage",
+    "--pipeline-model-parallel-layout Ett|ttmL": "no m .multi-token prediction. layers",
+    "--pipeline-model-parallel-layout Ex|L": "give E, t and L with",
+}
+
+
+@pytest.mark.parametrize("flags", PIPELINE)
+def test_a_pipeline_that_cannot_be_is_refused(flags):
+    with pytest.raises(UserError, match=PIPELINE[flags]):
+        parse("--pipeline-model-parallel-size 2 " + flags, ranks=2)

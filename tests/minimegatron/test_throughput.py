@@ -8,17 +8,21 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from minimegatron import throughput
+from minimegatron.checkpoint import Progress
 from minimegatron.device import Device, MetaDevice
 from minimegatron.dropout import Dropout
 from minimegatron.formulas import head_activations, step_flops
 from minimegatron.model import MicroBatch, Stage
 from minimegatron.optimizer import Optimizer
+from minimegatron.report import TensorBoard
+from minimegatron.step_log import StepLog
 from minimegatron.throughput import (
     Throughput,
     memory_on_paper,
     shape_of,
     theoretical_memory_line,
 )
+from minimegatron.timers import Timers
 
 VOCABULARY = 2048
 FLAGS = "--log-throughput --log-interval 2 --train-iters 4 --global-batch-size 4 --eval-iters 0 "
@@ -65,6 +69,23 @@ def test_the_cpu_is_measured(make_context, monkeypatch):
 
 def test_values_are_not_measured_where_there_are_none(make_context):
     assert Throughput(replace(make_context(FLAGS), device=MetaDevice("gloo")), 128).peaks == []
+
+
+def test_throughput_is_plotted(make_context, monkeypatch):
+    points = []
+
+    class Board(TensorBoard):
+        def scalar(self, tag, value, iteration, samples=None):
+            points.append((tag, value, iteration))
+
+    monkeypatch.setattr(throughput, "SIZE", 64)
+    ctx = make_context(FLAGS)
+    optimizer = Optimizer(ctx, Stage(ctx, 128, range(2)))
+    log = StepLog(ctx, Timers(ctx.device.now), Board(ctx), optimizer, 128)
+    for _ in range(2):
+        log.add(torch.tensor(1.0), torch.tensor(1.0), seconds=0.25)
+    log.report(Progress(2, 8), lr=1e-3)
+    assert points == [("throughput", log.throughput.flops / 0.25 / 1e12, 2)]
 
 
 def kept_bytes(stage, x, batch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from minimegatron.checkpoint import Progress
@@ -15,9 +17,10 @@ from minimegatron.timers import Timers, say_times
 
 class StepLog:
     def __init__(self, ctx: Context, timers: Timers, board: TensorBoard, optimizer: Optimizer,
-                 vocab_size: int) -> None:
+                 vocab_size: int, live: Sequence[int]) -> None:
+        """vocab_size: padded. live: of each stage, as schedules.peak_live."""
         self.ctx, self.timers, self.board, self.optimizer = ctx, timers, board, optimizer
-        self.vocab_size = vocab_size
+        self.vocab_size, self.live = vocab_size, live
         self.throughput = Throughput(ctx, vocab_size) if ctx.config.log_throughput else None
         self.memory_reported = False
         self.norm: torch.Tensor | None = None
@@ -71,9 +74,8 @@ class StepLog:
         ctx = self.ctx
         self.memory_reported = True
         if ctx.config.log_throughput:
-            layers = [ctx.config.num_layers]
             ctx.say(theoretical_memory_line(
-                *memory_on_paper(ctx.config, self.vocab_size, layers, live=[1])))
+                *memory_on_paper(ctx.config, self.vocab_size, self.live)))
         if ctx.grid.writes_shard:
             emit(memory_line(ctx, iteration))
 

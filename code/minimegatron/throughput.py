@@ -82,11 +82,10 @@ def measured_peak(ctx: Context) -> float:
     return result[0]
 
 
-def memory_on_paper(config: Config, vocab_size: int, layers: Sequence[int], live: Sequence[float]
-                    ) -> tuple[float, float]:
+def memory_on_paper(config: Config, vocab_size: int, live: Sequence[int]) -> tuple[float, float]:
     """(weights, gradients and optimizer; activations) of the most loaded rank, in bytes.
 
-    layers: of each stage. live: the most micro-batches whose activations each stage keeps at once.
+    live: the most pairs (micro-batch, chunk) whose activations each stage keeps at once.
     """
     gpt, t = shape_of(config, vocab_size), config.tensor_model_parallel_size
     b, each = config.micro_batch_size, state_bytes(PRECISION)
@@ -101,11 +100,13 @@ def memory_on_paper(config: Config, vocab_size: int, layers: Sequence[int], live
     if config.distribute_saved_activations:
         whole /= t
     loads = []
-    for stage, (count, micro_batches) in enumerate(zip(layers, live, strict=True)):
-        first, last = stage == 0, stage == len(layers) - 1
-        states = each.total * stage_parameters(gpt, count, t, first, last)
-        activations = micro_batches * stage_activations(
-            count, kept, whole, config.recompute_method, config.recompute_num_layers)
+    for stage, pairs in enumerate(live):
+        first, last = stage == 0, stage == len(live) - 1
+        chunks = config.layers_per_chunk[stage::len(live)]
+        states = each.total * stage_parameters(gpt, sum(chunks), t, first, last)
+        activations = pairs / len(chunks) * sum(
+            stage_activations(layers, kept, whole, config.recompute_method,
+                              config.recompute_num_layers) for layers in chunks)
         loads.append((states, activations + (head_activations(gpt, **shared) if last else 0)))
     return max(loads, key=sum)
 

@@ -29,7 +29,7 @@ from minimegatron.report import (
     print_datetime,
     validation_lines,
 )
-from minimegatron.schedules import Program, add_communication, check, load, to_text
+from minimegatron.schedules import Schedule, add_communication, check, load, peak_live, to_text
 from minimegatron.slices import TiedEmbedding, as_module, build_chunks
 from minimegatron.step_log import StepLog
 from minimegatron.timers import Timers, say_times
@@ -82,8 +82,8 @@ def datasets(ctx: Context, vocab_size: int) -> tuple:
     return built
 
 
-def load_program(ctx: Context) -> Program:
-    """The schedule that --schedule names, checked and with its messages, for all stages.
+def load_schedule(ctx: Context) -> Schedule:
+    """The schedule that --schedule names, checked, for all stages.
 
     Raises UserError for one that does not make sense, and where ranks read different ones.
     """
@@ -98,7 +98,7 @@ def load_program(ctx: Context) -> Program:
     if other is not None:
         raise UserError(f"{source}: rank 0 and rank {other} read different schedules from it; give "
                         "a file that all nodes share, and that says the same whenever it is read")
-    return add_communication(schedule)
+    return schedule
 
 
 class Trainer:
@@ -110,7 +110,8 @@ class Trainer:
         self.started, self.saved_at = started, None
         self.ctx, self.config, self.vocab_size = ctx, config, vocab_size
         self.setup_started = time.perf_counter()
-        program = load_program(ctx)
+        schedule = load_schedule(ctx)
+        self.live = peak_live(schedule)
         chunks = build_chunks(ctx, vocab_size)
         self.tied = TiedEmbedding(ctx, chunks)
         self.model = as_module(chunks)
@@ -119,7 +120,8 @@ class Trainer:
         self.progress = Progress()
         self.timers = Timers(ctx.device.now, config.timing_log_level)
         self.board = TensorBoard(ctx)
-        self.pipeline = Pipeline(ctx, chunks, program, self.optimizer.gradients, self.timers)
+        self.pipeline = Pipeline(ctx, chunks, add_communication(schedule),
+                                 self.optimizer.gradients, self.timers)
         if ctx.grid.writes_shard:
             count = sum(p.numel() for p in self.model.parameters())
             emit(" > number of parameters on (tensor, pipeline) model parallel rank "
@@ -166,7 +168,8 @@ class Trainer:
         config, ctx, progress = self.config, self.ctx, self.progress
         print_datetime(ctx, "before the start of training step")
         exits, profiler = Exits(config, self.started), Profiler(ctx)
-        log = StepLog(ctx, self.timers, self.board, self.optimizer, self.vocab_size)
+        log = StepLog(ctx, self.timers, self.board, self.optimizer, self.vocab_size,
+                      self.live)
         while progress.iteration < config.train_iters:
             start = ctx.device.now()
             with self.timers("batch-generator"):

@@ -126,7 +126,7 @@ def test_throughput_stands_behind_the_time():
 def test_nan_losses_are_counted_and_seen(make_context, capsys):
     ctx = make_context("--log-interval 3")
     stage = Stage(ctx, 128, range(2))
-    log = StepLog(ctx, Timers(ctx.device.now), TensorBoard(ctx), Optimizer(ctx, stage), 128)
+    log = StepLog(ctx, Timers(ctx.device.now), TensorBoard(ctx), Optimizer(ctx, stage), 128, [1])
     for loss in (1.0, float("nan"), 4.0):
         log.add(torch.tensor(loss), torch.tensor(0.5), seconds=0.25)
     log.report(Progress(3, 6), lr=0.0)

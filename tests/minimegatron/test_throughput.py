@@ -81,7 +81,7 @@ def test_throughput_is_plotted(make_context, monkeypatch):
     monkeypatch.setattr(throughput, "SIZE", 64)
     ctx = make_context(FLAGS)
     optimizer = Optimizer(ctx, Stage(ctx, 128, range(2)))
-    log = StepLog(ctx, Timers(ctx.device.now), Board(ctx), optimizer, 128)
+    log = StepLog(ctx, Timers(ctx.device.now), Board(ctx), optimizer, 128, [1])
     for _ in range(2):
         log.add(torch.tensor(1.0), torch.tensor(1.0), seconds=0.25)
     log.report(Progress(2, 8), lr=1e-3)
@@ -114,7 +114,7 @@ def test_memory_on_paper_is_the_memory_of_the_run(make_context, flags):
     ctx = make_context(FLAGS + flags)
     config = ctx.config
     stage = Stage(ctx, VOCABULARY, range(config.num_layers))
-    states, activations = memory_on_paper(config, VOCABULARY, [config.num_layers], [1])
+    states, activations = memory_on_paper(config, VOCABULARY, [1])
     assert kept_bytes(stage, None, batch(config)) == pytest.approx(activations, rel=0.15)
     optimizer = Optimizer(ctx, stage)
     flat = [optimizer.weights, optimizer.gradients.flat, *optimizer.moments.values()]
@@ -131,11 +131,16 @@ def test_the_head_on_paper(make_context):
 
 def test_the_most_loaded_stage_counts(make_context):
     config = make_context(FLAGS + "--num-layers 4").config
-    layer = memory_on_paper(config, 128, [0, 1, 0], [1, 1, 1])[1]
-    middle = memory_on_paper(config, 128, [1, 3, 0], [3, 2, 1])
-    assert middle[1] == 6 * layer
-    assert middle == memory_on_paper(config, 128, [0, 3, 1], [3, 2, 1])
-    assert memory_on_paper(config, 128, [3, 1, 0], [3, 2, 1])[1] == 9 * layer
+
+    def activations(layers, live):
+        return memory_on_paper(replace(config, layers_per_chunk=layers), 128, live)[1]
+
+    layer = activations((0, 1, 0), [1, 1, 1])
+    assert activations((1, 3, 0), [3, 2, 1]) == 6 * layer
+    assert activations((0, 3, 1), [3, 2, 1]) == 6 * layer
+    assert activations((3, 1, 0), [3, 2, 1]) == 9 * layer
+    # Two chunks a stage: a pair is half of what the stage keeps for one micro-batch.
+    assert activations((2, 0, 0, 2, 0, 0), [3, 2, 1]) == 6 * layer
 
 
 def test_the_line_of_memory_on_paper():
@@ -158,3 +163,11 @@ def test_a_run_prints_its_throughput(pretrain):
     assert len(re.findall(times, out)) == 2
     assert "forward-compute" not in out and "time (ms) |" not in out
     assert "times across ranks (ms):\n  model-and-optimizer-setup:\n     rank  0: " in out
+
+
+def test_stages_with_different_timers(pretrain):
+    """A stage that receives nothing has no part in that timer."""
+    out = pretrain(FLAGS + "--timing-log-level 2 --timing-log-option all "
+                   "--pipeline-model-parallel-size 2 --recompute-activations", ranks=2).out
+    assert re.search(r"^  forward-recv:\n     rank  1: \S+\n", out, re.MULTILINE)
+    assert re.search(r"^  forward-compute:\n     rank  0: \S+\n     rank  1: ", out, re.MULTILINE)

@@ -85,7 +85,7 @@ def main() -> None:
     clock[0] = float(rank)  # the ranks come at different times
     loss, norm = trainer.step(batches)
     log = StepLog(ctx, trainer.timers, trainer.board, trainer.optimizer,
-                  trainer.vocab_size)
+                  trainer.vocab_size, trainer.live)
     log.add(loss, norm, clock[0])
     log.report(trainer.progress, 1e-3)
     control = torch.tensor([rank + 1.0])

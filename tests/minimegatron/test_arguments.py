@@ -38,6 +38,13 @@ def test_the_classic_course_s_flags():
     assert not config.profile_execution
 
 
+def test_one_timing_flag_brings_upstream_s_default_of_the_other():
+    for flags, expected in (("", (None, None)), ("--timing-log-level 2", (2, "minmax")),
+                            ("--timing-log-option all", (0, "all"))):
+        config = parse(flags)
+        assert (config.timing_log_level, config.timing_log_option) == expected
+
+
 @pytest.mark.parametrize("spelling", ["--local_rank 3", "--local-rank=3"])
 def test_both_spellings_of_local_rank(spelling):
     assert parse(spelling).local_rank == 3
@@ -92,6 +99,8 @@ REFUSED = {
     "--device tpu": "--device tpu: .*auto, cpu and cuda",
     "--use-flash-attn": "nearest: --attention-dropout 0",
     "--data-impl lazy": "data-impl.*invalid choice",
+    "--timing-log-level 3": "timing-log-level.*invalid choice: 3",
+    "--timing-log-option min": "timing-log-option.*invalid choice: 'min'",
     "--DDP-impl torch": "DDP-impl.*invalid choice",
     "--lr-warmup-iters 1 --lr-warmup-samples 1": "can only specify one of lr-warmup-fraction",
     "--seed -1": "--seed -1: must be from 0 to 4294967295",

@@ -1,16 +1,19 @@
-"""Checkpoints in Megatron's layout: written whole or not at all, loaded as data only.
+"""Checkpoints in Megatron's layout: written whole or not at all (read in resume.py).
 
     SAVE/iter_0000100/mp_rank_00/model_optim_rng.pt     one file per part of the model: mp_rank_TT
-                                                        of tensor-parallel rank TT, or
-                                                        mp_rank_TT_PPP of its stage PPP
+                                                        of tensor-parallel rank TT, mp_rank_TT_PPP
+                                                        with pipeline stages
+    SAVE/iter_0000100/SHA256SUMS                        our addition: `sha256sum -c` checks it
     SAVE/latest_checkpointed_iteration.txt              the tracker, written last
+
+A process may be killed, or the power fail, between any two of these lines: all is written under
+another name and synced, then renamed, and only then does the tracker point at it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import pickle
 import random
 import shutil
 from pathlib import Path
@@ -19,16 +22,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from minimegatron.checksums import sha256, write_sums
 from minimegatron.context import Context
+from minimegatron.data.atomic import atomic_file, sync_folder
 from minimegatron.errors import UserError
 from minimegatron.optimizer import LearningRate, Optimizer
 
 VERSION = 3.0
 TRACKER = "latest_checkpointed_iteration.txt"
-# The layout comes first: the padded vocabulary may follow from it.
-MUST_MATCH = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "num_layers",
-              "layers_per_chunk", "hidden_size", "num_attention_heads", "max_position_embeddings",
-              "ffn_hidden_size", "kv_channels", "padded_vocab_size", "tokenizer_type")
 
 
 @dataclasses.dataclass
@@ -44,11 +45,32 @@ def folder_of(root: Path, iteration: int) -> Path:
     return root / f"iter_{iteration:07d}"
 
 
+def read_folder(root: Path, iteration: int) -> Path:
+    """Where an iteration lies that may have been killed while it was written again."""
+    final = folder_of(root, iteration)
+    return replaced(final) if replaced(final).exists() and not final.exists() else final
+
+
+def unfinished(final: Path) -> Path:
+    return final.with_name(f".unfinished_{final.name}")
+
+
+def replaced(final: Path) -> Path:
+    return final.with_name(f".replaced_{final.name}")
+
+
 def shard_of(ctx: Context) -> Path:
     """This rank's file inside an iteration's folder."""
     tp, pp = ctx.grid.shard
     suffix = f"_{pp:03d}" if ctx.grid.pp.size > 1 else ""
     return Path(f"mp_rank_{tp:02d}{suffix}") / "model_optim_rng.pt"
+
+
+def parts(model: nn.Module) -> dict[str, nn.Module]:
+    """Upstream's keys: model, or model0, model1, .. for the chunks of an interleaved pipeline."""
+    if isinstance(model, nn.ModuleList):
+        return {f"model{chunk}": part for chunk, part in enumerate(model)}
+    return {"model": model}
 
 
 def save(ctx: Context, model: nn.Module, optimizer: Optimizer, schedule: LearningRate,
@@ -57,11 +79,10 @@ def save(ctx: Context, model: nn.Module, optimizer: Optimizer, schedule: Learnin
     root = Path(ctx.config.save)
     ctx.say(f"saving checkpoint at iteration {progress.iteration:7d} to {root}")
     final = folder_of(root, progress.iteration)
-    unfinished = final.with_name(f".unfinished_{final.name}")
-    error = None
-    if ctx.grid.rank == 0:  # what a run that was killed left here may have another layout
-        shutil.rmtree(unfinished, ignore_errors=True)
+    if ctx.grid.rank == 0:
+        remove_leftovers(root)
     dist.barrier()
+    error, sums = None, {}
     try:
         if ctx.grid.writes_shard:
             state = {
@@ -74,36 +95,41 @@ def save(ctx: Context, model: nn.Module, optimizer: Optimizer, schedule: Learnin
             }
             if not ctx.config.no_save_optim:
                 state["optimizer"] = optimizer.state_dict()
-            write_synced(unfinished / shard_of(ctx), state)
+            path = unfinished(final) / shard_of(ctx)
+            write_synced(path, state)
+            sums = {str(shard_of(ctx)): sha256(path)}
     except (OSError, RuntimeError) as failed:  # torch reports a full disk as RuntimeError
         error = str(failed)
-    agree(ctx, error, root, unfinished)
+    sums = agree(ctx, error, sums, final)
     try:
         if ctx.grid.rank == 0:
-            publish(unfinished, final, root, progress.iteration)
+            write_sums(unfinished(final), sums)
+            publish(final, progress.iteration)
     except OSError as failed:
         error = str(failed)
-    agree(ctx, error, root, unfinished)
+    agree(ctx, error, sums, final)
     ctx.say(f"  successfully saved checkpoint at iteration {progress.iteration:7d} to {root}")
 
 
-def parts(model: nn.Module) -> dict[str, nn.Module]:
-    """Upstream's keys: model, or model0, model1, .. for the chunks of an interleaved pipeline."""
-    if isinstance(model, nn.ModuleList):
-        return {f"model{chunk}": part for chunk, part in enumerate(model)}
-    return {"model": model}
+def remove_leftovers(root: Path) -> None:
+    """What a run that was killed while it saved left here; it may have another layout."""
+    for left in root.glob(unfinished(Path("iter_*")).name):
+        shutil.rmtree(left, ignore_errors=True)
+    for left in root.glob(replaced(Path("iter_*")).name):
+        if (root / left.name.removeprefix(replaced(Path("")).name)).exists():
+            shutil.rmtree(left, ignore_errors=True)
 
 
-def agree(ctx: Context, error: str | None, root: Path, unfinished: Path) -> None:
-    """All ranks go on, or all raise UserError and nothing half written is left."""
-    errors: list[str | None] = [None] * ctx.grid.world_size
-    dist.all_gather_object(errors, error)
-    failed = {rank: text for rank, text in enumerate(errors) if text is not None}
-    if failed:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        rank, text = next(iter(failed.items()))
-        raise UserError(f"--save {root}: rank {rank} could not write the checkpoint: {text}; "
-                        "earlier checkpoints are untouched")
+def agree(ctx: Context, error: str | None, sums: dict[str, str], final: Path) -> dict[str, str]:
+    """The checksums of all ranks; or all raise UserError and nothing half written is left."""
+    told: list[tuple] = [()] * ctx.grid.world_size
+    dist.all_gather_object(told, (error, sums))
+    for rank, (text, _) in enumerate(told):
+        if text is not None:
+            shutil.rmtree(unfinished(final), ignore_errors=True)
+            raise UserError(f"--save {final.parent}: rank {rank} could not write the checkpoint: "
+                            f"{text}; earlier checkpoints are untouched")
+    return {name: digest for _, theirs in told for name, digest in theirs.items()}
 
 
 def write_synced(path: Path, state: dict) -> None:
@@ -112,27 +138,25 @@ def write_synced(path: Path, state: dict) -> None:
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
+    sync_folder(path.parent)
 
 
-def publish(unfinished: Path, final: Path, root: Path, iteration: int) -> None:
+def publish(final: Path, iteration: int) -> None:
     """Rename the finished folder into place, then point the tracker at it."""
-    replaced = final.with_name(f".replaced_{final.name}")
-    shutil.rmtree(replaced, ignore_errors=True)
-    if final.exists():
-        final.rename(replaced)
+    sync_folder(unfinished(final))
+    if final.exists():  # no system call exchanges folders portably: `read_folder` sees us through
+        shutil.rmtree(replaced(final), ignore_errors=True)
+        final.rename(replaced(final))
     try:
-        unfinished.rename(final)
+        unfinished(final).rename(final)
     except OSError:
-        if replaced.exists():
-            replaced.rename(final)
+        if replaced(final).exists():
+            replaced(final).rename(final)
         raise
-    shutil.rmtree(replaced, ignore_errors=True)
-    tracker = root / f".{TRACKER}"
-    with open(tracker, "w") as file:
-        file.write(str(iteration))
-        file.flush()
-        os.fsync(file.fileno())
-    tracker.rename(root / TRACKER)
+    sync_folder(final.parent)
+    with atomic_file(final.parent / TRACKER) as file:
+        file.write(str(iteration).encode())
+    shutil.rmtree(replaced(final), ignore_errors=True)
 
 
 def random_state() -> dict:
@@ -140,103 +164,3 @@ def random_state() -> dict:
     return {"random_rng_state": random.getstate(), "np_rng_state": None,
             "torch_rng_state": torch.get_rng_state(), "cuda_rng_state": None,
             "rng_tracker_states": {}}
-
-
-def load(ctx: Context, model: nn.Module, optimizer: Optimizer, schedule: LearningRate,
-         padded_vocab_size: int) -> Progress:
-    """Resume from --load, or start at iteration 0 when there is nothing yet. Raises UserError."""
-    root = Path(ctx.config.load)
-    tracker = root / TRACKER
-    if root.exists() and not root.is_dir():
-        raise UserError(f"--load {root} is a file: give the folder that holds {TRACKER}")
-    iteration = same_everywhere(ctx, tracker)
-    if iteration is None:
-        ctx.say(f"WARNING: could not find the metadata file {tracker} ")
-        ctx.say("    will not load any checkpoints and will start from random")
-        return Progress()
-    ctx.say(f" loading checkpoint from {root} at iteration {iteration}")
-    path = folder_of(root, iteration) / shard_of(ctx)
-    if not path.exists():
-        # Another layout has other files: any of them knows which.
-        for other in sorted(path.parent.parent.glob(f"mp_rank_*/{path.name}"))[:1]:
-            check_same_model(ctx, read_state(other, root)["args"], padded_vocab_size, other)
-    state = read_state(path, root)
-    ctx.say(f" checkpoint version {state['checkpoint_version']}")
-    check_same_model(ctx, state["args"], padded_vocab_size, path)
-    try:
-        progress = restore(ctx, state, model, optimizer, schedule, path)
-    except (KeyError, RuntimeError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is not a checkpoint of this trainer "
-                        f"({first_line(error)})") from error
-    dist.barrier()
-    ctx.say(f"  successfully loaded checkpoint from {root} at iteration {progress.iteration}")
-    return progress
-
-
-def restore(ctx: Context, state: dict, model: nn.Module, optimizer: Optimizer,
-            schedule: LearningRate, path: Path) -> Progress:
-    """Put the loaded state in its places."""
-    for name, part in parts(model).items():
-        part.load_state_dict(state[name])
-    if ctx.config.finetune:
-        return Progress()
-    if not ctx.config.no_load_optim:
-        if "optimizer" not in state:
-            raise UserError(f"{path} was saved with --no-save-optim: add --no-load-optim, or "
-                            "--finetune to start at iteration 0")
-        optimizer.load_state_dict(state["optimizer"])
-        schedule.load_state_dict(state["lr_scheduler"])
-    return Progress(state["iteration"], state["args"]["consumed_train_samples"],
-                    state["args"]["consumed_valid_samples"])
-
-
-def same_everywhere(ctx: Context, tracker: Path) -> int | None:
-    """The iteration to load, None for none; UserError where nodes see different trackers."""
-    mine = read_tracker(tracker) if tracker.exists() else None
-    seen: list[int | None] = [None] * ctx.grid.world_size
-    dist.all_gather_object(seen, mine)
-    if len(set(seen)) > 1:
-        views = ", ".join(f"rank {rank}: {number}" for rank, number in enumerate(seen))
-        raise UserError(f"the ranks do not see the same {tracker} ({views}): --load needs a folder "
-                        "that all nodes share")
-    return mine
-
-
-def first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
-
-
-def read_tracker(tracker: Path) -> int:
-    text = tracker.read_text(errors="replace").strip()
-    if not (text.isascii() and text.isdigit()):
-        raise UserError(f"{tracker} should hold the number of an iteration, but holds {text!r}")
-    return int(text)
-
-
-def read_state(path: Path, root: Path) -> dict:
-    """Load one file as plain data, never as code. Raises UserError when it is not ours."""
-    if not path.exists():
-        there = sorted(folder.name for folder in root.glob("iter_*"))
-        raise UserError(f"--load {root}: there is no {path.relative_to(root)}; "
-                        f"checkpoints there: {', '.join(there) or 'none'}")
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        missing = {"args", "iteration", "checkpoint_version"} - set(state)
-        if not any(name.startswith("model") for name in state):
-            missing.add("model")
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, TypeError, KeyError,
-            ValueError) as error:
-        raise UserError(f"{path} is not a checkpoint of this trainer "
-                        f"({first_line(error)})") from error
-    if missing:
-        raise UserError(f"{path} is not a checkpoint of this trainer: it has no "
-                        f"{', '.join(sorted(missing))}")
-    return state
-
-
-def check_same_model(ctx: Context, saved: dict, padded_vocab_size: int, path: Path) -> None:
-    wanted = {**dataclasses.asdict(ctx.config), "padded_vocab_size": padded_vocab_size}
-    for name in MUST_MATCH:
-        if saved.get(name) != wanted[name]:
-            raise UserError(f"{name} value from checkpoint ({saved.get(name)}) is not equal to "
-                            f"the input argument value ({wanted[name]}). [{path}]")

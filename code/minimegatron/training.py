@@ -7,7 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from minimegatron import checkpoint
+from minimegatron import checkpoint, resume
 from minimegatron.arguments import Config
 from minimegatron.batches import Batches
 from minimegatron.checkpoint import Progress
@@ -131,8 +131,8 @@ class Trainer:
     def load(self) -> float:
         """Resume where --load says. Returns the seconds that building and loading took."""
         if self.config.load is not None:
-            self.progress = checkpoint.load(self.ctx, self.model, self.optimizer,
-                                            self.learning_rate, self.vocab_size)
+            self.progress = resume.load(self.ctx, self.model, self.optimizer,
+                                        self.learning_rate, self.vocab_size)
             if self.config.load == self.config.save and self.progress.iteration:
                 self.saved_at = self.progress.iteration
         print_datetime(self.ctx, "after model, optimizer, and learning rate scheduler are built")

@@ -10,6 +10,8 @@ import sys
 import pytest
 import torch
 
+from minimegatron.checksums import sha256, write_sums
+
 from .conftest import MODEL, PRETRAIN
 
 STEPS = "--global-batch-size 4 --train-iters 6 --log-interval 1 --eval-iters 1 --eval-interval 4 "
@@ -43,7 +45,9 @@ def test_resuming_is_exact_with_dropout_on(pretrain, tmp_path, layout):
         "iter_0000003", "iter_0000006", "latest_checkpointed_iteration.txt"]
     parts = 2 if flags else 1
     assert sorted(p.name for p in (tmp_path / "iter_0000006").iterdir()) == [
-        f"mp_rank_{tp:02d}" for tp in range(parts)]
+        "SHA256SUMS", *(f"mp_rank_{tp:02d}" for tp in range(parts))]
+    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], check=True,
+                   cwd=tmp_path / "iter_0000006")
 
 
 def resized(saved, load):
@@ -67,7 +71,9 @@ def test_what_a_killed_run_left_is_not_published(pretrain, tmp_path):
     left.mkdir(parents=True)
     (left / "model_optim_rng.pt").write_bytes(b"of another layout")
     pretrain(f"--train-iters 1 --eval-iters 0 --save {tmp_path} --save-interval 1")
-    assert [p.name for p in (tmp_path / "iter_0000001").iterdir()] == ["mp_rank_00"]
+    assert sorted(p.name for p in (tmp_path / "iter_0000001").iterdir()) == [
+        "SHA256SUMS", "mp_rank_00"]
+    assert not left.parent.exists()
 
 
 def test_a_lost_part_of_the_same_layout_is_named(pretrain, tmp_path):
@@ -93,6 +99,12 @@ def saved(one_step, tmp_path):
     return root, root / "iter_0000001" / "mp_rank_00" / "model_optim_rng.pt"
 
 
+def rewrite(file, state):
+    """Save other contents, with the checksum that belongs to them."""
+    torch.save(state, file)
+    write_sums(file.parents[1], {f"{file.parent.name}/{file.name}": sha256(file)})
+
+
 def load(pretrain, root, flags="--train-iters 2 --eval-iters 0", code=1):
     return pretrain(f"{flags} --load {root}", code=code)
 
@@ -112,23 +124,24 @@ class Attack:
         return print, ("the checkpoint ran code",)
 
 
-@pytest.mark.parametrize("content, reason", [
-    (b"", "is not a checkpoint of this trainer"),
-    (b"not a checkpoint at all", "is not a checkpoint of this trainer"),
-    (pickle.dumps({"model": Attack()}), "is not a checkpoint of this trainer"),
-    (None, "is not a checkpoint of this trainer"),
-])
-def test_what_is_not_a_checkpoint_is_refused(pretrain, saved, content, reason):
+@pytest.mark.parametrize("content", [
+    b"", b"not a checkpoint at all", pickle.dumps({"model": Attack()}), None])
+def test_what_is_not_a_checkpoint_is_refused(pretrain, saved, content):
     root, file = saved
     file.write_bytes(file.read_bytes()[:-1000] if content is None else content)
-    run = load(pretrain, root)
-    assert f"error: {file} {reason}" in run.err
-    assert "the checkpoint ran code" not in run.out + run.err
+    for sums, reason in (({}, "is not what was saved: its sha256 differs"),
+                         (None, "cannot be read: File is not a zip file")):
+        if sums is None:
+            (file.parents[1] / "SHA256SUMS").unlink()
+        err = load(pretrain, root).err
+        assert f"error: --load {root}: iter_0000001/mp_rank_00/model_optim_rng.pt" in err
+        assert reason in err and "Whole checkpoints there: none" in err
+        assert "Traceback" not in err and "the checkpoint ran code" not in err
 
 
 def test_code_in_a_checkpoint_is_not_run(pretrain, saved):
     root, file = saved
-    torch.save({"args": {}, "model": Attack(), "iteration": 1, "checkpoint_version": 3.0}, file)
+    rewrite(file, {"args": {}, "model": Attack(), "iteration": 1, "checkpoint_version": 3.0})
     run = load(pretrain, root)
     assert "is not a checkpoint of this trainer" in run.err
     assert "the checkpoint ran code" not in run.out + run.err
@@ -136,7 +149,7 @@ def test_code_in_a_checkpoint_is_not_run(pretrain, saved):
 
 def test_a_file_with_other_contents_is_refused(pretrain, saved):
     root, file = saved
-    torch.save({"weights": torch.zeros(3)}, file)
+    rewrite(file, {"weights": torch.zeros(3)})
     assert "it has no args, checkpoint_version, iteration, model" in load(pretrain, root).err
 
 
@@ -144,15 +157,15 @@ def test_a_missing_iteration_names_those_that_are_there(pretrain, saved):
     root, _ = saved
     (root / "latest_checkpointed_iteration.txt").write_text("7")
     err = load(pretrain, root).err
-    assert "there is no iter_0000007/mp_rank_00/model_optim_rng.pt" in err
-    assert "checkpoints there: iter_0000001" in err
+    assert "there is no iter_0000007. Whole checkpoints there: iter_0000001; " in err
+    assert "--load-last-good takes the newest of them" in err
 
 
 def test_right_keys_with_wrong_contents_are_refused(pretrain, saved):
     root, file = saved
     state = torch.load(file, weights_only=True)
     for key in ("model", "optimizer", "lr_scheduler"):
-        torch.save({**state, key: {"x": 1}}, file)
+        rewrite(file, {**state, key: {"x": 1}})
         run = load(pretrain, root)
         assert f"{file} is not a checkpoint of this trainer" in run.err
         assert "Traceback" not in run.err

@@ -148,6 +148,8 @@ class Recompute:
 class Checkpointing:
     save: str | None = flag(None, "folder to save checkpoints in", type=str)
     load: str | None = flag(None, "folder to resume from", type=str)
+    load_last_good: bool = flag(
+        False, "where the newest checkpoint is damaged, resume from the last one that is whole")
     save_interval: int | None = flag(None, "steps between checkpoints", type=int)
     no_save_optim: bool = flag(False, "leave the optimizer out of the checkpoint")
     no_load_optim: bool = flag(False, "do not load the optimizer")

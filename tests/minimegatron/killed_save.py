@@ -1,0 +1,88 @@
+"""A process that is killed while it saves: killed_save.py ROOT FIRST SECOND
+
+Saves iterations FIRST and SECOND in ROOT/0, ROOT/1, .., and is killed (SIGKILL) in the n-th folder
+before the n-th thing that the second save does to the file system. Prints how often it was killed.
+Also in the middle of a file, half of which is written then.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from minimegatron.arguments import parse_arguments
+from minimegatron.checkpoint import Progress, save
+from minimegatron.context import Context
+from minimegatron.device import Device
+from minimegatron.grid import make_grid
+
+FLAGS = ("--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --lr 1 "
+         "--max-position-embeddings 16 --micro-batch-size 2 --train-iters 9 --data-path x "
+         "--vocab-file x --merge-file x --save-interval 1 --save ")
+CHANGES = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"}
+
+
+class Killer:
+    """Kills the process before its n-th change of the file system."""
+
+    def __init__(self, after: int) -> None:
+        self.after, self.seen = after, 0
+
+    def audit(self, event: str, arguments: tuple) -> None:
+        if event in CHANGES:
+            self.count()
+
+    def count(self) -> None:
+        if self.seen == self.after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.seen += 1
+
+
+def save_twice(root: Path, first: int, second: int, after: int) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    config = parse_arguments([*FLAGS.split(), str(root)], {})
+    ctx = Context(config, make_grid(1, 1, 1, "gloo"), Device())
+    model, rest = nn.Linear(30, 30), SimpleNamespace(state_dict=dict)
+    save(ctx, model, rest, rest, Progress(first), 128)
+    killer, whole = Killer(after), torch.save
+
+    def halting(state: dict, file: object) -> None:
+        start = file.tell()
+        whole(state, file)
+        file.flush()
+        os.truncate(file.fileno(), (start + file.tell()) // 2)
+        killer.count()
+        os.truncate(file.fileno(), start)
+        file.seek(start)
+        whole(state, file)
+
+    torch.save = halting
+    sys.addaudithook(killer.audit)
+    save(ctx, model, rest, rest, Progress(second), 128)
+    os._exit(0)
+
+
+def main() -> None:
+    root, first, second = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    for after in range(200):
+        folder = root / str(after)
+        folder.mkdir()
+        child = os.fork()  # not a process of its own: importing torch takes seconds
+        if child == 0:
+            save_twice(folder, first, second, after)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            assert status == 0
+            break
+    print("killed", after, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -17,6 +17,7 @@ class Exits:
         self.config, self.started, self.signalled = config, started, False
         if config.exit_signal_handler:
             signal.signal(signal.SIGTERM, self._note)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # see main
 
     def _note(self, *_: object) -> None:
         self.signalled = True

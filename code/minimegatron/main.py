@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if os.environ.get("RANK", "0") == "0":
             emit(f"error: {error}", sys.stderr)
         leave(1)
+    if config.exit_signal_handler:  # during the start it waits: then Exits stops after one step
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     from minimegatron.training import pretrain  # slow to import: after the command line is right
 
     try:

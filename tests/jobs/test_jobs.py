@@ -12,6 +12,8 @@ pytestmark = pytest.mark.cluster
 
 CLASSIC = Path(__file__).with_name("classic.sh")
 SHIPPED = sorted((workspace.CODE / "jobs").glob("*.sh"))
+TINY = "--hidden-size 32 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 "
+SHORT = TINY + "--train-iters 12 --log-interval 4 --eval-iters 1 --save-interval 12 --lr 1e-2"
 
 
 @pytest.fixture
@@ -34,22 +36,67 @@ def losses(log):
     return [float(loss) for loss in re.findall(r"^ iteration .* lm loss: (\S+) \|", log, re.M)]
 
 
+@pytest.fixture(scope="module")
+def ended(course):
+    """{script: (job number, its sacct states)} of all shipped scripts, submitted at once."""
+    numbers = {}
+    for script in SHIPPED:
+        done = course.run(f"sbatch --parsable code/{script.name} {SHORT}")
+        assert done.returncode == 0, done.stderr
+        numbers[script.stem] = done.stdout.strip()
+    assert course.until(lambda: not course.run("squeue -h").stdout.strip(), 240)
+    states = course.run("sacct -n -X -P -o JobID,State,ExitCode").stdout.splitlines()
+    state = dict(line.split("|", 1) for line in states)
+    return {name: (number, state[number]) for name, number in numbers.items()}
+
+
 @pytest.mark.parametrize("script", SHIPPED, ids=lambda path: path.stem)
-def test_a_shipped_script_trains(lab, script):
-    number, state = submit(lab, f"sbatch code/{script.name} --train-iters 12 --log-interval 4 "
-                                "--eval-iters 1 --save-interval 12")
-    log = (lab.home / f"megatron/logs/{script.stem}_{number}.txt").read_text()
+def test_a_shipped_script_trains(course, ended, script):
+    number, state = ended[script.stem]
+    log = (course.home / f"megatron/logs/{script.stem}_{number}.txt").read_text()
     assert state == "COMPLETED|0:0", log[-3000:]
-    ranks = 4 if "#SBATCH --nodes=2" in script.read_text() else 2
-    assert f"using world size: {ranks}, data-parallel-size: {ranks}" in log
+    text, sizes = script.read_text(), {}
+    for axis in ("tensor", "pipeline"):
+        found = re.search(rf"--{axis}-model-parallel-size (\d)", text)
+        sizes[axis] = int(found[1]) if found else 1
+    ranks = 4 if "#SBATCH --nodes=2" in text else 2
+    replicas = ranks // (sizes["tensor"] * sizes["pipeline"])
+    assert (f"using world size: {ranks}, data-parallel-size: {replicas}, tensor-model-parallel "
+            f"size: {sizes['tensor']}, pipeline-model-parallel size: {sizes['pipeline']}") in log
     loss = losses(log)
     assert len(loss) == 3 and loss[2] < loss[0]
-    assert (lab.home / f"megatron/checkpoints/{script.stem}/iter_0000012").is_dir()
-    assert list((lab.home / f"megatron/tensorboard/{script.stem}").glob("events.out.*"))
+    saved = course.home / f"megatron/checkpoints/{script.stem}/iter_0000012"
+    assert len(list(saved.glob("mp_rank_*"))) == sizes["tensor"] * sizes["pipeline"]
+    assert list((course.home / f"megatron/tensorboard/{script.stem}").glob("events.out.*"))
+
+
+def test_the_time_limit_saves_and_the_job_resumes_itself_and_scancel_saves_too(course):
+    """resume.sh with a limit of a minute: signal, save, requeue, resume; then it is cancelled."""
+    flags = TINY + "--train-iters 1000000 --log-interval 1 --eval-iters 0 --save-interval 1000000"
+    number = course.run("sbatch --parsable --job-name=limited --time=1 --signal=TERM@30 "
+                        f"code/resume.sh {flags}").stdout.strip()
+    log = course.home / f"megatron/logs/limited_{number}.txt"
+    pending = f"squeue -h -j {number} -t PENDING -o %r"
+    assert course.until(lambda: "BeginTime" in course.run(pending).stdout, 100)
+    first = log.read_text()
+    assert "[exiting program after receiving SIGTERM.]" in first
+    tracker = course.home / "megatron/checkpoints/limited/latest_checkpointed_iteration.txt"
+    saved = int(tracker.read_text())
+    assert saved == len(losses(first)) > 0
+    # Slurm lets a requeued job wait for two minutes.
+    assert course.run(f"scontrol update JobId={number} StartTime=now").returncode == 0
+    assert course.until(lambda: f"iteration {saved + 2:8d}/" in log.read_text(), 60)
+    assert course.run(f"scancel {number}").returncode == 0
+    assert course.until(lambda: not course.run(f"squeue -h -j {number}").stdout.strip(), 20)
+    second = log.read_text()[len(first):]
+    assert f"successfully loaded checkpoint from {tracker.parent} at iteration {saved}" in second
+    assert "[exiting program after receiving SIGTERM.]" in second
+    assert int(tracker.read_text()) == saved + len(losses(second))
+    assert course.run(f"sacct -n -X -P -j {number} -o State").stdout.startswith("CANCELLED")
 
 
 def test_shipped_scripts_name_their_device_and_come_with_the_workspace(lab):
-    assert len(SHIPPED) >= 2
+    assert len(SHIPPED) >= 5
     for script in SHIPPED:
         assert "--device " in script.read_text()
         assert os.access(lab.home / "code" / script.name, os.X_OK)

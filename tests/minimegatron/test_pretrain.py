@@ -205,6 +205,19 @@ def test_sigterm_saves_and_exits(dataset, tmp_path):
     assert (tmp_path / "latest_checkpointed_iteration.txt").exists()
 
 
+def test_sigterm_during_the_start_is_kept_until_there_is_something_to_save(dataset, tmp_path):
+    command = [sys.executable, PRETRAIN, *(MODEL + dataset.flags).split(), "--train-iters",
+               "1000000", "--eval-iters", "0", "--exit-signal-handler", "--save", str(tmp_path),
+               "--save-interval", "1000000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline().startswith("using world size")
+    process.terminate()
+    out = process.communicate(timeout=60)[0]
+    assert process.returncode == 0, out
+    assert "[exiting program after receiving SIGTERM.] datetime:" in out
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "1"
+
+
 def meeting(port, address="127.0.0.1"):
     return {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": address, "MASTER_PORT": str(port)}
 

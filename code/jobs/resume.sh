@@ -2,6 +2,7 @@
 # A long training on one node in short jobs: each saves before its time is up, queues itself again
 # and resumes where it stopped, until --train-iters are done.
 # From the workspace:  sbatch code/resume.sh [more flags of the trainer]
+# `scancel JOB` ends it for good, without saving; `scancel --signal=TERM JOB` lets it save.
 #SBATCH --job-name=resume
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=2

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 RUN = $(PYTHON) tools/bootstrap.py
 
-.PHONY: lab build grade formgrader test test-fast test-image stress bench lock clean
+.PHONY: lab build grade formgrader test test-fast test-image oracle stress bench lock clean
 
 lab:  ## set up everything, start the cluster and JupyterLab
 	@$(RUN) lab start
@@ -20,13 +20,16 @@ formgrader:  ## for instructors: JupyterLab with nbgrader's formgrader
 test:  ## everything but the long soaks
 	@$(RUN) lab install-slurm --accounting
 	@$(RUN) ruff check .
-	@$(RUN) pytest -m "not stress and not image"
+	@$(RUN) pytest -m "not stress and not image and not oracle"
 
 test-fast:  ## what one runs while working
-	@$(RUN) pytest -m "not slow and not cluster and not stress and not image" -q
+	@$(RUN) pytest -m "not slow and not cluster and not stress and not image and not oracle" -q
 
 test-image:  ## build the container with podman, run the lab in it (IMAGE_BASE=registry|local)
 	@$(RUN) pytest tests/image -q
+
+oracle:  ## against other packages: say where with PYTHONPATH, see tests/oracles/make_*.py
+	@$(RUN) pytest tests/oracles -m oracle
 
 stress:  ## hundreds of repeats
 	@$(RUN) lab install-slurm --accounting

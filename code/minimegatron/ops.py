@@ -140,6 +140,16 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return flat.view(labels.shape)
 
 
+def norm(flat: torch.Tensor) -> torch.Tensor:
+    """Euclidean norm of a flat buffer, as one element.
+
+    In two levels: a kernel that adds up millions of fp32 squares in a row loses small addends
+    (1.5% of the norm at 124 million of them, on the CPU)."""
+    whole = flat.numel() // 1024 * 1024
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, 1024), dim=1)
+    return torch.linalg.vector_norm(torch.cat([rows, flat[whole:]]))
+
+
 @torch.no_grad()
 def adamw(weights: torch.Tensor, gradients: torch.Tensor, exp_avg: torch.Tensor,
           exp_avg_sq: torch.Tensor, steps: torch.Tensor, *, lr: float, beta1: float, beta2: float,

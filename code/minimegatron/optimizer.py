@@ -75,8 +75,8 @@ class Optimizer:
         """Euclidean norm over the whole model of a buffer in the optimizer's order; every rank of
         the model-parallel group must call it. Returns one element, the same on all of them."""
         if self.grid.model.size == 1:
-            return torch.linalg.vector_norm(flat)
-        norms = torch.stack([torch.linalg.vector_norm(flat[part]) for part in self.counted])
+            return ops.norm(flat)
+        norms = torch.stack([ops.norm(flat[part]) for part in self.counted])
         squares = norms.square().sum()
         self.grid.model.all_reduce(squares)
         return squares.sqrt()

@@ -96,8 +96,6 @@ def training_days(parameters: float, tokens: float, devices: int, teraflops_per_
 
 # Activations.
 
-RECOMPUTE = (None, "selective", "full")
-
 
 def layer_activations(gpt: Gpt, b: int, t: int = 1, sequence_parallel: bool = False,
                       recompute: str | None = None, bytes_each: int = 2,

@@ -1,0 +1,84 @@
+"""A recorded step: one clock for all ranks, a trace that Perfetto reads, the figure's timeline."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from minimegatron import timeline
+from minimegatron.errors import UserError
+
+RANKS = [{"rank": rank, "pp": rank // 2, "dp": rank % 2, "tp": 0, "sections": [
+    ("batch-generator", 10.0, 10.5, None),
+    ("forward-compute", 11.0 + rank, 12.0 + rank, ("F", 0, 0)),
+    ("backward-compute", 20.0 - rank, 21.0 - rank, ("B", 0, 0))]} for rank in range(4)]
+ALIGN = """
+import time, torch.distributed as dist
+from minimegatron.timeline import clock_offset
+from minimegatron.main import leave
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+print(clock_offset(rank, 3, lambda: time.perf_counter() + 1000 * rank), flush=True)
+dist.barrier()
+leave(0)
+"""
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    path = tmp_path / timeline.FILE
+    timeline.write(path, timeline.perfetto(RANKS))
+    return path
+
+
+def test_the_trace_has_a_process_per_rank_and_microseconds_from_zero(recorded):
+    trace = json.loads(recorded.read_text())
+    names = [event["args"]["name"] for event in trace["traceEvents"]
+             if event["name"] == "process_name"]
+    assert names[3] == "rank 3: stage 1, dp 1, tp 0" and len(names) == 4
+    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    first, forward = spans[0], spans[1]
+    assert (first["name"], first["ts"], first["dur"]) == ("batch-generator", 0, 5e5)
+    assert (forward["name"], forward["cat"], forward["ts"]) == ("F0", "forward-compute", 1e6)
+
+
+@pytest.mark.parametrize("replica, start", [(0, 3000), (1, 4000)])
+def test_a_replica_s_pipeline_is_read_back_in_milliseconds(recorded, replica, start):
+    found = timeline.read(recorded, dp=replica)
+    assert [stage[0].start for stage in found.spans.values()] == [start - 2000, start]
+    assert [stage[1].kind for stage in found.spans.values()] == ["B", "B"]
+
+
+@pytest.mark.parametrize("text, said", [
+    ("{", "holds no timeline"), ("[]", "holds no timeline"),
+    ('{"traceEvents": []}', "no stage did anything"),
+    ('{"traceEvents": [{"args": {"action": ["F", 0, 0], "dp": 0, "tp": 0, "pp": 0}}]}', "'ts'"),
+])
+def test_what_is_no_timeline_is_refused(tmp_path, text, said):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"x\.json") as refused:
+        timeline.read(path)
+    assert said in str(refused.value)
+
+
+def test_a_replica_that_is_not_there_is_refused(recorded):
+    with pytest.raises(UserError, match="no timeline of dp 7"):
+        timeline.read(recorded, dp=7)
+
+
+def test_a_missing_file_says_which_flag_writes_it(tmp_path):
+    with pytest.raises(UserError, match="--timeline FOLDER writes"):
+        timeline.read(tmp_path / "x.json")
+
+
+def test_clocks_that_differ_by_minutes_are_aligned_to_milliseconds():
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "3", "--master_port",
+         str(20020 + os.getpid() % 10000), "--no-python", sys.executable, "-c", ALIGN],
+        capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-2000:]
+    offsets = sorted(map(float, done.stdout.split()), reverse=True)
+    assert offsets == pytest.approx([0, -1000, -2000], abs=5e-3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,10 @@ import pytest
 from lab.cluster import control
 from lab.cluster.install import locate
 from lab.cluster.layout import Layout
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # A shell's background jobs ignore ^C, and every program that a test starts would, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """`lab start`: one command until the address, one signal until nothing is left."""
 
+import json
 import os
+import random
 import re
 import signal
 import socket
@@ -27,7 +29,11 @@ def home(tmp_path_factory, make_cluster):  # make_cluster: skips where there is 
     """A workspace whose data is there already, made from a text of the user's own."""
     home = tmp_path_factory.mktemp("start")
     text = home / "text.jsonl"
-    text.write_text('{"text": "a text of my own, to have data at once"}\n' * 50)
+    # As varied as a language: it alone yields the vocabulary, at once.
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefghij", k=6)) for _ in range(200)]
+    text.write_text("".join(json.dumps({"text": " ".join(draw.choices(words, k=100))}) + "\n"
+                            for _ in range(50)))
     options = data.Options(inputs=(str(text),), gpt2_entries=300, small_entries=280)
     data.make(home, lambda line: None, options)
     yield home

@@ -1,114 +1,113 @@
-"""The trainer against a plain PyTorch loop of the same model, step by step in one process.
+"""One process against a plain PyTorch loop and the Hugging Face Trainer, on the same model.
 
-python benchmarks/train_speed.py [--rounds 5] [--steps 5]
+python benchmarks/train_speed.py [--model 10M|124M] [--dtype fp32|bf16] [--rounds 5] [--steps 3]
 
-Prints tokens/s of both (medians over rounds that alternate) and their ratio. Dropout 0.
+Loops take turns in one process; medians over the rounds. Dropout 0, both of the machine's cores.
+Also the share of the machine's own matmul peak (2048^3 in the run's dtype, measured in each round).
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import shlex
 import statistics
 import time
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import nn
 
+from benchmarks.plain_gpt import SHAPES, PlainLoop, Shape
+from minimegatron import formulas
 from minimegatron.arguments import parse_arguments
 from minimegatron.batches import Batches
 from minimegatron.initialize import initialize
 from minimegatron.training import Trainer
 
-LAYERS, HIDDEN, HEADS, LENGTH, VOCABULARY, BATCH = 6, 352, 8, 256, 4096, 8
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
-        self.qkv, self.proj = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
-        self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        b, s, h = x.shape
-        q, k, v = (t.view(b, s, HEADS, h // HEADS).transpose(1, 2)
-                   for t in self.qkv(self.norm1(x)).split(h, dim=2))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(mixed.transpose(1, 2).reshape(b, s, h))
-        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
-
-
-class PlainGPT(nn.Module):
-    """The same GPT as a plain module: tied embeddings, learned positions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.places = nn.Embedding(VOCABULARY, HIDDEN), nn.Embedding(LENGTH, HIDDEN)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.norm = nn.LayerNorm(HIDDEN)
-
-    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1]))
-        logits = F.linear(self.norm(self.blocks(x)), self.words.weight)
-        return F.cross_entropy(logits.view(-1, VOCABULARY), labels.reshape(-1))
-
-
-class PlainLoop:
-    def __init__(self, texts: torch.Tensor) -> None:
-        self.model, self.texts = PlainGPT(), texts
-        self.adam = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-
-    def step(self) -> None:
-        self.adam.zero_grad(set_to_none=True)
-        self.model(self.texts[:, :-1], self.texts[:, 1:]).backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.adam.step()
+PEAK = 2048  # edge of the matrices whose product is the machine's peak
 
 
 class OurLoop:
-    def __init__(self, texts: torch.Tensor) -> None:
-        flags = (f"--device cpu --num-layers {LAYERS} --hidden-size {HIDDEN} "
-                 f"--num-attention-heads {HEADS} --seq-length {LENGTH} --lr 1e-4 "
-                 f"--max-position-embeddings {LENGTH} --micro-batch-size {BATCH} --train-iters 1 "
-                 "--data-path none --vocab-file none --merge-file none --use-flash-attn "
-                 "--hidden-dropout 0 --attention-dropout 0")
+    def __init__(self, shape: Shape, texts: torch.Tensor, bf16: bool) -> None:
+        flags = (f"{shape.flags} --micro-batch-size {shape.batch} --train-iters 1 "
+                 f"{'--bf16' if bf16 else ''}")
         ctx = initialize(parse_arguments(shlex.split(flags)))
-        self.trainer = Trainer(ctx, VOCABULARY, time.perf_counter())
+        self.trainer = Trainer(ctx, shape.vocabulary, time.perf_counter())
         self.batches = Batches(ctx, [{"text": text.numpy()} for text in texts], 0, "training")
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.trainer.optimizer.gradients.parameters)
 
     def step(self) -> None:
         self.trainer.step(self.batches.step(0, 0))
 
 
+def timed(loop: object, steps: int) -> float:
+    """Seconds of one step; a loop that knows its own time says so."""
+    start = time.perf_counter()
+    own = [loop.step() for _ in range(steps)]
+    whole = (time.perf_counter() - start) / steps
+    return whole if own[0] is None else statistics.mean(own)
+
+
+def matmul_flops(dtype: torch.dtype) -> float:
+    """FLOP/s of a large matrix product, the quickest of three."""
+    a, b = torch.randn(PEAK, PEAK).to(dtype), torch.randn(PEAK, PEAK).to(dtype)
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        a @ b
+        best = min(best, time.perf_counter() - start)
+    return 2 * PEAK**3 / best
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=SHAPES, default="10M")
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=3)
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    texts = torch.randint(VOCABULARY, (BATCH, LENGTH + 1))
-    loops = {"trainer": OurLoop(texts), "plain loop": PlainLoop(texts)}
-    parameters = sum(p.numel() for p in loops["plain loop"].model.parameters())
-    assert parameters == loops["trainer"].trainer.optimizer.weights.numel(), "not the same model"
-    seconds: dict[str, list[float]] = {name: [] for name in loops}
-    for round_number in range(arguments.rounds + 1):
-        for name, loop in loops.items():
-            start = time.perf_counter()
-            for _ in range(arguments.steps):
-                loop.step()
-            if round_number:  # the first round warms up
-                seconds[name].append((time.perf_counter() - start) / arguments.steps)
-    print(f"{parameters / 1e6:.1f}M parameters, {BATCH} x {LENGTH} tokens a step, fp32, "
-          f"{torch.get_num_threads()} threads, medians of {arguments.rounds}")
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    for name, value in medians.items():
-        print(f"{name:12} {BATCH * LENGTH / value:8.0f} tokens/s  {1000 * value:7.1f} ms a step")
-    ratios = [plain / ours for ours, plain in zip(*seconds.values(), strict=True)]
-    print(f"trainer / plain loop: {statistics.median(ratios):.3f}")
+    shape, bf16 = SHAPES[arguments.model], arguments.dtype == "bf16"
+    texts = torch.randint(shape.vocabulary, (shape.batch, shape.length + 1))
+    loops = {"trainer": OurLoop(shape, texts, bf16), "plain loop": PlainLoop(shape, texts, bf16)}
+    assert loops["plain loop"].parameters == loops["trainer"].parameters, "not the same model"
+    if importlib.util.find_spec("transformers"):
+        from benchmarks.hugging_face import HuggingFaceLoop
+
+        loops["HF Trainer"] = HuggingFaceLoop(shape, texts, bf16)
+    else:
+        print("no HF Trainer: pip install transformers accelerate")
+    report(shape, arguments, loops)
     dist.destroy_process_group()
+
+
+def report(shape: Shape, arguments: argparse.Namespace, loops: dict) -> None:
+    seconds: dict[str, list[float]] = {name: [] for name in loops}
+    peaks = []
+    dtype = torch.bfloat16 if arguments.dtype == "bf16" else torch.float32
+    for round_number in range(arguments.rounds + 1):
+        peak = matmul_flops(dtype)
+        measured = {name: timed(loop, arguments.steps) for name, loop in loops.items()}
+        if round_number:  # the first round warms up
+            peaks.append(peak)
+            for name, value in measured.items():
+                seconds[name].append(value)
+    config = loops["trainer"].trainer.config
+    flops, peak = formulas.step_flops(config, shape.vocabulary), statistics.median(peaks)
+    print(f"GPT {arguments.model}, {loops['trainer'].parameters / 1e6:.1f}M parameters, "
+          f"{shape.batch} x {shape.length} tokens a step, {arguments.dtype}, "
+          f"{torch.get_num_threads()} threads, medians of {arguments.rounds}; "
+          f"matmul peak {peak / 1e9:.0f} GFLOP/s")
+    for name, values in seconds.items():
+        median = statistics.median(values)
+        ratio = statistics.median(
+            other / ours for ours, other in zip(seconds["trainer"], values, strict=True))
+        print(f"{name:12} {shape.batch * shape.length / median:8.0f} tokens/s  "
+              f"{1000 * median:8.1f} ms a step  {flops / median / peak:4.0%} of the peak  "
+              f"trainer is {ratio:.3f}x as fast")
 
 
 if __name__ == "__main__":

@@ -91,7 +91,8 @@ def cap_threads(ctx: Context) -> None:
 
 def require_folders(config: Config) -> None:
     """Make the folders that the run will write to, before it has anything to lose."""
-    for flag, folder in (("--save", config.save), ("--tensorboard-dir", config.tensorboard_dir)):
+    for flag, folder in (("--save", config.save), ("--tensorboard-dir", config.tensorboard_dir),
+                         ("--timeline", config.timeline)):
         if folder is None:
             continue
         try:

@@ -69,7 +69,7 @@ class Pipeline:
             elif item.kind == BACKWARD:
                 self._backward(item)
             else:
-                with self.timers("backward-compute"):
+                with self.timers("backward-compute", item):
                     self.gradients.drain((item.micro_batch, item.chunk))
         self.peers.finish()
         return self.total
@@ -91,7 +91,7 @@ class Pipeline:
     def _forward(self, action: Action, batch: MicroBatch) -> None:
         x = self._arrived(action, "forward-recv")
         learns = torch.is_grad_enabled()
-        with self.timers("forward-compute"):
+        with self.timers("forward-compute", action):
             if x is not None and learns:
                 x.requires_grad_()
             chunk = self.chunks[action.chunk]
@@ -105,7 +105,7 @@ class Pipeline:
 
     def _backward(self, action: Action) -> None:
         gradient = self._arrived(action, "backward-recv")
-        with self.timers("backward-compute"):
+        with self.timers("backward-compute", action):
             x, out = self.kept.pop(action)
             root = out * self.share if gradient is None else start_from(out, gradient)
             if self.splits_backward:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -82,7 +83,8 @@ def clock_offset(rank: int, ranks: int, now: Callable[[], float]) -> float:
     Each rank asks rank 0 for the time and takes it for that of the middle of the exchange, which
     is wrong by half the quickest round trip at most (Cristian 1989).
     """
-    answer, question = torch.zeros(1, dtype=torch.float64), torch.zeros(1)
+    time, question = np.zeros(1), torch.zeros(1)
+    answer = torch.from_numpy(time)  # the same memory
     best, offset = float("inf"), 0.0
     for peer in range(1, ranks):
         for _ in range(EXCHANGES if rank in (0, peer) else 0):
@@ -96,7 +98,7 @@ def clock_offset(rank: int, ranks: int, now: Callable[[], float]) -> float:
             told = now()
             if told - asked < best:
                 best = told - asked
-                offset = answer.numpy()[0].item() - (asked + told) / 2
+                offset = float(time[0]) - (asked + told) / 2
     return offset
 
 

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 import torch.distributed as dist
 
 from minimegatron.context import Context
+from minimegatron.schedules import Action
+from minimegatron.timeline import Recorder
 
 # Upstream's order, with the level from which a timer runs.
 LEVELS = {
@@ -26,24 +28,32 @@ NOT_OF_2021 = ("forward-backward",)
 class Timers:
     """timers("name") is a context manager; what it measured adds up until `take`.
 
-    level: timers above it do not run; None: those that ran in 2021.
+    level: timers above it do not run; None: those that ran in 2021. recorder: in the step that it
+    watches, all run.
     """
 
-    def __init__(self, now: Callable[[], float], level: int | None = None) -> None:
-        self._now = now
+    def __init__(self, now: Callable[[], float], level: int | None = None,
+                 recorder: Recorder | None = None) -> None:
+        self._now, self.recorder = now, recorder
         self.running = {name for name, needed in LEVELS.items()
                         if (name not in NOT_OF_2021 if level is None else needed <= level)}
         self._seconds: dict[str, float] = {}
 
     @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
+    def __call__(self, name: str, action: Action | None = None) -> Iterator[None]:
+        """action: of the schedule, where the section is one."""
         LEVELS[name]  # KeyError: a timer that no line would show
-        if name not in self.running:
+        watched = self.recorder is not None and self.recorder.active
+        if name not in self.running and not watched:
             yield
             return
         start = self._now()
         yield
-        self._seconds[name] = self._seconds.get(name, 0.0) + self._now() - start
+        end = self._now()
+        if name in self.running:
+            self._seconds[name] = self._seconds.get(name, 0.0) + end - start
+        if watched:
+            self.recorder.note(name, start, end, action)
 
     def take(self) -> dict[str, float]:
         """Seconds by name since the last call, in upstream's order; starts again from zero."""

@@ -32,6 +32,7 @@ from minimegatron.report import (
 from minimegatron.schedules import Schedule, add_communication, check, load, peak_live, to_text
 from minimegatron.slices import TiedEmbedding, as_module, build_chunks
 from minimegatron.step_log import StepLog
+from minimegatron.timeline import Recorder
 from minimegatron.timers import Timers, say_times
 
 
@@ -118,7 +119,8 @@ class Trainer:
         self.optimizer = Optimizer(ctx, self.model)
         self.learning_rate = LearningRate(config)
         self.progress = Progress()
-        self.timers = Timers(ctx.device.now, config.timing_log_level)
+        self.recorder = Recorder(ctx)
+        self.timers = Timers(ctx.device.now, config.timing_log_level, self.recorder)
         self.board = TensorBoard(ctx)
         self.pipeline = Pipeline(ctx, chunks, add_communication(schedule),
                                  self.optimizer.gradients, self.timers)
@@ -171,12 +173,14 @@ class Trainer:
         log = StepLog(ctx, self.timers, self.board, self.optimizer, self.vocab_size,
                       self.live)
         while progress.iteration < config.train_iters:
+            self.recorder.begin(progress.iteration + 1)
             start = ctx.device.now()
             with self.timers("batch-generator"):
                 batches = train.step(progress.consumed_train_samples, progress.iteration)
             loss, norm = self.step(batches)
             profiler.step()
             log.add(loss, norm, ctx.device.now() - start)
+            self.recorder.finish()
             log.report(progress, self.learning_rate.value())
             if valid is not None and progress.iteration % config.eval_interval == 0:
                 progress.consumed_valid_samples = self.validate(

@@ -9,6 +9,7 @@ import pytest
 
 from minimegatron import timeline
 from minimegatron.errors import UserError
+from minimegatron.schedules import Action, gpipe
 
 RANKS = [{"rank": rank, "pp": rank // 2, "dp": rank % 2, "tp": 0, "sections": [
     ("batch-generator", 10.0, 10.5, None),
@@ -82,3 +83,24 @@ def test_clocks_that_differ_by_minutes_are_aligned_to_milliseconds():
     assert done.returncode == 0, done.stderr[-2000:]
     offsets = sorted(map(float, done.stdout.split()), reverse=True)
     assert offsets == pytest.approx([0, -1000, -2000], abs=5e-3)
+
+
+def test_a_pipeline_s_step_is_recorded_by_all_ranks(pretrain, tmp_path):
+    """Two stages, two replicas: the trace has every action once, in the schedule's order."""
+    run = pretrain("--global-batch-size 16 --train-iters 2 --eval-iters 0 "
+                   "--pipeline-model-parallel-size 2 --schedule gpipe "
+                   f"--timeline {tmp_path}/t --timeline-iteration 2", ranks=4)
+    assert f"timeline of iteration 2 written to {tmp_path}/t/timeline.json" in run.out
+    for replica in (0, 1):
+        stages = timeline.read(tmp_path / "t" / timeline.FILE, dp=replica).spans
+        for stage, spans in stages.items():
+            done = [str(Action(*span[:3])) for span in spans]
+            assert done == [str(action) for action in gpipe(2, 4)[stage]]
+            # What a stage needs has ended elsewhere before, on the aligned clock (to 5 ms).
+            if stage == 1:
+                assert all(mine.end > theirs.end - 5 for mine, theirs in zip(
+                    spans[:4], stages[0][:4], strict=True))
+    names = {event["name"] for event in json.loads(
+        (tmp_path / "t" / timeline.FILE).read_text())["traceEvents"]}
+    assert {"batch-generator", "forward-recv", "backward-recv", "optimizer"} <= names
+    assert (tmp_path / "t" / "timeline.svg").read_text().startswith("<?xml")

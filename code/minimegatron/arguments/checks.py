@@ -39,6 +39,7 @@ def check_numbers(config: Config) -> None:
                 "max_position_embeddings", "ffn_hidden_size", "kv_channels", "micro_batch_size",
                 "global_batch_size", "train_iters", "train_samples", "exit_interval",
                 "save_interval", "log_interval", "eval_interval", "tensorboard_log_interval",
+                "timeline_iteration",
                 "make_vocab_size_divisible_by", "tensor_model_parallel_size",
                 "pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage",
                 "exit_duration_in_mins", "layernorm_epsilon",
@@ -200,6 +201,9 @@ def check_folders(config: Config) -> None:
     require(not config.profile_execution or config.tensorboard_dir is not None,
             f"--profile-execution {config.profile_execution} needs --tensorboard-dir, "
             "where the profile is written")
+    require(config.timeline is None or config.timeline_iteration <= config.train_iters,
+            f"--timeline-iteration {config.timeline_iteration}: the run has {config.train_iters} "
+            f"iteration(s); nearest: --timeline-iteration {config.train_iters}")
     require(bool(re.fullmatch(r"[\w.+-]+", config.profile_name)),
             f"--profile-name {config.profile_name!r} becomes part of a folder's name: "
             "letters, digits and . _ + - only")

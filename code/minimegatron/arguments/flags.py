@@ -186,6 +186,9 @@ class Logging:
                                                        "--no-log-learning-rate-to-tensorboard"))
     log_loss_scale_to_tensorboard: bool = flag(
         True, "no loss scale in TensorBoard", off=("--no-log-loss-scale-to-tensorboard",))
+    timeline: str | None = flag(None, "folder for one step of all ranks as it ran: a trace for "
+                                "Perfetto, and a figure", type=str)
+    timeline_iteration: int = flag(3, "which iteration --timeline records", type=int)
     profile_execution: str = flag("", "any non-empty value: profile two steps of every rank",
                                   type=str)
     profile_name: str = flag("default", "the profile's run is run_NAME, its workers "

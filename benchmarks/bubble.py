@@ -13,7 +13,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from benchmarks.runs import data_flags, pretrain
+from runs import data_flags, pretrain
+
 from minimegatron import timeline
 from minimegatron.schedules import BUILT_IN, Durations, Timeline, load, simulate
 

@@ -9,8 +9,7 @@ import tempfile
 import time
 
 import torch
-
-from benchmarks.plain_gpt import Shape
+from plain_gpt import Shape
 
 
 class HuggingFaceLoop:

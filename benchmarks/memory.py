@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 
-from benchmarks.runs import data_flags, pretrain
+from runs import data_flags, pretrain
+
 from minimegatron.formulas import Gpt, layer_activations, parameters, state_bytes
 
 LAYERS, HIDDEN, HEADS, LENGTH, BATCH, VOCABULARY = 8, 512, 8, 512, 8, 320

@@ -16,12 +16,13 @@ import time
 
 import torch
 import torch.distributed as dist
+from plain_gpt import SHAPES, PlainLoop, Shape
 
-from benchmarks.plain_gpt import SHAPES, PlainLoop, Shape
-from minimegatron import formulas
 from minimegatron.arguments import parse_arguments
 from minimegatron.batches import Batches
+from minimegatron.formulas import step_flops
 from minimegatron.initialize import initialize
+from minimegatron.throughput import shape_of
 from minimegatron.training import Trainer
 
 PEAK = 2048  # edge of the matrices whose product is the machine's peak
@@ -75,7 +76,7 @@ def main() -> None:
     loops = {"trainer": OurLoop(shape, texts, bf16), "plain loop": PlainLoop(shape, texts, bf16)}
     assert loops["plain loop"].parameters == loops["trainer"].parameters, "not the same model"
     if importlib.util.find_spec("transformers"):
-        from benchmarks.hugging_face import HuggingFaceLoop
+        from hugging_face import HuggingFaceLoop
 
         loops["HF Trainer"] = HuggingFaceLoop(shape, texts, bf16)
     else:
@@ -96,7 +97,8 @@ def report(shape: Shape, arguments: argparse.Namespace, loops: dict) -> None:
             for name, value in measured.items():
                 seconds[name].append(value)
     config = loops["trainer"].trainer.config
-    flops, peak = formulas.step_flops(config, shape.vocabulary), statistics.median(peaks)
+    flops = step_flops(shape_of(config, shape.vocabulary), shape.batch)
+    peak = statistics.median(peaks)
     print(f"GPT {arguments.model}, {loops['trainer'].parameters / 1e6:.1f}M parameters, "
           f"{shape.batch} x {shape.length} tokens a step, {arguments.dtype}, "
           f"{torch.get_num_threads()} threads, medians of {arguments.rounds}; "

@@ -102,7 +102,7 @@ def test_the_time_limit_saves_and_so_does_sigterm_and_the_job_resumes_itself(cou
 
 
 def test_shipped_scripts_name_their_device_and_come_with_the_workspace(lab):
-    assert len(SHIPPED) >= 6
+    assert len(SHIPPED) >= 9
     for script in SHIPPED:
         assert "--device " in script.read_text()
         assert os.access(lab.home / "code" / script.name, os.X_OK)

@@ -1,0 +1,39 @@
+#!/bin/bash
+# A small GPT on two nodes: a pipeline whose first and last stages have fewer layers.
+# From the workspace:  sbatch code/uneven_pipeline.sh [more flags of the trainer]
+#SBATCH --job-name=uneven_pipeline
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --time=00:20:00
+#SBATCH --output=megatron/logs/%x_%j.txt
+set -euo pipefail
+
+RANKS_PER_NODE=2
+NAME=$SLURM_JOB_NAME
+export OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / RANKS_PER_NODE))
+DATA=$LAB_HOME/data/bpe-4096
+
+MODEL="--num-layers 8 --hidden-size 256 --num-attention-heads 8 \
+       --seq-length 256 --max-position-embeddings 256"
+BATCH="--micro-batch-size 2 --global-batch-size 8 --train-iters 100"
+# The first stage also has the embedding, the last one the output matrix and the loss.
+LAYOUT="--pipeline-model-parallel-size 4 --balance 1-3-3-1"
+OPTIMIZER="--lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-fraction 0.05 \
+           --weight-decay 0.01 --clip-grad 1.0"
+TEXT="--data-path $DATA/text_document --vocab-file $DATA/vocab.json \
+      --merge-file $DATA/merges.txt --split 949,50,1"
+OUTPUT="--log-interval 10 --eval-interval 50 --eval-iters 4 \
+        --save $LAB_HOME/megatron/checkpoints/$NAME --save-interval 100 \
+        --tensorboard-dir $LAB_HOME/megatron/tensorboard/$NAME"
+
+# The ranks meet at the first node; the port is the job's own, so that two jobs do not collide.
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+
+# One task per node: its launcher knows which node it is on and starts that node's ranks.
+srun --kill-on-bad-exit=1 bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
+    --nnodes "$SLURM_NNODES" --nproc_per_node "$RANKS_PER_NODE" \
+    --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
+    "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
+    --device cpu $LAYOUT $MODEL $BATCH $OPTIMIZER $TEXT $OUTPUT "$@"

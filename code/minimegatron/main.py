@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import traceback
@@ -11,11 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from minimegatron.console import emit
-from minimegatron.errors import UserError
-
-# What gloo and NCCL say when the other end is gone or silent.
-LOST_PEER = re.compile(r"Connection (closed|reset|refused)[^.\n]*|Broken pipe|[Tt]imed out[^.\n]*|"
-                       r"Watchdog[^.\n]*timeout|remote process has? exited[^.\n]*")
+from minimegatron.errors import UserError, lost_peer
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -43,11 +38,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except SystemExit as exit:
         leave(exit.code)
     except Exception as error:
-        lost = LOST_PEER.search(str(error))
+        lost = lost_peer(error)
         if lost is None:
             traceback.print_exc()
         else:
-            emit(f"[rank {config.rank}] error: lost contact with another rank ({lost.group()}); "
+            emit(f"[rank {config.rank}] error: lost contact with another rank ({lost}); "
                  "its own message says why", sys.stderr)
         leave(1)
     leave(0)

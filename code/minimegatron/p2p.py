@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from minimegatron.context import Context
-from minimegatron.errors import UserError
+from minimegatron.errors import UserError, lost_peer
 from minimegatron.schedules import BACKWARD, FORWARD, Message
 
 
@@ -83,8 +83,8 @@ class Peers:
         sends = message.end == "send"
         stage = message.target if sends else message.source
         doing = f"while {'sending' if sends else 'waiting for'} {message.action}"
-        return UserError(f"lost contact with rank {self.ranks[stage]} (stage {stage}) {doing}: "
-                         f"{str(error).strip().splitlines()[0]}; its own message says why")
+        return UserError(f"lost contact with rank {self.ranks[stage]} (stage {stage}) {doing} "
+                         f"({lost_peer(error) or error}); its own message says why")
 
 
 def channel_groups(ctx: Context, chunks: int) -> dict[tuple[str, int], dist.ProcessGroup]:

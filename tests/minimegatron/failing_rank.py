@@ -1,6 +1,7 @@
 """A run of the trainer in which one rank fails alone: torchrun failing_rank.py HOW FLAGS
 
-HOW: error (rank 1 cannot go on), death (rank 1 is killed), silence (rank 1 stops answering).
+HOW: error (rank 1 cannot go on), death (rank 1 is killed), silence (rank 1 stops answering), stop
+(rank 1 is stopped, all its threads).
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ def fail(self: Batches, consumed: int, *others: object, **more: object) -> list:
             raise UserError("this rank cannot go on")
         if sys.argv[1] == "death":
             os.kill(os.getpid(), signal.SIGKILL)
+        if sys.argv[1] == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(60)
     return step(self, consumed, *others, **more)
 

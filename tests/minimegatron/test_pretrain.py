@@ -6,6 +6,9 @@ import re
 import socket
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -82,6 +85,9 @@ PARITY = {
     "4 replicas under the old launcher": (4, "torch.distributed.launch", ""),
     "2 replicas of 2 tensor-parallel ranks": (
         4, "torch.distributed.run", "--tensor-model-parallel-size 2 --sequence-parallel "),
+    "2 stages of 2 tensor-parallel ranks, a schedule of one's own": (
+        4, "torch.distributed.run", "--tensor-model-parallel-size 2 --pipeline-model-parallel-size "
+        f"2 --schedule {Path(__file__).with_name('own_schedule.py')} "),
 }
 
 
@@ -92,11 +98,17 @@ def test_many_ranks_equal_one_process(pretrain, alone, how):
     if not alone:
         alone["run"] = pretrain(steps)
     ranks, launcher, flags = PARITY[how]
-    run = pretrain(steps + flags + "--distributed-backend nccl", ranks, launcher)
-    tp = 2 if flags else 1
-    assert f"data-parallel-size: {ranks // tp}, tensor-model-parallel size: {tp}, " in run.out
-    for rank in range(tp):
-        assert run.out.count(f"parameters on (tensor, pipeline) model parallel rank ({rank}, 0)")
+    tee = {"PET_TEE": "3"} if "run" in launcher else {}  # torchrun says whose line it is
+    run = pretrain(steps + flags + "--distributed-backend nccl", ranks, launcher, env=tee)
+    if tee:
+        printing = re.findall(r"^\[default(\d)\]: (?:iteration|validation)", run.out, re.M)
+        assert set(printing) == {str(ranks - 1)}  # the last rank knows the loss in every layout
+        run = replace(run, out=re.sub(r"^\[default\d\]:", "", run.out, flags=re.M))
+    tp, pp = (2 if axis in flags else 1 for axis in ("--tensor-", "--pipeline-"))
+    assert (f"data-parallel-size: {ranks // tp // pp}, tensor-model-parallel size: {tp}, "
+            f"pipeline-model-parallel size: {pp} ") in run.out
+    for rank in product(range(tp), range(pp)):
+        assert run.out.count(f"parameters on (tensor, pipeline) model parallel rank {rank}") == 1
     got, expected = (re.findall(r"lm loss value: (\S+)", r.out) for r in (run, alone["run"]))
     assert len(got) == 4
     assert list(map(float, got)) == pytest.approx(list(map(float, expected)), rel=1e-5)

@@ -1,0 +1,56 @@
+"""A pipeline resumes to the last bit, dropout on; parts of another pipeline are refused."""
+
+import pytest
+
+from .ranks import run_ranks
+
+RANKS = 4  # two replicas, where nothing else takes them
+LAYERS = "--num-layers 4"
+PP2, TP2 = f"{LAYERS} --pipeline-model-parallel-size 2", "--tensor-model-parallel-size 2"
+PP4 = f"{LAYERS} --pipeline-model-parallel-size 4"
+CHUNKS = f"{PP2} --num-layers-per-virtual-pipeline-stage 1"
+BALANCE = f"{PP2} --balance 1-3 --schedule zb-h1"
+SAME = [PP2, CHUNKS, f"{PP2} {TP2}", BALANCE]
+STAGES, SPLIT = "pipeline_model_parallel_size", "layers_per_chunk"
+# (saved, loaded): what differs, there and here
+OTHER = {
+    (PP2, PP4): (STAGES, 2, 4), (PP2, LAYERS): (STAGES, 2, 1), (CHUNKS, PP4): (STAGES, 2, 4),
+    (PP2, BALANCE): (SPLIT, (2, 2), (1, 3)), (PP2, CHUNKS): (SPLIT, (2, 2), (1, 1, 1, 1)),
+    (CHUNKS, PP2): (SPLIT, (1, 1, 1, 1), (2, 2)),
+    (f"{PP2} {TP2}", PP2): ("tensor_model_parallel_size", 2, 1),
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """{(saved, loaded): per rank, (what the saving run saw, what the other one did)}"""
+    loads = {saved: [saved] for saved in SAME}
+    for saved, loaded in OTHER:
+        loads[saved].append(loaded)
+    cases = {" => ".join([saved, *loading]): (saved, loading) for saved, loading in loads.items()}
+    found = {}
+    for line in run_ranks("resume_steps", RANKS, [str(tmp_path_factory.mktemp("saved")), *cases]):
+        saved, loading = cases[line["case"]]
+        for loaded, resumed in zip(loading, line["resumed"], strict=True):
+            found.setdefault((saved, loaded), []).append((line["whole"], resumed))
+    return found
+
+
+@pytest.mark.parametrize("layout", SAME)
+def test_resuming_a_pipeline_is_exact_with_dropout_on(results, layout):
+    """Losses, norms and every rank's weights."""
+    ranks = results[layout, layout]
+    assert len(ranks) == RANKS
+    for whole, resumed in ranks:
+        assert whole["iteration"] == 4 and resumed == whole
+    assert ranks[-1][0]["loss and norm"][0] > 0
+
+
+@pytest.mark.parametrize("saved, loaded", OTHER)
+def test_a_checkpoint_of_another_pipeline_is_refused_by_every_rank(results, saved, loaded):
+    name, there, here = OTHER[saved, loaded]
+    ranks = results[saved, loaded]
+    assert len(ranks) == RANKS
+    for _, refused in ranks:
+        assert (f"{name} value from checkpoint ({there}) is not equal to the input argument value "
+                f"({here}). [") in refused["error"]

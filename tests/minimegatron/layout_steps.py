@@ -1,6 +1,6 @@
 """Steps of the trainer in many layouts, one after another in the same rank processes.
 
-torchrun --nproc_per_node 4 layout_steps.py STEPS CASE ..
+python ranks.py layout_steps 4 STEPS CASE ..
 
 CASE, quoted: the flags of one run, and names of functions of VARIANTS to change it by. Every rank
 prints a JSON line per case: losses and norms to the last digit.

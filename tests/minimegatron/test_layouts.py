@@ -1,80 +1,80 @@
 """Every layout of the ranks trains the same model: loss and gradient norm of one process."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).with_name("layout_steps.py")
+from .draws import draw, write
+from .ranks import run_ranks
+
 STEPS = 5
 MODELS = {
     "": "",
     "one micro-batch": "--micro-batch-size 8 --global-batch-size 8",
     "other widths": "--kv-channels 6 --ffn-hidden-size 48 --weight-decay 0.5 --clip-grad 0.1",
     "flash": "--use-flash-attn --attention-dropout 0",
-    "deep": "--num-layers 8 --global-batch-size 16",
+    "deep": "--num-layers 8",
     "4 layers": "--num-layers 4",
+    "8 micro-batches": "--num-layers 4 --global-batch-size 16",
     "few": "--num-layers 8 --global-batch-size 4",  # 2 micro-batches: fewer than 4 stages
+    "few, shallow": "--global-batch-size 4",
 }
 TP, SP = "--tensor-model-parallel-size", "--sequence-parallel"
 PP2, PP4 = (f"--pipeline-model-parallel-size {stages}" for stages in (2, 4))
 CHUNK, LAYOUT = "--num-layers-per-virtual-pipeline-stage", "--pipeline-model-parallel-layout"
 OWN = str(Path(__file__).with_name("own_schedule"))  # .py, .json
-# (ranks, layout, model)
+DRAWS = [draw(seed) for seed in range(6)]
+MODELS |= {drawn.file: drawn.model for drawn in DRAWS}
+# (ranks, layout, model). All combinations: tests/stress/test_layout_matrix.py.
 EQUAL = [
     *((2, f"{TP} 2", model) for model in list(MODELS)[:4]),
     *((2, f"{TP} 2 {SP}", model) for model in list(MODELS)[:4]),
     (2, f"{TP} 2 {SP} --schedule zb-h1", ""),
-    *((4, f"{TP} {size}{mode}", model) for size in (2, 4) for mode in ("", f" {SP}")
-      for model in ("", "other widths")),
+    (4, f"{TP} 2", "other widths"), (4, f"{TP} 2 {SP}", ""),
+    (4, f"{TP} 4", "other widths"), (4, f"{TP} 4 {SP}", "one micro-batch"),
     (4, "", ""),
     (2, f"{TP} 2 {SP} --recompute-activations --schedule zb-h1", ""),
     (2, f"{TP} 2 --activations-checkpoint-method uniform --activations-checkpoint-num-layers 2 "
         "--distribute-saved-activations", ""),
-    (2, f"{PP2} --recompute-granularity full --recompute-method block --schedule zb-h1", "deep"),
-    (2, f"{PP2} --recompute-activations {CHUNK} 2", "deep"),
+    (2, f"{PP2} --recompute-granularity full --recompute-method block --schedule zb-h1",
+     "4 layers"),
+    (2, f"{PP2} --recompute-activations {CHUNK} 1", "4 layers"),
     (1, "--schedule zb-h1", ""),
-    *((2, f"{PP2} {how}", "deep") for how in (
-        "", "--schedule gpipe", "--schedule zb-h1", f"{CHUNK} 2", f"{CHUNK} 2 eager", f"{CHUNK} 1",
-        "--balance 0-8", "--balance 8-0 --schedule zb-h1", f"{LAYOUT} E|(ttt|)*2,ttL",
-        f"--schedule {OWN}.py", f"--schedule {OWN}.json")),
+    *((2, f"{PP2} {how}", "4 layers") for how in (
+        "", "--schedule gpipe", "--schedule zb-h1", f"{CHUNK} 1", f"{CHUNK} 1 eager",
+        "--balance 0-4", "--balance 4-0 --schedule zb-h1", f"{LAYOUT} E|(t|)*2,ttL",
+        f"--schedule {OWN}.py")),
+    *((2, f"{PP2} {how}", "8 micro-batches") for how in ("", f"--schedule {OWN}.json")),
+    (2, f"{PP2} {CHUNK} 1", "deep"),
     (2, f"{PP2} --schedule zb-h1", "other widths"),
     (2, PP2, "one micro-batch"),
     *((4, f"{PP4} {how}", "deep") for how in (
         "--schedule gpipe", "", "--schedule zb-h1", f"{CHUNK} 1", "--balance 0-5-3-0",
         "--balance 1-4-1-2 --schedule gpipe", f"{LAYOUT} E|t*5|t*3|L --schedule zb-h1")),
-    *((4, f"{PP4} {how}", "few") for how in (
-        "--schedule gpipe", "", "--schedule zb-h1", "--balance 0-4-4-0")),
-    *((4, f"{PP2} {how}", "deep") for how in (
-        "--schedule gpipe", "", "--schedule zb-h1", f"{CHUNK} 2", "--balance 0-8")),
-    *((4, f"{PP2} {TP} 2 {how}", "") for how in (
-        "", SP, f"--schedule gpipe {SP}", f"--schedule zb-h1 {SP}", f"--balance 0-2 {SP}")),
-    *((4, f"{PP2} {TP} 2 {CHUNK} 1{how}", "4 layers") for how in ("", f" {SP}")),
+    *((4, f"{PP4} {how}", "few") for how in ("", "--schedule zb-h1", "--balance 0-4-4-0")),
+    *((4, f"{PP2} {how}", "8 micro-batches") for how in (
+        "--schedule zb-h1", f"{CHUNK} 1", "--balance 0-4")),
+    *((4, f"{PP2} {TP} 2 {how}", "few, shallow") for how in (
+        "", f"--schedule gpipe {SP}", f"--balance 0-2 {SP}")),
+    (4, f"{PP2} {TP} 2 --schedule zb-h1 {SP}", ""),
+    (4, f"{PP2} {TP} 2 {CHUNK} 1 {SP}", "4 layers"),
+    *((4, drawn.layout, drawn.file) for drawn in DRAWS),
 ]
 WRONG = {  # layout: (model, what is off)
     f"{TP} 2 {SP} unsummed": ("", "norm"),
     f"{TP} 2 counted_by_all": ("", "norm"),
     f"{TP} 2 {SP} first_mask_for_all": ("", "loss"),
-    f"{PP2} untied": ("deep", "norm"),
+    f"{PP2} untied": ("4 layers", "norm"),
     # Two stages: the previous and the next rank are one, and only channels tell messages apart.
     # (`eager` alone, with channels, is right: see above.)
-    f"{PP2} {CHUNK} 2 eager one_channel": ("deep", "norm"),
+    f"{PP2} {CHUNK} 1 eager one_channel": ("4 layers", "norm"),
 }
 
 
-def run(ranks, cases):
+def run(ranks, cases, steps=STEPS, **how):
     """{case: the ranks' results, in order} of cases run one after another by `ranks` processes."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks),
-               "--master_port", str(20010 + os.getpid() % 10000), str(PROGRAM), str(STEPS), *cases]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    lines = run_ranks("layout_steps", ranks, [str(steps), *cases], **how)
     assert len(lines) == ranks * len(cases)
-    lines.sort(key=lambda line: line["rank"])
     return {case: [line for line in lines if line["case"] == case] for case in cases}
 
 
@@ -83,14 +83,17 @@ def join(layout, model):
 
 
 @pytest.fixture(scope="module")
-def results():
+def results(tmp_path_factory):
     """{(ranks, case): results}; the processes of each number of ranks are started once."""
+    folder = tmp_path_factory.mktemp("schedules")
+    for drawn in DRAWS:
+        write(drawn, folder)
     cases = {1: list(MODELS.values()), 4: [],
              2: [join(layout, model) for layout, (model, _) in WRONG.items()]}
     for ranks, layout, model in EQUAL:
         cases[ranks].append(join(layout, model))
     return {(ranks, case): result for ranks, wanted in cases.items()
-            for case, result in run(ranks, wanted).items()}
+            for case, result in run(ranks, wanted, cwd=folder).items()}
 
 
 def assert_equal(ranks, alone):

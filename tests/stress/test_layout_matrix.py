@@ -1,0 +1,66 @@
+"""All combinations of layout, schedule, recomputation and optimizer train as one process does.
+
+tests/minimegatron/test_layouts.py has a choice of them. DRAWS=N draws more at random.
+"""
+
+import os
+from itertools import product
+
+import pytest
+
+from ..minimegatron.draws import draw, write
+from ..minimegatron.test_layouts import CHUNK, PP2, PP4, SP, TP, assert_equal, run
+
+DRAWS = [draw(seed) for seed in range(100, 100 + int(os.environ.get("DRAWS", "120")))]
+STEPS, SHALLOW, DEEP = 3, "--num-layers 4", "--num-layers 8"  # 4 stages of 2 chunks need 8 layers
+GRIDS = [(ranks, tp, pp) for ranks in (2, 4) for tp in (1, 2, 4) for pp in (1, 2, 4)
+         if ranks % (tp * pp) == 0]
+RECOMPUTE = ("", "--recompute-activations",
+             "--recompute-granularity full --recompute-method uniform")
+OPTIMIZER = ("",)
+
+pytestmark = [pytest.mark.stress, pytest.mark.timeout(3600)]
+
+
+def combinations():
+    """(ranks, layout, model)"""
+    for ranks, tp, pp in GRIDS:
+        model = DEEP if pp == 4 else SHALLOW
+        schedules = ["--schedule gpipe", "--schedule 1f1b", "--schedule zb-h1"]
+        if pp > 1:
+            schedules.append(f"{CHUNK} 1")  # interleaved
+        divided = (f"{TP} {tp}", f"{TP} {tp} {SP}") if tp > 1 else ("",)
+        stages = {1: "", 2: PP2, 4: PP4}[pp]
+        for words in product(divided, schedules, RECOMPUTE, OPTIMIZER):
+            yield ranks, " ".join(filter(None, (stages, *words, model))), model
+
+
+MATRIX = [*combinations(), *((4, f"{drawn.layout} {drawn.model}", drawn.model) for drawn in DRAWS)]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("schedules")
+    for drawn in DRAWS:
+        write(drawn, folder)
+    cases = {1: {SHALLOW, DEEP, *(drawn.model for drawn in DRAWS)},
+             **{ranks: {case for number, case, _ in MATRIX if number == ranks} for ranks in (2, 4)}}
+    return {(ranks, case): result for ranks, wanted in cases.items()
+            for case, result in run(ranks, sorted(wanted), STEPS, cwd=folder, timeout=3000).items()}
+
+
+@pytest.mark.parametrize("ranks, case, model", MATRIX)
+def test_every_combination_equals_one_process(results, ranks, case, model):
+    """Three steps, dropout on: loss, gradient norm, weights' norm and an evaluation within 1e-5."""
+    (alone,) = results[1, model]
+    found = results[ranks, case]
+    assert len(found) == ranks
+    assert_equal(found, alone)
+
+
+def test_the_matrix_is_whole():
+    """(grids with pipeline x 4 schedules + without x 3) x what is recomputed, sequence parallel or
+    not where tensor-parallel."""
+    rows = sum((1 + (tp > 1)) * (3 + (pp > 1)) for _, tp, pp in GRIDS)
+    cases = {(ranks, case) for ranks, case, _ in MATRIX[:len(MATRIX) - len(DRAWS)]}
+    assert len(cases) == rows * len(RECOMPUTE) * len(OPTIMIZER)

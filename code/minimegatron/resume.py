@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from minimegatron.arguments.pipeline import ways_said
 from minimegatron.checkpoint import TRACKER, Progress, folder_of, parts, read_folder, shard_of
 from minimegatron.checksums import SUMS, damage
 from minimegatron.context import Context
@@ -178,5 +179,7 @@ def check_same_model(ctx: Context, saved: dict, padded_vocab_size: int, path: Pa
     wanted = {**dataclasses.asdict(ctx.config), "padded_vocab_size": padded_vocab_size}
     for name in MUST_MATCH:
         if saved.get(name) != wanted[name]:
+            ways = " ".join(ways_said(saved)) or "an even split"
+            hint = f"; the checkpoint has {ways}" if name == "layers_per_chunk" else ""
             raise UserError(f"{name} value from checkpoint ({saved.get(name)}) is not equal to "
-                            f"the input argument value ({wanted[name]}). [{path}]")
+                            f"the input argument value ({wanted[name]}){hint}. [{path}]")

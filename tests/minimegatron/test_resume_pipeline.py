@@ -12,11 +12,14 @@ CHUNKS = f"{PP2} --num-layers-per-virtual-pipeline-stage 1"
 BALANCE = f"{PP2} --balance 1-3 --schedule zb-h1"
 SAME = [PP2, CHUNKS, f"{PP2} {TP2}", BALANCE]
 STAGES, SPLIT = "pipeline_model_parallel_size", "layers_per_chunk"
+EVEN, DEALT = "an even split", "--num-layers-per-virtual-pipeline-stage 1"
 # (saved, loaded): what differs, there and here
 OTHER = {
     (PP2, PP4): (STAGES, 2, 4), (PP2, LAYERS): (STAGES, 2, 1), (CHUNKS, PP4): (STAGES, 2, 4),
-    (PP2, BALANCE): (SPLIT, (2, 2), (1, 3)), (PP2, CHUNKS): (SPLIT, (2, 2), (1, 1, 1, 1)),
-    (CHUNKS, PP2): (SPLIT, (1, 1, 1, 1), (2, 2)),
+    (PP2, BALANCE): (SPLIT, (2, 2), (1, 3), EVEN),
+    (PP2, CHUNKS): (SPLIT, (2, 2), (1, 1, 1, 1), EVEN),
+    (CHUNKS, PP2): (SPLIT, (1, 1, 1, 1), (2, 2), DEALT),
+    (BALANCE, PP2): (SPLIT, (1, 3), (2, 2), "--balance 1-3"),
     (f"{PP2} {TP2}", PP2): ("tensor_model_parallel_size", 2, 1),
 }
 
@@ -48,9 +51,10 @@ def test_resuming_a_pipeline_is_exact_with_dropout_on(results, layout):
 
 @pytest.mark.parametrize("saved, loaded", OTHER)
 def test_a_checkpoint_of_another_pipeline_is_refused_by_every_rank(results, saved, loaded):
-    name, there, here = OTHER[saved, loaded]
+    name, there, here, *ways = OTHER[saved, loaded]
+    hint = "".join(f"; the checkpoint has {way}" for way in ways)
     ranks = results[saved, loaded]
     assert len(ranks) == RANKS
     for _, refused in ranks:
         assert (f"{name} value from checkpoint ({there}) is not equal to the input argument value "
-                f"({here}). [") in refused["error"]
+                f"({here}){hint}. [") in refused["error"]

@@ -6,6 +6,7 @@ A schedule's file is only named here: reading it may run it, and the parser runs
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,13 +18,18 @@ from minimegatron.schedules import load
 
 def derive_pipeline(config: Config) -> Config:
     """Fill in the layers of every chunk and the name of the schedule."""
-    ways = ("num_layers_per_virtual_pipeline_stage", "balance", "pipeline_model_parallel_layout")
-    said = [f"--{name.replace('_', '-')} {getattr(config, name)}" for name in ways
-            if getattr(config, name) is not None]
-    require(len(said) < 2, f"{' and '.join(said)}: each says how layers are dealt out; nearest: "
-            f"{said[-1] if said else ''} alone")
+    ways = ways_said(vars(config))
+    require(len(ways) < 2, f"{' and '.join(ways)}: each says how layers are dealt out; nearest: "
+            f"{ways[-1] if ways else ''} alone")
     config = replace(config, layers_per_chunk=deal_out(config))
     return replace(config, schedule=choose_schedule(config))
+
+
+def ways_said(flags: Mapping[str, object]) -> list[str]:
+    """Those of `flags` (by name) that say how layers are dealt out, as one writes them."""
+    names = ("num_layers_per_virtual_pipeline_stage", "balance", "pipeline_model_parallel_layout")
+    return [f"--{name.replace('_', '-')} {flags[name]}" for name in names
+            if flags.get(name) is not None]
 
 
 def deal_out(config: Config) -> tuple[int, ...]:

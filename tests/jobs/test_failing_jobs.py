@@ -1,0 +1,140 @@
+"""Jobs that cannot go on, or must not: they end soon, say why, and leave no process behind."""
+
+import os
+import re
+import signal
+import uuid
+from dataclasses import dataclass, field
+
+import psutil
+import pytest
+
+from lab.cluster import processes
+
+from ..conftest import RunningCluster
+
+pytestmark = pytest.mark.cluster
+
+ENDLESS = ("--hidden-size 32 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 "
+           "--train-iters 1000000 --log-interval 1 --eval-iters 0 --save-interval 1000000 ")
+# Runs a script on a node where another program has the script's port.
+HOLD = ("import os, socket, subprocess, sys; s = socket.socket(); "
+        "s.bind(('', 20000 + int(os.environ['SLURM_JOB_ID']) % 10000)); s.listen(); "
+        "sys.exit(subprocess.run(['bash', *sys.argv[1:]]).returncode)")
+JOBS = {
+    "killed": "code/dp_two_nodes.sh $ENDLESS",
+    "hung": "code/resume.sh $ENDLESS --distributed-timeout-minutes 0.2",
+    "port": "--ntasks-per-node=2 --cpus-per-task=2 --wrap "
+            "'python -c \"$HOLD\" code/resume.sh $ENDLESS'",
+    "launcher_port": "--nodes=2 --ntasks-per-node=1 --cpus-per-task=4 --wrap "
+                     "'python -c \"$HOLD\" code/dp_two_nodes.sh $ENDLESS'",
+    "duration": "code/dp_single_node.sh $ENDLESS --exit-duration-in-mins 0.15",
+    "interval": "code/tp_single_node.sh $ENDLESS --exit-interval 3",
+}
+
+
+@dataclass
+class Job:
+    cluster: RunningCluster
+    name: str
+    mark: str = field(default_factory=lambda: f"FAILING_JOB={uuid.uuid4()}")
+    number: str = ""
+
+    def submit(self, command):
+        done = self.cluster.run(
+            f"sbatch --parsable --job-name={self.name} --export=ALL,{self.mark} "
+            f"--output=megatron/logs/%x_%j.txt {command}", ENDLESS=ENDLESS, HOLD=HOLD)
+        assert done.returncode == 0, done.stderr
+        self.number = done.stdout.strip()
+
+    @property
+    def log(self):
+        path = self.cluster.home / f"megatron/logs/{self.name}_{self.number}.txt"
+        return path.read_text() if path.exists() else ""
+
+    def state(self):
+        return self.cluster.run(
+            f"sacct -n -X -P -j {self.number} -o State,ExitCode").stdout.strip()
+
+    def left(self):
+        return processes.with_variable(self.mark)
+
+    def trains(self):
+        assert self.cluster.until(lambda: re.search(r"^ iteration +2/", self.log, re.M), 120), (
+            self.log[-3000:])
+
+    def send(self, rank, number):
+        """A signal to one rank."""
+        (pid,) = [pid for pid in processes.with_variable(f"RANK={rank}") if pid in self.left()
+                  and any("pretrain_gpt" in word for word in psutil.Process(pid).cmdline())]
+        os.kill(pid, number)
+
+    def ends(self, seconds):
+        """The state it ends in; no process of it is left then."""
+        gone = self.cluster.until(lambda: not self.left(), seconds)
+        assert gone, (self.left(), self.log[-3000:])
+        assert self.cluster.until(lambda: not self.state().startswith(("RUNNING", "COMPLETING")), 5)
+        return self.state()
+
+
+@pytest.fixture(scope="module")
+def jobs(course):
+    """All submitted at once; then one rank of one job is killed, and one of another stopped."""
+    made = {name: Job(course, name) for name in JOBS}
+    for name, job in made.items():
+        job.submit(JOBS[name])
+    for name, rank, number in (("killed", 3, signal.SIGKILL), ("hung", 1, signal.SIGSTOP)):
+        made[name].trains()
+        made[name].send(rank, number)
+    yield made
+    course.run("scancel --user=$USER " + " ".join(job.number for job in made.values()))
+    assert course.until(lambda: not any(job.left() for job in made.values()), 40)
+
+
+def saved(course, name):
+    folder = course.home / f"megatron/checkpoints/{name}"
+    return int((folder / "latest_checkpointed_iteration.txt").read_text())
+
+
+def test_a_killed_rank_takes_the_job_down_and_is_named(jobs):
+    """On the other node, too."""
+    job = jobs["killed"]
+    assert job.ends(15).startswith("FAILED")
+    assert re.search(r"rank +: 3 \(local_rank: 1\)\s+exitcode +: -9", job.log), job.log[-3000:]
+    assert re.search(r"^\[rank [012]\] error: lost contact with another rank \(.*\); its own "
+                     r"message says why$", job.log, re.M), job.log[-3000:]
+
+
+def test_a_rank_that_hangs_ends_the_job_within_the_timeout(jobs):
+    job = jobs["hung"]
+    assert job.ends(0.2 * 60 + 15).startswith("FAILED")
+    assert re.search(r"^\[rank 0\] error: lost contact with another rank \([Tt]imed out.*\); its "
+                     r"own message says why$", job.log, re.M), job.log[-3000:]
+    assert "task 0: Exited with exit code 1" in job.log
+
+
+def test_a_taken_port_is_told_with_a_free_one(jobs):
+    job = jobs["port"]
+    assert job.ends(90).startswith("FAILED")
+    port = 20000 + int(job.number) % 10000
+    assert re.search(rf"error: MASTER_PORT {port} on slurmnode\d is taken by another program; a "
+                     r"free one: MASTER_PORT=\d+$", job.log, re.M), job.log[-3000:]
+
+
+def test_a_port_that_the_launcher_finds_taken_is_told(jobs):
+    """And the launcher on the other node does not wait for the first."""
+    job = jobs["launcher_port"]
+    assert job.ends(90).startswith("FAILED")
+    port = 20000 + int(job.number) % 10000
+    assert re.search(rf"port: {port}, .*EADDRINUSE, message: address already in use", job.log)
+
+
+@pytest.mark.parametrize(("name", "why"), [("duration", r"after 0\.\d+ minutes"),
+                                           ("interval", "at iteration 3")])
+def test_a_job_that_stops_early_saves_and_succeeds(course, jobs, name, why):
+    assert jobs[name].ends(90) == "COMPLETED|0:0", jobs[name].log[-3000:]
+    log = jobs[name].log
+    assert re.search(rf"^\[exiting program {why}\] datetime: ", log, re.M)
+    last = re.findall(r"^ iteration +(\d+)/", log, re.M)[-1]
+    assert saved(course, name) == int(last) > 0
+    assert f"successfully saved checkpoint at iteration {int(last):7d} to " in log

@@ -1,9 +1,11 @@
 """Checkpoints in Megatron's layout: written whole or not at all (read in resume.py).
 
     SAVE/iter_0000100/mp_rank_00/model_optim_rng.pt     one file per part of the model: mp_rank_TT
-                                                        of tensor-parallel rank TT, mp_rank_TT_PPP
-                                                        with pipeline stages
-    SAVE/iter_0000100/SHA256SUMS                        our addition: `sha256sum -c` checks it
+                                                        of tensor-parallel rank TT, or
+                                                        mp_rank_TT_PPP of its stage PPP
+              /mp_rank_00/distrib_optim.pt      with --use-distributed-optimizer: the moments and
+                                                main weights that the replicas divide, put together
+              /SHA256SUMS                       our addition: `sha256sum -c` checks it
     SAVE/latest_checkpointed_iteration.txt              the tracker, written last
 
 A process may be killed, or the power fail, between any two of these lines: all is written under
@@ -26,7 +28,8 @@ from minimegatron.checksums import sha256, write_sums
 from minimegatron.context import Context
 from minimegatron.data.atomic import atomic_file, sync_folder
 from minimegatron.errors import UserError
-from minimegatron.optimizer import LearningRate, Optimizer
+from minimegatron.learning_rate import LearningRate
+from minimegatron.optimizer import DIVIDED, Optimizer
 
 VERSION = 3.0
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -66,6 +69,18 @@ def shard_of(ctx: Context) -> Path:
     return Path(f"mp_rank_{tp:02d}{suffix}") / "model_optim_rng.pt"
 
 
+def divided_of(ctx: Context) -> Path:
+    """The file beside it, under --use-distributed-optimizer."""
+    return shard_of(ctx).with_name("distrib_optim.pt")
+
+
+def split_optimizer(ctx: Context, state: dict) -> tuple[dict, dict]:
+    """(what stays with the model, what goes to `divided_of`) of the optimizer's state."""
+    names = DIVIDED if ctx.config.use_distributed_optimizer else ()
+    return ({name: value for name, value in state.items() if name not in names},
+            {name: state[name] for name in names if name in state})
+
+
 def parts(model: nn.Module) -> dict[str, nn.Module]:
     """Upstream's keys: model, or model0, model1, .. for the chunks of an interleaved pipeline."""
     if isinstance(model, nn.ModuleList):
@@ -84,6 +99,7 @@ def save(ctx: Context, model: nn.Module, optimizer: Optimizer, schedule: Learnin
     dist.barrier()
     error, sums = None, {}
     try:
+        moments = None if ctx.config.no_save_optim else optimizer.state_dict()
         if ctx.grid.writes_shard:
             state = {
                 "args": {**dataclasses.asdict(ctx.config), **dataclasses.asdict(progress),
@@ -93,11 +109,14 @@ def save(ctx: Context, model: nn.Module, optimizer: Optimizer, schedule: Learnin
                 **{name: part.state_dict() for name, part in parts(model).items()},
                 **random_state(),
             }
-            if not ctx.config.no_save_optim:
-                state["optimizer"] = optimizer.state_dict()
-            path = unfinished(final) / shard_of(ctx)
-            write_synced(path, state)
-            sums = {str(shard_of(ctx)): sha256(path)}
+            files = {shard_of(ctx): state}
+            if moments is not None:
+                state["optimizer"], divided = split_optimizer(ctx, moments)
+                if divided:
+                    files[divided_of(ctx)] = divided
+            for name, content in files.items():
+                write_synced(unfinished(final) / name, content)
+                sums[str(name)] = sha256(unfinished(final) / name)
     except (OSError, RuntimeError) as failed:  # torch reports a full disk as RuntimeError
         error = str(failed)
     sums = agree(ctx, error, sums, final)

@@ -34,7 +34,7 @@ class Device:
     name = ""  # the accelerator's own
 
     def read(self, tensor: torch.Tensor) -> float | None:
-        """The value of a one-element tensor; None where tensors have no values."""
+        """The value of a one-element tensor; None where it has none."""
         return tensor.item()
 
     def now(self) -> float:
@@ -76,7 +76,7 @@ class MetaDevice(Device):
         self.backend = backend
 
     def read(self, tensor: torch.Tensor) -> float | None:
-        return None
+        return None if tensor.is_meta else tensor.item()
 
 
 def choose_device(name: str, backend: str | None, local_rank: int) -> tuple[Device, list[str]]:

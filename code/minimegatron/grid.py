@@ -41,6 +41,14 @@ class Group:
         if self.channel is not None:
             dist.all_reduce(tensor, op=op, group=self.channel)
 
+    def start_all_reduce(self, tensor: torch.Tensor) -> dist.Work:
+        """all_reduce (sum) that goes on while others compute; size > 1 only."""
+        return dist.all_reduce(tensor, group=self.channel, async_op=True)
+
+    def start_reduce_scatter(self, part: torch.Tensor, whole: torch.Tensor) -> dist.Work:
+        """reduce_scatter into `part` that goes on while others compute; size > 1 only."""
+        return dist.reduce_scatter_single(part, whole, group=self.channel, async_op=True)
+
     def all_gather(self, part: torch.Tensor) -> torch.Tensor:
         """Every rank's `part` [n, ..], in the group's order: [size * n, ..]."""
         if self.channel is None:

@@ -18,6 +18,7 @@ from torch import nn
 from minimegatron import dropout, ops
 from minimegatron.context import Context
 from minimegatron.dropout import Dropout
+from minimegatron.precision import params_dtype
 from minimegatron.recompute import Recomputation, recompute
 from minimegatron.tensor_parallel import (
     ColumnLinear,
@@ -164,7 +165,7 @@ class Stage(nn.Module):
         self.decoder = nn.Module()
         config = ctx.config  # one mask serves all layers
         mask = (None if config.use_flash_attn else
-                ops.causal_mask(config.seq_length, ctx.device.torch_device))
+                ops.causal_mask(config.seq_length, ctx.device.torch_device, params_dtype(config)))
         self.decoder.layers = nn.ModuleDict(
             {str(index): TransformerLayer(ctx, index + 1, mask) for index in layers})
         self.recomputation = Recomputation(ctx)

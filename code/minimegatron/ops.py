@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim.adamw import adamw as update
 
+from minimegatron import products
 from minimegatron.gradients import Gradients
 from minimegatron.grid import Group
+from minimegatron.products import widen
 
 MASKED = -10000.0  # what Megatron puts for a score that causality forbids; here it is added
 
@@ -33,7 +35,7 @@ class _Linear(torch.autograd.Function):
         # and a copy's gradient is lost.
         ctx.weight, ctx.has_bias, ctx.gather = weight, bias is not None, gather
         ctx.save_for_backward(x)
-        return F.linear(x if gather is None else gather.all_gather(x), weight, bias)
+        return products.linear(x if gather is None else gather.all_gather(x), weight, bias)
 
     @staticmethod
     def backward(ctx, grad):
@@ -45,7 +47,7 @@ class _Linear(torch.autograd.Function):
         sink: Gradients = ctx.weight.sink
         sink.add_product(ctx.weight, flat, x.reshape(-1, x.shape[-1]))
         if ctx.needs_input_grad[0]:
-            x_grad = grad @ ctx.weight
+            x_grad = products.matmul(grad, ctx.weight)
             if gather is not None:
                 x_grad = gather.reduce_scatter(x_grad)
         return x_grad, None, flat.sum(0) if ctx.has_bias else None, None
@@ -76,7 +78,7 @@ def linear(x: torch.Tensor, weight: nn.Parameter, bias: nn.Parameter | None = No
     """
     if gather is not None or hasattr(weight, "sink"):
         return _Linear.apply(x, weight, bias, gather)
-    return F.linear(x, weight, bias)
+    return products.linear(x, weight, bias)
 
 
 def embedding(weight: nn.Parameter, rows: torch.Tensor) -> torch.Tensor:
@@ -102,9 +104,9 @@ def dropout_add(x: torch.Tensor, residual: torch.Tensor, keep: torch.Tensor | No
     return residual + x if keep is None else torch.addcmul(residual, x, keep, value=1 / (1 - p))
 
 
-def causal_mask(size: int, device: torch.device) -> torch.Tensor:
+def causal_mask(size: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """[1, s, s]: 0 where a position may look, MASKED above the diagonal."""
-    return torch.full((1, size, size), MASKED, device=device).triu_(1)
+    return torch.full((1, size, size), MASKED, device=device, dtype=dtype).triu_(1)
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor,
@@ -115,11 +117,13 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask:
     Returns [s, b*heads, d].
     """
     scale = 1 / math.sqrt(query.shape[-1])
-    scores = torch.baddbmm(mask, query.transpose(0, 1), key.permute(1, 2, 0), alpha=scale)
-    probabilities = scores.softmax(-1)
+    scores = torch.baddbmm(widen(mask), widen(query.transpose(0, 1)), widen(key.permute(1, 2, 0)),
+                           alpha=scale).to(query.dtype)
+    probabilities = scores.softmax(-1)  # torch computes it in fp32, whatever the type
     if keep is not None:
         probabilities = probabilities * keep * (1 / (1 - p))
-    return torch.bmm(probabilities, value.transpose(0, 1)).transpose(0, 1)
+    out = torch.bmm(widen(probabilities), widen(value.transpose(0, 1))).to(value.dtype)
+    return out.transpose(0, 1)
 
 
 def flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: int
@@ -129,8 +133,9 @@ def flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     query, key, value: [s, b*heads, d]. Returns [s, b*heads, d].
     """
     s, bn, d = query.shape
-    q, k, v = (x.view(s, bn // heads, heads, d).permute(1, 2, 0, 3) for x in (query, key, value))
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    q, k, v = (widen(x.view(s, bn // heads, heads, d).permute(1, 2, 0, 3))
+               for x in (query, key, value))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True).to(value.dtype)
     return out.permute(2, 0, 1, 3).reshape(s, bn, d)
 
 
@@ -141,23 +146,25 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def norm(flat: torch.Tensor) -> torch.Tensor:
-    """Euclidean norm of a flat buffer, as one element.
+    """Euclidean norm of a flat buffer, as one element in fp32.
 
     In two levels: a kernel that adds up millions of fp32 squares in a row loses small addends
     (1.5% of the norm at 124 million of them, on the CPU)."""
     whole = flat.numel() // 1024 * 1024
-    rows = torch.linalg.vector_norm(flat[:whole].view(-1, 1024), dim=1)
-    return torch.linalg.vector_norm(torch.cat([rows, flat[whole:]]))
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, 1024), dim=1, dtype=torch.float32)
+    return torch.linalg.vector_norm(torch.cat([rows, flat[whole:].float()]))
 
 
 @torch.no_grad()
 def adamw(weights: torch.Tensor, gradients: torch.Tensor, exp_avg: torch.Tensor,
-          exp_avg_sq: torch.Tensor, steps: torch.Tensor, *, lr: float, beta1: float, beta2: float,
-          eps: float, weight_decay: float, fused: bool) -> None:
+          exp_avg_sq: torch.Tensor, steps: torch.Tensor, *, lr: float | torch.Tensor, beta1: float,
+          beta2: float, eps: float, weight_decay: float, fused: bool,
+          skip: torch.Tensor | None = None) -> None:
     """One AdamW update in place. steps: the update's number, from 1: one element, where
-    the weights are if fused, else on the host."""
+    the weights are if fused, else on the host. skip: fp32, one element: where it is 1, nothing is
+    changed (fused only). lr: one element of fp32 where it is a tensor."""
     # torch's function counts the step itself. Its optimizer class is not used because it imports
     # the compiler, which takes a second.
     update([weights], [gradients], [exp_avg], [exp_avg_sq], [], [steps - 1], foreach=False,
-           fused=fused, amsgrad=False, maximize=False, lr=lr, beta1=beta1, beta2=beta2, eps=eps,
-           weight_decay=weight_decay)
+           fused=fused, found_inf=skip, amsgrad=False, maximize=False, lr=lr, beta1=beta1,
+           beta2=beta2, eps=eps, weight_decay=weight_decay)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from minimegatron.context import Context
 from minimegatron.errors import UserError, lost_peer
+from minimegatron.precision import params_dtype
 from minimegatron.schedules import BACKWARD, FORWARD, Message
 
 
@@ -37,7 +38,7 @@ class Peers:
         # Under sequence parallelism every tensor-parallel rank sends its part, to its like.
         parts = grid.tp.size if config.sequence_parallel else 1
         self.shape = (config.seq_length // parts, config.micro_batch_size, config.hidden_size)
-        self.device = ctx.device.torch_device
+        self.device, self.dtype = ctx.device.torch_device, params_dtype(config)
         self.groups = channel_groups(ctx, chunks)
         self.sends: dict[tuple, deque[Transfer]] = defaultdict(deque)
 
@@ -54,7 +55,7 @@ class Peers:
 
     def receive(self, message: Message) -> Transfer:
         """Make room for the next tensor of the message's channel, and let it come."""
-        tensor = torch.empty(self.shape, device=self.device)
+        tensor = torch.empty(self.shape, device=self.device, dtype=self.dtype)
         work = self._start(dist.irecv, message, tensor, message.source)
         return Transfer(message, work, tensor)
 

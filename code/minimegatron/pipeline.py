@@ -36,15 +36,17 @@ class Pipeline:
         # Input and output of the forwards whose backward is still to come, by B.
         self.kept: dict[Action, tuple[torch.Tensor | None, torch.Tensor]] = {}
 
-    def train(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
+    def train(self, batches: Sequence[MicroBatch], scale: torch.Tensor | None = None
+              ) -> torch.Tensor:
         """Forward and backward of every micro-batch; the gradients land in the parameters' sink.
 
         Each micro-batch's loss counts 1 / (micro-batches x replicas), so that summing the
         gradients over micro-batches and replicas gives the mean over them.
+        scale: a further factor on the loss (fp16), one element.
         Returns the mean loss of this rank's micro-batches (one element, detached); zero where the
         last stage is elsewhere.
         """
-        self.share = 1 / (len(batches) * self.ctx.grid.dp.size)
+        self.share = (1 if scale is None else scale) / (len(batches) * self.ctx.grid.dp.size)
         return self._run(self.program, batches) / len(batches)
 
     @torch.no_grad()

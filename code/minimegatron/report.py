@@ -27,7 +27,8 @@ def print_datetime(ctx: Context, what: str) -> None:
 
 def iteration_line(config: Config, *, iteration: int, consumed: int, milliseconds: float,
                    lr: float, loss: float | None, norm: float | None, zeros: float | None,
-                   params_norm: float | None, nans: int, throughput: float | None = None) -> str:
+                   params_norm: float | None, nans: int, throughput: float | None = None,
+                   loss_scale: float = 1.0, skipped: int = 0) -> str:
     """One iteration line; a loss or a norm of None (no value on this device) is left out."""
     core = config.log_format == "core"
     parts = [f" iteration {iteration:8d}/{config.train_iters:8d}",
@@ -39,12 +40,12 @@ def iteration_line(config: Config, *, iteration: int, consumed: int, millisecond
              f" global batch size: {config.global_batch_size:5d}"]
     if loss is not None:
         parts.append(f" lm loss: {loss:.6E}")
-    parts.append(" loss scale: 1.0")
+    parts.append(f" loss scale: {loss_scale:.1f}")
     for name, value, digits in (("grad norm", norm, 3), ("num zeros", zeros, 1),
                                 ("params norm", params_norm, 3)):
         if value is not None:
             parts.append(f" {name}: {value:.{digits}f}")
-    parts.append(" number of skipped iterations:   0")
+    parts.append(f" number of skipped iterations: {skipped:3d}")
     parts.append(f" number of nan iterations: {nans:3d}")
     stamp = f" [{datetime.now():%Y-%m-%d %H:%M:%S.%f}]" if core else ""
     return stamp + " |".join(parts) + " |"

@@ -14,11 +14,20 @@ import torch.distributed as dist
 from torch import nn
 
 from minimegatron.arguments.pipeline import ways_said
-from minimegatron.checkpoint import TRACKER, Progress, folder_of, parts, read_folder, shard_of
+from minimegatron.checkpoint import (
+    TRACKER,
+    Progress,
+    divided_of,
+    folder_of,
+    parts,
+    read_folder,
+    shard_of,
+)
 from minimegatron.checksums import SUMS, damage
 from minimegatron.context import Context
 from minimegatron.errors import UserError
-from minimegatron.optimizer import LearningRate, Optimizer
+from minimegatron.learning_rate import LearningRate
+from minimegatron.optimizer import Optimizer
 
 # The layout comes first: the padded vocabulary may follow from it.
 MUST_MATCH = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "num_layers",
@@ -142,12 +151,15 @@ def restore(ctx: Context, state: dict, model: nn.Module, optimizer: Optimizer,
     """Put the loaded state in its places."""
     for name, part in parts(model).items():
         part.load_state_dict(state[name])
+    optimizer.take_weights()
     if ctx.config.finetune:
         return Progress()
     if not ctx.config.no_load_optim:
         if "optimizer" not in state:
             raise UserError(f"{path} was saved with --no-save-optim: add --no-load-optim, or "
                             "--finetune to start at iteration 0")
+        if state["args"].get("use_distributed_optimizer"):
+            state["optimizer"] |= read_file(path.with_name(divided_of(ctx).name))
         optimizer.load_state_dict(state["optimizer"])
         schedule.load_state_dict(state["lr_scheduler"])
     return Progress(state["iteration"], state["args"]["consumed_train_samples"],
@@ -160,19 +172,23 @@ def first_line(error: Exception) -> str:
 
 def read_state(path: Path) -> dict:
     """Load one file as plain data, never as code. Raises UserError when it is not ours."""
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        missing = {"args", "iteration", "checkpoint_version"} - set(state)
-        if not any(name.startswith("model") for name in state):
-            missing.add("model")
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, TypeError, KeyError,
-            ValueError) as error:
-        raise UserError(f"{path} is not a checkpoint of this trainer "
-                        f"({first_line(error)})") from error
+    state = read_file(path)
+    missing = {"args", "iteration", "checkpoint_version"} - set(state)
+    if not any(name.startswith("model") for name in state):
+        missing.add("model")
     if missing:
         raise UserError(f"{path} is not a checkpoint of this trainer: it has no "
                         f"{', '.join(sorted(missing))}")
     return state
+
+
+def read_file(path: Path) -> dict:
+    try:
+        return dict(torch.load(path, map_location="cpu", weights_only=True))
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, TypeError, KeyError,
+            ValueError) as error:
+        raise UserError(f"{path} is not a checkpoint of this trainer "
+                        f"({first_line(error)})") from error
 
 
 def check_same_model(ctx: Context, saved: dict, padded_vocab_size: int, path: Path) -> None:

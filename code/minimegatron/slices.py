@@ -50,6 +50,7 @@ class TiedEmbedding:
         if self.ends is not None:
             holder = chunks[0] if at == 0 else chunks[-1]
             self.weight = holder.embedding.word_embeddings.weight
+            self.weight.is_tied = True  # its gradient is complete only after all_reduce
 
     def all_reduce(self) -> None:
         """Add up both ends' gradients; between the last backward and the norm."""

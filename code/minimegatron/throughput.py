@@ -25,7 +25,6 @@ from minimegatron.formulas import (
 from minimegatron.peaks import card_of, peak
 
 SIZE, RUNS = 2048, 4  # of the matrices, and of the products, of which the fastest counts
-PRECISION = "fp32"
 
 
 def shape_of(config: Config, vocab_size: int) -> Gpt:
@@ -45,16 +44,19 @@ class Throughput:
         self.flops = step_flops(shape_of(config, vocab_size), config.global_batch_size, causal=True)
         self.peaks: list[tuple[str, float]] = []
         name = ctx.device.name
-        sheet = peak(card_of(name) or "", PRECISION)
+        precision = config.precision
+        sheet = peak(card_of(name) or "", precision)
         if sheet is not None:
-            self.peaks.append((f"data-sheet peak ({name}, {PRECISION}, {sheet})", sheet))
+            self.peaks.append((f"data-sheet peak ({name}, {precision}, {sheet})", sheet))
         elif ctx.device.torch_device.type == "cpu":
-            measured = measured_peak(ctx)
+            if precision == "fp16":
+                precision = "fp32"  # in which the CPU multiplies then, see products.py
+            measured = measured_peak(ctx, torch.bfloat16 if config.bf16 else torch.float32)
             threads = torch.get_num_threads()
-            self.peaks.append((f"measured matmul peak ({SIZE}^3, {PRECISION}, {threads} thread(s), "
+            self.peaks.append((f"measured matmul peak ({SIZE}^3, {precision}, {threads} thread(s), "
                                f"{measured:.4f})", measured))
         else:
-            ctx.say(f"--log-throughput: no data-sheet peak of {name!r} in {PRECISION} is known")
+            ctx.say(f"--log-throughput: no data-sheet peak of {name!r} in {precision} is known")
 
     def of(self, seconds: float) -> float:
         """TFLOP/s per device of steps that take so long."""
@@ -67,11 +69,12 @@ class Throughput:
         return f" model TFLOP/s per device: {rate:.4f}{shares} |"
 
 
-def measured_peak(ctx: Context) -> float:
+def measured_peak(ctx: Context, dtype: torch.dtype) -> float:
     """TFLOP/s of one square matrix product on rank 0 with its threads, while the others wait."""
     result = [0.0]
     if ctx.grid.rank == 0:
-        a, b = (torch.randn(SIZE, SIZE, device=ctx.device.torch_device) for _ in range(2))
+        a, b = (torch.randn(SIZE, SIZE, device=ctx.device.torch_device).to(dtype)
+                for _ in range(2))
         seconds = []
         for _ in range(RUNS):
             start = ctx.device.now()
@@ -88,8 +91,10 @@ def memory_on_paper(config: Config, vocab_size: int, live: Sequence[int]) -> tup
     live: the most pairs (micro-batch, chunk) whose activations each stage keeps at once.
     """
     gpt, t = shape_of(config, vocab_size), config.tensor_model_parallel_size
-    b, each = config.micro_batch_size, state_bytes(PRECISION)
-    shared = {"b": b, "t": t, "sequence_parallel": config.sequence_parallel, "bytes_each": 4}
+    b, each = config.micro_batch_size, state_bytes(
+        config.precision, config.data_parallel_size, config.use_distributed_optimizer)
+    shared = {"b": b, "t": t, "sequence_parallel": config.sequence_parallel,
+              "bytes_each": 4 if config.precision == "fp32" else 2}
     again = config.recompute_granularity
     # Flash attention keeps what selective recomputation keeps.
     selective = "selective" if config.use_flash_attn or again == "selective" else None

@@ -20,7 +20,9 @@ LEVELS = {
     "model-and-optimizer-setup": 0, "train/valid/test-data-iterators-setup": 0,
     "forward-backward": 1, "forward-compute": 2, "forward-recv": 2, "backward-compute": 2,
     "backward-recv": 2, "backward-params-all-reduce": 1, "backward-embedding-all-reduce": 1,
-    "optimizer-clip-main-grad": 1, "optimizer": 1, "batch-generator": 2,
+    "optimizer-copy-to-main-grad": 1, "optimizer-unscale-and-check-inf": 1,
+    "optimizer-clip-main-grad": 1, "optimizer-copy-main-to-model-params": 1, "optimizer": 1,
+    "batch-generator": 2,
 }
 NOT_OF_2021 = ("forward-backward",)
 

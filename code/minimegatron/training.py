@@ -19,8 +19,9 @@ from minimegatron.errors import UserError
 from minimegatron.evaluation import evaluate
 from minimegatron.exits import Exits
 from minimegatron.initialize import initialize, say_initialized, say_start
+from minimegatron.learning_rate import LearningRate
 from minimegatron.model import MicroBatch
-from minimegatron.optimizer import LearningRate, Optimizer
+from minimegatron.optimizer import Optimizer
 from minimegatron.pipeline import Pipeline
 from minimegatron.report import (
     Profiler,
@@ -149,20 +150,22 @@ class Trainer:
 
     def step(self, batches: list[MicroBatch]) -> tuple[torch.Tensor, torch.Tensor]:
         """One optimizer step. Returns (this rank's mean loss, the gradient norm)."""
-        replicas = self.ctx.grid.dp
         gradients = self.optimizer.gradients
         gradients.begin()
+        scaler = self.optimizer.scaler
         with self.timers("forward-backward"):
-            loss = self.pipeline.train(batches)
-        with self.timers("backward-params-all-reduce"):
-            gradients.finish(replicas)
+            loss = self.pipeline.train(batches, scaler and scaler.scale)
+        # Before the replicas' sum, of which each may get a part: the ends' parts differ.
         with self.timers("backward-embedding-all-reduce"):
             self.tied.all_reduce()
+        with self.timers("backward-params-all-reduce"):
+            gradients.finish()
         with self.timers("optimizer"):
             norm = self.optimizer.step(self.learning_rate.value(), self.timers)
         self.progress.iteration += 1
         self.progress.consumed_train_samples += self.config.global_batch_size
-        self.learning_rate.samples += self.config.global_batch_size
+        # A skipped step does not count here.
+        self.learning_rate.samples += self.config.global_batch_size * self.optimizer.advanced
         return loss, norm
 
     def train(self, train: Batches, valid: Batches | None) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from minimegatron.context import Context
 from minimegatron.grid import Group
+from minimegatron.precision import params_dtype
 
 
 def parameter(ctx: Context, *shape: int, std: float | None = None, fill: float = 0.0,
@@ -25,7 +26,8 @@ def parameter(ctx: Context, *shape: int, std: float | None = None, fill: float =
     sizes = list(shape)
     if split is not None:
         sizes[split] //= ctx.grid.tp.size
-    made = nn.Parameter(torch.empty(sizes, device=ctx.device.torch_device))
+    made = nn.Parameter(torch.empty(sizes, device=ctx.device.torch_device,
+                                    dtype=params_dtype(ctx.config)))
     made.init_std, made.init_fill = std, fill
     made.whole_shape, made.split = shape, split
     return made

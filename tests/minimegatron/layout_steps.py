@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,7 @@ from minimegatron.device import Device
 from minimegatron.evaluation import evaluate
 from minimegatron.grid import make_grid
 from minimegatron.main import leave
+from minimegatron.optimizer import Optimizer
 from minimegatron.schedules import BACKWARD, FORWARD, Message
 from minimegatron.training import Trainer
 
@@ -48,7 +50,8 @@ def unsummed(trainer: Trainer) -> None:
 
 def counted_by_all(trainer: Trainer) -> None:
     """Wrong: every rank of the model counts its copies."""
-    trainer.optimizer.counted = [slice(None)]
+    optimizer = trainer.optimizer
+    optimizer.runs = [replace(run, counted=True) for run in optimizer.runs]
 
 
 def first_mask_for_all(trainer: Trainer) -> None:
@@ -84,8 +87,49 @@ def one_channel(trainer: Trainer) -> None:
     trainer.pipeline.peers.groups = dict.fromkeys(groups, groups["F", 0])
 
 
+def poison(trainer: Trainer) -> None:
+    """One element of what the last rank owns overflows in the last step but one."""
+    gradients, finish = trainer.optimizer.gradients, trainer.optimizer.gradients.finish
+
+    def finish_and_poison() -> None:
+        finish()
+        if trainer.progress.iteration == poisoned and trainer.ctx.grid.is_last_rank:
+            gradients.flat[trainer.optimizer.runs[-1].flat] = float("inf")
+
+    gradients.finish = finish_and_poison
+
+
+def unshared_overflow(trainer: Trainer) -> None:
+    """Wrong: a rank skips when it overflowed itself."""
+    optimizer = trainer.optimizer
+    optimizer._overflow = lambda: ~optimizer.gradients.flat.isfinite().all()
+
+
+def scaled(trainer: Trainer) -> None:
+    """Wrong: gradients stay multiplied by the loss scale."""
+    step = trainer.optimizer.step
+
+    def forget(lr: torch.Tensor, timers: object) -> torch.Tensor:
+        trainer.optimizer.gradients.flat.mul_(trainer.optimizer.scaler.scale)
+        return step(lr, timers)
+
+    trainer.optimizer.step = forget
+
+
 VARIANTS = {variant.__name__: variant for variant in (
-    unsummed, counted_by_all, first_mask_for_all, untied, eager, one_channel)}
+    unsummed, counted_by_all, first_mask_for_all, untied, eager, one_channel, poison,
+    unshared_overflow, scaled)}
+poisoned = -1  # set by main
+
+
+def held_bytes(optimizer: Optimizer) -> float:
+    """What weights, gradients and the optimizer's states hold, in bytes per parameter."""
+    tensors = [optimizer.weights, optimizer.gradients.flat, optimizer.main,
+               optimizer.main_gradient, *optimizer.moments.values()]
+    parameters = optimizer.gradients.parameters
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+                for tensor in [*tensors, *parameters] if tensor is not None}
+    return sum(storages.values()) / sum(p.numel() for p in parameters)
 
 
 def steps(ctx: Context, count: int, variants: list[str]) -> dict:
@@ -95,30 +139,36 @@ def steps(ctx: Context, count: int, variants: list[str]) -> dict:
         VARIANTS[name](trainer)
     batch, optimizer = ctx.config.global_batch_size, trainer.optimizer
     source = Batches(ctx, data(batch * count, ctx.config.seq_length), eod=0, name="training")
-    out: dict = {"loss": [], "norm": [], "params": [], "zeros": []}
+    out: dict = {"loss": [], "norm": [], "params": [], "zeros": [], "scale": [], "advanced": []}
     for _ in range(count):
         progress = trainer.progress
         loss, norm = trainer.step(source.step(progress.consumed_train_samples, progress.iteration))
         loss = loss / ctx.grid.dp.size
         ctx.grid.dp.all_reduce(loss)
         values = {"loss": loss, "norm": norm, "zeros": optimizer.num_zeros(),
-                  "params": optimizer.model_norm(optimizer.weights)}
+                  "params": optimizer.model_norm(optimizer.weights),
+                  "advanced": torch.as_tensor(optimizer.advanced)}
+        if optimizer.scaler is not None:
+            values["scale"] = optimizer.scaler.scale
         for name, value in values.items():
             out[name].append(ctx.read(value))
     mean, _ = evaluate(ctx, trainer.pipeline, source, 0)
     out["validation"] = [ctx.read(mean)]
     if trainer.tied.weight is not None:
         out["embedding"] = trainer.tied.weight.flatten()[:100].tolist()
-    copied = b"".join(weight.detach().numpy().tobytes()
+    copied = b"".join(weight.detach().float().numpy().tobytes()
                       for _, weight in optimizer.named if weight.split is None)
     return {**out, "stage": ctx.grid.pp.index, "last": trainer.pipeline.chunks[-1].is_last,
+            "bytes": held_bytes(optimizer),
             "copied": hashlib.sha256(copied).hexdigest()}
 
 
 def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
+    global poisoned
     count, *cases = sys.argv[1:]
+    poisoned = int(count) - 2
     for case in cases:
         variants = [word for word in case.split() if word in VARIANTS]
         config = parse_arguments(

@@ -20,13 +20,13 @@ def reference(ctx, batches):
 
 def through_the_sink(ctx, batches, rounds=1, schedule=one_f_one_b):
     stage = Stage(ctx, VOCABULARY, range(2))
-    gradients = Gradients(list(stage.parameters()))
+    gradients = Gradients(ctx, list(stage.parameters()))
     program = add_communication(schedule(1, len(batches)))
     pipeline = Pipeline(ctx, [stage], program, gradients, Timers(ctx.device.now))
     for _ in range(rounds):
         gradients.begin()
         pipeline.train(batches)
-        gradients.finish(ctx.grid.dp)
+        gradients.finish()
     return {name: p.main_grad for name, p in stage.named_parameters()}
 
 
@@ -44,7 +44,7 @@ def test_accumulated_gradients_equal_autograd_s(make_context, how):
 def test_deferred_weight_gradients_are_not_there_before_the_drain(make_context):
     ctx = make_context()
     stage = Stage(ctx, VOCABULARY, range(2))
-    gradients = Gradients(list(stage.parameters()))
+    gradients = Gradients(ctx, list(stage.parameters()))
     gradients.begin()
     with gradients.deferred("one"):
         stage(None, micro_batch()).backward()
@@ -62,8 +62,8 @@ def test_deferred_weight_gradients_are_not_there_before_the_drain(make_context):
 def test_a_parameter_that_was_not_used_has_no_old_gradient(make_context):
     ctx = make_context()
     stage = Stage(ctx, VOCABULARY, range(2))
-    gradients = Gradients(list(stage.parameters()))
+    gradients = Gradients(ctx, list(stage.parameters()))
     gradients.flat.fill_(7)
     gradients.begin()
-    gradients.finish(ctx.grid.dp)
+    gradients.finish()
     assert gradients.flat.abs().max() == 0

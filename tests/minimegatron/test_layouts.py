@@ -25,11 +25,16 @@ CHUNK, LAYOUT = "--num-layers-per-virtual-pipeline-stage", "--pipeline-model-par
 OWN = str(Path(__file__).with_name("own_schedule"))  # .py, .json
 DRAWS = [draw(seed) for seed in range(6)]
 MODELS |= {drawn.file: drawn.model for drawn in DRAWS}
+# Few of the buckets' edges are a parameter's; 1001 is odd, the replicas are 2 or 4.
+ZERO, OVERLAP = "--use-distributed-optimizer --ddp-bucket-size 1001", "--overlap-grad-reduce"
 # (ranks, layout, model). All combinations: tests/stress/test_layout_matrix.py.
 EQUAL = [
     *((2, f"{TP} 2", model) for model in list(MODELS)[:4]),
     *((2, f"{TP} 2 {SP}", model) for model in list(MODELS)[:4]),
     (2, f"{TP} 2 {SP} --schedule zb-h1", ""),
+    *((2, layout, "other widths") for layout in (ZERO, OVERLAP, f"{ZERO} {OVERLAP}")),
+    (4, f"{TP} 2 {SP} {ZERO} {OVERLAP}", ""),
+    *((4, f"{PP2} {ZERO} {OVERLAP} {rest}".strip(), "") for rest in ("", "--schedule zb-h1")),
     (4, f"{TP} 2", "other widths"), (4, f"{TP} 2 {SP}", ""),
     (4, f"{TP} 4", "other widths"), (4, f"{TP} 4 {SP}", "one micro-batch"),
     (4, "", ""),

@@ -6,8 +6,9 @@ import torch
 from minimegatron import ops
 from minimegatron.arguments import parse_arguments
 from minimegatron.errors import UserError
+from minimegatron.learning_rate import LearningRate
 from minimegatron.model import Stage
-from minimegatron.optimizer import LearningRate, Optimizer
+from minimegatron.optimizer import Optimizer
 from minimegatron.timers import Timers
 
 from .test_arguments import GOOD

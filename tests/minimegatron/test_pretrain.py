@@ -159,7 +159,8 @@ def test_every_rank_s_profile_is_a_worker_of_one_run(pretrain, tmp_path):
 
 
 @pytest.mark.parametrize("flags, message", [
-    ("--fp16", "error: --fp16 is a flag of Megatron-LM that this trainer does not have yet"),
+    ("--fp8-format e4m3", "error: --fp8-format is a flag of Megatron-LM that this trainer does not "
+                          "have yet"),
     ("--vocab-file nowhere.json", "nowhere.json"),
     ("--data-path nowhere", "nowhere.idx"),
     ("--split 0,50,50", "--split 0,50,50"),

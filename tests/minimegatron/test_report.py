@@ -84,8 +84,9 @@ def running(level):
 def test_the_level_decides_which_timers_run():
     assert running(0) == ["model-and-optimizer-setup", "train/valid/test-data-iterators-setup"]
     assert running(1)[2:] == ["forward-backward", "backward-params-all-reduce",
-                              "backward-embedding-all-reduce", "optimizer-clip-main-grad",
-                              "optimizer"]
+                              "backward-embedding-all-reduce", "optimizer-copy-to-main-grad",
+                              "optimizer-unscale-and-check-inf", "optimizer-clip-main-grad",
+                              "optimizer-copy-main-to-model-params", "optimizer"]
     assert running(2) == list(LEVELS)
     assert running(None) == [name for name in LEVELS if name != "forward-backward"]
 
@@ -129,8 +130,27 @@ def test_nan_losses_are_counted_and_seen(make_context, capsys):
     log = StepLog(ctx, Timers(ctx.device.now), TensorBoard(ctx), Optimizer(ctx, stage), 128, [1])
     for loss in (1.0, float("nan"), 4.0):
         log.add(torch.tensor(loss), torch.tensor(0.5), seconds=0.25)
-    log.report(Progress(3, 6), lr=0.0)
+    log.report(Progress(3, 6), torch.tensor(0.0))
     line = capsys.readouterr().out.splitlines()[0]
     assert "| elapsed time per iteration (ms): 250.0 |" in line
     assert "| lm loss: NAN |" in line
     assert line.endswith("| number of nan iterations:   1 |")
+
+
+def test_skipped_steps_are_counted_and_have_no_loss(make_context, capsys):
+    ctx = make_context("--fp16 --log-interval 2")
+    optimizer = Optimizer(ctx, Stage(ctx, 128, range(2)))
+    log = StepLog(ctx, Timers(ctx.device.now), TensorBoard(ctx), optimizer, 128)
+    for advanced in ([0, 0], [1, 0], [0, 1]):
+        for loss, good in zip((2.0, 4.0), advanced, strict=True):
+            optimizer.advanced = torch.tensor(good)
+            log.add(torch.tensor(loss), torch.tensor(0.5 if good else float("inf")), seconds=0.25)
+        log.report(Progress(2, 4), torch.tensor(0.0))
+    none, first, second = [line for line in capsys.readouterr().out.splitlines()
+                           if line.startswith(" iteration")]
+    assert "lm loss" not in none and "grad norm" not in none
+    assert "| loss scale: 4294967296.0 |" in none
+    assert "| number of skipped iterations:   2 |" in none
+    assert "| lm loss: 2.000000E+00 |" in first and "grad norm" not in first
+    assert "| lm loss: 4.000000E+00 |" in second and "| grad norm: 0.500 |" in second
+    assert "| number of skipped iterations:   1 | number of nan iterations:   0 |" in second

@@ -46,7 +46,7 @@ def trained(ctx, defer=False):
         loss.backward()
     if defer:
         gradients.drain("later")
-    gradients.finish(ctx.grid.dp)
+    gradients.finish()
     optimizer.complete_copies()
     return loss.detach(), {name: (p.main_grad.clone(), p.split) for name, p in optimizer.named}
 
@@ -109,7 +109,7 @@ def test_between_layers_a_rank_keeps_its_part_of_the_sequence_only(make_context)
     for mode, flag in MODES.items():
         def work(own):
             stage = Stage(own, VOCABULARY, range(1))
-            gradients = Gradients(list(stage.parameters()))
+            gradients = Gradients(own, list(stage.parameters()))
             gradients.begin()
             sizes = []
             with torch.autograd.graph.saved_tensors_hooks(
@@ -144,4 +144,5 @@ def test_a_tied_copy_is_trained_but_not_counted(make_context):
     assert names[0] == "embedding.word_embeddings.weight"
     assert not any("position" in name for name in names)
     tied = last.embedding.word_embeddings.weight.numel()
-    assert optimizer.counted == [slice(tied, None)]
+    assert optimizer.runs[0].flat == slice(0, tied)
+    assert [run.counted for run in optimizer.runs] == [False, True, True, True]

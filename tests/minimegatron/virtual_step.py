@@ -87,7 +87,7 @@ def main() -> None:
     log = StepLog(ctx, trainer.timers, trainer.board, trainer.optimizer,
                   trainer.vocab_size, trainer.live)
     log.add(loss, norm, clock[0])
-    log.report(trainer.progress, 1e-3)
+    log.report(trainer.progress, torch.tensor(1e-3))
     control = torch.tensor([rank + 1.0])
     dist.all_reduce(control)  # control traffic still carries values
     emit(json.dumps({

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from minimegatron.arguments.flags import Config
 from minimegatron.arguments.pipeline import derive_pipeline
+from minimegatron.arguments.precision import check_precision
 from minimegatron.arguments.require import near_divisors, near_multiples, require
 
 A_YEAR = 365 * 24 * 60  # minutes
@@ -22,7 +23,7 @@ def check(config: Config, rank: int, world_size: int) -> Config:
     config = check_tensor_parallel(derive_model(config))
     config = derive_batch(config)
     config = derive_recompute(derive_pipeline(config))
-    config = derive_schedule(config)
+    config = check_precision(derive_schedule(config))
     check_folders(config)
     return derive_timing(config)
 
@@ -44,7 +45,7 @@ def check_numbers(config: Config) -> None:
                 "pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage",
                 "exit_duration_in_mins", "layernorm_epsilon",
                 "distributed_timeout_minutes", "lr_decay_iters", "lr_decay_samples",
-                "recompute_num_layers")
+                "recompute_num_layers", "ddp_bucket_size")
     for name in positive:
         value = getattr(config, name)
         spelling = "--" + name.replace("_", "-")

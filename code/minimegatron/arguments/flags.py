@@ -63,7 +63,8 @@ class Optimization:
     lr: float | None = flag(None, "peak learning rate", type=float, required=True)
     min_lr: float = flag(0.0, "learning rate after the decay", type=float)
     lr_decay_style: str = flag("linear", "how the learning rate falls",
-                               choices=("constant", "linear", "cosine"))
+                               choices=("constant", "linear", "cosine",
+                                        "inverse-square-root"))
     lr_decay_iters: int | None = flag(None, "steps to decay over (--train-iters)", type=int)
     lr_decay_samples: int | None = flag(None, "samples to decay over", type=int)
     lr_warmup_fraction: float | None = flag(None, "warm-up as a share of the decay", type=float)
@@ -81,6 +82,16 @@ class Optimization:
     adam_beta1: float = flag(0.9, "Adam's beta1", type=float)
     adam_beta2: float = flag(0.999, "Adam's beta2", type=float)
     adam_eps: float = flag(1e-8, "Adam's epsilon", type=float)
+    fp16: bool = flag(False, "train in fp16 with a loss scale")
+    bf16: bool = flag(False, "train in bf16; gradients are summed in fp32")
+    loss_scale: float | None = flag(None, "a fixed loss scale for --fp16 (one that adapts)",
+                                    type=float)
+    initial_loss_scale: float = flag(2.0**32, "loss scale to begin with", type=float)
+    min_loss_scale: float = flag(1.0, "the loss scale goes no lower", type=float)
+    loss_scale_window: int = flag(1000, "good steps after which the loss scale doubles", type=int)
+    hysteresis: int = flag(2, "overflow that first halves the loss scale", type=int)
+    accumulate_allreduce_grads_in_fp32: bool = flag(
+        False, "with --fp16: sum gradients in fp32, as --bf16 does")
     seed: int = flag(1234, "of the initial weights, the data order and dropout", type=int)
 
 
@@ -118,6 +129,11 @@ class Distributed:
         None, "what every stage holds, such as E|(t|)*3,tt|L: embedding, layers, loss", type=str)
     distributed_backend: str | None = flag(
         None, "of the tensor traffic (nccl on GPUs, gloo on the CPU)", choices=("nccl", "gloo"))
+    use_distributed_optimizer: bool = flag(
+        False, "main weights and moments divided among the replicas (ZeRO-1)")
+    overlap_grad_reduce: bool = flag(False, "sum gradients while others are being computed")
+    ddp_bucket_size: int | None = flag(
+        None, "gradients of one message (40 million, or 1 million per replica)", type=int)
     DDP_impl: str = flag("local", "whose data parallelism", choices=("local",))
     distributed_timeout_minutes: float = flag(10, "patience with a silent peer", type=float)
     local_rank: int | None = flag(None, "set by torch.distributed.launch", "--local-rank",
@@ -220,6 +236,16 @@ class Config(Derived, Logging, Checkpointing, Recompute, Distributed, Data, Opti
         """Chunks (virtual stages) that every stage holds."""
         return len(self.layers_per_chunk) // self.pipeline_model_parallel_size
 
+    @property
+    def precision(self) -> str:
+        """"fp16", "bf16" or "fp32"."""
+        return "fp16" if self.fp16 else "bf16" if self.bf16 else "fp32"
+
+    @property
+    def params_type(self) -> str:
+        """torch's name of the type of weights and activations."""
+        return {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}[self.precision]
+
 
 # Flags of Megatron-LM that say what this trainer does anyway, with the reason it can say so.
 ALREADY_SO = {
@@ -228,7 +254,8 @@ ALREADY_SO = {
     "--no-bias-dropout-fusion": "there is no fused bias-dropout kernel here",
     "--no-gradient-accumulation-fusion": "the accumulation is part of the matrix product",
     "--no-async-tensor-model-parallel-allreduce": "tensor-parallel messages are always waited for",
-    "--no-query-key-layer-scaling": "in fp32 the scaling cancels out",
+    "--no-query-key-layer-scaling": "scores are never divided by the layer's number",
+    "--attention-softmax-in-fp32": "a softmax is computed in fp32, whatever the type",
     "--use-cpu-initialization": "weights are always drawn on the CPU",
     "--no-load-rng": "dropout and data order have no state to load",
     "--no-save-rng": "dropout and data order have no state to save",
@@ -237,10 +264,7 @@ ALREADY_SO = {
 
 # Flags of Megatron-LM that people will try, and that this trainer does not have yet.
 NOT_YET = (
-    "--fp16", "--bf16", "--loss-scale", "--initial-loss-scale", "--min-loss-scale",
-    "--loss-scale-window", "--hysteresis", "--fp32-residual-connection", "--fp8-format",
-    "--accumulate-allreduce-grads-in-fp32", "--attention-softmax-in-fp32",
-    "--use-distributed-optimizer", "--overlap-grad-reduce",
+    "--fp32-residual-connection", "--fp8-format",
     "--context-parallel-size", "--rampup-batch-size",
     "--reset-position-ids", "--reset-attention-mask",
     "--mock-data", "--weight-decay-incr-style", "--start-weight-decay",

@@ -95,6 +95,12 @@ def notes(argv: Sequence[str], config: Config) -> list[str]:
               if name in words]
     if "--sequence-parallel" in argv and not config.sequence_parallel:
         lines.append("--sequence-parallel: no effect, there is one tensor-parallel rank")
+    for name in ("--use-distributed-optimizer", "--overlap-grad-reduce"):
+        if name in argv and config.data_parallel_size == 1:
+            lines.append(f"{name}: no effect, there is one data-parallel rank")
+    if config.bf16:
+        lines.append("accumulate and all-reduce gradients in fp32 for bfloat16 data type.")
+    lines.append(f"using torch.{config.params_type} for parameters ...")
     if "--global-batch-size" not in words:
         lines.insert(0, f"setting global batch size to {config.global_batch_size}")
     return lines

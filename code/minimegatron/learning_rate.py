@@ -1,0 +1,62 @@
+"""The learning rate, counted in samples: warm-up, then decay."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from minimegatron.arguments import Config
+from minimegatron.errors import UserError
+
+
+class LearningRate:
+    """Warm-up and decay, counted in samples.
+
+    The first step runs at lr(0), which is 0 under a warm-up; the log shows the value after the
+    step, that is lr(batch).
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.settings = {
+            "learning rate": config.lr, "minimum learning rate": config.min_lr,
+            "warmup iterations": config.lr_warmup_samples,
+            "total number of iterations": config.lr_decay_samples,
+            "decay style": config.lr_decay_style,
+        }
+        self.override = config.override_lr_scheduler
+        self.use_saved = config.use_checkpoint_lr_scheduler
+        # A tensor once a step may be skipped: it does not count then, and only the device knows.
+        self.samples: int | torch.Tensor = 0
+
+    def value(self) -> torch.Tensor:
+        """The learning rate after `samples` samples (fp64, one element)."""
+        peak, lowest, warmup, decay, style = self.settings.values()
+        n = torch.as_tensor(self.samples, dtype=torch.float64)
+        rising = (n / warmup).clamp(max=1.0) if warmup > 0 else torch.ones_like(n)
+        if style == "constant":
+            return peak * rising
+        ratio = ((n - warmup) / (decay - warmup)).clamp(0.0, 1.0)
+        if style == "inverse-square-root":
+            slow = peak * (max(warmup, 1) / n.clamp(min=max(warmup, 1))).sqrt()
+            falling = torch.where(n > decay, lowest, slow.clamp(min=lowest))
+        else:
+            left = 1 - ratio if style == "linear" else 0.5 * (torch.cos(math.pi * ratio) + 1)
+            falling = lowest + left * (peak - lowest)
+        return falling * rising
+
+    def state_dict(self) -> dict:
+        return {**self.settings, "num_steps": self.samples}
+
+    def load_state_dict(self, saved: dict) -> None:
+        """Resume; raises UserError when the saved schedule is another one and no flag decides."""
+        for name, value in self.settings.items():
+            if self.use_saved:
+                self.settings[name] = saved[name]
+            elif not self.override and saved[name] != value:
+                # The missing blank is upstream's.
+                raise UserError(
+                    f"AnnealingLR: class input value {value} and checkpointvalue {saved[name]} "
+                    f"for {name} do not match; --override-lr-scheduler takes the command line's, "
+                    "--use-checkpoint-lr-scheduler the checkpoint's")
+        self.samples = saved["num_steps"]

@@ -1,0 +1,86 @@
+"""fp16 and bf16 train alike in every layout; overflow is everybody's; overlap changes no bit."""
+
+import pytest
+
+from minimegatron.formulas import state_bytes
+
+from .scaler_rules import scales
+from .test_layouts import PP2, SP, TP, ZERO, run
+
+STEPS = 20
+FP16, BF16, BUCKETS, OVERLAP = "--fp16", "--bf16", "--ddp-bucket-size 1001", "--overlap-grad-reduce"
+LAYOUTS = [(2, ""), (2, f"{TP} 2"), (2, f"{TP} 2 {SP}"), (2, ZERO), (2, PP2),
+           (4, f"{TP} 2 {SP} {ZERO}")]
+# How far the rounding of sums in another order carries in 20 steps: (loss, norm), relative.
+BOUNDS = {FP16: (1e-4, 5e-3), BF16: (5e-4, 1e-2)}
+SAME_BITS = [(2, BUCKETS), (4, f"{PP2} {ZERO} --schedule zb-h1"), (4, f"{TP} 2 {SP} {ZERO} {FP16}")]
+POISONED = [(2, f"{FP16} {TP} 2 poison"), (2, f"{FP16} {ZERO} poison"),
+            (4, f"{FP16} {TP} 2 {ZERO} poison")]
+WRONG = (2, f"{FP16} {TP} 2 poison unshared_overflow")
+
+
+@pytest.fixture(scope="module")
+def results():
+    cases = {1: [FP16, BF16, f"{FP16} --loss-scale 16 scaled"], 2: [WRONG[1]], 4: []}
+    for ranks, layout in LAYOUTS:
+        cases[ranks] += [f"{precision} {layout}".strip() for precision in BOUNDS]
+    for ranks, layout in SAME_BITS:
+        cases[ranks] += [layout, f"{layout} {OVERLAP}"]
+    for ranks, case in POISONED:
+        cases[ranks].append(case)
+    return {(ranks, case): result for ranks, wanted in cases.items()
+            for case, result in run(ranks, wanted, STEPS).items()}
+
+
+@pytest.mark.parametrize("ranks, layout", LAYOUTS)
+@pytest.mark.parametrize("precision", BOUNDS)
+def test_a_layout_equals_one_process_within_the_type_s_rounding(results, precision, ranks, layout):
+    (alone,) = results[1, precision]
+    for rank in results[ranks, f"{precision} {layout}".strip()]:
+        assert rank["advanced"] == alone["advanced"] and rank["scale"] == alone["scale"]
+        names = ("loss", "norm") if rank["last"] else ("norm",)
+        bounds = dict(zip(("loss", "norm"), BOUNDS[precision], strict=True))
+        for name in names:
+            for step in range(STEPS):
+                if alone["advanced"][step]:
+                    assert rank[name][step] == pytest.approx(alone[name][step],
+                                                             rel=bounds[name], abs=0)
+
+
+@pytest.mark.parametrize("precision", BOUNDS)
+@pytest.mark.parametrize("ranks, layout, replicas", [(2, "", 1), (2, ZERO, 2),
+                                                     (4, f"{TP} 2 {SP} {ZERO}", 2)])
+def test_the_distributed_optimizer_saves_what_the_formula_says(results, precision, ranks, layout,
+                                                               replicas):
+    expected = state_bytes(precision[2:], replicas, distributed_optimizer=True).total
+    for rank in results[ranks, f"{precision} {layout}".strip()]:
+        assert rank["bytes"] == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("ranks, layout", [(1, ""), *LAYOUTS])
+def test_the_scale_follows_megatron_s_rules_from_2_to_the_32(results, ranks, layout):
+    rank = results[ranks, f"{FP16} {layout}".strip()][0]
+    assert rank["advanced"][:10] == [0] * 10 and sum(rank["advanced"]) > 2
+    assert rank["scale"] == scales([not good for good in rank["advanced"]])
+
+
+def test_the_comparison_sees_gradients_that_stay_scaled(results):
+    right, wrong = results[1, BF16][0], results[1, f"{FP16} --loss-scale 16 scaled"][0]
+    assert wrong["norm"][0] == pytest.approx(16 * right["norm"][0], rel=1e-2)
+
+
+@pytest.mark.parametrize("ranks, case", POISONED)
+def test_all_ranks_skip_when_one_overflowed(results, ranks, case):
+    rows = results[ranks, case]
+    assert all(row["advanced"][-2:] == [0, 1] for row in rows)
+    assert len({row["scale"][-1] for row in rows}) == 1
+
+
+def test_the_comparison_sees_ranks_that_skip_alone(results):
+    assert len({row["advanced"][-2] for row in results[WRONG]}) == 2
+
+
+@pytest.mark.parametrize("ranks, layout", SAME_BITS)
+def test_overlap_changes_no_bit(results, ranks, layout):
+    plain, overlapped = results[ranks, layout], results[ranks, f"{layout} {OVERLAP}"]
+    assert [{**row, "case": ""} for row in plain] == [{**row, "case": ""} for row in overlapped]

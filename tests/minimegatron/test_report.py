@@ -140,7 +140,7 @@ def test_nan_losses_are_counted_and_seen(make_context, capsys):
 def test_skipped_steps_are_counted_and_have_no_loss(make_context, capsys):
     ctx = make_context("--fp16 --log-interval 2")
     optimizer = Optimizer(ctx, Stage(ctx, 128, range(2)))
-    log = StepLog(ctx, Timers(ctx.device.now), TensorBoard(ctx), optimizer, 128)
+    log = StepLog(ctx, Timers(ctx.device.now), TensorBoard(ctx), optimizer, 128, live=[1])
     for advanced in ([0, 0], [1, 0], [0, 1]):
         for loss, good in zip((2.0, 4.0), advanced, strict=True):
             optimizer.advanced = torch.tensor(good)

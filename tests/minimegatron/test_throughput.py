@@ -84,7 +84,7 @@ def test_throughput_is_plotted(make_context, monkeypatch):
     log = StepLog(ctx, Timers(ctx.device.now), Board(ctx), optimizer, 128, [1])
     for _ in range(2):
         log.add(torch.tensor(1.0), torch.tensor(1.0), seconds=0.25)
-    log.report(Progress(2, 8), lr=1e-3)
+    log.report(Progress(2, 8), torch.tensor(1e-3))
     assert points == [("throughput", log.throughput.flops / 0.25 / 1e12, 2)]
 
 

@@ -17,11 +17,12 @@ RANKS = [{"rank": rank, "pp": rank // 2, "dp": rank % 2, "tp": 0, "sections": [
     ("backward-compute", 20.0 - rank, 21.0 - rank, ("B", 0, 0))]} for rank in range(4)]
 ALIGN = """
 import time, torch.distributed as dist
+from minimegatron.console import emit
 from minimegatron.timeline import clock_offset
 from minimegatron.main import leave
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-print(clock_offset(rank, 3, lambda: time.perf_counter() + 1000 * rank), flush=True)
+emit(str(clock_offset(rank, 3, lambda: time.perf_counter() + 1000 * rank)))
 dist.barrier()
 leave(0)
 """

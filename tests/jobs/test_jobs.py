@@ -70,6 +70,16 @@ def test_a_shipped_script_trains(course, ended, script):
     assert list((course.home / f"megatron/tensorboard/{script.stem}").glob("events.out.*"))
 
 
+def test_half_precision_finds_its_loss_scale(course, ended):
+    """fp16.sh starts too high: steps overflow, are skipped, and halve the scale."""
+    log = (course.home / f"megatron/logs/fp16_{ended['fp16'][0]}.txt").read_text()
+    lines = re.findall(r"loss scale: (\S+) .* skipped iterations: +(\d+) ", log)
+    skipped = [int(count) for _, count in lines]
+    assert len(lines) == 3 and skipped[0] > 0
+    assert [float(scale) for scale, _ in lines] == [
+        2**20 / 2**sum(skipped[:at + 1]) for at in range(3)]
+
+
 def test_the_time_limit_saves_and_so_does_sigterm_and_the_job_resumes_itself(course):
     """resume.sh with a limit of a minute: signal, save, requeue, resume; then by scancel's hand."""
     flags = TINY + "--train-iters 1000000 --log-interval 1 --eval-iters 0 --save-interval 1000000"
@@ -102,7 +112,7 @@ def test_the_time_limit_saves_and_so_does_sigterm_and_the_job_resumes_itself(cou
 
 
 def test_shipped_scripts_name_their_device_and_come_with_the_workspace(lab):
-    assert len(SHIPPED) >= 9
+    assert len(SHIPPED) >= 10
     for script in SHIPPED:
         assert "--device " in script.read_text()
         assert os.access(lab.home / "code" / script.name, os.X_OK)

@@ -20,11 +20,11 @@ class Shape:
 
     @property
     def flags(self) -> str:
-        """The same model on the trainer's command line, dropout 0, SDPA."""
-        return (f"--device cpu --num-layers {self.layers} --hidden-size {self.hidden} "
+        """The same model on the trainer's command line, dropout 0, SDPA; without the data."""
+        return (f"--num-layers {self.layers} --hidden-size {self.hidden} "
                 f"--num-attention-heads {self.heads} --seq-length {self.length} --lr 1e-4 "
-                f"--max-position-embeddings {self.length} --data-path none --vocab-file none "
-                "--merge-file none --use-flash-attn --hidden-dropout 0 --attention-dropout 0 ")
+                f"--max-position-embeddings {self.length} --use-flash-attn --hidden-dropout 0 "
+                "--attention-dropout 0 ")
 
 
 SHAPES = {"10M": Shape(6, 352, 8, 256, 4096), "124M": Shape(12, 768, 12, 256, 50304)}

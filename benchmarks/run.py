@@ -20,7 +20,11 @@ def run(*words: str | Path, **environment: str) -> None:
 
 def main() -> None:
     run(HERE / "index_maps.py")
-    run(HERE / "train_speed.py")
+    for model in ("10M", "124M"):
+        for dtype in ("fp32", "bf16"):
+            run(HERE / "train_speed.py", "--model", model, "--dtype", dtype, "--steps", "1")
+    for name in ("ranks_speed.py", "bubble.py", "memory.py"):
+        run(HERE / name)
     run(HERE / "cluster_up.py")
     with tempfile.TemporaryDirectory() as home:
         lab = "import sys; from lab.cli import main; sys.exit(main(sys.argv[1:]))"

@@ -30,7 +30,8 @@ PEAK = 2048  # edge of the matrices whose product is the machine's peak
 
 class OurLoop:
     def __init__(self, shape: Shape, texts: torch.Tensor, bf16: bool) -> None:
-        flags = (f"{shape.flags} --micro-batch-size {shape.batch} --train-iters 1 "
+        flags = (f"--device cpu {shape.flags} --micro-batch-size {shape.batch} --train-iters 1 "
+                 "--data-path none --vocab-file none --merge-file none "
                  f"{'--bf16' if bf16 else ''}")
         ctx = initialize(parse_arguments(shlex.split(flags)))
         self.trainer = Trainer(ctx, shape.vocabulary, time.perf_counter())

@@ -144,7 +144,7 @@ def views(page, screenshot):
     screenshot(page, "lab-trace")
 
 
-@pytest.mark.stress  # tests/labs/test_run.py runs the same cells in a kernel each time
+@pytest.mark.stress
 def test_the_worked_notebook_runs_from_the_first_to_the_last_cell(page, jupyter, course,
                                                                   screenshot):
     workspace.make(course.home)

@@ -18,7 +18,7 @@ from tests.labs.test_labs import each_lab
 SECONDS = 60  # the most that a cell of the course may take
 AGAIN = "run this cell again"  # what a cell that waits for a job says when it still runs
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.cluster, pytest.mark.stress, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")

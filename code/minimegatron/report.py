@@ -110,16 +110,17 @@ class TensorBoard:
 
 
 class Profiler:
-    """torch's profiler around steps 3 and 4 of every rank.
+    """torch's profiler around steps 3 and 4 of every rank, or of --profile-ranks.
 
-    All ranks are workers run_NAME_gpuRANK of one TensorBoard run, run_NAME: its distributed view
+    They are workers run_NAME_gpuRANK of one TensorBoard run, run_NAME: its distributed view
     compares the workers of a run. The first step is not watched, the second warms the profiler up.
     """
 
     def __init__(self, ctx: Context) -> None:
         self.profile = None
         config = ctx.config
-        if not config.profile_execution:
+        if not config.profile_execution or ctx.grid.rank not in (
+                config.profile_ranks or range(ctx.grid.world_size)):
             return
         from torch._C._profiler import _ExperimentalConfig
         from torch.profiler import profile, schedule, tensorboard_trace_handler

@@ -90,6 +90,7 @@ REFUSED = {
     "--train-samples 100": "one of --train-iters and --train-samples, not both",
     "--save x": "--save x needs --save-interval",
     "--profile-execution yes": "--profile-execution yes needs --tensorboard-dir",
+    "--profile-ranks 0 3": "--profile-ranks 3: there are ranks 0 to .*; nearest: --profile-ranks",
     "--timeline x --timeline-iteration 999999": "nearest: --timeline-iteration 10",
     "--profile-name a/b": "--profile-name 'a/b'",
     "--tensor-model-parallel-size 2": r"world size \(1\) is not divisible by tensor model parallel "

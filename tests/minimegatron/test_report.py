@@ -10,7 +10,7 @@ from minimegatron.arguments import parse_arguments
 from minimegatron.checkpoint import Progress
 from minimegatron.model import Stage
 from minimegatron.optimizer import Optimizer
-from minimegatron.report import TensorBoard, iteration_line, validation_lines
+from minimegatron.report import Profiler, TensorBoard, iteration_line, validation_lines
 from minimegatron.step_log import StepLog
 from minimegatron.timers import LEVELS, Timers, time_line, times_of_ranks
 
@@ -154,3 +154,11 @@ def test_skipped_steps_are_counted_and_have_no_loss(make_context, capsys):
     assert "| lm loss: 2.000000E+00 |" in first and "grad norm" not in first
     assert "| lm loss: 4.000000E+00 |" in second and "| grad norm: 0.500 |" in second
     assert "| number of skipped iterations:   1 | number of nan iterations:   0 |" in second
+
+
+@pytest.mark.parametrize("ranks, watches", [(None, True), ((0, 3), True), ((3,), False)])
+def test_only_the_chosen_ranks_are_profiled(make_context, tmp_path, ranks, watches):
+    ctx = make_context(f"--profile-execution yes --tensorboard-dir {tmp_path}")
+    profiler = Profiler(replace(ctx, config=replace(ctx.config, profile_ranks=ranks)))
+    assert (profiler.profile is not None) == watches
+    profiler.stop()

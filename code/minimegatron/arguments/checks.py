@@ -202,6 +202,10 @@ def check_folders(config: Config) -> None:
     require(not config.profile_execution or config.tensorboard_dir is not None,
             f"--profile-execution {config.profile_execution} needs --tensorboard-dir, "
             "where the profile is written")
+    for rank in config.profile_ranks or ():
+        require(0 <= rank < config.world_size,
+                f"--profile-ranks {rank}: there are ranks 0 to {config.world_size - 1}; nearest: "
+                f"--profile-ranks {min(max(rank, 0), config.world_size - 1)}")
     require(config.timeline is None or config.timeline_iteration <= config.train_iters,
             f"--timeline-iteration {config.timeline_iteration}: the run has {config.train_iters} "
             f"iteration(s); nearest: --timeline-iteration {config.train_iters}")

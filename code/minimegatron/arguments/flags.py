@@ -205,8 +205,9 @@ class Logging:
     timeline: str | None = flag(None, "folder for one step of all ranks as it ran: a trace for "
                                 "Perfetto, and a figure", type=str)
     timeline_iteration: int = flag(3, "which iteration --timeline records", type=int)
-    profile_execution: str = flag("", "any non-empty value: profile two steps of every rank",
-                                  type=str)
+    profile_execution: str = flag("", "any non-empty value: profile two steps", type=str)
+    profile_ranks: tuple[int, ...] | None = flag(None, "ranks to profile (all)", type=int,
+                                                 nargs="+")
     profile_name: str = flag("default", "the profile's run is run_NAME, its workers "
                              "run_NAME_gpuRANK", type=str)
 

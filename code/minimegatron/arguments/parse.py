@@ -75,7 +75,8 @@ def parse_arguments(argv: Sequence[str], env: Mapping[str, str] = os.environ) ->
     refuse_unknown(parser, extras)
     values = vars(parser.parse_args(argv))
     flags = {field.name for field in dataclasses.fields(Config)}
-    config = Config(**{name: value for name, value in values.items() if name in flags})
+    config = Config(**{name: tuple(value) if isinstance(value, list) else value
+                       for name, value in values.items() if name in flags})
     return check(config, rank=number(env, "RANK", 0), world_size=number(env, "WORLD_SIZE", 1))
 
 

@@ -1,1 +1,1 @@
-"""A Megatron-style GPT trainer, written to be read: data-parallel today, one idea per file."""
+"""A Megatron-style GPT trainer, written to be read: one idea per file."""

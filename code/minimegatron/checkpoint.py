@@ -33,6 +33,7 @@ from minimegatron.optimizer import DIVIDED, Optimizer
 
 VERSION = 3.0
 TRACKER = "latest_checkpointed_iteration.txt"
+REPLACED = ".replaced_"
 
 
 @dataclasses.dataclass
@@ -59,7 +60,7 @@ def unfinished(final: Path) -> Path:
 
 
 def replaced(final: Path) -> Path:
-    return final.with_name(f".replaced_{final.name}")
+    return final.with_name(f"{REPLACED}{final.name}")
 
 
 def shard_of(ctx: Context) -> Path:
@@ -88,7 +89,7 @@ def parts(model: nn.Module) -> dict[str, nn.Module]:
     return {"model": model}
 
 
-def save(ctx: Context, model: nn.Module, optimizer: Optimizer, schedule: LearningRate,
+def save(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: LearningRate,
          progress: Progress, padded_vocab_size: int) -> None:
     """Write a checkpoint; every rank must call it. Raises UserError when it cannot be written."""
     root = Path(ctx.config.save)
@@ -105,7 +106,7 @@ def save(ctx: Context, model: nn.Module, optimizer: Optimizer, schedule: Learnin
                 "args": {**dataclasses.asdict(ctx.config), **dataclasses.asdict(progress),
                          "padded_vocab_size": padded_vocab_size},
                 "checkpoint_version": VERSION, "iteration": progress.iteration,
-                "lr_scheduler": schedule.state_dict(),
+                "lr_scheduler": learning_rate.state_dict(),
                 **{name: part.state_dict() for name, part in parts(model).items()},
                 **random_state(),
             }
@@ -135,7 +136,7 @@ def remove_leftovers(root: Path) -> None:
     for left in root.glob(unfinished(Path("iter_*")).name):
         shutil.rmtree(left, ignore_errors=True)
     for left in root.glob(replaced(Path("iter_*")).name):
-        if (root / left.name.removeprefix(replaced(Path("")).name)).exists():
+        if (root / left.name.removeprefix(REPLACED)).exists():
             shutil.rmtree(left, ignore_errors=True)
 
 

@@ -2,8 +2,8 @@
 
 Every parameter's gradient is a view of the buffer, so the all-reduce, the norm and the clipping
 are single operations. A linear layer hands in its weight gradient as the two factors of a matrix
-product: the product can wait (a zero-bubble schedule's W action drains the queue), and it
-accumulates inside the product instead of after it.
+product: the product can wait (a zero-bubble schedule's W action drains the queue), and where both
+have one type it accumulates inside the product instead of after it.
 """
 
 from __future__ import annotations

@@ -77,9 +77,12 @@ def cap_threads(ctx: Context) -> None:
     """
     boot_id = Path("/proc/sys/kernel/random/boot_id")
     machine = boot_id.read_text() if boot_id.exists() else socket.gethostname()
-    machines: list[str | None] = [None] * ctx.grid.world_size
-    dist.all_gather_object(machines, machine)
-    ranks, cores = machines.count(machine), len(os.sched_getaffinity(0))
+    mine = os.sched_getaffinity(0)
+    told: list[tuple] = [()] * ctx.grid.world_size
+    dist.all_gather_object(told, (machine, mine))
+    # A launcher may have given every rank cores of its own.
+    ranks = sum(name == machine and not mine.isdisjoint(theirs) for name, theirs in told)
+    cores = len(mine)
     asked = os.environ.get("OMP_NUM_THREADS", "")
     wanted = int(asked) if asked.isdigit() else torch.get_num_threads()
     fair = max(1, cores // ranks)

@@ -35,7 +35,7 @@ MUST_MATCH = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "num
               "ffn_hidden_size", "kv_channels", "padded_vocab_size", "tokenizer_type")
 
 
-def load(ctx: Context, model: nn.Module, optimizer: Optimizer, schedule: LearningRate,
+def load(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: LearningRate,
          padded_vocab_size: int) -> Progress:
     """Resume from --load, or start at iteration 0 when there is nothing yet; every rank must call
     it. Raises UserError, on all ranks alike where the checkpoint is damaged."""
@@ -57,7 +57,7 @@ def load(ctx: Context, model: nn.Module, optimizer: Optimizer, schedule: Learnin
     ctx.say(f" checkpoint version {state['checkpoint_version']}")
     check_same_model(ctx, state["args"], padded_vocab_size, path)
     try:
-        progress = restore(ctx, state, model, optimizer, schedule, path)
+        progress = restore(ctx, state, model, optimizer, learning_rate, path)
     except (KeyError, RuntimeError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is not a checkpoint of this trainer "
                         f"({first_line(error)})") from error
@@ -147,7 +147,7 @@ def read_tracker(tracker: Path) -> int | str | None:
 
 
 def restore(ctx: Context, state: dict, model: nn.Module, optimizer: Optimizer,
-            schedule: LearningRate, path: Path) -> Progress:
+            learning_rate: LearningRate, path: Path) -> Progress:
     """Put the loaded state in its places."""
     for name, part in parts(model).items():
         part.load_state_dict(state[name])
@@ -161,7 +161,7 @@ def restore(ctx: Context, state: dict, model: nn.Module, optimizer: Optimizer,
         if state["args"].get("use_distributed_optimizer"):
             state["optimizer"] |= read_file(path.with_name(divided_of(ctx).name))
         optimizer.load_state_dict(state["optimizer"])
-        schedule.load_state_dict(state["lr_scheduler"])
+        learning_rate.load_state_dict(state["lr_scheduler"])
     return Progress(state["iteration"], state["args"]["consumed_train_samples"],
                     state["args"]["consumed_valid_samples"])
 

@@ -6,8 +6,8 @@ conjugate operators stand at the ends: f copies forward and sums gradients backw
 forward and copies backward.
 
 Korthikanti et al. 2022, section 4.2.2: outside those pairs every rank did the same work on the
-same [s, b, h]. With --sequence-parallel each keeps s/t of the sequence there; g becomes an
-all-gather (backward: reduce-scatter) and g-bar a reduce-scatter (backward: all-gather), which
+same [s, b, h]. With --sequence-parallel each keeps s/t of the sequence there; f becomes an
+all-gather (backward: reduce-scatter) and g a reduce-scatter (backward: all-gather), which
 together move as many bytes as the all-reduces did. What is copied on every rank (norms, biases of
 row-cut layers, positions) then sees only a part of the sequence, and its gradient is a part: the
 optimizer sums these.
@@ -83,7 +83,8 @@ class TensorParallel:
         if self.group.size == 1:
             return ops.linear(x, weight, bias)
         if self.sequence:
-            # g is inside: what waits for the backward pass is the part, which it gathers again.
+            # The all-gather is inside: what waits for the backward pass is the part, which it
+            # gathers again.
             return ops.linear(x, weight, bias, gather=self.group)
         return ops.linear(_F.apply(x, self.group), weight, bias)
 

@@ -92,7 +92,9 @@ def memory_on_paper(config: Config, vocab_size: int, live: Sequence[int]) -> tup
     """
     gpt, t = shape_of(config, vocab_size), config.tensor_model_parallel_size
     b, each = config.micro_batch_size, state_bytes(
-        config.precision, config.data_parallel_size, config.use_distributed_optimizer)
+        # fp16 with fp32 sums holds what bf16 does.
+        "bf16" if config.accumulate_allreduce_grads_in_fp32 else config.precision,
+        config.data_parallel_size, config.use_distributed_optimizer)
     shared = {"b": b, "t": t, "sequence_parallel": config.sequence_parallel,
               "bytes_each": 4 if config.precision == "fp32" else 2}
     again = config.recompute_granularity

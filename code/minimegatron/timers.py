@@ -57,6 +57,15 @@ class Timers:
         if watched:
             self.recorder.note(name, start, end, action)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing inside counts: evaluation is no part of a step."""
+        running, self.running = self.running, set()
+        try:
+            yield
+        finally:
+            self.running = running
+
     def take(self) -> dict[str, float]:
         """Seconds by name since the last call, in upstream's order; starts again from zero."""
         seconds, self._seconds = self._seconds, {}

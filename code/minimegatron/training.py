@@ -165,7 +165,9 @@ class Trainer:
         self.progress.iteration += 1
         self.progress.consumed_train_samples += self.config.global_batch_size
         # A skipped step does not count here.
-        self.learning_rate.samples += self.config.global_batch_size * self.optimizer.advanced
+        # Not in place: a resumed count is on the host, `advanced` may be on the device.
+        self.learning_rate.samples = (self.learning_rate.samples
+                                      + self.config.global_batch_size * self.optimizer.advanced)
         return loss, norm
 
     def train(self, train: Batches, valid: Batches | None) -> None:
@@ -175,6 +177,10 @@ class Trainer:
         exits, profiler = Exits(config, self.started), Profiler(ctx)
         log = StepLog(ctx, self.timers, self.board, self.optimizer, self.vocab_size,
                       self.live)
+        if config.timeline and progress.iteration >= config.timeline_iteration:
+            ctx.say(f"WARNING: --timeline-iteration {config.timeline_iteration}: the run resumes "
+                    f"after iteration {progress.iteration}, nothing will be recorded; nearest: "
+                    f"--timeline-iteration {progress.iteration + 3}")
         while progress.iteration < config.train_iters:
             self.recorder.begin(progress.iteration + 1)
             start = ctx.device.now()
@@ -216,7 +222,8 @@ class Trainer:
         """Print and plot the mean loss over --eval-iters batches; returns the samples consumed."""
         if not self.config.eval_iters:
             return consumed
-        mean, consumed = evaluate(self.ctx, self.pipeline, data, consumed)
+        with self.timers.paused():
+            mean, consumed = evaluate(self.ctx, self.pipeline, data, consumed)
         loss = self.ctx.read(mean)
         if loss is not None:
             for line in validation_lines(prefix, loss):

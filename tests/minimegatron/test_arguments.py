@@ -91,6 +91,7 @@ REFUSED = {
     "--save x": "--save x needs --save-interval",
     "--profile-execution yes": "--profile-execution yes needs --tensorboard-dir",
     "--profile-ranks 0 3": "--profile-ranks 3: there are ranks 0 to .*; nearest: --profile-ranks",
+    "--pipeline-model-parallel-layout E|t|t|L": "nearest: --pipeline-model-parallel-size 4",
     "--timeline x --timeline-iteration 999999": "nearest: --timeline-iteration 10",
     "--profile-name a/b": "--profile-name 'a/b'",
     "--tensor-model-parallel-size 2": r"world size \(1\) is not divisible by tensor model parallel "

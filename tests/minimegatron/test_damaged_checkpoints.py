@@ -41,15 +41,30 @@ def flip(path):
     path.write_bytes(content)
 
 
+def save_small(make_context, root, *iterations):
+    model, rest = torch.nn.Linear(30, 30), SimpleNamespace(state_dict=dict)
+    ctx = make_context(f"--save {root} --save-interval 1")
+    for iteration in iterations:
+        save(ctx, model, rest, rest, Progress(iteration), 128)
+
+
 @pytest.fixture
 def saved(make_context, tmp_path, capsys):
     """Checkpoints of iterations 1, 2 and 3 of a small model."""
-    model, rest = torch.nn.Linear(30, 30), SimpleNamespace(state_dict=dict)
-    ctx = make_context(f"--save {tmp_path} --save-interval 1")
-    for iteration in (1, 2, 3):
-        save(ctx, model, rest, rest, Progress(iteration), 128)
+    save_small(make_context, tmp_path, 1, 2, 3)
     capsys.readouterr()
     return tmp_path
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_what_a_kill_set_aside_does_not_stop_the_next_save(make_context, saved, done):
+    """It is removed once the new one is there, and kept while it is the only one."""
+    old, new = saved / ".replaced_iter_0000002", saved / "iter_0000002"
+    new.rename(old)
+    if done:
+        shutil.copytree(old, new)
+    save_small(make_context, saved, 4)
+    assert old.exists() != done and damage(read_folder(saved, 2)) == []
 
 
 def lose_number(root):

@@ -162,3 +162,13 @@ def test_only_the_chosen_ranks_are_profiled(make_context, tmp_path, ranks, watch
     profiler = Profiler(replace(ctx, config=replace(ctx.config, profile_ranks=ranks)))
     assert (profiler.profile is not None) == watches
     profiler.stop()
+
+
+def test_evaluation_counts_in_no_step_s_timers():
+    ticks = iter(range(100))
+    timers = Timers(lambda: next(ticks))
+    with timers("forward-compute"):
+        pass
+    with timers.paused(), timers("forward-compute"), timers("forward-recv"):
+        pass
+    assert timers.take() == {"forward-compute": 1}

@@ -253,7 +253,7 @@ ALREADY_SO = {
     "--no-masked-softmax-fusion": "there is no fused softmax kernel here",
     "--no-bias-gelu-fusion": "there is no fused bias-GELU kernel here",
     "--no-bias-dropout-fusion": "there is no fused bias-dropout kernel here",
-    "--no-gradient-accumulation-fusion": "the accumulation is part of the matrix product",
+    "--no-gradient-accumulation-fusion": "product and sum are one where types allow",
     "--no-async-tensor-model-parallel-allreduce": "tensor-parallel messages are always waited for",
     "--no-query-key-layer-scaling": "scores are never divided by the layer's number",
     "--attention-softmax-in-fp32": "a softmax is computed in fp32, whatever the type",
@@ -286,4 +286,6 @@ CALLED_TODAY = {
     "--activations-checkpoint-method": "--recompute-granularity full --recompute-method",
     "--activations-checkpoint-num-layers": "--recompute-num-layers",
     "--distribute-checkpointed-activations": "--distribute-saved-activations",
+    "--override-lr-scheduler": "--override-opt_param-scheduler",
+    "--use-checkpoint-lr-scheduler": "--use-checkpoint-opt_param-scheduler",
 }

@@ -31,6 +31,9 @@ def parse_layout(text: str, layers: int, stages: int) -> tuple[int, ...]:
     require(plain is not None and not set(plain) - set("EtL|"),
             f"{told}: give E, t and L with | between stages, *n and brackets; {near}")
     parts = plain.split("|")
+    require(stages > 1 or len(parts) == 1,
+            f"{told} has {len(parts)} stages, but --pipeline-model-parallel-size is 1; nearest: "
+            f"--pipeline-model-parallel-size {len(parts)}")
     require(len(parts) % stages == 0,
             f"{told} has {len(parts)} stages, which is not divisible by "
             f"--pipeline-model-parallel-size {stages}; nearest: "

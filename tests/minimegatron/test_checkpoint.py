@@ -27,7 +27,9 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [
+    pytest.param(name, marks=pytest.mark.stress) if ranks == 4 else name
+    for name, (ranks, _) in LAYOUTS.items()])
 def test_resuming_is_exact_with_dropout_on(pretrain, tmp_path, layout):
     ranks, flags = LAYOUTS[layout]
     steps, save = STEPS + flags, f"--save {tmp_path} --load {tmp_path} --save-interval 100 "

@@ -19,6 +19,24 @@ POISONED = [(2, f"{FP16} {TP} 2 poison"), (2, f"{FP16} {ZERO} poison"),
 WRONG = (2, f"{FP16} {TP} 2 poison unshared_overflow")
 
 
+def soak_four(rows):
+    """Cases of four ranks run in make stress only."""
+    return [pytest.param(*row, marks=pytest.mark.stress) if row[0] == 4 else row for row in rows]
+
+
+class Results(dict):
+    """{(ranks, case): results}; the processes of a number of ranks are started when asked for."""
+
+    def __init__(self, cases):
+        super().__init__()
+        self.cases = cases
+
+    def __missing__(self, key):
+        for case, result in run(key[0], self.cases[key[0]], STEPS).items():
+            self[key[0], case] = result
+        return self[key]
+
+
 @pytest.fixture(scope="module")
 def results():
     cases = {1: [FP16, BF16, f"{FP16} --loss-scale 16 scaled"], 2: [WRONG[1]], 4: []}
@@ -28,11 +46,10 @@ def results():
         cases[ranks] += [layout, f"{layout} {OVERLAP}"]
     for ranks, case in POISONED:
         cases[ranks].append(case)
-    return {(ranks, case): result for ranks, wanted in cases.items()
-            for case, result in run(ranks, wanted, STEPS).items()}
+    return Results(cases)
 
 
-@pytest.mark.parametrize("ranks, layout", LAYOUTS)
+@pytest.mark.parametrize("ranks, layout", soak_four(LAYOUTS))
 @pytest.mark.parametrize("precision", BOUNDS)
 def test_a_layout_equals_one_process_within_the_type_s_rounding(results, precision, ranks, layout):
     (alone,) = results[1, precision]
@@ -48,8 +65,8 @@ def test_a_layout_equals_one_process_within_the_type_s_rounding(results, precisi
 
 
 @pytest.mark.parametrize("precision", BOUNDS)
-@pytest.mark.parametrize("ranks, layout, replicas", [(2, "", 1), (2, ZERO, 2),
-                                                     (4, f"{TP} 2 {SP} {ZERO}", 2)])
+@pytest.mark.parametrize("ranks, layout, replicas", soak_four([
+    (2, "", 1), (2, ZERO, 2), (4, f"{TP} 2 {SP} {ZERO}", 2)]))
 def test_the_distributed_optimizer_saves_what_the_formula_says(results, precision, ranks, layout,
                                                                replicas):
     expected = state_bytes(precision[2:], replicas, distributed_optimizer=True).total
@@ -57,7 +74,7 @@ def test_the_distributed_optimizer_saves_what_the_formula_says(results, precisio
         assert rank["bytes"] == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize("ranks, layout", [(1, ""), *LAYOUTS])
+@pytest.mark.parametrize("ranks, layout", [(1, ""), *soak_four(LAYOUTS)])
 def test_the_scale_follows_megatron_s_rules_from_2_to_the_32(results, ranks, layout):
     rank = results[ranks, f"{FP16} {layout}".strip()][0]
     assert rank["advanced"][:10] == [0] * 10 and sum(rank["advanced"]) > 2
@@ -69,7 +86,7 @@ def test_the_comparison_sees_gradients_that_stay_scaled(results):
     assert wrong["norm"][0] == pytest.approx(16 * right["norm"][0], rel=1e-2)
 
 
-@pytest.mark.parametrize("ranks, case", POISONED)
+@pytest.mark.parametrize("ranks, case", soak_four(POISONED))
 def test_all_ranks_skip_when_one_overflowed(results, ranks, case):
     rows = results[ranks, case]
     assert all(row["advanced"][-2:] == [0, 1] for row in rows)
@@ -80,7 +97,7 @@ def test_the_comparison_sees_ranks_that_skip_alone(results):
     assert len({row["advanced"][-2] for row in results[WRONG]}) == 2
 
 
-@pytest.mark.parametrize("ranks, layout", SAME_BITS)
+@pytest.mark.parametrize("ranks, layout", soak_four(SAME_BITS))
 def test_overlap_changes_no_bit(results, ranks, layout):
     plain, overlapped = results[ranks, layout], results[ranks, f"{layout} {OVERLAP}"]
     assert [{**row, "case": ""} for row in plain] == [{**row, "case": ""} for row in overlapped]

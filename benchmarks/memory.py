@@ -54,7 +54,8 @@ def main() -> None:
             if granularity == "full":  # one layer's activations are there again in its backward
                 formula -= kept(None) / LAYERS
             show(f"--recompute-granularity {granularity}", saved, formula)
-        saved = peak(2, LARGE + data) - peak(2, f"{LARGE} --use-distributed-optimizer {data}")
+        saved = peak(2, LARGE + data) - peak(2, f"{LARGE} --use-distributed-optimizer "
+                                             f"--ddp-bucket-size 10000000 {data}")
         each = [state_bytes("fp32", 2, shard).total for shard in (False, True)]
         show("--use-distributed-optimizer, d = 2", saved, (each[0] - each[1]) * parameters(STATES))
 

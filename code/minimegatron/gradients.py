@@ -112,6 +112,8 @@ class Gradients:
             if missing:
                 missing.clear()
                 self.buckets.start(number, self.flat)
+                if self.buckets.sharded:  # one at a time: each needs room for a copy
+                    self.buckets.finish(self.flat)
         self.buckets.finish(self.flat)
         self._last_step = self._writes
 

@@ -1,0 +1,1 @@
+"""Accelerators without hardware: modelled time and memory for programs on meta tensors."""

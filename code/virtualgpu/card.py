@@ -1,0 +1,56 @@
+"""What is known of a card: its data sheet, and how much of it programs reach."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """What programs get of a data sheet; measured, each card's file says by whom.
+
+    matmul: by dtype ("fp32", "tf32", "fp16", "bf16", "fp8"), the share of the peak that large
+    matrix products reach. vector: the share of the memory bandwidth that elementwise kernels
+    reach. attention: the share of the peak that a fused attention kernel reaches.
+    kernel: seconds of the shortest kernel. dispatch: seconds of the host's work to launch one.
+    link: the share of the links' bandwidth that NCCL's messages reach.
+    """
+
+    matmul: Mapping[str, float]
+    vector: float
+    attention: float
+    kernel: float
+    dispatch: float
+    link: float
+
+
+@dataclass(frozen=True)
+class Card:
+    """One product.
+
+    memory: bytes, as CUDA reports the total. bandwidth: of the memory, bytes/s. tflops: dense peaks
+    by dtype in TFLOP/s, sums in fp32, no sparsity; "fp32" is without TF32, a 16-bit one is of the
+    Tensor Cores; a dtype that is missing is one that the card lacks. half: TFLOP/s of 16-bit
+    arithmetic outside the Tensor Cores. sms: multiprocessors. nvlink: bytes/s per direction of all
+    a card's NVLinks together, 0 where it has none. pcie: bytes/s per direction. peer: whether cards
+    of a node reach each other's memory over PCIe (else messages pass through the host's).
+    network: between nodes where nothing else is said, as network.parse reads it. context: bytes
+    that CUDA, its libraries and their workspaces take of the memory.
+    """
+
+    name: str
+    product: str
+    architecture: str
+    memory: int
+    bandwidth: float
+    tflops: Mapping[str, float]
+    half: float
+    sms: int
+    nvlink: float
+    pcie: float
+    peer: bool
+    network: str
+    context: int
+    efficiency: Efficiency
+    sources: tuple[str, ...]

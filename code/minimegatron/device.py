@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from minimegatron.errors import UserError
+from virtualgpu import cards
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class Device:
     def now(self) -> float:
         """Seconds on this device's clock, when all work issued so far is done."""
         return time.perf_counter()
+
+    def sheet_peak(self, dtype: str) -> float | None:
+        """TFLOP/s of dense matrix products that the data sheet promises in "fp32", "tf32", "bf16",
+        "fp16" or "fp8"; None where the device or its arithmetic in that type is not known."""
+        return cards.sheet_peak(self.name, dtype)
 
     def memory(self) -> Memory:
         with open("/proc/self/statm") as statm:

@@ -1,6 +1,6 @@
 """What --log-throughput shows: FLOP/s against what the device could do, and memory on paper.
 
-All formulas are in formulas.py, all data sheets in peaks.py.
+All formulas are in formulas.py; the device knows its data sheet.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from minimegatron.formulas import (
     step_flops,
     teraflops,
 )
-from minimegatron.peaks import card_of, peak
 
 SIZE, RUNS = 2048, 4  # of the matrices, and of the products, of which the fastest counts
 
@@ -45,7 +44,7 @@ class Throughput:
         self.peaks: list[tuple[str, float]] = []
         name = ctx.device.name
         precision = config.precision
-        sheet = peak(card_of(name) or "", precision)
+        sheet = ctx.device.sheet_peak(precision)
         if sheet is not None:
             self.peaks.append((f"data-sheet peak ({name}, {precision}, {sheet})", sheet))
         elif ctx.device.torch_device.type == "cpu":

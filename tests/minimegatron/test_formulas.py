@@ -19,8 +19,8 @@ from minimegatron.formulas import (
     zero_bytes,
 )
 from minimegatron.model import Stage
-from minimegatron.peaks import peak
 from minimegatron.schedules import gpipe, interleaved, one_f_one_b, peak_live, simulate
+from virtualgpu.cards import find
 
 from .thread_group import on_ranks
 
@@ -62,7 +62,7 @@ def test_narayanan_s_table_1(row):
     assert round(parameters(gpt) / 1e9, 1) == billions
     got = teraflops(step_flops(gpt, batch, recompute="full"), seconds, devices)
     assert got == pytest.approx(rate, rel=0.002)
-    assert 100 * got / peak("a100", "bf16") == pytest.approx(percent, abs=0.6)
+    assert 100 * got / find("a100").tflops["bf16"] == pytest.approx(percent, abs=0.6)
 
 
 def test_the_closed_forms():
@@ -90,7 +90,7 @@ def test_korthikanti_s_utilization(model):
     again = 3 * (step_flops(gpt, batch, "selective") - own)
     for flops, expected in ((own, mfu), (own + again, hfu)):
         rate = teraflops(flops, seconds, devices)
-        assert 100 * rate / peak("a100", "bf16") == pytest.approx(expected, abs=0.1)
+        assert 100 * rate / find("a100").tflops["bf16"] == pytest.approx(expected, abs=0.1)
 
 
 @pytest.mark.parametrize("model", KORTHIKANTI)

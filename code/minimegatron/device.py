@@ -6,14 +6,26 @@ waits for the device, and on a device without values (meta tensors) it returns N
 
 from __future__ import annotations
 
+import os
 import resource
+import socket
 import time
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
+from minimegatron.arguments import Config
+from minimegatron.arguments.device import virtual_card
 from minimegatron.errors import UserError
-from virtualgpu import cards
+from virtualgpu import cards, network
+from virtualgpu import kernels as modelled  # noqa: F401 (for ops.py)
+from virtualgpu.card import Card
+from virtualgpu.errors import VirtualGpuError
+from virtualgpu.gpu import VirtualGpu
+from virtualgpu.group import BACKEND, register
+from virtualgpu.memory import amount
+from virtualgpu.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -27,12 +39,20 @@ class Memory:
 
 
 class Device:
-    """The CPU, and the base of the others."""
+    """The CPU, and the base of the others.
 
+    kind: in words. name: the accelerator's own. label: what a modelled figure is called, empty where figures are
+    measured. has_values: whether tensors have any. shares_clock: whether `now` is the same clock
+    on all ranks.
+    """
+
+    kind = "the CPU"
     torch_device = torch.device("cpu")
     backend = "gloo"
     fused_adam = True
-    name = ""  # the accelerator's own
+    name = label = ""
+    has_values = True
+    shares_clock = False
 
     def read(self, tensor: torch.Tensor) -> float | None:
         """The value of a one-element tensor; None where it has none."""
@@ -53,8 +73,17 @@ class Device:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return Memory(resident, max(peak, resident), resident, max(peak, resident))
 
+    def connect(self) -> list[str]:
+        """Before the grid is made; every rank must call it. Returns what to tell the user."""
+        return []
+
+    def closing(self) -> list[str]:
+        """What to tell the user when the run is over."""
+        return []
+
 
 class CudaDevice(Device):
+    kind = "a CUDA device"
     backend = "nccl"
 
     def __init__(self, local_rank: int) -> None:
@@ -72,24 +101,83 @@ class CudaDevice(Device):
                       torch.cuda.memory_reserved(on), torch.cuda.max_memory_reserved(on))
 
 
-class MetaDevice(Device):
-    """Tensors with shapes and no values: the shape of every modelled device."""
+class VirtualDevice(Device):
+    """A modelled card: tensors with shapes and no values, a clock and a memory of its own.
 
+    It is switched on for the rest of the process: every operation on its tensors counts.
+    """
+
+    kind = "a virtual GPU"
     torch_device = torch.device("meta")
-    fused_adam = False  # torch has no fused Adam for meta tensors
+    backend = BACKEND
+    fused_adam = False  # torch has none for meta tensors; ops.adamw has
+    has_values = False
+    shares_clock = True
 
-    def __init__(self, backend: str) -> None:
-        self.backend = backend
+    def __init__(self, card: Card, link: str | None) -> None:
+        """link: between nodes, as network.parse reads it; None: what this card's nodes have."""
+        self.gpu, self.link = VirtualGpu(card), link or card.network
+        self.name = self.label = f"virtual {card.name}"
+        self.gpu.__enter__()
 
     def read(self, tensor: torch.Tensor) -> float | None:
-        return None if tensor.is_meta else tensor.item()
+        if not tensor.is_meta:
+            return tensor.item()
+        self.gpu.read()
+        return None
+
+    def now(self) -> float:
+        return self.gpu.now()
+
+    def sheet_peak(self, dtype: str) -> float | None:
+        return self.gpu.card.tflops.get(dtype)
+
+    def memory(self) -> Memory:
+        memory = self.gpu.memory
+        return Memory(memory.live, memory.peak, memory.reserved, memory.peak_reserved)
+
+    def connect(self) -> list[str]:
+        """Ranks tell each other where they sit, and on what."""
+        seats: list[tuple[str, str, str]] = [("", "", "")] * dist.get_world_size()
+        mine = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        dist.all_gather_object(seats, (mine, self.gpu.card.name, self.link))
+        links = dict.fromkeys(link for _, _, link in seats)
+        if len(links) > 1:
+            # Mixed nodes: a message is as fast as the slower end.
+            link = min((network.parse(link) for link in links), key=lambda one: one.effective)
+        else:
+            link = network.parse(self.link)
+        ranks_cards = tuple(cards.find(name) for _, name, _ in seats)
+        topology = Topology(tuple(node for node, _, _ in seats), ranks_cards, link)
+        register(self.gpu, topology)
+        return [f"{title(card)} on rank(s) {ranks_of(card, ranks_cards)}"
+                for card in dict.fromkeys(ranks_cards)
+                ] + [f"virtual links: {topology.describe()}; times and memory are modelled, "
+                     "nothing is learnt"]
+
+    def closing(self) -> list[str]:
+        """Raises VirtualGpuError when too much of the time is a guess."""
+        line = self.gpu.unknown_costs()
+        return [line] if line else []
 
 
-def choose_device(name: str, backend: str | None, local_rank: int) -> tuple[Device, list[str]]:
-    """The device for `--device name`, and the lines that tell the user what was decided.
+def title(card: Card) -> str:
+    return (f"using virtual {card.name} ({card.product}, {amount(card.memory)}, "
+            f"{card.bandwidth / 1e9:g} GB/s)")
+
+
+def ranks_of(card: Card, everyone: tuple[Card, ...]) -> str:
+    return ",".join(str(rank) for rank, other in enumerate(everyone) if other is card)
+
+
+def choose_device(config: Config, local_rank: int) -> tuple[Device, list[str]]:
+    """The device for --device, and the lines that tell the user what was decided.
 
     Raises UserError where the machine has no such device.
     """
+    name, backend = config.device, config.distributed_backend
+    if name.startswith("virtual"):
+        return virtual_device(config, name.partition(":")[2]), []
     cuda = torch.cuda.is_available()
     if name == "cuda" and not cuda:
         raise UserError("--device cuda: torch finds no CUDA device here; nearest: --device cpu")
@@ -101,6 +189,28 @@ def choose_device(name: str, backend: str | None, local_rank: int) -> tuple[Devi
         device = CudaDevice(local_rank)
         device.backend = backend or device.backend
         return device, []
+    declared = os.environ.get("VIRTUAL_GPU")
+    if name == "auto" and declared and (backend == "nccl" or gpus_asked()):
+        return virtual_device(config, declared), []
     if backend == "nccl":
         return Device(), ["--distributed-backend nccl needs GPUs: on the CPU gloo is used instead"]
     return Device(), []
+
+
+def gpus_asked() -> bool:
+    """Whether this Slurm job asked for GPUs."""
+    return any(os.environ.get(name) for name in
+               ("SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS"))
+
+
+def virtual_device(config: Config, name: str) -> VirtualDevice:
+    """name: of a card; empty: the one that the node declares. Raises UserError."""
+    name = name or os.environ.get("VIRTUAL_GPU", "")
+    if not name:
+        raise UserError("--device virtual: this node declares no virtual card; nearest: --device "
+                        f"virtual:{next(iter(cards.CARDS))}, and `lab devices` lists the others")
+    card = virtual_card(name, config.precision)
+    try:
+        return VirtualDevice(card, config.virtual_network or os.environ.get("VIRTUAL_NETWORK"))
+    except VirtualGpuError as error:
+        raise UserError(f"--virtual-network: {error}") from error

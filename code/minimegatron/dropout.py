@@ -67,6 +67,9 @@ class Dropout:
         heads: int64 [n], the heads' numbers in the whole model. start: the first position, where
         only a part of them lives on this rank.
         """
+        if self.samples.is_meta:  # no bits: the kernel that uses the mask draws it there
+            shape = [len(self.samples), *([] if heads is None else [len(heads)]), positions]
+            return torch.empty(shape, dtype=torch.bool, device="meta")
         base = mix64(mix64(self.seed) ^ mix64(self.iteration << 24 | layer << 4 | site))
         key = _scramble64(self.samples + _signed(base, 64))[:, None]
         if heads is not None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from minimegatron.arguments import Config
 from minimegatron.console import emit
 from minimegatron.context import Context
-from minimegatron.device import choose_device
+from minimegatron.device import Device, choose_device
 from minimegatron.errors import UserError
 from minimegatron.grid import make_grid
 
@@ -29,7 +29,9 @@ def initialize(config: Config) -> Context:
     timeout = timedelta(minutes=config.distributed_timeout_minutes)
     join(config, timeout)
     local_rank = int(os.environ.get("LOCAL_RANK", config.local_rank or 0))
-    device, notes = choose_device(config.device, config.distributed_backend, local_rank)
+    device, notes = choose_device(config, local_rank)
+    require_one_kind(device)
+    notes += device.connect()
     grid = make_grid(config.pipeline_model_parallel_size, config.data_parallel_size,
                      config.tensor_model_parallel_size, device.backend, timeout)
     ctx = Context(config, grid, device)
@@ -67,6 +69,16 @@ def explain(config: Config, error: str) -> str:
                 f"a free one: MASTER_PORT={free}")
     return (f"rank {config.rank} of {config.world_size} on {socket.gethostname()} cannot meet the "
             f"others at MASTER_ADDR:MASTER_PORT {address}:{port}: {error.splitlines()[0]}")
+
+
+def require_one_kind(device: Device) -> None:
+    """Ranks on different kinds of device could not talk. Raises UserError on all of them."""
+    kinds = [""] * dist.get_world_size()
+    dist.all_gather_object(kinds, device.kind)
+    other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
+    if other is not None:
+        raise UserError(f"--device auto means {kinds[0]} on rank 0 and {kinds[other]} on rank "
+                        f"{other}, which cannot talk; nearest: --device cpu")
 
 
 def cap_threads(ctx: Context) -> None:

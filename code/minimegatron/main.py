@@ -28,24 +28,34 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         leave(1)
     if config.exit_signal_handler:  # during the start it waits: then Exits stops after one step
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    from minimegatron.training import pretrain  # slow to import: after the command line is right
+    # Slow to import: after the command line is right.
+    from minimegatron.device import VirtualGpuError
+    from minimegatron.training import pretrain
 
     try:
         pretrain(config, notes(argv, config))
-    except UserError as error:
+    except (UserError, VirtualGpuError) as error:
         emit(f"[rank {config.rank}] error: {error}", sys.stderr)
         leave(1)
     except SystemExit as exit:
         leave(exit.code)
     except Exception as error:
-        lost = lost_peer(error)
-        if lost is None:
-            traceback.print_exc()
-        else:
-            emit(f"[rank {config.rank}] error: lost contact with another rank ({lost}); "
-                 "its own message says why", sys.stderr)
+        explain(error, config.rank)
         leave(1)
     leave(0)
+
+
+def explain(error: Exception, rank: int) -> None:
+    """What to print of an error that nobody foresaw; call it where the error was caught."""
+    lost = lost_peer(error)
+    if lost is not None:
+        emit(f"[rank {rank}] error: lost contact with another rank ({lost}); "
+             "its own message says why", sys.stderr)
+        return
+    traceback.print_exc()
+    if "out of memory" in str(error):
+        # The words that people search a log for, whatever torch calls the exception today.
+        emit(f"[rank {rank}] RuntimeError: {error}", sys.stderr)
 
 
 def leave(code: int) -> NoReturn:

@@ -75,7 +75,7 @@ class Embedding(nn.Module):
         positions = torch.arange(first, first + x.shape[0], device=x.device)
         x = x + ops.embedding(self.position_embeddings.weight, positions)[:, None]
         keep = hidden_mask(batch.dropout, self.p, 0, dropout.EMBEDDING, x, self.tp)
-        return x if keep is None else x * keep * (1 / (1 - self.p))
+        return x if keep is None else ops.dropout(x, keep, self.p)
 
 
 class Attention(nn.Module):

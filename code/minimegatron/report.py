@@ -28,8 +28,9 @@ def print_datetime(ctx: Context, what: str) -> None:
 def iteration_line(config: Config, *, iteration: int, consumed: int, milliseconds: float,
                    lr: float, loss: float | None, norm: float | None, zeros: float | None,
                    params_norm: float | None, nans: int, throughput: float | None = None,
-                   loss_scale: float = 1.0, skipped: int = 0) -> str:
-    """One iteration line; a loss or a norm of None (no value on this device) is left out."""
+                   loss_scale: float = 1.0, skipped: int = 0, label: str = "") -> str:
+    """One iteration line; a loss or a norm of None (no value on this device) is left out.
+    label: of a device whose figures are modelled."""
     core = config.log_format == "core"
     parts = [f" iteration {iteration:8d}/{config.train_iters:8d}",
              f" consumed samples: {consumed:12d}",
@@ -47,6 +48,8 @@ def iteration_line(config: Config, *, iteration: int, consumed: int, millisecond
             parts.append(f" {name}: {value:.{digits}f}")
     parts.append(f" number of skipped iterations: {skipped:3d}")
     parts.append(f" number of nan iterations: {nans:3d}")
+    if label:
+        parts.append(f" {label}")
     stamp = f" [{datetime.now():%Y-%m-%d %H:%M:%S.%f}]" if core else ""
     return stamp + " |".join(parts) + " |"
 
@@ -57,7 +60,8 @@ def memory_line(ctx: Context, iteration: int) -> str:
     names = ("allocated", "max allocated", "reserved", "max reserved")
     values = " | ".join(f"{name}: {size / 2**20}"
                         for name, size in zip(names, dataclasses.astuple(memory), strict=True))
-    return f"[Rank {ctx.grid.rank}] (after {iteration} iterations) memory (MB) | {values}"
+    label = f" | {ctx.device.label}" if ctx.device.label else ""
+    return f"[Rank {ctx.grid.rank}] (after {iteration} iterations) memory (MB) | {values}{label}"
 
 
 def validation_lines(prefix: str, loss: float) -> list[str]:
@@ -83,6 +87,8 @@ class TensorBoard:
                                         max_queue=ctx.config.tensorboard_queue_size)
             for name, value in dataclasses.asdict(ctx.config).items():
                 self.writer.add_text(name, str(value))
+            if ctx.device.label:
+                self.writer.add_text("times and memory are modelled", ctx.device.label)
 
     def is_due(self, iteration: int) -> bool:
         """Whether this iteration is plotted: the same answer on every rank."""

@@ -62,7 +62,7 @@ class StepLog:
             milliseconds=1000 * self.seconds / steps, lr=lr,
             loss=mean, norm=self._norm(), loss_scale=self._scale(), skipped=skipped,
             zeros=self._zeros(), params_norm=self._params_norm(),
-            nans=0 if good is None else steps - good, throughput=rate)
+            nans=0 if good is None else steps - good, throughput=rate, label=ctx.device.label)
         ctx.say_last(line)
         if self.throughput:
             ctx.say_last(self.throughput.line(rate))

@@ -47,8 +47,8 @@ class Recorder:
         self.active = config.timeline is not None and iteration == config.timeline_iteration
         if self.active:
             self.sections.clear()
-            self.offset = clock_offset(self.ctx.grid.rank, self.ctx.grid.world_size,
-                                       self.ctx.device.now)
+            self.offset = 0.0 if self.ctx.device.shares_clock else clock_offset(
+                self.ctx.grid.rank, self.ctx.grid.world_size, self.ctx.device.now)
 
     def note(self, name: str, start: float, end: float, action: Action | None) -> None:
         """Called by the timers at the end of every section."""

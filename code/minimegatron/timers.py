@@ -76,7 +76,8 @@ def say_times(ctx: Context, seconds: Mapping[str, float], steps: int = 1) -> Non
     """Print times per step: the last rank's in the line of 2021, or with --timing-log-level those
     of all ranks, through the control group; every rank must call it."""
     if ctx.config.timing_log_level is None:
-        ctx.say_last(time_line(seconds, steps))
+        label = f" | {ctx.device.label}" if ctx.device.label else ""
+        ctx.say_last(time_line(seconds, steps) + label)
         return
     ranks: list[dict[str, float]] = [{}] * ctx.grid.world_size
     dist.all_gather_object(ranks, {name: value / steps for name, value in seconds.items()})

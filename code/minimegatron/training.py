@@ -133,7 +133,10 @@ class Trainer:
 
     def load(self) -> float:
         """Resume where --load says. Returns the seconds that building and loading took."""
-        if self.config.load is not None:
+        if self.config.load is not None and not self.ctx.device.has_values:
+            self.ctx.say(f"--load {self.config.load}: nothing is loaded, weights on a "
+                         f"{self.ctx.device.label} have no values")
+        elif self.config.load is not None:
             self.progress = resume.load(self.ctx, self.model, self.optimizer,
                                         self.learning_rate, self.vocab_size)
             if self.config.load == self.config.save and self.progress.iteration:
@@ -143,6 +146,10 @@ class Trainer:
 
     def save(self) -> None:
         if self.saved_at == self.progress.iteration:
+            return
+        if not self.ctx.device.has_values:
+            self.ctx.say(f"no checkpoint is saved at iteration {self.progress.iteration}: weights "
+                         f"on a {self.ctx.device.label} have no values")
             return
         self.saved_at = self.progress.iteration
         checkpoint.save(self.ctx, self.model, self.optimizer, self.learning_rate, self.progress,
@@ -216,6 +223,8 @@ class Trainer:
                           "the end of training for val data")
         if test is not None:
             self.validate(test, 0, "the end of training for test data")
+        for line in self.ctx.device.closing():
+            emit(f"[rank {self.ctx.grid.rank}] {line}")
         self.board.close()
 
     def validate(self, data: Batches, consumed: int, prefix: str) -> int:

@@ -25,7 +25,7 @@ class Efficiency:
     link: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a card is itself; hashable
 class Card:
     """One product.
 

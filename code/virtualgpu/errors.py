@@ -9,3 +9,11 @@ class VirtualGpuError(ValueError):
 
 class UnknownCard(VirtualGpuError):
     """No such card; the text names the nearest ones."""
+
+
+class NoValue(VirtualGpuError):
+    """A value was read where there is none, or arithmetic asked for that the card lacks."""
+
+
+class UnknownCost(VirtualGpuError):
+    """Too much time went into operations whose cost nobody wrote down."""

@@ -6,13 +6,13 @@ import math
 import re
 from dataclasses import replace
 
+from minimegatron.arguments.device import check_device
 from minimegatron.arguments.flags import Config
 from minimegatron.arguments.pipeline import derive_pipeline
 from minimegatron.arguments.precision import check_precision
 from minimegatron.arguments.require import near_divisors, near_multiples, require
 
 A_YEAR = 365 * 24 * 60  # minutes
-DEVICE = re.compile(r"auto|cpu|cuda")
 
 
 def check(config: Config, rank: int, world_size: int) -> Config:
@@ -58,8 +58,6 @@ def check_numbers(config: Config) -> None:
     for name in ("attention_dropout", "hidden_dropout", "adam_beta1", "adam_beta2"):
         value = getattr(config, name)
         require(0 <= value < 1, f"--{name.replace('_', '-')} {value}: must be in [0, 1)")
-    require(bool(DEVICE.fullmatch(config.device)),
-            f"--device {config.device}: this trainer knows auto, cpu and cuda")
 
 
 def derive_grid(config: Config) -> Config:

@@ -113,7 +113,12 @@ class Data:
 
 @dataclass(frozen=True)
 class Distributed:
-    device: str = flag("auto", "cpu, cuda, or auto: cuda where there is one", type=str)
+    device: str = flag("auto", "cpu, cuda, virtual:CARD (`lab devices` lists them), virtual (the "
+                       "node's declared card), or auto: cuda where there is one, else the declared "
+                       "card where the job asked for GPUs or for nccl, else cpu", type=str)
+    virtual_network: str | None = flag(
+        None, "between nodes of virtual GPUs, such as ethernet:25gbit or infiniband:8x200gbit "
+        "(what the cluster declares, else what is usual for the card)", type=str)
     tensor_model_parallel_size: int = flag(1, "tensor-parallel ranks", type=int)
     sequence_parallel: bool = flag(
         False, "tensor-parallel ranks divide the sequence where they would repeat each other")

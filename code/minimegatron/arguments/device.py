@@ -1,0 +1,37 @@
+"""What --device may say."""
+
+from __future__ import annotations
+
+import difflib
+
+from minimegatron.arguments.flags import Config
+from minimegatron.errors import UserError
+from virtualgpu import cards
+from virtualgpu.card import Card
+from virtualgpu.errors import VirtualGpuError
+
+REAL = ("auto", "cpu", "cuda")
+
+
+def check_device(config: Config) -> None:
+    """Raises UserError."""
+    kind, colon, name = config.device.partition(":")
+    if kind == "virtual" and name:
+        virtual_card(name, config.precision)
+    elif kind not in (*REAL, "virtual") or colon:
+        near = difflib.get_close_matches(kind, [*REAL, "virtual"], n=1) or ["auto"]
+        nearest = "virtual:v100-sxm2-16gb" if near[0] == "virtual" or name else near[0]
+        raise UserError(f"--device {config.device}: one of {', '.join(REAL)}, virtual (the card "
+                        f"that the node declares) or virtual:CARD; nearest: --device {nearest}")
+
+
+def virtual_card(name: str, precision: str) -> Card:
+    """The card, if it has arithmetic of this precision. Raises UserError."""
+    try:
+        card = cards.find(name)
+    except VirtualGpuError as error:
+        raise UserError(f"--device virtual:{name}: {error}") from error
+    if precision not in card.tflops:
+        raise UserError(f"--{precision} on a virtual {card.name}: the card has no {precision} "
+                        f"arithmetic, only {', '.join(card.tflops)}; nearest: --fp16")
+    return card

@@ -1,0 +1,66 @@
+"""How long a collective takes: rings and trees over the links it passes.
+
+A ring of n moves every rank's S bytes in n - 1 steps of S/n, an all-reduce twice that: 2 (n-1)/n S
+per link (Patarasuk & Yuan 2009). A double binary tree moves 2 S per rank and needs log2(n) steps
+between nodes (Sanders et al. 2009; NCCL since 2.4). NCCL takes what it expects to be quicker, and
+so do we.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LAUNCH = 12e-6  # until the first byte leaves: kernel start, flags of all peers
+
+
+@dataclass(frozen=True)
+class Path:
+    """What a group's ring passes.
+
+    size: ranks. nodes: how many they are on. bandwidth: bytes/s of its slowest link. near, far:
+    latency of a hop within a node and between nodes (seconds).
+    """
+
+    size: int
+    nodes: int
+    bandwidth: float
+    near: float
+    far: float
+
+    @property
+    def round(self) -> float:
+        """Latency of once around."""
+        return (self.size - self.nodes) * self.near + (self.nodes if self.nodes > 1 else 0) * self.far
+
+
+def ring(path: Path, size: int, rounds: int) -> float:
+    """Seconds of passing all but one part of `size` bytes around, `rounds` times."""
+    steps = (path.size - 1) / path.size
+    return LAUNCH + rounds * (steps * size / path.bandwidth + steps * path.round)
+
+
+def tree(path: Path, size: int) -> float:
+    """Seconds of an all-reduce of `size` bytes, up and down again."""
+    local = path.size / path.nodes
+    depth = (path.nodes - 1).bit_length()
+    return LAUNCH + 2 * (size / path.bandwidth + (local - 1) * path.near + depth * path.far)
+
+
+def all_reduce(path: Path, size: int) -> float:
+    """size: bytes of the tensor on each rank."""
+    by_ring = ring(path, size, 2)
+    return min(by_ring, tree(path, size)) if path.nodes > 1 else by_ring
+
+
+def all_gather(path: Path, size: int) -> float:
+    """size: bytes of the whole; as much for a reduce-scatter, in the other direction."""
+    return ring(path, size, 1)
+
+
+def broadcast(path: Path, size: int) -> float:
+    return LAUNCH + size / path.bandwidth + path.round
+
+
+def message(path: Path, size: int) -> float:
+    """From one rank to another."""
+    return LAUNCH + size / path.bandwidth + (path.far if path.nodes > 1 else path.near)

@@ -1,0 +1,221 @@
+"""A process group whose messages carry times instead of tensors.
+
+Ranks exchange when they were ready through the group's store; each computes from all of them when
+the message has arrived. As with NCCL, a group has a stream of its own on every card: a collective
+starts when the slowest rank's compute stream got there and the group's last one is over, and the
+compute stream waits for it only when the program does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from virtualgpu import collectives
+from virtualgpu.clock import Span
+from virtualgpu.gpu import VirtualGpu
+from virtualgpu.topology import Topology
+
+BACKEND = "virtual"
+
+
+class Store:
+    """Times by key between the ranks of one group."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        self.store, self.rank, self.size = store, rank, size
+        store.set_timeout(timeout)
+
+    def post(self, key: str, time: float) -> None:
+        self.store.set(f"{key}/{self.rank}", time.hex())
+
+    def latest(self, key: str) -> float:
+        """The latest of all ranks' times; waits for them."""
+        keys = [f"{key}/{rank}" for rank in range(self.size)]
+        times = [float.fromhex(time.decode()) for time in self.store.multi_get(keys)]
+        if self.store.add(f"{key}/seen", 1) == self.size:  # the last one to look clears up
+            for name in (*keys, f"{key}/seen"):
+                self.store.delete_key(name)
+        return max(times)
+
+    def take(self, key: str, source: int) -> float:
+        """The time that one rank posted for this one; waits for it."""
+        name = f"{key}/{source}"
+        time = float.fromhex(self.store.get(name).decode())
+        self.store.delete_key(name)
+        return time
+
+
+class Alone:
+    """The same for a rank that stands for a whole grid: its peers are where it is."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, float] = {}
+
+    def post(self, key: str, time: float) -> None:
+        self.times[key] = time
+
+    def latest(self, key: str) -> float:
+        return self.times.pop(key)
+
+    def take(self, key: str, source: int) -> float:
+        return 0.0  # it has been there all the time
+
+
+class Work(dist.Work):
+    """Something under way; `wait` makes the compute stream wait for its end."""
+
+    def __init__(self, group: VirtualGroup, result: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.group, self.end = group, None
+        self.future: Future = Future()
+        self.future.set_result(result)
+
+    def wait(self, timeout: object = None) -> bool:
+        self.group.settle(self)
+        self.group.gpu.clock.wait(self.end)
+        return True
+
+    def is_completed(self) -> bool:
+        return self.end is not None
+
+    def get_future(self) -> Future:
+        return self.future
+
+
+class VirtualGroup(dist.ProcessGroup):
+    def __init__(self, gpu: VirtualGpu, topology: Topology, ranks: list[int], rank: int,
+                 store: Store | Alone) -> None:
+        """ranks: of the group, in the job's numbers. rank: this one's index among them."""
+        super().__init__(rank, len(ranks))
+        self.gpu, self.topology, self.ranks, self.store = gpu, topology, ranks, store
+        self.path = topology.path(ranks)
+        self.stream = f"{BACKEND} {','.join(map(str, ranks))}"
+        self.begun = 0
+        self.under_way: deque[tuple[Work, str, float]] = deque()  # collectives, oldest first
+        self.over = 0.0  # when the last settled one ended
+        self.sent: dict[int, int] = {}
+        self.received: dict[int, int] = {}
+        self.free: dict[int, float] = {}  # when the wire to a peer is
+
+    def _begin(self, name: str, seconds: float, tensors: list[torch.Tensor]) -> Work:
+        """A collective: post that this rank is ready."""
+        self._refuse_values(tensors)
+        clock = self.gpu.clock
+        clock.work(self.gpu.card.efficiency.dispatch)
+        key = f"c{self.begun}"
+        self.begun += 1
+        self.store.post(key, clock.ready())
+        work = Work(self, tensors)
+        self.under_way.append((work, name, seconds))
+        return work
+
+    def settle(self, work: Work) -> None:
+        """Find out when `work` ends, after those that began before it on this group."""
+        while work.end is None:
+            first, name, seconds = self.under_way[0]
+            number = self.begun - len(self.under_way)
+            start = max(self.store.latest(f"c{number}"), self.over)
+            self.under_way.popleft()
+            self._end(first, name, start, start + seconds)
+            self.over = first.end
+
+    def _end(self, work: Work, name: str, start: float, end: float) -> None:
+        work.end = end
+        clock = self.gpu.clock
+        clock.wait(end, self.stream)
+        self.gpu.busy[name] += end - start
+        if clock.watcher is not None:
+            clock.watcher.append(Span(name, self.stream, start, end))
+
+    def _refuse_values(self, tensors: list[torch.Tensor]) -> None:
+        for tensor in tensors:
+            if not tensor.is_meta:
+                raise RuntimeError(f"a tensor on {tensor.device} in a group of virtual GPUs, which "
+                                   "carry no values: control traffic belongs to the default group")
+
+    def allreduce(self, tensors, opts=None):
+        size = sum(tensor.nbytes for tensor in tensors)
+        return self._begin("all_reduce", collectives.all_reduce(self.path, size), tensors)
+
+    def all_gather_single(self, output, input, opts=None):
+        seconds = collectives.all_gather(self.path, output.nbytes)
+        return self._begin("all_gather", seconds, [output])
+
+    def reduce_scatter_single(self, output, input, opts=None):
+        seconds = collectives.all_gather(self.path, input.nbytes)
+        return self._begin("reduce_scatter", seconds, [output])
+
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+
+    def broadcast(self, tensors, opts=None):
+        size = sum(tensor.nbytes for tensor in tensors)
+        return self._begin("broadcast", collectives.broadcast(self.path, size), tensors)
+
+    def barrier(self, opts=None):
+        return self._begin("barrier", collectives.all_reduce(self.path, 4), [])
+
+    def _wire(self, peer: int) -> collectives.Path:
+        return self.topology.path((self.ranks[self.rank()], self.ranks[peer]))
+
+    def send(self, tensors, dst, tag=0):
+        """It leaves when it is ready and the one before it has left; the receiver need not wait
+        for it yet."""
+        self._refuse_values(tensors)
+        clock, number = self.gpu.clock, self.sent.get(dst, 0)
+        clock.work(self.gpu.card.efficiency.dispatch)
+        self.sent[dst] = number + 1
+        start = max(clock.ready(), self.free.get(dst, 0.0))
+        seconds = collectives.message(self._wire(dst), sum(tensor.nbytes for tensor in tensors))
+        work = Work(self, tensors)
+        self._end(work, "send", start, start + seconds)
+        self.free[dst] = work.end
+        self.store.post(f"m{dst}.{number}", work.end)
+        return work
+
+    def recv(self, tensors, src, tag=0):
+        self._refuse_values(tensors)
+        number = self.received.get(src, 0)
+        self.received[src] = number + 1
+        self.gpu.clock.work(self.gpu.card.efficiency.dispatch)
+        return Arrival(self, tensors, f"m{self.rank()}.{number}", src)
+
+    def getBackendName(self):
+        return BACKEND
+
+
+class Arrival(Work):
+    """A message to come: its sender knows when."""
+
+    def __init__(self, group: VirtualGroup, result: list[torch.Tensor], key: str, source: int
+                 ) -> None:
+        super().__init__(group, result)
+        self.key, self.source = key, source
+
+    def wait(self, timeout: object = None) -> bool:
+        if self.end is None:
+            self.end = self.group.store.take(self.key, self.source)
+        self.group.gpu.clock.wait(self.end)
+        return True
+
+
+_here: dict[str, tuple[VirtualGpu, Topology]] = {}  # torch's registry is global and for ever
+
+
+def register(gpu: VirtualGpu, topology: Topology) -> None:
+    """Let torch.distributed.new_group(backend="virtual") make groups between these cards."""
+    _here[BACKEND] = gpu, topology
+    if not hasattr(dist.Backend, BACKEND.upper()):
+        dist.Backend.register_backend(BACKEND, _make, extended_api=True, devices=["meta"])
+
+
+def _make(options, _) -> VirtualGroup:
+    gpu, topology = _here[BACKEND]
+    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    store = Store(options.store, options.group_rank, len(ranks), options.timeout)
+    return VirtualGroup(gpu, topology, ranks, options.group_rank, store)

@@ -1,0 +1,146 @@
+"""Operations that real cards run as one kernel, and torch on meta tensors would run as several.
+
+Each keeps for the backward pass exactly what the modelled kernel keeps. They have shapes and costs
+(rules.py) and no values: a tensor that is not on meta is refused by torch, which knows no kernel
+for it. Modelled on Megatron-LM's fused kernels (scale-mask-softmax for 16 bits, bias-dropout-add),
+PyTorch's dropout, FlashAttention and Apex's Adam.
+"""
+
+from __future__ import annotations
+
+import torch
+
+library = torch.library.Library("virtualgpu", "DEF")
+
+
+def define(signature: str):
+    """Register a meta kernel under a schema."""
+    def register(shapes):
+        library.define(signature)
+        library.impl(signature.split("(")[0], shapes, "Meta")
+        return shapes
+    return register
+
+
+@define("masked_softmax(Tensor scores) -> Tensor")
+def _masked_softmax(scores):
+    return torch.empty_like(scores)
+
+
+@define("masked_softmax_backward(Tensor(a!) grad, Tensor out) -> Tensor(a!)")
+def _masked_softmax_backward(grad, out):
+    return grad
+
+
+@define("dropout(Tensor x, Tensor(a!) keep) -> Tensor")
+def _dropout(x, keep):
+    return torch.empty_like(x)
+
+
+@define("dropout_backward(Tensor grad, Tensor keep) -> Tensor")
+def _dropout_backward(grad, keep):
+    return torch.empty_like(grad)
+
+
+@define("dropout_add(Tensor x, Tensor residual, Tensor(a!) keep) -> Tensor")
+def _dropout_add(x, residual, keep):
+    return torch.empty_like(residual)
+
+
+@define("flash_attention(Tensor query, Tensor key, Tensor value) -> (Tensor, Tensor)")
+def _flash_attention(query, key, value):
+    s, heads, _ = query.shape
+    return torch.empty_like(value), query.new_empty((heads, s), dtype=torch.float32)
+
+
+@define("flash_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out,"
+        " Tensor logsumexp) -> (Tensor, Tensor, Tensor)")
+def _flash_attention_backward(grad, query, key, value, out, logsumexp):
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+@define("adamw(Tensor(a!) weights, Tensor gradients, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq)"
+        " -> ()")
+def _adamw(weights, gradients, exp_avg, exp_avg_sq):
+    return None
+
+
+run = torch.ops.virtualgpu
+
+
+class _MaskedSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, scores):
+        out = run.masked_softmax(scores)
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        return run.masked_softmax_backward(grad, *ctx.saved_tensors)
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, keep):
+        ctx.save_for_backward(keep)
+        return run.dropout(x, keep)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return run.dropout_backward(grad, *ctx.saved_tensors), None
+
+
+class _DropoutAdd(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, residual, keep):
+        ctx.save_for_backward(keep)
+        return run.dropout_add(x, residual, keep)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return run.dropout_backward(grad, *ctx.saved_tensors), grad, None
+
+
+class _FlashAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, query, key, value):
+        out, logsumexp = run.flash_attention(query, key, value)
+        ctx.save_for_backward(query, key, value, out, logsumexp)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        return run.flash_attention_backward(grad, *ctx.saved_tensors)
+
+
+def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+              keep: torch.Tensor | None) -> torch.Tensor:
+    """Materialised causal attention: query, key, value [s, b*heads, d], keep bool [b*heads, s, s]
+    or None. Returns [s, b*heads, d]."""
+    scores = torch.bmm(query.transpose(0, 1), key.permute(1, 2, 0))
+    probabilities = _MaskedSoftmax.apply(scores)
+    if keep is not None:
+        probabilities = dropout(probabilities, keep)
+    return torch.bmm(probabilities, value.transpose(0, 1)).transpose(0, 1)
+
+
+def flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Fused causal attention: [s, b*heads, d] three times. Returns the same."""
+    return _FlashAttention.apply(query, key, value)
+
+
+def dropout(x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    """keep: bool of x's shape: what the kernel draws and keeps."""
+    return _Dropout.apply(x, keep)
+
+
+def dropout_add(x: torch.Tensor, residual: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    """residual + dropout(x), all of one shape."""
+    return _DropoutAdd.apply(x, residual, keep)
+
+
+def adamw(weights: torch.Tensor, gradients: torch.Tensor, exp_avg: torch.Tensor,
+          exp_avg_sq: torch.Tensor) -> None:
+    """One update of flat buffers, in place."""
+    run.adamw(weights, gradients, exp_avg, exp_avg_sq)

@@ -1,0 +1,45 @@
+"""Where ranks sit, and what lies between those of a group."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from virtualgpu.card import Card
+from virtualgpu.collectives import Path
+from virtualgpu.network import Link, within_node
+
+
+@dataclass(frozen=True)
+class Topology:
+    """nodes: the name of each rank's node. cards: each rank's card. network: between nodes."""
+
+    nodes: tuple[str, ...]
+    cards: tuple[Card, ...]
+    network: Link
+
+    def path(self, ranks: Sequence[int]) -> Path:
+        """Between these ranks of the job.
+
+        A node's adapters are shared: when a group has k of a node's n ranks, the n / k groups like
+        it (the other tensor-parallel ranks' replicas, say) talk at the same time.
+        """
+        near = [within_node(self.cards[rank]) for rank in ranks]
+        mine = Counter(self.nodes[rank] for rank in ranks)
+        local = max(mine.values())
+        bandwidth = min((link.effective for link in near), default=0.0)
+        if len(mine) > 1:
+            everyone = Counter(self.nodes)
+            alike = max(everyone[node] / count for node, count in mine.items())
+            wire = self.network.effective / alike
+            bandwidth = min(bandwidth, wire) if local > 1 else wire
+        return Path(len(ranks), len(mine), bandwidth, max(link.latency for link in near),
+                    self.network.latency)
+
+    def describe(self) -> str:
+        """The links, in a few words."""
+        kinds = dict.fromkeys(f"{link.name} {link.bandwidth / 1e9:g} GB/s"
+                              for link in map(within_node, dict.fromkeys(self.cards)))
+        within = "within a node " + " or ".join(kinds)
+        return f"{within}, between nodes {self.network.name}" if len(set(self.nodes)) > 1 else within

@@ -6,7 +6,7 @@ CARD = Card(
     name="a100-80gb",
     product="NVIDIA A100-SXM4-80GB",
     architecture="ampere",
-    memory=84_987_740_160,
+    memory=81_152 * 2**20,
     bandwidth=2039e9,
     tflops={"fp32": 19.5, "tf32": 156.0, "bf16": 312.0, "fp16": 312.0},
     half=78.0,
@@ -14,17 +14,31 @@ CARD = Card(
     nvlink=300e9,
     pcie=32e9,
     peer=True,
-    network="infiniband:200gbit",
-    context=500 * 2**20,
-    efficiency=Efficiency(  # not yet from measurements
-        matmul={"fp32": 0.9, "tf32": 0.8, "bf16": 0.8, "fp16": 0.8},
-        vector=0.85,
-        attention=0.6,
+    network="infiniband:8x200gbit",
+    context=460 * 2**20,
+    efficiency=Efficiency(
+        matmul={"fp32": 0.97, "tf32": 0.74, "bf16": 0.87, "fp16": 0.87},
+        vector=0.88,
+        attention=0.55,
         kernel=2e-6,
-        dispatch=6e-6,
-        link=0.8,
+        dispatch=5e-6,
+        link=0.77,
     ),
     sources=(
-        "NVIDIA A100 Tensor Core GPU data sheet, June 2021",
+        "data sheet: NVIDIA A100 Tensor Core GPU, June 2021; the network is that of a DGX A100",
+        "memory: 79.25 GiB in public out-of-memory lines, such as github.com/HiDream-ai/VAREdit "
+        "issue 6",
+        "context: 0.40 GiB there and 0.49 in github.com/TianheWu/CoSeR issue 10: in use, less what "
+        "torch has allocated and reserved",
+        "matmul: bf16 271.2 of 312 TFLOP/s at the best shape, S. Bekman, ML Engineering, table of "
+        "maximum achievable matmul FLOPS; 230 in fp16 and 116 of 156 in TF32 at order 8192, M. "
+        "Li 2022, github.com/mli/transformers-benchmarks; fp32 19 of 19.5, S. Chilamkurthy, "
+        "github.com/chsasank/device-benchmarks",
+        "vector: 1381 of 1555 GB/s, one stream in and one out on an A100-SXM4-40GB, "
+        "github.com/te42kyfo/gpu-benches",
+        "attention: FlashAttention-2 reaches 50 to 73% forward, less backward, Dao 2023 "
+        "(arXiv:2307.08691)",
+        "link: 230.8 of 300 GB/s, all-reduce over 8, github.com/NVIDIA/nccl issue 527",
+        "launch: assumed, the same for every card: 2 us for the shortest kernel, 5 us of the host",
     ),
 )

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from virtualgpu import network
 from virtualgpu.cards import ALIASES, CARDS, card_of, find, sheet_peak
 from virtualgpu.errors import UnknownCard
 
@@ -47,6 +48,42 @@ def test_half_precision_is_at_least_as_fast(card):
     assert peaks.get("bf16", peaks["fp16"]) == peaks["fp16"]
     assert peaks.get("fp8", 1e9) > peaks["fp16"]
     assert peaks["fp32"] <= card.half < peaks["fp16"]
+
+
+@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
+def test_every_figure_of_a_card_has_its_source(card):
+    topics = [source.partition(": ")[0] for source in card.sources]
+    assert topics == ["data sheet", "memory", "context", "matmul", "vector", "attention", "link",
+                      "launch"]
+    assert all(source.partition(": ")[2] for source in card.sources)
+
+
+@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
+def test_efficiencies_are_shares_of_the_peaks_there_are(card):
+    reached = card.efficiency
+    assert set(reached.matmul) == set(card.tflops)
+    for share in (*reached.matmul.values(), reached.vector, reached.attention, reached.link):
+        assert 0 < share <= 1
+    assert reached.attention <= reached.matmul["fp16"]
+
+
+@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
+def test_the_memory_is_what_cuda_leaves_of_the_sheet_s(card):
+    gigabytes = {"rtx3090": 24, "a10": 24, "l4": 24, "t4": 16, "h200": 141}.get(card.name) or int(
+        card.name.rpartition("-")[2].removesuffix("gb"))
+    assert 0.96 * gigabytes < card.memory / 1e9 < 1.08 * gigabytes
+    assert card.context < 0.03 * card.memory
+
+
+@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
+def test_a_card_s_network_can_be_read(card):
+    assert network.parse(card.network).effective < (card.nvlink or card.pcie * 8)
+
+
+def test_the_capacities_that_torch_prints():
+    shown = {name: f"{CARDS[name].memory / 2**30:.2f}" for name in
+             ("v100-sxm2-16gb", "v100-32gb", "a100-40gb", "a100-80gb", "h100-80gb", "l4")}
+    assert list(shown.values()) == ["15.78", "31.75", "39.59", "79.25", "79.11", "22.03"]
 
 
 @pytest.mark.parametrize("name", ["a100-80gb", "A100-80GB", "a100", " A100 "])

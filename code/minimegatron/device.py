@@ -41,9 +41,9 @@ class Memory:
 class Device:
     """The CPU, and the base of the others.
 
-    kind: in words. name: the accelerator's own. label: what a modelled figure is called, empty where figures are
-    measured. has_values: whether tensors have any. shares_clock: whether `now` is the same clock
-    on all ranks.
+    kind: in words. name: the accelerator's own. label: what a modelled figure is called, empty
+    where figures are measured. has_values: whether tensors have any. shares_clock: whether `now` is
+    the same clock on all ranks.
     """
 
     kind = "the CPU"

@@ -20,8 +20,9 @@ from minimegatron.context import Context
 from minimegatron.data.indexed_dataset import IndexedDatasetWriter
 from minimegatron.data.tokenizer import GPT2BPETokenizer, write_vocabulary
 from minimegatron.data.train_vocabulary import train_merges
-from minimegatron.device import Device
+from minimegatron.device import Device, VirtualDevice
 from minimegatron.grid import make_grid
+from virtualgpu.cards import CARDS
 
 PRETRAIN = str(CODE / "pretrain_gpt.py")
 MODEL = ("--device cpu --num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 "
@@ -107,3 +108,11 @@ def make_context():
     yield make
     if made:
         dist.destroy_process_group()
+
+
+@pytest.fixture
+def virtual_device():
+    """A virtual V100, switched on while the test runs."""
+    device = VirtualDevice(CARDS["v100-sxm2-16gb"], link=None)
+    yield device
+    device.gpu.__exit__(None, None, None)

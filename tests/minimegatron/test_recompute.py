@@ -9,7 +9,6 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from minimegatron.arguments.parse import notes, parse_arguments
-from minimegatron.device import MetaDevice
 from minimegatron.dropout import Dropout
 from minimegatron.errors import UserError
 from minimegatron.formulas import Gpt, layer_activations, stage_activations
@@ -150,14 +149,15 @@ def test_evaluation_keeps_nothing(make_context):
 
 
 @pytest.mark.parametrize("mode", ["selective", "uniform 2", "block 2"])
-def test_a_step_on_tensors_without_values(make_context, mode):
-    ctx = replace(make_context(FLAGS + MODES[mode]), device=MetaDevice("gloo"))
+def test_a_step_on_tensors_without_values(make_context, virtual_device, mode):
+    ctx = replace(make_context(FLAGS + MODES[mode]), device=virtual_device)
     trainer = Trainer(ctx, VOCABULARY, started=0.0)
     text = torch.zeros(B, S, dtype=torch.int64, device="meta")
     loss, norm = trainer.step([MicroBatch(text, text, torch.ones(B, S, device="meta"),
                                           Dropout(1, 5, torch.zeros(B, device="meta",
                                                                     dtype=torch.int64)))])
     assert loss.is_meta and norm.is_meta
+    assert virtual_device.now() > 0 and virtual_device.closing() == []
 
 
 def test_the_forward_pass_runs_again_exactly_once():

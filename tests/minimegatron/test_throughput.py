@@ -9,7 +9,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from minimegatron import throughput
 from minimegatron.checkpoint import Progress
-from minimegatron.device import Device, MetaDevice
+from minimegatron.device import Device
 from minimegatron.dropout import Dropout
 from minimegatron.formulas import head_activations, step_flops
 from minimegatron.model import MicroBatch, Stage
@@ -67,8 +67,10 @@ def test_the_cpu_is_measured(make_context, monkeypatch):
     assert name.startswith(f"measured matmul peak (64^3, fp32, {torch.get_num_threads()} thread")
 
 
-def test_values_are_not_measured_where_there_are_none(make_context):
-    assert Throughput(replace(make_context(FLAGS), device=MetaDevice("gloo")), 128).peaks == []
+def test_a_virtual_card_has_a_data_sheet_and_is_not_measured(make_context, virtual_device):
+    (peak,) = Throughput(replace(make_context(FLAGS), device=virtual_device), 128).peaks
+    assert peak == ("data-sheet peak (virtual v100-sxm2-16gb, fp32, 15.7)", 15.7)
+    assert virtual_device.now() == 0.0
 
 
 def test_throughput_is_plotted(make_context, monkeypatch):

@@ -24,6 +24,7 @@ def check(config: Config, rank: int, world_size: int) -> Config:
     config = derive_batch(config)
     config = derive_recompute(derive_pipeline(config))
     config = check_precision(derive_schedule(config))
+    check_device(config)
     check_folders(config)
     return derive_timing(config)
 

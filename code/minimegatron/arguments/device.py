@@ -20,7 +20,9 @@ def check_device(config: Config) -> None:
         virtual_card(name, config.precision)
     elif kind not in (*REAL, "virtual") or colon:
         near = difflib.get_close_matches(kind, [*REAL, "virtual"], n=1) or ["auto"]
-        nearest = "virtual:v100-sxm2-16gb" if near[0] == "virtual" or name else near[0]
+        nearest = "virtual:v100-sxm2-16gb" if near[0] == "virtual" else near[0]
+        if kind.lower() in {*cards.CARDS, *cards.ALIASES}:
+            nearest = f"virtual:{kind}"
         raise UserError(f"--device {config.device}: one of {', '.join(REAL)}, virtual (the card "
                         f"that the node declares) or virtual:CARD; nearest: --device {nearest}")
 

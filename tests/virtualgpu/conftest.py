@@ -1,0 +1,8 @@
+"""The trainer's data set and launcher, for runs on virtual cards."""
+
+from ..minimegatron.conftest import (  # noqa: F401  fixtures
+    dataset,
+    make_context,
+    pretrain,
+    virtual_device,
+)

@@ -11,12 +11,14 @@ from pathlib import Path
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from virtualgpu import shapes
 from virtualgpu.card import Card
 from virtualgpu.clock import Clock
 from virtualgpu.errors import NoValue, UnknownCost
 from virtualgpu.matmul import matmul_seconds
 from virtualgpu.memory import Allocator, OutOfMemory
-from virtualgpu.rules import Product, Rule, Work, is_free, read_and_write, rule_of
+from virtualgpu.plan import HOST, Plan, changed_argument, changed_tensor, mark, to_meta
+from virtualgpu.rules import Work, is_free, read_and_write, rule_of, tensors
 
 READ_LATENCY = 10e-6  # from the card to the host, of a few bytes
 VALUES = ("aten._local_scalar_dense", "aten.is_nonzero", "aten.equal", "aten.nonzero")
@@ -36,60 +38,77 @@ class VirtualGpu(TorchDispatchMode):
         self.memory = Allocator(card.memory, card.context)
         self.busy: defaultdict[str, float] = defaultdict(float)  # seconds by operation
         self.unknown: defaultdict[str, int] = defaultdict(int)  # calls without a rule
-        self._products: dict[Product, float] = {}  # seconds
         self._sizes: dict[int, int] = {}  # of the storages that live, by identity
-        self._rules: dict[torch._ops.OpOverload, tuple[bool, Rule | None]] = {}
+        self._plans: dict[tuple, Plan] = {}  # by operation and its arguments' shapes
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch wraps the method below in its compiler otherwise, whose import takes a second."""
+        return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        known = self._rules.get(func)
-        if known is None:
-            self._refuse_values(func, args)
-            known = self._rules[func] = is_free(func), rule_of(func)
-        out = func(*args, **kwargs) if kwargs else func(*args)
-        if type(out) is torch.Tensor or isinstance(out, torch.Tensor):
-            results: Sequence = (out,)
-        elif isinstance(out, (tuple, list)):
-            results = [item for item in out if isinstance(item, torch.Tensor)]
-        else:
-            results = ()
-        mine = results[0] if results else next(
-            (item for item in args if isinstance(item, torch.Tensor)), None)
-        if mine is None or mine.device.type != self.watched:
-            return out
-        free, rule = known
-        if not func.is_view:
-            for result in results:
+        kwargs = kwargs or {}
+        if func.is_view:
+            return func(*args, **kwargs)
+        key = (func, *map(mark, args), *kwargs, *map(mark, kwargs.values()))
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._plan(func, args, kwargs)
+        if plan is HOST:
+            return func(*args, **kwargs)
+        out = func(*args, **kwargs) if self.watched != "meta" else plan.make(args, kwargs)
+        if plan.results is not None:
+            for result in out if isinstance(out, (tuple, list)) else (out,):
                 self._hold(result)
-        if not free:
-            if rule is None:
-                self.unknown[str(func._overloadpacket)] += 1
-                rule = read_and_write
-            self.run(str(func._overloadpacket), rule(args, results))
+        if plan.kernels:
+            if plan.unknown:
+                self.unknown[plan.name] += 1
+            self._launch(plan.name, plan.seconds, plan.kernels)
         return out
 
-    def _refuse_values(self, func, args) -> None:
-        if str(func._overloadpacket) in VALUES and any(
-                isinstance(item, torch.Tensor) and item.is_meta for item in args):
+    def _plan(self, func, args: Sequence, kwargs: dict) -> Plan:
+        """What this operation on arguments of these shapes does to the card."""
+        operands = tensors((*args, *kwargs.values()))
+        target = kwargs.get("device")
+        mine = any(item.device.type == self.watched for item in operands)
+        if mine and (str(func._overloadpacket) in VALUES or (
+                target is not None and torch.device(target).type != self.watched)):
             raise NoValue(f"{place()} reads a value of a tensor, and on the virtual "
                           f"{self.card.name} tensors have none; a trainer that only needs it for "
                           "the log reads it with ctx.read, which gives None there")
+        if not mine and (target is None or torch.device(target).type != self.watched):
+            return HOST
+        specs, changed = None, changed_argument(func, args, kwargs)
+        if changed is None:
+            specs = shapes.results(func, args, kwargs)
+            if specs is None:
+                out = func(*to_meta(args), **to_meta(kwargs))
+                specs = [shapes.of(item) for item in out] if isinstance(out, (tuple, list)) else (
+                    shapes.of(out))
+        name = str(func._overloadpacket)
+        if is_free(func):
+            return Plan(specs, changed, name, 0.0, 0, False)
+        rule = rule_of(func)
+        produced = ([changed_tensor(args, kwargs, changed)] if changed is not None else
+                    [torch.empty_strided(*spec[:2], dtype=spec.dtype, device="meta")
+                     for spec in (specs if isinstance(specs, list) else [specs])])
+        work = (rule or read_and_write)(args, produced)
+        return Plan(specs, changed, name, self.seconds(work), work.kernels, rule is None)
 
-    def run(self, name: str, work: Work) -> None:
-        """Launch kernels on the compute stream."""
+    def seconds(self, work: Work) -> float:
+        """How long its kernels take."""
         card, best = self.card, self.card.efficiency
         seconds = work.bytes / (card.bandwidth * best.vector)
         if work.product is not None:
-            arithmetic = self._products.get(work.product)
-            if arithmetic is None:
-                self._require(work.product.dtype)
-                arithmetic = matmul_seconds(card, *work.product)
-                self._products[work.product] = arithmetic
-            seconds = max(seconds, arithmetic)
+            self._require(work.product.dtype)
+            seconds = max(seconds, matmul_seconds(card, *work.product))
         elif work.flops:
             self._require(work.dtype)
             seconds = max(seconds, work.flops / (card.tflops[work.dtype] * 1e12 * best.attention))
-        seconds += work.kernels * best.kernel
-        self.clock.work(work.kernels * best.dispatch)
+        return seconds + work.kernels * best.kernel
+
+    def _launch(self, name: str, seconds: float, kernels: int) -> None:
+        self.clock.work(kernels * self.card.efficiency.dispatch)
         self.clock.run(name, seconds)
         self.busy[name] += seconds
 

@@ -1,0 +1,81 @@
+"""What an operation does, remembered by its name and its arguments' shapes.
+
+A training step repeats the same few hundred operations; the first time each is worked out, and then
+looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from virtualgpu.shapes import Spec
+
+
+class Plan(NamedTuple):
+    """results: new tensors; None where an argument is changed in place. changed: its position or
+    name. kernels: launches; 0: none runs. unknown: whether the cost is a guess."""
+
+    results: Spec | list[Spec] | None
+    changed: int | str | None
+    name: str
+    seconds: float
+    kernels: int
+    unknown: bool
+
+    def make(self, args: Sequence, kwargs: dict):
+        """What the operation returns."""
+        if self.results is None:
+            return changed_tensor(args, kwargs, self.changed)
+        if isinstance(self.results, list):
+            return tuple(empty(spec) for spec in self.results)
+        return empty(self.results)
+
+
+HOST = Plan(None, None, "", 0.0, 0, False)  # not the card's business
+
+
+def empty(spec: Spec) -> torch.Tensor:
+    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="meta")
+
+
+def mark(argument: object) -> object:
+    """What of an argument decides what the operation does; hashable."""
+    if isinstance(argument, torch.Tensor):
+        return argument.shape, argument.stride(), argument.dtype, argument.is_meta
+    if isinstance(argument, (list, tuple)):
+        return tuple(map(mark, argument))
+    return argument
+
+
+def changed_argument(func: torch._ops.OpOverload, args: Sequence, kwargs: dict) -> int | str | None:
+    """Position or name of the argument that is changed and returned; -1 where one is changed and
+    nothing returned; None where the result is new."""
+    returns = func._schema.returns
+    if returns and returns[0].alias_info is None:
+        return None
+    for at, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            if not returns:
+                return -1
+            return at if at < len(args) else argument.name
+    raise NotImplementedError(f"{func} returns neither a new tensor nor one that it changes")
+
+
+def changed_tensor(args: Sequence, kwargs: dict, changed: int | str) -> torch.Tensor | None:
+    if changed == -1:
+        return None
+    return kwargs[changed] if isinstance(changed, str) else args[changed]
+
+
+def to_meta(value):
+    """The same argument with its tensors on meta."""
+    if isinstance(value, torch.Tensor):
+        return value.to("meta")
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(to_meta, value))
+    if isinstance(value, dict):
+        return {name: to_meta(item) for name, item in value.items()}
+    return torch.device("meta") if isinstance(value, torch.device) else value

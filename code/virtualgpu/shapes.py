@@ -1,0 +1,233 @@
+"""What comes out of an operation: shape, strides and type, without asking torch.
+
+Torch's own shape functions for meta tensors are Python that imports its compiler (a second and a
+half) and takes up to ten milliseconds a call. These are for the operations that a trainer uses; for
+all others, and where strides are unusual, torch is asked (gpu.py). The tests compare both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+
+class Spec(NamedTuple):
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def rows(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def fresh(shape: Sequence[int], dtype: torch.dtype) -> Spec:
+    return Spec(tuple(shape), rows(shape), dtype)
+
+
+def of(tensor: torch.Tensor) -> Spec:
+    return Spec(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Spec | None:
+    """A tensor of the same strides, as torch makes where memory has no gaps."""
+    if tensor.is_contiguous():
+        return fresh(tensor.shape, dtype or tensor.dtype)
+    step = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != step:
+            return None
+        step *= size
+    return Spec(tuple(tensor.shape), tensor.stride(), dtype or tensor.dtype)
+
+
+BOOLEAN = {"eq", "ne", "lt", "le", "gt", "ge", "isfinite", "isnan", "isinf", "logical_not",
+           "logical_and", "logical_or"}
+
+
+def pointwise(name: str, args: Sequence, kwargs: dict) -> Spec | None:
+    """One result, with the operands' shapes spread over each other."""
+    operands = [item for item in args if isinstance(item, torch.Tensor)]
+    first = operands[0]
+    if name == "where":
+        dtype = torch.result_type(args[1], args[2])
+    elif name in BOOLEAN:
+        dtype = torch.bool
+    elif len(args) > 1 and isinstance(args[1], (torch.Tensor, int, float)) and name in (
+            "add", "sub", "mul", "div", "rsub", "maximum", "minimum", "pow", "bitwise_and",
+            "bitwise_or"):
+        dtype = torch.result_type(args[0], args[1])
+    else:
+        dtype = first.dtype
+    if not dtype.is_floating_point and name in ("div", "sqrt", "exp", "log", "reciprocal", "rsqrt"):
+        return None
+    shape = first.shape
+    if any(other.shape != shape for other in operands):
+        shape = torch.broadcast_shapes(*(other.shape for other in operands))
+    elif all(other.is_contiguous() for other in operands):
+        return fresh(shape, dtype)
+    return Spec(tuple(shape), ordered(shape, [spread(other, shape) for other in operands]), dtype)
+
+
+def spread(tensor: torch.Tensor, shape: Sequence[int]) -> list[int]:
+    """Strides of a tensor that is broadcast to `shape`."""
+    own = [stride if size > 1 else 0
+           for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return [0] * (len(shape) - len(own)) + [
+        stride if tensor.shape[at] == size else 0
+        for at, (stride, size) in enumerate(zip(own, shape[len(shape) - len(own):], strict=True))]
+
+
+def ordered(shape: Sequence[int], operands: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Strides of a result without gaps whose dimensions lie in memory in the operands' order; the
+    first operand that tells two dimensions apart decides (torch's TensorIterator)."""
+    def inner(a: int, b: int) -> int:
+        for strides in operands:
+            if strides[a] and strides[b] and strides[a] != strides[b]:
+                return strides[b] - strides[a]
+            if strides[a] and strides[b] and shape[a] > shape[b]:
+                return -1
+        return 0
+
+    order = list(reversed(range(len(shape))))  # innermost first
+    for start in range(1, len(shape)):
+        at = start
+        for before in reversed(range(start)):
+            verdict = inner(order[before], order[at])
+            if verdict < 0:
+                order[before], order[at] = order[at], order[before]
+                at = before
+            elif verdict > 0:
+                break
+    strides, step = [0] * len(shape), 1
+    for dim in order:
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)
+
+
+def reduced(tensor: torch.Tensor, dims: Sequence[int] | int | None, keep: bool,
+            dtype: torch.dtype | None) -> Spec:
+    dims = [dims] if isinstance(dims, int) else dims
+    gone = {dim % tensor.dim() for dim in dims} if dims and tensor.dim() else range(tensor.dim())
+    shape = [1 if dim in gone else size for dim, size in enumerate(tensor.shape)
+             if keep or dim not in gone]
+    return fresh(shape, dtype or tensor.dtype)
+
+
+def at(args: Sequence, position: int):
+    """An argument that may be left out."""
+    return args[position] if position < len(args) else None
+
+
+def _sum(args: Sequence, kwargs: dict) -> Spec:
+    whole = args[0].dtype if args[0].dtype.is_floating_point else torch.int64
+    return reduced(args[0], at(args, 1), bool(at(args, 2)), kwargs.get("dtype") or whole)
+
+
+def _amax(args: Sequence, kwargs: dict) -> Spec:
+    return reduced(args[0], at(args, 1), bool(at(args, 2)), None)
+
+
+def _norm(args: Sequence, kwargs: dict) -> Spec:
+    return reduced(args[0], at(args, 2), bool(at(args, 3)), kwargs.get("dtype"))
+
+
+def _layer_norm(args: Sequence, kwargs: dict) -> list[Spec]:
+    x, normal = args[0], len(args[1])
+    outer = (*x.shape[:x.dim() - normal], *([1] * normal))
+    return [fresh(x.shape, x.dtype), *([fresh(outer, torch.float32)] * 2)]
+
+
+def _layer_norm_backward(args: Sequence, kwargs: dict) -> list[Spec] | None:
+    x, weight, bias, mask = args[1], args[5], args[6], args[7]
+    return [fresh(t.shape, t.dtype) for t in (x, weight, bias)] if all(mask) else None
+
+
+def _cat(args: Sequence, kwargs: dict) -> Spec | None:
+    parts, dim = args[0], at(args, 1) or 0
+    first = parts[0]
+    if not all(part.dtype == first.dtype and part.dim() == first.dim() for part in parts):
+        return None
+    shape = list(first.shape)
+    shape[dim] = sum(part.shape[dim] for part in parts)
+    return fresh(shape, first.dtype)
+
+
+def _stack(args: Sequence, kwargs: dict) -> Spec | None:
+    parts, dim = args[0], at(args, 1) or 0
+    first = parts[0]
+    if dim < 0 or not all(part.dtype == first.dtype for part in parts):
+        return None
+    return fresh((*first.shape[:dim], len(parts), *first.shape[dim:]), first.dtype)
+
+
+def _clone(args: Sequence, kwargs: dict) -> Spec | None:
+    x = args[0]
+    if kwargs.get("memory_format") == torch.contiguous_format:
+        return fresh(x.shape, x.dtype)
+    return like(x)
+
+
+def _to_copy(args: Sequence, kwargs: dict) -> Spec | None:
+    return like(args[0], kwargs.get("dtype"))
+
+
+def _like(args: Sequence, kwargs: dict) -> Spec | None:
+    return like(args[0], kwargs.get("dtype"))
+
+
+def _sized(args: Sequence, kwargs: dict) -> Spec:
+    return fresh(args[0], kwargs.get("dtype") or torch.get_default_dtype())
+
+
+def _new(args: Sequence, kwargs: dict) -> Spec:
+    return fresh(args[1], kwargs.get("dtype") or args[0].dtype)
+
+
+def _softmax(args: Sequence, kwargs: dict) -> Spec | None:
+    return like(args[0])
+
+
+RULES: dict[str, Callable[[Sequence, dict], Spec | list[Spec] | None]] = {
+    "aten.mm": lambda a, k: fresh((a[0].shape[0], a[1].shape[1]), a[0].dtype),
+    "aten.addmm": lambda a, k: fresh((a[1].shape[0], a[2].shape[1]), a[1].dtype),
+    "aten.bmm": lambda a, k: fresh((*a[0].shape[:2], a[1].shape[2]), a[0].dtype),
+    "aten.embedding": lambda a, k: fresh((*a[1].shape, a[0].shape[1]), a[0].dtype),
+    "aten.gather": lambda a, k: fresh(a[2].shape, a[0].dtype),
+    "aten.nll_loss_forward": lambda a, k: [
+        fresh((a[1].shape if a[3] == 0 else ()), a[0].dtype), fresh((), a[0].dtype)],
+    "aten.nll_loss_backward": lambda a, k: fresh(a[1].shape, a[1].dtype),
+    "aten.sum": _sum, "aten.amax": _amax, "aten.linalg_vector_norm": _norm,
+    "aten.any": lambda a, k: fresh((), torch.bool) if len(a) == 1 else None,
+    "aten.native_layer_norm": _layer_norm,
+    "aten.native_layer_norm_backward": _layer_norm_backward,
+    "aten.cat": _cat, "aten.stack": _stack, "aten.clone": _clone, "aten._to_copy": _to_copy,
+    "aten.empty": _sized, "aten.zeros": _sized, "aten.ones": _sized,
+    "aten.new_empty": _new, "aten.new_zeros": _new,
+    "aten.full": lambda a, k: fresh(a[0], k["dtype"]) if k.get("dtype") else None,
+    "aten._softmax": _softmax, "aten._log_softmax": _softmax,
+    "aten._log_softmax_backward_data": lambda a, k: like(a[1], a[3]),
+}
+RULES |= dict.fromkeys(("aten.empty_like", "aten.zeros_like", "aten.ones_like"), _like)
+
+
+def results(func: torch._ops.OpOverload, args: Sequence, kwargs: dict
+            ) -> Spec | list[Spec] | None:
+    """What a fresh result will be; None where torch must be asked."""
+    name = str(func._overloadpacket)
+    if name in ("aten._softmax", "aten._log_softmax") and args[2]:
+        return None  # half to float
+    rule = RULES.get(name)
+    if rule is not None:
+        return rule(args, kwargs)
+    if torch.Tag.pointwise in func.tags and any(isinstance(a, torch.Tensor) for a in args):
+        return pointwise(name.removeprefix("aten."), args, kwargs)
+    return None

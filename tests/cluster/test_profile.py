@@ -2,6 +2,7 @@ import pytest
 
 from lab.cluster import profile
 from lab.errors import LabError
+from virtualgpu import network
 
 
 def test_the_default_is_two_nodes_with_two_v100_each():
@@ -25,6 +26,21 @@ def test_numbers_of_nodes_may_be_given_per_kind():
     assert [node.gpu_type for node in wanted.nodes] == ["a100"] * 3 + ["a10"]
 
 
+def test_a_type_is_a_card_or_an_alias_of_one():
+    wanted = profile.make(nodes=3, gpus="v100:2,a100-40gb:1,none")
+    assert [node.card for node in wanted.nodes] == ["v100-sxm2-16gb", "a100-40gb", None]
+    assert [node.gres for node in wanted.nodes] == ["gpu:v100:2", "gpu:a100-40gb:1", ""]
+
+
+@pytest.mark.parametrize(("rate", "told"), [
+    ("25gbit", "ethernet:25gbit"), ("100mbit", "ethernet:100mbit"),
+    ("1500kbit", "ethernet:1.5mbit"), ("unlimited", "")])
+def test_virtual_gpus_are_told_of_the_links(rate, told):
+    assert profile.virtual_network(profile.parse_link(rate)) == told
+    if told:
+        assert network.parse(told).bandwidth == profile.bits_per_second(rate) / 8
+
+
 def test_without_gpus():
     assert [node.gres for node in profile.make(nodes=1, gpus="none").nodes] == [""]
 
@@ -37,7 +53,9 @@ def test_a_profile_survives_its_record():
 @pytest.mark.parametrize(("options", "says"), [
     ({"nodes": 0}, "--nodes 0: from 1 to 64"),
     ({"nodes": 500}, "--nodes 500: from 1 to 64"),
-    ({"gpus": "v10:2"}, "did you mean v100"),
+    ({"gpus": "v10:2"}, "no virtual card is called 'v10'; nearest: v100"),
+    ({"gpus": "b200:2"}, "no virtual card is called 'b200'; nearest: h200"),
+    ({"gpus": "a100:2,a100-60gb:2"}, "nearest: a100-80gb or a100-40gb"),
     ({"gpus": "v100"}, "not TYPE:NUMBER, for example v100:2"),
     ({"gpus": "2:v100"}, "not TYPE:NUMBER"),
     ({"gpus": "v100:9"}, "nearest: v100:8"),

@@ -92,8 +92,8 @@ def test_a_card_is_found_by_its_name_and_its_alias(name):
 
 
 @pytest.mark.parametrize(("name", "near"), [
-    ("v100-16gb", "v100-sxm2-16gb"), ("a100-60gb", "a100-80gb"), ("rtx3080", "rtx3090"),
-    ("h100-nvl", "h100-80gb"), ("", "v100-sxm2-16gb"),
+    ("v100-sxm2", "v100-sxm2-16gb"), ("v10", "v100"), ("a100-60gb", "a100-80gb"),
+    ("rtx3080", "rtx3090"), ("h100-nvl", "h100-80gb"), ("", "v100-sxm2-16gb"),
 ])
 def test_an_unknown_card_names_the_nearest(name, near):
     with pytest.raises(UnknownCard, match=near) as error:

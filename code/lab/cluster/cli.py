@@ -7,16 +7,16 @@ import os
 import shutil
 
 from lab import workspace
-from lab.cluster import clients, control, health, requests, status
+from lab.cluster import clients, config, control, health, requests, status
 from lab.cluster.layout import Layout
-from lab.cluster.profile import GPU_TYPES, MODES, from_json, parse_link
+from lab.cluster.profile import MODES, from_json, parse_link
 from lab.errors import LabError
 
 GPUS_HELP = (
     "GPUs of the nodes, all virtual: v100:2 (the default) gives every node two V100. "
     "a100:4,a10:4 gives the first half of the nodes four A100 each and the second half four A10 "
     "each, and makes a partition of each kind beside the default one. 3xa100:4,1xa10:2 says how "
-    "many nodes of each kind. none: no GPUs. Known: " + ", ".join(GPU_TYPES))
+    "many nodes of each kind. none: no GPUs. The types are what lab devices lists.")
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -104,6 +104,7 @@ def run_link(arguments: argparse.Namespace) -> None:
             raise LabError("link: in loopback mode the nodes share this machine's network, there "
                            "is no link to shape; it needs --mode namespaces")
         _ask(layout, do="link", rate=rate)
+        config.write_network(layout, rate)
         record["profile"]["link"] = rate
         control.write_record(layout, record)
     print(f"links between nodes: {rate}")

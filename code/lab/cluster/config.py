@@ -17,7 +17,7 @@ import psutil
 from lab.cluster import namespaces
 from lab.cluster.install import Slurm
 from lab.cluster.layout import Layout
-from lab.cluster.profile import CPUS, PARTITION, Profile
+from lab.cluster.profile import CPUS, PARTITION, Profile, virtual_network
 from lab.errors import LabError
 
 # Slurm wants character devices for GPUs and never opens them. Every machine has these.
@@ -201,7 +201,29 @@ def has_ipv6_loopback() -> bool:
     return True
 
 
-def task_prolog(layout: Layout, place: Place, slurm: Slurm, programs: list[str]) -> str:
+def virtual_gpus(layout: Layout, profile: Profile) -> list[str]:
+    """Lines of the task prolog that tell a task of its own node's card and network.
+
+    What srun brings along from the batch script is of the first node: it never counts.
+    """
+    nodes: dict[str, list[str]] = {}
+    for node in profile.nodes:
+        if node.card:
+            nodes.setdefault(node.card, []).append(node.name)
+    cases = [f"{'|'.join(names)}) echo export VIRTUAL_GPU={card} ;;"
+             for card, names in nodes.items()]
+    return ['case "$SLURMD_NODENAME" in', *cases, "*) echo unset VIRTUAL_GPU ;;", "esac",
+            f"read -r network < {layout.short}/etc/virtual-network",
+            '[ -z "$network" ] || echo "export VIRTUAL_NETWORK=$network"']
+
+
+def write_network(layout: Layout, rate: str) -> None:
+    """The task prolog reads it at every start, since the rate may change while jobs run."""
+    put(layout.state / "etc" / "virtual-network", virtual_network(rate) + "\n")
+
+
+def task_prolog(layout: Layout, profile: Profile, place: Place, slurm: Slurm,
+                programs: list[str]) -> str:
     """Slurm runs this before every task, the batch script included, and takes its `export` lines.
 
     It makes a job's environment whole however the job was submitted (--export=NONE, cron).
@@ -221,7 +243,7 @@ def task_prolog(layout: Layout, place: Place, slurm: Slurm, programs: list[str])
     if place.loopback and slurm.nss_wrapper:
         lines += [f"echo export LD_PRELOAD={shlex.quote(slurm.nss_wrapper)}",
                   f"echo export NSS_WRAPPER_HOSTS={layout.short}/etc/hosts"]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + virtual_gpus(layout, profile)) + "\n"
 
 
 def script(name: str, *arguments: str) -> str:
@@ -238,7 +260,8 @@ def write(layout: Layout, profile: Profile, place: Place, slurm: Slurm,
     put(etc / "hosts", hosts_file(profile, place))
     if slurm.version() >= (24, 5):  # before, this line is unknown and Slurm refuses the file
         put(etc / "cgroup.conf", "CgroupPlugin=disabled\n")
-    put(sbin / "task-prolog", task_prolog(layout, place, slurm, programs), 0o755)
+    write_network(layout, profile.link)
+    put(sbin / "task-prolog", task_prolog(layout, profile, place, slurm, programs), 0o755)
     put(sbin / "epilog", script("epilog.py"), 0o755)
     put(sbin / "stepd", script("stepd.py", slurm.program("slurmstepd")), 0o755)
     for name in ("slurmctld", "slurmd"):  # under slurmctld's other name it drops the GPUs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import asdict, dataclass, field
 
@@ -13,10 +12,6 @@ MAX_GPUS = 8
 CPUS = 32
 PARTITION = "slurmpar"
 MODES = ("auto", "namespaces", "loopback")
-GPU_TYPES = (
-    "v100", "a100", "h100", "h200", "b200", "a10", "a30", "a40", "l4", "l40s", "p100", "t4",
-    "rtx3090", "rtx4090", "mi250", "mi300",
-)
 UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 SLOWEST, FASTEST = 10**6, 400 * 10**9
 
@@ -26,6 +21,13 @@ class Node:
     name: str
     gpu_type: str | None
     gpus: int
+
+    @property
+    def card(self) -> str | None:
+        """The virtual card that this type of GPU is."""
+        from virtualgpu import cards
+
+        return cards.find(self.gpu_type).name if self.gpus else None
 
     @property
     def gres(self) -> str:
@@ -122,20 +124,27 @@ def _parse_kind(text: str) -> tuple[int | None, str | None, int]:
     """`2xa100:4` -> (2, "a100", 4)."""
     if text.strip() == "none":
         return None, None, 0
-    match = re.fullmatch(r"\s*(?:(\d+)x)?([a-z][a-z0-9]*):(\d+)\s*", text)
+    match = re.fullmatch(r"\s*(?:(\d+)x)?([a-z][a-z0-9-]*):(\d+)\s*", text)
     if not match:
         raise LabError(f"--gpus {text!r}: not TYPE:NUMBER, for example v100:2 or a100:4,a10:4")
     nodes, kind, number = match[1] and int(match[1]), match[2], int(match[3])
-    if kind not in GPU_TYPES:
-        near = difflib.get_close_matches(kind, GPU_TYPES, n=1, cutoff=0.4) or ["v100"]
-        raise LabError(f"--gpus {text!r}: no GPU is called {kind!r}; did you mean {near[0]}? "
-                       f"Known: {', '.join(GPU_TYPES)}")
+    _check_type(text, kind)
     if not 1 <= number <= MAX_GPUS:
         raise LabError(f"--gpus {text!r}: from 1 to {MAX_GPUS} GPUs in a node, or none; "
                        f"nearest: {kind}:{min(max(number, 1), MAX_GPUS)}")
     if nodes == 0:
         raise LabError(f"--gpus {text!r}: no node has these; leave it out or say 1x{kind}:{number}")
     return nodes, kind, number
+
+
+def _check_type(text: str, kind: str) -> None:
+    from virtualgpu import cards
+    from virtualgpu.errors import UnknownCard
+
+    try:
+        cards.find(kind)
+    except UnknownCard as error:
+        raise LabError(f"--gpus {text!r}: {error} (lab devices shows them)") from error
 
 
 def parse_link(text: str) -> str:
@@ -157,3 +166,12 @@ def parse_link(text: str) -> str:
 def bits_per_second(rate: str) -> int:
     """Of a rate that `parse_link` returned, not `unlimited`."""
     return int(float(rate[:-4]) * UNITS[rate[-4:]])
+
+
+def virtual_network(rate: str) -> str:
+    """What virtual GPUs are told of links of this rate; empty for `unlimited`."""
+    if rate == "unlimited":
+        return ""
+    if rate.endswith("kbit"):
+        rate = f"{float(rate[:-4]) / 1000:g}mbit"
+    return f"ethernet:{rate}"

@@ -28,7 +28,8 @@ CARDS: dict[str, Card] = {module.CARD.name: module.CARD for module in (
     h100_80gb, h100_pcie_80gb, h200)}
 # What clusters call them, as types of a Slurm gres.
 ALIASES: dict[str, str] = {
-    "v100": "v100-sxm2-16gb", "a100": "a100-80gb", "h100": "h100-80gb", "3090": "rtx3090",
+    "v100": "v100-sxm2-16gb", "v100-16gb": "v100-sxm2-16gb", "v100-pcie": "v100-pcie-16gb",
+    "a100": "a100-80gb", "h100": "h100-80gb", "h100-pcie": "h100-pcie-80gb",
 }
 OTHERS = {"ti", "nvl", "fhhl", "mig"}  # words that make another card of a name
 

@@ -1,0 +1,100 @@
+"""`lab devices`: the cards that virtual GPUs can be."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from lab.errors import LabError
+
+if TYPE_CHECKING:
+    from virtualgpu.card import Card
+
+HEAD = "virtual cards: their time and memory are modelled, no hardware is needed"
+FOOT = ("fp32, fp16, bf16: TFLOP/s of dense matrix products; links: per direction.",
+        "All of a card: lab devices CARD. To use one: --device virtual:CARD, or lab cluster up "
+        "--gpus CARD:2.")
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    parser = subparsers.add_parser("devices", help=__doc__, description=__doc__)
+    parser.add_argument("card", nargs="?", metavar="CARD", help="all figures of one, with sources")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Raises LabError for an unknown card."""
+    from virtualgpu import cards
+    from virtualgpu.errors import UnknownCard
+
+    try:
+        chosen = cards.find(arguments.card) if arguments.card is not None else None
+    except UnknownCard as error:
+        raise LabError(f"devices {arguments.card}: {error}") from error
+    if arguments.json:
+        shown = record(chosen) if chosen else [record(card) for card in cards.CARDS.values()]
+        print(json.dumps(shown, indent=2))
+    elif chosen:
+        print("\n".join(details(chosen)))
+    else:
+        print("\n".join(table(list(cards.CARDS.values()))))
+
+
+def record(card: Card) -> dict:
+    """All fields, and the aliases."""
+    return {"virtual": True, **asdict(card), "aliases": aliases(card)}
+
+
+def aliases(card: Card) -> list[str]:
+    from virtualgpu import cards
+
+    return [alias for alias, name in cards.ALIASES.items() if name == card.name]
+
+
+def links(card: Card) -> str:
+    pcie = f"PCIe {card.pcie / 1e9:g} GB/s"
+    return f"NVLink {card.nvlink / 1e9:g} GB/s, {pcie}" if card.nvlink else pcie
+
+
+def table(all_cards: list[Card]) -> list[str]:
+    """The lines of a table, one row a card, and the data sheets below it."""
+    sheets = [card.sources[0].removeprefix("data sheet: ").partition(";")[0] for card in all_cards]
+    numbers = {sheet: f"[{i}]" for i, sheet in enumerate(dict.fromkeys(sheets), 1)}
+    rows = [("card", "product", "memory", "bandwidth", "fp32", "fp16", "bf16", "links", "source")]
+    for card, sheet in zip(all_cards, sheets, strict=True):
+        peaks = (f"{card.tflops[dtype]:g}" if dtype in card.tflops else "-"
+                 for dtype in ("fp32", "fp16", "bf16"))
+        rows.append((card.name, card.product, f"{card.memory / 2**30:.2f} GiB",
+                     f"{card.bandwidth / 1e9:g} GB/s", *peaks, links(card), numbers[sheet]))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return [HEAD, "", *lines, "", *(f"{number} {sheet}" for sheet, number in numbers.items()), "",
+            *FOOT]
+
+
+def details(card: Card) -> list[str]:
+    """The lines of all figures, with what programs reach of them."""
+    reached = card.efficiency
+    names = f" (also {', '.join(aliases(card))})" if aliases(card) else ""
+    peer = "" if card.nvlink else (", cards reach each other's memory" if card.peer else
+                                   ", messages between cards pass through the host's memory")
+    return [
+        f"virtual {card.name}{names}: {card.product}, {card.architecture}, {card.sms} "
+        "multiprocessors",
+        f"  memory       {card.memory / 2**30:.2f} GiB, of which CUDA takes "
+        f"{card.context / 2**20:.0f} MiB",
+        f"  bandwidth    {card.bandwidth / 1e9:g} GB/s; programs reach {reached.vector:.0%}",
+        *(f"  {dtype:<12} {peak:g} TFLOP/s; programs reach {reached.matmul[dtype]:.0%}"
+          for dtype, peak in card.tflops.items()),
+        f"  attention    a fused kernel reaches {reached.attention:.0%} of the 16-bit peak",
+        f"  fp16 vectors {card.half:g} TFLOP/s outside the Tensor Cores",
+        f"  links        {links(card)}{peer}; messages reach {reached.link:.0%}",
+        f"  network      {card.network}, where the cluster says nothing else",
+        f"  launch       {reached.kernel * 1e6:g} us the shortest kernel, "
+        f"{reached.dispatch * 1e6:g} us of the host",
+        "sources:",
+        *(f"  {source}" for source in card.sources),
+    ]

@@ -1,7 +1,7 @@
 """A process group whose messages carry times instead of tensors.
 
-Ranks exchange when they were ready through the group's store; each computes from all of them when
-the message has arrived. As with NCCL, a group has a stream of its own on every card: a collective
+Ranks tell each other over gloo when they were ready; each computes from that when the message has
+arrived. As with NCCL, a group has a stream of its own on every card: a collective
 starts when the slowest rank's compute stream got there and the group's last one is over, and the
 compute stream waits for it only when the program does.
 """
@@ -9,7 +9,9 @@ compute stream waits for it only when the program does.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,49 +23,50 @@ from virtualgpu.gpu import VirtualGpu
 from virtualgpu.topology import Topology
 
 BACKEND = "virtual"
+TAGS = 2**20  # gloo's numbers of messages are 32 bits wide
 
 
-class Store:
-    """Times by key between the ranks of one group."""
+class Wire:
+    """Times between the ranks of one group, over gloo."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
-        self.store, self.rank, self.size = store, rank, size
-        store.set_timeout(timeout)
+        self.gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self.latest_of = dist.AllreduceOptions()
+        self.latest_of.reduceOp = dist.ReduceOp.MAX
 
-    def post(self, key: str, time: float) -> None:
-        self.store.set(f"{key}/{self.rank}", time.hex())
+    def meet(self, time: float) -> Callable[[], float]:
+        """Tell the others the time; what is returned waits for theirs, and gives the latest."""
+        latest = torch.tensor([time], dtype=torch.float64)
+        return self._later(latest, self.gloo.allreduce([latest], self.latest_of))
 
-    def latest(self, key: str) -> float:
-        """The latest of all ranks' times; waits for them."""
-        keys = [f"{key}/{rank}" for rank in range(self.size)]
-        times = [float.fromhex(time.decode()) for time in self.store.multi_get(keys)]
-        if self.store.add(f"{key}/seen", 1) == self.size:  # the last one to look clears up
-            for name in (*keys, f"{key}/seen"):
-                self.store.delete_key(name)
-        return max(times)
+    def send(self, time: float, target: int, number: int) -> Callable[[], float]:
+        told = torch.tensor([time], dtype=torch.float64)
+        return self._later(told, self.gloo.send([told], target, number % TAGS))
 
-    def take(self, key: str, source: int) -> float:
-        """The time that one rank posted for this one; waits for it."""
-        name = f"{key}/{source}"
-        time = float.fromhex(self.store.get(name).decode())
-        self.store.delete_key(name)
-        return time
+    def receive(self, source: int, number: int) -> Callable[[], float]:
+        """What is returned waits for the time that one rank sent."""
+        told = torch.empty(1, dtype=torch.float64)
+        return self._later(told, self.gloo.recv([told], source, number % TAGS))
+
+    @staticmethod
+    def _later(tensor: torch.Tensor, work: dist.Work) -> Callable[[], float]:
+        def wait() -> float:
+            work.wait()
+            return tensor.item()
+        return wait
 
 
 class Alone:
     """The same for a rank that stands for a whole grid: its peers are where it is."""
 
-    def __init__(self) -> None:
-        self.times: dict[str, float] = {}
+    def meet(self, time: float) -> Callable[[], float]:
+        return lambda: time
 
-    def post(self, key: str, time: float) -> None:
-        self.times[key] = time
+    def send(self, time: float, target: int, number: int) -> Callable[[], float]:
+        return lambda: time
 
-    def latest(self, key: str) -> float:
-        return self.times.pop(key)
-
-    def take(self, key: str, source: int) -> float:
-        return 0.0  # it has been there all the time
+    def receive(self, source: int, number: int) -> Callable[[], float]:
+        return lambda: 0.0  # it has been there all the time
 
 
 class Work(dist.Work):
@@ -87,16 +90,24 @@ class Work(dist.Work):
         return self.future
 
 
+class Collective(NamedTuple):
+    """One that has begun here. latest: waits for the slowest rank, and gives its time."""
+
+    work: Work
+    name: str
+    seconds: float
+    latest: Callable[[], float]
+
+
 class VirtualGroup(dist.ProcessGroup):
     def __init__(self, gpu: VirtualGpu, topology: Topology, ranks: list[int], rank: int,
-                 store: Store | Alone) -> None:
+                 wire: Wire | Alone) -> None:
         """ranks: of the group, in the job's numbers. rank: this one's index among them."""
         super().__init__(rank, len(ranks))
-        self.gpu, self.topology, self.ranks, self.store = gpu, topology, ranks, store
+        self.gpu, self.topology, self.ranks, self.wire = gpu, topology, ranks, wire
         self.path = topology.path(ranks)
         self.stream = f"{BACKEND} {','.join(map(str, ranks))}"
-        self.begun = 0
-        self.under_way: deque[tuple[Work, str, float]] = deque()  # collectives, oldest first
+        self.under_way: deque[Collective] = deque()  # oldest first
         self.over = 0.0  # when the last settled one ended
         self.sent: dict[int, int] = {}
         self.received: dict[int, int] = {}
@@ -107,22 +118,17 @@ class VirtualGroup(dist.ProcessGroup):
         self._refuse_values(tensors)
         clock = self.gpu.clock
         clock.work(self.gpu.card.efficiency.dispatch)
-        key = f"c{self.begun}"
-        self.begun += 1
-        self.store.post(key, clock.ready())
         work = Work(self, tensors)
-        self.under_way.append((work, name, seconds))
+        self.under_way.append(Collective(work, name, seconds, self.wire.meet(clock.ready())))
         return work
 
     def settle(self, work: Work) -> None:
         """Find out when `work` ends, after those that began before it on this group."""
         while work.end is None:
-            first, name, seconds = self.under_way[0]
-            number = self.begun - len(self.under_way)
-            start = max(self.store.latest(f"c{number}"), self.over)
-            self.under_way.popleft()
-            self._end(first, name, start, start + seconds)
-            self.over = first.end
+            first = self.under_way.popleft()
+            start = max(first.latest(), self.over)
+            self._end(first.work, first.name, start, start + first.seconds)
+            self.over = first.work.end
 
     def _end(self, work: Work, name: str, start: float, end: float) -> None:
         work.end = end
@@ -172,10 +178,9 @@ class VirtualGroup(dist.ProcessGroup):
         self.sent[dst] = number + 1
         start = max(clock.ready(), self.free.get(dst, 0.0))
         seconds = collectives.message(self._wire(dst), sum(tensor.nbytes for tensor in tensors))
-        work = Work(self, tensors)
+        work = Departure(self, tensors, self.wire.send(start + seconds, dst, number))
         self._end(work, "send", start, start + seconds)
         self.free[dst] = work.end
-        self.store.post(f"m{dst}.{number}", work.end)
         return work
 
     def recv(self, tensors, src, tag=0):
@@ -183,7 +188,7 @@ class VirtualGroup(dist.ProcessGroup):
         number = self.received.get(src, 0)
         self.received[src] = number + 1
         self.gpu.clock.work(self.gpu.card.efficiency.dispatch)
-        return Arrival(self, tensors, f"m{self.rank()}.{number}", src)
+        return Arrival(self, tensors, self.wire.receive(src, number))
 
     def getBackendName(self):
         return BACKEND
@@ -192,14 +197,23 @@ class VirtualGroup(dist.ProcessGroup):
 class Arrival(Work):
     """A message to come: its sender knows when."""
 
-    def __init__(self, group: VirtualGroup, result: list[torch.Tensor], key: str, source: int
+    def __init__(self, group: VirtualGroup, result: list[torch.Tensor], told: Callable[[], float]
                  ) -> None:
         super().__init__(group, result)
-        self.key, self.source = key, source
+        self.told = told
 
     def wait(self, timeout: object = None) -> bool:
         if self.end is None:
-            self.end = self.group.store.take(self.key, self.source)
+            self.end = self.told()
+        self.group.gpu.clock.wait(self.end)
+        return True
+
+
+class Departure(Arrival):
+    """A message that leaves: this rank knows when, and waits until the other has been told."""
+
+    def wait(self, timeout: object = None) -> bool:
+        self.told()
         self.group.gpu.clock.wait(self.end)
         return True
 
@@ -217,5 +231,5 @@ def register(gpu: VirtualGpu, topology: Topology) -> None:
 def _make(options, _) -> VirtualGroup:
     gpu, topology = _here[BACKEND]
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    store = Store(options.store, options.group_rank, len(ranks), options.timeout)
-    return VirtualGroup(gpu, topology, ranks, options.group_rank, store)
+    wire = Wire(options.store, options.group_rank, len(ranks), options.timeout)
+    return VirtualGroup(gpu, topology, ranks, options.group_rank, wire)

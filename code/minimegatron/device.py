@@ -198,9 +198,9 @@ def choose_device(config: Config, local_rank: int) -> tuple[Device, list[str]]:
 
 
 def gpus_asked() -> bool:
-    """Whether this Slurm job asked for GPUs."""
-    return any(os.environ.get(name) for name in
-               ("SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS"))
+    """Whether this Slurm job has GPUs on this node. Of Slurm's variables this one alone says so in
+    batch and srun steps, however they were asked for; a step may inherit the others."""
+    return int(os.environ.get("SLURM_GPUS_ON_NODE") or 0) > 0
 
 
 def virtual_device(config: Config, name: str) -> VirtualDevice:

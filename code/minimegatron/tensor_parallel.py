@@ -157,14 +157,15 @@ def own_rows(tokens: torch.Tensor, size: int, tp: Group) -> tuple[torch.Tensor, 
 class _CrossEntropy(torch.autograd.Function):
     """log(sum_v exp(z_v)) - z_label over logits z that are divided among ranks (section 3).
 
-    [s, b] numbers travel instead of [s, b, V] logits.
+    [s, b] numbers travel instead of [s, b, V] logits. These are used up: all that is kept of them
+    is their softmax, in their place.
     """
 
     @staticmethod
     def forward(ctx, logits, labels, tp):
         largest = logits.amax(-1, keepdim=True)
         tp.all_reduce(largest, dist.ReduceOp.MAX)
-        shifted = logits - largest  # exp cannot overflow
+        shifted = logits.sub_(largest)  # exp cannot overflow
         rows, elsewhere = own_rows(labels, logits.shape[-1], tp)
         target = shifted.gather(-1, rows[..., None]).squeeze(-1).masked_fill(elsewhere, 0.0)
         exponentials = shifted.exp_()
@@ -179,12 +180,12 @@ class _CrossEntropy(torch.autograd.Function):
         softmax, rows, elsewhere = ctx.saved_tensors
         # d loss / d z = softmax - onehot(label); only the label's owner subtracts.
         onehot = torch.where(elsewhere, 0.0, -grad)[..., None]
-        return (softmax * grad[..., None]).scatter_add_(-1, rows[..., None], onehot), None, None
+        return softmax.mul_(grad[..., None]).scatter_add_(-1, rows[..., None], onehot), None, None
 
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, tp: Group) -> torch.Tensor:
-    """Loss of every token: logits [s, b, V/t] in fp32, labels int64 [s, b]. Returns [s, b],
-    the same on every rank."""
-    if tp.size == 1:
+    """Loss of every token: logits [s, b, V/t] in fp32, which are used up, labels int64 [s, b].
+    Returns [s, b], the same on every rank."""
+    if tp.size == 1 and not logits.is_meta:  # modelled is upstream's, which has one way for all t
         return ops.cross_entropy(logits, labels)
     return _CrossEntropy.apply(logits, labels, tp)

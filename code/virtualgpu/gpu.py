@@ -117,6 +117,13 @@ class VirtualGpu(TorchDispatchMode):
             raise NoValue(f"the virtual {self.card.name} has no {dtype} arithmetic; it has "
                           f"{', '.join(self.card.tflops)}")
 
+    def take(self, size: int) -> None:
+        """Memory that is not torch's. Raises torch.OutOfMemoryError."""
+        try:
+            self.memory.take(size)
+        except OutOfMemory as error:
+            raise torch.OutOfMemoryError(f"{error} [virtual {self.card.name}]") from None
+
     def _hold(self, tensor: torch.Tensor) -> None:
         """Account for the tensor's memory until its storage dies. Raises torch.OutOfMemoryError."""
         storage = tensor.untyped_storage()

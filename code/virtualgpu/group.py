@@ -23,6 +23,9 @@ from virtualgpu.gpu import VirtualGpu
 from virtualgpu.topology import Topology
 
 BACKEND = "virtual"
+# NCCL's buffers: three protocols' worth for each channel (NCCL_BUFFSIZE 4 MiB and as much again), of
+# which it opens many over NVLink and few over slower links.
+BUFFER, CHANNELS, FEW_CHANNELS = 10 * 2**20, 16, 2
 TAGS = 2**20  # gloo's numbers of messages are 32 bits wide
 
 
@@ -108,14 +111,23 @@ class VirtualGroup(dist.ProcessGroup):
         self.path = topology.path(ranks)
         self.stream = f"{BACKEND} {','.join(map(str, ranks))}"
         self.under_way: deque[Collective] = deque()  # oldest first
+        self.opened = False
         self.over = 0.0  # when the last settled one ended
         self.sent: dict[int, int] = {}
         self.received: dict[int, int] = {}
         self.free: dict[int, float] = {}  # when the wire to a peer is
 
+    def _open(self) -> None:
+        """Before the first message, as NCCL does, take memory for the buffers."""
+        if not self.opened:
+            self.opened = True
+            fast = self.path.nodes == 1 and self.gpu.card.nvlink
+            self.gpu.take((CHANNELS if fast else FEW_CHANNELS) * BUFFER)
+
     def _begin(self, name: str, seconds: float, tensors: list[torch.Tensor]) -> Work:
         """A collective: post that this rank is ready."""
         self._refuse_values(tensors)
+        self._open()
         clock = self.gpu.clock
         clock.work(self.gpu.card.efficiency.dispatch)
         work = Work(self, tensors)
@@ -173,6 +185,7 @@ class VirtualGroup(dist.ProcessGroup):
         """It leaves when it is ready and the one before it has left; the receiver need not wait
         for it yet."""
         self._refuse_values(tensors)
+        self._open()
         clock, number = self.gpu.clock, self.sent.get(dst, 0)
         clock.work(self.gpu.card.efficiency.dispatch)
         self.sent[dst] = number + 1
@@ -185,6 +198,7 @@ class VirtualGroup(dist.ProcessGroup):
 
     def recv(self, tensors, src, tag=0):
         self._refuse_values(tensors)
+        self._open()
         number = self.received.get(src, 0)
         self.received[src] = number + 1
         self.gpu.clock.work(self.gpu.card.efficiency.dispatch)

@@ -17,11 +17,21 @@ from virtualgpu.clock import Clock
 from virtualgpu.errors import NoValue, UnknownCost
 from virtualgpu.matmul import matmul_seconds
 from virtualgpu.memory import Allocator, OutOfMemory
-from virtualgpu.plan import HOST, Plan, changed_argument, changed_tensor, mark, to_meta
+from virtualgpu.plan import (
+    HOST,
+    Plan,
+    changed_argument,
+    changed_tensor,
+    empty,
+    mark,
+    misfits,
+    needs_values,
+    shares,
+    to_meta,
+)
 from virtualgpu.rules import Work, is_free, read_and_write, rule_of, tensors
 
 READ_LATENCY = 10e-6  # from the card to the host, of a few bytes
-VALUES = ("aten._local_scalar_dense", "aten.is_nonzero", "aten.equal", "aten.nonzero")
 MOST_UNKNOWN = 0.02  # of the time may be spent in operations without a rule
 OWN = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 
@@ -40,6 +50,7 @@ class VirtualGpu(TorchDispatchMode):
         self.unknown: defaultdict[str, int] = defaultdict(int)  # calls without a rule
         self._sizes: dict[int, int] = {}  # of the storages that live, by identity
         self._plans: dict[tuple, Plan] = {}  # by operation and its arguments' shapes
+        self._shares: dict[torch._ops.OpOverload, bool] = {}  # what plan.shares said
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -48,7 +59,10 @@ class VirtualGpu(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func.is_view:
+        known = self._shares.get(func)
+        if known is None:
+            known = self._shares[func] = shares(func)
+        if known:
             return func(*args, **kwargs)
         key = (func, *map(mark, args), *kwargs, *map(mark, kwargs.values()))
         plan = self._plans.get(key)
@@ -59,7 +73,8 @@ class VirtualGpu(TorchDispatchMode):
         out = func(*args, **kwargs) if self.watched != "meta" else plan.make(args, kwargs)
         if plan.results is not None:
             for result in out if isinstance(out, (tuple, list)) else (out,):
-                self._hold(result)
+                if result is not None:
+                    self._hold(result)
         if plan.kernels:
             if plan.unknown:
                 self.unknown[plan.name] += 1
@@ -70,15 +85,20 @@ class VirtualGpu(TorchDispatchMode):
         """What this operation on arguments of these shapes does to the card."""
         operands = tensors((*args, *kwargs.values()))
         target = kwargs.get("device")
+        changed = changed_argument(func, args, kwargs) if operands else None
+        if changed not in (None, -1):
+            target = changed_tensor(args, kwargs, changed).device
         mine = any(item.device.type == self.watched for item in operands)
-        if mine and (str(func._overloadpacket) in VALUES or (
+        if mine and (needs_values(func, operands) or (
                 target is not None and torch.device(target).type != self.watched)):
             raise NoValue(f"{place()} reads a value of a tensor, and on the virtual "
                           f"{self.card.name} tensors have none; a trainer that only needs it for "
                           "the log reads it with ctx.read, which gives None there")
         if not mine and (target is None or torch.device(target).type != self.watched):
             return HOST
-        specs, changed = None, changed_argument(func, args, kwargs)
+        specs = None
+        if misfits(func, args, operands, changed):
+            func(*args, **kwargs)  # which says what is wrong with them, if anything is
         if changed is None:
             specs = shapes.results(func, args, kwargs)
             if specs is None:
@@ -90,9 +110,8 @@ class VirtualGpu(TorchDispatchMode):
             return Plan(specs, changed, name, 0.0, 0, False)
         rule = rule_of(func)
         produced = ([changed_tensor(args, kwargs, changed)] if changed is not None else
-                    [torch.empty_strided(*spec[:2], dtype=spec.dtype, device="meta")
-                     for spec in (specs if isinstance(specs, list) else [specs])])
-        work = (rule or read_and_write)(args, produced)
+                    [empty(spec) for spec in (specs if isinstance(specs, list) else [specs])])
+        work = (rule or read_and_write)(args, tensors(produced))
         return Plan(specs, changed, name, self.seconds(work), work.kernels, rule is None)
 
     def seconds(self, work: Work) -> float:

@@ -18,7 +18,7 @@ class Plan(NamedTuple):
     """results: new tensors; None where an argument is changed in place. changed: its position or
     name. kernels: launches; 0: none runs. unknown: whether the cost is a guess."""
 
-    results: Spec | list[Spec] | None
+    results: Spec | list[Spec | None] | None
     changed: int | str | None
     name: str
     seconds: float
@@ -37,7 +37,42 @@ class Plan(NamedTuple):
 HOST = Plan(None, None, "", 0.0, 0, False)  # not the card's business
 
 
-def empty(spec: Spec) -> torch.Tensor:
+def shares(func: torch._ops.OpOverload) -> bool:
+    """Whether it names memory in another way: torch itself does that, no kernel runs."""
+    return (func.is_view or torch.Tag.inplace_view in func.tags
+            or func is torch.ops.aten._unsafe_view.default)
+
+
+def needs_values(func: torch._ops.OpOverload, operands: Sequence[torch.Tensor]) -> bool:
+    """Whether the result, or its shape, depends on what the tensors hold."""
+    if torch.Tag.dynamic_output_shape in func.tags:
+        # A tensor indexed by numbers has a shape that is known, one by a mask has not.
+        return func._overloadpacket is not torch.ops.aten.index or any(
+            item.dtype in (torch.bool, torch.uint8) for item in operands[1:])
+    return torch.Tag.data_dependent_output in func.tags
+
+
+def misfits(func: torch._ops.OpOverload, args: Sequence, operands: Sequence[torch.Tensor],
+            changed: int | str | None) -> bool:
+    """Whether torch must be asked if these tensors go together: on several devices, or changed in
+    place by another shape."""
+    if func._overloadpacket in MIXED or not operands:
+        return False
+    whole = [item for item in operands if item.dim()]
+    if len({item.device for item in whole}) > 1:
+        return True
+    return (changed == 0 and torch.Tag.pointwise in func.tags
+            and any(item.shape != operands[0].shape for item in whole))
+
+
+# Some of their arguments may lie elsewhere.
+MIXED = {torch.ops.aten.copy_, torch.ops.aten._to_copy, torch.ops.aten.index,
+         torch.ops.aten.index_put_, torch.ops.aten.index_put}
+
+
+def empty(spec: Spec | None) -> torch.Tensor | None:
+    if spec is None:
+        return None
     return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="meta")
 
 
@@ -47,6 +82,8 @@ def mark(argument: object) -> object:
         return argument.shape, argument.stride(), argument.dtype, argument.is_meta
     if isinstance(argument, (list, tuple)):
         return tuple(map(mark, argument))
+    if isinstance(argument, (float, bool)):
+        return type(argument), argument  # 1.0 and True would find the plan of 1
     return argument
 
 

@@ -32,8 +32,8 @@ def fresh(shape: Sequence[int], dtype: torch.dtype) -> Spec:
     return Spec(tuple(shape), rows(shape), dtype)
 
 
-def of(tensor: torch.Tensor) -> Spec:
-    return Spec(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+def of(tensor: torch.Tensor | None) -> Spec | None:
+    return None if tensor is None else Spec(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
 def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Spec | None:
@@ -127,6 +127,16 @@ def at(args: Sequence, position: int):
     return args[position] if position < len(args) else None
 
 
+def _product(a: torch.Tensor, b: torch.Tensor) -> Spec | None:
+    """a [.., m, k] @ b [.., k, n]; torch says what is wrong with those that do not join."""
+    if a.dtype != b.dtype:  # which on meta tensors it does not see
+        raise RuntimeError("expected both matrices of a product to have the same dtype, but got: "
+                           f"{a.dtype} != {b.dtype}")
+    if (a.dim(), a.shape[:-2], a.shape[-1]) != (b.dim(), b.shape[:-2], b.shape[-2]):
+        return None
+    return fresh((*a.shape[:-1], b.shape[-1]), a.dtype)
+
+
 def _sum(args: Sequence, kwargs: dict) -> Spec:
     whole = args[0].dtype if args[0].dtype.is_floating_point else torch.int64
     return reduced(args[0], at(args, 1), bool(at(args, 2)), kwargs.get("dtype") or whole)
@@ -197,9 +207,9 @@ def _softmax(args: Sequence, kwargs: dict) -> Spec | None:
 
 
 RULES: dict[str, Callable[[Sequence, dict], Spec | list[Spec] | None]] = {
-    "aten.mm": lambda a, k: fresh((a[0].shape[0], a[1].shape[1]), a[0].dtype),
-    "aten.addmm": lambda a, k: fresh((a[1].shape[0], a[2].shape[1]), a[1].dtype),
-    "aten.bmm": lambda a, k: fresh((*a[0].shape[:2], a[1].shape[2]), a[0].dtype),
+    "aten.mm": lambda a, k: _product(a[0], a[1]),
+    "aten.addmm": lambda a, k: _product(a[1], a[2]),
+    "aten.bmm": lambda a, k: _product(a[0], a[1]),
     "aten.embedding": lambda a, k: fresh((*a[1].shape, a[0].shape[1]), a[0].dtype),
     "aten.gather": lambda a, k: fresh(a[2].shape, a[0].dtype),
     "aten.nll_loss_forward": lambda a, k: [

@@ -29,8 +29,9 @@ class Path:
 
     @property
     def round(self) -> float:
-        """Latency of once around."""
-        return (self.size - self.nodes) * self.near + (self.nodes if self.nodes > 1 else 0) * self.far
+        """Latency of once around, back to the first."""
+        leaps = self.nodes if self.nodes > 1 else 0
+        return (self.size - leaps) * self.near + leaps * self.far
 
 
 def ring(path: Path, size: int, rounds: int) -> float:
@@ -58,7 +59,9 @@ def all_gather(path: Path, size: int) -> float:
 
 
 def broadcast(path: Path, size: int) -> float:
-    return LAUNCH + size / path.bandwidth + path.round
+    """A chain past all others."""
+    latency = (path.size - path.nodes) * path.near + (path.nodes - 1) * path.far
+    return LAUNCH + size / path.bandwidth + latency
 
 
 def message(path: Path, size: int) -> float:

@@ -23,8 +23,8 @@ from virtualgpu.gpu import VirtualGpu
 from virtualgpu.topology import Topology
 
 BACKEND = "virtual"
-# NCCL's buffers: three protocols' worth for each channel (NCCL_BUFFSIZE 4 MiB and as much again), of
-# which it opens many over NVLink and few over slower links.
+# NCCL's buffers: three protocols' worth for each channel (NCCL_BUFFSIZE 4 MiB and as much again),
+# of which it opens many over NVLink and few over slower links.
 BUFFER, CHANNELS, FEW_CHANNELS = 10 * 2**20, 16, 2
 TAGS = 2**20  # gloo's numbers of messages are 32 bits wide
 

@@ -87,14 +87,16 @@ def test_a_shipped_script_runs_on_the_cards_that_the_nodes_declare(course, ended
 
 def test_gpt2_small_on_four_virtual_v100s_and_a_batch_that_does_not_fit(course):
     """The classic course's job at full size: about 0.54 s, half of it messages, 10 GB."""
-    network = "--virtual-network ethernet:25gbit --train-iters 3 --log-interval 1"
+    # The test's vocabulary is small: padding brings it to GPT-2's.
+    network = ("--virtual-network ethernet:25gbit --train-iters 3 --log-interval 1 "
+               "--make-vocab-size-divisible-by 50304")
     number, state = submit(course, f"sbatch code/virtual_v100.sh {network}")
     log = (course.home / f"megatron/logs/virtual_v100_{number}.txt").read_text()
     assert state == "COMPLETED|0:0", log[-3000:]
     milliseconds = {*re.findall(r"elapsed time per iteration \(ms\): (\S+) ", log)}
-    assert len(milliseconds) == 1 and 480 < float(*milliseconds) < 600
+    assert len(milliseconds) == 1 and 500 < float(*milliseconds) < 580
     (peak,) = re.findall(r"^\[Rank 0\].* max allocated: (\S+) ", log, re.M)
-    assert 9_000 < float(peak) < 11_500
+    assert 9_500 < float(peak) < 10_800
     (reduce,) = {*re.findall(r"backward-params-all-reduce: (\S+) ", log)}
     assert 0.4 < float(reduce) / float(*milliseconds) < 0.6
     number, state = submit(course, f"sbatch code/virtual_v100.sh {network} --micro-batch-size 32")

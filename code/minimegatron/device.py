@@ -73,6 +73,12 @@ class Device:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return Memory(resident, max(peak, resident), resident, max(peak, resident))
 
+    def status(self) -> dict[str, object]:
+        """What others may see of it now (see status.py): bytes of memory, and for a modelled card
+        its name, index on the node, and the share of the last step in which a kernel ran."""
+        memory = self.memory()
+        return {"allocated": memory.allocated, "max_allocated": memory.max_allocated}
+
     def connect(self) -> list[str]:
         """Before the grid is made; every rank must call it. Returns what to tell the user."""
         return []
@@ -135,6 +141,14 @@ class VirtualDevice(Device):
     def memory(self) -> Memory:
         memory = self.gpu.memory
         return Memory(memory.live, memory.peak, memory.reserved, memory.peak_reserved)
+
+    def status(self) -> dict[str, object]:
+        memory, clock = self.gpu.memory, self.gpu.clock
+        return {**super().status(), "card": self.gpu.card.name,
+                "gpu": int(os.environ.get("LOCAL_RANK", 0)),
+                "memory_used": memory.taken + memory.reserved, "memory_total": memory.capacity,
+                "virtual_seconds": clock.host,
+                "utilization": min(1.0, sum(self.gpu.busy.values()) / max(clock.host, 1e-9))}
 
     def connect(self) -> list[str]:
         """Ranks tell each other where they sit, and on what."""

@@ -24,6 +24,7 @@ class StepLog:
         self.throughput = Throughput(ctx, vocab_size) if ctx.config.log_throughput else None
         self.memory_reported = False
         self.norm: torch.Tensor | None = None
+        self.shown: dict[str, float | None] = {}  # the last line's loss and TFLOP/s per device
         self._restart()
 
     def _restart(self) -> None:
@@ -64,6 +65,7 @@ class StepLog:
             zeros=self._zeros(), params_norm=self._params_norm(),
             nans=0 if good is None else steps - good, throughput=rate, label=ctx.device.label)
         ctx.say_last(line)
+        self.shown = {"loss": mean, "tflops": rate}
         if self.throughput:
             ctx.say_last(self.throughput.line(rate))
             self.board.scalar("throughput", rate, progress.iteration)

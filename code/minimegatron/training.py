@@ -32,6 +32,7 @@ from minimegatron.report import (
 )
 from minimegatron.schedules import Schedule, add_communication, check, load, peak_live, to_text
 from minimegatron.slices import TiedEmbedding, as_module, build_chunks
+from minimegatron.status import Status
 from minimegatron.step_log import StepLog
 from minimegatron.timeline import Recorder
 from minimegatron.timers import Timers, say_times
@@ -111,6 +112,7 @@ class Trainer:
         config = ctx.config
         self.started, self.saved_at = started, None
         self.ctx, self.config, self.vocab_size = ctx, config, vocab_size
+        self.status = Status(ctx)
         self.setup_started = time.perf_counter()
         schedule = load_schedule(ctx)
         self.live = peak_live(schedule)
@@ -195,9 +197,11 @@ class Trainer:
                 batches = train.step(progress.consumed_train_samples, progress.iteration)
             loss, norm = self.step(batches)
             profiler.step()
-            log.add(loss, norm, ctx.device.now() - start)
+            seconds = ctx.device.now() - start
+            log.add(loss, norm, seconds)
             self.recorder.finish()
             log.report(progress, self.learning_rate.value())
+            self.status.step(progress.iteration, seconds, log.shown)
             if valid is not None and progress.iteration % config.eval_interval == 0:
                 progress.consumed_valid_samples = self.validate(
                     valid, progress.consumed_valid_samples, f"iteration {progress.iteration}")
@@ -206,6 +210,7 @@ class Trainer:
             if config.save and (due or why):
                 self.save()
             if why:
+                self.status.update(state=f"stopped {why}")
                 profiler.stop()
                 self.board.close()
                 print_datetime(ctx, f"exiting program {why}")
@@ -226,6 +231,7 @@ class Trainer:
         for line in self.ctx.device.closing():
             emit(f"[rank {self.ctx.grid.rank}] {line}")
         self.board.close()
+        self.status.update(state="done")
 
     def validate(self, data: Batches, consumed: int, prefix: str) -> int:
         """Print and plot the mean loss over --eval-iters batches; returns the samples consumed."""

@@ -21,6 +21,7 @@ from lab.cluster.profile import CPUS, PARTITION, Profile, virtual_network
 from lab.errors import LabError
 
 # Slurm wants character devices for GPUs and never opens them. Every machine has these.
+STATUS_VARIABLE = "RANK_STATUS"  # where a job's ranks say what they do now
 RUN_VARIABLE = "LAB_CLUSTER_RUN"  # marks every process of a cluster, to find strays by
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx")
 
@@ -235,6 +236,7 @@ def task_prolog(layout: Layout, profile: Profile, place: Place, slurm: Slurm,
     lines = ["#!/bin/sh", folders, 'echo "export PATH=$PATH"',
              f'echo export SLURM_CONF={quoted}',
              f"echo export {RUN_VARIABLE}={layout.run}",
+             f'echo export {STATUS_VARIABLE}={shlex.quote(str(layout.ranks))}"/$SLURM_JOB_ID"',
              f'[ -n "$LAB_HOME" ] || echo export LAB_HOME={shlex.quote(str(layout.home))}',
              "# Classic scripts say `set -e` and `clear`, which fails where TERM is not usable.",
              'clear >/dev/null 2>&1 || echo "export TERM=vt100"']

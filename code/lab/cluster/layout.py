@@ -54,6 +54,11 @@ class Layout:
         return self.state / "ready"
 
     @property
+    def ranks(self) -> Path:
+        """A folder for each job, in which its ranks say what they do now."""
+        return self.state / "ranks"
+
+    @property
     def job_records(self) -> Path:
         return self.state / "log" / "jobcomp.txt"
 

@@ -39,7 +39,7 @@ class Status:
     def update(self, now: bool = True, **fields: object) -> None:
         """Note fields, and write them now, or if not `now` when it is time again."""
         self.fields |= fields
-        if self.path is None or not now and time.time() < self.written + SECONDS:
+        if self.path is None or (not now and time.time() < self.written + SECONDS):
             return
         self.written = time.time()
         try:

@@ -72,7 +72,7 @@ class StepLog:
         if lr > 0 and not self.memory_reported:
             self._report_memory(progress.iteration)
         seconds = self.timers.take()
-        say_times(ctx, seconds, steps)
+        say_times(ctx, seconds, steps, ctx.device.label)
         if config.log_timers_to_tensorboard:
             for name, value in seconds.items():
                 self.board.scalar(f"{name}-time", value / steps, progress.iteration)

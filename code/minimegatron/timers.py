@@ -72,17 +72,20 @@ class Timers:
         return {name: seconds[name] for name in LEVELS if name in seconds}
 
 
-def say_times(ctx: Context, seconds: Mapping[str, float], steps: int = 1) -> None:
+def say_times(ctx: Context, seconds: Mapping[str, float], steps: int = 1, label: str = "") -> None:
     """Print times per step: the last rank's in the line of 2021, or with --timing-log-level those
-    of all ranks, through the control group; every rank must call it."""
+    of all ranks, through the control group; every rank must call it.
+
+    label: of the device whose clock they are, where that is modelled.
+    """
     if ctx.config.timing_log_level is None:
-        label = f" | {ctx.device.label}" if ctx.device.label else ""
-        ctx.say_last(time_line(seconds, steps) + label)
+        ctx.say_last(time_line(seconds, steps) + (f" | {label}" if label else ""))
         return
     ranks: list[dict[str, float]] = [{}] * ctx.grid.world_size
     dist.all_gather_object(ranks, {name: value / steps for name, value in seconds.items()})
     lines = times_of_ranks(ctx.config.timing_log_option, ranks)
     if lines:
+        lines[0] += f" {label}" if label else ""
         ctx.say_last("\n".join(lines))  # one text: no other rank's line comes between
 
 

@@ -32,6 +32,7 @@ def main() -> None:
         run("-c", lab, "cluster", "up", LAB_HOME=home)
         try:
             run(HERE / "job_start.py", LAB_HOME=home)
+            run(HERE / "virtual_speed.py", "--job", LAB_HOME=home)
         finally:
             run("-c", lab, "cluster", "down", LAB_HOME=home)
 

@@ -1,0 +1,82 @@
+"""How much real time virtual GPUs take: an iteration of GPT-2 small, a rank's start, a whole job.
+
+python benchmarks/virtual_speed.py
+eval "$(lab cluster env)"; python benchmarks/virtual_speed.py --job    (needs `lab start`)
+
+Medians of 5. An iteration is one rank's alone: micro-batch 2, fp32, materialised attention.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+from lab import cluster, workspace
+from minimegatron.arguments import parse_arguments
+from minimegatron.batches import Batches
+from minimegatron.initialize import initialize
+from minimegatron.training import Trainer
+
+GPT2 = ("--num-layers 12 --hidden-size 768 --num-attention-heads 32 --seq-length 1024 "
+        "--max-position-embeddings 1024 --lr 1e-4 --train-iters 1 --micro-batch-size 2")
+NO_DATA = "--data-path none --vocab-file none --merge-file none"
+VOCABULARY = 50304
+# What a rank imports and builds before its first step.
+START = ("from minimegatron.initialize import initialize\n"
+         "from minimegatron.training import Trainer\n"
+         "from minimegatron.arguments import parse_arguments\n"
+         f"ctx = initialize(parse_arguments('{GPT2} {NO_DATA} --device virtual:v100'.split()))\n"
+         f"Trainer(ctx, {VOCABULARY}, 0.0)\n")
+ROUNDS = 5
+
+
+def iteration_seconds() -> list[float]:
+    """Real seconds of iterations after the first, in which operations are planned."""
+    ctx = initialize(parse_arguments(shlex.split(f"{GPT2} {NO_DATA} --device virtual:v100")))
+    trainer = Trainer(ctx, VOCABULARY, time.perf_counter())
+    batches = Batches(ctx, [{"text": np.arange(1025)}] * 2, 0, "training")
+    times = []
+    for _ in range(ROUNDS + 1):
+        start = time.perf_counter()
+        trainer.step(batches.step(0, 0))
+        times.append(time.perf_counter() - start)
+    return times[1:]
+
+
+def start_seconds() -> float:
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", START], check=True, capture_output=True)
+    return time.perf_counter() - start
+
+
+def job_seconds() -> float:
+    """From sbatch to the end of virtual_v100.sh: 4 ranks, 2 nodes, 20 iterations."""
+    home = workspace.home()
+    start = time.perf_counter()
+    subprocess.run(["sbatch", "--wait", "code/virtual_v100.sh"], cwd=home, check=True,
+                   env=cluster.environment(home), capture_output=True)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--job", action="store_true", help="time the Slurm job too")
+    arguments = parser.parse_args()
+    measured = {"an iteration of GPT-2 small": iteration_seconds(),
+                "a rank's start": [start_seconds() for _ in range(ROUNDS)]}
+    if arguments.job:
+        workspace.make(workspace.home())
+        measured["a job of 4 ranks and 20 iterations"] = [job_seconds() for _ in range(ROUNDS)]
+    for what, times in measured.items():
+        print(f"{what}: {statistics.median(times):.3f} s, median of "
+              f"{', '.join(f'{seconds:.3f}' for seconds in times)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -121,7 +121,11 @@ class VirtualDevice(Device):
     shares_clock = True
 
     def __init__(self, card: Card, link: str | None) -> None:
-        """link: between nodes, as network.parse reads it; None: what this card's nodes have."""
+        """link: between nodes, as network.parse reads it; None: what this card's nodes have.
+
+        Raises VirtualGpuError for a link that is none.
+        """
+        network.parse(link or card.network)
         self.gpu, self.link = VirtualGpu(card), link or card.network
         self.name = self.label = f"virtual {card.name}"
         self.gpu.__enter__()
@@ -191,7 +195,7 @@ def choose_device(config: Config, local_rank: int) -> tuple[Device, list[str]]:
     """
     name, backend = config.device, config.distributed_backend
     if name.startswith("virtual"):
-        return virtual_device(config, name.partition(":")[2]), []
+        return virtual_device(config, name.partition(":")[2], local_rank), []
     cuda = torch.cuda.is_available()
     if name == "cuda" and not cuda:
         raise UserError("--device cuda: torch finds no CUDA device here; nearest: --device cpu")
@@ -205,20 +209,24 @@ def choose_device(config: Config, local_rank: int) -> tuple[Device, list[str]]:
         return device, []
     declared = os.environ.get("VIRTUAL_GPU")
     if name == "auto" and declared and (backend == "nccl" or gpus_asked()):
-        return virtual_device(config, declared), []
+        return virtual_device(config, "", local_rank), []
     if backend == "nccl":
         return Device(), ["--distributed-backend nccl needs GPUs: on the CPU gloo is used instead"]
     return Device(), []
 
 
-def gpus_asked() -> bool:
-    """Whether this Slurm job has GPUs on this node. Of Slurm's variables this one alone says so in
+def gpus_asked() -> int:
+    """How many GPUs this Slurm job asked for on this node. Of Slurm's variables this one alone says so in
     batch and srun steps, however they were asked for; a step may inherit the others."""
-    return int(os.environ.get("SLURM_GPUS_ON_NODE") or 0) > 0
+    return int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
 
 
-def virtual_device(config: Config, name: str) -> VirtualDevice:
+def virtual_device(config: Config, name: str, local_rank: int) -> VirtualDevice:
     """name: of a card; empty: the one that the node declares. Raises UserError."""
+    count = gpus_asked()
+    if not name and 0 < count <= local_rank:
+        raise UserError(f"local rank {local_rank} has no GPU: this job has {count} on this node; "
+                        f"nearest: --nproc_per_node {count}")
     name = name or os.environ.get("VIRTUAL_GPU", "")
     if not name:
         raise UserError("--device virtual: this node declares no virtual card; nearest: --device "
@@ -227,4 +235,4 @@ def virtual_device(config: Config, name: str) -> VirtualDevice:
     try:
         return VirtualDevice(card, config.virtual_network or os.environ.get("VIRTUAL_NETWORK"))
     except VirtualGpuError as error:
-        raise UserError(f"--virtual-network: {error}") from error
+        raise UserError(f"VIRTUAL_NETWORK: {error}") from error

@@ -6,7 +6,7 @@ import difflib
 
 from minimegatron.arguments.flags import Config
 from minimegatron.errors import UserError
-from virtualgpu import cards
+from virtualgpu import cards, network
 from virtualgpu.card import Card
 from virtualgpu.errors import VirtualGpuError
 
@@ -25,6 +25,11 @@ def check_device(config: Config) -> None:
             nearest = f"virtual:{kind}"
         raise UserError(f"--device {config.device}: one of {', '.join(REAL)}, virtual (the card "
                         f"that the node declares) or virtual:CARD; nearest: --device {nearest}")
+    if config.virtual_network is not None:
+        try:
+            network.parse(config.virtual_network)
+        except VirtualGpuError as error:
+            raise UserError(f"--virtual-network: {error}") from error
 
 
 def virtual_card(name: str, precision: str) -> Card:

@@ -1,0 +1,92 @@
+"""Which device a rank gets: by the flag, by what the node declares, by what the job asked for."""
+
+import pytest
+
+from minimegatron.arguments import parse_arguments
+from minimegatron.device import Device, VirtualDevice, choose_device
+from minimegatron.errors import UserError
+
+MODEL = ("--num-layers 1 --hidden-size 8 --num-attention-heads 2 --seq-length 8 "
+         "--max-position-embeddings 8 --micro-batch-size 1 --lr 1e-3 --train-iters 1 "
+         "--data-path d --vocab-file v --merge-file m ")
+DECLARED, ASKED = {"VIRTUAL_GPU": "a10"}, {"SLURM_GPUS_ON_NODE": "2"}
+NCCL = "--distributed-backend nccl"
+
+
+@pytest.fixture
+def choose(monkeypatch):
+    for name in ("VIRTUAL_GPU", "VIRTUAL_NETWORK", "SLURM_GPUS_ON_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    chosen = []
+
+    def choose(flags="", environment=(), local_rank=0):
+        for name, value in dict(environment).items():
+            monkeypatch.setenv(name, value)
+        device, notes = choose_device(parse_arguments((MODEL + flags).split(), {}), local_rank)
+        chosen.append(device)
+        return device, notes
+    yield choose
+    for device in chosen:
+        if isinstance(device, VirtualDevice):
+            device.gpu.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("flags, environment", [
+    ("", DECLARED | ASKED), (NCCL, DECLARED), ("--device virtual", DECLARED),
+    ("--device virtual:a10", {}), ("--device virtual:a10", {"VIRTUAL_GPU": "t4"}),
+])
+def test_a_virtual_card(choose, flags, environment):
+    device, _ = choose(flags, environment)
+    assert (device.label, device.kind, device.has_values) == ("virtual a10", "a virtual GPU", False)
+
+
+@pytest.mark.parametrize("flags, environment, notes", [
+    ("", {}, 0), ("", DECLARED, 0), ("", ASKED, 0), ("--device cpu", DECLARED | ASKED, 0),
+    (NCCL, {}, 1), (f"--device cpu {NCCL}", DECLARED, 1),
+])
+def test_the_cpu(choose, flags, environment, notes):
+    device, told = choose(flags, environment)
+    assert type(device) is Device and len(told) == notes
+    assert all("needs GPUs: on the CPU gloo is used" in note for note in told)
+
+
+def test_the_network_is_the_flags_then_the_clusters_then_the_cards(choose):
+    network = {"VIRTUAL_NETWORK": "ethernet:10gbit"}
+    assert choose("--device virtual:a10")[0].link != "ethernet:10gbit"
+    assert choose("--device virtual:a10", network)[0].link == "ethernet:10gbit"
+    flags = "--device virtual:a10 --virtual-network infiniband:2x100gbit"
+    assert choose(flags, network)[0].link == "infiniband:2x100gbit"
+
+
+@pytest.mark.parametrize("flags, environment, local_rank, why", [
+    ("--device virtual", {}, 0, "this node declares no virtual card; nearest: --device virtual:"),
+    ("--device virtual", DECLARED | ASKED, 2, "local rank 2 has no GPU: this job has 2 on this "
+     "node; nearest: --nproc_per_node 2"),
+    ("--device virtual --bf16", {"VIRTUAL_GPU": "t4"}, 0, "--bf16 on a virtual t4: the card has "
+     "no bf16 arithmetic, only fp32, fp16; nearest: --fp16"),
+    ("--device cuda", {}, 0, "torch finds no CUDA device here; nearest: --device cpu"),
+])
+def test_what_is_not_there_is_refused(choose, flags, environment, local_rank, why):
+    with pytest.raises(UserError) as error:
+        choose(flags, environment, local_rank)
+    assert why in str(error.value)
+
+
+@pytest.mark.parametrize("flags, why", [
+    ("--device virtual:v10", "no virtual card is called 'v10'; nearest: v100"),
+    ("--device virtaul:v100", "--device virtaul:v100: one of auto, cpu, cuda, virtual"),
+    ("--device gpu", "nearest: --device "), ("--device cpu:0", "nearest: --device "),
+    ("--device virtual:v100 --bf16", "no bf16 arithmetic"),
+])
+def test_a_device_that_cannot_be_is_refused_before_anything_starts(flags, why):
+    with pytest.raises(UserError) as error:
+        parse_arguments((MODEL + flags).split(), {})
+    assert why in str(error.value)
+
+
+@pytest.mark.parametrize("link", ["25", "fast:25gbit", "ethernet:0gbit", "ethernet:25gbit:2"])
+def test_a_network_that_cannot_be_is_refused(choose, link):
+    with pytest.raises(UserError, match=f"--virtual-network: network '{link}': a kind"):
+        parse_arguments(f"{MODEL} --device virtual:v100 --virtual-network {link}".split(), {})
+    with pytest.raises(UserError, match=f"VIRTUAL_NETWORK: network '{link}': a kind"):
+        choose("--device virtual:v100", {"VIRTUAL_NETWORK": link})

@@ -216,8 +216,8 @@ def choose_device(config: Config, local_rank: int) -> tuple[Device, list[str]]:
 
 
 def gpus_asked() -> int:
-    """How many GPUs this Slurm job asked for on this node. Of Slurm's variables this one alone says so in
-    batch and srun steps, however they were asked for; a step may inherit the others."""
+    """How many GPUs this Slurm job asked for on this node. Of Slurm's variables this one alone
+    says so in batch and srun steps, however they were asked for; a step may inherit the others."""
     return int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
 
 
@@ -227,11 +227,12 @@ def virtual_device(config: Config, name: str, local_rank: int) -> VirtualDevice:
     if not name and 0 < count <= local_rank:
         raise UserError(f"local rank {local_rank} has no GPU: this job has {count} on this node; "
                         f"nearest: --nproc_per_node {count}")
+    source = "" if name else f"VIRTUAL_GPU={os.environ.get('VIRTUAL_GPU')}"
     name = name or os.environ.get("VIRTUAL_GPU", "")
     if not name:
         raise UserError("--device virtual: this node declares no virtual card; nearest: --device "
                         f"virtual:{next(iter(cards.CARDS))}, and `lab devices` lists the others")
-    card = virtual_card(name, config.precision)
+    card = virtual_card(name, config.precision, source)
     try:
         return VirtualDevice(card, config.virtual_network or os.environ.get("VIRTUAL_NETWORK"))
     except VirtualGpuError as error:

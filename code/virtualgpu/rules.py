@@ -144,6 +144,7 @@ RULES |= dict.fromkeys((
     "aten._softmax", "aten._softmax_backward_data", "aten._log_softmax",
     "aten._log_softmax_backward_data", "aten.nll_loss_forward", "aten.nll_loss_backward",
     "aten.mean", "aten.amax", "aten.any", "aten.max", "aten.triu_", "aten.triu", "aten.where",
+    "aten.masked_fill", "aten.masked_fill_",
     "virtualgpu.dropout", "virtualgpu.dropout_backward", "virtualgpu.dropout_add"), read_and_write)
 RULES |= dict.fromkeys((
     "aten.zero_", "aten.fill_", "aten.full", "aten.zeros", "aten.ones", "aten.zeros_like",

@@ -32,12 +32,13 @@ def check_device(config: Config) -> None:
             raise UserError(f"--virtual-network: {error}") from error
 
 
-def virtual_card(name: str, precision: str) -> Card:
-    """The card, if it has arithmetic of this precision. Raises UserError."""
+def virtual_card(name: str, precision: str, source: str = "") -> Card:
+    """The card, if it has arithmetic of this precision. source: who names it, if not --device.
+    Raises UserError."""
     try:
         card = cards.find(name)
     except VirtualGpuError as error:
-        raise UserError(f"--device virtual:{name}: {error}") from error
+        raise UserError(f"{source or f'--device virtual:{name}'}: {error}") from error
     if precision not in card.tflops:
         raise UserError(f"--{precision} on a virtual {card.name}: the card has no {precision} "
                         f"arithmetic, only {', '.join(card.tflops)}; nearest: --fp16")

@@ -1,0 +1,155 @@
+"""Steps of the trainer on virtual cards, in many layouts, one after another in the same processes.
+
+python ranks.py tests.virtualgpu.trainer_steps 4 CASE ..
+
+CASE, quoted: the flags of one run. Besides flags, cards=A,B,.. and nodes=a,b,.. say where each rank
+sits, and `even` makes every stage take the same time and messages none. Every rank prints a JSON
+line per case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+from minimegatron import timeline
+from minimegatron.arguments import parse_arguments
+from minimegatron.batches import Batches
+from minimegatron.console import emit
+from minimegatron.context import Context
+from minimegatron.device import VirtualDevice, choose_device
+from minimegatron.grid import make_grid
+from minimegatron.main import leave
+from minimegatron.training import Trainer
+from virtualgpu import collectives
+
+STEPS = 3
+VOCABULARY = 8192  # padded
+FLAGS = ("--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 256 "
+         "--max-position-embeddings 256 --micro-batch-size 2 --global-batch-size 16 --lr 1e-2 "
+         "--train-iters 100 --eval-iters 0 --data-path x --vocab-file x --merge-file x "
+         "--timeline-iteration 3 ")
+EVEN = {"F": 1.0, "B": 1.0, "W": 1.0}  # seconds of a stage's part of a micro-batch
+
+
+def even_stages(trainer: Trainer) -> None:
+    """Operations cost nothing; a stage takes EVEN's times, its chunks their share of them."""
+    gpu, pipeline = trainer.ctx.device.gpu, trainer.pipeline
+    gpu._launch = lambda name, seconds, kernels: None
+    gpu.card = replace(gpu.card, efficiency=replace(gpu.card.efficiency, dispatch=0.0))
+    split, share = pipeline.splits_backward, 1 / len(pipeline.chunks)
+
+    def timed(forward):
+        def run(x, batch):
+            gpu.clock.run("F", EVEN["F"] * share)
+            out = forward(x, batch)
+            seconds = share * (EVEN["B"] + (0.0 if split else EVEN["W"]))
+            out.register_hook(lambda _: gpu.clock.run("B", seconds))
+            return out
+        return run
+
+    for chunk in pipeline.chunks:
+        chunk.forward = timed(chunk.forward)
+    if split:
+        drain = pipeline.gradients.drain
+
+        def timed_drain(key):
+            gpu.clock.run("W", EVEN["W"] * share)
+            drain(key)
+
+        pipeline.gradients.drain = timed_drain
+
+
+def free_messages() -> contextlib.ExitStack:
+    stack = contextlib.ExitStack()
+    for name in ("message", "all_reduce", "all_gather", "broadcast"):
+        stack.enter_context(patch.object(collectives, name, lambda path, size: 0.0))
+    return stack
+
+
+def steps(ctx: Context, even: bool) -> dict:
+    """What a few steps take."""
+    device, config = ctx.device, ctx.config
+    trainer = Trainer(ctx, VOCABULARY, started=0.0)
+    if even:
+        even_stages(trainer)
+    text = torch.arange(config.seq_length + 1).numpy()
+    source = Batches(ctx, [{"text": text}] * config.global_batch_size * STEPS, eod=0, name="test")
+    out: dict = {"seconds": [], "live": [], "peak": [], "values": []}
+    clock = [device.now()]
+    for step in range(STEPS):
+        start = device.now()
+        trainer.recorder.begin(step + 1)
+        loss, norm = trainer.step(source.step(trainer.progress.consumed_train_samples, step))
+        out["values"] += [ctx.read(loss), ctx.read(norm)]
+        clock.append(device.now())
+        out["seconds"].append(clock[-1] - start)
+        trainer.recorder.finish()
+        out["live"].append(device.gpu.memory.requested)
+        out["peak"].append(device.gpu.memory.peak_requested)
+        del loss, norm
+    parameters = sum(p.numel() for p in trainer.model.parameters())
+    if config.timeline and ctx.grid.rank == 0:
+        recorded = timeline.read(Path(config.timeline) / timeline.FILE)
+        out["bubble"] = recorded.bubble_fraction
+        out["busy"] = [seconds / 1e3 for seconds in recorded.busy]
+    return {**out, "clock": [time.hex() for time in clock], "parameters": parameters,
+            "reserved": device.gpu.memory.peak_reserved, "closing": device.closing(),
+            "back": clock != sorted(clock), "card": device.gpu.card.name,
+            "compiler": "torch._dynamo" in sys.modules}
+
+
+def run(case: str, folder: str) -> dict:
+    rank, words, even = dist.get_rank(), [], False
+    for word in case.split():
+        name, _, value = word.partition("=")
+        if name == "cards":
+            os.environ["VIRTUAL_GPU"] = value.split(",")[rank]
+        elif name == "nodes":
+            os.environ["SLURMD_NODENAME"] = value.split(",")[rank]
+        elif word == "even":
+            even = True
+            words += ["--timeline", folder]
+        else:
+            words.append(word)
+    config = parse_arguments([*FLAGS.split(), *words])
+    device, notes = choose_device(config, rank)
+    assert isinstance(device, VirtualDevice) and not notes
+    try:
+        said = device.connect()
+        grid = make_grid(config.pipeline_model_parallel_size, config.data_parallel_size,
+                         config.tensor_model_parallel_size, device.backend)
+        with free_messages() if even else contextlib.nullcontext():
+            return {**steps(Context(config, grid, device), even), "said": said}
+    finally:
+        device.gpu.__exit__(None, None, None)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    store, rank, ranks = next(dist.rendezvous("env://"))
+    for number, case in enumerate(sys.argv[1:]):
+        os.environ |= {"SLURMD_NODENAME": "node", "VIRTUAL_GPU": "v100"}
+        dist.init_process_group("gloo", store=dist.PrefixStore(str(number), store), rank=rank,
+                                world_size=ranks)
+        with tempfile.TemporaryDirectory() as folder:
+            result = run(case, folder)
+        emit(json.dumps({"case": case, "rank": rank, **result}))
+        dist.barrier()
+        dist.destroy_process_group()
+        gc.collect()
+    leave(0)
+
+
+if __name__ == "__main__":
+    sys.exit("started by tests, through ranks.py")

@@ -1,7 +1,8 @@
 """The few operations that a device may want to fuse, each in plain torch.
 
 On a modelled device some are operations of its own, with the shapes and the cost of a real card's
-fused kernels and without values; nothing else of the model knows. Layout is Megatron's [s, b, h]: sequence, batch, hidden.
+fused kernels and without values; nothing else of the model knows. Layout is Megatron's [s, b, h]:
+sequence, batch, hidden.
 """
 
 from __future__ import annotations

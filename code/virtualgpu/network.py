@@ -47,7 +47,8 @@ def parse(text: str) -> Link:
                               "infiniband:8x200gbit")
     adapters = int(found[2] or 1)
     latency, share = KINDS[kind]
-    title = f"{kind} {f'{adapters} x ' if adapters > 1 else ''}{found[3]} {found[4][0].upper()}bit/s"
+    times = f"{adapters} x " if adapters > 1 else ""
+    title = f"{kind} {times}{found[3]} {found[4][0].upper()}bit/s"
     return Link(title, adapters * float(found[3]) * UNITS[found[4]], latency, share)
 
 

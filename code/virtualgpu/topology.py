@@ -42,4 +42,6 @@ class Topology:
         kinds = dict.fromkeys(f"{link.name} {link.bandwidth / 1e9:g} GB/s"
                               for link in map(within_node, dict.fromkeys(self.cards)))
         within = "within a node " + " or ".join(kinds)
-        return f"{within}, between nodes {self.network.name}" if len(set(self.nodes)) > 1 else within
+        if len(set(self.nodes)) == 1:
+            return within
+        return f"{within}, between nodes {self.network.name}"

@@ -16,7 +16,7 @@ from virtualgpu.group import Alone, VirtualGroup
 from virtualgpu.matmul import matmul_seconds
 from virtualgpu.topology import Topology
 
-from .test_memory import Gpt
+from .plain_gpt import Gpt
 
 card_names = st.sampled_from(sorted(CARDS))
 factors = st.floats(1, 8)

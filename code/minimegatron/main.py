@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
 from minimegatron.console import emit
 from minimegatron.errors import UserError, lost_peer
+
+PATIENCE = 5  # seconds
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -25,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         # Every rank reads the same command line: one of them says what is wrong with it.
         if os.environ.get("RANK", "0") == "0":
             emit(f"error: {error}", sys.stderr)
+        else:
+            time.sleep(PATIENCE)  # a launcher ends all ranks when the first one fails
         leave(1)
     if config.exit_signal_handler:  # during the start it waits: then Exits stops after one step
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

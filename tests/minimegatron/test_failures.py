@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from minimegatron import main
+
 from .conftest import MODEL
 
 PROGRAM = Path(__file__).with_name("failing_rank.py")
@@ -52,3 +54,23 @@ def test_the_other_stage_says_whom_it_lost_and_when(dataset, how):
                         r" \(.*\); its own message says why\n", survivor)
     assert "/" not in survivor, survivor  # no path inside the library
     assert how != "stop" or "imed out" in survivor
+
+
+def test_rank_0_gets_to_say_what_is_wrong_with_the_command_line(monkeypatch, capsys):
+    """torchrun ends all ranks when the first one fails: the silent ones must not be first."""
+    waited = []
+
+    class Left(BaseException):
+        pass
+
+    def leave(code):
+        raise Left(code)
+
+    monkeypatch.setattr(main.time, "sleep", waited.append)
+    monkeypatch.setattr(main, "leave", leave)
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(Left):
+            main.main(["--bogus"])
+    assert waited == [main.PATIENCE] and waited[0] > 2
+    assert capsys.readouterr().err.count("error: unrecognized argument --bogus") == 1

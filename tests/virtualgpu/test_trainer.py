@@ -2,6 +2,10 @@
 
 import re
 
+import pytest
+
+from minimegatron import timeline
+
 ITERATIONS = ("--device virtual:v100 --train-iters 3 --log-interval 1 --eval-iters 0 "
               "--global-batch-size 8 ")
 
@@ -22,3 +26,26 @@ def test_a_run_shows_times_and_memory_and_nothing_learnt(pretrain):
             "on rank(s) 0,1\n") in run.out
     assert "virtual links: within a node NVLink 150 GB/s; times and memory are modelled" in run.out
     assert "without a cost rule" not in run.out
+
+
+@pytest.mark.slow
+def test_everything_that_a_run_may_write_on_two_stages(pretrain, tmp_path):
+    """Values that are not there are left out; figures that are modelled are said to be."""
+    run = pretrain(
+        "--device virtual:a100 --bf16 --pipeline-model-parallel-size 2 --schedule zb-h1 "
+        "--global-batch-size 8 --train-iters 4 --log-interval 2 --eval-iters 1 --eval-interval 2 "
+        f"--save {tmp_path}/saved --save-interval 2 --tensorboard-dir {tmp_path}/board "
+        f"--timeline {tmp_path}/timeline --timeline-iteration 2 --log-throughput "
+        "--log-num-zeros-in-grad --log-params-norm --log-memory-to-tensorboard "
+        "--log-timers-to-tensorboard --timing-log-level 2", ranks=2)
+    for absent in ("lm loss", "grad norm", "num zeros", "params norm", "validation loss",
+                   "without a cost rule"):
+        assert absent not in run.out, absent
+    assert len(run.column("elapsed time per iteration (ms)")) == 2
+    assert "data-sheet peak (virtual a100-80gb, bf16, 312" in run.out
+    assert ("no checkpoint is saved at iteration 2: weights on a virtual a100-80gb have no "
+            "values") in run.out
+    assert not list(tmp_path.glob("saved/*"))
+    recorded = timeline.read(tmp_path / "timeline" / timeline.FILE)
+    assert set(recorded.spans) == {0, 1} and 0 < recorded.bubble_fraction < 0.5
+    assert list(tmp_path.glob("board/**/events.*"))

@@ -17,8 +17,10 @@ import torch.distributed as dist
 
 from minimegatron.arguments import Config
 from minimegatron.arguments.device import virtual_card
+from minimegatron.console import emit
 from minimegatron.errors import UserError
-from virtualgpu import cards, network
+from minimegatron.gloo import debug_asked
+from virtualgpu import cards, network, slots
 from virtualgpu import kernels as modelled  # noqa: F401 (for ops.py)
 from virtualgpu.card import Card
 from virtualgpu.errors import VirtualGpuError
@@ -75,7 +77,8 @@ class Device:
 
     def status(self) -> dict[str, object]:
         """What others may see of it now (see status.py): bytes of memory, and for a modelled card
-        its name, index on the node, and the share of the last step in which a kernel ran."""
+        its name, the process's index for it, its number on the node where Slurm says it, and the
+        share of the time since the last look in which a kernel ran."""
         memory = self.memory()
         return {"allocated": memory.allocated, "max_allocated": memory.max_allocated}
 
@@ -128,6 +131,9 @@ class VirtualDevice(Device):
         network.parse(link or card.network)
         self.gpu, self.link = VirtualGpu(card), link or card.network
         self.name = self.label = f"virtual {card.name}"
+        self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        self.slot = slots.visible(os.environ.get("CUDA_VISIBLE_DEVICES", ""), self.local_rank)
+        self.looked = (0.0, 0.0, 0.0)  # last time: seconds on the clock, of those busy; the share
         self.gpu.__enter__()
 
     def read(self, tensor: torch.Tensor) -> float | None:
@@ -147,27 +153,30 @@ class VirtualDevice(Device):
         return Memory(memory.live, memory.peak, memory.reserved, memory.peak_reserved)
 
     def status(self) -> dict[str, object]:
-        memory, clock = self.gpu.memory, self.gpu.clock
-        return {**super().status(), "card": self.gpu.card.name,
-                "gpu": int(os.environ.get("LOCAL_RANK", 0)),
-                "memory_used": memory.taken + memory.reserved, "memory_total": memory.capacity,
-                "virtual_seconds": clock.host,
-                "utilization": min(1.0, sum(self.gpu.busy.values()) / max(clock.host, 1e-9))}
+        memory, now, busy = self.gpu.memory, self.gpu.clock.ready(), sum(self.gpu.busy.values())
+        then, before, share = self.looked
+        if now > then:
+            share = min(1.0, (busy - before) / (now - then))  # streams overlap
+        self.looked = now, busy, share
+        return {**super().status(), "card": self.gpu.card.name, "gpu": self.local_rank,
+                "slot": self.slot, "memory_used": memory.taken + memory.reserved,
+                "memory_total": memory.capacity, "virtual_seconds": now, "utilization": share}
 
     def connect(self) -> list[str]:
         """Ranks tell each other where they sit, and on what."""
-        seats: list[tuple[str, str, str]] = [("", "", "")] * dist.get_world_size()
+        seats: list[tuple] = [()] * dist.get_world_size()
         mine = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-        dist.all_gather_object(seats, (mine, self.gpu.card.name, self.link))
-        links = dict.fromkeys(link for _, _, link in seats)
+        dist.all_gather_object(seats, (mine, self.gpu.card.name, self.link, self.slot))
+        nodes, names, links, numbers = zip(*seats, strict=True)
+        links = dict.fromkeys(links)
         if len(links) > 1:
             # Mixed nodes: a message is as fast as the slower end.
             link = min((network.parse(link) for link in links), key=lambda one: one.effective)
         else:
             link = network.parse(self.link)
-        ranks_cards = tuple(cards.find(name) for _, name, _ in seats)
-        topology = Topology(tuple(node for node, _, _ in seats), ranks_cards, link)
-        register(self.gpu, topology)
+        ranks_cards = tuple(map(cards.find, names))
+        topology = Topology(nodes, ranks_cards, link, numbers)
+        register(self.gpu, topology, emit if debug_asked() else None)
         return [f"{title(card)} on rank(s) {ranks_of(card, ranks_cards)}"
                 for card in dict.fromkeys(ranks_cards)
                 ] + [f"virtual links: {topology.describe()}; times and memory are modelled, "

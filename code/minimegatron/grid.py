@@ -17,6 +17,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from minimegatron import gloo
+from minimegatron.console import emit
+
 AXES = ("pp", "dp", "tp")
 GROUPS = {"pp": ("pp",), "dp": ("dp",), "tp": ("tp",), "model": ("pp", "tp")}
 
@@ -120,6 +123,8 @@ def make_group(groups: Sequence[tuple[int, ...]], backend: str, timeout: timedel
         channel = dist.new_group(list(ranks), timeout=timeout, backend=backend)
         if rank in ranks:
             mine = Group(ranks, ranks.index(rank), channel)
+    if mine and backend == "gloo" and gloo.debug_asked():
+        emit("\n".join(gloo.lines(mine.ranks, mine.index)))
     return mine
 
 

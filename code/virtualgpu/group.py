@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from virtualgpu import collectives
+from virtualgpu import collectives, nccl
 from virtualgpu.clock import Span
 from virtualgpu.gpu import VirtualGpu
 from virtualgpu.topology import Topology
@@ -27,6 +27,7 @@ BACKEND = "virtual"
 # of which it opens many over NVLink and few over slower links.
 BUFFER, CHANNELS, FEW_CHANNELS = 10 * 2**20, 16, 2
 TAGS = 2**20  # gloo's numbers of messages are 32 bits wide
+Say = Callable[[str], None]
 
 
 class Wire:
@@ -104,11 +105,12 @@ class Collective(NamedTuple):
 
 class VirtualGroup(dist.ProcessGroup):
     def __init__(self, gpu: VirtualGpu, topology: Topology, ranks: list[int], rank: int,
-                 wire: Wire | Alone) -> None:
-        """ranks: of the group, in the job's numbers. rank: this one's index among them."""
+                 wire: Wire | Alone, say: Say | None = None) -> None:
+        """ranks: of the group, in the job's numbers. rank: this one's index among them. say: takes
+        the text that NCCL would print of the communicator."""
         super().__init__(rank, len(ranks))
         self.gpu, self.topology, self.ranks, self.wire = gpu, topology, ranks, wire
-        self.path = topology.path(ranks)
+        self.path, self.say = topology.path(ranks), say
         self.stream = f"{BACKEND} {','.join(map(str, ranks))}"
         self.under_way: deque[Collective] = deque()  # oldest first
         self.opened = False
@@ -122,7 +124,10 @@ class VirtualGroup(dist.ProcessGroup):
         if not self.opened:
             self.opened = True
             fast = self.path.nodes == 1 and self.gpu.card.nvlink
-            self.gpu.take((CHANNELS if fast else FEW_CHANNELS) * BUFFER)
+            channels = CHANNELS if fast else FEW_CHANNELS
+            self.gpu.take(channels * BUFFER)
+            if self.say is not None:
+                self.say("\n".join(nccl.lines(self.topology, self.ranks, self.rank(), channels)))
 
     def _begin(self, name: str, seconds: float, tensors: list[torch.Tensor]) -> Work:
         """A collective: post that this rank is ready."""
@@ -232,18 +237,22 @@ class Departure(Arrival):
         return True
 
 
-_here: dict[str, tuple[VirtualGpu, Topology]] = {}  # torch's registry is global and for ever
+# torch's registry is global and for ever.
+_here: dict[str, tuple[VirtualGpu, Topology, Say | None]] = {}
 
 
-def register(gpu: VirtualGpu, topology: Topology) -> None:
-    """Let torch.distributed.new_group(backend="virtual") make groups between these cards."""
-    _here[BACKEND] = gpu, topology
+def register(gpu: VirtualGpu, topology: Topology, say: Say | None = None) -> None:
+    """Let torch.distributed.new_group(backend="virtual") make groups between these cards.
+
+    say: takes what NCCL would print of each group, when it is first used; None: nobody asks.
+    """
+    _here[BACKEND] = gpu, topology, say
     if not hasattr(dist.Backend, BACKEND.upper()):
         dist.Backend.register_backend(BACKEND, _make, extended_api=True, devices=["meta"])
 
 
 def _make(options, _) -> VirtualGroup:
-    gpu, topology = _here[BACKEND]
+    gpu, topology, say = _here[BACKEND]
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     wire = Wire(options.store, options.group_rank, len(ranks), options.timeout)
-    return VirtualGroup(gpu, topology, ranks, options.group_rank, wire)
+    return VirtualGroup(gpu, topology, ranks, options.group_rank, wire, say)

@@ -13,11 +13,13 @@ from virtualgpu.network import Link, within_node
 
 @dataclass(frozen=True)
 class Topology:
-    """nodes: the name of each rank's node. cards: each rank's card. network: between nodes."""
+    """nodes: the name of each rank's node. cards: each rank's card. network: between nodes.
+    slots: the number on its node of each rank's card; None, or empty: not known."""
 
     nodes: tuple[str, ...]
     cards: tuple[Card, ...]
     network: Link
+    slots: tuple[int | None, ...] = ()
 
     def path(self, ranks: Sequence[int]) -> Path:
         """Between these ranks of the job.
@@ -36,6 +38,15 @@ class Topology:
             bandwidth = min(bandwidth, wire) if local > 1 else wire
         return Path(len(ranks), len(mine), bandwidth, max(link.latency for link in near),
                     self.network.latency)
+
+    def local_index(self, rank: int) -> int:
+        """Among the ranks of its node."""
+        return self.nodes[:rank].count(self.nodes[rank])
+
+    def slot(self, rank: int) -> int:
+        """The number of its card on its node; where nobody says, ranks have them in order."""
+        known = self.slots[rank] if self.slots else None
+        return self.local_index(rank) if known is None else known
 
     def describe(self) -> str:
         """The links, in a few words."""

@@ -44,9 +44,8 @@ class Topology:
         return self.nodes[:rank].count(self.nodes[rank])
 
     def slot(self, rank: int) -> int:
-        """The number of its card on its node; where nobody says, ranks have them in order."""
-        known = self.slots[rank] if self.slots else None
-        return self.local_index(rank) if known is None else known
+        """The number of its card on its node; ranks have them in order unless all are known."""
+        return self.local_index(rank) if None in (self.slots or (None,)) else self.slots[rank]
 
     def describe(self) -> str:
         """The links, in a few words."""

@@ -16,6 +16,7 @@ from lab.cluster.profile import CPUS, Profile
 # Descriptor of the supervisor that holds the login node's mount namespace.
 LOGIN_MOUNTS = 60
 
+SMI = "nvidia-smi"
 NOT_RUNNING = "the cluster is not running: lab cluster up"
 
 
@@ -48,6 +49,7 @@ def exports(home: Path) -> str:
 
 
 def write_wrappers(layout: Layout, slurm: Slurm, profile: Profile, loopback: bool) -> None:
+    put(layout.bin / SMI, virtual_smi(layout, loopback), 0o755)
     for name in CLIENTS:
         target = slurm.find(name)
         if target is None:
@@ -70,6 +72,8 @@ def too_large(profile: Profile) -> str:
 
 def write_stubs(layout: Layout) -> None:
     """Before the first `up`: commands that say what to do."""
+    if not (layout.bin / SMI).exists():
+        put(layout.bin / SMI, virtual_smi(layout, loopback=True), 0o755)
     for name in CLIENTS:
         if not (layout.bin / name).exists():
             text = f'#!/bin/sh\necho "{name}: error: {NOT_RUNNING}" >&2\nexit 1\n'
@@ -90,7 +94,7 @@ def _wrapper(layout: Layout, slurm: Slurm, name: str, words: str, loopback: bool
     if not loopback:
         lines += [f"if read -r inside 2>/dev/null <{namespaces.MARKER} "
                   f'&& [ "$inside" = {layout.run.name} ]; then exec {words} "$@"; fi']
-    lines.append(_ALIVE.replace("NAME", name).replace("NOT_RUNNING", NOT_RUNNING))
+    lines.append(_alive(name))
     command = f'exec {words} "$@"' if loopback else _enter(words)
     lines.append(_explain(command, name, hint) if hint else command)
     return "\n".join(lines) + "\n"
@@ -104,6 +108,23 @@ def _explain(command: str, name: str, hint: str) -> str:
             f"    echo {shlex.quote(f'{name}: {hint}')} >&2;;\nesac\nexit $code")
 
 
+# Never in front of a real one. WSL has it in a folder of its own, maybe not on the PATH.
+_REAL_SMI = """\
+set -f
+IFS=:
+for folder in $PATH:/usr/bin:/usr/lib/wsl/lib; do
+    case $folder in */.cluster/bin) continue ;; esac
+    if [ -f "$folder/nvidia-smi" ] && [ -x "$folder/nvidia-smi" ]; then
+        exec "$folder/nvidia-smi" "$@"
+    fi
+done
+unset IFS
+set +f
+if [ -e /dev/nvidia0 ]; then
+    echo "nvidia-smi: error: this machine has a GPU, and its nvidia-smi is not on the PATH" >&2
+    exit 12
+fi"""
+
 # Reading /proc in the shell itself keeps the whole wrapper at a few milliseconds.
 _ALIVE = """\
 alive() {
@@ -112,7 +133,30 @@ alive() {
     set -- ${line##*) }
     [ "$1" != Z ] && [ "${20}" = "$started" ]
 }
-alive || { echo "NAME: error: NOT_RUNNING" >&2; exit 1; }"""
+alive || { echo "NAME: error: NOT_RUNNING" >&2; exit CODE; }"""
+
+
+def _alive(name: str, code: int = 1) -> str:
+    """End with a message unless the cluster runs; `pid` is its supervisor's then."""
+    return (_ALIVE.replace("NAME", name).replace("NOT_RUNNING", NOT_RUNNING)
+            .replace("CODE", str(code)))
+
+
+def virtual_smi(layout: Layout, loopback: bool) -> str:
+    """The wrapper of nvidia-smi for virtual cards. It needs no Slurm, so it enters nothing; but it
+    must find the processes by the numbers of the cluster's PID namespace."""
+    program = Path(__file__).parents[1] / "nvidia_smi" / "__main__.py"
+    start = shlex.join([sys.executable, "-I", "-S", str(program)])
+    command = f'exec {start} "$state" PROC "$@"'
+    lines = ["#!/bin/sh", "# nvidia-smi of the virtual cards; a real one comes first. "
+             "Written by `lab cluster up`.", _REAL_SMI, f"state={shlex.quote(str(layout.state))}"]
+    if not loopback:
+        lines += [f"if read -r inside 2>/dev/null <{namespaces.MARKER} "
+                  f'&& [ "$inside" = {layout.run.name} ]; then {command.replace("PROC", "/proc")}',
+                  "fi"]
+    lines.append(_alive(SMI, 9))  # what the real one says without a driver
+    lines.append(command.replace("PROC", "/proc" if loopback else '"/proc/$pid/root/proc"'))
+    return "\n".join(lines) + "\n"
 
 
 def _enter(words: str) -> str:

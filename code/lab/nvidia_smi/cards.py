@@ -1,0 +1,158 @@
+"""The virtual cards of each node, and the processes on them now."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lab.cluster.profile import from_json
+from virtualgpu.card import Card
+from virtualgpu.cards import CARDS
+from virtualgpu.slots import bus
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A process of a job that computes on a virtual card; memory in bytes, utilization 0 to 1."""
+
+    node: str
+    job: int
+    local: int  # the process's index for its card
+    slot: int | None  # the card's number on its node, where Slurm gave the job cards
+    pid: int
+    card: Card
+    used: int
+    total: int
+    utilization: float
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One card. number: on its node. index: as shown, from 0 (fewer are shown inside a job)."""
+
+    node: str
+    number: int
+    index: int
+    card: Card
+    rank: Rank | None = None
+
+    @property
+    def product(self) -> str:
+        return f"{self.card.product} (virtual)"
+
+    @property
+    def bus_id(self) -> str:
+        return f"00000000:{bus(self.number):02X}:00.0"
+
+    @property
+    def uuid(self) -> str:
+        """Stable, made up: it starts with the letters of "virtual" in ASCII."""
+        ours = zlib.crc32(f"{self.node} {self.number}".encode())
+        return f"GPU-76697274-7561-6c00-{self.number:04x}-{self.card.sms:04x}{ours:08x}"
+
+    @property
+    def used(self) -> int:
+        """MiB."""
+        return self.rank.used // MIB if self.rank else 0
+
+    @property
+    def total(self) -> int:
+        """MiB."""
+        return (self.rank.total if self.rank else self.card.memory) // MIB
+
+    @property
+    def percent(self) -> int:
+        """Of the time in which a kernel ran."""
+        return round(100 * self.rank.utilization) if self.rank else 0
+
+
+def nodes_of(record: dict) -> dict[str, list[Card]]:
+    """{node: its cards} of the running cluster's record; an empty list where it has none."""
+    return {node.name: [CARDS[node.card]] * node.gpus if node.gpus else []
+            for node in from_json(record["profile"]).nodes}
+
+
+def running(folder: Path, proc: Path) -> list[Rank]:
+    """The ranks that live. folder: of the jobs' folders of rank files. proc: where the processes
+    have the numbers that they themselves know."""
+    found = []
+    for path in folder.glob("*/*.json"):
+        try:
+            fields = json.loads(path.read_text())
+            rank = parse(fields)
+        except (OSError, ValueError, KeyError, TypeError):  # not a rank on a virtual card
+            continue
+        if is_alive(proc, rank):
+            found.append(rank)
+    return found
+
+
+def parse(fields: dict) -> Rank:
+    """A rank file's content. Raises KeyError, TypeError or ValueError where it is another thing."""
+    slot = fields.get("slot")
+    return Rank(
+        str(fields["node"]), int(fields["job"]), int(fields["gpu"]),
+        None if slot is None else int(slot), int(fields["pid"]), CARDS[fields["card"]],
+        int(fields["memory_used"]), int(fields["memory_total"]), float(fields["utilization"]))
+
+
+def is_alive(proc: Path, rank: Rank) -> bool:
+    """Whether the process lives and is the job's: numbers are used again. A zombie has no
+    environment."""
+    try:
+        words = (proc / str(rank.pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"SLURM_JOB_ID=%d" % rank.job in words
+
+
+def place(nodes: dict[str, list[Card]], ranks: Iterable[Rank]) -> dict[str, list[Gpu]]:
+    """{node: its cards, in order}, with one rank at most on each.
+
+    A rank sits where Slurm put it. Jobs that asked for no GPU all count theirs from 0: in the order
+    of the jobs they take the first free ones; where a node declares too few, more are shown.
+    """
+    placed: dict[str, dict[int, Gpu]] = {
+        name: {number: Gpu(name, number, number, card) for number, card in enumerate(cards)}
+        for name, cards in nodes.items()}
+    for rank in sorted(ranks, key=lambda rank: (rank.slot is None, rank.job, rank.local)):
+        gpus = placed.get(rank.node)
+        if gpus is None:
+            continue
+        taken = {number for number, gpu in gpus.items() if gpu.rank}
+        number = rank.slot
+        if number is None or number in taken or number not in gpus:
+            number = next(free for free in range(len(taken) + 1) if free not in taken)
+        # What a job models counts, if it asked for another card than its node declares.
+        gpus[number] = Gpu(rank.node, number, number, rank.card, rank)
+    return {name: [gpus[number] for number in sorted(gpus)] for name, gpus in placed.items()}
+
+
+def of_job(gpus: list[Gpu], environment: dict[str, str]) -> list[Gpu]:
+    """What a job sees of its node, as if the others were hidden from it: its own, from 0.
+
+    A job that asked for no GPU sees all.
+    """
+    given = environment.get("SLURM_STEP_GPUS") or environment.get("SLURM_JOB_GPUS") or ""
+    numbers = {int(word) for word in given.split(",") if word.strip().isdecimal()}
+    count = environment.get("SLURM_GPUS_ON_NODE", "")
+    if not numbers and count.isdecimal():
+        numbers = set(range(int(count)))
+    if not numbers:
+        return gpus
+    job = environment.get("SLURM_JOB_ID")
+    mine = [gpu for gpu in gpus
+            if gpu.number in numbers or (gpu.rank and str(gpu.rank.job) == job)]
+    return [replace(gpu, index=index) for index, gpu in enumerate(mine)]
+
+
+def chosen(gpus: Iterable[Gpu], wanted: list[str]) -> Iterator[Gpu]:
+    """Those with one of these indices, UUIDs or bus numbers; all where none is given."""
+    names = {word.lower() for word in wanted}
+    return (gpu for gpu in gpus
+            if not names or names & {str(gpu.index), gpu.uuid.lower(), gpu.bus_id.lower()})

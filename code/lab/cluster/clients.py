@@ -110,9 +110,10 @@ def _explain(command: str, name: str, hint: str) -> str:
 
 # Never in front of a real one. WSL has it in a folder of its own, maybe not on the PATH.
 _REAL_SMI = """\
+folders=$PATH:/usr/bin:/usr/lib/wsl/lib
 set -f
 IFS=:
-for folder in $PATH:/usr/bin:/usr/lib/wsl/lib; do
+for folder in $folders; do
     case $folder in */.cluster/bin) continue ;; esac
     if [ -f "$folder/nvidia-smi" ] && [ -x "$folder/nvidia-smi" ]; then
         exec "$folder/nvidia-smi" "$@"

@@ -94,7 +94,7 @@ def running(folder: Path, proc: Path) -> list[Rank]:
 
 def parse(fields: dict) -> Rank:
     """A rank file's content. Raises KeyError, TypeError or ValueError where it is another thing."""
-    slot = fields.get("slot")
+    slot = fields["slot"]
     return Rank(
         str(fields["node"]), int(fields["job"]), int(fields["gpu"]),
         None if slot is None else int(slot), int(fields["pid"]), CARDS[fields["card"]],

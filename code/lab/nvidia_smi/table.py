@@ -51,7 +51,7 @@ def table(node: str, gpus: list[Gpu]) -> str:
     lines += [" " * (WIDTH + 2), PROCESSES]
     busy = [gpu for gpu in gpus if gpu.rank]
     lines += [f"|{gpu.index:5d}   N/A  N/A {gpu.rank.pid:9d}      C   {'python':<35}"
-              f"{f'{gpu.used}MiB':>14} |" for gpu in busy]
+              f"{f'{gpu.used}MiB':>15} |" for gpu in busy]
     if not busy:
         lines.append(f"|{'  No running processes found':<{WIDTH}}|")
     return "\n".join([*lines, f"+{'-' * WIDTH}+"]) + "\n"

@@ -1,0 +1,146 @@
+"""What `nvidia-smi` prints: NVIDIA's formats, and that the cards are virtual."""
+
+import json
+import re
+
+import pytest
+
+from lab.nvidia_smi import cards, query, table
+from virtualgpu.cards import CARDS
+
+STAMP = r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{3}"
+
+
+def test_the_table(cluster, capsys):
+    pid = cluster.rank(job=5, gpu=0, slot=1)
+    assert cluster.main("--node", "slurmnode1") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"\w{3} \w{3} \d\d [\d:]{8} \d{4}   slurmnode1 \(virtual cards: modelled, "
+                        r"no hardware\)", lines[0])
+    assert {len(line) for line in lines[1:]} == {89}
+    assert "| NVIDIA-SMI virtual " in lines[2]
+    (idle, busy) = [line for line in lines if "MiB / 16160MiB" in line]
+    assert idle == ("| N/A   N/A   N/A              N/A /  N/A |      0MiB / 16160MiB |"
+                    "      0%      Default |")
+    assert "   1500MiB / 16160MiB |     42%  " in busy
+    assert "|   1  Tesla V100-SXM2-16GB           N/A | 00000000:1C:00.0 N/A |" in "\n".join(lines)
+    assert lines[-2] == (f"|    1   N/A  N/A {pid:9d}      C   python{'':37}1500MiB |")
+
+
+def test_the_table_of_an_idle_node_and_of_one_without_gpus(make, capsys):
+    cluster = make("v100:1,none")
+    assert cluster.main() == 0
+    captured = capsys.readouterr()
+    assert "No running processes found" in captured.out
+    assert captured.out.splitlines()[-1] == "slurmnode2: no GPUs"
+    assert captured.err == ("nvidia-smi: virtual cards: modelled, no hardware; of slurmnode1, "
+                            "slurmnode2 in turn (--node NAME: of one)\n")
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_the_longest_names_fit(make, capsys, name):
+    cluster = make(f"{name}:8", 1)
+    cluster.rank(job=5, gpu=7, slot=7, card=name, memory_used=CARDS[name].memory, utilization=1,
+                 memory_total=CARDS[name].memory, pid=4_194_304)
+    assert cluster.main() == 0
+    assert {len(line) for line in capsys.readouterr().out.splitlines()[1:]} == {89}
+
+
+def test_the_list_has_names_that_stay(cluster, capsys):
+    assert cluster.main("-L") == 0
+    first = capsys.readouterr().out
+    cluster.rank(job=5, gpu=0, slot=0)
+    assert cluster.main("--list-gpus") == 0
+    assert capsys.readouterr().out == first
+    lines = first.splitlines()
+    assert [lines[0], lines[3]] == ["slurmnode1:", "slurmnode2:"]
+    uuids = re.findall(r"^GPU [01]: Tesla V100-SXM2-16GB \(virtual\) \(UUID: "
+                       r"(GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\)$", first, re.M)
+    assert len({*uuids}) == 4
+    assert bytes.fromhex(uuids[0][4:22].replace("-", "")).startswith(b"virtual")
+
+
+@pytest.mark.parametrize(("name", "link"), [
+    ("v100", "NV6"), ("a100", "NV12"), ("h100", "NV18"), ("h200", "NV18"), ("t4", "PHB"),
+    ("h100-pcie", "PHB"), ("rtx3090", "SYS")])
+def test_the_matrix_of_links(make, capsys, name, link):
+    assert make(f"{name}:3", 1).main("topo", "-m") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split("\t") == ["", "GPU0", "GPU1", "GPU2", "CPU Affinity", "NUMA Affinity"]
+    assert lines[2].split("\t") == ["GPU1", link, " X ", link, "0-31", "N/A"]
+    assert any(line.startswith("  NV#  = ") for line in lines) and "virtual" in lines[-1]
+
+
+def test_a_query_in_nvidia_s_format(cluster, capsys):
+    cluster.rank(job=5, gpu=0, slot=0)
+    asked = ("timestamp,name,index,temperature.gpu,utilization.gpu,utilization.memory,memory.used,"
+             "memory.free,memory.total,power.draw,driver_version,clocks.sm")
+    assert cluster.main(f"--query-gpu={asked}", "--format=csv", "--node=slurmnode1") == 0
+    captured = capsys.readouterr()
+    header, busy, idle = captured.out.splitlines()
+    assert header == (
+        "timestamp, name, index, temperature.gpu, utilization.gpu [%], utilization.memory [%], "
+        "memory.used [MiB], memory.free [MiB], memory.total [MiB], power.draw [W], driver_version, "
+        "clocks.current.sm [MHz]")
+    assert re.fullmatch(rf"{STAMP}, Tesla V100-SXM2-16GB \(virtual\), 0, \[N/A\], 42 %, \[N/A\], "
+                        r"1500 MiB, 14660 MiB, 16160 MiB, \[N/A\], virtual, \[N/A\]", busy)
+    assert ", 0 %, [N/A], 0 MiB, 16160 MiB, 16160 MiB, " in idle
+    assert captured.err == "nvidia-smi: virtual cards: modelled, no hardware\n"
+
+
+def test_a_query_without_header_and_units(cluster, capsys):
+    assert cluster.main("--format=csv,nounits", "--query-gpu=memory.used,name", "-i", "0") == 0
+    assert capsys.readouterr().out == "memory.used [MiB], name\n" + 2 * (
+        "0, Tesla V100-SXM2-16GB (virtual)\n")  # the first card of each node
+    assert cluster.csv(capsys, "gpu_bus_id, utilization.memory", "-i=1", "--node=slurmnode1") == [
+        ["00000000:1C:00.0", "[N/A]"]]
+
+
+def test_processes(cluster, capsys):
+    words = "--query-compute-apps=pid,used_memory,process_name,gpu_bus_id", "--format=csv"
+    assert cluster.main(*words) == 0
+    header = "pid, used_gpu_memory [MiB], process_name, gpu_bus_id\n"
+    assert capsys.readouterr().out == header
+    pid = cluster.rank(job=5, gpu=0, slot=1, node="slurmnode2")
+    assert cluster.main(*words) == 0
+    assert capsys.readouterr().out == f"{header}{pid}, 1500 MiB, python, 00000000:1C:00.0\n"
+
+
+@pytest.mark.parametrize("kind", ["0", "1", "bus", "uuid"])
+def test_one_card(cluster, capsys, kind):
+    gpu = cards.place(cards.nodes_of(json.loads((cluster.state / "running.json").read_text())),
+                      [])["slurmnode2"][kind != "0"]
+    name = {"bus": gpu.bus_id, "uuid": gpu.uuid.upper()}.get(kind, kind)
+    assert cluster.csv(capsys, "uuid", "--node", "slurmnode2", "--id", name) == [[gpu.uuid]]
+
+
+def test_a_file_instead_of_the_terminal(cluster, capsys, tmp_path):
+    assert cluster.main("-L", "-f", str(tmp_path / "list.txt")) == 0
+    assert not capsys.readouterr().out
+    assert (tmp_path / "list.txt").read_text().count("GPU 0: ") == 2
+
+
+@pytest.mark.parametrize(("flag", "fields"), [
+    ("--help-query-gpu", query.GPU_FIELDS), ("--help-query-compute-apps", query.APP_FIELDS)])
+def test_the_fields_are_listed(cluster, capsys, flag, fields):
+    assert cluster.main(flag) == 0
+    shown = capsys.readouterr().out
+    assert all(f'"{field.name}"' in shown for field in fields)
+
+
+def test_every_field_can_be_asked_for(cluster, capsys):
+    cluster.rank(job=5, gpu=0, slot=0)
+    names = ",".join([*(field.name for field in query.GPU_FIELDS), *query.ALIASES])
+    rows = cluster.csv(capsys, names)
+    assert {len(row) for row in rows} == {names.count(",") + 1} and all(all(row) for row in rows)
+
+
+def test_help(cluster, capsys):
+    with pytest.raises(SystemExit) as end:
+        cluster.main("-h")
+    shown = capsys.readouterr().out
+    assert not end.value.code and "--query-compute-apps" in shown and "virtual" in shown
+
+
+def test_the_legend_explains_every_link():
+    assert all(f"  {word} " in table.LEGEND for word in ("SYS", "PHB", "NV#", "X"))

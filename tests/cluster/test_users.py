@@ -103,6 +103,37 @@ def test_an_ordinary_user_runs_a_cluster_beside_roots(user, cluster):
     assert cluster.run("srun -N2 true").returncode == 0
 
 
+# A process that says of itself what a rank on a virtual card says.
+PRETEND = """
+set -e
+eval "$(lab cluster env)"
+cat > pretend.sh <<'END'
+#!/bin/bash
+mkdir -p "$RANK_STATUS"
+cat > "$RANK_STATUS/0.json" <<JSON
+{"node": "$SLURMD_NODENAME", "job": "$SLURM_JOB_ID", "gpu": 0, "slot": 1, "pid": $$,
+ "card": "v100-sxm2-16gb", "memory_used": 1048576000, "memory_total": 16944988160,
+ "utilization": 0.5}
+JSON
+exec sleep 100
+END
+job=$(sbatch --parsable -o out.txt pretend.sh)
+until [ -s "$LAB_HOME/.cluster/ranks/$job/0.json" ]; do sleep 0.1; done
+nvidia-smi --format=csv,noheader --query-compute-apps=node,gpu_bus_id,used_memory
+scancel "$job"
+"""
+
+
+@pytest.mark.parametrize("mode", ["auto", "loopback"])
+def test_an_ordinary_user_sees_the_processes_on_virtual_cards(user, mode):
+    """From the login node, which is outside of the nodes' PID namespace."""
+    up = user.run(f"lab cluster up --mode {mode}")
+    assert up.returncode == 0, up.stderr
+    done = user.run(f'cd "$LAB_HOME"\n{PRETEND}')
+    assert user.run("lab cluster down").returncode == 0
+    assert done.stdout == "slurmnode1, 00000000:1C:00.0, 1000 MiB\n", done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["auto", "loopback"])
 def test_without_an_installed_slurm_the_packages_are_unpacked(user, mode):

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from lab import check, workspace
+from lab.check import record
 from lab.check.checks import Failed
 from lab.check.job import resolve
 from lab.errors import LabError
@@ -222,3 +223,11 @@ LAUNCH = {"program": "torchrun", "arguments": [], "step": 0, "task": 0, "host": 
 def test_a_forged_record_is_refused(forged):
     with pytest.raises(LabError):
         resolve(forged)
+
+
+@pytest.mark.parametrize("directives, gpus", [
+    ({"gpus-per-node": "2"}, "2"), ({"gpus-per-node": "v100:2"}, "2"), ({"gres": "gpu:v100:3"}, "3"),
+    ({"gres": "gpu"}, "1"), ({"gpus": "3", "nodes": "2"}, "2"), ({"gres": "license:7"}, None),
+    ({}, None)])
+def test_a_script_is_told_the_gpus_that_it_asked_for(directives, gpus):
+    assert record._allocation(directives, []).get("SLURM_GPUS_ON_NODE") == gpus

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +15,10 @@ FIELDS = {"iteration": r"iteration +(\d+)/", "samples": r"consumed samples: +(\d
           "milliseconds": rf"elapsed time per iteration \(ms\): {NUMBER}",
           "learning_rate": rf"learning rate: {NUMBER}",
           "global_batch": r"global batch size: +(\d+)", "loss": rf"lm loss: {NUMBER}",
-          "grad_norm": rf"grad norm: {NUMBER}"}
-WHOLE = {"iteration", "samples", "global_batch"}
+          "grad_norm": rf"grad norm: {NUMBER}",
+          "tflops": rf"throughput per GPU \(TFLOP/s/GPU\): {NUMBER}",
+          "train_iters": r"iteration +\d+/ +(\d+)"}
+WHOLE = {"iteration", "samples", "global_batch", "train_iters"}
 WORLD = re.compile(r"using world size: (\d+), data-parallel-size: (\d+), "
                    r"tensor-model-parallel size: (\d+), pipeline-model-parallel size: (\d+)")
 
@@ -32,6 +35,8 @@ class Iteration:
     global_batch: int | None = None
     loss: float | None = None
     grad_norm: float | None = None
+    tflops: float | None = None  # per GPU
+    train_iters: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,10 +67,14 @@ def read(path: str | Path) -> Log:
     none."""
     place = workspace.home() / path
     try:
-        lines = place.read_text(errors="replace").splitlines()
+        return parse(place.read_text(errors="replace").splitlines())
     except OSError as error:
         raise LabError(f"no log at {place}: {error.strerror}; has the job started? "
                        "squeue shows it") from error
+
+
+def parse(lines: Sequence[str]) -> Log:
+    """The log of these lines."""
     sizes = next((match.groups() for line in lines if (match := WORLD.search(line))), [None] * 4)
     found = [iteration for line in lines if (iteration := parse_line(line))]
     return Log(*(size and int(size) for size in sizes), tuple(found))

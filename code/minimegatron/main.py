@@ -58,9 +58,9 @@ def explain(error: Exception, rank: int) -> None:
              "its own message says why", sys.stderr)
         return
     traceback.print_exc()
-    if "out of memory" in str(error):
-        # The words that people search a log for, whatever torch calls the exception today.
-        emit(f"[rank {rank}] RuntimeError: {error}", sys.stderr)
+    # The words that people search a log for, whatever torch calls the exception today.
+    name = "RuntimeError" if "out of memory" in str(error) else type(error).__name__
+    emit(f"[rank {rank}] {name}: {error}", sys.stderr)
 
 
 def leave(code: int) -> NoReturn:

@@ -23,7 +23,8 @@ class Status:
     def __init__(self, ctx: Context) -> None:
         folder = os.environ.get("RANK_STATUS")
         self.path = Path(folder) / f"{ctx.grid.rank}.json" if folder else None
-        self.device, self.written, self.seconds = ctx.device, 0.0, 0.0
+        self.device, self.written = ctx.device, 0.0
+        self.stepped, self.pace = None, None  # when the last step ended; seconds between two
         config, grid = ctx.config, ctx.grid
         self.fields: dict[str, object] = {
             "rank": grid.rank, "world_size": grid.world_size, "pid": os.getpid(),
@@ -51,7 +52,21 @@ class Status:
         except OSError:  # a full disk must not end the training
             self.path = None
 
+    def phase(self, state: str) -> None:
+        """Something other than steps begins."""
+        self.stepped = None
+        self.update(state=state)
+
     def step(self, iteration: int, seconds: float, shown: dict[str, float | None]) -> None:
-        """After a step of so many seconds of the device's clock; shown: by the log's last line."""
+        """After a step of so many seconds of the device's clock; shown: by the log's last line.
+
+        The file's `pace` is of this machine's clock, also where the device's is modelled: it tells
+        a reader how long a silence is usual.
+        """
+        now = time.time()
+        if self.stepped is not None:
+            gap = now - self.stepped
+            self.pace = gap if self.pace is None else 0.8 * self.pace + 0.2 * gap
+        self.stepped = now
         self.update(now=False, state="training", iteration=iteration, milliseconds=1000 * seconds,
-                    **shown)
+                    pace=self.pace, **shown)

@@ -154,6 +154,7 @@ class Trainer:
                          f"on a {self.ctx.device.label} have no values")
             return
         self.saved_at = self.progress.iteration
+        self.status.phase("saving")
         checkpoint.save(self.ctx, self.model, self.optimizer, self.learning_rate, self.progress,
                         self.vocab_size)
 
@@ -237,6 +238,7 @@ class Trainer:
         """Print and plot the mean loss over --eval-iters batches; returns the samples consumed."""
         if not self.config.eval_iters:
             return consumed
+        self.status.phase("evaluating")
         with self.timers.paused():
             mean, consumed = evaluate(self.ctx, self.pipeline, data, consumed)
         loss = self.ctx.read(mean)

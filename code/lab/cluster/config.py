@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from lab.cluster import namespaces
+from lab.cluster import keeping, namespaces
 from lab.cluster.install import Slurm
 from lab.cluster.layout import Layout
 from lab.cluster.profile import CPUS, PARTITION, Profile, virtual_network
@@ -245,7 +245,8 @@ def task_prolog(layout: Layout, profile: Profile, place: Place, slurm: Slurm,
     if place.loopback and slurm.nss_wrapper:
         lines += [f"echo export LD_PRELOAD={shlex.quote(slurm.nss_wrapper)}",
                   f"echo export NSS_WRAPPER_HOSTS={layout.short}/etc/hosts"]
-    return "\n".join(lines + virtual_gpus(layout, profile)) + "\n"
+    lines += virtual_gpus(layout, profile) + keeping.prolog_lines(layout)
+    return "\n".join(lines) + "\n"
 
 
 def script(name: str, *arguments: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lab.cluster import accounting, clients, config, dli, health, loopback, requests
+from lab.cluster import accounting, clients, config, dli, health, keeping, loopback, requests
 from lab.cluster.config import Place
 from lab.cluster.ending import cancel_jobs, end_supervisor, sweep
 from lab.cluster.healing import finish_completing, revive_ghosts, wait_for_nodes
@@ -90,6 +90,7 @@ def up(home: Path, options: Options, say: Say = print) -> bool:
     layout.prepare()
     with locked(layout, say) as lock:
         layout.prepare_run()
+        keeping.prune(layout)
         record = health.read_record(layout)
         if record and health.supervisor(layout):
             check_agreement(record, options)

@@ -1,0 +1,127 @@
+"""The ranks' own files (written by minimegatron/status.py), and whether their processes live.
+
+The files are a job's: nothing in them is trusted to have the right type.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.cluster import health
+from lab.cluster.layout import Layout
+from lab.cluster.namespaces import MARKER
+
+ALIVE, STOPPED, GONE = "alive", "stopped", "gone"
+LONGEST = 200  # characters of a text
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One file. Memory in bytes; loss and tflops: of the log's last line; milliseconds: of the last
+    step, on the device's clock; pace: seconds between two steps, on this machine's; written: when.
+    """
+
+    number: int
+    node: str = ""
+    gpu: int | None = None
+    pid: int | None = None
+    device: str = ""
+    modelled: bool = False
+    stage: int = 0
+    world_size: int | None = None
+    state: str = "starting"
+    iteration: int = 0
+    train_iters: int | None = None
+    milliseconds: float | None = None
+    pace: float | None = None
+    loss: float | None = None
+    tflops: float | None = None
+    virtual_seconds: float | None = None
+    memory_used: float | None = None
+    memory_peak: float | None = None
+    memory_total: float | None = None
+    started: float = 0.0
+    written: float = 0.0
+
+
+def read(folder: Path) -> dict[int, Rank]:
+    """The ranks of the latest run in a job's folder; none where it has no files."""
+    try:
+        files = [path for path in folder.iterdir() if path.suffix == ".json"]
+    except OSError:
+        return {}
+    found = [rank for path in files if (rank := _load(path))]
+    if not found:
+        return {}
+    latest = max(found, key=lambda rank: rank.started)  # a job may run the trainer several times
+    size = latest.world_size or 1 + max(rank.number for rank in found)
+    return {rank.number: rank for rank in sorted(found, key=lambda rank: rank.number)
+            if rank.number < size and rank.world_size == latest.world_size}
+
+
+def _load(path: Path) -> Rank | None:
+    try:
+        fields = json.loads(path.read_text(errors="replace"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(fields, dict) or not path.stem.isdigit():
+        return None
+
+    def number(name: str) -> float | None:
+        value = fields.get(name)
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    def whole(name: str) -> int | None:
+        value = number(name)
+        return int(value) if value is not None and math.isfinite(value) else None
+
+    def text(name: str) -> str:
+        value = fields.get(name)
+        return value[:LONGEST] if isinstance(value, str) else ""
+
+    place = fields.get("place")
+    stage = place.get("pp") if isinstance(place, dict) else 0
+    used = number("memory_used")
+    return Rank(
+        int(path.stem), text("node"), whole("gpu"), whole("pid"), text("device"),
+        fields.get("modelled") is True, stage if isinstance(stage, int) else 0,
+        whole("world_size"), text("state") or "starting", whole("iteration") or 0,
+        whole("train_iters"), number("milliseconds"), number("pace"), number("loss"),
+        number("tflops"), number("virtual_seconds"),
+        number("allocated") if used is None else used, number("max_allocated"),
+        number("memory_total"), number("started") or 0.0, number("time") or 0.0)
+
+
+def processes(layout: Layout) -> Path | None:
+    """The /proc in which the PIDs of this cluster's jobs are right; None: a cluster elsewhere."""
+    if Path(MARKER).exists():  # this is one of its nodes
+        return Path("/proc")
+    record, supervisor = health.read_record(layout), health.supervisor(layout)
+    if layout.site.exists() or record is None or supervisor is None:
+        return None
+    if record["place"]["mode"] == "loopback":
+        return Path("/proc")
+    return Path(f"/proc/{supervisor[0]}/root/proc")
+
+
+def process(proc: Path | None, job: int, rank: Rank) -> str | None:
+    """ALIVE, STOPPED or GONE; None where that cannot be known. A PID that another process has by
+    now is GONE: the process says in its environment whose it is."""
+    if proc is None or rank.pid is None or not proc.is_dir():
+        return None
+    try:
+        state = (proc / str(rank.pid) / "stat").read_text().rpartition(")")[2].split()[0]
+        words = (proc / str(rank.pid) / "environ").read_bytes().split(b"\0")
+    except PermissionError:
+        return None
+    except (OSError, IndexError):
+        return GONE
+    if state in "ZX" or f"SLURM_JOB_ID={job}".encode() not in words:
+        return GONE
+    named = [word for word in words if word.startswith(b"RANK=")]
+    if named and named[0] != f"RANK={rank.number}".encode():
+        return GONE
+    return STOPPED if state in "Tt" else ALIVE

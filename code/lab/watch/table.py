@@ -1,0 +1,140 @@
+"""The picture of jobs as text: plain lines, or a rich table on a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lab.watch import liveness
+from lab.watch.causes import clean
+from lab.watch.picture import Picture, Row
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+HEAD = ("RANK", "NODE", "GPU", "STATE", "ITERATION", "MS/ITER", "LOSS", "TFLOP/S", "MEMORY", "WHY")
+COLOURS = {liveness.RUNNING: "green", liveness.DONE: "green", liveness.STALLED: "yellow",
+           liveness.HALTED: "yellow", liveness.DEAD: "red", liveness.FAILED: "red"}
+RIGHT = {"RANK", "GPU", "ITERATION", "MS/ITER", "LOSS", "TFLOP/S", "MEMORY"}
+WHY = 90  # characters; the whole of it is in the line of the ERROR
+FEW = 64  # rows of one job; of more, those that are not well come first
+
+
+def gib(size: float | None) -> str:
+    if size is None or not math.isfinite(size):
+        return "-"
+    return f"{size / 2**30:.1f}" if size >= 2**30 else f"{size / 2**30:.2f}"
+
+
+def figure(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def title(picture: Picture) -> str:
+    job, latest = picture.job, picture.latest
+    words = [f"job {job.number} {clean(job.name)}: {job.state}"]
+    if job.state == "PENDING" and job.reason:
+        words[0] += f" ({clean(job.reason)})"
+    if job.nodes:
+        words.append(f"on {clean(job.nodes)}")
+    if job.elapsed and job.state != "PENDING":
+        words.append(f"for {job.elapsed}" + (f" of {job.limit}" if job.limit else ""))
+    if latest.iteration:
+        of = f" of {latest.train_iters}" if latest.train_iters else ""
+        words.append(f"iteration {latest.iteration}{of}")
+    return ", ".join(words)
+
+
+def notes(picture: Picture) -> list[str]:
+    """What comes below a job's table."""
+    latest, said = picture.latest, []
+    if picture.device:
+        seconds = max((rank.virtual_seconds or 0 for rank in picture.files), default=0)
+        clock = f"; virtual time {seconds:.1f} s" if seconds else ""
+        said.append(f"times, TFLOP/s and memory are modelled: {clean(picture.device)}{clock}")
+    if picture.source == "log" and latest.milliseconds is not None:
+        said.append(f"by the log alone (no rank wrote what it does): "
+                    f"{latest.milliseconds:.1f} ms per iteration, "
+                    f"loss {figure(latest.loss, '.4f')}, TFLOP/s {figure(latest.tflops, '.1f')}")
+    elif picture.source == "log" and picture.job.state == "RUNNING" and picture.job.logs:
+        said.append("no rank has reported, and the log has no iteration yet"
+                    if picture.lines else "no rank has reported, and the log is empty")
+    if not picture.job.logs and picture.job.state != "PENDING":
+        said.append("Slurm does not know its log any more; name it: --log FILE")
+    if picture.problem:
+        said.append(f"ERROR {picture.problem}")
+    said += [f"MISMATCH {clean(str(one))}" for one in picture.mismatches]
+    return said
+
+
+def why(row: Row) -> str:
+    text = clean(row.reason)
+    return text if len(text) <= WHY else text[:WHY - 3].rstrip() + "..."
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    rank = row.file
+    if rank is None:
+        return str(row.rank), "-", "-", row.word, "-", "-", "-", "-", "-", why(row)
+    memory = gib(rank.memory_used)
+    if rank.memory_total:
+        memory += f"/{gib(rank.memory_total)}"
+    of = f"/{rank.train_iters}" if rank.train_iters else ""
+    return (str(row.rank), clean(rank.node), figure(rank.gpu, "d"), row.word,
+            f"{rank.iteration}{of}", figure(rank.milliseconds, ".1f"), figure(rank.loss, ".4f"),
+            figure(rank.tflops, ".1f"), f"{memory} GiB", why(row))
+
+
+def chosen(picture: Picture) -> tuple[list[Row], int]:
+    """The rows to show, and how many are left out."""
+    rows = picture.rows
+    if len(rows) > FEW:
+        well = (liveness.RUNNING, liveness.DONE)
+        rows = sorted(rows, key=lambda row: (row.word in well, row.rank))[:FEW]
+    return rows, len(picture.rows) - len(rows)
+
+
+def plain(pictures: Sequence[Picture]) -> str:
+    blocks = []
+    for picture in pictures:
+        rows, left = chosen(picture)
+        table = [HEAD, *map(cells, rows)] if rows else []
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = [title(picture)]
+        for words in table:
+            lines.append("  " + "  ".join(
+                f"{word:>{width}}" if name in RIGHT else f"{word:<{width}}"
+                for word, width, name in zip(words, widths, HEAD, strict=True)).rstrip())
+        if left:
+            lines.append(f"  ... and {left} more ranks that are well")
+        blocks.append("\n".join([*lines, *(f"  {note}" for note in notes(picture))]))
+    return "\n\n".join(blocks)
+
+
+def rich(pictures: Sequence[Picture], foot: str = "") -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    for picture in pictures:
+        rows, left = chosen(picture)
+        parts.append(Text(title(picture), style="bold"))
+        if rows:
+            table = Table(box=None, padding=(0, 1), header_style="dim")
+            for name in HEAD:
+                table.add_column(name, justify="right" if name in RIGHT else "left",
+                                 overflow="ellipsis" if name == "NODE" else "fold",
+                                 no_wrap=name != "WHY")
+            for row in rows:  # Text: a log's brackets are not markup
+                table.add_row(*(Text(word, style=COLOURS[row.word] if name == "STATE" else "")
+                                for name, word in zip(HEAD, cells(row), strict=True)))
+            parts.append(table)
+        if left:
+            parts.append(Text(f"... and {left} more ranks that are well"))
+        for note in notes(picture):
+            bad = note.startswith(("ERROR", "MISMATCH"))
+            parts.append(Text(note, style="red" if bad else "dim"))
+        parts.append(Text(""))
+    return Group(*parts, Text(foot, style="dim"))

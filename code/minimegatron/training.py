@@ -65,8 +65,12 @@ def pretrain(config: Config, notes: list[str]) -> None:
     ctx.say("training ...")
     batches = {name: data and Batches(ctx, data, tokenizer.eod, name)
                for name, data in (("training", train), ("validation", valid), ("test", test))}
-    trainer.train(batches["training"], batches["validation"])
-    trainer.finish(batches["validation"], batches["test"])
+    try:
+        trainer.train(batches["training"], batches["validation"])
+        trainer.finish(batches["validation"], batches["test"])
+    except Exception:
+        trainer.status.phase("failed")
+        raise
 
 
 def datasets(ctx: Context, vocab_size: int) -> tuple:

@@ -54,6 +54,8 @@ PATTERNS = [(tier, kind, re.compile(pattern)) for tier, kind, pattern in (
     (SILENCE, "killed", r"^(?P<text>terminate called .*)"),
     (EXIT, "exit code", r"^srun: error: (?P<text>\S+: tasks? [\d,-]+: Exited with exit code .*)"),
 )]
+HINT = re.compile(r"[Ee]rror|Exception|Interrupt|memory|oom|line \d+: |terminate called|Watchdog|"
+                  r"can't open")  # few lines of a log are worth all the patterns
 # torchrun's summary: a failure is a block with these two lines.
 BLOCK_RANK = re.compile(r"^ +rank +: (\d+) \(local_rank: \d+\)")
 BLOCK_EXIT = re.compile(r"^ +exitcode +: (-?\d+) ")
@@ -89,7 +91,7 @@ def find(lines: Sequence[str]) -> list[Cause]:
 
 
 def _of(line: str, number: int) -> Cause | None:
-    if len(line) > 20 * LONGEST:
+    if len(line) > 20 * LONGEST or not HINT.search(line):
         return None
     prefix = PREFIX.match(line)
     line = line[prefix.end():]
@@ -104,7 +106,7 @@ def _of(line: str, number: int) -> Cause | None:
             late = re.search("[Tt]imed out|Watchdog", text)
             tier, kind = (SILENCE, "time-out") if late else (LOST, "lost contact")
         ranks = (int(named),) if named else ()
-        return Cause(kind, clean(text), ranks, number, tier)
+        return Cause(kind, clean(text).removeprefix("error: "), ranks, number, tier)
     return None
 
 

@@ -37,6 +37,8 @@ def judge(rank: Rank, process: str | None, job: Job, found: Iterable[Cause], now
         return DEAD, said.text
     if said and (over or said.tier == causes.OWN):
         return FAILED, said.text
+    if rank.state == "failed":
+        return FAILED, said.text if said else "ended with an error"
     if over:
         return (DONE, "") if job.state == "COMPLETED" else (DEAD, _end(job, process))
     if process == STOPPED:

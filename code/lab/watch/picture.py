@@ -80,7 +80,7 @@ class Picture:
             return (f"time-out: rank(s) {_listed(self.waited_for)} did not answer the others "
                     f"({self.root.text})")
         where = f" on rank(s) {_listed(self.root.ranks)}" if self.root.ranks else ""
-        return f"{self.root.kind}{where}: {self.root.text.removeprefix('error: ')}"
+        return f"{self.root.kind}{where}: {self.root.text}"
 
 
 def _listed(numbers: list[int] | tuple[int, ...]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lab.cluster import health
@@ -58,8 +58,11 @@ def read(folder: Path) -> dict[int, Rank]:
         return {}
     latest = max(found, key=lambda rank: rank.started)  # a job may run the trainer several times
     size = latest.world_size or 1 + max(rank.number for rank in found)
-    return {rank.number: rank for rank in sorted(found, key=lambda rank: rank.number)
-            if rank.number < size and rank.world_size == latest.world_size}
+    chosen = [rank for rank in sorted(found, key=lambda rank: rank.number)
+              if rank.number < size and rank.world_size == latest.world_size]
+    last = max(rank.stage for rank in chosen)  # the only one with a loss
+    return {rank.number: rank if rank.stage == last else replace(rank, loss=None)
+            for rank in chosen}
 
 
 def _load(path: Path) -> Rank | None:

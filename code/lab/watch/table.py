@@ -56,7 +56,7 @@ def notes(picture: Picture) -> list[str]:
     if picture.source == "log" and latest.milliseconds is not None:
         said.append(f"by the log alone (no rank wrote what it does): "
                     f"{latest.milliseconds:.1f} ms per iteration, "
-                    f"loss {figure(latest.loss, '.4f')}, TFLOP/s {figure(latest.tflops, '.1f')}")
+                    f"loss {figure(latest.loss, '.4f')}, TFLOP/s {figure(latest.tflops, '.3g')}")
     elif picture.source == "log" and picture.job.state == "RUNNING" and picture.job.logs:
         said.append("no rank has reported, and the log has no iteration yet"
                     if picture.lines else "no rank has reported, and the log is empty")
@@ -83,7 +83,7 @@ def cells(row: Row) -> tuple[str, ...]:
     of = f"/{rank.train_iters}" if rank.train_iters else ""
     return (str(row.rank), clean(rank.node), figure(rank.gpu, "d"), row.word,
             f"{rank.iteration}{of}", figure(rank.milliseconds, ".1f"), figure(rank.loss, ".4f"),
-            figure(rank.tflops, ".1f"), f"{memory} GiB", why(row))
+            figure(rank.tflops, ".3g"), f"{memory} GiB", why(row))
 
 
 def chosen(picture: Picture) -> tuple[list[Row], int]:

@@ -86,7 +86,7 @@ def flags(text: str) -> dict[str, str]:
     known = _variables(text)
     values: dict[str, str] = {}
     several = set()
-    for flag, value in re.findall(r"(?<!\S)[\"'(]*(--[\w-]+)[ =]+[\"']?([^\s\"')]+)", text):
+    for flag, value in re.findall(r"(?<![\w-])(--[\w-]+)[ =]+[\"']?([^\s\"')]+)", text):
         number = _number(value, known)
         if number is None or (flag in values and values[flag] != number):
             several.add(flag)
@@ -96,8 +96,11 @@ def flags(text: str) -> dict[str, str]:
 
 
 def ranks_asked(job: Job, script: str) -> int | None:
-    """Of torchrun's --nnodes and --nproc_per_node; None where that cannot be followed."""
+    """Of torchrun's --nnodes and --nproc_per_node, each 1 where it is not said; None where there is
+    no torchrun, or where its sizes cannot be followed."""
     text = _without_comments(script).replace("--nproc-per-node", "--nproc_per_node")
+    if not re.search(r"torchrun|torch\.distributed", text):
+        return None
     known = _variables(text)
     if job.node_count:
         known |= dict.fromkeys(NODES, str(job.node_count))
@@ -107,9 +110,9 @@ def ranks_asked(job: Job, script: str) -> int | None:
     for flag in ("--nnodes", "--nproc_per_node"):
         values = {_number(value, known)
                   for value in re.findall(rf"{flag}[ =]+[\"']?([^\s\"']+)", text)}
-        if len(values) != 1 or (only := values.pop()) is None:
+        if len(values) > 1 or None in values:
             return None
-        sizes.append(int(only))
+        sizes.append(int(values.pop() or 1) if values else 1)
     return sizes[0] * sizes[1]
 
 

@@ -106,7 +106,7 @@ def _of(line: str, number: int) -> Cause | None:
             late = re.search("[Tt]imed out|Watchdog", text)
             tier, kind = (SILENCE, "time-out") if late else (LOST, "lost contact")
         ranks = (int(named),) if named else ()
-        return Cause(kind, clean(text).removeprefix("error: "), ranks, number, tier)
+        return Cause(kind, clean(text.removeprefix("error: ")), ranks, number, tier)
     return None
 
 

@@ -1,0 +1,248 @@
+"""The page about a job: whole, valid, escaped, and honest about what is modelled."""
+
+import os
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+import pytest
+
+from lab.cluster.layout import Layout
+from lab.errors import LabError
+from lab.watch import figures, page, picture, report
+from lab.watch.markup import element, escape
+from tests.lab.watch.samples import (
+    LINE,
+    VIRTUAL,
+    hung,
+    job,
+    killed,
+    lines,
+    out_of_memory,
+    rank_file,
+    take,
+    virtual_file,
+)
+
+VOID = {"meta", "img"}
+HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[2J&amp;'\""
+
+
+class Checker(HTMLParser):
+    """Every element is closed in its turn; collects the elements, their attributes and texts."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.seen, self.attributes, self.texts = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    @property
+    def text(self):
+        return "".join(self.texts)
+
+
+def render(shown, script="#!/bin/bash\n", accounting=(), timeline=None):
+    text = page.document(shown, script, list(accounting), timeline, "2026-01-01 00:00")
+    assert text.startswith("<!DOCTYPE html>\n<html lang=\"en\">")
+    return Checker(text)
+
+
+@pytest.fixture
+def healthy(tmp_path):
+    files = [rank_file(number, state="done") for number in range(4)]
+    return take(tmp_path, job("COMPLETED", command="a.sh --lr 1"), lines(until=20), files)
+
+
+def test_a_finished_job_s_page_has_all_sections(healthy):
+    row = {"JobID": "7", "State": "COMPLETED", "MaxRSS": ""}
+    shown = render(healthy, accounting=[row], timeline=b"<svg/>")
+    for title in ("What was asked", "Configuration", "Iteration times", "Loss", "Memory",
+                  "Pipeline timeline", "Ranks", "Slurm's accounting", "The end of the log"):
+        assert title in shown.text
+    assert "Milliseconds per iteration: median 111.0, from 102.0 to 120.0" in shown.text
+    assert "Training loss, from 8.9000 at iteration 1 to 7.0000 at iteration 20." in shown.text
+    assert shown.seen.count("svg") == 3 and "Modelled" not in shown.text
+    assert "What went wrong" not in shown.text and "Errors in the log" not in shown.text
+
+
+def test_nothing_is_fetched_and_nothing_runs(healthy):
+    shown = render(healthy, timeline=b"<svg/>")
+    assert not {"script", "link", "iframe", "object", "embed", "base"} & set(shown.seen)
+    assert not [name for name, _ in shown.attributes if name.startswith("on")]
+    sources = [value for name, value in shown.attributes if name in ("src", "href")]
+    assert sources and all(value.startswith("data:image/") for value in sources)
+    assert ("content", page.POLICY) in shown.attributes
+    assert "url(" not in page.STYLE.read_text() and "@import" not in page.STYLE.read_text()
+
+
+@pytest.mark.parametrize("log", [out_of_memory(2), killed(), hung()], ids=["oom", "killed", "hung"])
+def test_a_failed_job_s_page_says_why_and_where(tmp_path, log):
+    taken = take(tmp_path, job("FAILED"), log)
+    shown = render(taken)
+    assert f"What went wrong: {taken.problem}" in shown.text
+    assert "mark" in shown.seen and "root cause" in shown.text and "follows" in shown.text
+
+
+def test_whatever_a_log_says_is_text(tmp_path):
+    log = lines(HOSTILE, f"[rank 1] error: {HOSTILE}")
+    log.insert(2, f"  {'x' * 9} .................... {HOSTILE}")
+    files = [rank_file(n, node=HOSTILE, state=HOSTILE, device=HOSTILE, modelled=True)
+             for n in range(4)]
+    what = job("FAILED", name=HOSTILE, command=f"a.sh '{HOSTILE}", folder=HOSTILE, nodes=HOSTILE)
+    shown = render(take(tmp_path, what, log, files), script=HOSTILE,
+                   accounting=[{"JobID": HOSTILE}] * 2)
+    assert not {"script", "img"} & set(shown.seen)
+    assert not [name for name, _ in shown.attributes if name.startswith("on")]
+    assert shown.text.count("<script>alert(1)</script>") > 8
+    assert "\x1b" not in shown.text
+
+
+def test_every_modelled_figure_says_so(tmp_path):
+    files = [virtual_file(number, state="done") for number in range(4)]
+    shown = render(take(tmp_path, job("COMPLETED"), lines(label=VIRTUAL, loss=False), files),
+                   timeline=b"<svg/>")
+    said = f"Modelled: {VIRTUAL}."
+    assert shown.text.count(said) == 5  # summary, times, memory, timeline, ranks
+    assert f"None: a {VIRTUAL} computes no values." in shown.text
+
+
+def test_a_mismatch_and_a_loss_that_is_no_number_are_told(tmp_path):
+    broken = LINE.format(n=4, ms=1.0, loss="lm loss: nan | ", label="")
+    taken = take(tmp_path, job(command="a.sh --train-iters 8"), lines(broken))
+    shown = render(taken)
+    assert "Not as asked: --train-iters: asked for 8, the log says 20" in shown.text
+    assert "1 value(s) are no numbers" in shown.text
+
+
+def test_without_rank_files_the_log_is_enough(tmp_path):
+    memory = ("[Rank {}] (after 1 iterations) memory (MB) | allocated: 512.0 | max allocated: "
+              "1024.0 | reserved: 512.0 | max reserved: 1024.0")
+    taken = take(tmp_path, job("COMPLETED"), lines(memory.format(0), memory.format(1)), [])
+    assert (taken.source, taken.latest.iteration, taken.rows) == ("log", 3, [])
+    shown = render(taken)
+    assert "the highest peak is 1.0 GiB" in shown.text and "the log alone" in shown.text
+
+
+def test_a_job_that_said_nothing_yet_has_a_page(tmp_path):
+    shown = render(picture.Picture(job("PENDING", nodes="")), script="")
+    assert "PENDING" in shown.text and "svg" not in shown.seen
+
+
+@pytest.mark.parametrize("values", [
+    [5.0], [5.0, 5.0], [0.0], [1e-9, 2e-9], [1e12, -1e12], [1.0, float("nan"), 3.0],
+    [float("inf"), 1.0], [900.0, *[10.0 + n % 3 for n in range(50)]], list(range(5000))])
+def test_figures_stay_within_their_frame(values):
+    drawn = figures.line([(float(n), value) for n, value in enumerate(values)], "x", "y", "words")
+    root = ET.fromstring(drawn)
+    space = "{http://www.w3.org/2000/svg}"
+    points = [tuple(map(float, point.split(","))) for one in root.iter(f"{space}polyline")
+              for point in one.get("points").split()]
+    points += [(float(one.get("cx")), float(one.get("cy"))) for one in root.iter(f"{space}circle")]
+    assert points and len(points) <= 2000
+    assert all(figures.LEFT <= x <= figures.WIDTH - figures.RIGHT + 0.1 for x, _ in points)
+    assert all(figures.TOP <= y <= figures.HEIGHT - figures.BOTTOM + 0.1 for _, y in points)
+    assert root.get("aria-label") == "words"
+
+
+def test_a_slow_first_step_does_not_flatten_the_others():
+    assert figures.ceiling([900.0, *[10.0] * 50]) == 15.0
+    assert figures.ceiling([10.0, 12.0, 20.0]) == 20.0
+    drawn = figures.line([(n, 900.0 if n == 0 else 10.0) for n in range(50)], "x", "y", "words")
+    assert 'class="beyond"' in drawn and "x 0: 900" in drawn
+
+
+def test_thinning_keeps_the_extremes():
+    points = [(float(n), 1.0) for n in range(10_000)]
+    points[7777] = (7777.0, 99.0)
+    thinned = figures.thin(points)
+    assert len(thinned) <= figures.POINTS and (7777.0, 99.0) in thinned
+    assert thinned == sorted(thinned)
+
+
+def test_no_figure_without_a_point():
+    with pytest.raises(ValueError, match="no point"):
+        figures.line([(1.0, float("nan"))], "x", "y", "words")
+
+
+def test_elements_escape_text_and_attributes():
+    assert element("p", "<&>", class_='"x"') == '<p class="&quot;x&quot;">&lt;&amp;&gt;</p>'
+    assert escape("a\x00b\tc") == "a\ufffdb\tc"
+
+
+@pytest.fixture
+def workspace_without_slurm(tmp_path, monkeypatch):
+    monkeypatch.setenv("LAB_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def test_the_report_lies_in_the_workspace_or_where_one_says(workspace_without_slurm):
+    log = workspace_without_slurm / "log.txt"
+    log.write_text("\n".join(lines()))
+    what = job("COMPLETED", name="../odd name", out=log, err=log)
+    path = report.write(what, None)
+    assert path == workspace_without_slurm / "megatron/reports/odd_name_7.html"
+    assert "Iteration times" in path.read_text()
+    assert report.write(what, str(workspace_without_slurm / "x.html")).is_file()
+
+
+def test_an_output_that_cannot_be_is_named(workspace_without_slurm):
+    with pytest.raises(LabError, match=r"--output .*: it is a folder; nearest: .*sample_7\.html"):
+        report.write(job(), str(workspace_without_slurm))
+    with pytest.raises(LabError, match=r"--output .*there is no folder .*/none"):
+        report.write(job(), str(workspace_without_slurm / "none/x.html"))
+
+
+@pytest.mark.parametrize(("written", "found"), [
+    ("2026-01-01T00:00:30", True), ("2025-12-31T00:00:00", False), ("2026-01-01T01:00:00", False)])
+def test_only_this_job_s_timeline_is_shown(tmp_path, written, found):
+    from datetime import datetime
+
+    path = tmp_path / "lines" / "timeline.svg"
+    path.parent.mkdir()
+    path.write_text("<svg/>")
+    os.utime(path, (datetime.fromisoformat(written).timestamp(),) * 2)
+    what = job("COMPLETED", folder=str(tmp_path), start="2026-01-01T00:00:00",
+               end="2026-01-01T00:01:00")
+    shown = picture.Picture(what, config={"timeline": "lines"})
+    assert (report.timeline(shown) is not None) == found
+    assert report.timeline(picture.Picture(what, config={"timeline": "None"})) is None
+
+
+def test_a_job_that_slurm_forgot_is_found_by_its_kept_description(workspace_without_slurm):
+    from lab.watch import slurm
+
+    layout = Layout(workspace_without_slurm)
+    folder = layout.ranks / "12"
+    folder.mkdir(parents=True)
+    (folder / "job.txt").write_text(
+        "JobId=12 JobName=tiny UserId=me(0) JobState=RUNNING Reason=None RunTime=00:00:01 "
+        "TimeLimit=00:10:00 StartTime=2026-01-01T00:00:00 NodeList=slurmnode[1-2] NumNodes=2 "
+        "NumTasks=2 TRES=cpu=8,node=2 Command=/w/a b.sh --lr 1 WorkDir=/w StdErr=/w/e StdIn=/x "
+        "StdOut=/w/o TresPerNode=gres:gpu:v100:2\n")
+    (folder / "script.sh").write_text("#!/bin/bash\n")
+    layout.job_records.parent.mkdir(parents=True)
+    layout.job_records.write_text(
+        "JobId=12 UserId=me(0) GroupId=me(0) Name=tiny JobState=FAILED Partition=p TimeLimit=10 "
+        "StartTime=2026-01-01T00:00:00 EndTime=2026-01-01T00:01:00 NodeList=slurmnode[1-2] "
+        "NodeCnt=2 ProcCnt=8 WorkDir=/w Tres=cpu=8 ExitCode=1:0 \n")
+    found = slurm.find(12)
+    assert (found.state, found.elapsed, found.gpus, found.exit_code) == (
+        "FAILED", "00:01:00", 4, "1:0")
+    assert found.command == "/w/a b.sh --lr 1" and list(map(str, found.logs)) == ["/w/e", "/w/o"]
+    assert slurm.script(12) == "#!/bin/bash\n"
+    with pytest.raises(LabError, match="not running"):
+        slurm.find(13)

@@ -61,7 +61,8 @@ def notes(picture: Picture) -> list[str]:
         said.append("no rank has reported, and the log has no iteration yet"
                     if picture.lines else "no rank has reported, and the log is empty")
     if not picture.job.logs and picture.job.state != "PENDING":
-        said.append("Slurm does not know its log any more; name it: --log FILE")
+        said.append("its log is not known (an interactive job has none, and Slurm forgets where "
+                    "others are): --log FILE")
     if picture.problem:
         said.append(f"ERROR {picture.problem}")
     said += [f"MISMATCH {clean(str(one))}" for one in picture.mismatches]

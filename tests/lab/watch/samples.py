@@ -88,7 +88,7 @@ def hung() -> list[str]:
 
 def job(state: str = "RUNNING", **fields: object) -> Job:
     given: dict = {"node_count": 2, "nodes": "slurmnode[1-2]", "elapsed": "00:01:00",
-                   "name": "sample"}
+                   "name": "sample", "out": Path("/w/log.txt"), "err": Path("/w/log.txt")}
     return Job(7, **{**given, "state": state, **fields})
 
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import subprocess
 import time
 
 import pytest
@@ -53,7 +54,7 @@ def test_errors_and_mismatches_stand_below(tmp_path):
 
 
 def test_a_cluster_without_rank_files_says_that_the_log_is_all(tmp_path):
-    text = table.plain([take(tmp_path, job(out=tmp_path, err=tmp_path), lines(), [])])
+    text = table.plain([take(tmp_path, job(), lines(), [])])
     assert text.splitlines()[1] == (
         "  by the log alone (no rank wrote what it does): 103.0 ms per iteration, loss 8.7000, "
         "TFLOP/s -")
@@ -143,3 +144,28 @@ def test_old_jobs_files_go_and_fresh_ones_stay(tmp_path):
     assert left(tmp_path) == [20, 100, 101]
     assert (Layout(tmp_path).ranks / "notes").is_dir()
     assert keeping.prune(Layout(tmp_path / "none")) == 0
+
+
+@pytest.mark.parametrize(("environment", "fresh"), [
+    ({"SLURM_JOB_ID": "9"}, True),  # the batch script, also of a job that runs again
+    ({"SLURM_JOB_ID": "9", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}, False),
+    ({"SLURM_JOB_ID": "8", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}, True),  # srun alone
+    ({"SLURM_JOB_ID": "8", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1"}, False), ({}, False)])
+def test_a_job_s_folder_begins_with_its_first_task(tmp_path, environment, fresh):
+    """Of two jobs, 9 has a folder of an earlier start."""
+    layout = Layout(tmp_path / "a b")
+    kept(layout.home, 9)
+    (layout.ranks / "9" / keeping.JOB).write_text("JobId=9 old\n")
+    fake = tmp_path / "scontrol"
+    fake.write_text('#!/bin/sh\n[ "$1" = show ] && echo "JobId=$4" || echo "#!" > "$4"\n')
+    fake.chmod(0o755)
+    done = subprocess.run(["sh", "-eu", "-c", "\n".join(keeping.prolog_lines(layout))],
+                          env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_STEP_ID": "",
+                               "SLURM_JOB_ID": "", **environment}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    folder = layout.ranks / environment.get("SLURM_JOB_ID", "9")
+    if fresh:
+        assert sorted(one.name for one in folder.iterdir()) == [keeping.JOB, keeping.SCRIPT]
+        assert (folder / keeping.JOB).read_text() == f"JobId={folder.name}\n"
+    else:
+        assert left(layout.home) == [9] and (layout.ranks / "9" / "0.json").exists()

@@ -1,0 +1,40 @@
+"""A job's report in a real browser: it asks for nothing, fits, and is readable in the dark."""
+
+import pytest
+
+from lab.watch import page as report
+from tests.lab.watch.samples import VIRTUAL, job, out_of_memory, take, virtual_file
+
+TIMELINE = (b'<svg xmlns="http://www.w3.org/2000/svg" width="900" height="200">'
+            b"<script>x</script></svg>")
+
+
+@pytest.fixture
+def address(tmp_path):
+    files = [virtual_file(number) for number in range(4)]
+    taken = take(tmp_path, job("FAILED", command="code/a.sh " + "--lr 1 " * 60),
+                 out_of_memory(2), files)
+    path = tmp_path / "report.html"
+    path.write_text(report.document(taken, "#!/bin/bash\n" + "x" * 400, [{"JobID": "7"}], TIMELINE,
+                                    "2026-01-01 00:00"))
+    return path.as_uri()
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 1200), ("light", 400)])
+def test_a_report_is_whole_by_itself(page, traffic, screenshot, address, scheme, width):
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    said = []
+    page.on("console", lambda message: said.append(message.text))
+    page.goto(address)
+    screenshot(page, f"report-{scheme}-{width}")
+    assert [one for one in traffic.outside if one != address] == []
+    assert (traffic.failed, traffic.errors, said) == ([], [], [])
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator("svg .line").first.is_visible() and page.locator("img").is_visible()
+    assert page.get_by_text(f"Modelled: {VIRTUAL}.").count() >= 4
+    paper, ink = page.evaluate("""() => {
+        const style = getComputedStyle(document.body);
+        return [style.backgroundColor, style.color].map(
+            one => one.match(/\\d+/g).map(Number).slice(0, 3).reduce((a, b) => a + b))}""")
+    assert (paper > 600 > 200 > ink) if scheme == "light" else (ink > 600 > 200 > paper)

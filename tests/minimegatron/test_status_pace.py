@@ -1,0 +1,78 @@
+"""What a rank writes about itself for `lab top` and `nvidia-smi`."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from minimegatron import status
+from minimegatron.device import Device
+from minimegatron.main import explain
+from minimegatron.status import Status
+
+
+@pytest.fixture
+def ctx(monkeypatch, tmp_path):
+    monkeypatch.setenv("RANK_STATUS", str(tmp_path / "7"))
+    one = SimpleNamespace(index=0)
+    return SimpleNamespace(
+        device=Device(), grid=SimpleNamespace(rank=1, world_size=2, pp=one, dp=one, tp=one),
+        config=SimpleNamespace(train_iters=20, global_batch_size=8))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that the test sets."""
+    now = SimpleNamespace(seconds=1000.0)
+    monkeypatch.setattr(status, "time", SimpleNamespace(time=lambda: now.seconds))
+    return now
+
+
+def read(tmp_path):
+    return json.loads((tmp_path / "7" / "1.json").read_text())
+
+
+def test_the_usual_pace_is_of_this_machine_s_clock(ctx, clock, tmp_path):
+    """However long the device says that a step took."""
+    one = Status(ctx)
+    assert read(tmp_path)["state"] == "starting"
+    for iteration in range(1, 5):
+        clock.seconds += 2
+        one.step(iteration, 0.25, {"loss": 3.5, "tflops": None})
+    told = read(tmp_path)
+    assert (told["state"], told["iteration"], told["milliseconds"]) == ("training", 4, 250.0)
+    assert told["pace"] == pytest.approx(2) and told["loss"] == 3.5
+
+
+def test_an_evaluation_is_no_step(ctx, clock, tmp_path):
+    one = Status(ctx)
+    for iteration in (1, 2):
+        clock.seconds += 1
+        one.step(iteration, 1.0, {})
+    one.phase("evaluating")
+    assert read(tmp_path)["state"] == "evaluating"
+    clock.seconds += 500
+    one.step(3, 1.0, {})
+    assert (read(tmp_path)["pace"], read(tmp_path)["state"]) == (1, "training")
+
+
+def test_files_are_written_seldom(ctx, clock, tmp_path):
+    one = Status(ctx)
+    for iteration in range(1, 100):
+        clock.seconds += status.SECONDS / 100
+        one.step(iteration, 0.01, {})
+    assert read(tmp_path)["iteration"] == 0
+    clock.seconds += status.SECONDS
+    one.step(100, 0.01, {})
+    assert read(tmp_path)["iteration"] == 100
+
+
+def test_an_error_nobody_foresaw_names_its_rank(capsys):
+    for error in (ValueError("bad shape"), MemoryError("CUDA out of memory. Tried")):
+        try:
+            raise error
+        except Exception as caught:
+            explain(caught, 3)
+    said = capsys.readouterr().err.splitlines()
+    assert "[rank 3] ValueError: bad shape" in said
+    assert "[rank 3] RuntimeError: CUDA out of memory. Tried" in said

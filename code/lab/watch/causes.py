@@ -21,19 +21,22 @@ SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11
 
 @dataclass(frozen=True)
 class Cause:
-    """kind: in two words. line: of the log, from 0. ranks: that say so; empty where not known."""
+    """kind: in two words. line: of the log, from 0. ranks: that say so; empty where not known.
+    lost: the ranks that they name as lost."""
 
     kind: str
     text: str
     ranks: tuple[int, ...]
     line: int
     tier: int
+    lost: tuple[int, ...] = ()
 
 
 PREFIX = re.compile(r"^(?:\d+: )?(?:\[default\d+\]:)?(?:\[rank(\d+)\]: ?)?")  # srun -l, torchrun
 OUT_OF_MEMORY = r"(?:CUDA|HIP) out of memory"
 LOSS = re.compile(r"lost contact|Connection (?:closed|reset|refused)|Broken pipe|[Tt]imed out|"
                   r"Watchdog caught|remote process (?:has )?exited")
+NAMED = re.compile(r"lost contact with rank (\d+)")
 # (tier, kind, pattern); a named group `rank` is the rank that says it, `text` the message.
 PATTERNS = [(tier, kind, re.compile(pattern)) for tier, kind, pattern in (
     (OWN, "out of memory", rf"^(?:\[rank (?P<rank>\d+)\] )?(?:[\w.]*Error: )?"
@@ -106,7 +109,8 @@ def _of(line: str, number: int) -> Cause | None:
             late = re.search("[Tt]imed out|Watchdog", text)
             tier, kind = (SILENCE, "time-out") if late else (LOST, "lost contact")
         ranks = (int(named),) if named else ()
-        return Cause(kind, clean(text.removeprefix("error: ")), ranks, number, tier)
+        lost = tuple(map(int, NAMED.findall(text)))
+        return Cause(kind, clean(text.removeprefix("error: ")), ranks, number, tier, lost)
     return None
 
 
@@ -163,8 +167,9 @@ def _together(causes: list[Cause]) -> list[Cause]:
     for cause in causes:
         key = cause.kind, re.sub(r"\d[\d.]*", "#", cause.text)
         if key in merged:
-            ranks = tuple(sorted({*merged[key].ranks, *cause.ranks}))
-            merged[key] = replace(merged[key], ranks=ranks)
+            first = merged[key]
+            merged[key] = replace(first, ranks=tuple(sorted({*first.ranks, *cause.ranks})),
+                                  lost=tuple(sorted({*first.lost, *cause.lost})))
         else:
             merged[key] = cause
     return list(merged.values())

@@ -81,6 +81,8 @@ def silent_ones(root: Cause | None, found: Iterable[Cause], ranks: Iterable[int]
     culprits = [rank for rank, word in words.items() if word == HALTED]
     if culprits or root is None or root.kind != "time-out":
         return culprits
+    found = list(found)
     complained = {rank for cause in found for rank in cause.ranks}
-    silent = sorted(set(ranks) - complained)
+    named = {rank for cause in found for rank in cause.lost}
+    silent = sorted(named - complained or set(ranks) - complained)
     return silent if complained else []

@@ -89,8 +89,9 @@ def _load(path: Path) -> Rank | None:
     stage = place.get("pp") if isinstance(place, dict) else 0
     used = number("memory_used")
     slot = whole("slot")  # the card's number on its node; "gpu" is the job's own
+    gpu = whole("gpu") if slot is None else slot
     return Rank(
-        int(path.stem), text("node"), whole("gpu") if slot is None else slot, whole("pid"), text("device"),
+        int(path.stem), text("node"), gpu, whole("pid"), text("device"),
         fields.get("modelled") is True, stage if isinstance(stage, int) else 0,
         whole("world_size"), text("state") or "starting", whole("iteration") or 0,
         whole("train_iters"), number("milliseconds"), number("pace"), number("loss"),

@@ -79,6 +79,15 @@ def test_after_a_time_out_the_silent_rank_is_named(tmp_path):
     assert shown.rows[1].reason == "did not answer the other ranks in time"
 
 
+def test_a_pipeline_s_stages_name_the_one_they_lost(tmp_path):
+    """Stage 0 waits for 1, and 1 for 2, which is stopped; 3 was ended before it could say so."""
+    late = ("[rank {}] error: lost contact with rank {} (stage {}) while waiting for F3 (Timed "
+            "out waiting 18000ms for recv operation to complete); its own message says why")
+    shown = take(tmp_path, job("FAILED"), lines(late.format(0, 1, 1), late.format(1, 2, 2)))
+    assert shown.problem.startswith("time-out: rank(s) 2 did not answer the others")
+    assert told(shown) == {0: "failed", 1: "failed", 2: "dead", 3: "dead"}
+
+
 @pytest.mark.parametrize(("state", "reason"), [
     ("CANCELLED", "the job was cancelled"), ("TIMEOUT", "the job's time was up"),
     ("NODE_FAIL", "a node of the job failed"),

@@ -10,6 +10,7 @@ import os
 import resource
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,12 +21,12 @@ from minimegatron.arguments.device import virtual_card
 from minimegatron.console import emit
 from minimegatron.errors import UserError
 from minimegatron.gloo import debug_asked
-from virtualgpu import cards, network, slots
+from virtualgpu import cards, collectives, network, slots
 from virtualgpu import kernels as modelled  # noqa: F401 (for ops.py)
 from virtualgpu.card import Card
 from virtualgpu.errors import VirtualGpuError
 from virtualgpu.gpu import VirtualGpu
-from virtualgpu.group import BACKEND, register
+from virtualgpu.group import BACKEND, Alone, VirtualGroup, register
 from virtualgpu.memory import amount
 from virtualgpu.topology import Topology
 
@@ -181,6 +182,20 @@ class VirtualDevice(Device):
                 for card in dict.fromkeys(ranks_cards)
                 ] + [f"virtual links: {topology.describe()}; times and memory are modelled, "
                      "nothing is learnt"]
+
+    def imagine(self, world_size: int, per_node: int) -> Topology:
+        """Sit in a cluster of such cards that is not there, `per_node` of them on a node."""
+        nodes = tuple(str(rank // per_node) for rank in range(world_size))
+        self.topology = Topology(nodes, (self.gpu.card,) * world_size, network.parse(self.link))
+        return self.topology
+
+    def stand_in(self, ranks: Sequence[int], index: int) -> VirtualGroup:
+        """A group of the imagined cluster, whose other ranks are as far as this one."""
+        return VirtualGroup(self.gpu, self.topology, list(ranks), index, Alone())
+
+    def message_seconds(self, source: int, target: int, size: int) -> float:
+        """Of `size` bytes between two ranks of the imagined cluster."""
+        return collectives.message(self.topology.path((source, target)), size)
 
     def closing(self) -> list[str]:
         """Raises VirtualGpuError when too much of the time is a guess."""

@@ -1,0 +1,78 @@
+"""A grid costed in one process equals the grid of ranks."""
+
+import re
+import shlex
+from dataclasses import replace
+
+import pytest
+
+from minimegatron.arguments import parse_arguments
+from minimegatron.device import Device
+from minimegatron.estimate import Estimator
+from minimegatron.formulas import bubble_fraction
+from virtualgpu.cards import find
+
+V100, A100 = find("v100"), find("a100")
+NO_DATA = "--data-path x --vocab-file x --merge-file x --lr 1e-4 --train-iters 3 "
+MODEL = ("--num-layers 8 --hidden-size 256 --num-attention-heads 8 --seq-length 256 "
+         "--max-position-embeddings 256 --micro-batch-size 4 --global-batch-size 32 ")
+
+
+def estimate(flags, world_size=1, card=V100, vocab_size=1024, **cluster):
+    config = parse_arguments(shlex.split(NO_DATA + MODEL + flags),
+                             {"RANK": "0", "WORLD_SIZE": str(world_size)})
+    return Estimator(card, **cluster).estimate(config, vocab_size)
+
+
+@pytest.mark.parametrize(("flags", "ranks"), [
+    ("--pipeline-model-parallel-size 2 --tensor-model-parallel-size 2 --fp16 "
+     "--num-layers-per-virtual-pipeline-stage 2 --sequence-parallel", 4),
+    ("--overlap-grad-reduce --timing-log-level 0 --recompute-granularity full "
+     "--recompute-method uniform", 2),
+])
+def test_one_process_says_what_all_ranks_say(pretrain, dataset, flags, ranks):
+    run = pretrain(flags + " --device virtual:v100 --log-interval 1 --eval-iters 0",
+                   ranks, base=MODEL + dataset.flags + "--lr 1e-4 --train-iters 3 ")
+    seconds = run.column("elapsed time per iteration (ms)")[-1] / 1000
+    vocab_size = int(re.search(r"\(new size: (\d+)\)", run.out)[1])
+    peaks = sorted(float(found) for found in re.findall(r"max allocated: ([\d.]+)", run.out))
+    one = estimate(flags, ranks, vocab_size=vocab_size, per_node=ranks)
+    assert one.seconds == pytest.approx(seconds, rel=0.01)
+    assert sorted(bytes / 2**20 for bytes in one.peak) == pytest.approx(peaks, rel=0.01)
+
+
+def test_layers_that_are_not_run_cost_what_they_would(monkeypatch):
+    extrapolated = estimate("--fp16 --recompute-activations")
+    monkeypatch.setattr("minimegatron.stage_cost.MEASURED", 100)
+    whole = estimate("--fp16 --recompute-activations")
+    assert extrapolated.seconds == pytest.approx(whole.seconds, rel=1e-6)
+    assert extrapolated.peak == pytest.approx(whole.peak, rel=1e-3)
+
+
+def test_the_same_estimate_has_the_same_digits_and_leaves_no_device_behind():
+    flags = "--pipeline-model-parallel-size 4 --fp16"
+    assert estimate(flags, 8) == estimate(flags, 8)
+    assert Device().has_values and not __import__("torch").zeros(1).is_meta
+
+
+def test_large_equal_stages_have_the_bubble_of_theory():
+    big = ("--num-layers 16 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 "
+           "--max-position-embeddings 2048 --global-batch-size 32 --fp16 "
+           "--pipeline-model-parallel-size 4 ")
+    card = replace(A100, nvlink=1e15)
+    for more, chunks in (("", 1), ("--num-layers-per-virtual-pipeline-stage 2", 2)):
+        found = estimate(big + more, 4, card, vocab_size=128, per_node=4).bubble
+        assert found == pytest.approx(bubble_fraction(4, 8, chunks), rel=0.1)
+
+
+def test_a_stage_that_does_not_fit_is_named_so():
+    assert estimate("--micro-batch-size 2").fits
+    large = estimate("--hidden-size 2048 --num-layers 48 --micro-batch-size 16")
+    assert not large.fits and max(large.peak) > V100.memory
+
+
+def test_faster_links_and_more_of_them_never_slow_a_grid():
+    flags = "--tensor-model-parallel-size 2 --fp16"
+    times = [estimate(flags, 8, link=link, per_node=4).seconds
+             for link in ("ethernet:10gbit", "ethernet:25gbit", "infiniband:2x200gbit")]
+    assert times == sorted(times, reverse=True) and times[0] > times[-1]

@@ -104,6 +104,14 @@ class Estimator:
         pipeline = run(schedule, costs, wires, dispatch, runs_timers(config))
         return self._summary(config, schedule, costs, pipeline)
 
+    def kept(self, config: Config, vocab_size: int) -> float:
+        """Bytes that the first stage's first chunk keeps of a micro-batch after its forward."""
+        device = VirtualDevice(self._roomy, self.link)
+        with on(device):
+            device.imagine(config.world_size, self.per_node)
+            chunk = chunk_cost(solo_context(config, device, 0), vocab_size, 0, False)
+        return chunk.passes[FORWARD].kept
+
     def _costs(self, config: Config, vocab_size: int, device: VirtualDevice, stage: int,
                split: bool) -> Costs:
         ctx = solo_context(config, device, stage)

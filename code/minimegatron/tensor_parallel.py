@@ -35,7 +35,8 @@ class _F(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        total = grad.clone(memory_format=torch.contiguous_format)
+        # In place: it comes fresh from the linear layer's backward, and nobody else holds it.
+        total = grad.contiguous()
         ctx.tp.all_reduce(total)
         return total, None
 
@@ -45,7 +46,9 @@ class _G(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, tp):
-        total = x.clone(memory_format=torch.contiguous_format)
+        total = x.contiguous()  # in place where it is that already, as it is after a product
+        if total is x:
+            ctx.mark_dirty(x)
         tp.all_reduce(total)
         return total
 
@@ -127,7 +130,7 @@ class RowLinear(nn.Module):
         if self.tp.group.size == 1:
             return ops.linear(x, self.weight, self.bias)
         # The bias comes after the sum, or it would be added t times.
-        return self.tp.leave(ops.linear(x, self.weight)) + self.bias
+        return ops.add_bias(self.tp.leave(ops.linear(x, self.weight)), self.bias)
 
 
 class VocabularyEmbedding(nn.Module):

@@ -15,6 +15,9 @@ class Efficiency:
     reach. attention: the share of the peak that a fused attention kernel reaches.
     kernel: seconds of the shortest kernel. dispatch: seconds of the host's work to launch one.
     link: the share of the links' bandwidth that NCCL's messages reach.
+    message: the share of that again that a message from one card to one other reaches.
+    pace: seconds from one kernel to the next under a framework whose host keeps no lead over the
+    card; 0 where it does, as this trainer's.
     """
 
     matmul: Mapping[str, float]
@@ -23,6 +26,8 @@ class Efficiency:
     kernel: float
     dispatch: float
     link: float
+    message: float = 1.0
+    pace: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)  # a card is itself; hashable

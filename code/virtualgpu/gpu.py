@@ -124,7 +124,7 @@ class VirtualGpu(TorchDispatchMode):
         elif work.flops:
             self._require(work.dtype)
             seconds = max(seconds, work.flops / (card.tflops[work.dtype] * 1e12 * best.attention))
-        return seconds + work.kernels * best.kernel
+        return max(seconds + work.kernels * best.kernel, work.kernels * best.pace)
 
     def _launch(self, name: str, seconds: float, kernels: int) -> None:
         self.clock.work(kernels * self.card.efficiency.dispatch)

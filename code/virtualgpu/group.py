@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from virtualgpu import collectives, nccl
+from virtualgpu.card import Card
 from virtualgpu.clock import Span
 from virtualgpu.gpu import VirtualGpu
 from virtualgpu.topology import Topology
@@ -28,6 +29,16 @@ BACKEND = "virtual"
 BUFFER, CHANNELS, FEW_CHANNELS = 10 * 2**20, 16, 2
 TAGS = 2**20  # gloo's numbers of messages are 32 bits wide
 Say = Callable[[str], None]
+
+
+def channels_of(card: Card, path: collectives.Path) -> int:
+    """How many a communicator opens."""
+    return CHANNELS if path.nodes == 1 and card.nvlink else FEW_CHANNELS
+
+
+def buffer_bytes(card: Card, path: collectives.Path) -> int:
+    """Memory of a communicator on each card."""
+    return channels_of(card, path) * BUFFER
 
 
 class Wire:
@@ -123,10 +134,9 @@ class VirtualGroup(dist.ProcessGroup):
         """Before the first message, as NCCL does, take memory for the buffers."""
         if not self.opened:
             self.opened = True
-            fast = self.path.nodes == 1 and self.gpu.card.nvlink
-            channels = CHANNELS if fast else FEW_CHANNELS
-            self.gpu.take(channels * BUFFER)
+            self.gpu.take(buffer_bytes(self.gpu.card, self.path))
             if self.say is not None:
+                channels = channels_of(self.gpu.card, self.path)
                 self.say("\n".join(nccl.lines(self.topology, self.ranks, self.rank(), channels)))
 
     def _begin(self, name: str, seconds: float, tensors: list[torch.Tensor]) -> Work:
@@ -184,7 +194,7 @@ class VirtualGroup(dist.ProcessGroup):
         return self._begin("barrier", collectives.all_reduce(self.path, 4), [])
 
     def _wire(self, peer: int) -> collectives.Path:
-        return self.topology.path((self.ranks[self.rank()], self.ranks[peer]))
+        return self.topology.wire(self.ranks[self.rank()], self.ranks[peer])
 
     def send(self, tensors, dst, tag=0):
         """It leaves when it is ready and the one before it has left; the receiver need not wait

@@ -114,6 +114,23 @@ class _FlashAttention(torch.autograd.Function):
         return run.flash_attention_backward(grad, *ctx.saved_tensors)
 
 
+class _AddBias(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, bias):
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, grad.flatten(0, -2).sum(0)
+
+
+def add_bias(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """x [.., h] + bias [h], in place and free: the kernel that comes next adds it (Megatron-LM's
+    bias-dropout-add)."""
+    return _AddBias.apply(x, bias)
+
+
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
               keep: torch.Tensor | None) -> torch.Tensor:
     """Materialised causal attention: query, key, value [s, b*heads, d], keep bool [b*heads, s, s]

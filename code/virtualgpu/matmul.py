@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from virtualgpu.card import Card
 
-# Rows and columns of a tile, and how near it comes to the best one's rate: small tiles fetch more
-# bytes for a FLOP.
-TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (256, 64, 0.85), (64, 256, 0.85),
-         (128, 64, 0.8), (64, 128, 0.8), (64, 64, 0.65), (32, 64, 0.4), (64, 32, 0.4),
-         (32, 32, 0.25))
+# Rows and columns of a tile. Small ones fetch more bytes for a FLOP: the rate goes with the area's
+# QUALITY-th power.
+TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64),
+         (32, 64), (64, 32), (32, 32))
+BEST, QUALITY = 256 * 128, 0.11
 RAMP = 64  # filling a tile's pipeline and writing it out take as long as so many steps of k
 SLICES = (1, 2, 4, 8)  # a long k may be divided among multiprocessors
 ALIGNED = 8  # elements of 16 bits that Tensor Cores want rows to be multiples of
@@ -35,7 +35,8 @@ def matmul_seconds(card: Card, dtype: str, batch: int, m: int, n: int, k: int) -
     memory needs."""
     per_sm = rate(card, dtype, m, n, k) / card.sms
     best = float("inf")
-    for rows, columns, quality in TILES:
+    for rows, columns in TILES:
+        quality = (rows * columns / BEST) ** QUALITY
         tiles = batch * -(-m // rows) * -(-n // columns)
         for slices in SLICES:
             if slices > 1 and (k < 1024 * slices or tiles * slices > 2 * card.sms):

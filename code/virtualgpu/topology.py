@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from virtualgpu.card import Card
 from virtualgpu.collectives import Path
@@ -46,6 +46,12 @@ class Topology:
     def slot(self, rank: int) -> int:
         """The number of its card on its node; ranks have them in order unless all are known."""
         return self.local_index(rank) if None in (self.slots or (None,)) else self.slots[rank]
+
+    def wire(self, source: int, target: int) -> Path:
+        """Of a message between two ranks."""
+        path = self.path((source, target))
+        share = min(self.cards[rank].efficiency.message for rank in (source, target))
+        return replace(path, bandwidth=share * path.bandwidth)
 
     def describe(self) -> str:
         """The links, in a few words."""

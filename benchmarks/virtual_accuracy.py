@@ -187,7 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--vtrain", help="ground_truth_single.csv of VIA-Research/vTrain")
     path = parser.parse_args().vtrain
-    a100 = Estimator(find("a100-80gb"))
+    a100 = Estimator(find("a100-80gb"), scatter_gather=True)
     lines = ["# Virtual GPUs against published measurements", "",
              "Made by benchmarks/virtual_accuracy.py; docs/virtual-gpus.md explains it.", ""]
     parts = [lambda: narayanan(a100), lambda: activations(a100), lambda: ratios(a100),

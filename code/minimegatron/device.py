@@ -197,6 +197,10 @@ class VirtualDevice(Device):
         """What a group of the imagined cluster takes of the memory once it is used."""
         return buffer_bytes(self.gpu.card, self.topology.path(ranks)) if len(ranks) > 1 else 0
 
+    def gather_seconds(self, ranks: Sequence[int], size: int) -> float:
+        """Of an all-gather of `size` bytes in all."""
+        return collectives.all_gather(self.topology.path(ranks), size)
+
     def message_seconds(self, source: int, target: int, size: int) -> float:
         """Of `size` bytes between two ranks of the imagined cluster."""
         return collectives.message(self.topology.wire(source, target), size)

@@ -76,11 +76,14 @@ class Estimator:
     """Estimates for one card and one kind of cluster; keeps what it has measured.
 
     link: between nodes, as --virtual-network; None: what the card's nodes have. per_node: cards.
+    scatter_gather: between stages every tensor-parallel rank sends its part, and the receivers
+    gather them, as Megatron-LM does (Narayanan et al. 2021, section 4.1) and this trainer does not.
     """
 
     card: Card
     link: str | None = None
     per_node: int = 8
+    scatter_gather: bool = False
     _chunks: dict = field(default_factory=dict)
     _steps: dict = field(default_factory=dict)
 
@@ -95,13 +98,13 @@ class Estimator:
               source=f"--schedule {config.schedule}")
         device = VirtualDevice(self._roomy, self.link)
         with on(device):
-            topology = device.imagine(config.world_size, self.per_node)
+            device.imagine(config.world_size, self.per_node)
             split = splits_backward(schedule)
             costs = [self._costs(config, vocab_size, device, stage, split)
                      for stage in range(stages)]
             taken = self.card.context + max(
                 communicator_bytes(config, device, stage) for stage in range(stages))
-            wires = message_seconds(config, device, topology)
+            wires = message_seconds(config, device, self.scatter_gather)
             dispatch = self.card.efficiency.dispatch
         pipeline = run(schedule, costs, wires, dispatch, runs_timers(config))
         return self._summary(config, schedule, costs, pipeline, taken)
@@ -175,11 +178,17 @@ def message_bytes(config: Config) -> int:
     return count * (4 if config.precision == "fp32" else 2)
 
 
-def message_seconds(config: Config, device: VirtualDevice, topology) -> list[dict[int, float]]:
+def message_seconds(config: Config, device: VirtualDevice, scatter_gather: bool
+                    ) -> list[dict[int, float]]:
     """Per stage: seconds of a message to each of the stages that it sends to."""
     stages = config.pipeline_model_parallel_size
     size = config.data_parallel_size * config.tensor_model_parallel_size
-    return [{other: device.message_seconds(stage * size, other * size, message_bytes(config))
+    length, after = message_bytes(config), 0.0
+    if scatter_gather and not config.sequence_parallel:
+        tp = config.tensor_model_parallel_size
+        length //= tp
+        after = device.gather_seconds(range(tp), length * tp) if tp > 1 else 0.0
+    return [{other: device.message_seconds(stage * size, other * size, length) + after
              for other in {(stage + 1) % stages, (stage - 1) % stages} - {stage}}
             for stage in range(stages)]
 

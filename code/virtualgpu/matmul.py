@@ -11,11 +11,12 @@ from __future__ import annotations
 from virtualgpu.card import Card
 
 # Rows and columns of a tile. Small ones fetch more bytes for a FLOP: the rate goes with the area's
-# QUALITY-th power.
+# QUALITY-th power. QUALITY and RAMP are fitted to half of vTrain's measured iterations on the A100
+# (benchmarks/virtual_calibration.py).
 TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64),
          (32, 64), (64, 32), (32, 32))
-BEST, QUALITY = 256 * 128, 0.11
-RAMP = 64  # filling a tile's pipeline and writing it out take as long as so many steps of k
+BEST, QUALITY = 256 * 128, 0.08
+RAMP = 37  # filling a tile's pipeline and writing it out take as long as so many steps of k
 SLICES = (1, 2, 4, 8)  # a long k may be divided among multiprocessors
 ALIGNED = 8  # elements of 16 bits that Tensor Cores want rows to be multiples of
 

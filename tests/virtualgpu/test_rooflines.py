@@ -25,7 +25,7 @@ CARD = Card(
     network="ethernet:10gbit", context=0, sources=(),
     efficiency=Efficiency(matmul={"fp32": 0.8, "fp16": 0.5}, vector=0.5, attention=0.25,
                           kernel=1e-6, dispatch=4e-6, link=0.8))
-RAMP = 64  # steps of k that a tile's start and end cost, as matmul.py says
+RAMP = 37  # steps of k that a tile's start and end cost, as matmul.py says
 
 
 def seconds(program, card=CARD):

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import mean
 
 from published import CLASSIC, KORTHIKANTI, NARAYANAN, NARAYANAN_BILLIONS, ZERO_GB, ZERO_PARAMETERS
-from virtual_calibration import DEEPSPEED_A100, ODD, flags_of, read
+from vtrain import DEEPSPEED_A100, ODD, flags_of, read
 
 from minimegatron.arguments import Config, parse_arguments
 from minimegatron.data.tokenizer import pad_vocab_size
@@ -121,7 +121,7 @@ def ratios(estimator: Estimator) -> list[str]:
         rows.append([row.name, f"{full:.2f}", f"{row.full:.2f}", f"{selective:.2f}",
                      f"{row.selective:.2f}", f"{full / selective:.3f}", f"{published:.3f}",
                      percent(full / selective, published)])
-    return ["## Korthikanti et al. 2022, table 5: full against selective + sequence parallelism", "",
+    return ["## Korthikanti et al. 2022, table 5: full against selective recompute", "",
             f"Largest error of the ratio {max(errors):.1%} (aim: 8%).", "",
             *table("model|full s|published|selective s|published|ratio|published|error", rows)]
 
@@ -137,7 +137,7 @@ def paper_formulas() -> list[str]:
     exact = sum(f"{parameters(row.gpt) / 1e9:.1f}" == f"{billions:.1f}"
                 for row, billions in zip(NARAYANAN, NARAYANAN_BILLIONS, strict=True))
     return ["## On paper", "",
-            f"ZeRO, 7.5B parameters: largest error {max(errors):.1%} (aim: 3%). Parameter counts of "
+            f"ZeRO, 7.5B parameters: largest error {max(errors):.1%} (aim: 3%). Parameters of "
             f"Narayanan's table 1: {exact} of {len(NARAYANAN)} exact to the digits given.", "",
             *table("GPUs|ZeRO stage|GB|published|error", rows)]
 

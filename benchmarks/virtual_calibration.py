@@ -4,20 +4,19 @@ python benchmarks/virtual_calibration.py ground_truth_single.csv [--evaluations 
 
 Each stage's kernels are listed once, by running it on a virtual card; then only their costs are
 computed anew, in arrays. Prints the constants, and their error by kind of row.
-They are copied by hand into virtualgpu/matmul.py, cards/a100_80gb.py and DEEPSPEED_A100 below.
+They are copied by hand into virtualgpu/matmul.py and benchmarks/vtrain.py's DEEPSPEED_A100.
 The rows with an odd index are never read here.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
+from search import search
+from vtrain import A100, DEEPSPEED_A100, EVEN, Row, flags_of, read
 
 from minimegatron import stage_cost
 from minimegatron.arguments import parse_arguments
@@ -28,51 +27,8 @@ from minimegatron.schedules.actions import needs
 from minimegatron.schedules.simulation import run_order
 from minimegatron.solo import solo_context
 from virtualgpu import matmul
-from virtualgpu.cards import find
 from virtualgpu.gpu import VirtualGpu
 from virtualgpu.group import VirtualGroup
-
-EVEN, ODD = 0, 1
-A100 = find("a100-80gb")
-# Megatron-DeepSpeed on vTrain's A100s: what was fitted of its host and its point-to-point messages,
-# and the share of the peak of short runs (GIVEN below).
-DEEPSPEED_A100 = replace(A100, efficiency=replace(
-    A100.efficiency, matmul={**A100.efficiency.matmul, "fp16": 0.87}, message=0.054, pace=27e-6,
-    dispatch=42e-6))
-
-
-class Row(NamedTuple):
-    gpus: int
-    batch: int
-    micro_batch: int
-    hidden: int
-    heads: int
-    layers: int
-    sequence: int
-    tp: int
-    dp: int
-    pp: int
-    seconds: float
-
-
-def read(path: str, half: int) -> list[Row]:
-    """The rows with an even (0) or an odd (1) index."""
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.reader(file))[1:]
-    return [Row(*map(int, row[:10]), float(row[10]) / 1000)
-            for index, row in enumerate(rows) if index % 2 == half]
-
-
-def flags_of(row: Row, layers: int | None = None) -> str:
-    """The trainer's flags: fp16, every layer recomputed, 1F1B."""
-    return (f"--num-layers {layers or row.layers} --hidden-size {row.hidden} "
-            f"--num-attention-heads {row.heads} --seq-length {row.sequence} "
-            f"--max-position-embeddings {row.sequence} --micro-batch-size {row.micro_batch} "
-            f"--global-batch-size {row.batch} --tensor-model-parallel-size {row.tp} "
-            f"--pipeline-model-parallel-size {row.pp} --fp16 --recompute-granularity full "
-            "--recompute-method uniform "
-            "--lr 1e-4 --train-iters 1 "
-            "--data-path - --vocab-file - --merge-file -")
 
 
 class Listed(float):
@@ -268,42 +224,6 @@ def products_seconds(shapes: np.ndarray, at: dict[str, float]) -> np.ndarray:
                * (k / slices + at["ramp"]) / rate)
     refused = (slices > 1) & ((k < 1024 * slices) | (tiles * slices > 2 * A100.sms))
     return np.where(refused, np.inf, seconds).min((1, 2))
-
-
-def search(error: Callable[[np.ndarray], float], start: np.ndarray, low: np.ndarray,
-           high: np.ndarray, evaluations: int) -> np.ndarray:
-    """CMA-ES (Hansen 2016, "The CMA Evolution Strategy: A Tutorial"), seeded."""
-    draw, n = np.random.default_rng(0), len(start)
-    size = 8 + int(3 * math.log(n))
-    weights = np.log(size // 2 + 0.5) - np.log(np.arange(1, size // 2 + 1))
-    weights /= weights.sum()
-    mass = 1 / (weights**2).sum()
-    path_c, path_s = (4 + mass / n) / (n + 4 + 2 * mass / n), (mass + 2) / (n + mass + 5)
-    one = 2 / ((n + 1.3) ** 2 + mass)
-    rank = min(1 - one, 2 * (mass - 2 + 1 / mass) / ((n + 2) ** 2 + mass))
-    usual = math.sqrt(n) * (1 - 1 / (4 * n) + 1 / (21 * n * n))
-    mean, sigma, spread = start.copy(), 0.4, np.eye(n)
-    along, step = np.zeros(n), np.zeros(n)
-    best = (math.inf, start)
-    for _ in range(0, evaluations, size):
-        lengths, axes = np.linalg.eigh(spread)
-        lengths = np.sqrt(np.maximum(lengths, 1e-12))
-        points = np.clip(mean + sigma * (draw.standard_normal((size, n)) * lengths) @ axes.T,
-                         low, high)
-        errors = np.array([error(point) for point in points])
-        order = np.argsort(errors)
-        if errors[order[0]] < best[0]:
-            best = errors[order[0]], points[order[0]]
-        moves = (points[order[:size // 2]] - mean) / sigma
-        move = weights @ moves
-        mean = mean + sigma * move
-        step = (1 - path_s) * step + math.sqrt(path_s * (2 - path_s) * mass) * (
-            axes @ ((axes.T @ move) / lengths))
-        along = (1 - path_c) * along + math.sqrt(path_c * (2 - path_c) * mass) * move
-        spread = ((1 - one - rank) * spread + one * np.outer(along, along)
-                  + rank * (moves.T * weights) @ moves)
-        sigma *= math.exp(min(1, path_s * (np.linalg.norm(step) / usual - 1)))
-    return best[1]
 
 
 # (where it starts, lowest, highest).

@@ -1,5 +1,8 @@
-"""vTrain's measured iterations: Megatron-DeepSpeed on one node of 8 A100 (VIA-Research/vTrain, MICRO
-2024, ground_truth_single.csv). Rows with an even index calibrate, those with an odd one test."""
+"""vTrain's measured iterations: Megatron-DeepSpeed on one node of 8 A100.
+
+VIA-Research/vTrain (MICRO 2024), ground_truth_single.csv. Rows with an even index calibrate, those
+with an odd one test.
+"""
 
 from __future__ import annotations
 

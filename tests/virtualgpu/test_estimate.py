@@ -77,3 +77,12 @@ def test_faster_links_and_more_of_them_never_slow_a_grid():
     times = [estimate(flags, 8, link=link, per_node=4).seconds
              for link in ("ethernet:10gbit", "ethernet:25gbit", "infiniband:2x200gbit")]
     assert times == sorted(times, reverse=True) and times[0] > times[-1]
+
+
+def test_parts_of_a_message_travel_faster_between_nodes_than_the_whole():
+    flags = "--tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 --fp16"
+    config = parse_arguments(shlex.split(NO_DATA + MODEL + flags),
+                             {"RANK": "0", "WORLD_SIZE": "8"})
+    whole, parts = (Estimator(A100, "ethernet:10gbit", 4, scatter_gather=gather
+                              ).estimate(config, 1024) for gather in (False, True))
+    assert parts.seconds < whole.seconds and parts.forward == whole.forward

@@ -28,7 +28,7 @@ def test_full_waves_of_large_tiles_lose_only_their_start_and_end():
 
 
 def test_one_tile_more_than_a_wave_takes_another_one():
-    # In large tiles that is twice the time; smaller ones lose less, and are slower by their quality.
+    # In large tiles twice the time; smaller ones lose less of a wave, and are slower.
     whole, more = (matmul_seconds(A100, "fp16", tiles, 256, 128, 512) for tiles in (108, 109))
     areas = {rows * columns for rows, columns in TILES}
     waves = {area: math.ceil(109 * BEST / area / 108) for area in areas}

@@ -92,7 +92,8 @@ def record(rows: list[Row]) -> tuple[dict, dict]:
         vocabulary = pad_vocab_size(50257, 128, row.tp)
 
         def on_card(stage: int, layers: int, cost: Callable, row=row) -> list:
-            config = parse_arguments(flags_of(row, layers).split(),
+            flags = flags_of(row, layers) + " --timing-log-level 0"
+            config = parse_arguments(flags.split(),
                                      {"RANK": "0", "WORLD_SIZE": str(row.gpus)})
             device = VirtualDevice(card, None)
             with stage_cost.on(device):

@@ -8,10 +8,13 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from minimegatron.console import emit
 from minimegatron.errors import UserError, lost_peer
+
+if TYPE_CHECKING:
+    from minimegatron.arguments import Config
 
 PATIENCE = 5  # seconds
 
@@ -31,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         else:
             time.sleep(PATIENCE)  # a launcher ends all ranks when the first one fails
         leave(1)
+    if config.estimate:
+        leave(estimate(config))
     if config.exit_signal_handler:  # during the start it waits: then Exits stops after one step
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     # Slow to import: after the command line is right.
@@ -48,6 +53,18 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         explain(error, config.rank)
         leave(1)
     leave(0)
+
+
+def estimate(config: Config) -> int:
+    """Print the estimate; the exit code."""
+    from minimegatron.planner import VirtualGpuError, plan  # slow to import
+
+    try:
+        emit(plan(config))
+    except (UserError, VirtualGpuError) as error:
+        emit(f"error: {error}", sys.stderr)
+        return 1
+    return 0
 
 
 def explain(error: Exception, rank: int) -> None:

@@ -218,18 +218,36 @@ class Logging:
 
 
 @dataclass(frozen=True)
+class Planning:
+    """With --estimate nothing is trained: see planner.py."""
+
+    estimate: bool = flag(
+        False, "do not train: say what the run would cost on --world-size virtual cards. Data, "
+        "vocabulary and --lr are not needed then")
+    world_size: int = flag(1, "with --estimate: the cards (else as many ranks as torchrun starts)",
+                           type=int)
+    gpus_per_node: int = flag(8, "with --estimate: cards of a node", type=int)
+    vocab_size: int = flag(50257, "with --estimate: entries of the vocabulary", type=int)
+    tokens: float | None = flag(None, "with --estimate: tokens to train on (those of the "
+                                "iterations)", type=float)
+    price_per_gpu_hour: float | None = flag(None, "with --estimate: dollars (a list's, where it "
+                                            "has the card)", type=float)
+    json: bool = flag(False, "with --estimate: print JSON")
+    plot: str | None = flag(None, "with --estimate: file of a figure, .svg or .png", type=str)
+
+
+@dataclass(frozen=True)
 class Derived:
     """Not flags: set by checks.py from the flags and the number of ranks."""
 
     rank: int = field(default=0, metadata={"derived": True})
-    world_size: int = field(default=1, metadata={"derived": True})
     data_parallel_size: int = field(default=1, metadata={"derived": True})
     layers_per_chunk: tuple[int, ...] = field(default=(), metadata={"derived": True})
 
 
 @dataclass(frozen=True)
-class Config(Derived, Logging, Checkpointing, Recompute, Distributed, Data, Optimization, Batch,
-             Model):
+class Config(Derived, Planning, Logging, Checkpointing, Recompute, Distributed, Data,
+             Optimization, Batch, Model):
     """The whole command line after all checks; see the parts above for the meaning of a field."""
 
     @property
@@ -274,7 +292,7 @@ NOT_YET = (
     "--context-parallel-size", "--rampup-batch-size",
     "--reset-position-ids", "--reset-attention-mask",
     "--mock-data", "--weight-decay-incr-style", "--start-weight-decay",
-    "--end-weight-decay", "--openai-gelu", "--sgd-momentum", "--estimate",
+    "--end-weight-decay", "--openai-gelu", "--sgd-momentum",
 )
 
 # Flags of older Megatron-LM releases, with what they are called in this one (upstream's words).

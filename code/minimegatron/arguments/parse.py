@@ -9,8 +9,18 @@ import os
 from collections.abc import Mapping, Sequence
 
 from minimegatron.arguments.checks import check
-from minimegatron.arguments.flags import ALREADY_SO, CALLED_TODAY, NOT_YET, RENAMED, Config
+from minimegatron.arguments.flags import (
+    ALREADY_SO,
+    CALLED_TODAY,
+    NOT_YET,
+    RENAMED,
+    Config,
+    Planning,
+)
 from minimegatron.errors import UserError
+
+# What a run needs and an estimate does not.
+NOT_ESTIMATED = {"data_path": "", "vocab_file": "", "merge_file": "", "lr": 1e-4}
 
 
 class Parser(argparse.ArgumentParser):
@@ -73,11 +83,37 @@ def parse_arguments(argv: Sequence[str], env: Mapping[str, str] = os.environ) ->
         action.required = False
     _, extras = parser_of_rest.parse_known_args(argv)
     refuse_unknown(parser, extras)
+    if "--estimate" in argv:
+        for action in parser._actions:
+            action.required = action.required and action.dest not in NOT_ESTIMATED
     values = vars(parser.parse_args(argv))
     flags = {field.name for field in dataclasses.fields(Config)}
     config = Config(**{name: tuple(value) if isinstance(value, list) else value
                        for name, value in values.items() if name in flags})
+    if config.estimate:
+        return check(planned(config), rank=0, world_size=config.world_size)
+    for name in (field.name for field in dataclasses.fields(Planning)):
+        if getattr(config, name) != Planning.__dataclass_fields__[name].default:
+            raise UserError(f"--{name.replace('_', '-')} belongs to --estimate, which is not given")
     return check(config, rank=number(env, "RANK", 0), world_size=number(env, "WORLD_SIZE", 1))
+
+
+def planned(config: Config) -> Config:
+    """What an estimate does not need gets a value that decides nothing. Raises UserError."""
+    for name in ("world_size", "gpus_per_node", "vocab_size", "tokens"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+    if not config.device.startswith("virtual"):
+        raise UserError(f"--estimate with --device {config.device}: an estimate is of virtual "
+                        "cards; nearest: --device virtual:a100-80gb")
+    if config.plot is not None and not config.plot.endswith((".svg", ".png")):
+        raise UserError(f"--plot {config.plot}: a file that ends in .svg or .png; nearest: "
+                        f"--plot {config.plot.rpartition('.')[0] or config.plot}.svg")
+    fill = {name: value for name, value in NOT_ESTIMATED.items() if getattr(config, name) is None}
+    if config.train_iters is None and config.train_samples is None:
+        fill["train_iters"] = 1
+    return dataclasses.replace(config, **fill)
 
 
 def number(env: Mapping[str, str], name: str, default: int) -> int:

@@ -1,0 +1,66 @@
+"""`lab estimate`: all layouts of a model on a cluster, the fastest first."""
+
+import json
+
+import pytest
+
+from lab.cli import main
+
+CLUSTER = ["--device", "virtual:v100", "--world-size", "4", "--gpus-per-node", "2"]
+MODEL = ["--num-layers", "4", "--hidden-size", "256", "--num-attention-heads", "8",
+         "--seq-length", "512", "--max-position-embeddings", "512", "--global-batch-size", "16",
+         "--vocab-size", "1000"]
+FEW = ["--micro-batch-size", "2", "--recompute-granularity", "selective"]
+
+
+def choices(capsys, *flags):
+    assert main(["estimate", *CLUSTER, *MODEL, *flags, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_every_layout_that_can_be_is_costed_and_the_fastest_comes_first(capsys):
+    found = choices(capsys, *FEW)
+    grids = {(one["tensor"], one["pipeline"], one["data"]) for one in found}
+    # Tensor-parallel ranks stay on a node of two cards.
+    assert grids == {(1, 1, 4), (1, 2, 2), (1, 4, 1), (2, 1, 2), (2, 2, 1)}
+    times = [one["seconds_per_iteration"] for one in found if one["fits"]]
+    assert times == sorted(times) and len(times) == len(found)
+    assert {one["recompute"] for one in found} == {"as given"}
+
+
+def test_no_other_is_faster_and_smaller_than_one_of_the_pareto(capsys):
+    found = choices(capsys)
+    assert len({(one["micro_batch"], one["recompute"]) for one in found}) == 12
+    size = {id(one): max(memory["total"] for memory in one["memory"]) for one in found}
+    best = [one for one in found if one["pareto"]]
+    assert found[0] in best and len(best) > 1
+    for one in found:
+        beaten = [other for other in found if other["fits"] and size[id(other)] <= size[id(one)]
+                  and other["seconds_per_iteration"] < one["seconds_per_iteration"]]
+        if one["pareto"]:
+            assert not beaten
+
+
+def test_the_table_and_the_figure_say_virtual(capsys, tmp_path):
+    path = tmp_path / "pareto.svg"
+    assert main(["estimate", *CLUSTER, *MODEL, *FEW, "--plot", str(path)]) == 0
+    head, _, *rows, foot = capsys.readouterr().out.splitlines()
+    assert head.startswith("virtual v100-sxm2-16gb x 4, ") and "modelled, nothing was run" in head
+    assert len(rows) == 5 and rows[0].startswith(" *") and "faster and smaller" in foot
+    assert path.read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize("flags, why", [
+    (["--device", "virtual:v1000"], "no virtual card is called 'v1000'"),
+    (["--hiden-size", "8"], "did you mean --hidden-size"),
+    (["--plot", "x.pdf"], "--plot x.pdf: a file that ends in .svg or .png"),
+    (["--world-size", "four"], "invalid int value: 'four'"),
+])
+def test_bad_input_is_refused(capsys, flags, why):
+    assert main(["estimate", *CLUSTER, *MODEL, *flags]) == 1
+    assert why in capsys.readouterr().err
+
+
+def test_without_flags_it_explains_itself(capsys):
+    assert main(["estimate"]) == 0
+    assert "--world-size 64" in capsys.readouterr().out

@@ -1,0 +1,103 @@
+"""--estimate: one process says what a run on many cards would cost."""
+
+import json
+import re
+
+import pytest
+
+from minimegatron.arguments import parse_arguments
+from minimegatron.errors import UserError
+from minimegatron.formulas import parameters, state_bytes, step_flops
+from minimegatron.planner import plan
+from minimegatron.prices import DOLLARS_PER_HOUR
+from minimegatron.throughput import shape_of
+from virtualgpu.cards import CARDS
+
+GPT2 = ("--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 "
+        "--max-position-embeddings 1024 --micro-batch-size 2 ")
+CLUSTER = "--estimate --device virtual:v100 --world-size 4 --gpus-per-node 2 "
+
+
+def config(flags):
+    return parse_arguments((CLUSTER + GPT2 + flags).split(), {})
+
+
+@pytest.fixture(scope="module")
+def made():
+    """The JSON of a plan for 300 billion tokens."""
+    return json.loads(plan(config("--json --fp16 --tokens 300e9 --global-batch-size 64")))
+
+
+def test_the_figures_agree_with_each_other_and_with_the_formulas(made):
+    gpt = shape_of(config(""), 50304)
+    assert made["parameters"] == parameters(gpt) == made["parameters_of_rank"]
+    assert (made["tensor"], made["pipeline"], made["data"], made["micro_batches"]) == (1, 1, 4, 8)
+    rate = step_flops(gpt, 64) / made["seconds_per_iteration"] / 4 / 1e12
+    assert made["teraflops_per_gpu"] == pytest.approx(rate)
+    assert made["share_of_peak"] == pytest.approx(rate / 125)
+    hours = 300e9 / (64 * 1024) * made["seconds_per_iteration"] / 3600
+    assert made["days"] == pytest.approx(hours / 24)
+    assert made["gpu_hours"] == pytest.approx(4 * hours)
+    price = DOLLARS_PER_HOUR["v100-sxm2-16gb"]
+    assert made["dollars"] == pytest.approx(4 * hours * price)
+    (memory,) = made["memory"]
+    each = state_bytes("fp16")
+    assert memory["optimizer"] == each.optimizer * made["parameters"]
+    assert memory["total"] == pytest.approx(sum(
+        memory[part] for part in ("weights", "gradients", "optimizer", "activations", "outside")))
+    assert made["fits"] and made["bubble"] == 0 and 0 < made["communication"] < 1
+
+
+def test_people_read_the_same_and_that_it_is_modelled(made):
+    said = plan(config("--fp16 --tokens 300e9 --global-batch-size 64 --price-per-gpu-hour 1"))
+    assert said.startswith("estimate on virtual v100-sxm2-16gb: modelled, nothing was run\n")
+    assert float(re.search(r"time per iteration +(\S+) s", said)[1]) == pytest.approx(
+        made["seconds_per_iteration"], rel=1e-3)
+    hours, dollars = re.search(r"([\d,]+) GPU-hours, ([\d,]+) dollars", said).groups()
+    assert hours == dollars  # a dollar each
+
+
+def test_what_does_not_fit_is_said(made):
+    said = plan(config("--micro-batch-size 64"))
+    assert re.search(r"fits +NO: CUDA out of memory", said)
+
+
+def test_a_deeper_pipeline_holds_less_and_waits_more():
+    whole, deep = (json.loads(plan(config(f"--json --global-batch-size 32 {flags}")))
+                   for flags in ("", "--pipeline-model-parallel-size 4"))
+    assert whole["bubble"] == 0 < deep["bubble"]
+    assert len(deep["memory"]) == 4
+    assert max(stage["total"] for stage in deep["memory"]) < whole["memory"][0]["total"]
+
+
+@pytest.mark.parametrize("ending, head", [("svg", b"<?xml"), ("png", b"\x89PNG")])
+def test_the_figure(tmp_path, ending, head):
+    path = tmp_path / f"plan.{ending}"
+    plan(config(f"--plot {path}"))
+    assert path.read_bytes().startswith(head)
+
+
+@pytest.mark.parametrize("flags, why", [
+    ("--world-size 0", "--world-size 0: must be at least 1"),
+    ("--device cpu", "--estimate with --device cpu: an estimate is of virtual cards; nearest: "
+     "--device virtual:"),
+    ("--plot figure.pdf", "--plot figure.pdf: a file that ends in .svg or .png; nearest: --plot "
+     "figure.svg"),
+    ("--tensor-model-parallel-size 3", "is not divisible by tensor model parallel size"),
+    ("--bf16", "no bf16 arithmetic"), ("--device virtual:v1000", "no virtual card is called"),
+])
+def test_bad_input_is_refused(flags, why):
+    with pytest.raises(UserError) as error:
+        config(flags)
+    assert why in str(error.value)
+
+
+def test_a_flag_of_estimates_alone_is_refused():
+    run = GPT2 + "--lr 1e-4 --train-iters 1 --data-path d --vocab-file v --merge-file m"
+    with pytest.raises(UserError, match="--world-size belongs to --estimate, which is not given"):
+        parse_arguments(f"{run} --world-size 4".split(), {})
+
+
+def test_prices_are_of_cards_that_there_are():
+    assert DOLLARS_PER_HOUR.keys() <= CARDS.keys()
+    assert all(0.1 < price < 20 for price in DOLLARS_PER_HOUR.values())

@@ -110,8 +110,8 @@ def make(config: Config, estimator: Estimator) -> Plan:
     hours = tokens / batch_tokens * seconds / 3600
     price = config.price_per_gpu_hour or DOLLARS_PER_HOUR.get(card.name)
     return Plan(
-        card.name, True, network.parse(estimator.link or card.network).name, world, estimator.per_node,
-        config.tensor_model_parallel_size, config.pipeline_model_parallel_size,
+        card.name, True, network.parse(estimator.link or card.network).name, world,
+        estimator.per_node, config.tensor_model_parallel_size, config.pipeline_model_parallel_size,
         config.data_parallel_size, config.num_micro_batches, config.schedule, parameters(gpt),
         max(stages), seconds, rate, rate / card.tflops[config.precision], estimate.communication,
         estimate.bubble, memory(config, card, estimate, stages), card.memory, estimate.fits, tokens,

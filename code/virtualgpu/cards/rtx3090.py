@@ -35,7 +35,7 @@ CARD = Card(
         "github.com/chsasank/device-benchmarks; TF32 42 of 40 on a 3090 Ti, M. Li 2022, "
         "github.com/mli/transformers-benchmarks",
         "vector: 831 of 936 GB/s, copies, S. Chilamkurthy, github.com/chsasank/device-benchmarks",
-        "attention: taken from the a100-80gb in proportion to matmul (0.55 / 0.87)",
+        "attention: taken from the a100-80gb in proportion to its best products (0.55 / 0.87)",
         "link: 12.35 GB/s of PCIe 3's 16, copies between host and a V100, "
         "github.com/te42kyfo/gpu-benches; taken from there. GeForce drivers give no peer "
         "access: github.com/NVIDIA/nccl issue 1127",

@@ -227,7 +227,7 @@ def test_a_forged_record_is_refused(forged):
 
 @pytest.mark.parametrize("directives, gpus", [
     ({"gpus-per-node": "2"}, "2"), ({"gpus-per-node": "v100:2"}, "2"),
-    ({"gres": "gpu:v100:3"}, "3"), ({"gres": "gpu"}, "1"), ({"gpus": "3", "nodes": "2"}, "2"), ({"gres": "license:7"}, None),
-    ({}, None)])
+    ({"gres": "gpu:v100:3"}, "3"), ({"gres": "gpu"}, "1"),
+    ({"gpus": "3", "nodes": "2"}, "2"), ({"gres": "license:7"}, None), ({}, None)])
 def test_a_script_is_told_the_gpus_that_it_asked_for(directives, gpus):
     assert record._allocation(directives, []).get("SLURM_GPUS_ON_NODE") == gpus

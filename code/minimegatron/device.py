@@ -11,6 +11,7 @@ import resource
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,7 @@ from minimegatron.arguments.device import virtual_card
 from minimegatron.console import emit
 from minimegatron.errors import UserError
 from minimegatron.gloo import debug_asked
-from virtualgpu import cards, collectives, network, slots
+from virtualgpu import cards, collectives, network, slots, trace
 from virtualgpu import kernels as modelled  # noqa: F401 (for ops.py)
 from virtualgpu.card import Card
 from virtualgpu.errors import VirtualGpuError
@@ -82,6 +83,21 @@ class Device:
         share of the time since the last look in which a kernel ran."""
         memory = self.memory()
         return {"allocated": memory.allocated, "max_allocated": memory.max_allocated}
+
+    def profile(self, folder: str, worker: str) -> torch.profiler.profile | trace.Profile:
+        """What watches two steps of this rank and writes FOLDER/WORKER.TIME.pt.trace.json."""
+        from torch._C._profiler import _ExperimentalConfig
+        from torch.profiler import profile, schedule, tensorboard_trace_handler
+
+        return profile(
+            schedule=schedule(wait=1, warmup=1, active=2, repeat=1), profile_memory=True,
+            record_shapes=True, with_stack=True, with_modules=True,
+            experimental_config=_ExperimentalConfig(verbose=True),  # an operator's call stack
+            on_trace_ready=tensorboard_trace_handler(folder, worker_name=worker))
+
+    def mark(self, name: str) -> AbstractContextManager:
+        """A range of the program, for the profile of a modelled card."""
+        return nullcontext()
 
     def connect(self) -> list[str]:
         """Before the grid is made; every rank must call it. Returns what to tell the user."""
@@ -152,6 +168,14 @@ class VirtualDevice(Device):
     def memory(self) -> Memory:
         memory = self.gpu.memory
         return Memory(memory.live, memory.peak, memory.reserved, memory.peak_reserved)
+
+    def profile(self, folder: str, worker: str) -> trace.Profile:
+        cards_here = max(self.local_rank + 1, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+        return trace.Profile(self.gpu, folder, worker, trace.Place(
+            dist.get_rank(), dist.get_world_size(), self.local_rank, cards_here))
+
+    def mark(self, name: str) -> AbstractContextManager:
+        return trace.marked(self.gpu, name)
 
     def status(self) -> dict[str, object]:
         memory, now, busy = self.gpu.memory, self.gpu.clock.ready(), sum(self.gpu.busy.values())

@@ -116,7 +116,7 @@ class TensorBoard:
 
 
 class Profiler:
-    """torch's profiler around steps 3 and 4 of every rank, or of --profile-ranks.
+    """The device's profiler around steps 3 and 4 of every rank, or of --profile-ranks.
 
     They are workers run_NAME_gpuRANK of one TensorBoard run, run_NAME: its distributed view
     compares the workers of a run. The first step is not watched, the second warms the profiler up.
@@ -128,17 +128,9 @@ class Profiler:
         if not config.profile_execution or ctx.grid.rank not in (
                 config.profile_ranks or range(ctx.grid.world_size)):
             return
-        from torch._C._profiler import _ExperimentalConfig
-        from torch.profiler import profile, schedule, tensorboard_trace_handler
-
         name = f"run_{config.profile_name}"
-        handler = tensorboard_trace_handler(os.path.join(config.tensorboard_dir, name),
-                                            worker_name=f"{name}_gpu{ctx.grid.rank}")
-        self.profile = profile(
-            schedule=schedule(wait=1, warmup=1, active=2, repeat=1), profile_memory=True,
-            record_shapes=True, with_stack=True, with_modules=True,
-            experimental_config=_ExperimentalConfig(verbose=True),  # an operator's call stack
-            on_trace_ready=handler)
+        self.profile = ctx.device.profile(os.path.join(config.tensorboard_dir, name),
+                                          f"{name}_gpu{ctx.grid.rank}")
         self.profile.start()
 
     def step(self) -> None:

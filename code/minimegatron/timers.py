@@ -7,7 +7,7 @@ which of them run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch.distributed as dist
 
@@ -31,12 +31,13 @@ class Timers:
     """timers("name") is a context manager; what it measured adds up until `take`.
 
     level: timers above it do not run; None: those that ran in 2021. recorder: in the step that it
-    watches, all run.
+    watches, all run. mark: gives a range by name, for the device's profile.
     """
 
     def __init__(self, now: Callable[[], float], level: int | None = None,
-                 recorder: Recorder | None = None) -> None:
-        self._now, self.recorder = now, recorder
+                 recorder: Recorder | None = None,
+                 mark: Callable[[str], AbstractContextManager] = lambda _: nullcontext()) -> None:
+        self._now, self.recorder, self._mark = now, recorder, mark
         self.running = {name for name, needed in LEVELS.items()
                         if (name not in NOT_OF_2021 if level is None else needed <= level)}
         self._seconds: dict[str, float] = {}
@@ -46,12 +47,13 @@ class Timers:
         """action: of the schedule, where the section is one."""
         LEVELS[name]  # KeyError: a timer that no line would show
         watched = self.recorder is not None and self.recorder.active
-        if name not in self.running and not watched:
+        with self._mark(name if action is None else f"{name} {action}"):
+            if name not in self.running and not watched:
+                yield
+                return
+            start = self._now()
             yield
-            return
-        start = self._now()
-        yield
-        end = self._now()
+            end = self._now()
         if name in self.running:
             self._seconds[name] = self._seconds.get(name, 0.0) + end - start
         if watched:

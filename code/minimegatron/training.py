@@ -127,7 +127,8 @@ class Trainer:
         self.learning_rate = LearningRate(config)
         self.progress = Progress()
         self.recorder = Recorder(ctx)
-        self.timers = Timers(ctx.device.now, config.timing_log_level, self.recorder)
+        self.timers = Timers(ctx.device.now, config.timing_log_level, self.recorder,
+                             ctx.device.mark)
         self.board = TensorBoard(ctx)
         self.pipeline = Pipeline(ctx, chunks, add_communication(schedule),
                                  self.optimizer.gradients, self.timers)

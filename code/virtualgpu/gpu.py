@@ -30,6 +30,7 @@ from virtualgpu.plan import (
     to_meta,
 )
 from virtualgpu.rules import Work, is_free, read_and_write, rule_of, tensors
+from virtualgpu.trace import Recorder
 
 READ_LATENCY = 10e-6  # from the card to the host, of a few bytes
 MOST_UNKNOWN = 0.02  # of the time may be spent in operations without a rule
@@ -51,6 +52,7 @@ class VirtualGpu(TorchDispatchMode):
         self._sizes: dict[int, int] = {}  # of the storages that live, by identity
         self._plans: dict[tuple, Plan] = {}  # by operation and its arguments' shapes
         self._shares: dict[torch._ops.OpOverload, bool] = {}  # what plan.shares said
+        self.recorder: Recorder | None = None  # while a trace is made
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -78,7 +80,9 @@ class VirtualGpu(TorchDispatchMode):
         if plan.kernels:
             if plan.unknown:
                 self.unknown[plan.name] += 1
-            self._launch(plan.name, plan.seconds, plan.kernels)
+            self._launch(plan)
+        if self.recorder is not None:
+            self.recorder.operation(key, plan)
         return out
 
     def _plan(self, func, args: Sequence, kwargs: dict) -> Plan:
@@ -112,7 +116,7 @@ class VirtualGpu(TorchDispatchMode):
         produced = ([changed_tensor(args, kwargs, changed)] if changed is not None else
                     [empty(spec) for spec in (specs if isinstance(specs, list) else [specs])])
         work = (rule or read_and_write)(args, tensors(produced))
-        return Plan(specs, changed, name, self.seconds(work), work.kernels, rule is None)
+        return Plan(specs, changed, name, self.seconds(work), work.kernels, rule is None, work)
 
     def seconds(self, work: Work) -> float:
         """How long its kernels take."""
@@ -126,10 +130,10 @@ class VirtualGpu(TorchDispatchMode):
             seconds = max(seconds, work.flops / (card.tflops[work.dtype] * 1e12 * best.attention))
         return max(seconds + work.kernels * best.kernel, work.kernels * best.pace)
 
-    def _launch(self, name: str, seconds: float, kernels: int) -> None:
-        self.clock.work(kernels * self.card.efficiency.dispatch)
-        self.clock.run(name, seconds)
-        self.busy[name] += seconds
+    def _launch(self, plan: Plan) -> None:
+        self.clock.work(plan.kernels * self.card.efficiency.dispatch)
+        self.clock.run(plan.name, plan.seconds)
+        self.busy[plan.name] += plan.seconds
 
     def _require(self, dtype: str) -> None:
         if dtype not in self.card.tflops:
@@ -155,18 +159,27 @@ class VirtualGpu(TorchDispatchMode):
         except OutOfMemory as error:
             raise torch.OutOfMemoryError(f"{error} [virtual {self.card.name}]") from None
         self._sizes[key] = size
+        if self.recorder is not None:
+            self.recorder.memory(key, size)
         weakref.finalize(storage, self._release, key).atexit = False
 
     def _release(self, key: int) -> None:
-        self.memory.release(self._sizes.pop(key))
+        size = self._sizes.pop(key)
+        self.memory.release(size)
+        if self.recorder is not None:
+            self.recorder.memory(key, -size)
 
     def now(self) -> float:
         """Seconds of virtual time, when everything launched so far is done."""
-        return self.clock.synchronize()
+        before = self.clock.host
+        time = self.clock.synchronize()
+        if self.recorder is not None:
+            self.recorder.waited(before)
+        return time
 
     def read(self) -> None:
         """The host waits for a value of the card's, and gets none."""
-        self.clock.synchronize()
+        self.now()
         self.clock.work(READ_LATENCY)
 
     def unknown_costs(self) -> str | None:

@@ -22,6 +22,7 @@ from virtualgpu.card import Card
 from virtualgpu.clock import Span
 from virtualgpu.gpu import VirtualGpu
 from virtualgpu.topology import Topology
+from virtualgpu.trace import Message
 
 BACKEND = "virtual"
 # NCCL's buffers: three protocols' worth for each channel (NCCL_BUFFSIZE 4 MiB and as much again),
@@ -90,6 +91,7 @@ class Work(dist.Work):
     def __init__(self, group: VirtualGroup, result: list[torch.Tensor]) -> None:
         super().__init__()
         self.group, self.end = group, None
+        self.note: Message | None = None  # where a trace is made
         self.future: Future = Future()
         self.future.set_result(result)
 
@@ -139,15 +141,31 @@ class VirtualGroup(dist.ProcessGroup):
                 channels = channels_of(self.gpu.card, self.path)
                 self.say("\n".join(nccl.lines(self.topology, self.ranks, self.rank(), channels)))
 
-    def _begin(self, name: str, seconds: float, tensors: list[torch.Tensor]) -> Work:
-        """A collective: post that this rank is ready."""
+    def _begin(self, name: str, seconds: float, tensors: list[torch.Tensor],
+               given: list[torch.Tensor] | None = None) -> Work:
+        """A collective: post that this rank is ready. given: what goes in, where it is not
+        `tensors`."""
         self._refuse_values(tensors)
         self._open()
         clock = self.gpu.clock
         clock.work(self.gpu.card.efficiency.dispatch)
         work = Work(self, tensors)
+        self._note(work, name, self.stream, given or tensors, clock.ready(),
+                   name == "all_reduce" and self._by_tree(tensors))
         self.under_way.append(Collective(work, name, seconds, self.wire.meet(clock.ready())))
         return work
+
+    def _by_tree(self, tensors: list[torch.Tensor]) -> bool:
+        size = sum(tensor.nbytes for tensor in tensors)
+        return collectives.all_reduce(self.path, size) < collectives.ring(self.path, size, 2)
+
+    def _note(self, work: Work, name: str, stream: str, given: list[torch.Tensor], ready: float,
+              tree: bool = False) -> None:
+        """For the trace, if one is made."""
+        if self.gpu.recorder is not None:
+            work.note = self.gpu.recorder.message(
+                name, stream, self.ranks, work.future.value(), sum(map(torch.numel, given)), ready,
+                channels=channels_of(self.gpu.card, self.path), tree=tree)
 
     def settle(self, work: Work) -> None:
         """Find out when `work` ends, after those that began before it on this group."""
@@ -159,6 +177,8 @@ class VirtualGroup(dist.ProcessGroup):
 
     def _end(self, work: Work, name: str, start: float, end: float) -> None:
         work.end = end
+        if work.note is not None:
+            work.note.end = end
         clock = self.gpu.clock
         clock.wait(end, self.stream)
         self.gpu.busy[name] += end - start
@@ -177,11 +197,11 @@ class VirtualGroup(dist.ProcessGroup):
 
     def all_gather_single(self, output, input, opts=None):
         seconds = collectives.all_gather(self.path, output.nbytes)
-        return self._begin("all_gather", seconds, [output])
+        return self._begin("all_gather", seconds, [output], [input])
 
     def reduce_scatter_single(self, output, input, opts=None):
         seconds = collectives.all_gather(self.path, input.nbytes)
-        return self._begin("reduce_scatter", seconds, [output])
+        return self._begin("reduce_scatter", seconds, [output], [input])
 
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
@@ -207,6 +227,7 @@ class VirtualGroup(dist.ProcessGroup):
         start = max(clock.ready(), self.free.get(dst, 0.0))
         seconds = collectives.message(self._wire(dst), sum(tensor.nbytes for tensor in tensors))
         work = Departure(self, tensors, self.wire.send(start + seconds, dst, number))
+        self._note(work, f"send {self.rank()}->{dst}", f"{self.stream} to {dst}", tensors, start)
         self._end(work, "send", start, start + seconds)
         self.free[dst] = work.end
         return work
@@ -217,7 +238,13 @@ class VirtualGroup(dist.ProcessGroup):
         number = self.received.get(src, 0)
         self.received[src] = number + 1
         self.gpu.clock.work(self.gpu.card.efficiency.dispatch)
-        return Arrival(self, tensors, self.wire.receive(src, number))
+        work = Arrival(self, tensors, self.wire.receive(src, number))
+        self._note(work, f"recv {self.rank()}<-{src}", f"{self.stream} from {src}", tensors,
+                   self.gpu.clock.ready())
+        if work.note is not None:
+            work.travel = collectives.message(self._wire(src),
+                                              sum(tensor.nbytes for tensor in tensors))
+        return work
 
     def getBackendName(self):
         return BACKEND
@@ -229,11 +256,15 @@ class Arrival(Work):
     def __init__(self, group: VirtualGroup, result: list[torch.Tensor], told: Callable[[], float]
                  ) -> None:
         super().__init__(group, result)
-        self.told = told
+        self.told, self.travel = told, 0.0
 
     def wait(self, timeout: object = None) -> bool:
         if self.end is None:
             self.end = self.told()
+            if self.note is not None:
+                # NCCL's kernel would look for the message all the time; so much is its own.
+                self.note.ready = max(self.note.ready, self.end - self.travel)
+                self.note.end = max(self.note.ready, self.end)
         self.group.gpu.clock.wait(self.end)
         return True
 

@@ -8,6 +8,8 @@ taken. (The scheme is the one NVIDIA's "Matrix Multiplication Background" guide 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from virtualgpu.card import Card
 
 # Rows and columns of a tile. Small ones fetch more bytes for a FLOP: the rate goes with the area's
@@ -34,8 +36,18 @@ def rate(card: Card, dtype: str, m: int, n: int, k: int) -> float:
 def matmul_seconds(card: Card, dtype: str, batch: int, m: int, n: int, k: int) -> float:
     """Seconds of the arithmetic of `batch` products [m, k] x [k, n]; the caller adds what the
     memory needs."""
+    return min(seconds for seconds, _ in choices(card, dtype, batch, m, n, k))
+
+
+def best_tile(card: Card, dtype: str, batch: int, m: int, n: int, k: int) -> tuple[int, int, int]:
+    """The quickest tile's rows and columns, and how many parts k is cut into."""
+    return min(choices(card, dtype, batch, m, n, k), key=lambda choice: choice[0])[1]
+
+
+def choices(card: Card, dtype: str, batch: int, m: int, n: int, k: int
+            ) -> Iterator[tuple[float, tuple[int, int, int]]]:
+    """Seconds with each tile shape and number of slices."""
     per_sm = rate(card, dtype, m, n, k) / card.sms
-    best = float("inf")
     for rows, columns in TILES:
         quality = (rows * columns / BEST) ** QUALITY
         tiles = batch * -(-m // rows) * -(-n // columns)
@@ -44,6 +56,4 @@ def matmul_seconds(card: Card, dtype: str, batch: int, m: int, n: int, k: int) -
                 break
             waves = -(-tiles * slices // card.sms)
             steps = k / slices + RAMP
-            seconds = waves * 2 * rows * columns * steps / (per_sm * quality)
-            best = min(best, seconds)
-    return best
+            yield waves * 2 * rows * columns * steps / (per_sm * quality), (rows, columns, slices)

@@ -11,12 +11,14 @@ from typing import NamedTuple
 
 import torch
 
+from virtualgpu.rules import Work
 from virtualgpu.shapes import Spec
 
 
 class Plan(NamedTuple):
     """results: new tensors; None where an argument is changed in place. changed: its position or
-    name. kernels: launches; 0: none runs. unknown: whether the cost is a guess."""
+    name. kernels: launches; 0: none runs. unknown: whether the cost is a guess. work: what was
+    costed."""
 
     results: Spec | list[Spec | None] | None
     changed: int | str | None
@@ -24,6 +26,7 @@ class Plan(NamedTuple):
     seconds: float
     kernels: int
     unknown: bool
+    work: Work | None = None
 
     def make(self, args: Sequence, kwargs: dict):
         """What the operation returns."""

@@ -69,9 +69,11 @@ class Recorder:
         dist.gather_object(mine, everyone)
         if everyone is not None:
             folder = Path(self.ctx.config.timeline)
-            write(folder / FILE, perfetto(everyone))
+            label = self.ctx.device.label
+            write(folder / FILE, perfetto(everyone, label))
             timeline = read(folder / FILE)
-            draw(timeline, f"Iteration {self.ctx.config.timeline_iteration}, as it ran", "ms").save(
+            title = f"Iteration {self.ctx.config.timeline_iteration}, as it ran"
+            draw(timeline, f"{title} on a {label}" if label else title, "ms").save(
                 folder / "timeline.svg")
             self.ctx.say(f" timeline of iteration {self.ctx.config.timeline_iteration} written to "
                          f"{folder / FILE}: bubble {timeline.bubble_fraction:.1%} of the time")
@@ -102,13 +104,15 @@ def clock_offset(rank: int, ranks: int, now: Callable[[], float]) -> float:
     return offset
 
 
-def perfetto(ranks: list[dict]) -> dict:
-    """The trace-event format: a process per rank, times in microseconds from the first start."""
+def perfetto(ranks: list[dict], label: str = "") -> dict:
+    """The trace-event format: a process per rank, times in microseconds from the first start.
+    label: of a modelled device."""
     begin = min(start for rank in ranks for _, start, _, _ in rank["sections"])
     events = []
     for rank in ranks:
         place = {axis: rank[axis] for axis in ("pp", "dp", "tp")}
         title = f"rank {rank['rank']}: stage {rank['pp']}, dp {rank['dp']}, tp {rank['tp']}"
+        title += f" ({label})" if label else ""
         pid = rank["rank"]
         events += [{"ph": "M", "name": "process_name", "pid": pid, "tid": 0,
                     "args": {"name": title}},

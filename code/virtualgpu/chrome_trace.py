@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Iterator
 
 from virtualgpu.card import Card
+from virtualgpu.clock import COMPUTE
 from virtualgpu.kernel_names import generation
 from virtualgpu.trace import Place
 from virtualgpu.trace_events import BACKWARD_THREAD, RELEASES, Trace
@@ -50,11 +51,13 @@ def titles(trace: Trace) -> Iterator[dict]:
     threads = [(trace.host, trace.host, "main thread"),
                (trace.host, trace.host + BACKWARD_THREAD, "autograd (backward)"),
                (trace.host, trace.host + RELEASES, "memory given back"),
-               *((trace.place.index, number, f"stream {number}: {name}")
+               *((trace.place.index, number, f"stream {number}: " + (
+                   name if name == COMPUTE else f"NCCL, ranks {name.partition(' ')[2]}"))
                  for name, number in trace.streams.items())]
-    for pid, tid, name in threads:
-        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "ts": 0,
-               "args": {"name": name}}
+    for order, (pid, tid, name) in enumerate(threads):
+        for what, args in (("thread_name", {"name": name}),
+                           ("thread_sort_index", {"sort_index": order})):
+            yield {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}
     yield from trace.levels.counters(trace.place.index)
     begin = min((event["ts"] for event in trace.events), default=0.0)
     end = max((event["ts"] + event.get("dur", 0.0) for event in trace.events), default=0.0)

@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 
 from virtualgpu.card import Card
+from virtualgpu.clock import COMPUTE
 from virtualgpu.kernel_names import CPP, KERNEL, SET, Kernel, kernels_of, nccl, occupancy, shapes_of
 from virtualgpu.memory_levels import Levels
 from virtualgpu.trace import Bytes, Edge, Message, Node, Operation, Place, Wait
@@ -33,7 +34,7 @@ class Trace:
         self.card, self.place, self.host = card, place, 1000 * (place.rank + 1)
         self.events: list[dict] = []
         self.at = self.number = 0
-        self.streams: dict[str, int] = {"compute": COMPUTE_STREAM}
+        self.streams: dict[str, int] = {COMPUTE: COMPUTE_STREAM}
         self.over: dict[str, int] = {}  # when a stream's last kernel ends
         self.known: dict[tuple, tuple[str, dict, list[Kernel]]] = {}
         self.open: list[dict] = []  # ranges, outermost first
@@ -54,7 +55,7 @@ class Trace:
         return self.number
 
     def event(self, ph: str, cat: str, name: str, at: int, thread: int | None = None,
-              stream: str = "compute", **more: object) -> dict:
+              stream: str = COMPUTE, **more: object) -> dict:
         """thread: of the host; None: on a stream of the card."""
         pid, tid = ((self.place.index, self.stream(stream)) if thread is None else
                     (self.host, self.host + thread))
@@ -63,7 +64,7 @@ class Trace:
         return made
 
     def span(self, cat: str, name: str, at: int, end: int, thread: int | None,
-             args: dict, stream: str = "compute") -> dict:
+             args: dict, stream: str = COMPUTE) -> dict:
         return self.event("X", cat, name, at, thread, stream, dur=(end - at) / 1000, args=args)
 
     @staticmethod
@@ -91,7 +92,7 @@ class Trace:
         end = self.tick(note.host)
         self.end(span, end)
         first = start + (end - start) // 4  # then the launches
-        begin = max(nanoseconds(note.end - plan.seconds), self.over.get("compute", 0), end)
+        begin = max(nanoseconds(note.end - plan.seconds), self.over.get(COMPUTE, 0), end)
         cuts = list(self._cuts(begin, max(begin, nanoseconds(note.end)), kernels))
         for at, (kernel, start, stop) in enumerate(cuts):
             calls = [first + (end - first) * i // len(cuts) for i in (at, at + 1)]
@@ -126,7 +127,7 @@ class Trace:
                 rest * shares)
 
     def _kernel(self, kernel: Kernel, start: int, end: int, calls: list[int], thread: int,
-                operation: int, more: dict, stream: str = "compute") -> None:
+                operation: int, more: dict, stream: str = COMPUTE) -> None:
         """With the call that launches it, and an arrow between them."""
         call = self.next()
         ids = {"External id": operation, "correlation": call}
@@ -187,9 +188,8 @@ class Trace:
 
     def wait(self, note: Wait) -> None:
         self._allocated()
-        start = self.tick(note.start)
-        self.span("runtime", "cudaDeviceSynchronize", start, self.tick(note.end),
-                  BACKWARD_THREAD if note.node else FORWARD_THREAD,
+        thread, start = self._on(note.node), self.tick(note.start)
+        self.span("runtime", "cudaDeviceSynchronize", start, self.tick(note.end), thread,
                   {"External id": 0, "correlation": self.next()})
 
     def edge(self, note: Edge) -> None:

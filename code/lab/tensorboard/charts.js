@@ -107,16 +107,32 @@
     }
   }
 
+  // A legend of kernels' names would leave no room for the pie. Slices of one name become one, so
+  // those that are the same when cut differ in something that is not seen.
+  const LEGEND = 32;
+  const cut = (names) => {
+    const seen = {};
+    return names.map((name) => {
+      const text = String(name);
+      if (text.length <= LEGEND) return text;
+      const short = `${text.slice(0, LEGEND - 1)}…`;
+      seen[short] = (seen[short] ?? -1) + 1;
+      return short + "\u200b".repeat(seen[short]);
+    });
+  };
+
   class PieChart extends Chart {
     figure(table, options) {
       const [names, sizes] = table.series();
+      const whole = table.values(names.index).map((name) => String(name).replace(/</g, "&lt;"));
       const tips = sizes.tooltip === undefined ? undefined : table.values(sizes.tooltip).map(plain);
       return {
         traces: [{
-          type: "pie", hole: options.pieHole ?? 0, labels: table.values(names.index),
+          type: "pie", hole: options.pieHole ?? 0, labels: cut(table.values(names.index)),
           values: table.values(sizes.index), sort: false, direction: "clockwise",
           textinfo: "percent", textposition: "inside", marker: { colors: options.colors },
-          hovertext: tips, hoverinfo: tips ? "text" : "label+value+percent", column: sizes.index,
+          hovertext: tips ?? whole, hoverinfo: tips ? "text" : "text+value+percent",
+          column: sizes.index,
         }],
         layout: {
           showlegend: options.legend !== "none", uniformtext: { minsize: 9, mode: "hide" },

@@ -1,0 +1,67 @@
+"""The profile of virtual GPUs in the tab of the profiler, view by view."""
+
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+
+from tests.browser.driver import choose, profiler, until
+from tests.browser.test_tensorboard import LAB, drawn
+from tests.virtualgpu.traced import traced  # noqa: F401  fixture
+
+VIEWS = {  # what is drawn in each of them, at least
+    "Overview": {"text=Tesla V100-SXM2-16GB (virtual)": 1, "text=GPU Utilization": 1,
+                 ".pielayer .slice": 2, ".barlayer .point": 4, "text=Communication": 1,
+                 "text=Automatic Mixed Precision": 1, "text=Gradient Accumulation": 1},
+    "Operator": {".pielayer .slice": 10, "text=aten::mm": 1, "text=Tensor Cores Eligible": 1},
+    "GPU Kernel": {".pielayer .slice": 6, "text=volta_sgemm": 1, "text=Not Using Tensor Cores": 1},
+    "Distributed": {".barlayer .point": 8, "text=nccl:all_reduce": 1, "text=run_gpt2_gpu3": 1,
+                    "text=Tesla V100-SXM2-16GB (virtual)": 1},
+    "Memory": {".scatterlayer .trace": 1, "text=Peak Memory Usage": 1, "text=aten::": 1},
+    "Module": {"canvas": 1, "text=Stage_0": 1, "text=TransformerLayer_1": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def tensorboard(chromium, traced):  # noqa: F811
+    process = subprocess.Popen([LAB, "tensorboard", "--logdir", traced], text=True,
+                               stdout=subprocess.PIPE, env=os.environ)
+    address = next(filter(None, (re.search(r"http://\S+", line) for line in process.stdout)))
+    yield address.group(0)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+
+
+@pytest.fixture(scope="module")
+def tab(browser, tensorboard):
+    """The tab of one page for all views: each reads the same traces."""
+    page = browser.new_context(viewport={"width": 1500, "height": 1300}).new_page()
+    page.goto(f"{tensorboard}#pytorch_profiler")
+    yield page, profiler(page)
+    page.context.close()
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.parametrize("view", VIEWS)
+def test_each_view_of_virtual_gpus_is_filled(view, tab, screenshot):
+    page, frame = tab
+    choose(page, frame, 1, view)
+    for selector, least in VIEWS[view].items():
+        until(page, lambda s=selector, n=least: drawn(frame, s) >= n, 30, f"{least} {selector}")
+    screenshot(page, f"virtual-{view.replace(' ', '-')}")
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_the_trace_view_shows_streams_and_the_card_s_name(tab, screenshot):
+    page, frame = tab
+    choose(page, frame, 1, "Trace")
+    until(page, lambda: any("trace_embedding" in one.url for one in page.frames), 30, "the viewer")
+    viewer = next(one for one in page.frames if "trace_embedding" in one.url)
+    for text in ("stream 7: compute", "autograd (backward)", "rank 0: virtual v100-sxm2-16gb"):
+        viewer.locator(f"text={text}").first.wait_for(timeout=30_000, state="attached")
+    until(page, lambda: drawn(viewer, "canvas") > 0, 30, "the tracks")
+    screenshot(page, "virtual-Trace")

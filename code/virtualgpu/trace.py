@@ -194,10 +194,15 @@ class Profile:
         self._edge(True)
 
     def stop(self) -> None:
-        """The program is over: write what there is of its last steps."""
-        if self.recorder is not None:
-            self._edge(False)
+        """The program is over: write what there is, if it is a whole step."""
+        if self.recorder is None:
+            return
+        self._edge(False)
+        if self.number > self.FIRST:
             self._write()
+        else:
+            self.recorder.stop()
+            self.recorder = None
 
     def _edge(self, begins: bool) -> None:
         if self.recorder is not None:

@@ -107,15 +107,15 @@
     }
   }
 
-  // A legend of kernels' names would leave no room for the pie. Slices of one name become one, so
-  // those that are the same when cut differ in something that is not seen.
+  // A legend of kernels' names would leave no room for the pie: their middle is left out. Slices of
+  // one name become one, so those that are then the same differ in something that is not seen.
   const LEGEND = 32;
   const cut = (names) => {
     const seen = {};
     return names.map((name) => {
       const text = String(name);
       if (text.length <= LEGEND) return text;
-      const short = `${text.slice(0, LEGEND - 1)}…`;
+      const short = `${text.slice(0, LEGEND / 2)}…${text.slice(1 - LEGEND / 2)}`;
       seen[short] = (seen[short] ?? -1) + 1;
       return short + "\u200b".repeat(seen[short]);
     });

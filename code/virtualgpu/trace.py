@@ -183,7 +183,10 @@ class Profile:
         self.number = 0
 
     def step(self) -> None:
-        """A step of the program is over."""
+        """A step of the program is over. Around those that are watched it waits for the card, so
+        that a step's kernels are in it."""
+        if self.FIRST - 1 <= self.number < self.FIRST + self.STEPS:
+            self.gpu.now()
         self._edge(False)
         self.number += 1
         if self.number == self.FIRST:

@@ -162,9 +162,11 @@ class Trace:
                   {"External id": number, "Input Dims": [[note.sent]], "Input type": [dtype],
                    **about})
         begin = max(nanoseconds(note.ready), self.over.get(note.stream, 0), end)
+        if nanoseconds(note.end) <= begin:  # what is received had come already
+            return
         kernel = Kernel(nccl(note.name, note.dtype, note.tree), grid=note.channels, block=512)
-        self._kernel(kernel, begin, max(begin, nanoseconds(note.end)),
-                     [start + (end - start) // 4, end], thread, number, about, note.stream)
+        self._kernel(kernel, begin, nanoseconds(note.end), [start + (end - start) // 4, end],
+                     thread, number, about, note.stream)
 
     def memory(self, note: Bytes) -> None:
         if note.size > 0:

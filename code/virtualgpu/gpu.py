@@ -80,7 +80,7 @@ class VirtualGpu(TorchDispatchMode):
         if plan.kernels:
             if plan.unknown:
                 self.unknown[plan.name] += 1
-            self._launch(plan)
+            self._launch(plan.name, plan.seconds, plan.kernels)
         if self.recorder is not None:
             self.recorder.operation(key, plan)
         return out
@@ -130,10 +130,10 @@ class VirtualGpu(TorchDispatchMode):
             seconds = max(seconds, work.flops / (card.tflops[work.dtype] * 1e12 * best.attention))
         return max(seconds + work.kernels * best.kernel, work.kernels * best.pace)
 
-    def _launch(self, plan: Plan) -> None:
-        self.clock.work(plan.kernels * self.card.efficiency.dispatch)
-        self.clock.run(plan.name, plan.seconds)
-        self.busy[plan.name] += plan.seconds
+    def _launch(self, name: str, seconds: float, kernels: int) -> None:
+        self.clock.work(kernels * self.card.efficiency.dispatch)
+        self.clock.run(name, seconds)
+        self.busy[name] += seconds
 
     def _require(self, dtype: str) -> None:
         if dtype not in self.card.tflops:

@@ -38,8 +38,8 @@ NOTES = """Made by benchmarks/virtual_accuracy.py; docs/virtual-gpus.md explains
   gathered, as they were there. The reason for 0.74 does not depend on the tables, but it was looked
   for because of them: with 0.87, table 1 is 15.3% off (at worst 18.2%). So these two are no clean
   test.
-- vTrain's short runs are predicted with 0.87 all the same: one card, two shares. About a dozen forms
-  of the model were tried on the even rows (errors from 22.6% to 6.8%) before this one.
+- vTrain's short runs are predicted with 0.87 all the same: one card, two shares. About a dozen
+  forms of the model were tried on the even rows (errors from 22.6% to 6.8%) before this one.
 - Table 1 is run as its scripts say (Megatron-LM, examples/sc21/run_table_1.sh): interleaved from
   76.1B to 529.6B, torch's DDP up to 18.4B.
 - vTrain's times are linear in layers and micro-batches, many to the last digit: they look put

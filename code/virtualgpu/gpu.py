@@ -29,7 +29,7 @@ from virtualgpu.plan import (
     shares,
     to_meta,
 )
-from virtualgpu.rules import Work, is_free, read_and_write, rule_of, tensors
+from virtualgpu.rules import Work, is_free, moved, read_and_write, rule_of, tensors
 from virtualgpu.trace import Recorder
 
 READ_LATENCY = 10e-6  # from the card to the host, of a few bytes
@@ -116,6 +116,10 @@ class VirtualGpu(TorchDispatchMode):
         produced = ([changed_tensor(args, kwargs, changed)] if changed is not None else
                     [empty(spec) for spec in (specs if isinstance(specs, list) else [specs])])
         work = (rule or read_and_write)(args, tensors(produced))
+        if any(item.dim() and item.device.type != self.watched for item in operands):
+            # From the host's memory: the bus is the narrow place.
+            crossing = sum(map(moved, produced)) / self.card.pcie + self.card.efficiency.kernel
+            return Plan(specs, changed, name, crossing, 1, False, work)
         return Plan(specs, changed, name, self.seconds(work), work.kernels, rule is None, work)
 
     def seconds(self, work: Work) -> float:

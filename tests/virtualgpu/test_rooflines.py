@@ -202,3 +202,9 @@ def test_flops_of_a_step_are_the_formulas(make_context, virtual_device, recomput
     trainer.step(batches)
     by_formula = step_flops(shape_of(config, 128), 6, recompute=recompute)
     assert virtual_device.gpu.flops == by_formula
+
+
+def test_what_comes_from_the_host_passes_the_bus():
+    with VirtualGpu(CARD) as gpu:
+        torch.zeros(1000, 1000).to("meta")
+    assert gpu.busy["aten._to_copy"] == pytest.approx(4e6 / 10e9 + 1e-6)

@@ -1,4 +1,4 @@
-"""How much real time virtual GPUs take: an iteration of GPT-2 small, a rank's start, a whole job.
+"""How much real time virtual GPUs take: an iteration of GPT-2 small, a rank's start, a job, a plan.
 
 python benchmarks/virtual_speed.py
 eval "$(lab cluster env)"; python benchmarks/virtual_speed.py --job    (needs `lab start`)
@@ -9,11 +9,13 @@ Medians of 5. An iteration is one rank's alone: micro-batch 2, fp32, materialise
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -33,6 +35,12 @@ START = ("from minimegatron.initialize import initialize\n"
          "from minimegatron.arguments import parse_arguments\n"
          f"ctx = initialize(parse_arguments('{GPT2} {NO_DATA} --device virtual:v100'.split()))\n"
          f"Trainer(ctx, {VOCABULARY}, 0.0)\n")
+TRILLION = ("--estimate --device virtual:a100-80gb --world-size 3072 --num-layers 128 "
+            "--hidden-size 25600 --num-attention-heads 160 --seq-length 2048 "
+            "--max-position-embeddings 2048 --vocab-size 51200 --micro-batch-size 1 "
+            "--global-batch-size 3072 --tensor-model-parallel-size 8 "
+            "--pipeline-model-parallel-size 64 --fp16 --recompute-granularity full "
+            "--recompute-method uniform")
 ROUNDS = 5
 
 
@@ -53,6 +61,18 @@ def start_seconds() -> float:
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", START], check=True, capture_output=True)
     return time.perf_counter() - start
+
+
+def trillion() -> tuple[float, float]:
+    """Seconds and GB of --estimate for a trillion parameters on 3,072 cards."""
+    program = Path(__file__).resolve().parent.parent / "code" / "pretrain_gpt.py"
+    start = time.perf_counter()
+    process = subprocess.Popen([sys.executable, program, *TRILLION.split()],
+                               stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{program} {TRILLION}: failed")
+    return time.perf_counter() - start, usage.ru_maxrss / 1e6
 
 
 def job_seconds() -> float:
@@ -76,6 +96,7 @@ def main() -> None:
     for what, times in measured.items():
         print(f"{what}: {statistics.median(times):.3f} s, median of "
               f"{', '.join(f'{seconds:.3f}' for seconds in times)}")
+    print("--estimate of 1T parameters on 3,072 cards: {:.1f} s, {:.2f} GB".format(*trillion()))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,52 @@
+"""--estimate says what the ranks say: random layouts of up to 16 of them."""
+
+import re
+from random import Random
+
+import pytest
+
+from ..minimegatron.conftest import dataset, pretrain  # noqa: F401  fixtures
+from ..virtualgpu.test_estimate import MODEL, estimate
+
+pytestmark = [pytest.mark.stress, pytest.mark.timeout(900)]
+
+LAYERS, HEADS, MICRO_BATCH = 8, 8, 4
+SCHEDULES = ("--schedule gpipe", "--schedule 1f1b", "--schedule zb-h1", "interleaved")
+OPTIONS = ("--overlap-grad-reduce", "--use-distributed-optimizer", "--timing-log-level 0",
+           "--use-flash-attn --attention-dropout 0")
+RECOMPUTE = ("", "--recompute-activations",
+             "--recompute-granularity full --recompute-method uniform",
+             "--recompute-granularity full --recompute-method block --recompute-num-layers 1")
+
+
+def draw(seed):
+    """(ranks, flags)"""
+    random = Random(seed)
+    ranks = random.choice((2, 4, 4, 8, 8, 16))
+    tp = random.choice([size for size in (1, 2, 4) if ranks % size == 0])
+    pp = random.choice([size for size in (1, 2, 4) if ranks // tp % size == 0])
+    flags = [f"--tensor-model-parallel-size {tp} --pipeline-model-parallel-size {pp}",
+             random.choice(RECOMPUTE), random.choice(("", "--fp16"))]
+    if pp > 1:
+        schedule = random.choice(SCHEDULES)
+        flags.append(f"--num-layers-per-virtual-pipeline-stage {LAYERS // pp // 2}"
+                     if schedule == "interleaved" else schedule)
+    if tp > 1 and random.random() < 0.5:
+        flags.append("--sequence-parallel")
+    flags += [option for option in OPTIONS if random.random() < 0.3]
+    replicas = ranks // tp // pp
+    batch = MICRO_BATCH * replicas * pp * random.randint(1, 3)
+    return ranks, " ".join(filter(None, [*flags, f"--global-batch-size {batch}"]))
+
+
+@pytest.mark.parametrize("ranks, flags", map(draw, range(20)))
+def test_one_process_says_what_all_ranks_say(pretrain, dataset, ranks, flags):  # noqa: F811
+    run = pretrain(flags + " --device virtual:v100 --log-interval 1 --eval-iters 0",
+                   ranks, base=MODEL + dataset.flags + "--lr 1e-4 --train-iters 3 ")
+    seconds = run.column("elapsed time per iteration (ms)")[-1] / 1000
+    vocab_size = int(re.search(r"\(new size: (\d+)\)", run.out)[1])
+    peaks = [float(found) for found in re.findall(r"max allocated: ([\d.]+)", run.out)]
+    one = estimate(flags, ranks, vocab_size=vocab_size, per_node=ranks)
+    assert one.seconds == pytest.approx(seconds, rel=0.01)
+    mine = [size / 2**20 for size in one.peak]
+    assert [min(mine), max(mine)] == pytest.approx([min(peaks), max(peaks)], rel=0.01)

@@ -1,13 +1,15 @@
 """`lab estimate`: which layout of a model on a cluster is fastest, and which one fits.
 
-All divisions into tensor-, pipeline- and data-parallel ranks are costed on virtual cards, each with
-several micro-batches and with and without recomputation. Nothing is run.
+All divisions into tensor-, pipeline- and data-parallel ranks whose tensor-parallel ones stay on a
+node are costed on virtual cards, each with several micro-batches and with and without
+recomputation. Nothing is run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -56,7 +58,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Raises LabError where the flags make no sense."""
-    flags = list(arguments.flags)
+    flags = plain(arguments.flags)
     if not flags or {"-h", "--help"} & set(flags):
         print(arguments.parser.format_help())
         return
@@ -72,10 +74,17 @@ def run(arguments: argparse.Namespace) -> None:
         print("\r\033[K", end="", file=sys.stderr)
     choices.sort(key=lambda choice: (not choice.plan.fits, choice.plan.seconds_per_iteration))
     best = pareto(choices)
-    if plot is not None:
-        draw(choices, best, plot)
     print(json.dumps([record(choice, choice in best) for choice in choices], indent=2) if as_json
           else table(choices, best))
+    if plot is not None:
+        draw(choices, best, plot)
+
+
+def plain(flags: Sequence[str]) -> list[str]:
+    """`--name value` for `--name=value` and for the short names of what is varied."""
+    words = [word for flag in flags
+             for word in (flag.split("=", 1) if flag.startswith("--") else [flag])]
+    return ["--micro-batch-size" if word == "-b" else word for word in words]
 
 
 def take(flags: list[str], name: str) -> str | None:
@@ -86,6 +95,8 @@ def take(flags: list[str], name: str) -> str | None:
     value = flags[at + 1] if at + 1 < len(flags) else ""
     if not value.endswith((".svg", ".png")):
         raise LabError(f"{name} {value}: a file that ends in .svg or .png")
+    if not os.path.isdir(os.path.dirname(value) or "."):
+        raise LabError(f"{name} {value}: there is no folder {os.path.dirname(value)}")
     del flags[at:at + 2]
     return value
 
@@ -93,31 +104,34 @@ def take(flags: list[str], name: str) -> str | None:
 def sweep(flags: Sequence[str]) -> Iterator[Choice]:
     """Every layout that the trainer takes. Raises LabError when it takes none, with its reason."""
     from minimegatron.arguments import parse_arguments
-    from minimegatron.arguments.device import virtual_card
     from minimegatron.errors import UserError
-    from minimegatron.estimate import Estimator
-    from minimegatron.planner import make
+    from minimegatron.planner import VirtualGpuError, estimator_of, make
 
-    estimator, refused = None, None
+    estimator, refused, found = None, None, False
     for words, micro_batch, recompute in layouts(flags):
         try:
             config = parse_arguments(["--estimate", *flags, *words], {})
             if estimator is None:
-                card = virtual_card(config.device.partition(":")[2], config.precision)
-                estimator = Estimator(card, config.virtual_network, config.gpus_per_node)
+                estimator = estimator_of(config)
             if config.tensor_model_parallel_size > config.gpus_per_node:
-                continue  # it would cross the nodes
-            yield Choice(make(config, estimator), micro_batch or config.micro_batch_size, recompute)
-        except UserError as error:
+                refused = (f"--tensor-model-parallel-size {config.tensor_model_parallel_size}: "
+                           f"these ranks stay on a node, of --gpus-per-node {config.gpus_per_node}")
+                continue
+            plan = make(config, estimator)
+        except (UserError, VirtualGpuError) as error:
             refused = refused or error
-    if estimator is None:
-        raise LabError(f"estimate: {refused}")
+            continue
+        found = True
+        yield Choice(plan, micro_batch or config.micro_batch_size, recompute)
+    if not found:
+        raise LabError(f"estimate: {refused or 'no layout is left to try'}")
 
 
 def layouts(flags: Sequence[str]) -> Iterator[tuple[list[str], int | None, str]]:
     """(flags, micro-batch, recomputation) of every combination of what `flags` leave open."""
     given = dict(pairwise(flags)).get("--world-size", "1")
-    world = int(given) if given.isdecimal() else 1  # the trainer's parser says what is wrong
+    # The trainer's parser says what is wrong with any other.
+    world = int(given) if given.isdecimal() and int(given) else 1
     divisors = [size for size in range(1, world + 1) if world % size == 0]
 
     def values(name: str, wanted: Sequence[int]) -> list[tuple[list[str], int | None]]:

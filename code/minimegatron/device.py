@@ -127,6 +127,12 @@ class CudaDevice(Device):
                       torch.cuda.memory_reserved(on), torch.cuda.max_memory_reserved(on))
 
 
+    def status(self) -> dict[str, object]:
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        return {**super().status(), "gpu": self.torch_device.index, "memory_used": total - free,
+                "memory_total": total}
+
+
 class VirtualDevice(Device):
     """A modelled card: tensors with shapes and no values, a clock and a memory of its own.
 

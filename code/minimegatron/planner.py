@@ -71,18 +71,22 @@ class Plan:
 
 def plan(config: Config) -> str:
     """The text or the JSON; writes --plot's figure. Raises UserError and VirtualGpuError."""
-    name = config.device.partition(":")[2] or os.environ.get("VIRTUAL_GPU", "")
-    if not name:
-        raise UserError("--device virtual: nothing here declares a card; nearest: --device "
-                        "virtual:a100-80gb")
-    card = virtual_card(name, config.precision)
-    estimator = Estimator(card, config.virtual_network, config.gpus_per_node)
-    made = make(config, estimator)
+    made = make(config, estimator_of(config))
     if config.plot is not None:
         from minimegatron.plan_figure import save  # matplotlib: slow to import
 
         save(made, config.plot)
     return json.dumps(as_json(made), indent=2) if config.json else text(made)
+
+
+def estimator_of(config: Config) -> Estimator:
+    """Of the cluster that the flags describe. Raises UserError."""
+    name = config.device.partition(":")[2] or os.environ.get("VIRTUAL_GPU", "")
+    if not name:
+        raise UserError("--device virtual: nothing here declares a card; nearest: --device "
+                        "virtual:a100-80gb")
+    return Estimator(virtual_card(name, config.precision), config.virtual_network,
+                     config.gpus_per_node)
 
 
 def as_json(made: Plan) -> dict:
@@ -108,7 +112,9 @@ def make(config: Config, estimator: Estimator) -> Plan:
     tokens = config.tokens or batch_tokens * (
         config.train_iters or config.train_samples // config.global_batch_size)
     hours = tokens / batch_tokens * seconds / 3600
-    price = config.price_per_gpu_hour or DOLLARS_PER_HOUR.get(card.name)
+    price = config.price_per_gpu_hour
+    if price is None:
+        price = DOLLARS_PER_HOUR.get(card.name)
     return Plan(
         card.name, True, network.parse(estimator.link or card.network).name, world,
         estimator.per_node, config.tensor_model_parallel_size, config.pipeline_model_parallel_size,

@@ -55,10 +55,21 @@ def test_the_table_and_the_figure_say_virtual(capsys, tmp_path):
     (["--hiden-size", "8"], "did you mean --hidden-size"),
     (["--plot", "x.pdf"], "--plot x.pdf: a file that ends in .svg or .png"),
     (["--world-size", "four"], "invalid int value: 'four'"),
+    (["--world-size", "0"], "--world-size 0: must be a number of at least 1"),
+    (["--tensor-model-parallel-size", "4"], "--tensor-model-parallel-size 4: these ranks stay on"),
+    (["--plot", "nowhere/x.svg"], "--plot nowhere/x.svg: there is no folder nowhere"),
+    (["--device", "virtual"], "nothing here declares a card"),
 ])
 def test_bad_input_is_refused(capsys, flags, why):
     assert main(["estimate", *CLUSTER, *MODEL, *flags]) == 1
     assert why in capsys.readouterr().err
+
+
+def test_flags_may_be_written_with_an_equals_sign(capsys):
+    found = choices(capsys, "--world-size=2", "-b", "4", "--recompute-granularity=selective")
+    assert {one["world_size"] for one in found} == {2}
+    assert {one["micro_batch"] for one in found} == {4}
+    assert len(found) == 3
 
 
 def test_without_flags_it_explains_itself(capsys):

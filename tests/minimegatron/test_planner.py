@@ -78,7 +78,10 @@ def test_the_figure(tmp_path, ending, head):
 
 
 @pytest.mark.parametrize("flags, why", [
-    ("--world-size 0", "--world-size 0: must be at least 1"),
+    ("--world-size 0", "--world-size 0: must be a number of at least 1"),
+    ("--tokens nan", "--tokens nan: must be a number of at least 1"),
+    ("--price-per-gpu-hour -1", "--price-per-gpu-hour -1.0: must be a number of at least 0"),
+    ("--plot nowhere/x.svg", "--plot nowhere/x.svg: there is no folder nowhere"),
     ("--device cpu", "--estimate with --device cpu: an estimate is of virtual cards; nearest: "
      "--device virtual:"),
     ("--plot figure.pdf", "--plot figure.pdf: a file that ends in .svg or .png; nearest: --plot "

@@ -115,6 +115,7 @@ set -f
 IFS=:
 for folder in $folders; do
     case $folder in */.cluster/bin) continue ;; esac
+    [ "$folder/nvidia-smi" -ef "$0" ] && continue  # by another name
     if [ -f "$folder/nvidia-smi" ] && [ -x "$folder/nvidia-smi" ]; then
         exec "$folder/nvidia-smi" "$@"
     fi
@@ -148,15 +149,17 @@ def virtual_smi(layout: Layout, loopback: bool) -> str:
     must find the processes by the numbers of the cluster's PID namespace."""
     program = Path(__file__).parents[1] / "nvidia_smi" / "__main__.py"
     start = shlex.join([sys.executable, "-I", "-S", str(program)])
-    command = f'exec {start} "$state" PROC "$@"'
+
+    def command(proc: str) -> str:
+        return f'exec {start} "$state" {proc} "$@"'
+
     lines = ["#!/bin/sh", "# nvidia-smi of the virtual cards; a real one comes first. "
              "Written by `lab cluster up`.", _REAL_SMI, f"state={shlex.quote(str(layout.state))}"]
     if not loopback:
         lines += [f"if read -r inside 2>/dev/null <{namespaces.MARKER} "
-                  f'&& [ "$inside" = {layout.run.name} ]; then {command.replace("PROC", "/proc")}',
-                  "fi"]
+                  f'&& [ "$inside" = {layout.run.name} ]; then {command("/proc")}', "fi"]
     lines.append(_alive(SMI, 9))  # what the real one says without a driver
-    lines.append(command.replace("PROC", "/proc" if loopback else '"/proc/$pid/root/proc"'))
+    lines.append(command("/proc" if loopback else '"/proc/$pid/root/proc"'))
     return "\n".join(lines) + "\n"
 
 

@@ -215,7 +215,8 @@ def virtual_gpus(layout: Layout, profile: Profile) -> list[str]:
              for card, names in nodes.items()]
     return ['case "$SLURMD_NODENAME" in', *cases, "*) echo unset VIRTUAL_GPU ;;", "esac",
             f"read -r network < {layout.short}/etc/virtual-network",
-            '[ -z "$network" ] || echo "export VIRTUAL_NETWORK=$network"']
+            'if [ -n "$network" ]; then echo "export VIRTUAL_NETWORK=$network"',
+            "else echo unset VIRTUAL_NETWORK; fi"]
 
 
 def write_network(layout: Layout, rate: str) -> None:
@@ -246,6 +247,7 @@ def task_prolog(layout: Layout, profile: Profile, place: Place, slurm: Slurm,
         lines += [f"echo export LD_PRELOAD={shlex.quote(slurm.nss_wrapper)}",
                   f"echo export NSS_WRAPPER_HOSTS={layout.short}/etc/hosts"]
     lines += virtual_gpus(layout, profile) + keeping.prolog_lines(layout)
+    lines.append("exit 0  # a record that cannot be kept is no reason to fail a job")
     return "\n".join(lines) + "\n"
 
 

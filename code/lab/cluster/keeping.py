@@ -22,10 +22,12 @@ def prolog_lines(layout: Layout) -> list[str]:
             'if [ -n "$SLURM_JOB_ID" ] && [ "${SLURM_PROCID:-0}" = 0 ] && '
             f'{{ [ -z "$SLURM_STEP_ID" ] || [ ! -e "$record/{JOB}" ]; }}; then',
             '    rm -rf "$record"; mkdir -p "$record"',
-            f'    scontrol show job -o "$SLURM_JOB_ID" >"$record/{JOB}" 2>/dev/null </dev/null',
+            '    scontrol show job -o "$SLURM_JOB_ID" >"$record/job.new" 2>/dev/null </dev/null',
+            # Whole or not at all, so that a later task tries again.
+            f'    [ -s "$record/job.new" ] && mv "$record/job.new" "$record/{JOB}"',
             f'    scontrol write batch_script "$SLURM_JOB_ID" "$record/{SCRIPT}" >/dev/null 2>&1 '
             "</dev/null",
-            "fi"]
+            "fi 2>/dev/null"]
 
 
 def prune(layout: Layout, kept: int = KEPT) -> int:

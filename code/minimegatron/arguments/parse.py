@@ -100,16 +100,20 @@ def parse_arguments(argv: Sequence[str], env: Mapping[str, str] = os.environ) ->
 
 def planned(config: Config) -> Config:
     """What an estimate does not need gets a value that decides nothing. Raises UserError."""
-    for name in ("world_size", "gpus_per_node", "vocab_size", "tokens"):
+    for name, least in (("world_size", 1), ("gpus_per_node", 1), ("vocab_size", 1), ("tokens", 1),
+                        ("price_per_gpu_hour", 0)):
         value = getattr(config, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+        if value is not None and not least <= value < float("inf"):
+            raise UserError(f"--{name.replace('_', '-')} {value}: must be a number of at least "
+                            f"{least}")
     if not config.device.startswith("virtual"):
         raise UserError(f"--estimate with --device {config.device}: an estimate is of virtual "
                         "cards; nearest: --device virtual:a100-80gb")
     if config.plot is not None and not config.plot.endswith((".svg", ".png")):
         raise UserError(f"--plot {config.plot}: a file that ends in .svg or .png; nearest: "
                         f"--plot {config.plot.rpartition('.')[0] or config.plot}.svg")
+    if config.plot is not None and not os.path.isdir(os.path.dirname(config.plot) or "."):
+        raise UserError(f"--plot {config.plot}: there is no folder {os.path.dirname(config.plot)}")
     fill = {name: value for name, value in NOT_ESTIMATED.items() if getattr(config, name) is None}
     if config.train_iters is None and config.train_samples is None:
         fill["train_iters"] = 1

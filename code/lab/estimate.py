@@ -166,7 +166,7 @@ def table(choices: Sequence[Choice], best: Sequence[Choice]) -> str:
     """The fastest that fit, and all of the pareto; a star marks these."""
     first = choices[0].plan
     fitting = [choice for choice in choices if choice.plan.fits]
-    lines = [f"virtual {first.card} x {first.world_size}, {first.network}: "
+    lines = [f"{first.card} x {first.world_size}, {first.network}: "
              f"{len(choices)} layouts, {len(fitting)} fit into {first.capacity / 2**30:.2f} GiB; "
              "modelled, nothing was run",
              "   tensor pipeline data micro recompute   s/iteration TFLOP/s  peak  bubble "
@@ -216,7 +216,7 @@ def draw(choices: Sequence[Choice], best: Sequence[Choice], path: str) -> None:
     axes.axvline(card.capacity / 2**30, color="black", linestyle="--", linewidth=1)
     axes.set(xscale="log", yscale="log", xlabel="GiB of the fullest rank at its peak",
              ylabel="seconds per iteration",
-             title=f"{card.world_size} virtual {card.card}, {card.network}")
+             title=f"{card.world_size} {card.card}, {card.network}")
     plain = FuncFormatter(lambda value, _: f"{value:g}")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(plain)

@@ -251,10 +251,8 @@ def ranks_of(card: Card, everyone: tuple[Card, ...]) -> str:
 
 
 def choose_device(config: Config, local_rank: int) -> tuple[Device, list[str]]:
-    """The device for --device, and the lines that tell the user what was decided.
-
-    Raises UserError where the machine has no such device.
-    """
+    """The device for --device, and the lines that tell the user what was decided. Raises UserError
+    where the machine has no such device."""
     name, backend = config.device, config.distributed_backend
     if name.startswith("virtual"):
         return virtual_device(config, name.partition(":")[2], local_rank), []

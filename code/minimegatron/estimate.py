@@ -41,7 +41,7 @@ ENOUGH = 1 << 60  # bytes: stages are measured on a card on which everything fit
 @dataclass(frozen=True)
 class Estimate:
     """seconds: of one iteration. forward, backward: of each stage for one micro-batch. peak: bytes
-    of each stage's ranks, allocated. fits: whether that and CUDA's own fit the card.
+    of each stage's ranks, allocated; taken: CUDA's and NCCL's own; fits: whether both fit the card.
     communication: share of the time in which a card waits for collectives; bubble: in which it
     waits for other stages; both on the average of all."""
 
@@ -49,6 +49,7 @@ class Estimate:
     forward: tuple[float, ...]
     backward: tuple[float, ...]
     peak: tuple[int, ...]
+    taken: tuple[int, ...]
     fits: bool
     communication: float
     bubble: float
@@ -91,7 +92,8 @@ class Estimator:
         self._roomy = replace(self.card, memory=ENOUGH)
 
     def estimate(self, config: Config, vocab_size: int) -> Estimate:
-        """config: as parse_arguments gives it for the whole world. vocab_size: padded."""
+        """config: as parse_arguments gives it for the whole world. vocab_size: padded. Raises
+        VirtualGpuError where too much of the time would be a guess."""
         stages, micro_batches = config.pipeline_model_parallel_size, config.num_micro_batches
         schedule = load(config.schedule, stages, micro_batches, config.chunks)
         check(schedule, stages=stages, micro_batches=micro_batches, chunks=config.chunks,
@@ -102,8 +104,9 @@ class Estimator:
             split = splits_backward(schedule)
             costs = [self._costs(config, vocab_size, device, stage, split)
                      for stage in range(stages)]
-            taken = self.card.context + max(
-                communicator_bytes(config, device, stage) for stage in range(stages))
+            taken = tuple(self.card.context + communicator_bytes(config, device, stage)
+                          for stage in range(stages))
+            device.closing()
             wires = message_seconds(config, device, self.scatter_gather)
             dispatch = self.card.efficiency.dispatch
         pipeline = run(schedule, costs, wires, dispatch, runs_timers(config))
@@ -139,7 +142,7 @@ class Estimator:
         return Costs(tuple(chunks), self._steps[key])
 
     def _summary(self, config: Config, schedule: Schedule, costs: Sequence[Costs],
-                 pipeline: tuple[float, list[float]], taken: int) -> Estimate:
+                 pipeline: tuple[float, list[float]], taken: tuple[int, ...]) -> Estimate:
         seconds, waits = pipeline
         m, stages = config.num_micro_batches, len(costs)
         messages = sum(
@@ -149,8 +152,8 @@ class Estimator:
                       for stage, cost in enumerate(costs))
         return Estimate(
             seconds, tuple(cost.seconds(FORWARD) for cost in costs),
-            tuple(cost.seconds(BACKWARD, "W") for cost in costs), peaks,
-            max(peaks) + taken <= self.card.memory,
+            tuple(cost.seconds(BACKWARD, "W") for cost in costs), peaks, taken,
+            max(map(sum, zip(peaks, taken, strict=True))) <= self.card.memory,
             messages / stages / seconds, sum(waits) / stages / seconds)
 
 

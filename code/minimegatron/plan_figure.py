@@ -25,10 +25,10 @@ def save(plan: Plan, path: str) -> None:
     for name, colour in PARTS.items():
         sizes = [getattr(memory, name) / 2**30 for memory in plan.memory]
         left.bar(stages, sizes, bottom=bottom, color=colour, width=0.8,
-                 label="CUDA's own" if name == "outside" else name)
+                 label="CUDA's, NCCL's" if name == "outside" else name)
         bottom = [below + size for below, size in zip(bottom, sizes, strict=True)]
     left.axhline(plan.capacity / 2**30, color="black", linestyle="--", linewidth=1)
-    left.annotate(f"virtual {plan.card}", (0, plan.capacity / 2**30), xytext=(2, 3),
+    left.annotate(f"{plan.card}", (0, plan.capacity / 2**30), xytext=(2, 3),
                   textcoords="offset points", fontsize=8)
     left.set(xlabel="stage", ylabel="GiB of a rank at its peak")
     left.xaxis.get_major_locator().set_params(integer=True)
@@ -46,7 +46,7 @@ def save(plan: Plan, path: str) -> None:
         base += 100 * shares[name]
     right.set(xticks=[], ylabel="% of an iteration", xlim=(-0.4, 0.4),
               title=f"{plan.seconds_per_iteration:.3g} s")
-    figure.suptitle(f"{plan.parameters / 1e9:,.1f} billion parameters on {plan.world_size} virtual "
+    figure.suptitle(f"{plan.parameters / 1e9:,.1f} billion parameters on {plan.world_size} "
                     f"{plan.card}: tensor {plan.tensor} x pipeline {plan.pipeline} x data "
                     f"{plan.data}", fontsize=10)
     figure.savefig(path, dpi=120)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from minimegatron.arguments import Config
 from minimegatron.arguments.device import virtual_card
 from minimegatron.data.tokenizer import pad_vocab_size
-from minimegatron.device import Card, VirtualGpuError, network
+from minimegatron.device import VirtualGpuError, network
 from minimegatron.errors import UserError
 from minimegatron.estimate import Estimate, Estimator
-from minimegatron.formulas import parameters, stage_parameters, state_bytes, step_flops, teraflops
+from minimegatron.formulas import parameters, stage_parameters, state_bytes, teraflops
 from minimegatron.prices import DOLLARS_PER_HOUR
-from minimegatron.throughput import shape_of
+from minimegatron.throughput import model_flops, shape_of
 
 __all__ = ["VirtualGpuError", "plan"]
 GIB = 2**30
@@ -26,7 +26,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one rank of a stage at its peak. outside: CUDA's own."""
+    """Bytes of one rank of a stage at its peak. outside: CUDA's and NCCL's own."""
 
     weights: float
     gradients: float
@@ -44,7 +44,6 @@ class Plan:
     """What `--json` prints; see `text` for what people read."""
 
     card: str
-    modelled: bool
     network: str
     world_size: int
     gpus_per_node: int
@@ -102,7 +101,7 @@ def make(config: Config, estimator: Estimator) -> Plan:
     gpt, card = shape_of(config, vocabulary), estimator.card
     estimate = estimator.estimate(config, vocabulary)
     world, seconds = config.world_size, estimate.seconds
-    rate = teraflops(step_flops(gpt, config.global_batch_size), seconds, world)
+    rate = teraflops(model_flops(config, vocabulary), seconds, world)
     stages = [stage_parameters(
         gpt, sum(config.layers_per_chunk[stage::config.pipeline_model_parallel_size]),
         config.tensor_model_parallel_size, stage == 0,
@@ -116,22 +115,21 @@ def make(config: Config, estimator: Estimator) -> Plan:
     if price is None:
         price = DOLLARS_PER_HOUR.get(card.name)
     return Plan(
-        card.name, True, network.parse(estimator.link or card.network).name, world,
+        f"virtual {card.name}", network.parse(estimator.link or card.network).name, world,
         estimator.per_node, config.tensor_model_parallel_size, config.pipeline_model_parallel_size,
         config.data_parallel_size, config.num_micro_batches, config.schedule, parameters(gpt),
         max(stages), seconds, rate, rate / card.tflops[config.precision], estimate.communication,
-        estimate.bubble, memory(config, card, estimate, stages), card.memory, estimate.fits, tokens,
+        estimate.bubble, memory(config, estimate, stages), card.memory, estimate.fits, tokens,
         hours / 24, hours * world, None if price is None else hours * world * price)
 
 
-def memory(config: Config, card: Card, estimate: Estimate, stages: list[int]
-           ) -> tuple[Memory, ...]:
+def memory(config: Config, estimate: Estimate, stages: list[int]) -> tuple[Memory, ...]:
     """Per stage: states by the formula, and the rest of the peak, which was measured."""
     each = state_bytes("bf16" if config.accumulate_allreduce_grads_in_fp32 else config.precision,
                        config.data_parallel_size, config.use_distributed_optimizer)
     return tuple(Memory(each.weights * count, each.gradients * count, each.optimizer * count,
-                        max(0.0, peak - each.total * count), card.context)
-                 for count, peak in zip(stages, estimate.peak, strict=True))
+                        max(0.0, peak - each.total * count), taken)
+                 for count, peak, taken in zip(stages, estimate.peak, estimate.taken, strict=True))
 
 
 def text(made: Plan) -> str:
@@ -141,7 +139,7 @@ def text(made: Plan) -> str:
         *dataclasses.asdict(held).items(),) if name != "outside")
     nodes = -(-made.world_size // made.gpus_per_node)
     rows = {
-        "cluster": f"{made.world_size} virtual {made.card} on {nodes} node(s), {made.network}",
+        "cluster": f"{made.world_size} {made.card} on {nodes} node(s), {made.network}",
         "layout": f"tensor {made.tensor} x pipeline {made.pipeline} x data {made.data}, schedule "
                   f"{made.schedule}, {made.micro_batches} micro-batch(es) per step",
         "parameters": f"{made.parameters / 1e9:,.3f} billion, {made.parameters_of_rank / 1e9:,.3f} "
@@ -152,11 +150,11 @@ def text(made: Plan) -> str:
         "communication": f"{made.communication:.1%} of the time, waiting for collectives",
         "bubble": f"{made.bubble:.1%} of the time, waiting for other stages",
         "memory": f"{held.total / GIB:.2f} of {made.capacity / GIB:.2f} GiB at the peak on stage "
-                  f"{fullest} ({parts}, CUDA's own {held.outside / GIB:.2f})",
+                  f"{fullest} ({parts}, CUDA's and NCCL's own {held.outside / GIB:.2f})",
         "fits": "yes" if made.fits else "NO: CUDA out of memory",
         "training": f"{made.tokens:.4g} tokens: {made.days:,.2f} days, "
                     f"{made.gpu_hours:,.0f} GPU-hours"
                     + ("" if made.dollars is None else f", {made.dollars:,.0f} dollars"),
     }
-    lines = [f"estimate on virtual {made.card}: modelled, nothing was run"]
+    lines = [f"estimate on {made.card}: modelled, nothing was run"]
     return "\n".join([*lines, *(f"  {name:<20}{value}" for name, value in rows.items())])

@@ -24,7 +24,6 @@ from minimegatron.slices import TiedEmbedding, as_module
 from minimegatron.solo import SoloContext
 from minimegatron.timers import LEVELS, Timers
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 MEASURED = 3  # layers; more cost more of the same
 QUIET = 0  # the timing log level at which no timer of a pass runs
 AHEAD = 64.0  # seconds: a card with so much to do that the host never keeps it waiting
@@ -66,7 +65,7 @@ class Meter:
         self.gpu = ctx.device.gpu
 
     def _messages(self) -> float:
-        return sum(self.gpu.busy[name] for name in COLLECTIVES)
+        return self.gpu.exposed
 
     def run(self, work: Callable[[], object], ahead: float = 0.0) -> Pass:
         """ahead: seconds of work that the card has to do before it."""
@@ -234,7 +233,7 @@ def step_cost(ctx: SoloContext, vocab_size: int) -> Step:
     for meeting in ctx.meetings:
         ends.append((meeting.ready - at, meeting.seconds, meeting.group))
         at = meeting.ready + meeting.seconds
-    return Step(begin, tuple(ends), start + cost.alone - at, min(cost.messages, cost.alone), states,
+    return Step(begin, tuple(ends), start + cost.alone - at, cost.messages, states,
                 begin.kept, cost.most)
 
 

@@ -33,14 +33,19 @@ def shape_of(config: Config, vocab_size: int) -> Gpt:
                config.max_position_embeddings)
 
 
+def model_flops(config: Config, vocab_size: int) -> float:
+    """Of one step of all devices, as Megatron core counts: causal attention is half of the
+    products, recomputation none. vocab_size: padded."""
+    return step_flops(shape_of(config, vocab_size), config.global_batch_size, causal=True)
+
+
 class Throughput:
     """The run's model FLOP/s per device; with --log-throughput every rank must build it."""
 
     def __init__(self, ctx: Context, vocab_size: int) -> None:
         config = ctx.config
         self.devices = config.world_size
-        # As Megatron core counts: causal attention is half of the products, recomputation none.
-        self.flops = step_flops(shape_of(config, vocab_size), config.global_batch_size, causal=True)
+        self.flops = model_flops(config, vocab_size)
         self.peaks: list[tuple[str, float]] = []
         name = ctx.device.name
         precision = config.precision

@@ -219,6 +219,7 @@ class Trainer:
                 self.status.update(state=f"stopped {why}")
                 profiler.stop()
                 self.board.close()
+                self.say_closing()
                 print_datetime(ctx, f"exiting program {why}")
                 raise SystemExit(0)
         profiler.stop()
@@ -234,10 +235,14 @@ class Trainer:
                           "the end of training for val data")
         if test is not None:
             self.validate(test, 0, "the end of training for test data")
-        for line in self.ctx.device.closing():
-            emit(f"[rank {self.ctx.grid.rank}] {line}")
+        self.say_closing()
         self.board.close()
         self.status.update(state="done")
+
+    def say_closing(self) -> None:
+        """Raises VirtualGpuError when too much of a modelled run was a guess."""
+        for line in self.ctx.device.closing():
+            emit(f"[rank {self.ctx.grid.rank}] {line}")
 
     def validate(self, data: Batches, consumed: int, prefix: str) -> int:
         """Print and plot the mean loss over --eval-iters batches; returns the samples consumed."""

@@ -48,6 +48,8 @@ class VirtualGpu(TorchDispatchMode):
         self.card, self.clock, self.watched = card, Clock(), watched
         self.memory = Allocator(card.memory, card.context)
         self.busy: defaultdict[str, float] = defaultdict(float)  # seconds by operation
+        self.computing = 0.0  # of that, in kernels of this card alone
+        self.exposed = 0.0  # seconds that the compute stream waited for collectives
         self.unknown: defaultdict[str, int] = defaultdict(int)  # calls without a rule
         self._sizes: dict[int, int] = {}  # of the storages that live, by identity
         self._plans: dict[tuple, Plan] = {}  # by operation and its arguments' shapes
@@ -116,11 +118,11 @@ class VirtualGpu(TorchDispatchMode):
         produced = ([changed_tensor(args, kwargs, changed)] if changed is not None else
                     [empty(spec) for spec in (specs if isinstance(specs, list) else [specs])])
         work = (rule or read_and_write)(args, tensors(produced))
-        if any(item.dim() and item.device.type != self.watched for item in operands):
-            # From the host's memory: the bus is the narrow place.
-            crossing = sum(map(moved, produced)) / self.card.pcie + self.card.efficiency.kernel
-            return Plan(specs, changed, name, crossing, 1, False, work)
-        return Plan(specs, changed, name, self.seconds(work), work.kernels, rule is None, work)
+        # What lies in the host's memory passes the bus.
+        crossing = sum(moved(item) for item in operands
+                       if item.dim() and item.device.type != self.watched) / self.card.pcie
+        seconds = max(crossing + self.card.efficiency.kernel, self.seconds(work))
+        return Plan(specs, changed, name, seconds, work.kernels, rule is None, work)
 
     def seconds(self, work: Work) -> float:
         """How long its kernels take."""
@@ -138,11 +140,16 @@ class VirtualGpu(TorchDispatchMode):
         self.clock.work(kernels * self.card.efficiency.dispatch)
         self.clock.run(name, seconds)
         self.busy[name] += seconds
+        self.computing += seconds
 
     def _require(self, dtype: str) -> None:
         if dtype not in self.card.tflops:
             raise NoValue(f"the virtual {self.card.name} has no {dtype} arithmetic; it has "
                           f"{', '.join(self.card.tflops)}")
+
+    def wait_for_collective(self, end: float) -> None:
+        self.exposed += max(0.0, end - self.clock.ready())
+        self.clock.wait(end)
 
     def take(self, size: int) -> None:
         """Memory that is not torch's. Raises torch.OutOfMemoryError."""
@@ -193,7 +200,7 @@ class VirtualGpu(TorchDispatchMode):
         """
         if not self.unknown:
             return None
-        whole = sum(self.busy.values())
+        whole = self.computing
         share = sum(self.busy[name] for name in self.unknown) / whole if whole else 0.0
         names = ", ".join(f"{name} ({calls} calls)" for name, calls in sorted(self.unknown.items()))
         said = (f"virtual {self.card.name}: operations without a cost rule, taken for elementwise "

@@ -97,7 +97,7 @@ class Work(dist.Work):
 
     def wait(self, timeout: object = None) -> bool:
         self.group.settle(self)
-        self.group.gpu.clock.wait(self.end)
+        self.group.gpu.wait_for_collective(self.end)
         return True
 
     def is_completed(self) -> bool:

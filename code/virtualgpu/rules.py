@@ -117,10 +117,6 @@ def masked_softmax(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work
     return Work(2 * plain.bytes, kernels=2)
 
 
-def masked_softmax_backward(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
-    return masked_softmax(arguments, results)
-
-
 RULES: dict[str, Rule] = {
     "aten.mm": lambda a, r: product(a[0], a[1], r),
     "aten.bmm": lambda a, r: product(a[0], a[1], r),
@@ -128,7 +124,7 @@ RULES: dict[str, Rule] = {
     "aten.addmm_": lambda a, r: product(a[1], a[2], r, a[0]),
     "aten.baddbmm": lambda a, r: product(a[1], a[2], r, a[0]),
     "virtualgpu.masked_softmax": masked_softmax,
-    "virtualgpu.masked_softmax_backward": masked_softmax_backward,
+    "virtualgpu.masked_softmax_backward": masked_softmax,
     "virtualgpu.flash_attention": lambda a, r: attention_work(a, r, 2),
     "virtualgpu.flash_attention_backward": lambda a, r: attention_work(a, r, 5),
     # Weights and moments are read and written.

@@ -24,8 +24,9 @@ class Topology:
     def path(self, ranks: Sequence[int]) -> Path:
         """Between these ranks of the job.
 
-        A node's adapters are shared: when a group has k of a node's n ranks, the n / k groups like
-        it (the other tensor-parallel ranks' replicas, say) talk at the same time.
+        A node's adapters are shared: when a group has k of a node's n ranks, n / k groups like it
+        (the other tensor-parallel ranks' replicas, say) talk at the same time, if there are so
+        many that lie on the same nodes.
         """
         near = [within_node(self.cards[rank]) for rank in ranks]
         mine = Counter(self.nodes[rank] for rank in ranks)
@@ -33,11 +34,18 @@ class Topology:
         bandwidth = min((link.effective for link in near), default=0.0)
         if len(mine) > 1:
             everyone = Counter(self.nodes)
-            alike = max(everyone[node] / count for node, count in mine.items())
+            alike = min(max(everyone[node] / count for node, count in mine.items()),
+                        self._shifted(ranks, max(everyone.values())))
             wire = self.network.effective / alike
             bandwidth = min(bandwidth, wire) if local > 1 else wire
         return Path(len(ranks), len(mine), bandwidth, max(link.latency for link in near),
                     self.network.latency)
+
+    def _shifted(self, ranks: Sequence[int], furthest: int) -> int:
+        """How many groups of the same form lie on the same nodes rank by rank."""
+        last, nodes = len(self.nodes), self.nodes
+        return sum(all(0 <= rank + by < last and nodes[rank + by] == nodes[rank] for rank in ranks)
+                   for by in range(1 - furthest, furthest))
 
     def local_index(self, rank: int) -> int:
         """Among the ranks of its node."""

@@ -99,8 +99,18 @@ def test_the_slowest_link_of_a_path_decides():
     assert quick.path((0, 1, 2, 3)).bandwidth == V100.nvlink * V100.efficiency.link
     mixed = place("aa", [A100, V100])
     assert mixed.path((0, 1)).bandwidth == V100.nvlink * V100.efficiency.link
-    uneven = place("aaab", link="ethernet:80gbit")  # 3 ranks here, 1 there
-    assert uneven.path((0, 3)).bandwidth == wire() / 3
+    uneven = place("aaab", link="ethernet:80gbit")  # 3 ranks here, 1 there: no other group like it
+    assert uneven.path((0, 3)).bandwidth == wire()
+
+
+def test_only_groups_that_cross_share_the_network():
+    two = place("aabb", link="ethernet:80gbit")
+    assert two.path((1, 2)).bandwidth == wire()  # a pipeline of four: its only pair that crosses
+    assert two.path((0, 3)).bandwidth == wire()  # its ends
+    assert two.path((0, 2)).bandwidth == wire() / 2  # beside (1, 3)
+    assert two.path((0, 1, 2, 3)).bandwidth == wire()
+    eights = place("a" * 8 + "b" * 8, link="ethernet:80gbit")
+    assert eights.path((0, 8)).bandwidth == eights.path((3, 11)).bandwidth == wire() / 8
 
 
 def test_cards_without_nvlink():

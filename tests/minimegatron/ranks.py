@@ -1,6 +1,7 @@
 """Rank processes without an agent, which share one import of torch.
 
-python ranks.py PROGRAM RANKS ARGUMENT ..       PROGRAM: a module beside this one, with main()
+python ranks.py PROGRAM RANKS ARGUMENT ..       PROGRAM: a module with main(), beside this one or by
+                                                its full name (tests.FOLDER.MODULE)
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def be(rank: int, ranks: int, port: int, program: str) -> None:
 def main() -> None:
     from torch.multiprocessing import start_processes
 
+    sys.path.append(str(Path(__file__).parents[2]))
     program, ranks = sys.argv[1], int(sys.argv[2])
     sys.argv[1:3] = []
     importlib.import_module(program)  # before the fork: once for all

@@ -1,11 +1,15 @@
-"""--estimate says what the ranks say: random layouts of up to 16 of them."""
+"""--estimate says what the ranks say: random layouts of up to 16 of them, on one node and more."""
 
+import os
 import re
+import shlex
+import subprocess
+import sys
 from random import Random
 
 import pytest
 
-from ..minimegatron.conftest import dataset, pretrain  # noqa: F401  fixtures
+from ..minimegatron.conftest import PRETRAIN, Run, dataset  # noqa: F401  fixture
 from ..virtualgpu.test_estimate import MODEL, estimate
 
 pytestmark = [pytest.mark.stress, pytest.mark.timeout(900)]
@@ -19,8 +23,12 @@ RECOMPUTE = ("", "--recompute-activations",
              "--recompute-granularity full --recompute-method block --recompute-num-layers 1")
 
 
+# A rank's node follows from its number.
+SEAT = 'export SLURMD_NODENAME=node$((RANK / $0)); exec "$@"'
+
+
 def draw(seed):
-    """(ranks, flags)"""
+    """(ranks, ranks on a node, flags)"""
     random = Random(seed)
     ranks = random.choice((2, 4, 4, 8, 8, 16))
     tp = random.choice([size for size in (1, 2, 4) if ranks % size == 0])
@@ -36,17 +44,32 @@ def draw(seed):
     flags += [option for option in OPTIONS if random.random() < 0.3]
     replicas = ranks // tp // pp
     batch = MICRO_BATCH * replicas * pp * random.randint(1, 3)
-    return ranks, " ".join(filter(None, [*flags, f"--global-batch-size {batch}"]))
+    # Replicas alike: a node has whole ones, or a stage's ranks have whole nodes.
+    stage = tp * replicas
+    per_node = random.choice([size for size in (2, 4, 8, 16) if ranks % size == 0
+                              and (size % stage == 0 or stage % size == 0)])
+    return ranks, per_node, " ".join(filter(None, [*flags, f"--global-batch-size {batch}"]))
 
 
-@pytest.mark.parametrize("ranks, flags", map(draw, range(20)))
-def test_one_process_says_what_all_ranks_say(pretrain, dataset, ranks, flags):  # noqa: F811
-    run = pretrain(flags + " --device virtual:v100 --log-interval 1 --eval-iters 0",
-                   ranks, base=MODEL + dataset.flags + "--lr 1e-4 --train-iters 3 ")
+def launch(dataset, ranks, per_node, flags):  # noqa: F811
+    words = shlex.split(f"{MODEL} {dataset.flags} --lr 1e-4 --train-iters 3 {flags} --device "
+                        "virtual:v100 --log-interval 1 --eval-iters 0")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--no_python", "--nproc_per_node",
+         str(ranks), "--master_port", str(20000 + os.getpid() % 10000), "bash", "-c", SEAT,
+         str(per_node), sys.executable, PRETRAIN, *words],
+        capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return Run(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("ranks, per_node, flags", map(draw, range(20)))
+def test_one_process_says_what_all_ranks_say(dataset, ranks, per_node, flags):  # noqa: F811
+    run = launch(dataset, ranks, per_node, flags)
     seconds = run.column("elapsed time per iteration (ms)")[-1] / 1000
     vocab_size = int(re.search(r"\(new size: (\d+)\)", run.out)[1])
     peaks = [float(found) for found in re.findall(r"max allocated: ([\d.]+)", run.out)]
-    one = estimate(flags, ranks, vocab_size=vocab_size, per_node=ranks)
+    one = estimate(flags, ranks, vocab_size=vocab_size, per_node=per_node)
     assert one.seconds == pytest.approx(seconds, rel=0.01)
     mine = [size / 2**20 for size in one.peak]
     assert [min(mine), max(mine)] == pytest.approx([min(peaks), max(peaks)], rel=0.01)

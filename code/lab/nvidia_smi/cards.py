@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lab import rankfiles
 from lab.cluster.profile import from_json
 from virtualgpu.card import Card
 from virtualgpu.cards import CARDS
 from virtualgpu.slots import bus
 
 MIB = 2**20
+JOBS = 50  # whose files are read at one look: those written to last, as live ranks do
 
 
 @dataclass(frozen=True)
@@ -81,24 +82,43 @@ def running(folder: Path, proc: Path) -> list[Rank]:
     """The ranks that live. folder: of the jobs' folders of rank files. proc: where the processes
     have the numbers that they themselves know."""
     found = []
-    for path in folder.glob("*/*.json"):
+    for path in (path for job in _latest(folder) for path in job.glob("*.json")):
         try:
-            fields = json.loads(path.read_text())
-            rank = parse(fields)
-        except (OSError, ValueError, KeyError, TypeError):  # not a rank on a virtual card
+            rank = parse(rankfiles.read(path) or {})
+        except (ValueError, KeyError, TypeError, OverflowError):  # not a rank on a virtual card
             continue
         if is_alive(proc, rank):
             found.append(rank)
     return found
 
 
+def _latest(folder: Path) -> list[Path]:
+    def written(path: Path) -> float:
+        try:
+            return path.stat().st_mtime
+        except OSError:  # it went meanwhile
+            return 0.0
+
+    try:
+        return sorted(folder.iterdir(), key=written)[-JOBS:]
+    except OSError:
+        return []
+
+
 def parse(fields: dict) -> Rank:
-    """A rank file's content. Raises KeyError, TypeError or ValueError where it is another thing."""
+    """A rank file's content. Raises KeyError, TypeError, ValueError or OverflowError where it is
+    another thing."""
     slot = fields["slot"]
-    return Rank(
+    rank = Rank(
         str(fields["node"]), int(fields["job"]), int(fields["gpu"]),
         None if slot is None else int(slot), int(fields["pid"]), CARDS[fields["card"]],
         int(fields["memory_used"]), int(fields["memory_total"]), float(fields["utilization"]))
+    sizes = rank.job, rank.local, rank.slot or 0, rank.pid, rank.used, rank.total
+    if not all(0 <= size < rankfiles.WHOLE for size in sizes):
+        raise ValueError("no number of a rank is that large, or below zero")
+    if not 0 <= rank.utilization <= 1:  # also nan
+        raise ValueError(f"utilization {rank.utilization}: from 0 to 1")
+    return rank
 
 
 def is_alive(proc: Path, rank: Rank) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn, TextIO
 
+from lab.errors import LabError
 from lab.nvidia_smi import cards, query, table
 from lab.nvidia_smi.cards import Gpu
 from virtualgpu.cards import nearest
@@ -130,6 +131,10 @@ def look(state: Path, proc: Path, node: str | None) -> dict[str, list[Gpu]]:
         declared = cards.nodes_of(json.loads((state / "running.json").read_text()))
     except (OSError, ValueError) as error:
         raise Stop(NO_DRIVER, "nvidia-smi: error: the cluster is not running: lab cluster up"
+                   ) from error
+    except (LabError, KeyError, TypeError) as error:
+        raise Stop(NO_DRIVER, "nvidia-smi: error: the cluster was started by another version, with "
+                   f"what is unknown here ({error}): lab cluster down first, then lab cluster up"
                    ) from error
     inside = os.environ.get("SLURMD_NODENAME")
     wanted = node or inside

@@ -5,11 +5,11 @@ The files are a job's: nothing in them is trusted to have the right type.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lab import rankfiles
 from lab.cluster import health
 from lab.cluster.layout import Layout
 from lab.cluster.namespaces import MARKER
@@ -22,6 +22,8 @@ LONGEST = 200  # characters of a text
 class Rank:
     """One file. Memory in bytes; loss and tflops: of the log's last line; milliseconds: of the last
     step, on the device's clock; pace: seconds between two steps, on this machine's; written: when.
+    on_card: memory_used is all that is in use on the rank's card (CUDA's context, NCCL's buffers,
+    what PyTorch reserves); else memory_used is what memory_peak is the peak of.
     """
 
     number: int
@@ -43,6 +45,7 @@ class Rank:
     memory_used: float | None = None
     memory_peak: float | None = None
     memory_total: float | None = None
+    on_card: bool = False
     started: float = 0.0
     written: float = 0.0
 
@@ -50,7 +53,7 @@ class Rank:
 def read(folder: Path) -> dict[int, Rank]:
     """The ranks of the latest run in a job's folder; none where it has no files."""
     try:
-        files = [path for path in folder.iterdir() if path.suffix == ".json"]
+        files = list(folder.iterdir())
     except OSError:
         return {}
     found = [rank for path in files if (rank := _load(path))]
@@ -66,20 +69,22 @@ def read(folder: Path) -> dict[int, Rank]:
 
 
 def _load(path: Path) -> Rank | None:
-    try:
-        fields = json.loads(path.read_text(errors="replace"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(fields, dict) or not path.stem.isdigit():
+    own = rankfiles.number_of(path)
+    fields = None if own is None else rankfiles.read(path)
+    if own is None or fields is None:
         return None
 
     def number(name: str) -> float | None:
         value = fields.get(name)
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        if isinstance(value, int):
+            return value if abs(value) < rankfiles.WHOLE else None
+        return value if math.isfinite(value) else None
 
     def whole(name: str) -> int | None:
         value = number(name)
-        return int(value) if value is not None and math.isfinite(value) else None
+        return int(value) if value is not None and abs(value) < rankfiles.WHOLE else None
 
     def text(name: str) -> str:
         value = fields.get(name)
@@ -88,16 +93,21 @@ def _load(path: Path) -> Rank | None:
     place = fields.get("place")
     stage = place.get("pp") if isinstance(place, dict) else 0
     used = number("memory_used")
+    size = whole("world_size")
+    if size is not None and size <= own:
+        return None
+    loss = fields.get("loss")  # may be nan: that is worth showing
     slot = whole("slot")  # the card's number on its node; "gpu" is the job's own
     gpu = whole("gpu") if slot is None else slot
     return Rank(
-        int(path.stem), text("node"), gpu, whole("pid"), text("device"),
+        own, text("node"), gpu, whole("pid"), text("device"),
         fields.get("modelled") is True, stage if isinstance(stage, int) else 0,
-        whole("world_size"), text("state") or "starting", whole("iteration") or 0,
-        whole("train_iters"), number("milliseconds"), number("pace"), number("loss"),
-        number("tflops"), number("virtual_seconds"),
-        number("allocated") if used is None else used, number("max_allocated"),
-        number("memory_total"), number("started") or 0.0, number("time") or 0.0)
+        size, text("state") or "starting", whole("iteration") or 0,
+        whole("train_iters"), number("milliseconds"), number("pace"),
+        loss if isinstance(loss, float) else number("loss"), number("tflops"),
+        number("virtual_seconds"), number("allocated") if used is None else used,
+        number("max_allocated"), number("memory_total"), used is not None,
+        number("started") or 0.0, number("time") or 0.0)
 
 
 def processes(layout: Layout) -> Path | None:

@@ -1,8 +1,11 @@
 """Which ranks `nvidia-smi` shows, and on which card; what a job sees."""
 
 import json
+import os
 
 import pytest
+
+from lab.nvidia_smi import cards, cli
 
 MIB = 2**20
 
@@ -94,3 +97,33 @@ def test_a_job_may_look_at_another_node(cluster, capsys, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_GPUS", "0")
     rows = cluster.csv(capsys, "node", "--node", "slurmnode1")
     assert rows == [["slurmnode1"], ["slurmnode1"]]
+
+
+@pytest.mark.parametrize("fields", [
+    {"utilization": float("nan")}, {"utilization": float("inf")}, {"memory_used": float("inf")},
+    {"memory_used": 10**400}, {"utilization": 10**400}, {"pid": -1}, {"more": "x" * 2**16}],
+    ids=["nan", "inf", "infinite bytes", "huge bytes", "huge", "below zero", "long"])
+def test_numbers_that_cannot_be_are_no_rank(cluster, capsys, fields):
+    cluster.rank(job=5, gpu=0, **fields)
+    assert cluster.look() == {} and cluster.main() == 0
+
+
+def test_deep_nonsense_is_no_rank(cluster):
+    cluster.rank(job=5, gpu=0)
+    (cluster.state / "ranks" / "5" / "99.json").write_text("[" * 60_000)
+    assert cluster.look() == {0: (5, 0)}
+
+
+def test_of_many_kept_jobs_only_those_written_last_are_read(cluster, monkeypatch):
+    monkeypatch.setattr(cards, "JOBS", 2)
+    for number, written in ((5, 300), (6, 100), (7, 200)):
+        cluster.rank(job=number, gpu=0, slot=None)
+        os.utime(cluster.state / "ranks" / str(number), (written, written))
+    assert cluster.look() == {0: (5, 0), 1: (7, 0)}
+
+
+def test_a_record_with_a_card_that_is_no_more_is_told(cluster, capsys):
+    record = cluster.state / "running.json"
+    record.write_text(record.read_text().replace("v100", "v101"))
+    assert cluster.main() == cli.NO_DRIVER == 9
+    assert "lab cluster down first" in capsys.readouterr().err

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab import workspace
+from lab.cluster.jobrecords import ACTIVE, is_owner
 from lab.errors import LabError
 
-LIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED"}
 LONGEST_WAIT = 55  # seconds: no cell of the course runs longer than a minute
 LAST_LINES = 12
 
@@ -31,7 +31,7 @@ class State:
 
     @property
     def is_over(self) -> bool:
-        return self.state not in LIVE
+        return self.state not in ACTIVE
 
 
 def connect() -> None:
@@ -51,8 +51,8 @@ def show(job: int | str | None = None) -> State:
     """The state of `job`, or of the latest job of this user. Raises LabError if Slurm knows
     none."""
     lines = _scontrol("show", "job", *([] if job is None else [str(job)]))
-    mine = f"{getpass.getuser()}("
-    found = [state for line in lines if (state := _parse(line, mine if job is None else ""))]
+    uid = os.getuid() if job is None else None
+    found = [state for line in lines if (state := _parse(line, uid))]
     if not found:
         raise LabError("there is no job yet: submit one with sbatch" if job is None
                        else f"Slurm does not know job {job} (any more); sacct lists old jobs")
@@ -106,9 +106,9 @@ def _scontrol(*words: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def _parse(line: str, owner: str) -> State | None:
+def _parse(line: str, uid: int | None) -> State | None:
     fields = dict(word.split("=", 1) for word in line.split(" ") if "=" in word)
-    if "JobId" not in fields or not fields.get("UserId", "").startswith(owner):
+    if "JobId" not in fields or (uid is not None and not is_owner(fields, uid)):
         return None
     log = fields.get("StdOut")
     return State(int(fields["JobId"]), fields.get("JobName", ""), fields.get("JobState", ""),

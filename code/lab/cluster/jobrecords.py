@@ -6,9 +6,12 @@ import re
 from datetime import datetime
 from pathlib import Path
 
+# States of a job that is not over.
 ACTIVE = ("PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "REQUEUED",
           "REQUEUE_HOLD", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT")
-_PAIR = re.compile(r"(\S+?)=(.*?)(?=\s+[A-Z][\w/:]*=|\s*$)")
+# A command may hold anything, NAME=VALUE too: it ends where its folder begins.
+_PAIR = re.compile(r"(?P<name>Command)=(?P<command>.*?)(?=\s+WorkDir=)|"
+                   r"(?P<other>\S+?)=(?P<value>.*?)(?=\s+[A-Z][\w/:]*=|\s*$)")
 
 # Slurm's two texts name the same thing differently. Ours are the names that sacct prints.
 _FROM_COMPLETION = {
@@ -24,7 +27,13 @@ _FROM_CONTROLLER = _FROM_COMPLETION | {
 
 def parse_line(line: str) -> dict[str, str]:
     """`Key=value Key=value`; a value may hold blanks, and may be empty."""
-    return dict(_PAIR.findall(line))
+    return {one["name"] or one["other"]: one["command"] or one["value"] or ""
+            for one in _PAIR.finditer(line)}
+
+
+def is_owner(pairs: dict[str, str], uid: int) -> bool:
+    """Whether the job is this user's, by `UserId=NAME(UID)`: names can be of the environment."""
+    return pairs.get("UserId", "").endswith(f"({uid})")
 
 
 def _job(pairs: dict[str, str], names: dict[str, str]) -> dict[str, str]:

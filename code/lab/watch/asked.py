@@ -127,9 +127,9 @@ def _without_comments(text: str) -> str:
 
 
 def _variables(text: str) -> dict[str, str]:
-    """NAME=NUMBER and NAME=$OTHER of a script, those with one value only."""
+    """NAME=NUMBER and NAME=$OTHER of a script, those with one value only, wherever it is set."""
     found: dict[str, set[str]] = {}
-    for name, value in re.findall(r"(?m)^\s*(?:export\s+)?(\w+)=(\S*)", text):
+    for name, value in re.findall(r"(?<![\w$-])([A-Za-z_]\w*)\+?=([^\s;&|)]*)", text):
         found.setdefault(name, set()).add(value)
     return {name: values.pop().strip("\"'") for name, values in found.items() if len(values) == 1}
 

@@ -16,6 +16,9 @@ from pathlib import Path
 OWN, SIGNAL, SILENCE, LOST, EXIT = range(5)
 LONGEST = 400  # characters of a message
 HEAD, TAIL = 2**20, 2**23  # bytes of a log that are read at its ends
+CUT = "..."  # the line between the two
+WORLD = "using world size: "  # of the trainer's first line
+STARTS = (WORLD, "DUE TO JOB REQUEUE")  # of another attempt, in the same log
 SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV"}
 
 
@@ -32,7 +35,7 @@ class Cause:
     lost: tuple[int, ...] = ()
 
 
-PREFIX = re.compile(r"^(?:\d+: )?(?:\[default\d+\]:)?(?:\[rank(\d+)\]: ?)?")  # srun -l, torchrun
+PREFIX = re.compile(r"^(?: *\d+: )?(?:\[default\d+\]:)?(?:\[rank(\d+)\]: ?)?")  # srun -l, torchrun
 OUT_OF_MEMORY = r"(?:CUDA|HIP) out of memory"
 LOSS = re.compile(r"lost contact|Connection (?:closed|reset|refused)|Broken pipe|[Tt]imed out|"
                   r"Watchdog caught|remote process (?:has )?exited")
@@ -78,7 +81,7 @@ def read(path: Path) -> list[str]:
             data = file.read(HEAD)
             if size > HEAD:
                 file.seek(max(HEAD, size - TAIL))
-                data += b"\n...\n"[:5 * (size > HEAD + TAIL)] + file.read(TAIL)
+                data += f"\n{CUT}\n".encode() * (size > HEAD + TAIL) + file.read(TAIL)
     except OSError:
         return []
     return data.decode(errors="replace").splitlines()
@@ -91,6 +94,13 @@ def find(lines: Sequence[str]) -> list[Cause]:
     found += _signals(lines)
     found = _with_first_failure(found, lines)
     return _together(sorted(found, key=lambda cause: (cause.tier, cause.line)))
+
+
+def of_last_start(lines: Sequence[str]) -> list[Cause]:
+    """As `find`, from the trainer's last start on: an earlier attempt's errors are not its."""
+    start = next((number for number in range(len(lines) - 1, 0, -1)
+                  if any(word in lines[number] for word in STARTS)), 0)
+    return [replace(cause, line=cause.line + start) for cause in find(lines[start:])]
 
 
 def _of(line: str, number: int) -> Cause | None:

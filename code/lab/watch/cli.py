@@ -94,21 +94,27 @@ def run_top(arguments: argparse.Namespace) -> None:
 
 def refresh(pictures: list[Picture], number: int | None, log: str | None, interval: float
             ) -> None:
-    """Until ^C, or until the one job is over."""
+    """Until ^C, or until the one job is over. While Slurm does not answer, the last picture
+    stays."""
     from rich.console import Console
     from rich.live import Live
 
-    def shown(pictures: list[Picture]) -> object:
-        return table.rich(pictures, f"{time.strftime('%H:%M:%S')}, every {interval:g} s; ^C ends"
-                          + ("" if pictures else "; no job runs"))
-
+    seen, said = time.strftime("%H:%M:%S"), ""
     console = Console()
+
+    def shown() -> object:
+        foot = f"{seen}, every {interval:g} s; ^C ends" + ("" if pictures else "; no job runs")
+        return table.fitting(pictures, foot + said, console)
+
     try:
-        with Live(shown(pictures), console=console, auto_refresh=False) as live:
+        with Live(shown(), console=console, auto_refresh=False) as live:
             while number is None or not pictures[0].job.is_over:
                 time.sleep(interval)
-                pictures = look(number, log)
-                live.update(shown(pictures), refresh=True)
+                try:
+                    pictures, seen, said = look(number, log), time.strftime("%H:%M:%S"), ""
+                except LabError as error:
+                    said = f"; no newer picture: {error}"
+                live.update(shown(), refresh=True)
     except KeyboardInterrupt:
         pass
 

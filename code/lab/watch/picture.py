@@ -18,6 +18,7 @@ from lab.watch.ranks import Rank
 from lab.watch.slurm import Job
 
 LABEL = re.compile(r"\| (virtual [\w.-]+) \|$")
+WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD")
 MEMORY = re.compile(r"^\[Rank (\d+)\] \(after \d+ iterations\) memory \(MB\) \| "
                     r"allocated: ([\d.]+) \| max allocated: ([\d.]+)(?:.* \| (virtual [\w.-]+))?")
 
@@ -36,7 +37,7 @@ class Row:
 class Picture:
     """device: what a modelled figure is called ("virtual a100-80gb"); empty: figures are measured.
     source: "ranks" or "log": where the figures come from. root: what went wrong first, on a job
-    that failed or is about to. iterations: of the log."""
+    that failed or is about to. iterations: of the log. script: as it was submitted."""
 
     job: Job
     rows: list[Row] = field(default_factory=list)
@@ -48,6 +49,12 @@ class Picture:
     device: str = ""
     root: Cause | None = None
     waited_for: list[int] = field(default_factory=list)
+    script: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether `lines` are one whole file, so that their numbers are the file's."""
+        return len(self.job.logs) == 1 and causes.CUT not in self.lines
 
     @property
     def source(self) -> str:
@@ -91,18 +98,26 @@ def take(job: Job, proc: Path | None, now: float | None = None) -> Picture:
     """The picture of a job. proc: as ranks.processes."""
     layout = Layout(workspace.home())
     lines = [line for path in job.logs for line in causes.read(path)]
-    found = causes.find(lines)
     files = ranks.read(layout.ranks / str(job.number))
     config = asked.configuration(lines)
     return assemble(job, files, {number: ranks.process(proc, job.number, rank)
                                  for number, rank in files.items()},
-                    lines, found, config, slurm.script(job.number),
+                    lines, errors(job, lines), config, slurm.script(job.number),
                     time.time() if now is None else now)
+
+
+def errors(job: Job, lines: list[str]) -> list[Cause]:
+    """What went wrong; while the job lives, in its last attempt. Of two files the order is not
+    known: there all errors count."""
+    one = not job.is_over and len(job.logs) == 1
+    return causes.of_last_start(lines) if one else causes.find(lines)
 
 
 def assemble(job: Job, files: dict[int, Rank], processes: dict[int, str | None], lines: list[str],
              found: list[Cause], config: dict[str, str], script: str, now: float) -> Picture:
     """The picture, from all that is known: no file is read here."""
+    if job.state in WAITING:  # it runs again: the files are of its last attempt
+        files = {}
     rows = [Row(number, *liveness.judge(rank, processes.get(number), job, found, now), rank)
             for number, rank in files.items()]
     size = next((rank.world_size for rank in files.values() if rank.world_size), 0)
@@ -112,11 +127,11 @@ def assemble(job: Job, files: dict[int, Rank], processes: dict[int, str | None],
              for number in range(min(size, 10_000)) if number not in files]
     rows.sort(key=lambda row: row.rank)
     picture = Picture(job, rows, lines, found, config, asked.compare(job, script, config),
-                      logs.parse(lines).iterations)
+                      logs.parse(lines).iterations, script=script)
     picture.device = next((rank.device for rank in files.values() if rank.modelled), "") or next(
         (match[1] for line in reversed(lines) if (match := LABEL.search(line))), "")
     words = {row.rank: row.word for row in rows}
-    wrong = job.state not in ("COMPLETED", "PENDING") and (
+    wrong = job.state not in ("COMPLETED", *WAITING) and (
         job.is_over or not set(words.values()) <= {liveness.RUNNING, liveness.DONE} or not files)
     serious = [cause for cause in found if job.is_over or cause.tier < causes.EXIT]
     picture.root = serious[0] if wrong and serious else None
@@ -153,7 +168,8 @@ def record(picture: Picture) -> dict:
              "iteration": latest.iteration, "train_iters": latest.train_iters,
              "loss": latest.loss, "milliseconds": latest.milliseconds, "tflops": latest.tflops,
              "problem": picture.problem or None, "waited_for": picture.waited_for,
-             "errors": [asdict(cause) for cause in picture.causes],
+             "errors": [asdict(cause) | ({} if picture.is_whole else {"line": None})
+                        for cause in picture.causes],
              "mismatches": [asdict(one) for one in picture.mismatches],
              "ranks": [_row(row) for row in picture.rows]}
     del shown["number"]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import getpass
+import os
 import re
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lab import cluster, workspace
-from lab.cluster import clients, jobrecords, keeping
+from lab.cluster import clients, health, jobrecords, keeping
 from lab.cluster.layout import Layout
+from lab.cluster.namespaces import MARKER
 from lab.errors import LabError
-from lab.jobs import LIVE
 
 FIELDS = ("JobID", "JobName", "Partition", "State", "ExitCode", "Submit", "Start", "End", "Elapsed",
           "Timelimit", "NNodes", "NodeList", "AllocCPUS", "AllocTRES")
@@ -44,7 +44,7 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        return self.state not in LIVE
+        return self.state not in jobrecords.ACTIVE
 
     @property
     def logs(self) -> list[Path]:
@@ -70,9 +70,8 @@ def _show(*words: str) -> list[Job]:
     if done.returncode and "Invalid job id" not in done.stderr:
         text = done.stderr.strip() or "no answer"
         raise LabError(clients.NOT_RUNNING if clients.NOT_RUNNING in text else f"scontrol: {text}")
-    mine = f"{getpass.getuser()}("
-    return [parse(line) for line in done.stdout.splitlines()
-            if line.startswith("JobId=") and (words or f"UserId={mine}" in line)]
+    return [parse(line) for line in done.stdout.splitlines() if line.startswith("JobId=") and (
+        words or jobrecords.is_owner(jobrecords.parse_line(line), os.getuid()))]
 
 
 def known() -> list[Job]:
@@ -81,7 +80,8 @@ def known() -> list[Job]:
 
 
 def find(number: int) -> Job:
-    """A job, also one that Slurm has forgotten. Raises LabError for one that never was."""
+    """A job, also one that Slurm has forgotten. Raises LabError for one that never was, and where a
+    cluster that is up does not answer."""
     layout = Layout(workspace.home())
     stopped = None
     try:
@@ -90,6 +90,8 @@ def find(number: int) -> Job:
         stopped, now = error, None
     if now:
         return now
+    if stopped and _is_up(layout):  # the records do not know how a job is that may live
+        raise stopped
     kept = _kept(layout, number)
     rows = accounting(number)
     if not kept and not rows:
@@ -97,10 +99,15 @@ def find(number: int) -> Job:
     return merge(kept or Job(number, "", "UNKNOWN"), rows[0] if rows else {})
 
 
+def _is_up(layout: Layout) -> bool:
+    """As far as can be told without Slurm, on one of its nodes or outside."""
+    return Path(MARKER).exists() or health.supervisor(layout) is not None
+
+
 def _kept(layout: Layout, number: int) -> Job | None:
     try:
         return parse((layout.ranks / str(number) / keeping.JOB).read_text(errors="replace"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, KeyError):  # KeyError: Slurm wrote nothing
         return None
 
 

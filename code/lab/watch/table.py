@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lab.watch import liveness
 from lab.watch.causes import clean
-from lab.watch.picture import Picture, Row
+from lab.watch.picture import WAITING, Picture, Row
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
 HEAD = ("RANK", "NODE", "GPU", "STATE", "ITERATION", "MS/ITER", "LOSS", "TFLOP/S", "MEMORY", "WHY")
 COLOURS = {liveness.RUNNING: "green", liveness.DONE: "green", liveness.STALLED: "yellow",
@@ -19,6 +20,7 @@ COLOURS = {liveness.RUNNING: "green", liveness.DONE: "green", liveness.STALLED: 
 RIGHT = {"RANK", "GPU", "ITERATION", "MS/ITER", "LOSS", "TFLOP/S", "MEMORY"}
 WHY = 90  # characters; the whole of it is in the line of the ERROR
 FEW = 64  # rows of one job; of more, those that are not well come first
+NOTED = ("ERROR", "MISMATCH")
 
 
 def gib(size: float | None) -> str:
@@ -53,14 +55,15 @@ def notes(picture: Picture) -> list[str]:
         seconds = max((rank.virtual_seconds or 0 for rank in picture.files), default=0)
         clock = f"; virtual time {seconds:.1f} s" if seconds else ""
         said.append(f"times, TFLOP/s and memory are modelled: {clean(picture.device)}{clock}")
-    if picture.source == "log" and latest.milliseconds is not None:
+    if picture.source == "log" and latest.milliseconds is not None and (
+            picture.job.state not in WAITING):
         said.append(f"by the log alone (no rank wrote what it does): "
                     f"{latest.milliseconds:.1f} ms per iteration, "
                     f"loss {figure(latest.loss, '.4f')}, TFLOP/s {figure(latest.tflops, '.3g')}")
     elif picture.source == "log" and picture.job.state == "RUNNING" and picture.job.logs:
         said.append("no rank has reported, and the log has no iteration yet"
                     if picture.lines else "no rank has reported, and the log is empty")
-    if not picture.job.logs and picture.job.state != "PENDING":
+    if not picture.job.logs and picture.job.state not in WAITING:
         said.append("its log is not known (an interactive job has none, and Slurm forgets where "
                     "others are): --log FILE")
     if picture.problem:
@@ -87,13 +90,15 @@ def cells(row: Row) -> tuple[str, ...]:
             figure(rank.tflops, ".3g"), f"{memory} GiB", why(row))
 
 
-def chosen(picture: Picture) -> tuple[list[Row], int]:
-    """The rows to show, and how many are left out."""
-    rows = picture.rows
-    if len(rows) > FEW:
-        well = (liveness.RUNNING, liveness.DONE)
-        rows = sorted(rows, key=lambda row: (row.word in well, row.rank))[:FEW]
-    return rows, len(picture.rows) - len(rows)
+def chosen(picture: Picture, most: int = FEW) -> tuple[list[Row], str]:
+    """The rows to show, and what those are that are left out; empty where none is."""
+    if len(picture.rows) <= most:
+        return picture.rows, ""
+    well = (liveness.RUNNING, liveness.DONE)
+    rows = sorted(picture.rows, key=lambda row: (row.word in well, row.rank))
+    left = Counter(row.word for row in rows[most:])
+    words = ", ".join(f"{count} {word}" for word, count in left.items())
+    return rows[:most], f"... and {left.total()} more rank(s): {words}"
 
 
 def plain(pictures: Sequence[Picture]) -> str:
@@ -108,20 +113,32 @@ def plain(pictures: Sequence[Picture]) -> str:
                 f"{word:>{width}}" if name in RIGHT else f"{word:<{width}}"
                 for word, width, name in zip(words, widths, HEAD, strict=True)).rstrip())
         if left:
-            lines.append(f"  ... and {left} more ranks that are well")
+            lines.append(f"  {left}")
         blocks.append("\n".join([*lines, *(f"  {note}" for note in notes(picture))]))
     return "\n\n".join(blocks)
 
 
-def rich(pictures: Sequence[Picture], foot: str = "") -> RenderableType:
+def fitting(pictures: Sequence[Picture], foot: str, console: Console) -> RenderableType:
+    """As many rows of each job as the terminal has room for: what is cut off is the end."""
+    most = FEW
+    while True:
+        shown = rich(pictures, foot, most)
+        if not most or len(console.render_lines(shown, pad=False)) < console.height:
+            return shown
+        most = most * 3 // 4
+
+
+def rich(pictures: Sequence[Picture], foot: str = "", most: int = FEW) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     parts: list[RenderableType] = []
     for picture in pictures:
-        rows, left = chosen(picture)
+        rows, left = chosen(picture, most)
+        said = notes(picture)
         parts.append(Text(title(picture), style="bold"))
+        parts += [Text(note, style="red") for note in said if note.startswith(NOTED)]
         if rows:
             table = Table(box=None, padding=(0, 1), header_style="dim")
             for name in HEAD:
@@ -133,9 +150,7 @@ def rich(pictures: Sequence[Picture], foot: str = "") -> RenderableType:
                                 for name, word in zip(HEAD, cells(row), strict=True)))
             parts.append(table)
         if left:
-            parts.append(Text(f"... and {left} more ranks that are well"))
-        for note in notes(picture):
-            bad = note.startswith(("ERROR", "MISMATCH"))
-            parts.append(Text(note, style="red" if bad else "dim"))
+            parts.append(Text(left))
+        parts += [Text(note, style="dim") for note in said if not note.startswith(NOTED)]
         parts.append(Text(""))
     return Group(*parts, Text(foot, style="dim"))

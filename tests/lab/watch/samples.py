@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from lab.watch import asked, causes, picture, ranks
+from lab.watch import asked, picture, ranks
 from lab.watch.picture import Picture
 from lab.watch.slurm import Job
 
@@ -121,7 +121,7 @@ def take(folder: Path, what: Job, log: list[str], files: list[dict] | None = Non
     files = [rank_file(number) for number in range(4)] if files is None else files
     alive = {number: ranks.ALIVE for number in range(4)} | (processes or {})
     return picture.assemble(what, ranks.read(write_files(folder / "ranks", *files)), alive, log,
-                            causes.find(log), asked.configuration(log), script, NOW)
+                            picture.errors(what, log), asked.configuration(log), script, NOW)
 
 
 def told(shown: Picture) -> dict[int, str]:

@@ -78,3 +78,14 @@ def test_the_shipped_scripts_launchers_can_be_followed(path):
 def test_a_picture_has_them(tmp_path):
     shown = take(tmp_path, job(command="a.sh --micro-batch-size 16"), lines(), script=LAUNCH)
     assert [one.what for one in shown.mismatches] == ["--micro-batch-size"]
+
+
+@pytest.mark.parametrize("script", [
+    "N=7\n[ -n \"$LONG\" ] && N=9\ntrain.py --train-iters $N",
+    "N=7; N=9\ntrain.py --train-iters $N", "N=7\nN+=0\ntrain.py --train-iters $N"])
+def test_a_variable_that_is_set_twice_cannot_be_followed(script):
+    assert asked.flags(script) == {}
+
+
+def test_a_variable_before_a_semicolon_is_followed():
+    assert asked.flags("N=7; train.py --train-iters $N") == {"--train-iters": "7"}

@@ -103,3 +103,8 @@ def test_of_a_very_long_log_both_ends_are_read(tmp_path, monkeypatch):
     assert read[0] == "error: at the start" and read[-1] == "error: at the end"
     assert sum(map(len, read)) < 210
     assert causes.read(tmp_path / "none") == []
+
+
+def test_srun_s_padded_labels_are_stripped():
+    assert [(one.kind, one.ranks) for one in causes.find([" 3: [rank 3] error: no such file"])] == [
+        ("error", (3,))]

@@ -161,3 +161,47 @@ def test_a_process_that_cannot_be_seen_is_not_called_dead(tmp_path):
     assert ranks.process(tmp_path, 7, ranks.Rank(3, pid=103)) == "gone"
     assert ranks.process(None, 7, ranks.Rank(3, pid=103)) is None
     assert ranks.process(tmp_path, 7, ranks.Rank(3)) is None
+
+
+def test_errors_of_an_earlier_attempt_count_only_after_the_end(tmp_path):
+    """torchrun ... || torchrun ..., or a job that was requeued: one log."""
+    log = out_of_memory(2) + lines()
+    shown = take(tmp_path, job(), log)
+    assert told(shown) == dict.fromkeys(ALL, "running")
+    assert (shown.problem, shown.causes) == ("", [])
+    assert take(tmp_path, job("FAILED"), log).problem.startswith("out of memory")
+    same = next(line for line in log if line.startswith("[rank 2]"))
+    again = take(tmp_path, job(), [*log, same])
+    assert [cause.line for cause in again.causes] == [len(log)]
+
+
+def test_of_two_log_files_the_order_is_not_known(tmp_path):
+    apart = job(out=tmp_path / "out", err=tmp_path / "err")
+    assert take(tmp_path, apart, ["[rank 1] error: no", *lines()]).problem
+    assert not take(tmp_path, job(), ["[rank 1] error: no", *lines()]).problem
+
+
+@pytest.mark.parametrize("state", ["PENDING", "REQUEUE_HOLD"])
+def test_a_job_that_waits_to_run_again_has_no_ranks(tmp_path, state):
+    shown = take(tmp_path, job(state), lines(), processes={0: ranks.GONE})
+    assert (shown.rows, shown.problem) == ([], "")
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("\u00b2", "{}"), ("5", '{"world_size": 3}'), ("5", "[" * 60_000), ("9" * 30, "{}"),
+    ("5", '{"node": "' + "x" * 2**16 + '"}')], ids=["name", "size", "deep", "long name", "long"])
+def test_a_file_that_no_rank_wrote_is_none(tmp_path, name, text):
+    (tmp_path / f"{name}.json").write_text(text)
+    assert ranks.read(tmp_path) == {}
+    assert list(ranks.read(write_files(tmp_path, rank_file(1)))) == [1]
+
+
+def test_numbers_that_cannot_be_are_left_out(tmp_path):
+    huge = 10**400
+    folder = write_files(tmp_path, rank_file(
+        0, iteration=huge, pid=1e300, memory_used=float("nan"), pace=float("inf"), time=huge,
+        tflops=float("nan"), loss=float("nan")))
+    rank = ranks.read(folder)[0]
+    assert (rank.iteration, rank.pid, rank.pace, rank.written, rank.tflops) == (
+        0, None, None, 0.0, None)
+    assert rank.loss != rank.loss  # a loss that is no number is worth showing

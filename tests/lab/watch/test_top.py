@@ -12,6 +12,8 @@ from lab import cli
 from lab.cluster import keeping
 from lab.cluster.clients import NOT_RUNNING
 from lab.cluster.layout import Layout
+from lab.errors import LabError
+from lab.watch import cli as watch_cli
 from lab.watch import picture, slurm, table
 from tests.lab.watch.samples import (
     VIRTUAL,
@@ -66,7 +68,7 @@ def test_of_many_ranks_the_sick_come_first(tmp_path):
     taken = take(tmp_path, job(), lines(world=200), files)
     rows = table.plain([taken]).splitlines()[2:]
     assert rows[0].split()[:4] == ["150", "slurmnode76", "-", "failed"]
-    assert "  ... and 136 more ranks that are well" in rows
+    assert "  ... and 136 more rank(s): 136 running" in rows
 
 
 def test_on_a_terminal_brackets_are_no_markup(tmp_path):
@@ -169,3 +171,80 @@ def test_a_job_s_folder_begins_with_its_first_task(tmp_path, environment, fresh)
         assert (folder / keeping.JOB).read_text() == f"JobId={folder.name}\n"
     else:
         assert left(layout.home) == [9] and (layout.ranks / "9" / "0.json").exists()
+
+
+def fails(*_):
+    raise LabError("Slurm does not answer")
+
+
+@pytest.mark.parametrize("text", ["JobId=7 JobName=x JobState=RUNNING", ""])
+def test_while_the_cluster_is_up_the_records_are_no_answer(no_cluster, monkeypatch, text):
+    folder = Layout(no_cluster).ranks / "7"
+    folder.mkdir(parents=True)
+    (folder / keeping.JOB).write_text(text)
+    monkeypatch.setattr(slurm, "_show", fails)
+    monkeypatch.setattr(slurm.health, "supervisor", lambda layout: (1, 1))
+    with pytest.raises(LabError, match="does not answer"):
+        slurm.find(7)
+    monkeypatch.setattr(slurm.health, "supervisor", lambda layout: None)
+    if text:
+        assert slurm.find(7).state == "UNKNOWN"
+    else:  # nothing is known of it
+        with pytest.raises(LabError, match="does not answer"):
+            slurm.find(7)
+
+
+def test_top_goes_on_when_slurm_is_silent_for_a_moment(tmp_path, monkeypatch):
+    from rich.console import Console
+
+    first, last = take(tmp_path, job(), lines()), take(tmp_path, job("COMPLETED"), lines())
+    answers = iter([LabError("Slurm does not answer"), [last]])
+
+    def look(*_):
+        answer = next(answers)
+        if isinstance(answer, LabError):
+            raise answer
+        return answer
+
+    stream = io.StringIO()
+    monkeypatch.setattr("rich.console.Console", lambda: Console(
+        file=stream, width=160, height=50, force_terminal=True))
+    monkeypatch.setattr(watch_cli, "look", look)
+    watch_cli.refresh([first], 7, None, 0.0)
+    said = stream.getvalue()
+    assert "no newer picture: Slurm does not answer" in said and "COMPLETED" in said
+
+
+def test_rows_that_are_left_out_are_called_what_they_are(tmp_path):
+    files = [rank_file(n, world_size=200, state="failed" if n < 100 else "training")
+             for n in range(200)]
+    text = table.plain([take(tmp_path, job(), lines(world=200), files)])
+    assert "  ... and 136 more rank(s): 36 failed, 100 running" in text
+
+
+@pytest.mark.parametrize("height", [8, 24, 60])
+def test_a_terminal_s_height_cuts_rows_and_not_the_errors(tmp_path, height):
+    from rich.console import Console
+
+    shown = take(tmp_path, job("FAILED"), out_of_memory(2),
+                 [virtual_file(n, world_size=100) for n in range(100)])
+    stream = io.StringIO()
+    console = Console(file=stream, width=160, height=height)
+    console.print(table.fitting([shown], "the foot", console))
+    said = stream.getvalue().splitlines()
+    assert len(said) < height and said[-1].strip() == "the foot"
+    assert any(line.startswith("ERROR out of memory") for line in said)
+
+
+def test_whose_a_job_is_its_uid_says(monkeypatch):
+    monkeypatch.setenv("USER", "another")
+    monkeypatch.setenv("LOGNAME", "another")
+    listed = "".join(f"JobId={n} JobName=x UserId=me({uid}) JobState=RUNNING\n"
+                     for n, uid in ((1, os.getuid()), (2, os.getuid() + 1)))
+    monkeypatch.setattr(slurm, "client", lambda *_: subprocess.CompletedProcess([], 0, listed, ""))
+    assert [one.number for one in slurm.known()] == [1]
+
+
+def test_a_command_may_hold_what_looks_like_a_field():
+    found = slurm.parse("JobId=7 Command=/w/a.sh LR=0.5 --seed 3 WorkDir=/w dir StdOut=/w/o")
+    assert (found.command, found.folder) == ("/w/a.sh LR=0.5 --seed 3", "/w dir")

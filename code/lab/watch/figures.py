@@ -64,7 +64,8 @@ def line(points: Sequence[Point], x: str, y: str, text: str, from_zero: bool = F
     low = 0.0 if from_zero else min(values)
     margin = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
     high, low = high + margin, low if from_zero else low - margin
-    begin, end = points[0][0], max(points[-1][0], points[0][0] + 1)
+    begin = min(at for at, _ in points)  # of two runs in a log, the second begins again
+    end = max(begin + 1, *(at for at, _ in points))
 
     def place(one: float, value: float) -> tuple[float, float]:
         across = LEFT + (one - begin) / (end - begin) * (WIDTH - LEFT - RIGHT)
@@ -86,9 +87,11 @@ def line(points: Sequence[Point], x: str, y: str, text: str, from_zero: bool = F
 
 
 def _parts(points: Sequence[Point]) -> list[list[Point]]:
-    """Stretches without a gap, each thinned out."""
+    """Stretches without a gap and without a way back, each thinned out."""
     parts: list[list[Point]] = [[]]
     for point in points:
+        if parts[-1] and point[0] <= parts[-1][-1][0]:
+            parts.append([])
         if math.isfinite(point[1]):
             parts[-1].append(point)
         elif parts[-1]:

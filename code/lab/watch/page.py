@@ -9,9 +9,10 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from lab import logs
 from lab.watch import figures, liveness, picture
 from lab.watch.asked import words
-from lab.watch.causes import EXIT
+from lab.watch.causes import EXIT, WORLD
 from lab.watch.markup import Markup, element, grid, join, pairs, table, void
 from lab.watch.picture import Picture
 from lab.watch.table import figure, gib, why
@@ -24,6 +25,9 @@ KEY = ("world_size", "data_parallel_size", "tensor_model_parallel_size",
        "global_batch_size", "train_iters", "fp16", "bf16", "recompute_granularity",
        "sequence_parallel", "use_distributed_optimizer", "use_flash_attn", "lr", "device")
 BEFORE, AFTER, LAST = 8, 6, 30  # lines of the log around the root cause, and at its end
+LONGEST = 2000  # characters of one of them
+CPU = "the CPU"  # what a rank on none calls its device
+OVERHEAD = "CUDA's context, NCCL's buffers and what PyTorch reserves"
 MOST_BARS, MOST_ROWS = 32, 256
 GOOD = {"COMPLETED", "RUNNING", "COMPLETING", "PENDING"}
 
@@ -56,6 +60,12 @@ def document(shown: Picture, script: str, accounting: Sequence[dict[str, str]],
         "html", head, element("body", element("main", *body)), lang="en") + "\n")
 
 
+def cut(line: str) -> str:
+    """A progress bar without a line's end may be megabytes long."""
+    left = len(line) - LONGEST
+    return line if left <= 0 else f"{line[:LONGEST]}... ({left} more characters)"
+
+
 def section(title: str, *children: object) -> Markup:
     return element("section", element("h2", title), *children)
 
@@ -85,7 +95,7 @@ def trouble(shown: Picture) -> Markup | None:
         line = shown.root.line
         begin = max(0, line - BEFORE)
         excerpt = [element("mark", text) if begin + index == line else text
-                   for index, text in enumerate(shown.lines[begin:line + AFTER])]
+                   for index, text in enumerate(map(cut, shown.lines[begin:line + AFTER]))]
         parts.append(element("pre", join(join([one, "\n"]) for one in excerpt)))
     for one in shown.mismatches:
         parts.append(element("p", element("strong", "Not as asked: "), str(one),
@@ -118,10 +128,18 @@ def configuration(shown: Picture) -> Markup | None:
 
 
 def _steady(shown: Picture) -> list[float]:
-    """Milliseconds of all lines but the first, which holds the start."""
-    values = [one.milliseconds for one in shown.iterations
-              if one.milliseconds is not None and math.isfinite(one.milliseconds)]
-    return values[1:] or values
+    """Milliseconds of all lines but the first of each start, which holds the start."""
+    every, steady, fresh = [], [], True
+    for line in shown.lines:
+        fresh = fresh or WORLD in line
+        one = logs.parse_line(line)
+        if one is None or not math.isfinite(one.milliseconds):
+            continue
+        every.append(one.milliseconds)
+        if not fresh:
+            steady.append(one.milliseconds)
+        fresh = False
+    return steady or every
 
 
 def times(shown: Picture) -> Markup | None:
@@ -132,10 +150,11 @@ def times(shown: Picture) -> Markup | None:
         return None
     median = statistics.median(steady)
     text = (f"Milliseconds per iteration: median {median:.1f}, from {min(steady):.1f} to "
-            f"{max(steady):.1f}" + (" (without the log's first line)." if len(points) > 1 else "."))
+            f"{max(steady):.1f}"
+            + (" (without the first line of each start)." if len(points) > 1 else "."))
     said = [text]
     batch, length = shown.latest.global_batch, shown.config.get("seq_length", "")
-    if batch and length.isdigit():
+    if batch and length.isdigit() and median > 0:
         said.append(f" {1000 * batch * int(length) / median:,.0f} tokens per second.")
     if shown.latest.tflops is not None:
         said.append(f" {shown.latest.tflops:.3g} TFLOP/s per device at the last.")
@@ -163,23 +182,34 @@ def losses(shown: Picture) -> Markup | None:
 
 def memory(shown: Picture) -> Markup | None:
     """What each rank used: by its file, else by the line that the trainer prints once."""
-    rows = [(f"rank {one.number} ({one.node})", one.memory_used, one.memory_peak, one.memory_total)
-            for one in shown.files if one.memory_used is not None]
+    files = [one for one in shown.files if one.memory_used is not None]
+    on_card = any(one.on_card for one in files)
+    # In use on the card and the tensors' peak are two things: a bar is one of them.
+    rows = [(f"rank {one.number} ({one.node})", one.memory_used if one.on_card else
+             max(one.memory_used, one.memory_peak or 0), one.memory_total) for one in files]
     if not rows:
-        rows = [(f"rank {rank}", used, peak, None)
+        rows = [(f"rank {rank}", max(used, peak), None)
                 for rank, (used, peak) in sorted(picture.log_memory(shown.lines).items())]
     if not rows:
         return None
-    kind = "the card's memory" if shown.device else (
-        "allocated on the GPU" if any(one.gpu is not None for one in shown.files)
-        else "the process's memory")
-    top = max(max(used, peak or 0) for _, used, peak, _ in rows)
-    text = f"Memory per rank ({kind}); the highest peak is {gib(top)} GiB."
-    bars = figures.bars([(name, max(used, peak or 0) / 2**30, whole and whole / 2**30)
-                         for name, used, peak, whole in rows[:MOST_BARS]], "GiB", text)
+    top = max(size for _, size, _ in rows)
+    text = f"Memory per rank ({_kind_of_memory(shown)}); the highest peak is {gib(top)} GiB."
+    if on_card:
+        peak = max((one.memory_peak or 0 for one in files), default=0)
+        text = (f"Memory in use on each rank's card at its last word, with {OVERHEAD}: at most "
+                f"{gib(top)} GiB. Its tensors' peak: at most {gib(peak)} GiB.")
+    bars = figures.bars([(name, size / 2**30, whole and whole / 2**30)
+                         for name, size, whole in rows[:MOST_BARS]], "GiB", text)
     more = f" The first {MOST_BARS} of {len(rows)} ranks." if len(rows) > MOST_BARS else None
     return section("Memory", element("figure", bars, element(
         "figcaption", text, more, virtual(shown))))
+
+
+def _kind_of_memory(shown: Picture) -> str:
+    """What the trainer's two figures are of: a card's tensors, or a process on the CPU."""
+    devices = {one.device for one in shown.files}
+    on_gpu = devices != {CPU} if devices else "cuda" in shown.config.get("device", "")
+    return "tensors on the GPU" if shown.device or on_gpu else "the process's memory"
 
 
 def pipeline(shown: Picture, timeline: bytes | None) -> Markup | None:
@@ -196,7 +226,9 @@ def pipeline(shown: Picture, timeline: bytes | None) -> Markup | None:
 def ranks_table(shown: Picture) -> Markup | None:
     if not shown.rows:
         return None
-    head = ("rank", "node", "GPU", "stage", "state", "iteration", "memory (GiB)", "peak (GiB)",
+    used, peak = ("in use", "tensors' peak") if any(one.on_card for one in shown.files) else (
+        "memory", "peak")
+    head = ("rank", "node", "GPU", "stage", "state", "iteration", f"{used} (GiB)", f"{peak} (GiB)",
             "of (GiB)", "why")
     rows = []
     for row in shown.rows[:MOST_ROWS]:
@@ -217,9 +249,10 @@ def errors(shown: Picture) -> Markup | None:
         return None
     rows = [("root cause" if one is shown.root else
              "follows" if one.tier == EXIT or shown.root else "noticed", one.kind,
-             ", ".join(map(str, one.ranks)) or "-", element("code", one.text), one.line + 1)
-            for one in shown.causes]
-    return section("Errors in the log", table(("", "kind", "ranks", "message", "line"), rows))
+             ", ".join(map(str, one.ranks)) or "-", element("code", one.text),
+             *([one.line + 1] if shown.is_whole else ())) for one in shown.causes]
+    head = ("", "kind", "ranks", "message", *(["line"] if shown.is_whole else ()))
+    return section("Errors in the log", table(head, rows))
 
 
 def ledger(accounting: Sequence[dict[str, str]]) -> Markup | None:
@@ -236,4 +269,4 @@ def ledger(accounting: Sequence[dict[str, str]]) -> Markup | None:
 def log_end(shown: Picture) -> Markup | None:
     if not shown.lines:
         return None
-    return section("The end of the log", element("pre", "\n".join(shown.lines[-LAST:])))
+    return section("The end of the log", element("pre", "\n".join(map(cut, shown.lines[-LAST:]))))

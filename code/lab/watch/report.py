@@ -32,7 +32,7 @@ def write(job: Job, output: str | None) -> Path:
             f"it is a folder; nearest: {path / f'{name}_{job.number}.html'}" if path.is_dir() else
             f"there is no folder {path.parent}; make it first"))
     shown = picture.take(job, ranks.processes(Layout(home)))
-    text = page.document(shown, slurm.script(job.number), slurm.accounting(job.number),
+    text = page.document(shown, shown.script, slurm.accounting(job.number),
                          timeline(shown), time.strftime("%Y-%m-%d %H:%M"))
     try:
         workspace.put_whole(path, text.encode(errors="replace"))

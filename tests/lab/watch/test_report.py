@@ -246,3 +246,57 @@ def test_a_job_that_slurm_forgot_is_found_by_its_kept_description(workspace_with
     assert slurm.script(12) == "#!/bin/bash\n"
     with pytest.raises(LabError, match="not running"):
         slurm.find(13)
+
+
+def test_iterations_of_no_time_have_no_speed(tmp_path):
+    at_once = [LINE.format(n=n, ms=0.0, loss="", label="") for n in range(1, 4)]
+    shown = render(take(tmp_path, job("COMPLETED"), lines(*at_once, until=0)))
+    assert "median 0.0" in shown.text and "tokens per second" not in shown.text
+
+
+def test_a_second_run_in_a_log_stays_within_the_figure():
+    points = [(float(n), 1.0) for n in (*range(1, 21), *range(1, 11))]
+    root = ET.fromstring(figures.line(points, "x", "y", "words"))
+    drawn = [one.get("points").split() for one in
+             root.iter("{http://www.w3.org/2000/svg}polyline")]
+    assert [len(one) for one in drawn] == [20, 10]
+    across = [float(point.split(",")[0]) for one in drawn for point in one]
+    assert min(across) == figures.LEFT and max(across) == figures.WIDTH - figures.RIGHT
+
+
+def test_the_first_line_of_each_start_is_no_usual_step(tmp_path):
+    slow = [LINE.format(n=n, ms=9000.0 if n == 11 else 100.0, loss="", label="")
+            for n in range(11, 15)]
+    log = lines() + lines(*slow, until=0)  # from a checkpoint: iterations go on
+    shown = render(take(tmp_path, job("COMPLETED"), log))
+    assert "from 100.0 to 103.0 (without the first line of each start)" in shown.text
+
+
+def test_a_card_s_memory_in_use_has_no_peak_of_the_tensors(tmp_path):
+    files = [virtual_file(n, state="done", max_allocated=3 * 2**30) for n in range(4)]
+    shown = render(take(tmp_path, job("COMPLETED"), lines(label=VIRTUAL), files))
+    assert ("at most 10.0 GiB. Its tensors' peak: at most 3.0 GiB." in shown.text
+            and "the highest peak" not in shown.text)
+    assert "in use (GiB)" in shown.text and "tensors' peak (GiB)" in shown.text
+
+
+@pytest.mark.parametrize(("device", "kind"), [
+    ("the CPU", "the process's memory"), ("NVIDIA H100", "tensors on the GPU")])
+def test_whose_memory_it_is_the_rank_s_device_says(tmp_path, device, kind):
+    files = [rank_file(n, device=device) for n in range(4)]
+    assert f"Memory per rank ({kind}); the highest peak is 1.0 GiB." in render(
+        take(tmp_path, job("COMPLETED"), lines(), files)).text
+
+
+def test_lines_are_numbered_in_one_whole_file_only(tmp_path):
+    whole = take(tmp_path, job("FAILED"), killed())
+    apart = take(tmp_path, job("FAILED", out=tmp_path / "o"), killed())
+    assert "messageline" in render(whole).text and "messageline" not in render(apart).text
+    assert picture.record(whole)["errors"][0]["line"] == whole.causes[0].line
+    assert picture.record(apart)["errors"][0]["line"] is None
+
+
+def test_long_lines_of_a_log_are_cut(tmp_path):
+    shown = take(tmp_path, job("FAILED"), lines("[rank 1] error: no", "x" * 10**5))
+    text = render(shown).text
+    assert len(text) < 20_000 and f"... ({10**5 - page.LONGEST} more characters)" in text

@@ -108,7 +108,7 @@ def notebook(home, name, *sources):
         "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3"}}}))
 
 
-@pytest.mark.parametrize("base_url", ["/", "/user/x/"])
+@pytest.mark.parametrize("base_url", [pytest.param("/", marks=pytest.mark.stress), "/user/x/"])
 def test_the_links_of_a_notebook_open_this_workspace_s_runs(base_url, page, runs, make_jupyter,
                                                             traffic, screenshot):
     jupyter = make_jupyter(runs, base_url)

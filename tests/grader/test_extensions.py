@@ -54,7 +54,8 @@ def test_the_servers_part_of_formgrader_is_the_instructors_alone(tmp_path, instr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(
+    signal.SIGTERM, marks=pytest.mark.stress)])
 def test_lab_formgrader_says_its_address_and_leaves_no_process(tmp_path, number):
     program = Path(sys.executable).with_name("lab")
     running = subprocess.Popen(

@@ -5,7 +5,7 @@ import pytest
 from .repeats import repeated
 
 
-@pytest.mark.slow
+@pytest.mark.stress  # test_group.py has a short one
 def test_a_job_beside_busy_loops_prints_the_same_figures(pretrain):
     first, again = repeated(pretrain, 2)
     assert first == again

@@ -63,13 +63,14 @@ def launch(dataset, ranks, per_node, flags):  # noqa: F811
     return Run(done.returncode, done.stdout, done.stderr)
 
 
-@pytest.mark.parametrize("ranks, per_node, flags", map(draw, range(20)))
+@pytest.mark.parametrize("ranks, per_node, flags", [draw(seed) for seed in range(20)])
 def test_one_process_says_what_all_ranks_say(dataset, ranks, per_node, flags):  # noqa: F811
     run = launch(dataset, ranks, per_node, flags)
     seconds = run.column("elapsed time per iteration (ms)")[-1] / 1000
     vocab_size = int(re.search(r"\(new size: (\d+)\)", run.out)[1])
     peaks = [float(found) for found in re.findall(r"max allocated: ([\d.]+)", run.out)]
     one = estimate(flags, ranks, vocab_size=vocab_size, per_node=per_node)
-    assert one.seconds == pytest.approx(seconds, rel=0.01)
+    rounded = 5e-5  # the log has tenths of milliseconds
+    assert one.seconds == pytest.approx(seconds, rel=0.01, abs=0.01 * seconds + rounded)
     mine = [size / 2**20 for size in one.peak]
-    assert [min(mine), max(mine)] == pytest.approx([min(peaks), max(peaks)], rel=0.01)
+    assert [min(mine), max(mine)] == pytest.approx([min(peaks), max(peaks)], rel=0.01, abs=2)

@@ -94,7 +94,7 @@ def test_gpt2_small_on_four_virtual_v100s_and_a_batch_that_does_not_fit(course):
     log = (course.home / f"megatron/logs/virtual_v100_{number}.txt").read_text()
     assert state == "COMPLETED|0:0", log[-3000:]
     milliseconds = {*re.findall(r"elapsed time per iteration \(ms\): (\S+) ", log)}
-    assert len(milliseconds) == 1 and 480 < float(*milliseconds) < 580
+    assert len(milliseconds) == 1 and 500 < float(*milliseconds) < 580
     (peak,) = re.findall(r"^\[Rank 0\].* max allocated: (\S+) ", log, re.M)
     assert 9_500 < float(peak) < 10_800
     (reduce,) = {*re.findall(r"backward-params-all-reduce: (\S+) ", log)}
@@ -102,7 +102,7 @@ def test_gpt2_small_on_four_virtual_v100s_and_a_batch_that_does_not_fit(course):
     number, state = submit(course, f"sbatch code/virtual_v100.sh {network} --micro-batch-size 32")
     assert state.startswith("FAILED")
     log = (course.home / f"megatron/logs/virtual_v100_{number}.txt").read_text()
-    assert re.search(r"RuntimeError: CUDA out of memory\. Tried to allocate \d+\.\d\d [MG]iB "
+    assert re.search(r"RuntimeError: CUDA out of memory\. Tried to allocate 96\.00 MiB "
                      r"\(GPU 0; 15\.78 GiB total capacity; .* already allocated; .* free; "
                      r".* reserved in total by PyTorch\)", log), log[-3000:]
 

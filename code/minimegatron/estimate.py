@@ -15,7 +15,16 @@ from dataclasses import dataclass, field, replace
 
 from minimegatron.arguments import Config
 from minimegatron.device import Card, VirtualDevice
-from minimegatron.schedules import BACKWARD, FORWARD, Schedule, check, load, splits_backward
+from minimegatron.schedules import (
+    BACKWARD,
+    FORWARD,
+    Message,
+    Schedule,
+    add_communication,
+    check,
+    load,
+    splits_backward,
+)
 from minimegatron.schedules.actions import Action, needs
 from minimegatron.schedules.simulation import run_order
 from minimegatron.solo import solo_context
@@ -148,7 +157,8 @@ class Estimator:
         messages = sum(
             cost.step.messages + m * sum(one.messages for chunk in cost.chunks
                                          for one in chunk.passes.values()) for cost in costs)
-        peaks = tuple(peak(config, schedule[stage], cost, stage)
+        programs = add_communication(schedule)
+        peaks = tuple(peak(config, programs[stage], cost, stage)
                       for stage, cost in enumerate(costs))
         return Estimate(
             seconds, tuple(cost.seconds(FORWARD) for cost in costs),
@@ -277,7 +287,7 @@ def receiver(stage: int, action: Action, stages: int, chunks: int) -> int | None
     return virtual % stages
 
 
-def peak(config: Config, actions: Sequence[Action], cost: Costs, stage: int) -> int:
+def peak(config: Config, program: Sequence[Action | Message], cost: Costs, stage: int) -> int:
     """Bytes allocated on a rank of the stage at its peak."""
     step, stages, size = cost.step, config.pipeline_model_parallel_size, message_bytes(config)
     live = step.states + config.num_micro_batches * step.batch
@@ -285,11 +295,16 @@ def peak(config: Config, actions: Sequence[Action], cost: Costs, stage: int) -> 
     # What was sent stays until as many more have followed as there are stages (p2p.Peers.send).
     sent: dict[tuple[str, int], deque[Action]] = defaultdict(lambda: deque(maxlen=stages))
     dead: set[Action] = set()  # outputs that only the queue still holds
-    for action in actions:
+    coming = 0  # messages that have room already, before the action that uses them
+    for action in program:
+        if isinstance(action, Message):
+            coming += action.end != "send"
+            continue
+        coming -= sum(place[0] != stage for place in needs(stage, action, stages, config.chunks))
         first = (action.kind, action.chunk) not in seen
         seen.add((action.kind, action.chunk))
         one = cost.of(action, first)
-        most = max(most, live + one.most + size * len(dead))
+        most = max(most, live + one.most + size * (len(dead) + coming))
         live += one.kept
         if action.kind == BACKWARD:
             dead.add(action)

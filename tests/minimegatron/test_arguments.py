@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.arguments.flags import ALREADY_SO, NOT_YET
+from minimegatron.arguments.names import ALREADY_SO, NOT_YET
 from minimegatron.arguments.parse import notes
 from minimegatron.errors import UserError
 

@@ -9,14 +9,8 @@ import os
 from collections.abc import Mapping, Sequence
 
 from minimegatron.arguments.checks import check
-from minimegatron.arguments.flags import (
-    ALREADY_SO,
-    CALLED_TODAY,
-    NOT_YET,
-    RENAMED,
-    Config,
-    Planning,
-)
+from minimegatron.arguments.flags import Config, Planning
+from minimegatron.arguments.names import ALREADY_SO, CALLED_TODAY, NOT_YET, RENAMED
 from minimegatron.errors import UserError
 
 # What a run needs and an estimate does not.

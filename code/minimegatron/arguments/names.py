@@ -1,0 +1,45 @@
+"""Flags of Megatron-LM that are no field of Config: what is to be said of each."""
+
+from __future__ import annotations
+
+# Flags of Megatron-LM that say what this trainer does anyway, with the reason it can say so.
+ALREADY_SO = {
+    "--no-masked-softmax-fusion": "there is no fused softmax kernel here",
+    "--no-bias-gelu-fusion": "there is no fused bias-GELU kernel here",
+    "--no-bias-dropout-fusion": "there is no fused bias-dropout kernel here",
+    "--no-gradient-accumulation-fusion": "product and sum are one where types allow",
+    "--no-async-tensor-model-parallel-allreduce": "tensor-parallel messages are always waited for",
+    "--no-query-key-layer-scaling": "scores are never divided by the layer's number",
+    "--attention-softmax-in-fp32": "a softmax is computed in fp32, whatever the type",
+    "--use-cpu-initialization": "weights are always drawn on the CPU",
+    "--no-load-rng": "dropout and data order have no state to load",
+    "--no-save-rng": "dropout and data order have no state to save",
+    "--mmap-warmup": "the page cache warms up by itself",
+}
+
+# Flags of Megatron-LM that people will try, and that this trainer does not have yet.
+NOT_YET = (
+    "--fp32-residual-connection", "--fp8-format",
+    "--context-parallel-size", "--rampup-batch-size",
+    "--reset-position-ids", "--reset-attention-mask",
+    "--mock-data", "--weight-decay-incr-style", "--start-weight-decay",
+    "--end-weight-decay", "--openai-gelu", "--sgd-momentum",
+)
+
+# Flags of older Megatron-LM releases, with what they are called in this one (upstream's words).
+RENAMED = {
+    "--batch-size": "--micro-batch-size",
+    "--warmup": "--lr-warmup-fraction",
+    "--model-parallel-size": "--tensor-model-parallel-size",
+    "--checkpoint-activations": "--recompute-activations, or for more control "
+                                "--recompute-granularity and --recompute-method,",
+}
+
+# Flags of 2021-12 that work, with what they are called today.
+CALLED_TODAY = {
+    "--activations-checkpoint-method": "--recompute-granularity full --recompute-method",
+    "--activations-checkpoint-num-layers": "--recompute-num-layers",
+    "--distribute-checkpointed-activations": "--distribute-saved-activations",
+    "--override-lr-scheduler": "--override-opt_param-scheduler",
+    "--use-checkpoint-lr-scheduler": "--use-checkpoint-opt_param-scheduler",
+}

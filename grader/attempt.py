@@ -1,0 +1,88 @@
+"""One grading of one submission: rebuild, run in the sandbox, probe from here.
+
+`grade` touches neither the gradebook nor any file but the one that was submitted; what comes out
+is an Attempt, which crosses between processes as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from grader.course import Course
+from grader.lab_plan import Plan
+from grader.settings import Grading
+
+if TYPE_CHECKING:
+    from grader.sandbox import Backend
+
+STATES = ("graded", "ungraded")
+LARGEST = 64_000_000  # bytes of an attempt as JSON
+
+
+class Damaged(ValueError):
+    """Bytes that are no Attempt."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What came of one grading.
+
+    `scores` has the points of every check that could be decided, `unscored` the grade_ids of the
+    others; cells that a person grades are in neither. Without a notebook there was nothing to run.
+    """
+
+    student: str
+    lab: str
+    digest: str  # SHA-256 of the very bytes that were graded; empty when there were none
+    lab_digest: str
+    state: str  # graded | ungraded
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+    notebook: dict[str, Any] | None = field(default=None, repr=False)  # nbformat 4, with outputs
+    scores: dict[str, float] = field(default_factory=dict)
+    unscored: tuple[str, ...] = ()
+    seconds: float = 0.0
+    backend: str = ""
+    isolated: bool = True
+
+    def dumps(self) -> bytes:
+        """As JSON."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def loads(cls, content: bytes) -> Attempt:
+        """The Attempt in `content`. Raises Damaged."""
+        try:
+            if len(content) > LARGEST:
+                raise Damaged(f"{len(content):,} bytes are too much")
+            found = json.loads(content)
+            if not isinstance(found, dict) or set(found) != {field.name for field in fields(cls)}:
+                raise Damaged("not the fields of an attempt")
+            made = cls(**found | {name: tuple(found[name]) for name in ("notes", "unscored")})
+        except (ValueError, TypeError, RecursionError) as error:
+            raise Damaged(str(error)) from error
+        made._require_sound()
+        return made
+
+    def _require_sound(self) -> None:
+        texts = (self.student, self.lab, self.digest, self.lab_digest, self.state, self.reason,
+                 self.backend, *self.notes, *self.unscored)
+        scores = self.scores.values() if isinstance(self.scores, dict) else [None]
+        numbers = (self.seconds, *scores)
+        if not (all(isinstance(text, str) for text in texts) and self.state in STATES
+                and all(type(number) in (int, float) and math.isfinite(number) and number >= 0
+                        for number in numbers)
+                and isinstance(self.isolated, bool)
+                and (self.notebook is None or isinstance(self.notebook, dict))
+                and not set(self.scores) & set(self.unscored)
+                and (self.state == "graded") == (not self.reason)):
+            raise Damaged("a field of the wrong kind")
+
+
+def grade(course: Course, plan: Plan, student: str, backend: Backend, settings: Grading) -> Attempt:
+    """Grade one submission. Raises nothing because of it: whatever it does ends in an Attempt.
+    Raises LabError when the course is at fault."""
+    raise NotImplementedError("lands next")

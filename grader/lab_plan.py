@@ -1,0 +1,163 @@
+"""A lab as it is graded: what students were given, with the hidden tests put back, and what each
+cell is for. Made once per batch.
+
+A lab of ours says by tags and metadata what a cell is for (docs/writing-labs.md). An instructor's
+own nbgrader assignment has no tags. There a code cell that is neither an answer nor a test is
+setup: it runs with the student's code; and its imports, functions and classes are made on the
+trusted side, too, since tests use them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import nbformat
+from nbformat import NotebookNode
+from nbgrader import utils
+
+from grader.course import Course
+from grader.records import digest_of_lab
+from lab.build.lab import Role
+from lab.build.names import Names, analyse
+from lab.build.reading import python_of
+from lab.errors import LabError
+
+TAGGED = {role.value: role for role in (Role.SETUP, Role.EXPLORE, Role.CHECK_SETUP, Role.DRIVER)}
+DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """A code cell of the lab. `index` is its place in the skeleton; `name` is for people."""
+
+    index: int
+    role: Role
+    name: str  # its grade_id, else its first line
+    grade_id: str = ""
+    points: float = 0
+    source: str = field(default="", repr=False)  # an answer's: as released
+    trusted: ast.Module | None = field(default=None, compare=False, repr=False)
+    names: Names | None = field(default=None, compare=False, repr=False)  # of `trusted`
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A lab, ready to be graded. `skeleton` is never changed: rebuild copies it."""
+
+    lab: str
+    digest: str  # of the lab's source
+    skeleton: NotebookNode = field(repr=False)
+    cells: tuple[PlannedCell, ...]
+    answers: frozenset[str]  # global names that answers and drivers of the source bind
+
+    def of(self, *roles: Role) -> list[PlannedCell]:
+        return [cell for cell in self.cells if cell.role in roles]
+
+    @cached_property
+    def points(self) -> Mapping[str, float]:
+        """Of every check, by its grade_id."""
+        return {cell.grade_id: cell.points for cell in self.of(Role.CHECK)}
+
+
+def read(course: Course, lab: str) -> Plan:
+    """The plan of a lab whose release/ is up to date (batch.release makes it). Raises LabError."""
+    source = _notebook(course, "source", lab)
+    skeleton = with_hidden_tests(_notebook(course, "release", lab), source)
+    return Plan(lab, digest_of_lab(course, lab), skeleton,
+                tuple(planned(index, cell) for index, cell in enumerate(skeleton.cells)
+                      if cell.cell_type == "code"), bound_by_answers(source))
+
+
+def _notebook(course: Course, step: str, lab: str) -> NotebookNode:
+    path = course.notebook(step, lab)
+    try:
+        return nbformat.read(path, as_version=4)
+    except FileNotFoundError as error:
+        raise LabError(f"there is no {path}: `lab release {lab}` makes it") from error
+    except Exception as error:  # nbformat lets all kinds of them out
+        raise LabError(f"{path} is no notebook: {error}") from error
+
+
+def with_hidden_tests(release: NotebookNode, source: NotebookNode) -> NotebookNode:
+    """The released notebook with the source's own text in every locked cell, as nbgrader's
+    OverwriteCells has it. Raises LabError when the two do not fit."""
+    originals = {cell.metadata.nbgrader["grade_id"]: cell for cell in source.cells
+                 if cell.metadata.get("nbgrader", {}).get("grade_id")}
+    result = deepcopy(release)
+    for cell in result.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+        if not utils.is_locked(cell):
+            continue
+        name = cell.metadata.nbgrader["grade_id"]
+        if name not in originals:
+            raise LabError(f"the release has a cell {name} that the source has not: "
+                           "`lab release` makes it anew")
+        cell.source = originals[name].source
+        cell.metadata.nbgrader["checksum"] = utils.compute_checksum(cell)
+    return result
+
+
+def planned(index: int, cell: NotebookNode) -> PlannedCell:
+    """What a code cell is for. Raises LabError when what should run on the trusted side cannot."""
+    role, name = role_of(cell), title(cell)
+    grade_id = cell.metadata.get("nbgrader", {}).get("grade_id", "")
+    points = float(cell.metadata.nbgrader["points"]) if role is Role.CHECK else 0.0
+    tagged = bool(TAGGED.keys() & set(cell.metadata.get("tags", [])))
+    tree = None
+    if role in (Role.CHECK, Role.CHECK_SETUP):
+        tree = _python(cell.source, name)
+    elif role is Role.SETUP and not tagged:
+        tree = definitions(cell.source)
+    return PlannedCell(index, role, name, grade_id, points, cell.source, tree,
+                       analyse(tree) if tree else None)
+
+
+def role_of(cell: NotebookNode) -> Role:
+    """An answer that also has points is one all the same: a person reads and grades it."""
+    if utils.is_solution(cell):
+        return Role.ANSWER
+    if utils.is_grade(cell):
+        return Role.CHECK
+    tags = [TAGGED[tag] for tag in cell.metadata.get("tags", []) if tag in TAGGED]
+    return tags[0] if tags else Role.SETUP
+
+
+def title(cell: NotebookNode) -> str:
+    """A cell's name for people: its grade_id, else its first line."""
+    first = (cell.source.strip().splitlines() or [""])[0]
+    return cell.metadata.get("nbgrader", {}).get("grade_id") or f"`{first[:60]}`"
+
+
+def _python(source: str, name: str) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError) as error:
+        raise LabError(f"the cell {name} runs on the trusted side, so it must be plain Python, "
+                       f"without magics, `!` or top-level await: {error}") from error
+
+
+def definitions(source: str) -> ast.Module:
+    """The imports, functions and classes at the top level of a cell; empty when it has none."""
+    try:
+        tree = ast.parse(python_of(source))
+    except (SyntaxError, ValueError):  # %%bash, say: then there are none
+        tree = ast.Module([], [])
+    return ast.Module([node for node in tree.body if isinstance(node, DEFINITIONS)], [])
+
+
+def bound_by_answers(source: NotebookNode) -> frozenset[str]:
+    """What the reference binds: names that a check takes from the student, even where a builtin or
+    an earlier check has the same."""
+    names: set[str] = set()
+    for cell in source.cells:
+        if cell.cell_type == "code" and role_of(cell) in (Role.ANSWER, Role.DRIVER):
+            try:
+                names |= set(analyse(ast.parse(python_of(cell.source))).binds)
+            except (SyntaxError, ValueError):  # a script
+                continue
+    return frozenset(names)

@@ -1,0 +1,221 @@
+"""bubblewrap: namespaces made by `bwrap`, as root or as an ordinary user."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from grader.sandbox import cgroups, inside, mounts, seccomp, slots
+from grader.sandbox.interface import Limits, Unavailable
+from grader.sandbox.running import Running
+from grader.sandbox.watchdog import Watchdog
+
+OLDEST = (0, 6)  # the first with --size and --perms
+CAP_SYS_ADMIN = 21
+# What inside.stage needs to become an ordinary user, and gives up with it.
+CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
+# Before bwrap: be the kernel's first choice when the machine is out of memory; enter the groups.
+_ENTER = ('echo 1000 2>/dev/null >/proc/self/oom_score_adj; '
+          'while [ "$1" != -- ]; do echo $$ >"$1" || exit 125; shift; done; shift; exec "$@"')
+
+
+class Bubblewrap:
+    """Fresh namespaces of every kind around one command.
+
+    With root's rights over the machine, bwrap mounts as root and the command goes on as an ordinary
+    user; without them, bwrap makes a user namespace.
+    """
+
+    name = "bubblewrap"
+
+    @cached_property
+    def bwrap(self) -> str:
+        """Its path. Raises Unavailable where it is missing or too old."""
+        found = shutil.which("bwrap", path=os.environ.get("PATH", "") + ":/usr/bin:/usr/local/bin")
+        if found is None:
+            raise Unavailable("bubblewrap is not installed: apt install bubblewrap")
+        said = subprocess.run([found, "--version"], capture_output=True, text=True).stdout.strip()
+        numbers = tuple(int(part) for part in said.rpartition(" ")[2].split(".")[:2]
+                        if part.isdigit())
+        if numbers < OLDEST:
+            raise Unavailable(f"{said or found} is too old: 0.6 or newer is needed, which Debian "
+                              "12 and Ubuntu 22.04 have")
+        return found
+
+    @cached_property
+    def fresh_proc(self) -> bool:
+        """Whether a sandbox may have a /proc of its own. In some containers the kernel refuses."""
+        cgroups.sweep()
+        words = [*outside(slots.FIRST), self.bwrap, *namespaces(slots.FIRST), "--ro-bind", "/", "/",
+                 "--proc", "/proc", "/bin/true"]
+        return subprocess.run(words, capture_output=True).returncode == 0
+
+    def start(self, command: Sequence[str], limits: Limits, *,
+              files: Mapping[str, bytes] | None = None,
+              environment: Mapping[str, str] | None = None) -> Running:
+        packed = mounts.archive(dict(files or {}))
+        with contextlib.ExitStack() as undo:
+            uid = slots.FIRST
+            if os.geteuid() == 0 and slots.mapped():
+                slot = slots.take()
+                undo.callback(slot.free)
+                uid = slot.uid
+            group = cgroups.make(limits)
+            if group:
+                undo.callback(group.remove)
+            with Inherited() as inherited:
+                words = [self.bwrap, *namespaces(uid),
+                         "--seccomp", inherited.data(seccomp.program()),
+                         *folders(mounts.visible(uid), limits, self.fresh_proc, inherited.data),
+                         *variables(mounts.environment(dict(environment or {})))]
+                if packed is not None:
+                    words += ["--perms", "0444", "--ro-bind-data", inherited.data(packed),
+                              mounts.FILES]
+                words += ["--remount-ro", "/", "--", *inside.stage(
+                    command, limits, uid=uid if privileged() else None, unpack=bool(packed))]
+                words = [*outside(uid), *words]
+                doors = group.doors if group else []
+                running = launched(["/bin/sh", "-c", _ENTER, "sh", *doors, "--", *words],
+                                   inherited, limits, group)
+            running.at_end(undo.pop_all().close)
+        return running
+
+
+def privileged() -> bool:
+    """Whether this process may mount and change users itself."""
+    if os.geteuid() or not slots.mapped():
+        return False
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        effective = next(line for line in lines if line.startswith("CapEff:"))
+        return bool(int(effective.split()[1], 16) >> CAP_SYS_ADMIN & 1)
+    return False
+
+
+def outside(uid: int) -> list[str]:
+    """Put before bwrap: root without rights over the machine becomes an ordinary user first."""
+    if os.geteuid() or privileged() or not slots.mapped():
+        return []
+    return [inside.program("setpriv"), f"--reuid={uid}", f"--regid={uid}", "--clear-groups",
+            "--inh-caps=-all", "--"]
+
+
+def namespaces(uid: int) -> list[str]:
+    """bwrap's options for being apart, and for ending with the grader."""
+    words = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts",
+             "--unshare-cgroup-try", "--hostname", mounts.HOSTNAME, "--die-with-parent",
+             "--new-session", "--clearenv"]
+    if privileged():
+        return words + [word for name in CAPABILITIES for word in ("--cap-add", name)]
+    return [*words, "--unshare-user", "--uid", str(uid), "--gid", str(uid), "--cap-drop", "ALL"]
+
+
+def folders(view: mounts.Visible, limits: Limits, fresh_proc: bool,
+            data: Callable[[bytes], str]) -> list[str]:
+    """bwrap's options for all that is mounted; `data` makes a descriptor with that content."""
+    words, masks = [], []
+    for where, target in view.links:
+        words += ["--symlink", target, where]
+    words += ["--proc", "/proc"] if fresh_proc else _fixed_proc()
+    words += ["--dev", "/dev"]
+    for where in mounts.folders_above([*mounts.WRITABLE, mounts.FILES]):
+        words += _folder(where)
+    for where in mounts.WRITABLE:
+        words += ["--perms", "1777", "--size", str(limits.disk), "--tmpfs", where]
+    words += ["--remount-ro", "/dev", "--chdir", mounts.HOME]
+    for where, text in view.texts:
+        words += [*_folder(os.path.dirname(where)),
+                  "--perms", "0444", "--ro-bind-data", data(text), where]
+    for kind, where, source in view.steps():
+        for above in mounts.folders_above([where]):
+            if not view.covered(above):
+                words += _folder(above)
+        if kind == "mask":
+            words += ["--perms", "0755", "--size", "65536", "--tmpfs", where]
+            masks += ["--remount-ro", where]
+        else:
+            words += ["--ro-bind", source, where]
+    return words + masks
+
+
+def _folder(where: str) -> list[str]:
+    return ["--perms", "0755", "--dir", where]
+
+
+def _fixed_proc() -> list[str]:
+    return [*_folder("/proc"),
+            *(word for path in mounts.PROC for word in ("--ro-bind-try", path, path))]
+
+
+def variables(environment: Mapping[str, str]) -> list[str]:
+    return [word for pair in environment.items() for word in ("--setenv", *pair)]
+
+
+class Inherited:
+    """Descriptors for one child: contents that it reads, and a pipe that it answers on."""
+
+    def __enter__(self) -> Inherited:
+        self.descriptors: list[int] = []
+        self.answer, self._asked = os.pipe()
+        return self
+
+    def data(self, content: bytes) -> str:
+        descriptor = os.memfd_create("sandbox")
+        self.descriptors.append(descriptor)
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(content)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        return str(descriptor)
+
+    @property
+    def asked(self) -> int:
+        return self._asked
+
+    def for_child(self) -> Iterator[int]:
+        yield from self.descriptors
+        yield self._asked
+
+    def given(self) -> None:
+        """The child has them: ours go, so that the end of its answer is seen."""
+        for descriptor in self.for_child():
+            os.close(descriptor)
+        self.descriptors, self._asked = [], -1
+
+    def __exit__(self, *error: object) -> None:
+        if self._asked >= 0:
+            self.given()
+        os.close(self.answer)
+
+
+def launched(words: Iterable[str], inherited: Inherited, limits: Limits,
+             group: cgroups.Group | None) -> Running:
+    """Start the command line, learn its first process, watch it."""
+    words = list(words)
+    at = words.index("--seccomp")
+    words[at:at] = ["--info-fd", str(inherited.asked)]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
+                               stderr=subprocess.PIPE, pass_fds=tuple(inherited.for_child()),
+                               env={}, cwd="/")
+    inherited.given()
+    first, pid = _first_process(inherited.answer)
+    running = Running(process, first)
+    if first is not None:
+        running.watch(Watchdog(pid, limits, group, running.strike))
+    return running
+
+
+def _first_process(answer: int) -> tuple[int | None, int]:
+    """(pidfd, number) of the sandbox's PID 1 as bwrap tells them; (None, 0) where it failed."""
+    with open(answer, "rb", closefd=False) as file:
+        told = file.read()  # to its end: bwrap closes its side, or has ended
+    try:
+        pid = int(json.loads(told)["child-pid"])
+        return os.pidfd_open(pid), pid
+    except (ValueError, KeyError, TypeError, ProcessLookupError):
+        return None, 0

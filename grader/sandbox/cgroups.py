@@ -1,0 +1,176 @@
+"""A kernel control group for each sandbox, where this process may make one; else None."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from grader.sandbox.interface import Limits
+
+MOUNT = Path("/sys/fs/cgroup")
+PREFIX = "lab-sandbox"
+# In the group beside the sandbox's own: sh, bwrap and its helper inside.
+HELPERS = 4
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Folders of one sandbox's group: one in version 2, one for each controller in version 1."""
+
+    memory: Path
+    folders: tuple[Path, ...]
+    version: int
+
+    @property
+    def doors(self) -> list[str]:
+        """Files that a process writes its number into to enter."""
+        return [str(folder / "cgroup.procs") for folder in self.folders]
+
+    def used(self) -> int:
+        """Bytes that it takes, without cached files, which the kernel drops when it needs to."""
+        name, cached = (("memory.current", ("inactive_file", "active_file")) if self.version == 2
+                        else ("memory.usage_in_bytes", ("total_inactive_file",
+                                                        "total_active_file")))
+        total = _number(self.memory / name)
+        return total - sum(_field(self.memory / "memory.stat", field) for field in cached)
+
+    def memory_passed(self) -> bool:
+        """Whether the kernel has killed one of its processes for memory."""
+        name = "memory.events" if self.version == 2 else "memory.oom_control"
+        return _field(self.memory / name, "oom_kill") > 0
+
+    def remove(self) -> None:
+        """After its last process; a killed one may take a moment to leave."""
+        for folder in self.folders:
+            for _ in range(50):
+                try:
+                    folder.rmdir()
+                    break
+                except FileNotFoundError:
+                    break
+                except OSError as error:
+                    if error.errno != errno.EBUSY:
+                        break
+                    time.sleep(0.01)
+
+
+def make(limits: Limits, mount: Path = MOUNT) -> Group | None:
+    """A group with the limits on memory and processes, or None where that is not allowed."""
+    name = f"{PREFIX}-{os.getpid()}-{next(_numbers)}"
+    memberships = _memberships()
+    with contextlib.suppress(OSError):
+        if "memory" in memberships:
+            return _make_1(limits, mount, name, memberships)
+        if "" in memberships:
+            return _make_2(limits, mount, name, memberships[""])
+    return None
+
+
+def _make_1(limits: Limits, mount: Path, name: str, memberships: dict[str, str]) -> Group:
+    made = []
+    try:
+        memory = _below(mount / "memory", memberships["memory"], name)
+        made.append(memory)
+        (memory / "memory.limit_in_bytes").write_text(_hard(limits))
+        with contextlib.suppress(OSError):  # a kernel without swap accounting
+            (memory / "memory.memsw.limit_in_bytes").write_text(_hard(limits))
+        if "pids" in memberships:
+            with contextlib.suppress(OSError):
+                pids = _below(mount / "pids", memberships["pids"], name)
+                made.append(pids)
+                (pids / "pids.max").write_text(str(limits.processes + HELPERS))
+    except OSError:
+        Group(Path(), tuple(made), 1).remove()
+        raise
+    return Group(memory, tuple(made), 1)
+
+
+def _make_2(limits: Limits, mount: Path, name: str, own: str) -> Group:
+    unified = mount / "unified" if (mount / "unified").is_dir() else mount
+    above = unified / own.lstrip("/")
+    with contextlib.suppress(OSError):  # refused where processes are in it, as ours is
+        (above / "cgroup.subtree_control").write_text("+memory +pids")
+    if "memory" not in (above / "cgroup.subtree_control").read_text().split():
+        # A desktop's slice is its user's own. Never out of a group that limits this process.
+        if (above / "memory.max").read_text().strip() != "max":
+            raise PermissionError(f"{above} limits memory")
+        above = above.parent
+        if "memory" not in (above / "cgroup.subtree_control").read_text().split():
+            raise PermissionError(f"{above} has no memory controller")
+    folder = above / name
+    folder.mkdir()
+    group = Group(folder, (folder,), 2)
+    try:
+        (folder / "memory.max").write_text(_hard(limits))
+        (folder / "memory.oom.group").write_text("1")
+        with contextlib.suppress(OSError):
+            (folder / "memory.swap.max").write_text("0")
+        with contextlib.suppress(OSError):
+            (folder / "pids.max").write_text(str(limits.processes + HELPERS))
+        if not os.access(above / "cgroup.procs", os.W_OK):  # entering needs the way out, too
+            raise PermissionError(f"{above} is not ours")
+    except OSError:
+        group.remove()
+        raise
+    return group
+
+
+def _below(controller: Path, own: str, name: str) -> Path:
+    folder = controller / own.lstrip("/") / name
+    folder.mkdir()
+    return folder
+
+
+def _memberships() -> dict[str, str]:
+    """This process's group by controller; "" is that of version 2."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            found |= dict.fromkeys(controllers.split(","), path)
+    return found
+
+
+def _hard(limits: Limits) -> str:
+    """For the kernel. The watchdog ends it before: the kernel tries for seconds to free memory."""
+    return str(limits.memory * 9 // 8)
+
+
+def _number(path: Path) -> int:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _field(path: Path, name: str) -> int:
+    try:
+        for line in path.read_text().splitlines():
+            key, _, value = line.partition(" ")
+            if key == name:
+                return int(value)
+    except (OSError, ValueError):
+        pass
+    return 0
+
+
+def sweep(mount: Path = MOUNT) -> None:
+    """Remove empty groups that a killed grader left behind."""
+    memberships = _memberships()
+    for controller, own in memberships.items():
+        if controller not in ("memory", "pids", ""):
+            continue
+        base = mount / (controller or "unified")
+        base = base if base.is_dir() else mount
+        for above in (base / own.lstrip("/"), (base / own.lstrip("/")).parent):
+            for folder in above.glob(f"{PREFIX}-*"):
+                owner = folder.name.split("-")[2]
+                if not Path("/proc", owner).exists():
+                    with contextlib.suppress(OSError):  # still in use, or not ours
+                        folder.rmdir()

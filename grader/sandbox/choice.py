@@ -1,0 +1,43 @@
+"""Which back-end: the first that holds on this machine. None is no answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from grader.course import require_known
+from grader.sandbox.bubblewrap import Bubblewrap
+from grader.sandbox.interface import MB, Backend, Limits, Unavailable
+
+BACKENDS: dict[str, Callable[[], Backend]] = {"bubblewrap": Bubblewrap}
+SMALL = Limits(memory=256 * MB, processes=16, disk=1 * MB)
+
+
+def choose(name: str | None = None) -> Backend:
+    """The first back-end that starts and is shut; `name`, else $LAB_SANDBOX, insists on one.
+
+    Raises Unavailable that says why each is not to be had, and LabError for an unknown name.
+    """
+    name = name or os.environ.get("LAB_SANDBOX") or None
+    if name:
+        require_known("sandbox", name, BACKENDS, "c.Grading.sandbox and LAB_SANDBOX")
+    reasons = []
+    for one in [name] if name else BACKENDS:
+        backend = BACKENDS[one]()
+        try:
+            try_out(backend)
+            return backend
+        except Unavailable as error:
+            reasons.append(f"{one}: {error}")
+    raise Unavailable("no sandbox holds on this machine, and without one nothing is graded.\n"
+                      + "\n".join(reasons))
+
+
+def try_out(backend: Backend) -> None:
+    """Whether it starts at all. Raises Unavailable."""
+    with backend.start(["/bin/sh", "-c", "echo ready"], SMALL) as running:
+        with open(running.stdout, "rb", closefd=False) as file:
+            said = file.read()
+        if said != b"ready\n":
+            running.process.wait(5)
+            raise Unavailable(f"does not start ({running.why()}): {running.noise().strip()}")

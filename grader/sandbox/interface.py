@@ -1,0 +1,54 @@
+"""What every back-end promises: limits, a way to start, and a way to choose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from grader.sandbox.running import Running
+from lab.errors import LabError
+
+MB, GB = 1 << 20, 1 << 30
+
+
+class Unavailable(LabError):
+    """No sandbox that holds: says what got out, or what is missing, and what to install."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one sandbox. Bytes, unless it says otherwise."""
+
+    memory: int = 2 * GB  # sum over its processes and over its files, which are in memory
+    processes: int = 128  # threads count: torch and BLAS start one for every core
+    file_size: int = 128 * MB  # of a single file
+    disk: int = 256 * MB  # in each of the folders it may write to; all of it counts as memory
+    open_files: int = 512  # descriptors of one process
+    cpu_seconds: int | None = None  # of one process
+
+    def __post_init__(self) -> None:
+        least = {"memory": 64 * MB, "processes": 4, "file_size": 4096, "disk": 64 * 1024,
+                 "open_files": 16, "cpu_seconds": 1}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value is None and name == "cpu_seconds":
+                continue
+            if not isinstance(value, int) or value < smallest:
+                raise LabError(f"limit {name}={value!r} of a sandbox: at least {smallest}")
+
+
+class Backend(Protocol):
+    """A way to run a program apart from everything else."""
+
+    name: str
+
+    def start(self, command: Sequence[str], limits: Limits, *,
+              files: Mapping[str, bytes] | None = None,
+              environment: Mapping[str, str] | None = None) -> Running:
+        """Start `command` in a new sandbox; `files` by their path below its home folder.
+
+        The sandbox ends with the *thread* that started it, so start from one that lives long.
+        Raises LabError for a file outside the home, Unavailable where nothing can be started.
+        """
+        ...

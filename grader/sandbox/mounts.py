@@ -1,0 +1,133 @@
+"""The one list of what a sandbox sees, for every back-end. What is not in it is not there."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import tarfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.errors import LabError
+from lab.workspace import CHECKOUT, CODE
+
+HOME = "/home/student"
+FILES = "/run/files.tar"  # the submission's extra files, unpacked into the home at the start
+HOSTNAME = "sandbox"
+USER = "student"
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+# Of /etc, only what programs need to start; /proc files of a machine that refuses a fresh /proc.
+ETC = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/etc/ssl/openssl.cnf")
+PROC = ("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/version")
+WRITABLE = (HOME, "/tmp", "/dev/shm")
+
+
+@dataclass(frozen=True)
+class Visible:
+    """Everything is read-only. Apply in order: links, binds from the outermost in, with masks."""
+
+    links: tuple[tuple[str, str], ...]  # (where, what it says)
+    binds: tuple[tuple[str, str], ...]  # (where, the folder or file shown there)
+    masks: tuple[str, ...]  # folders inside a bind that are shown empty
+    texts: tuple[tuple[str, bytes], ...]  # made-up files
+
+    def steps(self) -> list[tuple[str, str, str]]:
+        """(kind, where, source), parents before children; kind is bind or mask."""
+        steps = [("bind", *pair) for pair in self.binds]
+        steps += [("mask", path, "") for path in self.masks]
+        return sorted(steps, key=lambda step: (step[1].count("/"), step[1]))
+
+    def covered(self, folder: str) -> bool:
+        """Whether a folder inside comes with a bind, so that nothing has to be made there."""
+        above = [(kind, where) for kind, where, _ in self.steps()
+                 if Path(folder).is_relative_to(where)]
+        return bool(above) and above[-1][0] == "bind"
+
+    def shows(self, path: Path) -> bool:
+        """Whether this file or folder of the host can be seen inside."""
+        real = path.resolve()
+        closest = [("", -1)]
+        for kind, where, source in self.steps():
+            folder = Path(source or where)
+            if real.is_relative_to(folder):
+                closest.append((kind, len(folder.parts)))
+        return max(closest, key=lambda pair: (pair[1], pair[0] == "mask"))[0] == "bind"
+
+
+def visible(uid: int, prefixes: Iterable[str] | None = None, code: Path = CODE,
+            checkout: Path = CHECKOUT, grader: Path | None = None) -> Visible:
+    """For a student with this number. Raises LabError for an environment that cannot be shown."""
+    prefixes = (sys.base_prefix, sys.prefix) if prefixes is None else tuple(prefixes)
+    grader = Path(__file__).resolve().parents[1] if grader is None else grader
+    links, binds = [], {}
+    for path in (*SYSTEM, *ETC):
+        if os.path.islink(path) and path in SYSTEM:
+            links.append((path, os.readlink(path)))
+        elif os.path.exists(path):
+            binds[path] = os.path.realpath(path)
+    for folder in (*prefixes, str(code)):
+        _require_narrow(folder)
+        for where in {os.path.abspath(folder), os.path.realpath(folder)}:
+            binds[where] = os.path.realpath(folder)
+    sources = {Path(source) for source in binds.values()}
+    masks = [str(path) for path in {checkout.resolve(), grader.resolve()}
+             if any(path.is_relative_to(folder) for folder in sources)]
+    return Visible(tuple(links), tuple(sorted(binds.items())), tuple(sorted(masks)), _texts(uid))
+
+
+def _require_narrow(folder: str) -> None:
+    """A prefix like / or a home folder would show everything there."""
+    real = Path(folder).resolve()
+    if len(real.parts) < 2 or Path.home().resolve().is_relative_to(real):
+        raise LabError(f"the Python environment is {real} itself, and a sandbox shows all of it to "
+                       "students' code: make one in a folder of its own (make grade does)")
+
+
+def _texts(uid: int) -> tuple[tuple[str, bytes], ...]:
+    return (("/etc/passwd", f"{USER}:x:{uid}:{uid}::{HOME}:/bin/bash\n".encode()),
+            ("/etc/group", f"{USER}:x:{uid}:\n".encode()),
+            ("/etc/hostname", f"{HOSTNAME}\n".encode()),
+            ("/etc/hosts", f"127.0.0.1 localhost {HOSTNAME}\n".encode()),
+            ("/etc/nsswitch.conf", b"passwd: files\ngroup: files\nhosts: files\n"))
+
+
+def environment(extra: dict[str, str]) -> dict[str, str]:
+    """All the variables of a sandbox; none of the grader's own get in."""
+    programs = [os.path.join(sys.prefix, "bin"), "/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin"]
+    return {"HOME": HOME, "PATH": os.pathsep.join(programs), "LANG": "C.UTF-8", "TZ": "UTC",
+            "USER": USER, "LOGNAME": USER, "SHELL": "/bin/bash", "TMPDIR": "/tmp",
+            "LAB_HOME": f"{HOME}/workspace", "PYTHONPATH": str(CODE), "PYTHONSAFEPATH": "1",
+            "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "MPLBACKEND": "agg",
+            "OMP_NUM_THREADS": "1", "TERM": "dumb"} | extra
+
+
+def python(module: str) -> list[str]:
+    """The command that runs a module of `code/` inside, whatever the environment's own says."""
+    start = f"import sys, runpy; sys.path.insert(0, {str(CODE)!r}); sys.argv[:] = [{module!r}]; "
+    return [sys.executable, "-I", "-c",
+            start + f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"]
+
+
+def folders_above(paths: Iterable[str]) -> list[str]:
+    """Every parent folder of `paths`, outermost first, without the root."""
+    found = {str(parent) for path in paths for parent in Path(path).parents}
+    return sorted(found - {"/"}, key=lambda path: (path.count("/"), path))
+
+
+def archive(files: dict[str, bytes]) -> bytes | None:
+    """The files as a tar. Raises LabError for one that would lie outside the home."""
+    if not files:
+        return None
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for name, content in sorted(files.items()):
+            path = Path(os.path.normpath(os.path.join(HOME, name)))
+            if not path.is_relative_to(HOME) or path == Path(HOME) or "\0" in name:
+                raise LabError(f"file {name!r} for a sandbox: a path below {HOME}")
+            entry = tarfile.TarInfo(str(path.relative_to(HOME)))
+            entry.size, entry.mode, entry.type = len(content), 0o644, tarfile.REGTYPE
+            tar.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
+

@@ -1,0 +1,126 @@
+"""One started sandbox: its pipes, its end, and the reason for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+
+NOISE = 64 * 1024  # bytes of stderr that are kept
+PATIENCE = 5.0  # seconds for a killed sandbox to be gone; it takes milliseconds
+
+
+class Running:
+    """`stdin` and `stdout` are file descriptors, blocking ones; the other ends are inside."""
+
+    def __init__(self, process: subprocess.Popen, first: int | None) -> None:
+        """`first`: a pidfd of the process whose end is the end of all inside; we own it now."""
+        self.process = process
+        self.stdin, self.stdout = process.stdin.fileno(), process.stdout.fileno()
+        self.watchdog = None
+        self._first = first
+        self._at_end: list[Callable[[], None]] = []
+        self._lock = threading.RLock()
+        self._killed = self._gone = False
+        self._noise = bytearray()
+        self._reader = threading.Thread(target=self._listen, name="sandbox stderr", daemon=True)
+        self._reader.start()
+
+    def at_end(self, work: Callable[[], None]) -> None:
+        """Called once, when all of it is gone: free a slot, remove a group."""
+        self._at_end.append(work)
+
+    def watch(self, watchdog) -> None:
+        self.watchdog = watchdog
+        watchdog.start()
+
+    def poll(self) -> int | None:
+        """The exit code, once everything inside is gone; None while it runs.
+
+        Negative for a signal. What it wrote before can still be read.
+        """
+        code = self.process.poll()
+        if code is not None:
+            self._finish()
+        return None if code is None else _signed(code)
+
+    def kill(self) -> None:
+        """End it, whatever it is doing, and close its pipes; returns when every process is gone."""
+        with self._lock:
+            if not self._gone:
+                self._killed = self._killed or self.process.poll() is None
+                self.strike()
+                self._finish()
+            for stream in (self.process.stdin, self.process.stdout):
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
+
+    def strike(self) -> None:
+        """Only the blow. The kernel ends a PID namespace with its first process."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._first is not None:
+                signal.pidfd_send_signal(self._first, signal.SIGKILL)
+            else:
+                self.process.kill()
+
+    def why(self) -> str:
+        """For people, why it ended; empty while it runs."""
+        code = self.poll()
+        if code is None:
+            return ""
+        if self.watchdog and self.watchdog.verdict:
+            return self.watchdog.verdict
+        if self._killed:
+            return "it was stopped"
+        if code == -signal.SIGXCPU:
+            return "its processor time was used up"
+        return f"ended by signal {-code}" if code < 0 else f"exit code {code}"
+
+    def noise(self) -> str:
+        """The beginning of what it wrote on stderr."""
+        return bytes(self._noise).decode(errors="replace")
+
+    def _listen(self) -> None:
+        descriptor = self.process.stderr.fileno()
+        with contextlib.suppress(OSError, ValueError):
+            while chunk := os.read(descriptor, 65536):  # on and on: nobody blocks on a full pipe
+                self._noise += chunk[:NOISE - len(self._noise)]
+
+    def _finish(self) -> None:
+        """Wait for the last process, then release what the sandbox held."""
+        with self._lock:
+            if self._gone:
+                return
+            if self.watchdog:
+                self.watchdog.stop()
+            if self._first is not None:
+                select.select([self._first], [], [], PATIENCE)
+            try:
+                self.process.wait(0.5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+            self._gone = True
+            if self.watchdog:
+                self.watchdog.close()
+            for work in self._at_end:
+                work()
+            self._reader.join(1)
+            if self._first is not None:
+                os.close(self._first)
+                self._first = None
+
+
+def _signed(code: int) -> int:
+    """bwrap and podman say 128 + N for signal N."""
+    return 128 - code if 128 < code < 128 + 65 else code

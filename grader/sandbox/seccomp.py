@@ -1,0 +1,76 @@
+"""The system calls that students' code has no use for, as a filter program for the kernel.
+
+Namespaces leave some of the kernel shared: keyrings, AF_VSOCK, memory that no folder shows.
+"""
+
+from __future__ import annotations
+
+import platform
+import struct
+
+from lab.errors import LabError
+
+EPERM, ENOSYS = 1, 38
+# name: number on x86_64, number on aarch64 and riscv64
+DENIED = {
+    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
+    # other processes, and namespaces of one's own
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
+    "pidfd_getfd": (438, 438), "kcmp": (312, 272), "unshare": (272, 97), "setns": (308, 268),
+    # mounts
+    "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
+    "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
+    "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433),
+    "mount_setattr": (442, 442), "open_by_handle_at": (304, 265), "name_to_handle_at": (303, 264),
+    # large doors into the kernel
+    "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
+    # memory that counts neither for a process nor for a folder
+    "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194),
+    "shmat": (30, 196), "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180),
+}
+CLONE3, CLONE, IOCTL, SOCKET = (435, 435), (56, 220), (16, 29), (41, 198)
+NEW_NAMESPACE = 0x7E020000  # clone's flags CLONE_NEW*
+TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into somebody's terminal
+FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
+# Name: audit number, column of the table.
+MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1), "riscv64": (0xC00000F3, 1)}
+
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER, _MACHINE, _ARGUMENT_0, _ARGUMENT_1 = 0, 4, 16, 24  # offsets in struct seccomp_data
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+
+
+def program(machine: str | None = None) -> bytes:
+    """The filter, as struct sock_filter[]. Raises LabError where numbers are not known."""
+    machine = platform.machine() if machine is None else machine
+    if machine not in MACHINES:
+        raise LabError(f"the bubblewrap sandbox knows no system call numbers of {machine}: "
+                       f"{', '.join(MACHINES)}; podman is the other back-end")
+    audit, column = MACHINES[machine]
+    lines = [(_LOAD, 0, 0, _MACHINE), (_EQUAL, 1, 0, audit), _refuse(EPERM),
+             (_LOAD, 0, 0, _NUMBER)]
+    if machine == "x86_64":  # calls of the x32 ABI have this bit, and the same meaning
+        lines += [(_AT_LEAST, 0, 1, 0x40000000), _refuse(ENOSYS)]
+    for numbers in DENIED.values():
+        lines += [(_EQUAL, 0, 1, numbers[column]), _refuse(EPERM)]
+    # Its flags lie in memory, which a filter cannot read; libc then falls back to clone.
+    lines += [(_EQUAL, 0, 1, CLONE3[column]), _refuse(ENOSYS)]
+    lines += [(_EQUAL, 0, 4, CLONE[column]), (_LOAD, 0, 0, _ARGUMENT_0),
+              (_ANY_BIT, 0, 1, NEW_NAMESPACE), _refuse(EPERM), _allow()]
+    lines += [(_EQUAL, 0, 5, IOCTL[column]), (_LOAD, 0, 0, _ARGUMENT_1),
+              (_EQUAL, 1, 0, TERMINAL_INPUT[0]), (_EQUAL, 0, 1, TERMINAL_INPUT[1]),
+              _refuse(EPERM), _allow()]
+    allowed = [(_EQUAL, len(FAMILIES) - index, 0, family)
+               for index, family in enumerate(FAMILIES)]
+    lines += [(_EQUAL, 0, len(FAMILIES) + 2, SOCKET[column]), (_LOAD, 0, 0, _ARGUMENT_0),
+              *allowed, _refuse(EPERM), _allow()]
+    return b"".join(struct.pack("=HBBI", *line) for line in lines)
+
+
+def _refuse(error: int) -> tuple[int, int, int, int]:
+    return _RETURN, 0, 0, _ERRNO | error
+
+
+def _allow() -> tuple[int, int, int, int]:
+    return _RETURN, 0, 0, _ALLOW

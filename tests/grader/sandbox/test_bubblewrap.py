@@ -1,0 +1,224 @@
+"""What code in a sandbox finds, what it is held to, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from grader.sandbox import mounts
+from grader.sandbox.interface import MB, Limits
+from lab.errors import LabError
+from lab.workspace import CHECKOUT, CODE
+from tests.grader.sandbox.conftest import LIMITS, finish, wait
+
+
+def test_talks_over_its_pipes(backend):
+    with backend.start(["/bin/cat"], LIMITS) as running:
+        for word in (b"one\n", b"two\n"):
+            os.write(running.stdin, word)
+            assert os.read(running.stdout, 100) == word
+        assert running.poll() is None and running.why() == ""
+
+
+def test_is_an_ordinary_user_without_privileges(python):
+    ended = python("import os; print(os.getuid(), os.getgroups())\n"
+                   "print(open('/proc/self/status').read())")
+    lines = dict(line.split(":", 1) for line in ended.out.splitlines()[1:] if line)
+    assert ended.out.split()[0] != "0"
+    for name in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
+        assert int(lines[name], 16) == 0
+    assert lines["NoNewPrivs"].strip() == "1" and lines["Seccomp"].strip() == "2"
+
+
+def test_has_the_environment_of_a_student_and_nothing_of_ours(python, monkeypatch):
+    monkeypatch.setenv("COURSE_SECRET", "canary")
+    ended = python("import os; print(os.getcwd(), dict(os.environ))",
+                   environment={"WHATEVER": "given"})
+    assert ended.out.startswith(mounts.HOME)
+    assert "given" in ended.out and f"{mounts.HOME}/workspace" in ended.out
+    assert "canary" not in ended.out
+
+
+def test_inherits_no_descriptor(python):
+    with open(__file__) as file, socket.socket() as other:
+        for descriptor in (file.fileno(), other.fileno()):
+            os.set_inheritable(descriptor, True)
+        ended = python("import os; print(os.listdir('/proc/self/fd'))")
+    assert ended.out == "['0', '1', '2', '3']\n"  # the last one reads this folder
+
+
+def test_sees_the_environment_and_the_course_code_only(python):
+    ended = python(f"import os, sys; print(sys.prefix, os.path.exists({str(CODE / 'lab')!r}))\n"
+                   f"print(os.listdir({str(CHECKOUT)!r}))")
+    assert ended.out.splitlines()[0] == f"{sys.prefix} True"
+    names = {Path(path).name for path in (CODE, sys.prefix)
+             if Path(path).is_relative_to(CHECKOUT)}
+    assert set(eval(ended.out.splitlines()[1])) == {"code"} | (names & {".venv"})
+
+
+def test_runs_a_module_of_the_course(backend):
+    ended = finish(backend, mounts.python("lab.errors"), Limits())
+    assert ended.code == 0, ended.noise
+
+
+def test_puts_files_into_the_home(python):
+    ended = python("import os; print(open('workspace/deep/answer').read()); "
+                   "open('workspace/deep/new', 'w').write('x')",
+                   files={"workspace/deep/answer": b"42"})
+    assert (ended.out, ended.code) == ("42\n", 0), ended.noise
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "", ".", "a/../../x", "a\0b"])
+def test_takes_no_file_for_elsewhere(backend, name):
+    with pytest.raises(LabError, match="below /home/student"):
+        backend.start(["/bin/true"], LIMITS, files={name: b""})
+
+
+@pytest.mark.parametrize("path", ["/x", "/usr/x", "/etc/x", "/dev/x", "/run/x", "/proc/x", "/work",
+                                  str(CODE / "x"), sys.prefix + "/x"])
+def test_writes_nowhere_else(python, path):
+    assert python(f"open({path!r}, 'w')").code == 1
+
+
+def test_memory_over_all_processes_is_held(python):
+    ended = python("import os, time\nfor i in range(4):\n  if os.fork() == 0:\n"
+                   "    x = bytearray(80 * 2**20); time.sleep(20)\ntime.sleep(20)")
+    assert ended.why == "its memory passed 200 MB" and ended.code == -signal.SIGKILL
+    assert ended.seconds < 6
+
+
+def test_files_count_as_memory(python):
+    ended = python("import time\nfor i in range(60):\n"
+                   "  open(f'/dev/shm/{i}', 'wb').write(bytes(5 * 2**20))\ntime.sleep(20)",
+                   Limits(memory=100 * MB, disk=400 * MB))
+    assert ended.why == "its memory passed 100 MB"
+
+
+def test_processes_are_held(python):
+    ended = python("import os, time\nn = 0\ntry:\n  while n < 500:\n    if os.fork() == 0:\n"
+                   "      time.sleep(20)\n      os._exit(0)\n    n += 1\n"
+                   "except BlockingIOError:\n  print(n)")
+    assert 10 <= int(ended.out) <= LIMITS.processes
+
+
+@pytest.mark.parametrize("folder", mounts.WRITABLE)
+def test_disk_is_held(python, folder):
+    ended = python(f"import os\nn = 0\ntry:\n  while n < 100:\n"
+                   f"    open(f'{folder}/{{n}}', 'wb').write(bytes(2**20)); n += 1\n"
+                   "except OSError:\n  print(n)")
+    assert int(ended.out) == 16
+
+
+def test_file_size_and_open_files_are_held(python):
+    ended = python("import os\ntry:\n  open('x', 'wb').write(bytes(9 * 2**20))\n"
+                   "except OSError as error:\n  print(error.strerror)\n"
+                   "try:\n  [os.dup(0) for _ in range(100)]\n"
+                   "except OSError as error:\n  print(error.strerror)")
+    assert ended.out == "File too large\nToo many open files\n"
+
+
+def test_processor_time_is_held(python):
+    ended = python("while True: pass", Limits(cpu_seconds=1))
+    assert ended.why == "its processor time was used up"
+
+
+def test_noise_is_kept_to_a_measure(python):
+    ended = python("import os\nfor _ in range(400): os.write(2, b'x' * 10000)\nprint('through')")
+    assert ended.out == "through\n" and len(ended.noise) == 64 * 1024
+
+
+@pytest.mark.parametrize(("source", "why"), [
+    ("raise SystemExit(3)", "exit code 3"), ("", "exit code 0"),
+    ("import os; os.kill(os.getpid(), 9)", "ended by signal 9"),
+    ("import os; os.abort()", "ended by signal 6")])
+def test_says_how_it_ended(python, source, why):
+    assert python(source).why == why
+
+
+STUBBORN = """
+import os, signal, sys, time
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+for _ in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        break
+os.write(1, b"+")
+time.sleep(1000)
+"""
+
+
+def processes_of(marker: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if marker in path.read_bytes().decode(errors="replace"):
+                found.append(path.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+def test_kill_takes_everybody_at_once(backend):
+    marker = f"#{os.getpid()}-{time.monotonic_ns()}"
+    running = backend.start([sys.executable, "-I", "-c", STUBBORN + marker], LIMITS)
+    assert os.read(running.stdout, 1) == b"+"
+    begun = time.monotonic()
+    running.kill()
+    assert time.monotonic() - begun < 1
+    assert not processes_of(marker)
+    assert running.why() == "it was stopped"
+    running.kill()
+
+
+def test_ends_with_the_grader(backend):
+    """Also when the grader has no time to say good-bye."""
+    marker = f"#{os.getpid()}-{time.monotonic_ns()}"
+    source = ("import sys, time; from grader.sandbox.bubblewrap import Bubblewrap as B\n"
+              "from grader.sandbox import Limits\n"
+              "running = B().start([sys.executable, '-I', '-c', sys.argv[1]], Limits())\n"
+              "print('+', flush=True); time.sleep(100)")
+    grader = subprocess.Popen([sys.executable, "-c", source, STUBBORN + marker],
+                              stdout=subprocess.PIPE)
+    assert grader.stdout.read(1) == b"+"
+    time.sleep(0.3)
+    assert len(processes_of(marker)) > 2
+    grader.kill()
+    grader.wait()
+    deadline = time.monotonic() + 2
+    while processes_of(marker) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not processes_of(marker)
+
+
+def test_two_at_once_are_two_users_who_do_not_see_each_other(backend):
+    source = ["/bin/sh", "-c", "id -u; ls -d /proc/[0-9]* | wc -l; cat"]
+    with backend.start(source, LIMITS) as one, backend.start(source, LIMITS) as two:
+        time.sleep(0.2)
+        (uid, seen), (other, _) = (os.read(run.stdout, 100).split() for run in (one, two))
+        assert int(seen) <= 5
+        if os.geteuid() == 0:
+            assert uid != other
+
+
+def test_leaves_nothing_behind(backend):
+    for _ in range(3):
+        finish(backend, ["/bin/true"])
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        running = backend.start(["/bin/cat"], LIMITS)
+        running.kill()
+    del running
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert not list(Path("/sys/fs/cgroup").glob(f"**/lab-sandbox-{os.getpid()}-*"))
+    with backend.start(["/bin/true"], LIMITS) as running:
+        wait(running)

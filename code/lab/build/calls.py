@@ -14,7 +14,7 @@ MODULE = "lab.check"
 
 # They speak in words of their own, so a mutant's hint may be none of the strings in the cell;
 # that it is shown, only running the mutant proves.
-OWN_WORDS = ("raises", "script")
+OWN_WORDS = ("raises", "script", "figures")
 
 # The one parameter of each function that may be the student's: anything else a check must know as
 # a value, and a proxy has none (it would be true, equal to itself, ...).

@@ -3,6 +3,7 @@
 from lab.check.checks import Failed, call, compare, function, raises, that, value
 from lab.check.draws import between, draw
 from lab.check.job import script
+from lab.check.measure import figures
 
-__all__ = ["Failed", "between", "call", "compare", "draw", "function", "raises", "script", "that",
-           "value"]
+__all__ = ["Failed", "between", "call", "compare", "draw", "figures", "function", "raises",
+           "script", "that", "value"]

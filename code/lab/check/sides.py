@@ -50,6 +50,10 @@ class Side(Protocol):
         """What the job script at `path` (relative to the workspace) would run:
         lab.check.record.record's result. Raises LabError when it cannot be read."""
 
+    def figures(self, words: Sequence[str]) -> dict[str, Any]:
+        """What the trainer prints for these flags, which lab.check.allowed composed: an estimate
+        as JSON. Raises LabError in its words where it refuses."""
+
 
 class Kernel:
     """The student's own kernel."""
@@ -78,6 +82,11 @@ class Kernel:
         from lab.check.record import record
 
         return record(workspace.home(), path)
+
+    def figures(self, words: Sequence[str]) -> dict[str, Any]:
+        from lab.check.measure import run_here
+
+        return run_here(words)
 
 
 def raised(error: BaseException) -> Raised:

@@ -1,0 +1,210 @@
+"""What a job would cost, from its command line alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import re
+
+import pytest
+
+from lab import check, workspace
+from lab.check import allowed, measure
+from lab.check.allowed import Cluster, flags_for_estimate
+from lab.check.checks import Failed
+from lab.check.job import Job, Run
+from lab.errors import LabError
+from minimegatron.arguments import Config, parse_arguments
+from minimegatron.planner import Plan, estimator_of, make
+
+CARD, A100 = "virtual:v100", "virtual:a100-80gb"
+MODEL = ("--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "
+         "--max-position-embeddings 64 --micro-batch-size 2 --lr 1e-3 --train-iters 20 "
+         "--data-path d --vocab-file v --merge-file m")
+TWO_BY_TWO = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
+
+
+def parsed(line: str, world_size: int = 1) -> Config:
+    return parse_arguments(line.split(), {"RANK": "0", "WORLD_SIZE": str(world_size)})
+
+
+def job(flags: str = "", nodes: int = 1, ranks: int = 1) -> Job:
+    return Job({}, (Run(nodes, ranks, parsed(f"{MODEL} {flags}", nodes * ranks), ()),), ())
+
+
+def test_every_flag_of_the_trainer_is_in_one_class():
+    classes = allowed.PASSED, allowed.REPLACED, allowed.LEFT_OUT, allowed.REFUSED
+    flags = [field.name for field in dataclasses.fields(Config)
+             if not field.metadata.get("derived")]
+    assert sorted(itertools.chain(*classes)) == sorted(flags), (
+        "decide in lab/check/allowed.py what becomes of a new flag when a job's cost is estimated")
+
+
+# Of every flag in PASSED and REPLACED, and what its value becomes.
+GO_ON = [
+    "--ffn-hidden-size 128", "--kv-channels 32", "--make-vocab-size-divisible-by 256",
+    "--attention-dropout 0.3 --hidden-dropout 1e-05", "--use-flash-attn --attention-dropout 0",
+    "--global-batch-size 32", "--clip-grad 0", "--fp16 --accumulate-allreduce-grads-in-fp32",
+    "--bf16", "--fp16 --loss-scale 0.5", "--sequence-parallel",
+    "--schedule gpipe", "--schedule zb-h1",
+    "--use-distributed-optimizer --overlap-grad-reduce --ddp-bucket-size 1000",
+    "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
+    "--activations-checkpoint-method uniform --distribute-saved-activations",
+    "--recompute-activations", "--timing-log-level 1", "--timing-log-option all",
+    "--num-layers-per-virtual-pipeline-stage 1 --global-batch-size 16", "--balance 1-3",
+    "--pipeline-model-parallel-layout E(t)*3,|tL", "--max-position-embeddings 128",
+    "--device cpu --virtual-network ethernet:10gbit"]
+OLD_NAMES = ("activations_checkpoint_method", "recompute_activations", "balance",
+             "num_layers_per_virtual_pipeline_stage", "pipeline_model_parallel_layout")
+
+
+@pytest.mark.parametrize("flags", GO_ON)
+def test_what_a_figure_depends_on_arrives_as_the_trainer_read_it(flags):
+    given = parsed(f"{MODEL} {TWO_BY_TWO} {flags}", world_size=8)
+    words = flags_for_estimate(given, Cluster(A100, 4, "infiniband:8x200gbit"), 500)
+    arrived = parse_arguments(words, {})
+    for name in (*allowed.PASSED, "world_size", "data_parallel_size", "layers_per_chunk"):
+        assert getattr(arrived, name) == getattr(given, name), name
+    for name in OLD_NAMES[:-1]:
+        assert getattr(arrived, name) in (None, False)
+    assert (arrived.device, arrived.gpus_per_node, arrived.vocab_size, arrived.virtual_network) == (
+        A100, 4, 500, "infiniband:8x200gbit")
+
+
+# Values that are not the defaults, of flags in LEFT_OUT.
+NO_MATTER = (
+    "--layernorm-epsilon 1e-3 --init-method-std .5 --exit-interval 3 --exit-duration-in-mins 1 "
+    "--exit-signal-handler --min-lr 1e-9 --lr-decay-style cosine --lr-decay-iters 9 "
+    "--lr-warmup-fraction .1 --override-lr-scheduler --weight-decay 0 --adam-beta1 .5 "
+    "--adam-beta2 .5 --adam-eps 1 --fp16 --initial-loss-scale 8 --min-loss-scale 2 "
+    "--loss-scale-window 3 --hysteresis 3 --seed 1 --data-impl mmap "
+    "--data-cache-path c --split 1,1,1 --eod-mask-loss --num-workers 9 "
+    "--distributed-backend gloo --distributed-timeout-minutes 1 --local-rank 3 --save /s "
+    "--load /l --load-last-good --save-interval 2 --no-save-optim --no-load-optim --finetune "
+    "--log-interval 1 --log-format core --eval-interval 1 --eval-iters 1 --log-throughput "
+    "--log-params-norm --log-num-zeros-in-grad --tensorboard-dir /t --tensorboard-log-interval 2 "
+    "--tensorboard-queue-size 2 --log-timers-to-tensorboard --log-batch-size-to-tensorboard "
+    "--log-validation-ppl-to-tensorboard --log-memory-to-tensorboard "
+    "--log-world-size-to-tensorboard --no-log-learning-rate-to-tensorboard "
+    "--no-log-loss-scale-to-tensorboard --timeline /x --timeline-iteration 2 "
+    "--profile-execution yes --profile-ranks 0 1 --profile-name n")
+# These have one choice, or exclude one of those above.
+ONE_CHOICE = {"optimizer", "DDP_impl", "tokenizer_type"}
+INSTEAD = {"--train-samples 99": "--train-iters", "--lr-decay-samples 99": "--lr-decay-iters",
+           "--lr-warmup-iters 1": "--lr-warmup-fraction",
+           "--lr-warmup-samples 1": "--lr-warmup-fraction",
+           "--use-checkpoint-lr-scheduler": "--override-lr-scheduler"}
+
+
+def in_process(words: list[str]) -> Plan:
+    flags = parse_arguments(words, {})
+    return make(flags, estimator_of(flags))
+
+
+def without(line: str, flag: str) -> str:
+    shorter, found = re.subn(rf"{flag}( (?!--)\S+)* ?", "", line)
+    assert found == 1
+    return shorter
+
+
+def test_what_is_left_out_changes_no_figure():
+    """The trainer's estimate of the student's own flags, with and without them."""
+    whole = f"{MODEL} {NO_MATTER}"
+    plain, lines = f"{MODEL} --fp16", [whole]
+    lines += [f"{without(whole, flag)} {more}" for more, flag in INSTEAD.items()]
+    plans, changed = {}, set()
+    for line in (plain, *lines):
+        flags = parsed(f"{line} {TWO_BY_TWO} --estimate --device {CARD} --world-size 8 --tokens 9")
+        plans[line] = make(flags, estimator_of(flags))
+        changed |= {field.name for field in dataclasses.fields(Config)
+                    if getattr(flags, field.name) != field.default}
+    assert [line for line in lines if plans[line] != plans[plain]] == []
+    assert set(allowed.LEFT_OUT) - changed == ONE_CHOICE
+
+
+def test_a_check_has_the_figures_of_the_trainers_own_estimate(capsys):
+    given = job(f"{TWO_BY_TWO} --global-batch-size 16", nodes=2, ranks=4)
+    found = check.figures(given, CARD, vocab_size=500)
+    assert "on 8 virtual v100-sxm2-16gb" in capsys.readouterr().out
+    plan = in_process(flags_for_estimate(given.flags, Cluster(CARD, 4), 500))
+    assert found.milliseconds == 1000 * plan.seconds_per_iteration
+    assert found.tokens_per_second == 16 * 64 / plan.seconds_per_iteration
+    assert found.memory == tuple(stage.total / 2**30 for stage in plan.memory)
+    assert (found.bubble, found.communication, found.fits, found.card, found.parameters) == (
+        plan.bubble, plan.communication, True, "virtual v100-sxm2-16gb", plan.parameters)
+    assert 0 < found.bubble < 1 and 0 < found.communication < 1 and len(found.memory) == 2
+    assert found.peak_memory == max(found.memory) < found.capacity
+
+
+@pytest.mark.parametrize(("flags", "says"), [
+    ("--schedule /evil.py", "--schedule /evil.py: only"),
+    ("--schedule evil.json", "--schedule evil.json: only"),
+    ("--num-layers 1001", "1,001 layers"),
+    ("--global-batch-size 100000", "50,000 passes")])
+def test_what_cannot_be_estimated_is_refused_before_anything_runs(monkeypatch, flags, says):
+    monkeypatch.setattr(measure, "run_here", lambda words: pytest.fail("it ran"))
+    with pytest.raises(Failed, match=says):
+        check.figures(job(flags), CARD)
+
+
+def test_a_script_that_only_estimates_trains_nothing(monkeypatch):
+    monkeypatch.setattr(measure, "run_here", lambda words: pytest.fail("it ran"))
+    flags = parsed(f"{MODEL} --estimate --device {CARD} --json")
+    with pytest.raises(Failed, match="--estimate: what the script starts trains nothing"):
+        check.figures(Job({}, (Run(1, 1, flags, ()),), ()), CARD)
+
+
+def test_a_job_that_would_hang_has_no_figures(monkeypatch):
+    monkeypatch.setattr(measure, "run_here", lambda words: pytest.fail("it ran"))
+    with pytest.raises(Failed, match="the ranks wait for ever"):
+        check.figures(dataclasses.replace(job(), problems=("the ranks wait for ever",)), CARD)
+
+
+def test_the_card_is_the_checks_and_must_be_virtual():
+    with pytest.raises(ValueError, match="no virtual card"):
+        check.figures(job(), "v100")
+
+
+def test_what_the_trainer_refuses_is_said_in_its_words():
+    with pytest.raises(Failed, match="the card has no bf16 arithmetic"):
+        check.figures(job("--bf16"), CARD)
+
+
+def test_no_text_of_a_script_reaches_our_command_line():
+    evil = "--save=$(touch x)"
+    named = ("data-path", "load", "save", "tensorboard-dir", "timeline", "split", "vocab-file")
+    given = parse_arguments([*MODEL.split(), *(f"--{name}={evil}" for name in named),
+                             "--save-interval=1", "--pipeline-model-parallel-layout=E t t,t t L"])
+    words = flags_for_estimate(given, Cluster(CARD, 1), 500)
+    assert not any("$" in word or "t t" in word for word in words)
+
+
+@pytest.mark.parametrize("printed", [
+    b"", b"[]", b"nonsense", b"[" * 100_000, b"{}", b" " * 2_000_000, b'{"memory": [1]}',
+    json.dumps({"memory": [{"total": 1}], "card": "c", "fits": 1}).encode()])
+def test_what_is_no_estimate_is_refused(printed):
+    with pytest.raises(LabError, match="no estimate"):
+        measure.read(measure.printed(0, printed, ""), 1)
+
+
+def test_an_end_in_an_error_is_an_error():
+    with pytest.raises(LabError, match=r"^what is wrong$"):
+        measure.printed(1, b"", "noise\nerror: what is wrong\n")
+    with pytest.raises(LabError, match="exit code 9"):
+        measure.printed(9, b"{}", "\n")
+
+
+def test_a_forged_log_convinces_nobody(tmp_path, monkeypatch):
+    """All that counts is what the script would start."""
+    monkeypatch.setenv("LAB_HOME", str(tmp_path))
+    monkeypatch.setenv("VIRTUAL_GPU", "h200")
+    workspace.make(tmp_path)
+    (tmp_path / "megatron" / "logs" / "log.txt").write_text("elapsed time per iteration (ms): 0.1")
+    (tmp_path / "pretrain_gpt.py").write_text("print('{}')")
+    (tmp_path / "code" / "mine.sh").write_text(
+        f"#!/bin/bash\necho 'fits: yes'\ntorchrun x/pretrain_gpt.py {MODEL}\n")
+    monkeypatch.chdir(tmp_path)
+    found = check.figures(check.script("code/mine.sh"), CARD)
+    honest = in_process(flags_for_estimate(job().flags, Cluster(CARD, 1), 50257))
+    assert found.milliseconds == 1000 * honest.seconds_per_iteration > 1

@@ -108,6 +108,7 @@ def without(line: str, flag: str) -> str:
     return shorter
 
 
+@pytest.mark.slow
 def test_what_is_left_out_changes_no_figure():
     """The trainer's estimate of the student's own flags, with and without them."""
     whole = f"{MODEL} {NO_MATTER}"
@@ -123,6 +124,7 @@ def test_what_is_left_out_changes_no_figure():
     assert set(allowed.LEFT_OUT) - changed == ONE_CHOICE
 
 
+@pytest.mark.slow
 def test_a_check_has_the_figures_of_the_trainers_own_estimate(capsys):
     given = job(f"{TWO_BY_TWO} --global-batch-size 16", nodes=2, ranks=4)
     found = check.figures(given, CARD, vocab_size=500)
@@ -195,6 +197,7 @@ def test_an_end_in_an_error_is_an_error():
         measure.printed(9, b"{}", "\n")
 
 
+@pytest.mark.slow
 def test_a_forged_log_convinces_nobody(tmp_path, monkeypatch):
     """All that counts is what the script would start."""
     monkeypatch.setenv("LAB_HOME", str(tmp_path))

@@ -6,17 +6,22 @@ is an Attempt, which crosses between processes as JSON.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import time
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grader.course import Course
 from grader.lab_plan import Plan
+from grader.rebuild import rebuild
+from grader.records import Unusable, explain
+from grader.sandbox import Backend
 from grader.settings import Grading
-
-if TYPE_CHECKING:
-    from grader.sandbox import Backend
+from grader.submitted import parse, read
+from grader.timing import Late, limited
+from grader.walk import Walk
 
 STATES = ("graded", "ungraded")
 LARGEST = 64_000_000  # bytes of an attempt as JSON
@@ -83,6 +88,29 @@ class Attempt:
 
 
 def grade(course: Course, plan: Plan, student: str, backend: Backend, settings: Grading) -> Attempt:
-    """Grade one submission. Raises nothing because of it: whatever it does ends in an Attempt.
-    Raises LabError when the course is at fault."""
-    raise NotImplementedError("lands next")
+    """Grade one submission. Whatever it does ends in an Attempt; to be called in the main thread,
+    which has the alarm. Raises LabError when the course or this machine is at fault."""
+    start, digest = time.monotonic(), ""
+
+    def made(**more: Any) -> Attempt:
+        return Attempt(student, plan.lab, digest or course.digest(plan.lab, student), plan.digest,
+                       seconds=time.monotonic() - start, backend=backend.name, **more)
+
+    try:
+        path = course.notebook("submitted", plan.lab, student)
+        content = read(path)
+        digest = hashlib.sha256(content).hexdigest()
+        with limited(settings.seconds_per_cell):
+            notebook, notes = rebuild(plan.skeleton, parse(content, path.name))
+    except Unusable as error:
+        return made(state="ungraded", reason=explain(error))
+    except (Late, MemoryError):
+        return made(state="ungraded", reason="it takes too much time or memory to read")
+    walk = Walk(plan, notebook, backend, settings, course.seed(plan.lab, student, digest))
+    reason = walk.run()
+    if not reason:  # what an answer did that no check needed
+        notes += walk.session.incidents.values()
+    notebook.metadata["grader"] = {"notes": notes}
+    return made(state="ungraded" if reason else "graded", reason=reason, notes=tuple(notes),
+                notebook=json.loads(json.dumps(notebook)), scores=walk.scores,
+                unscored=tuple(walk.unscored))

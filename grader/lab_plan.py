@@ -40,6 +40,7 @@ class PlannedCell:
     grade_id: str = ""
     points: float = 0
     source: str = field(default="", repr=False)  # an answer's: as released
+    required: bool = False  # the course's own: when it fails, nothing is said about the student
     trusted: ast.Module | None = field(default=None, compare=False, repr=False)
     names: Names | None = field(default=None, compare=False, repr=False)  # of `trusted`
 
@@ -53,6 +54,7 @@ class Plan:
     skeleton: NotebookNode = field(repr=False)
     cells: tuple[PlannedCell, ...]
     answers: frozenset[str]  # global names that answers and drivers of the source bind
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # that lie beside it
 
     def of(self, *roles: Role) -> list[PlannedCell]:
         return [cell for cell in self.cells if cell.role in roles]
@@ -113,7 +115,8 @@ def planned(index: int, cell: NotebookNode) -> PlannedCell:
         tree = _python(cell.source, name)
     elif role is Role.SETUP and not tagged:
         tree = definitions(cell.source)
-    return PlannedCell(index, role, name, grade_id, points, cell.source, tree,
+    required = role is Role.CHECK_SETUP or (role is Role.SETUP and tagged)
+    return PlannedCell(index, role, name, grade_id, points, cell.source, required, tree,
                        analyse(tree) if tree else None)
 
 

@@ -7,7 +7,6 @@ only read.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -20,27 +19,15 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 
 from grader.copies import merged
 from grader.records import Unusable, place, set_aside_older, ungraded_on_error
+from grader.submitted import parse, read
 
-LARGEST = 20_000_000  # bytes of a submitted notebook
+LONGEST = 500_000  # characters of an answer
+MOST_COPIES = 50  # cells with one grade_id
 
 
 def read_submitted(path: Path) -> Any:
     """The submitted JSON, of whatever form. Raises Unusable."""
-    folder = path.parent
-    for found in (folder, *(folder.rglob("*") if not folder.is_symlink() else ())):
-        if found.is_symlink() or not (found.is_file() or found.is_dir()):
-            raise Unusable(f"{found.name} is a link or a special file: only plain files are read")
-    if not path.is_file():
-        others = sorted(file.name for file in folder.glob("*.ipynb"))
-        raise Unusable(f"no {path.name} in it" + (f"; there is {', '.join(others)}" if others
-                                                  else ""))
-    if path.stat().st_size > LARGEST:
-        raise Unusable(f"{path.name} has {path.stat().st_size / 1e6:.0f} MB; at the most "
-                       f"{LARGEST / 1e6:.0f} are read")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise Unusable(f"{path.name} is no notebook: {error}") from error
+    return parse(read(path), path.name)
 
 
 def require_notebook(submitted: Any) -> list[Any]:
@@ -61,7 +48,8 @@ def answers(submitted: Any) -> Iterator[tuple[str, str, str]]:
         if isinstance(source, list) and all(isinstance(line, str) for line in source):
             source = "".join(source)
         if isinstance(name, str) and isinstance(source, str):
-            yield name, str(cell.get("cell_type")), source
+            whole = source.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+            yield name, str(cell.get("cell_type")), whole
 
 
 def rebuild(release: NotebookNode, submitted: Any) -> tuple[NotebookNode, list[str]]:
@@ -83,6 +71,9 @@ def rebuild(release: NotebookNode, submitted: Any) -> tuple[NotebookNode, list[s
         if not utils.is_solution(cell):
             continue
         right = [source for kind, source in copies if kind == cell.cell_type]
+        if len(set(right)) > MOST_COPIES or sum(map(len, right)) > LONGEST:
+            raise Unusable(f"{name} is there {len(right)} times with {sum(map(len, right)):,} "
+                           f"characters: at most {MOST_COPIES} times and {LONGEST:,} are read")
         found += bool(right)
         if not right:
             notes.append(f"{name} is missing" if not copies else

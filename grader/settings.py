@@ -6,15 +6,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from typing import TYPE_CHECKING
 
 from traitlets import Float, Int, TraitError, Unicode, validate
 from traitlets.config import Config, Configurable
 
+from grader.sandbox import Limits
 from lab.errors import LabError
-
-if TYPE_CHECKING:
-    from grader.sandbox import Limits
 
 MEGABYTE = 1_000_000
 OPEN_FILES = 1024
@@ -48,8 +45,6 @@ class Grading(Configurable):
 
     def limits(self) -> Limits:
         """What a submission's sandbox may take."""
-        from grader.sandbox import Limits
-
         disk = self.disk_mb * MEGABYTE
         return Limits(memory=self.memory_mb * MEGABYTE, processes=self.processes, file_size=disk,
                       disk=disk, open_files=OPEN_FILES, cpu_seconds=None)

@@ -69,6 +69,8 @@ def _of_sequences(got: Any, expected: Any, rel: float) -> str | None:
 
 
 def _of_arrays(got: Any, expected: np.ndarray, rel: float) -> str | None:
+    if not _of_numbers_only(got):  # of texts NumPy would give each item the room of the longest
+        return "an array of numbers is asked for"
     try:
         array = np.asarray(got)
     except ValueError:  # rows of different lengths
@@ -87,6 +89,12 @@ def _of_arrays(got: Any, expected: np.ndarray, rel: float) -> str | None:
         return None
     where = [int(at) for at in np.argwhere(wrong)[0]]
     return f"{int(wrong.sum())} of {wrong.size} entries are other numbers, first at {where}"
+
+
+def _of_numbers_only(got: Any) -> bool:
+    if isinstance(got, list | tuple):
+        return all(map(_of_numbers_only, got))
+    return isinstance(got, bool | int | float | np.ndarray)
 
 
 def _of_dicts(got: Any, expected: dict, rel: float) -> str | None:

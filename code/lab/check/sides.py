@@ -67,16 +67,11 @@ class Kernel:
 
     def call(self, function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
              ) -> Any | Raised:
-        sent_arguments, sent_keywords = wire.copy((tuple(arguments), dict(keywords)))
-        try:
-            result = function(*sent_arguments, **sent_keywords)
-        except (Exception, SystemExit) as error:  # exit() in an answer ends no check
-            return raised(error)
-        return wire.copy(result)
+        result = called(function, *wire.copy((tuple(arguments), dict(keywords))))
+        return result if isinstance(result, Raised) else wire.copy(result)
 
     def title(self, function: Any) -> str:
-        name = getattr(function, "__name__", None)
-        return name if isinstance(name, str) and name else f"a {type(function).__name__}"
+        return title(function)
 
     def script(self, path: str) -> dict[str, Any]:
         from lab.check.record import record
@@ -87,6 +82,19 @@ class Kernel:
         from lab.check.measure import run_here
 
         return run_here(words)
+
+
+def called(function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any | Raised:
+    """What comes back from a student's function, or what it raised."""
+    try:
+        return function(*arguments, **keywords)
+    except (Exception, SystemExit) as error:  # exit() in an answer ends no check
+        return raised(error)
+
+
+def title(function: Any) -> str:
+    name = getattr(function, "__name__", None)
+    return name if isinstance(name, str) and name else f"a {type(function).__name__}"
 
 
 def raised(error: BaseException) -> Raised:

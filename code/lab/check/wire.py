@@ -16,13 +16,17 @@ import binascii
 import json
 import math
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:  # it takes longer to import than all the rest of a sandbox's start
+    import numpy as np
 
 MOST_BYTES = 1_000_000
 MOST_DEPTH = 20
 MOST_DIMENSIONS = 32
+# Python's hash of an int is the int itself, modulo 2**61 - 1: larger keys could all be made to
+# collide, and a dict of them would take minutes to build.
+LARGEST_KEY = 2**60
 ARRAY_KINDS = "biuf"  # NumPy's letters: bool, int, unsigned, float
 ODD_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 INSTEAD = {"set": "a sorted list", "frozenset": "a sorted list", "range": "list(...) of it",
@@ -73,7 +77,8 @@ def _encode(value: Any, depth: int) -> Any:
     if depth == 0:
         raise CannotCross(f"more than {MOST_DEPTH} levels of lists and dicts: "
                           "does one hold itself?")
-    if issubclass(type(value), np.generic):
+    np = sys.modules.get("numpy")  # a value of it can only be here if it is
+    if np is not None and issubclass(type(value), np.generic):
         value = value.item()
     if value is None or value is True or value is False:
         return value
@@ -93,9 +98,9 @@ def _encode(value: Any, depth: int) -> Any:
         return {"tuple": [_encode(item, depth - 1) for item in tuple.__iter__(value)]}
     if issubclass(kind, dict):
         return {"dict": [[_key(key), _encode(item, depth - 1)] for key, item in dict.items(value)]}
-    if issubclass(kind, np.ndarray):
+    if np is not None and issubclass(kind, np.ndarray):
         return {"array": _encode_array(value)}
-    torch = sys.modules.get("torch")  # a tensor can only be here if torch is
+    torch = sys.modules.get("torch")
     if torch is not None and issubclass(kind, torch.Tensor):
         return {"array": _encode_array(_from_torch(value))}
     instead = INSTEAD.get(kind.__name__, "numbers, text, lists, dicts or arrays")
@@ -103,12 +108,16 @@ def _encode(value: Any, depth: int) -> Any:
 
 
 def _key(key: Any) -> str | int:
-    if isinstance(key, np.integer):
-        return int(key)
+    np = sys.modules.get("numpy")
+    if np is not None and issubclass(type(key), np.integer):
+        key = key.item()
     if issubclass(type(key), str):
         return str.__str__(key)
     if issubclass(type(key), int) and not isinstance(key, bool):
-        return int.__int__(key)
+        number = int.__int__(key)
+        if abs(number) <= LARGEST_KEY:
+            return number
+        raise CannotCross("a dict has an int key beyond 2**60: give it as text")
     raise CannotCross(f"a dict has a key of type {type(key).__name__}: keys are str or int")
 
 
@@ -121,6 +130,8 @@ def _from_torch(tensor: Any) -> np.ndarray:
 
 
 def _encode_array(array: np.ndarray) -> dict[str, Any]:
+    import numpy as np
+
     if array.dtype.kind not in ARRAY_KINDS or array.dtype.itemsize > 8:
         raise CannotCross(f"an array of {array.dtype} cannot be checked: give one of numbers")
     plain = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"))
@@ -150,10 +161,15 @@ def _decode(coded: Any, depth: int) -> Any:
 
 
 def _decode_dict(pairs: list[Any], depth: int) -> dict[str | int, Any]:
-    if not all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str | int)
-               and not isinstance(pair[0], bool) for pair in pairs):
-        raise CannotCross("not a message: a dict is pairs of a str or int and a value")
-    return {key: _decode(item, depth) for key, item in pairs}
+    if not all(isinstance(pair, list) and len(pair) == 2
+               and (type(pair[0]) is str
+                    or (type(pair[0]) is int and abs(pair[0]) <= LARGEST_KEY))
+               for pair in pairs):
+        raise CannotCross("not a message: a dict is pairs of a str or small int and a value")
+    result = {key: _decode(item, depth) for key, item in pairs}
+    if len(result) != len(pairs):
+        raise CannotCross("not a message: a dict has a key twice")
+    return result
 
 
 def _decode_array(content: dict[str, Any]) -> np.ndarray:
@@ -161,9 +177,13 @@ def _decode_array(content: dict[str, Any]) -> np.ndarray:
     sound = (isinstance(dtype, str) and len(dtype) == 3 and dtype[0] in "<|"
              and dtype[1] in ARRAY_KINDS and dtype[2] in "1248" and isinstance(data, str)
              and isinstance(shape, list) and len(shape) <= MOST_DIMENSIONS
-             and all(type(size) is int and 0 <= size <= MOST_BYTES for size in shape))
+             and all(type(size) is int and 0 <= size <= MOST_BYTES for size in shape)
+             # An empty array may have a shape whose lists would fill the memory: (10**6, 10**6, 0).
+             and math.prod(max(size, 1) for size in shape) <= MOST_BYTES)
     if not sound:
         raise CannotCross("not a message: an array without a sound dtype, shape and data")
+    import numpy as np
+
     try:
         raw = base64.b64decode(data, validate=True)
         kind = np.dtype(dtype)

@@ -1,0 +1,200 @@
+"""All that a cell prints, shows or raises, as nbformat outputs, within a limit.
+
+Python's own prints come through Stream. What programs and libraries write to the file descriptors
+1 and 2 comes through pipes, which a thread empties, so that no writer ever waits and no line has to
+fit into memory.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import select
+import sys
+import threading
+from typing import Any
+
+MOST_BYTES = 2_000_000  # of one cell's outputs, as JSON
+MOST_OUTPUTS = 1000
+CUT = "\n[the rest of this cell's output was cut: it is more than 2 MB]\n"
+NAMES = {1: "stdout", 2: "stderr"}
+CHUNK = 65536
+
+
+def size_of(value: Any) -> int:
+    """Bytes of a value as JSON in UTF-8."""
+    return len(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+
+
+class Capture:
+    """The outputs of the cell that runs. Its methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self._lock = threading.RLock()
+        self._pipes: dict[int, int] = {}  # by the descriptor that programs write to
+        self._clear()
+
+    def _clear(self) -> None:
+        self._outputs: list[dict[str, Any]] = []
+        self._displayed: list[str | None] = []  # each output's display_id
+        self._left = MOST_BYTES
+        self._cut = self._clear_next = False
+
+    # --- adding
+
+    def print(self, name: str, text: str) -> None:
+        """`text` on stdout or stderr."""
+        with self._lock:
+            self._before_next()
+            last = self._outputs[-1] if self._outputs else None
+            goes_on = last is not None and last.get("name") == name
+            piece = text[:self._left]
+            while piece and (cost := size_of(piece)) > self._left:
+                piece = piece[:len(piece) * self._left // cost]
+            if piece and not self._has_room(goes_on):
+                piece = ""
+            if piece:
+                self._left -= size_of(piece)
+                if goes_on:
+                    last["text"].append(piece)
+                else:
+                    self._append({"output_type": "stream", "name": name, "text": [piece]})
+            if len(piece) < len(text):
+                self._say_cut()
+
+    def add(self, output: dict[str, Any], display_id: str | None = None, update: bool = False
+            ) -> None:
+        """A whole output; with `update` in the place of those with its display_id."""
+        with self._lock:
+            self.drain()
+            self._before_next()
+            cost = size_of(output)
+            if cost > self._left or not self._has_room(False):
+                self._say_cut()
+                return
+            self._left -= cost
+            if update:
+                for place, shown in enumerate(self._displayed):
+                    if shown == display_id:
+                        self._outputs[place] |= {"data": output["data"],
+                                                 "metadata": output["metadata"]}
+            else:
+                self._append(output, display_id)
+
+    def clear(self, wait: bool) -> None:
+        """What clear_output() does; with `wait` when the next output comes."""
+        with self._lock:
+            self._clear_next = wait
+            if not wait:
+                self._clear()
+
+    def _before_next(self) -> None:
+        if self._clear_next:
+            self._clear()
+
+    def _has_room(self, goes_on: bool) -> bool:
+        return goes_on or len(self._outputs) < MOST_OUTPUTS
+
+    def _append(self, output: dict[str, Any], display_id: str | None = None) -> None:
+        self._outputs.append(output)
+        self._displayed.append(display_id)
+
+    def _say_cut(self) -> None:
+        if not self._cut:
+            self._cut = True
+            self._append({"output_type": "stream", "name": "stderr", "text": [CUT]})
+        self._left = 0
+
+    # --- taking
+
+    def take(self) -> list[dict[str, Any]]:
+        """The outputs since the last time."""
+        with self._lock:
+            self.drain()
+            taken = self._outputs
+            self._clear()
+        for output in taken:
+            if output["output_type"] == "stream":
+                output["text"] = "".join(output["text"])
+        return taken
+
+    # --- file descriptors
+
+    def take_descriptors(self) -> None:
+        """From now on, what is written to the descriptors 1 and 2 is an output."""
+        for number in NAMES:
+            reader, writer = os.pipe()
+            os.dup2(writer, number)
+            os.close(writer)
+            os.set_blocking(reader, False)
+            self._pipes[number] = reader
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def drain(self) -> None:
+        """Take what stands in the pipes."""
+        if os.getpid() != self.process:
+            return
+        with self._lock:
+            if "ctypes" in sys.modules and self._pipes:
+                _flush_c()
+            for number, reader in self._pipes.items():
+                while content := _read(reader):
+                    self.print(NAMES[number], content.decode(errors="replace"))
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        for reader in self._pipes.values():
+            poll.register(reader, select.POLLIN)
+        while True:
+            poll.poll()
+            with self._lock:  # held from reading to adding: who drains then finds all of it added
+                for number, reader in self._pipes.items():
+                    content = _read(reader)
+                    if content:
+                        self.print(NAMES[number], content.decode(errors="replace"))
+
+
+def _read(reader: int) -> bytes:
+    try:
+        return os.read(reader, CHUNK)
+    except OSError:  # nothing there, or closed by the student's code
+        return b""
+
+
+def _flush_c() -> None:
+    """What C's printf keeps in its buffer."""
+    ctypes = sys.modules["ctypes"]
+    try:
+        ctypes.CDLL(None).fflush(None)
+    except (AttributeError, OSError):
+        return
+
+
+class Stream(io.TextIOBase):
+    """sys.stdout or sys.stderr of the student's code."""
+
+    encoding, errors = "utf-8", "strict"
+
+    def __init__(self, capture: Capture, number: int) -> None:
+        super().__init__()
+        self._capture, self._number = capture, number
+        self.name = f"<{NAMES[number]}>"
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        if os.getpid() != self._capture.process:  # a fork's: its memory is not ours
+            content = text.encode(errors="replace")
+            while content:
+                content = content[os.write(self._number, content):]
+        else:
+            self._capture.print(NAMES[self._number], text)
+        return len(text)
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._number

@@ -1,0 +1,94 @@
+"""What came out of a sandbox, made fit to be kept and shown: bounded, of known kinds, without
+control characters."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from nbformat import NotebookNode
+from nbformat.v4 import new_output
+
+MOST_OUTPUTS = 1100
+MOST_BYTES = 3_000_000  # of all outputs of one cell
+COLOURS = re.compile("(\x1b\\[[0-9;]{0,20}m)")
+# Controls (not \n and \t), bidirectional and invisible marks, line separators, half surrogates.
+UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e"
+                    "\u2060-\u206f\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]")
+INSTEAD = "\ufffd"
+TEXTS = frozenset(("text/plain", "text/html", "text/markdown", "text/latex", "image/svg+xml",
+                   "image/png", "image/jpeg", "image/gif"))
+STREAMS = ("stdout", "stderr")
+
+
+def line(text: str, most: int) -> str:
+    """Bounded text on one line, for a message or a reason."""
+    return " ".join(words(text[:most + 1], most).split())
+
+
+def words(text: str, most: int) -> str:
+    """Bounded text without control characters, which may have several lines."""
+    return UNSEEN.sub(INSTEAD, text[:most]) + ("..." if len(text) > most else "")
+
+
+def terminal(text: str) -> str:
+    """Text of a stream or a traceback: colours stay, everything else that steers a terminal goes.
+    After a carriage return the rest of the line counts, as on a screen."""
+    if "\r" in text:
+        text = "\n".join(one.rstrip("\r").rpartition("\r")[2] for one in text.split("\n"))
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(part if at % 2 else UNSEEN.sub(INSTEAD, part)
+                   for at, part in enumerate(COLOURS.split(text)))
+
+
+def outputs(sent: Any) -> list[NotebookNode]:
+    """nbformat's outputs, made anew from what a guest sent; what is no output is left out."""
+    made, left = [], MOST_BYTES
+    for one in sent[:MOST_OUTPUTS] if isinstance(sent, list) else ():
+        output = _output(one) if isinstance(one, dict) else None
+        if output is None:
+            continue
+        left -= len(json.dumps(output))
+        if left < 0:
+            made.append(stream("[the rest of this cell's output was too much]\n"))
+            break
+        made.append(output)
+    return made
+
+
+def stream(text: str) -> NotebookNode:
+    return new_output("stream", name="stdout", text=text)
+
+
+def error(name: str, text: str, traceback: list[str]) -> NotebookNode:
+    return new_output("error", ename=name, evalue=text, traceback=traceback)
+
+
+def _output(sent: dict[str, Any]) -> NotebookNode | None:
+    kind = sent.get("output_type")
+    if kind == "stream" and sent.get("name") in STREAMS and isinstance(sent.get("text"), str):
+        return new_output("stream", name=sent["name"], text=terminal(sent["text"]))
+    if kind == "error":
+        lines = sent.get("traceback")
+        lines = [one for one in lines if isinstance(one, str)] if isinstance(lines, list) else []
+        name, text = (one if isinstance(one, str) else "" for one in
+                      (sent.get("ename"), sent.get("evalue")))
+        return error(words(name, 200), words(text, 10_000), [terminal(one) for one in lines])
+    if kind in ("display_data", "execute_result"):
+        data = _bundle(sent.get("data"))
+        count = sent.get("execution_count")
+        more = {"execution_count": count if type(count) is int and 0 <= count < 2**31 else None}
+        return new_output(kind, data=data, metadata={},
+                          **(more if kind == "execute_result" else {})) if data else None
+    return None
+
+
+def _bundle(data: Any) -> dict[str, Any]:
+    """The known kinds of content; scripts and widgets are not among them."""
+    found = {}
+    for kind, content in data.items() if isinstance(data, dict) else ():
+        if kind in TEXTS and isinstance(content, str):
+            found[kind] = terminal(content)
+    return found

@@ -1,0 +1,288 @@
+"""The trusted side of a check: its cell runs here, what it asks of the student runs in the sandbox.
+
+A check sees what check-setup cells bound, and the student's names: copies where they hold plain
+values, else proxies.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import io
+import linecache
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbformat import NotebookNode
+
+from grader import cleaning
+from grader.channel import BrokenChannel, ChannelError
+from grader.lab_plan import PlannedCell
+from grader.proxies import Function, Proxy, name_of
+from grader.timing import Budget, Late, limited
+from lab.check import wire
+from lab.check.sides import Kernel, Raised, checking_on
+from lab.errors import LabError
+from lab.guest import protocol
+
+MOST_PRINTED = 200_000  # characters that one check may print
+MOST_TEXT = 2_000  # characters of an exception's text, or of a reason why a value cannot cross
+MOST_TITLE = 100
+GRACE = 0.5  # seconds that the channel's own deadline comes before the alarm
+BUILTINS = frozenset(dir(builtins))
+
+
+class Lost(BaseException):
+    """The sandbox is gone, so nothing can be said. No Exception, so that no check takes it for the
+    student's: it is no answer."""
+
+
+class Remote:
+    """lab.check.sides.Side over a channel. `ask` is a request with the time that is left for it."""
+
+    def __init__(self, ask: Callable[..., dict[str, Any]], seed: str) -> None:
+        self.ask, self.seed = ask, seed
+        self.lost: ChannelError | None = None
+
+    def _request(self, do: str, **fields: Any) -> dict[str, Any]:
+        if self.lost:
+            raise Lost from self.lost
+        try:
+            return self.ask(do, **fields)
+        except ChannelError as error:
+            self.lost = error
+            raise Lost from error
+
+    def _broken(self) -> Lost:
+        self.lost = BrokenChannel("its response is not of the kind that was asked for")
+        return Lost()
+
+    def value(self, thing: Any) -> Any | Raised:
+        name = name_of(thing)
+        if name is None:
+            return wire.copy(thing)
+        return self._arrived(self._request("value", name=name))
+
+    def call(self, function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
+             ) -> Any | Raised:
+        name = name_of(function)
+        if name is None:  # the check's own function
+            return Kernel().call(function, arguments, keywords)
+        for given in (*arguments, *keywords.values()):
+            if name_of(given):
+                raise wire.CannotCross(f"{name_of(given)} is the student's: it cannot be an "
+                                       "argument, only what is called")
+        return self._arrived(self._request(
+            "call", name=name, arguments=wire.dumps(tuple(arguments)).decode(),
+            keywords=wire.dumps(dict(keywords)).decode()))
+
+    def title(self, function: Any) -> str:
+        name = name_of(function)
+        if name is None:
+            return Kernel().title(function)
+        found = self._request("title", name=name).get("title")
+        if not isinstance(found, str):
+            raise self._broken()
+        return cleaning.line(found, MOST_TITLE)
+
+    def script(self, path: str) -> dict[str, Any]:
+        response = self._request("script", path=path)
+        if isinstance(response.get("record"), dict):
+            return response["record"]
+        if isinstance(response.get("error"), str):
+            raise LabError(cleaning.words(response["error"], MOST_TEXT))
+        raise self._broken()
+
+    def kind(self, name: str) -> str:
+        """One of protocol.KINDS: what the student's name holds."""
+        found = self._request("kind", name=name).get("kind")
+        if found not in protocol.KINDS:
+            raise self._broken()
+        return found
+
+    def _arrived(self, response: dict[str, Any]) -> Any | Raised:
+        if isinstance(response.get("value"), str):
+            try:
+                return wire.loads(response["value"].encode("utf-8", "surrogatepass"))
+            except wire.CannotCross as error:
+                raise wire.CannotCross(cleaning.words(str(error), MOST_TEXT)) from None
+        if isinstance(response.get("cannot"), str):
+            raise wire.CannotCross(cleaning.words(response["cannot"], MOST_TEXT))
+        error = as_raised(response.get("raised"))
+        if error is None:
+            raise self._broken()
+        return error
+
+
+def as_raised(sent: Any) -> Raised | None:
+    """An exception as a guest sends it; None when it is none."""
+    if not isinstance(sent, dict) or not isinstance(sent.get("text"), str):
+        return None
+    names = sent.get("names")
+    if not (isinstance(names, list) and names and len(names) <= 100
+            and all(isinstance(name, str) and len(name) <= MOST_TITLE and name.isidentifier()
+                    for name in names)):
+        return None
+    return Raised(tuple(names), cleaning.words(sent["text"], MOST_TEXT))
+
+
+@dataclass
+class Verdict:
+    """What came of a check, or of a course's cell that ran here: exactly one of passed, failed (an
+    exception of its own) and lost (why nothing can be said)."""
+
+    outputs: list[NotebookNode] = field(default_factory=list)
+    failed: Exception | None = None
+    lost: str = ""
+    late: bool = False  # the alarm rang
+
+    @property
+    def passed(self) -> bool:
+        return self.failed is None and not self.lost
+
+
+class Trusted:
+    """The namespace of one submission on the trusted side."""
+
+    def __init__(self, remote: Remote, answers: frozenset[str]) -> None:
+        self.remote, self.answers = remote, answers
+        self.names: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
+        self.of_checks: dict[str, Any] = {}  # what earlier checks bound
+        self.wanted: set[str] = set()  # names that the definitions of untagged cells use
+
+    def define(self, cell: PlannedCell) -> None:
+        """Make an untagged cell's imports, functions and classes, those that can be made here."""
+        for node in cell.trusted.body if cell.trusted else ():
+            with contextlib.suppress(Exception):
+                exec(_compiled(ast.Module([node], []), cell), self.names)
+        if cell.names:
+            self.wanted |= {use.name for use in cell.names.uses}
+
+    def setup(self, cell: PlannedCell, budget: Budget) -> Verdict:
+        """Run a check-setup cell."""
+        return self._run(cell, self.names, budget, [])
+
+    def check(self, cell: PlannedCell, budget: Budget) -> Verdict:
+        """Run a check. It leaves behind what it bound for later checks, and nothing else."""
+        before = dict(self.names)
+        uses = {use.name for use in cell.names.uses} if cell.names else set()
+        try:
+            return self._run(cell, self.names, budget, sorted(uses | self.wanted))
+        finally:
+            self.of_checks |= {name: value for name, value in self.names.items()
+                               if name not in before and name_of(value) is None
+                               and name in (cell.names.binds if cell.names else ())}
+            self.names.clear()
+            self.names |= before
+
+    def _bind(self, name: str) -> None:
+        """Give a check a name that nobody trusted binds."""
+        if name in self.names or (name in BUILTINS and name not in self.answers):
+            return
+        if name in self.of_checks and name not in self.answers:
+            self.names[name] = self.of_checks[name]
+            return
+        kind = self.remote.kind(name)
+        if kind == "plain":
+            try:
+                value = self.remote.value(Proxy(name, self.remote))
+            except wire.CannotCross:  # the guest says one thing and sends another
+                value = Proxy(name, self.remote)
+            self.names[name] = Proxy(name, self.remote) if isinstance(value, Raised) else value
+        elif kind != "missing":
+            self.names[name] = (Function if kind == "callable" else Proxy)(name, self.remote)
+
+    def _run(self, cell: PlannedCell, names: dict[str, Any], budget: Budget, needed: list[str]
+             ) -> Verdict:
+        verdict, printed = Verdict(), Printed()
+        late, self.remote.lost = [], None
+        try:
+            with _capturing(printed), checking_on(self.remote), \
+                    limited(budget.left() + GRACE) as late:
+                for name in needed:
+                    self._bind(name)
+                exec(_compiled(cell.trusted, cell), names)
+        except (Late, Lost):
+            pass  # said below, also where the check swallowed it
+        except MemoryError:
+            verdict.lost = "the check itself ran out of memory"
+        except (Exception, SystemExit, GeneratorExit) as error:
+            verdict.failed = error if isinstance(error, Exception) else RuntimeError(repr(error))
+        verdict.late = bool(late)
+        verdict.lost = str(self.remote.lost or verdict.lost or ("out of time" if late else ""))
+        verdict.outputs = printed.outputs()
+        if verdict.failed is not None and not verdict.lost:
+            verdict.outputs.append(shown(verdict.failed, cell))
+        return verdict
+
+
+class Printed(io.TextIOBase):
+    """What a check prints; what is too much is dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[str] = []
+        self.left = MOST_PRINTED
+
+    def write(self, text: str) -> int:
+        if self.left > 0 and text:
+            self.pieces.append(text[:self.left])
+            self.left -= len(self.pieces[-1])
+            if self.left <= 0:
+                self.pieces.append("\n[the rest of what this check printed was cut]\n")
+        return len(text)
+
+    def writable(self) -> bool:
+        return True
+
+    def outputs(self) -> list[NotebookNode]:
+        text = cleaning.terminal("".join(self.pieces))
+        return [cleaning.stream(text)] if text else []
+
+
+@contextlib.contextmanager
+def _capturing(printed: Printed) -> Iterator[None]:
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        yield
+
+
+def _compiled(tree: ast.Module, cell: PlannedCell) -> Any:
+    return compile(tree, _file(cell), "exec", dont_inherit=True, optimize=0)  # with its asserts
+
+
+def _file(cell: PlannedCell) -> str:
+    return f"<cell {cell.name}>"
+
+
+def shown(error: Exception, cell: PlannedCell) -> NotebookNode:
+    """The error output of a check, as a kernel has it; of what lab.check says the text alone."""
+    from lab.check import Failed
+
+    try:
+        text = str(error)
+    except Exception as another:
+        text = f"(its text cannot be shown: {type(another).__name__})"
+    text = cleaning.terminal(text[:10_000])
+    if isinstance(error, Failed):
+        lines = Failed(text)._render_traceback_()
+    else:
+        lines = [cleaning.terminal(line) for line in _traceback(error, cell)]
+    return cleaning.error(type(error).__name__, text, lines)
+
+
+def _traceback(error: Exception, cell: PlannedCell) -> list[str]:
+    """From the check's own lines on; what of the grader is in between says nothing to students."""
+    source = cell.source.splitlines(keepends=True)
+    linecache.cache[_file(cell)] = (len(cell.source), None, source, _file(cell))
+    try:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__, limit=50)
+                  if frame.filename == _file(cell)]
+        lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames),
+                 f"{type(error).__name__}: {str(error)[:10_000]}"]
+        return "".join(lines).splitlines()
+    finally:
+        linecache.cache.pop(_file(cell), None)
+

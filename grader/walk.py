@@ -1,0 +1,139 @@
+"""One submission on its way through its cells: what is the student's runs in the sandbox, what is a
+check's runs here, in the order of the notebook."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+from nbformat import NotebookNode
+
+from grader import cleaning
+from grader.lab_plan import Plan, PlannedCell
+from grader.probe import Remote, Trusted, Verdict
+from grader.sandbox import Backend
+from grader.session import Failed, Session, Spent
+from grader.settings import Grading
+from lab.build.lab import Role
+
+MOST_OUTPUT = 20_000_000  # bytes of all outputs of a notebook, as JSON
+LONGEST_REASON = 300
+
+
+class CourseFailed(Exception):
+    """A cell of the course's own failed: nothing can be said about the student."""
+
+
+class Walk:
+    """Runs a rebuilt notebook and leaves its outputs in it."""
+
+    def __init__(self, plan: Plan, notebook: NotebookNode, backend: Backend, settings: Grading,
+                 seed: str) -> None:
+        self.plan, self.notebook = plan, notebook
+        self.session = Session(backend, settings, plan.files)
+        self.remote = Remote(_nothing_to_ask, seed)
+        self.trusted = Trusted(self.remote, plan.answers)
+        self.scores: dict[str, float] = {}
+        self.unscored: dict[str, str] = {}  # by grade_id: why
+        self.count, self.room = 0, MOST_OUTPUT
+
+    def run(self) -> str:
+        """All cells in their order; why the submission is ungraded, or nothing."""
+        at = None
+        try:
+            for at in self.plan.cells:
+                self._cell(at)
+        except CourseFailed as error:
+            self.scores.clear()
+            self.unscored.clear()
+            self._leave_the_rest(str(error))
+        except Failed as error:
+            self._leave_the_rest(str(error))
+        except Spent:
+            self._leave_the_rest(self.session.explain(None, at.name, 0) if at else "")
+        finally:
+            self.session.discard()
+        for cell in self.plan.cells:
+            if cell.grade_id in self.unscored:
+                self._say_unscored(cell)
+        return cleaning.line("; ".join(dict.fromkeys(self.unscored.values())), LONGEST_REASON)
+
+    def _leave_the_rest(self, reason: str) -> None:
+        for name in self.plan.points:
+            if name not in self.scores:
+                self.unscored.setdefault(name, reason)
+
+    def _cell(self, cell: PlannedCell) -> None:
+        if cell.role is Role.CHECK:
+            self._check(cell)
+        elif cell.role is Role.CHECK_SETUP:
+            self._check_setup(cell)
+        elif cell.role is not Role.EXPLORE:
+            self._students(cell)
+
+    def _students(self, cell: PlannedCell) -> None:
+        """A cell that runs in the sandbox."""
+        answer = cell.role is Role.ANSWER
+        ran = self.session.run(cell, self.notebook.cells[cell.index].source if answer
+                               else cell.source)
+        if cell.trusted is not None:
+            self.trusted.define(cell)
+        if ran is None:
+            why = self.session.incidents[cell.name]
+            if cell.required:
+                raise CourseFailed(f"the course's own cell {cell.name}: {why}")
+            self._put(cell, [cleaning.error("Skipped", why, [why])])
+            return
+        self._put(cell, ran.outputs)
+        if cell.required and ran.raised:
+            raise CourseFailed(_failed(cell, ran.raised.names[0], ran.raised.text))
+
+    def _check_setup(self, cell: PlannedCell) -> None:
+        verdict = self.trusted.setup(cell, self.session.budget())
+        self._put(cell, verdict.outputs)
+        if verdict.lost:
+            raise CourseFailed(f"the course's own cell {cell.name}: {verdict.lost}")
+        if verdict.failed is not None:
+            raise CourseFailed(_failed(cell, type(verdict.failed).__name__, str(verdict.failed)))
+
+    def _check(self, cell: PlannedCell) -> None:
+        self.session.ready()
+        budget = self.session.budget()
+        self.remote.ask = self.session.ask(budget)
+        verdict = self.trusted.check(cell, budget)
+        self._put(cell, verdict.outputs)
+        if verdict.lost:
+            self.session.discard()  # after an alarm nobody knows what it was asked for
+            self.unscored[cell.grade_id] = self._why_lost(cell, verdict, budget.seconds)
+        elif verdict.failed is not None and self.session.incidents:
+            self.unscored[cell.grade_id] = "; ".join(self.session.incidents.values())
+        else:
+            self.scores[cell.grade_id] = cell.points if verdict.passed else 0.0
+
+    def _why_lost(self, cell: PlannedCell, verdict: Verdict, seconds: float) -> str:
+        if self.remote.lost is None and not verdict.late:
+            return f"{verdict.lost}, at cell {cell.name}"
+        return self.session.explain(self.remote.lost, cell.name, seconds)
+
+    def _put(self, cell: PlannedCell, outputs: list[NotebookNode]) -> None:
+        self.count += 1
+        self.room -= len(json.dumps(outputs))
+        if self.room < 0:
+            outputs = [cleaning.stream("[the outputs of this notebook were too much]\n")]
+        self.notebook.cells[cell.index].outputs = outputs
+        self.notebook.cells[cell.index].execution_count = self.count
+
+    def _say_unscored(self, cell: PlannedCell) -> None:
+        """An error, too, so that nothing that reads outputs takes the check for passed."""
+        text = f"not scored: {self.unscored[cell.grade_id]}"
+        found = self.notebook.cells[cell.index]
+        found.outputs = [*[output for output in found.outputs if output.output_type == "stream"],
+                         cleaning.error("NotScored", text, [text])]
+
+
+def _failed(cell: PlannedCell, name: str, text: str) -> str:
+    return f"the course's own cell {cell.name} failed: {name}: {cleaning.line(text, 200)}"
+
+
+def _nothing_to_ask(*arguments: Any, **fields: Any) -> NoReturn:
+    raise RuntimeError("a check-setup cell uses a student's name")

@@ -27,8 +27,10 @@ SCRIPT = """%%writefile code/mine.sh
 #!/bin/bash
 echo mine
 ### END SOLUTION"""
-SCRIPT_CHECK = """import pathlib
-check.that("echo mine" in pathlib.Path("code/mine.sh").read_text(), "Say echo mine.")"""
+DRIVER = """def written():
+    with open("code/mine.sh") as file:
+        return file.read()"""
+SCRIPT_CHECK = 'check.that("echo mine" in check.call(written), "Say echo mine.")'
 RIGHT = "def global_batch(micro_batch, ranks):\n    return micro_batch * ranks"
 WRONG = "def global_batch(micro_batch, ranks):\n    return 16"  # what the visible case wants
 
@@ -53,6 +55,7 @@ def source(setup: str = SETUP) -> nbformat.NotebookNode:
         cell(ANSWER, **marks("batch", solution=True, locked=False)),
         cell(CHECK, **marks("batch-check", grade=True, points=3)),
         cell(SCRIPT, **marks("script", solution=True, locked=False)),
+        cell(DRIVER, ["driver"]),
         cell(SCRIPT_CHECK, **marks("script-check", grade=True, points=2)),
     ])
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3",

@@ -7,5 +7,7 @@ from grader.sandbox.choice import choose
 from grader.sandbox.interface import Backend, Limits, Unavailable
 from grader.sandbox.mounts import HOME, python
 from grader.sandbox.running import Running
+from grader.sandbox.selftest import self_test
 
-__all__ = ["HOME", "Backend", "Limits", "Running", "Unavailable", "choose", "python"]
+__all__ = ["HOME", "Backend", "Limits", "Running", "Unavailable", "choose", "python",
+           "self_test"]

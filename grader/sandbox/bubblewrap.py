@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -52,8 +52,9 @@ class Bubblewrap:
     def fresh_proc(self) -> bool:
         """Whether a sandbox may have a /proc of its own. In some containers the kernel refuses."""
         cgroups.sweep()
-        words = [*outside(slots.FIRST), self.bwrap, *namespaces(slots.FIRST), "--ro-bind", "/", "/",
-                 "--proc", "/proc", "/bin/true"]
+        uid = slots.FIRST
+        words = [*outside(uid), self.bwrap, *namespaces(uid), "--ro-bind", "/", "/", "--proc",
+                 "/proc", "/bin/true"]
         return subprocess.run(words, capture_output=True).returncode == 0
 
     def start(self, command: Sequence[str], limits: Limits, *,
@@ -70,21 +71,24 @@ class Bubblewrap:
             if group:
                 undo.callback(group.remove)
             with Inherited() as inherited:
-                words = [self.bwrap, *namespaces(uid),
-                         "--seccomp", inherited.data(seccomp.program()),
-                         *folders(mounts.visible(uid), limits, self.fresh_proc, inherited.data),
-                         *variables(mounts.environment(dict(environment or {})))]
-                if packed is not None:
-                    words += ["--perms", "0444", "--ro-bind-data", inherited.data(packed),
-                              mounts.FILES]
-                words += ["--remount-ro", "/", "--", *inside.stage(
-                    command, limits, uid=uid if privileged() else None, unpack=bool(packed))]
-                words = [*outside(uid), *words]
+                words = self.words(command, limits, uid, packed, environment or {}, inherited.data)
                 doors = group.doors if group else []
                 running = launched(["/bin/sh", "-c", _ENTER, "sh", *doors, "--", *words],
                                    inherited, limits, group)
             running.at_end(undo.pop_all().close)
         return running
+
+    def words(self, command: Sequence[str], limits: Limits, uid: int, packed: bytes | None,
+              environment: Mapping[str, str], data: Callable[[bytes], str]) -> list[str]:
+        """The whole command line; `data` makes an inherited descriptor with that content."""
+        words = [*outside(uid), self.bwrap, *namespaces(uid), "--seccomp", data(seccomp.program()),
+                 *folders(mounts.visible(uid), limits, self.fresh_proc, data)]
+        for pair in mounts.environment(dict(environment)).items():
+            words += ["--setenv", *pair]
+        if packed is not None:
+            words += ["--perms", "0444", "--ro-bind-data", data(packed), mounts.FILES]
+        return [*words, "--remount-ro", "/", "--", *inside.stage(
+            command, limits, uid=uid if privileged() else None, unpack=packed is not None)]
 
 
 def privileged() -> bool:
@@ -153,16 +157,12 @@ def _fixed_proc() -> list[str]:
             *(word for path in mounts.PROC for word in ("--ro-bind-try", path, path))]
 
 
-def variables(environment: Mapping[str, str]) -> list[str]:
-    return [word for pair in environment.items() for word in ("--setenv", *pair)]
-
-
 class Inherited:
     """Descriptors for one child: contents that it reads, and a pipe that it answers on."""
 
     def __enter__(self) -> Inherited:
         self.descriptors: list[int] = []
-        self.answer, self._asked = os.pipe()
+        self.answer, self.asked = os.pipe()
         return self
 
     def data(self, content: bytes) -> str:
@@ -173,32 +173,27 @@ class Inherited:
         os.lseek(descriptor, 0, os.SEEK_SET)
         return str(descriptor)
 
-    @property
-    def asked(self) -> int:
-        return self._asked
-
     def for_child(self) -> Iterator[int]:
         yield from self.descriptors
-        yield self._asked
+        yield self.asked
 
     def given(self) -> None:
         """The child has them: ours go, so that the end of its answer is seen."""
         for descriptor in self.for_child():
             os.close(descriptor)
-        self.descriptors, self._asked = [], -1
+        self.descriptors, self.asked = [], -1
 
     def __exit__(self, *error: object) -> None:
-        if self._asked >= 0:
+        if self.asked >= 0:
             self.given()
         os.close(self.answer)
 
 
-def launched(words: Iterable[str], inherited: Inherited, limits: Limits,
+def launched(words: list[str], inherited: Inherited, limits: Limits,
              group: cgroups.Group | None) -> Running:
     """Start the command line, learn its first process, watch it."""
-    words = list(words)
-    at = words.index("--seccomp")
-    words[at:at] = ["--info-fd", str(inherited.asked)]
+    at = words.index("--unshare-ipc")
+    words = [*words[:at], "--info-fd", str(inherited.asked), *words[at:]]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
                                stderr=subprocess.PIPE, pass_fds=tuple(inherited.for_child()),
                                env={}, cwd="/")

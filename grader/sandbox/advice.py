@@ -1,0 +1,54 @@
+"""What to install or change where no sandbox can be had. For people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PROFILE = "docker/seccomp-sandbox.json"
+# What bwrap says where a system call is refused to it.
+CLOSED = ("namespace", "Operation not permitted", "uid map", "mount proc")
+
+
+def _setting(name: str) -> str:
+    try:
+        return Path("/proc/sys", name.replace(".", "/")).read_text().strip()
+    except OSError:
+        return ""
+
+
+def in_container() -> bool:
+    return any(Path(path).exists() for path in ("/.dockerenv", "/run/.containerenv"))
+
+
+def for_start(name: str, noise: str) -> str:
+    """Lines for a back-end that does not start; `noise` is what it said."""
+    lines = []
+    if name == "bubblewrap":
+        if _setting("kernel.apparmor_restrict_unprivileged_userns") == "1":
+            lines.append(
+                "Ubuntu closes user namespaces with AppArmor. Either grade as root, or allow them "
+                "for bwrap (docs/grading-safely.md has the profile), or for all: "
+                "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0")
+        if _setting("kernel.unprivileged_userns_clone") == "0":
+            lines.append("Debian's kernel is told to close user namespaces: sudo sysctl "
+                         "kernel.unprivileged_userns_clone=1")
+        if _setting("user.max_user_namespaces") == "0":
+            lines.append("This machine allows no user namespaces: sudo sysctl "
+                         "user.max_user_namespaces=10000")
+        if in_container() and any(words in noise for words in CLOSED):
+            lines.append("Docker closes namespaces to what runs in it. Start the container with "
+                         f"the profile that comes with the course: docker run --security-opt "
+                         f"seccomp={PROFILE} --security-opt systempaths=unconfined ...")
+        if "Permission denied" in noise or "execvp" in noise:
+            lines.append("An ordinary user must be able to read the Python environment: make it "
+                         "below a folder that others may enter, or grade as root on the machine "
+                         "itself.")
+    return "\n".join(lines) or f"See docs/grading-safely.md on {name}."
+
+
+def for_leaks(name: str) -> str:
+    """Lines for a back-end that starts, and leaks."""
+    other = ("podman: apt install podman" if name == "bubblewrap" else
+             "bubblewrap: apt install bubblewrap")
+    return (f"Is {name} the distribution's own program, and its newest? The other back-end is "
+            f"{other}; LAB_SANDBOX chooses one. See docs/grading-safely.md.")

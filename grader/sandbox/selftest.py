@@ -1,0 +1,203 @@
+"""Before each batch: try to break out of a sandbox. Grading needs every attempt to fail."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import secrets
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from grader.sandbox import advice, mounts
+from grader.sandbox.interface import MB, Backend, Limits, Unavailable
+from grader.sandbox.running import Running
+from lab.errors import LabError
+from lab.workspace import CHECKOUT, CODE
+
+LIMITS = Limits(memory=96 * MB, processes=16, file_size=4 * MB, disk=1 * MB, open_files=64)
+PROGRAM = Path(__file__).with_name("breakout.py")
+ATTEMPTS = ("network", "abstract_socket", "machine_socket", "reading", "writing", "environment",
+            "descriptors", "seeing_processes", "signalling_processes", "another_user",
+            "capabilities", "mounting", "namespace", "tracing", "keyring", "processes",
+            "disk", "file_size", "survival")
+VICTIM = "victim:"
+SECONDS = 20  # for one answer; on an idle machine it takes a fraction of one
+SOME = 40  # files of a folder that are tried
+
+
+def self_test(backend: Backend, course_root: Path | None) -> None:
+    """Try everything. Raises Unavailable: what got out, and what to install or change.
+
+    Raises LabError for a course folder that lies in something students' code has to see.
+    """
+    require_hidden(course_root)
+    with bait(course_root) as task:
+        got = attempt(backend, task, ATTEMPTS)
+        got |= attempt(backend, task, ("memory",))
+        if not task.victim_lives():
+            got["signalling_processes"] = "signals to the host's processes"
+    if got:
+        raise Unavailable(
+            f"the {backend.name} sandbox does not hold, so nothing is graded. Code in it reached "
+            + "; ".join(got.values()) + ".\n" + advice.for_leaks(backend.name))
+
+
+def require_hidden(course_root: Path | None) -> None:
+    """Raises LabError where the course folder or its submissions lie inside what is shown."""
+    view = mounts.visible(0)
+    folders = [course_root, *(path for path in course_root.glob("*") if path.is_dir())
+               ] if course_root else []
+    for folder in folders:
+        if view.shows(folder):
+            raise LabError(f"{folder.resolve()} lies inside a folder that students' code has to "
+                           f"see ({sys.prefix}, /usr, ...): move the course elsewhere, and set "
+                           "LAB_COURSE to it")
+
+
+class Bait:
+    """What there is to reach on the host, and the processes that would notice."""
+
+    def __init__(self, victim: subprocess.Popen, **task: object) -> None:
+        self.victim, self.task = victim, task
+
+    def victim_lives(self) -> bool:
+        return self.victim.poll() is None
+
+    def words(self, attempts: tuple[str, ...]) -> str:
+        return json.dumps(self.task | {"attempts": attempts, "victim": self.victim.pid})
+
+
+@contextlib.contextmanager
+def bait(course_root: Path | None) -> Iterator[Bait]:
+    """Listeners, a process, and files with secrets, for as long as the test takes."""
+    name = f"lab-sandbox-{secrets.token_hex(8)}"
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server((address, 0)))
+                     for address in _addresses()]
+        abstract = stack.enter_context(socket.socket(socket.AF_UNIX))
+        abstract.bind("\0" + name)
+        abstract.listen()
+        for folder in {tempfile.gettempdir(), course_root} - {None}:
+            canary = stack.enter_context(tempfile.NamedTemporaryFile(
+                dir=folder, prefix=".sandbox-canary-"))
+            canary.write(name.encode())
+            canary.flush()
+        victim = subprocess.Popen(["/bin/sh", "-c", "read line", VICTIM + name],
+                                  stdin=subprocess.PIPE)
+        stack.enter_context(victim)
+        stack.callback(victim.kill)
+        yield Bait(victim, marker=[VICTIM, name], abstract=name, home=mounts.HOME,
+                   listeners=[one.getsockname()[:2] for one in listeners],
+                   secrets=[(what, str(path)) for what, path in _secrets(course_root)],
+                   closed=["/", "/usr", "/etc", "/dev", "/run", "/proc/sys/kernel", str(CODE),
+                           sys.prefix],
+                   variables=[*mounts.environment({}), "PWD", "OLDPWD", "SHLVL", "_", "HOSTNAME",
+                              "container", "LC_CTYPE"],
+                   folders=mounts.WRITABLE, processes=LIMITS.processes, disk=LIMITS.disk,
+                   file_size=LIMITS.file_size, memory=LIMITS.memory)
+
+
+def _addresses() -> list[str]:
+    """The host's loopback, and its own address where it has another."""
+    found = ["127.0.0.1"]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        asked.connect(("192.0.2.1", 53))  # sends nothing
+        found.append(asked.getsockname()[0])
+    return list(dict.fromkeys(found))
+
+
+def _secrets(course_root: Path | None) -> Iterator[tuple[str, Path]]:
+    """Files that no student's code may read: what each is, and where."""
+    yield "the accounts of the machine", Path("/etc/shadow")
+    yield "the grader itself", Path(__file__)
+    kinds = [("solutions", CHECKOUT / "solutions"), ("the grader's sources",
+             CHECKOUT / "grader" / "source"), ("the tests", CHECKOUT / "tests"),
+             ("the history", CHECKOUT / ".git"), ("a home folder", Path.home()),
+             ("a temporary file of the host", Path(tempfile.gettempdir()))]
+    if course_root:
+        kinds += [("the course folder", course_root)]
+        kinds += [(f"the course's {path.name}", path) for path in sorted(course_root.glob("*"))
+                  if path.is_dir()]
+    for what, folder in kinds:
+        for path in itertools.islice(_files(folder), SOME):
+            yield what, path
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Regular files in it, or in folders below it where it has none itself."""
+    for _, folders, names in os.walk(folder):
+        found = [folder / name for name in sorted(names)]
+        yield from (path for path in found if path.is_file() and os.access(path, os.R_OK))
+        if not found and folders:
+            yield from _files(folder / sorted(folders)[0])
+        return
+
+
+def attempt(backend: Backend, task: Bait, names: tuple[str, ...]) -> dict[str, str]:
+    """Attempts by name that reached something, in words. Raises Unavailable without an answer."""
+    command = [sys.executable, "-I", "-S", "-c", PROGRAM.read_text(), task.words(names)]
+    with backend.start(command, LIMITS) as running:
+        answer = _answer(running)
+        if "memory" in names:
+            return _ended_for_memory(running, answer)
+        try:
+            found = json.loads(answer)
+        except ValueError:
+            _wait(running, 1)
+            running.kill()
+            raise Unavailable(
+                f"the {backend.name} sandbox gives no answer ({running.why()}): "
+                f"{running.noise().strip()[-2000:] or 'it said nothing'}\n"
+                + advice.for_start(backend.name, running.noise())) from None
+        if found["done"] != list(names):
+            raise Unavailable(f"the {backend.name} sandbox did not try everything: {found}")
+        begun = time.monotonic()
+        running.kill()
+        if time.monotonic() - begun > 2 or _alive(task.task["abstract"]):
+            found["got"]["survival"] = "a life after its end"
+        return found["got"]
+
+
+def _ended_for_memory(running: Running, answer: bytes) -> dict[str, str]:
+    if answer:
+        return json.loads(answer)["got"]
+    _wait(running, 2)
+    if "memory" not in running.why():
+        return {"memory": f"no limit on memory that says so ({running.why() or 'it runs on'})"}
+    return {}
+
+
+def _wait(running: Running, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while running.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def _answer(running: Running) -> bytes:
+    """One line, or what there is at its end or after SECONDS."""
+    deadline, line = time.monotonic() + SECONDS, b""
+    while not line.endswith(b"\n"):
+        ready, _, _ = select.select([running.stdout], [], [], max(0, deadline - time.monotonic()))
+        chunk = os.read(running.stdout, 65536) if ready else b""
+        if not chunk:
+            break
+        line += chunk
+    return line
+
+
+def _alive(marker: str) -> bool:
+    """Whether a process of the test runs on: its command line has the marker in its task."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = path.read_bytes()
+            if marker.encode() in line and PROGRAM.read_bytes()[:40] in line:
+                return True
+    return False

@@ -27,6 +27,7 @@ OTHER = [
     (np.zeros((2, 3)), np.zeros((3, 2)), "its shape is (2, 3)"),
     (np.array([1.0, 2.0]), np.array([1.0, 3.0]), "1 of 2 entries"),
     ([[1], [1, 2]], np.zeros((2, 2)), "rows of one length"), (["x"], np.zeros(1), "of numbers"),
+    (["x" * 500_000, *[0] * 200_000], np.zeros(1), "of numbers"),  # an array of it: 400 GB
     (np.array([True]), np.array([1.0]), "an array of float64"),
     (np.array([1.0]), np.array([math.inf]), "1 of 1 entries"),
 ]

@@ -1,9 +1,12 @@
 """What crosses between a student's code and a check."""
 
 import collections
+import contextlib
 import enum
 import json
 import math
+import time
+import tracemalloc
 from decimal import Decimal
 
 import numpy as np
@@ -19,7 +22,9 @@ scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 values = st.recursive(
     scalars,
     lambda inner: st.lists(inner, max_size=4) | st.lists(inner, max_size=4).map(tuple)
-    | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=4), max_leaves=20)
+    | st.dictionaries(
+        st.text(max_size=5) | st.integers(-wire.LARGEST_KEY, wire.LARGEST_KEY), inner, max_size=4),
+    max_leaves=20)
 
 
 @given(values)
@@ -106,7 +111,7 @@ def test_a_copy_does_not_lead_back():
     (b"x", "a str"), (len, "type builtin_function_or_method"), ({(1, 2): 3}, "keys are str or int"),
     ({True: 1}, "keys are str or int"), (np.array([None]), "an array of object"),
     (np.array(["a"]), "one of numbers"), (torch.zeros(2, dtype=torch.bfloat16), "tensor.float()"),
-    ("x" * 1_000_001, "at most 1,000,000")])
+    ("x" * 1_000_001, "at most 1,000,000"), ({2**60 + 1: 1}, "give it as text")])
 def test_what_cannot_cross_is_refused_with_what_to_give_instead(value, says):
     with pytest.raises(CannotCross) as caught:
         wire.dumps(value)
@@ -132,10 +137,37 @@ def test_a_list_that_holds_itself_is_refused():
     b'{"array": {"dtype": "<b8", "shape": [1], "data": "AAAAAAAAAAA="}}',
     b'{"array": {"dtype": "<u3", "shape": [1], "data": "AAAA"}}',
     b'{"array": {"shape": [1000000, 1000000], "dtype": "<f8", "data": ""}}',
+    b'{"array": {"shape": [1000000, 1000000, 0], "dtype": "<f8", "data": ""}}',
+    b'{"dict": [[1, 2], [1, 3]]}', b'{"dict": [["a", 2], ["a", 3]]}', b'{"dict": [[1.0, 2]]}',
     b"[" * 100_000, b"[" * 25 + b"]" * 25, b"9" * 5000, b" " * 1_000_001])
 def test_a_forged_message_is_refused(message):
     with pytest.raises(CannotCross):
         wire.loads(message)
+
+
+def test_no_keys_collide_on_purpose():
+    """37,000 int keys with one hash took 11 s."""
+    same = [[(2**61 - 1) * number, 0] for number in range(1, 37_000)]
+    far = [[number << 44, 0] for number in range(30_000)]  # alike in the bits that are looked at
+    start = time.process_time()
+    with pytest.raises(CannotCross):
+        wire.loads(json.dumps({"dict": same}).encode())
+    assert len(wire.loads(json.dumps({"dict": far}).encode())) == 30_000
+    assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize("message", [
+    b"[]", b'{"tuple":[]}', b"1.5", b'"ab"', b'{"dict":[]}', b'{"float":"nan"}', b"{}", b'""'])
+def test_a_message_becomes_no_more_than_100_times_as_large(message):
+    """Memory is linear in the bytes, of which a million may come."""
+    several = b"[" + b",".join([message] * (30_000 // len(message))) + b"]"
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(CannotCross):
+            wire.loads(several)
+        assert tracemalloc.get_traced_memory()[1] < 100 * len(several)
+    finally:
+        tracemalloc.stop()
 
 
 @given(st.binary(max_size=200) | values.map(lambda value: json.dumps(value, default=str).encode()))

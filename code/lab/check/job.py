@@ -8,28 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.check.checks import Failed, passed
+from lab.check.launches import MOST_TEXT, Launch, launches_of
 from lab.check.sides import side
-from lab.check.torchrun import BadCommand, Torchrun, parse
+from lab.check.torchrun import BadCommand, Torchrun
 from lab.errors import LabError
 from minimegatron.arguments import Config, parse_arguments
 from minimegatron.errors import UserError
 
 TRAINER = "pretrain_gpt.py"
-MOST_LAUNCHES = 1024
+MOST_RUNS = 64
 LOCAL = ("localhost", "127.0.0.1", "::1", "")
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One program that the script starts on one node."""
-
-    program: str
-    arguments: tuple[str, ...]
-    step: int  # of srun; -1 when the script itself starts it, on the first node
-    task: int
-    host: str  # the node's name
-    background: bool  # started with &
-    variables: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -101,12 +89,13 @@ def script(path: str) -> Job:
 
 def resolve(record: dict[str, Any]) -> Job:
     """A Job from lab.check.record's result, which may come from anybody. Raises LabError."""
-    launches = _launches(record)
-    directives = {str(name): str(value) for name, value in record["directives"].items()}
-    problems = [str(note) for note in record["notes"]]
+    launches = launches_of(record)
+    problems = list(record["notes"])
     runs: list[Run] = []
     for group in _together(launches):
         runs += _runs_of(group, problems)
+        if len(runs) > MOST_RUNS:
+            raise LabError(f"the script starts {TRAINER} more than {MOST_RUNS} times")
     status = record["exit"]
     if status is None:
         problems.append("the script still ran after 20 seconds, although nothing trains here")
@@ -115,33 +104,8 @@ def resolve(record: dict[str, Any]) -> Job:
                  if line.strip() and not line.startswith("+")]  # those with + come from set -x
         problems.append(f"the script ends with exit code {status}: " + " / ".join(lines[-3:]))
     problems += [problem for run in runs for problem in run.problems]
-    return Job(directives, tuple(runs), tuple(dict.fromkeys(problems)))
-
-
-def _launches(record: dict[str, Any]) -> list[Launch]:
-    try:
-        entries = record["launches"]
-        if not (isinstance(record["directives"], dict) and isinstance(record["notes"], list)
-                and isinstance(record["output"], str) and isinstance(entries, list)
-                and (record["exit"] is None or type(record["exit"]) is int)):
-            raise TypeError("a field of the wrong kind")
-        if len(entries) > MOST_LAUNCHES:
-            raise LabError(f"the script starts more than {MOST_LAUNCHES} programs")
-        launches = []
-        for entry in entries:
-            launch = Launch(entry["program"], tuple(entry["arguments"]), entry["step"],
-                            entry["task"], entry["host"], entry["background"],
-                            dict(entry["variables"]))
-            words = (launch.program, launch.host, *launch.arguments, *launch.variables.values())
-            numbers = launch.step, launch.task
-            if not (all(type(word) is str for word in words)
-                    and all(type(number) is int for number in numbers)
-                    and type(launch.background) is bool):
-                raise TypeError("a launch of the wrong kind")
-            launches.append(launch)
-        return launches
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise LabError(f"what the script starts was not recorded properly: {error}") from error
+    return Job(dict(record["directives"]), tuple(runs),
+               tuple(dict.fromkeys(problem[:MOST_TEXT] for problem in problems)))
 
 
 def _together(launches: list[Launch]) -> list[list[Launch]]:
@@ -162,9 +126,8 @@ def _together(launches: list[Launch]) -> list[list[Launch]]:
 
 def _awaits(group: list[Launch], other: Launch) -> bool:
     """Whether a group in the background lacks nodes, and `other` meets it."""
-    try:
-        told, more = (parse(launch.arguments, launch.variables) for launch in (group[-1], other))
-    except BadCommand:
+    told, more = group[-1].torchrun, other.torchrun
+    if isinstance(told, BadCommand) or isinstance(more, BadCommand):
         return False
     return group[-1].background and len(group) < told.nnodes and told.meets_at == more.meets_at
 
@@ -175,10 +138,10 @@ def _runs_of(group: list[Launch], problems: list[str]) -> list[Run]:
                  if launch.program == "srun-refused"]
     by_torchrun = [launch for launch in group if launch.program == "torchrun"]
     if by_torchrun:
-        try:
-            told = [parse(launch.arguments, launch.variables) for launch in by_torchrun]
-        except BadCommand as error:
-            problems.append(str(error))
+        told = [launch.torchrun for launch in by_torchrun]
+        refused = [str(one) for one in told if isinstance(one, BadCommand)]
+        if refused:
+            problems.append(refused[0])
             return []
         if _is_trainer(told[0].program):
             return [_torchrun_run(by_torchrun, told)]
@@ -204,10 +167,13 @@ def _trainer_at(words: Sequence[str]) -> int | None:
 def _flags(words: Sequence[str], world_size: int) -> tuple[Config | None, list[str]]:
     at = _trainer_at(words)
     assert at is not None
+    if any(word.partition("=")[0] == "--plot" for word in words):
+        # The parser would look for the figure's folder, and it reads this on the trusted side.
+        return None, ["--plot belongs to --estimate, which trains nothing; leave it out"]
     try:
         return parse_arguments(words[at + 1:], {"RANK": "0", "WORLD_SIZE": str(world_size)}), []
     except UserError as error:
-        return None, [str(error)]
+        return None, [str(error)[:MOST_TEXT]]
     except SystemExit:  # --help
         return None, [f"{TRAINER} only prints its help"]
 

@@ -25,6 +25,7 @@ STAND_IN = Path(__file__).with_name("stand_in.py")
 PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 16)))
 NAMES = ("srun", "torchrun", *PYTHONS, "scontrol", "hostname", "deepspeed", "mpirun",
          "sbatch", "salloc", "scancel", "squeue", "sinfo", "sacct", "nvidia-smi", "sleep")
+NODE = "slurmnode"  # the job's nodes are slurmnode1, slurmnode2, ...
 SECONDS = 20
 MOST_SCRIPT = 64 * 1024
 MOST_RECORD = 1_000_000
@@ -149,22 +150,28 @@ def _still_running(group: int, written: Path) -> bool:
     return any(written.parent.glob(f"{written.name}.running*"))
 
 
+def allocated(found: dict[str, str]) -> tuple[int, int]:
+    """Nodes and tasks of a job with these directives. Raises BadOption."""
+    per_node = found.get("ntasks-per-node")
+    tasks = options.count(found.get("ntasks"), 1)
+    fitting = -(-tasks // options.count(per_node, tasks)) if "ntasks" in found else 1
+    nodes = options.count(found.get("nodes"), fitting)
+    if per_node and "ntasks" not in found:
+        tasks = nodes * options.count(per_node, 1)
+    return nodes, max(tasks, nodes)
+
+
 def _allocation(found: dict[str, str], notes: list[str]) -> dict[str, str]:
     """The variables that Slurm would give the job."""
+    per_node = found.get("ntasks-per-node")
     try:
-        per_node = found.get("ntasks-per-node")
-        tasks = options.count(found.get("ntasks"), 1)
-        fitting = -(-tasks // options.count(per_node, tasks)) if "ntasks" in found else 1
-        nodes = options.count(found.get("nodes"), fitting)
-        if per_node and "ntasks" not in found:
-            tasks = nodes * options.count(per_node, 1)
-        tasks = max(tasks, nodes)
+        nodes, tasks = allocated(found)
     except options.BadOption as error:
         notes.append(f"#SBATCH: {error}")
         nodes, tasks, per_node = 1, 1, None
     share, rest = divmod(tasks, nodes)
     spread = f"{share + 1}(x{rest}),{share}(x{nodes - rest})" if rest else f"{share}(x{nodes})"
-    hosts = "slurmnode1" if nodes == 1 else f"slurmnode[1-{nodes}]"
+    hosts = f"{NODE}1" if nodes == 1 else f"{NODE}[1-{nodes}]"
     variables = {
         "SLURM_JOB_ID": "1", "SLURM_JOBID": "1", "SLURM_JOB_NAME": found.get("job-name", "job"),
         "SLURM_NNODES": str(nodes), "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_NODELIST": hosts,

@@ -50,9 +50,13 @@ def parse(arguments: Sequence[str], variables: Mapping[str, str] | None = None) 
         meets_at = meets_at[0], f"{meets_at[1]}/{options.get('rdzv_id', 'none')}"
     if "standalone" in options:
         meets_at = "localhost", "0"
+    count = 1 if "standalone" in options else _number("nnodes", nnodes)
+    each = _number("nproc_per_node", options.get("nproc_per_node", "1"))
+    if count * each > MOST_RANKS:
+        raise BadCommand(f"torchrun --nnodes {count} --nproc_per_node {each}: at most "
+                         f"{MOST_RANKS} ranks")
     return Torchrun(
-        nnodes=1 if "standalone" in options else _number("nnodes", nnodes),
-        nproc_per_node=_number("nproc_per_node", options.get("nproc_per_node", "1")),
+        nnodes=count, nproc_per_node=each,
         node_rank=_number("node_rank", options.get("node_rank", "0"), least=0),
         meets_at=meets_at, assigns_ranks=backend != "static", program=tuple(program))
 
@@ -79,9 +83,9 @@ def _split(words: list[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _number(name: str, text: str, least: int = 1, most: int = MOST_RANKS) -> int:
-    if not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= most):
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and least <= int(text) <= most):
         unset = not text or text.startswith(("-", "$"))
         hint = "; is a variable empty or misspelled?" if unset else ""
-        raise BadCommand(f"torchrun --{name} {text!r}: a number of at least {least}, "
+        raise BadCommand(f"torchrun --{name} {text[:50]!r}: a number of at least {least}, "
                          f"at most {most}{hint}")
     return int(text)

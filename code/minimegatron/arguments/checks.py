@@ -13,6 +13,9 @@ from minimegatron.arguments.precision import check_precision
 from minimegatron.arguments.require import near_divisors, near_multiples, require
 
 A_YEAR = 365 * 24 * 60  # minutes
+# Beyond these a slip of the hand would fill the memory before anything could refuse it.
+MOST = {"num_layers": 100_000, "world_size": 100_000}
+MOST_OF_ANY = 10**12
 
 
 def check(config: Config, rank: int, world_size: int) -> Config:
@@ -34,6 +37,9 @@ def check_numbers(config: Config) -> None:
     for name, value in vars(config).items():
         require(not isinstance(value, float) or math.isfinite(value),
                 f"--{name.replace('_', '-')} {value}: must be a finite number")
+        most = MOST.get(name, MOST_OF_ANY)
+        require(not isinstance(value, int) or abs(value) <= most,
+                f"--{name.replace('_', '-')} {str(value)[:50]}: must be at most {most}")
     require(0 <= config.seed < 2**32, f"--seed {config.seed}: must be from 0 to {2**32 - 1}")
     patience = config.distributed_timeout_minutes
     require(patience <= A_YEAR, f"--distributed-timeout-minutes {patience}: nearest: {A_YEAR}")

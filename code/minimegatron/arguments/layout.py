@@ -15,7 +15,7 @@ from minimegatron.arguments.require import near_multiples, require
 
 FLAG = "--pipeline-model-parallel-layout"
 REPEATED = re.compile(r"\(([^()*]*)\)(?:\*([0-9]{1,6}))?|([EtL|])\*([0-9]{1,6})")
-LONGEST = 100_000  # characters of a layout written out
+LONGEST = 10_000  # characters of a layout written out
 
 
 def parse_layout(text: str, layers: int, stages: int) -> tuple[int, ...]:

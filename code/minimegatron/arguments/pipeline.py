@@ -15,6 +15,8 @@ from minimegatron.arguments.layout import parse_layout, spread
 from minimegatron.arguments.require import near_divisors, near_multiples, require
 from minimegatron.schedules import load
 
+FEW = 1000  # layers that are added or taken one by one
+
 
 def derive_pipeline(config: Config) -> Config:
     """Fill in the layers of every chunk and the name of the schedule."""
@@ -90,7 +92,8 @@ def check_chunks(config: Config, size: int, whole: int) -> None:
 
 
 def choose_schedule(config: Config) -> str:
-    """The schedule's name or file. A name is tried out."""
+    """The schedule's name or file. Raises ScheduleError for a name that is none, or that does not
+    know chunks."""
     name = config.schedule or ("1f1b" if config.chunks == 1 else "interleaved")
     stages, batches = config.pipeline_model_parallel_size, config.num_micro_batches
     require(name != "interleaved" or config.chunks > 1,
@@ -102,13 +105,15 @@ def choose_schedule(config: Config) -> str:
             f"({stages}) when using interleaved schedule; nearest: --global-batch-size "
             f"{near_multiples(config.global_batch_size, per_step)}")
     if Path(name).suffix not in (".py", ".json"):
-        load(name, stages, batches, config.chunks)
+        load(name, 1, 1, config.chunks)  # what can be wrong with a name depends on no size
     return name
 
 
 def adjusted(split: tuple[int, ...], layers: int) -> list[int]:
     """`split` with layers added where few are, or taken where many are, until they add up."""
     near = list(split)
+    if abs(sum(near) - layers) > FEW:
+        return spread(layers, len(near))
     while sum(near) < layers:
         near[near.index(min(number or layers for number in near)) if any(near) else 0] += 1
     while sum(near) > layers:

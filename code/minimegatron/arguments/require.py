@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from minimegatron.errors import UserError
 
 
@@ -18,7 +20,8 @@ def near_multiples(value: int, step: int) -> str:
 
 def near_divisors(value: int, whole: int) -> str:
     """The divisors of `whole` on both sides of `value`, as text."""
-    divisors = [number for number in range(1, whole + 1) if whole % number == 0]
-    below = [number for number in divisors if number < value][-1:]
-    above = [number for number in divisors if number > value][:1]
-    return " or ".join(map(str, below + above))
+    small = [number for number in range(1, math.isqrt(whole) + 1) if whole % number == 0]
+    divisors = {*small, *(whole // number for number in small)}
+    below = max((number for number in divisors if number < value), default=None)
+    above = min((number for number in divisors if number > value), default=None)
+    return " or ".join(str(number) for number in (below, above) if number is not None)

@@ -32,6 +32,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     form.add_argument("--port", type=jupyter_port,
                       help="JupyterLab's port (the first free from 8888)")
     form.set_defaults(run=run_formgrader)
+    from grader.collect import cli as collecting
+
+    collecting.add_parser(subparsers)
 
 
 def run_formgrader(arguments: argparse.Namespace) -> int:

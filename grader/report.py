@@ -14,6 +14,7 @@ from nbgrader.api import Gradebook, MissingEntry
 from nbgrader.plugins import ExportPlugin
 from nbgrader.utils import parse_utc
 
+from grader.collect.receipts import receipt_for
 from grader.course import Course
 from grader.records import Unusable, gradebook, last, state
 from lab.workspace import put_whole
@@ -48,14 +49,16 @@ def stamped(course: Course, lab: str, student: str) -> datetime.datetime | None:
 
 
 def received(course: Course, lab: str, student: str) -> str:
-    """When it came in, UTC: the later of timestamp.txt and the notebook's time on this disk.
+    """When it came in, UTC: what the receipt of `lab collect` says.
 
-    Students can write both, but not one after you copied the file; so a forged early stamp is
-    seen. The exchange keeps a notebook's last change as its time: the stamp is later there.
+    For a notebook that was put there by hand: the later of timestamp.txt and its time on this disk.
+    Students can write both, but not one after you copied the file; so a forged early stamp is seen.
     """
     path = course.notebook("submitted", lab, student)
     if not path.is_file():
         return ""
+    if receipt := receipt_for(course, lab, student, course.digest(lab, student)):
+        return receipt.time.isoformat(timespec="seconds")
     when = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
     with contextlib.suppress(Unusable):  # which its reason says
         when = max(when, stamped(course, lab, student) or when)

@@ -1,0 +1,154 @@
+"""`lab collect` and `lab roster`."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+from pathlib import Path
+
+from grader.collect.names import visible
+from lab.errors import LabError
+
+COLLECT = """examples:
+  lab collect submissions.zip                    a Canvas or Moodle download
+  lab collect submissions.zip --received "2026-01-31 23:59 Europe/Berlin"
+  lab collect handed-in/ --keep-times            STUDENT/LAB.ipynb or STUDENT/LAB/LAB.ipynb
+  lab collect scans/ --pattern '{student}_{any}.ipynb'
+  lab collect exchange                           $LAB_EXCHANGE, or nbgrader's c.Exchange.root
+
+An archive does not say when a student handed in: without --received, it was when you collect.
+Every version is kept in received/; the newest is put into submitted/. More: docs/collecting.md."""
+ROSTER = """examples:
+  lab roster import students.csv     columns id, first_name, last_name, email, lms_user_id
+  lab roster list
+  lab roster export > students.csv"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    raw = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    collect = subparsers.add_parser(
+        "collect", help="for instructors: take in what students handed in", epilog=COLLECT, **raw)
+    collect.add_argument("source", metavar="SOURCE",
+                         help="a folder, an LMS's zip, a tar, an exchange, or the word exchange")
+    collect.add_argument("--lab", metavar="LAB", help="take notebooks of this lab alone")
+    times = collect.add_mutually_exclusive_group()
+    times.add_argument("--received", metavar="TIME", help="when all of it came in, with its zone")
+    times.add_argument("--keep-times", action="store_true",
+                       help="trust the files' own times, which students can write")
+    collect.add_argument("--as-is", action="store_true",
+                         help="folder names are the students' ids, on the roster or not")
+    collect.add_argument("--pattern", help="how a flat folder names files: {student}, {lab}, {any}")
+    collect.set_defaults(run=run_collect)
+    roster = subparsers.add_parser("roster", help="for instructors: the list of students",
+                                   epilog=ROSTER, **raw)
+    steps = roster.add_subparsers(metavar="STEP", required=True)
+    step = steps.add_parser("import", help="add and change students", epilog=ROSTER, **raw)
+    step.add_argument("file", type=Path, metavar="students.csv")
+    step.set_defaults(run=run_import)
+    steps.add_parser("list", help="show them").set_defaults(run=run_list)
+    step = steps.add_parser("export", help="write them as CSV")
+    step.add_argument("--to", type=Path, metavar="FILE", help="(standard output)")
+    step.set_defaults(run=run_export)
+
+
+def _course():
+    from grader.course import Course, default_root
+
+    course = Course(default_root())
+    course.make()
+    course.settings()
+    return course
+
+
+def run_collect(arguments: argparse.Namespace) -> int:
+    from grader.collect.collecting import Options, collect
+    from grader.course import require_known
+    from grader.times import now, parse_time
+
+    course = _course()
+    received = parse_time(arguments.received, "--received") if arguments.received else None
+    if received and received > now() + datetime.timedelta(minutes=5):
+        raise LabError(f"--received {arguments.received!r} is still to come")
+    if arguments.lab:
+        require_known("lab", arguments.lab, course.labs(), str(course.sources))
+    lines = collect(course, arguments.source, Options(
+        arguments.lab, received, arguments.keep_times, arguments.as_is, arguments.pattern))
+    show(lines)
+    if any(line.verdict != "refused" for line in lines):
+        return 0
+    print("lab: nothing was taken" + ("" if lines else f": no notebook in {arguments.source}"),
+          file=sys.stderr)
+    return 1
+
+
+def show(lines) -> None:
+    """The table of what was taken, and below it what was refused."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    table = Table("student", "lab", "", "received (UTC)", "file", "note")
+    taken = [line for line in lines if line.verdict != "refused"]
+    for line in taken:
+        table.add_row(*(escape(visible(text)) for text in (
+            line.student, line.lab, line.verdict, line.when[:19].replace("T", " "), line.file,
+            line.why)))
+    if taken:
+        console.print(table)
+    for line in lines:
+        if line.verdict == "refused":
+            who = f" ({visible(line.student)})" if line.student else ""
+            console.print(f"refused: {escape(visible(line.file))}{escape(who)}: "
+                          f"{escape(visible(line.why))}", soft_wrap=True, highlight=False)
+    counts = {kind: sum(line.verdict == kind for line in lines)
+              for kind in ("new", "same", "older", "refused")}
+    console.print(", ".join(f"{count} {kind}" for kind, count in counts.items()), highlight=False)
+
+
+def run_import(arguments: argparse.Namespace) -> int:
+    from grader.records import gradebook
+    from grader.roster import add, read_file
+
+    found, notes = read_file(arguments.file)
+    with gradebook(_course()) as book:
+        added, changed = add(book, found)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    print(f"{len(found)} students: {added} added, {changed} changed, "
+          f"{len(found) - added - changed} as before")
+    return 0
+
+
+def run_list(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from grader.records import gradebook
+    from grader.roster import COLUMNS, people
+
+    with gradebook(_course()) as book:
+        found = people(book)
+    table = Table(*COLUMNS)
+    for person in found:
+        table.add_row(*(escape(visible(getattr(person, column))) for column in COLUMNS))
+    if found:
+        Console().print(table)
+    print(f"{len(found)} students")
+    return 0
+
+
+def run_export(arguments: argparse.Namespace) -> int:
+    from grader.records import gradebook
+    from grader.roster import people, write_csv
+    from lab.workspace import put_whole
+
+    with gradebook(_course()) as book:
+        text = write_csv(people(book))
+    if arguments.to:
+        put_whole(arguments.to, text.encode())
+    else:
+        print(text, end="")
+    return 0

@@ -1,0 +1,214 @@
+"""Collect one source: every file of it is taken, or listed with the reason why not."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from grader.collect import exchange, receipts, store
+from grader.collect.layouts import Claim, layout_of
+from grader.collect.receipts import Receipt
+from grader.collect.sources import File, Folder, Refused, Source, opened
+from grader.collect.which import Labs
+from grader.course import Course
+from grader.records import gradebook
+from grader.roster import Roster, people
+from grader.times import now
+from lab.errors import LabError
+
+MOST_FILES = 500  # of one student
+MOST_BYTES = 100_000_000  # of one student's notebooks
+PACKED = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `lab collect` was asked for."""
+
+    lab: str | None = None  # take no other
+    received: datetime.datetime | None = None  # when all of it came in
+    keep_times: bool = False  # trust the files' own
+    as_is: bool = False  # folder names are ids, of students who may not be on the roster
+    pattern: str | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One file of the source, in the table."""
+
+    file: str
+    student: str = ""
+    lab: str = ""
+    verdict: str = "refused"  # | new | same | older
+    why: str = ""
+    when: str = ""
+
+
+@dataclass(frozen=True)
+class _Version:
+    file: File
+    receipt: Receipt
+    why: str
+
+
+def collect(course: Course, said: str, options: Options) -> list[Line]:
+    """Collect from the path `said`, or from the word "exchange". Raises LabError, for the source as
+    a whole alone; nothing of one student stops the others."""
+    with gradebook(course) as book:
+        roster = Roster(people(book))
+    if not roster.people and not options.as_is:
+        raise LabError("the roster is empty: fill it with `lab roster import students.csv`, or say "
+                       "--as-is to take folder names as the students' ids")
+    with course.held(), _source(course, said, roster, options) as source:
+        files = source.files()
+        lines, wanted = _sort(source, files, roster, options)
+        versions, refused = _read(course, source, wanted, options)
+        return lines + refused + _file(course, versions, options)
+
+
+@contextlib.contextmanager
+def _source(course: Course, said: str, roster: Roster, options: Options) -> Iterator[Source]:
+    path = Path(said)
+    if said == "exchange" or exchange.is_exchange(path):
+        if options.pattern:
+            raise LabError("--pattern is for flat folders; the exchange has names of its own")
+        yield exchange.Inbound(exchange.inbound(course.settings(), said),
+                               {student: student for student in roster.ids})
+        return
+    with opened(path) as source:
+        if options.keep_times and not isinstance(source, Folder):
+            raise LabError("--keep-times is for folders: the times in an LMS's archive are those "
+                           "of its making; say --received TIME for when it was closed")
+        yield source
+
+
+def _sort(source: Source, files: list[File], roster: Roster, options: Options
+          ) -> tuple[list[Line], list[tuple[File, Claim]]]:
+    """What is refused by its name alone; and notebooks, with whose they are."""
+    lines, notebooks, claims = [], [], {}
+    for file in files:
+        kind = "." + file.path.lower().rpartition(".")[2]
+        if kind in PACKED and not file.problem:
+            file = dataclasses.replace(file, problem="an archive inside: only notebooks are taken")
+        if file.problem:
+            lines.append(Line(file.path, why=file.problem))
+        elif kind == ".ipynb":
+            notebooks.append(file)
+    if isinstance(source, exchange.Inbound):
+        layout = exchange.layout(roster, options.as_is)
+    else:
+        layout = layout_of([file.path for file in notebooks], roster, as_is=options.as_is,
+                           pattern=options.pattern)
+    claims = {file.path: layout(file.path) for file in notebooks}
+    called, count = defaultdict(set), Counter()
+    for claim in claims.values():
+        called[claim.student].add(claim.said)
+        count[claim.student] += 1
+    wanted = []
+    for file in notebooks:
+        claim = claims[file.path]
+        problem = claim.problem
+        if not problem and len(called[claim.student]) > 1:
+            problem = f"more than one may be {claim.student}: {', '.join(called[claim.student])}"
+        if not problem and count[claim.student] > MOST_FILES:
+            problem = f"{count[claim.student]} notebooks; at the most {MOST_FILES} are read"
+        if problem:
+            lines.append(Line(file.path, claim.student, why=problem))
+        else:
+            wanted.append((file, claim))
+    return lines, wanted
+
+
+def _read(course: Course, source: Source, wanted: list[tuple[File, Claim]], options: Options
+          ) -> tuple[list[_Version], list[Line]]:
+    """Into received/, one after the other, so that one notebook at a time is in memory."""
+    labs, bytes_of, moment = Labs(course), Counter(), options.received or now()
+    versions, lines = [], []
+    for file, claim in wanted:
+        try:
+            if isinstance(source, exchange.Inbound) and (
+                    forged := source.forged(file, claim.student)):
+                raise Refused(forged)
+            if bytes_of[claim.student] > MOST_BYTES:
+                raise Refused(f"more than {MOST_BYTES / 1e6:.0f} MB of {claim.student}")
+            content = source.read(file)
+            bytes_of[claim.student] += len(content)
+            lab = labs.of(content, claim.name, options.lab)
+        except (Refused, LookupError) as error:
+            lines.append(Line(file.path, claim.student, why=str(error)))
+            continue
+        when, said_by, why = _when(source, file, options, moment)
+        digest = store.keep(course, lab, claim.student, content)
+        versions.append(_Version(file, Receipt(
+            claim.student, lab, digest, when.isoformat(), said_by, _source_key(source, file, claim),
+            claim.name, claim.serial or int(claim.name == f"{lab}.ipynb"), claim.late),
+            why or "the LMS calls it late" * claim.late))
+    return versions, lines
+
+
+def _when(source: Source, file: File, options: Options, moment: datetime.datetime
+          ) -> tuple[datetime.datetime, str, str]:
+    if options.received:
+        return moment, "--received", ""
+    if isinstance(source, exchange.Inbound):
+        return source.when(file, options.keep_times)
+    if options.keep_times and file.changed:
+        return file.changed, "--keep-times: the file's own time", ""
+    return moment, "when it was collected", ""
+
+
+def _source_key(source: Source, file: File, claim: Claim) -> str:
+    if isinstance(source, exchange.Inbound):
+        return file.path.split("/")[0]
+    return f"canvas {claim.serial}" if claim.serial else ""
+
+
+def _file(course: Course, versions: list[_Version], options: Options) -> list[Line]:
+    """Receipts for what is new; the newest of each student and lab into submitted/."""
+    by_lab: dict[tuple[str, str], list[_Version]] = defaultdict(list)
+    for version in versions:
+        by_lab[version.receipt.student, version.receipt.lab].append(version)
+    lines: list[Line] = []
+    for (student, lab), group in sorted(by_lab.items()):
+        try:
+            lines += _file_group(course, student, lab, group, options)
+        except (LabError, OSError) as error:
+            lines += [Line(version.file.path, student, lab, why=str(error)) for version in group]
+    return lines
+
+
+def _file_group(course: Course, student: str, lab: str, group: list[_Version], options: Options
+                ) -> list[Line]:
+    newest = max(version.receipt.order for version in group)
+    digests = {version.receipt.digest for version in group if version.receipt.order == newest}
+    if len(digests) > 1:
+        return [Line(version.file.path, student, lab, why=f"{len(group)} notebooks of {lab}, and "
+                     f"nothing says which is newer: leave one, as {lab}.ipynb")
+                for version in group]
+    store.register(course, lab, student)
+    known = {(receipt.digest, receipt.source): receipt
+             for receipt in receipts.read(course).get((student, lab), [])}
+    added = set()
+    explicit = bool(options.received or options.keep_times)
+    for version in sorted(group, key=lambda version: version.receipt.order):
+        key = version.receipt.digest, version.receipt.source
+        if key not in known or (explicit and known[key].when != version.receipt.when):
+            receipts.add(course, version.receipt)
+            known[key] = version.receipt
+            added.add(key)
+    chosen = receipts.read(course)[student, lab][-1].digest
+    store.place(course, lab, student, chosen)
+    return [_line(version, known, added, chosen) for version in group]
+
+
+def _line(version: _Version, known: dict, added: set, chosen: str) -> Line:
+    receipt = version.receipt
+    key = receipt.digest, receipt.source
+    verdict = "older" if receipt.digest != chosen else "new" if key in added else "same"
+    return Line(version.file.path, receipt.student, receipt.lab, verdict, version.why,
+                known[key].when)

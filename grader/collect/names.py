@@ -1,0 +1,63 @@
+"""Names that mean the same on every disk and every screen; reasons for refusing the others."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+DEEPEST = 8  # folders
+LONGEST = 200  # bytes of one name: disks take 255, and we put suffixes behind
+LONGEST_ID = 128  # characters: what nbgrader's gradebook takes
+_DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)  # of Windows
+
+
+def problem_of(path: str) -> str:
+    """Why a path of an archive or a folder is not taken; "" if it is."""
+    parts = path.split("/")
+    if path.startswith("/") or re.match(r"[A-Za-z]:", path):
+        return "an absolute path"
+    if ".." in parts:
+        return "a path that leads out of its folder (..)"
+    if len(parts) > DEEPEST:
+        return f"more than {DEEPEST} folders deep"
+    return next(filter(None, map(problem_of_part, parts)), "")
+
+
+def problem_of_part(name: str) -> str:
+    """Why one name between two slashes is not taken; "" if it is."""
+    if not name or name == ".":
+        return "an empty name"
+    kinds = {unicodedata.category(letter) for letter in name}
+    if kinds & {"Cc", "Cs", "Zl", "Zp"}:
+        return "control characters in its name"
+    if kinds & {"Cf", "Cn", "Co"}:  # the order of writing, width zero, letters that are none
+        return "invisible characters in its name"
+    if set(name) & set('\\:*?"<>|'):
+        return "one of \\ : * ? \" < > | in its name"
+    if name[-1] in ". " or name[0] == " ":
+        return "a blank or a full stop at the end of its name"
+    if _DEVICES.fullmatch(name):
+        return "a name that Windows keeps for a device"
+    if len(name.encode()) > LONGEST:
+        return f"a name of more than {LONGEST} bytes"
+    return ""
+
+
+def problem_of_id(student: str) -> str:
+    """Why this is no student's id: it becomes a folder, and a cell in tables."""
+    if len(student) > LONGEST_ID:
+        return f"more than {LONGEST_ID} characters"
+    if "/" in student or student.startswith("."):
+        return "a slash in it, or a full stop before it"
+    return problem_of_part(student)
+
+
+def key_of(path: str) -> str:
+    """Equal for names that some disk takes for one."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
+
+
+def visible(text: str) -> str:
+    """For a terminal: what could move the cursor or turn the writing is shown by its number."""
+    return "".join(f"\\u{ord(letter):04x}" if unicodedata.category(letter)[0] == "C" or
+                   unicodedata.category(letter) in ("Zl", "Zp") else letter for letter in text)

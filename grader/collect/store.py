@@ -1,0 +1,84 @@
+"""received/STUDENT/LAB/DIGEST.ipynb holds every version; submitted/ the one that is graded."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from grader.collect import receipts
+from grader.collect.receipts import Receipt
+from grader.course import Course
+from lab.errors import LabError
+from lab.workspace import put_whole
+
+BY_HAND = "found in submitted/: the file's own time"
+
+
+def digest_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def version(course: Course, lab: str, student: str, digest: str) -> Path:
+    return course.root / "received" / student / lab / f"{digest}.ipynb"
+
+
+def keep(course: Course, lab: str, student: str, content: bytes) -> str:
+    """Store a version; one that is there stays as it is. Its digest."""
+    digest = digest_of(content)
+    path = version(course, lab, student, digest)
+    if not path.is_file() or path.stat().st_size != len(content):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        put_whole(path, content)
+    return digest
+
+
+def register(course: Course, lab: str, student: str) -> None:
+    """What somebody put into submitted/ by hand becomes a version too, of the file's own time.
+    Raises LabError when a link is in the way."""
+    path = course.notebook("submitted", lab, student)
+    _require_plain(path, course.root)
+    if not path.is_file():
+        return
+    digest = keep(course, lab, student, path.read_bytes())
+    known = receipts.read(course).get((student, lab), [])
+    if digest not in {receipt.digest for receipt in known}:
+        changed = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
+        receipts.add(course, Receipt(student, lab, digest, changed.isoformat(), BY_HAND))
+
+
+def _require_plain(path: Path, root: Path) -> None:
+    while path != root:
+        if path.is_symlink():
+            raise LabError(f"{path} is a link: remove it, then collect again")
+        path = path.parent
+
+
+def _aside(course: Course, lab: str, student: str, other: Path) -> None:
+    """timestamp.txt and whatever else lay beside the notebook: kept, where nothing reads it."""
+    folder = version(course, lab, student, "").parent / "beside"
+    folder.mkdir(parents=True, exist_ok=True)
+    target, number = folder / other.name, 1
+    while os.path.lexists(target):
+        number += 1
+        target = folder / f"{other.name}.{number}"
+    shutil.move(other, target)
+
+
+def place(course: Course, lab: str, student: str, digest: str) -> bool:
+    """Make that version the submitted one; `register` came first. Whether it was another."""
+    path = course.notebook("submitted", lab, student)
+    for other in sorted(path.parent.iterdir()) if path.parent.is_dir() else ():
+        if other.name != path.name and not other.name.startswith("."):
+            _aside(course, lab, student, other)
+    if course.digest(lab, student) == digest:
+        return False
+    content = version(course, lab, student, digest).read_bytes()
+    if digest_of(content) != digest:
+        raise LabError(f"{version(course, lab, student, digest)} was changed: remove it, then "
+                       "collect that submission again")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    put_whole(path, content)
+    return True

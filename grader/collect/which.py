@@ -1,0 +1,60 @@
+"""Which lab a notebook is of. JupyterLab and LMSs rename files; the cells' names stay."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+from grader.course import Course
+from grader.rebuild import LARGEST
+
+MOST_NAMES = 10_000
+# Notebooks are not parsed here: 20 MB of brackets would be gigabytes of lists. In a cell's text
+# and in outputs the quotation marks stand behind a backslash, so nothing there is found.
+_NAME = re.compile(rb'"grade_id"\s{0,20}:\s{0,20}"([^"\\]{1,200})"')
+# "lab (2)", "lab-1", "lab-Copy1", "Copy of lab", "lab_v2", "lab final"
+_SUFFIX = re.compile(r"(?i)([ _-]*(\(\d+\)|copy\d*|v?\d{1,3}|final|submission))*")
+
+
+class Labs:
+    """The labs of a course, by the names of their cells."""
+
+    def __init__(self, course: Course) -> None:
+        self.cells = {lab: _cells(course, lab) for lab in course.labs()}
+
+    def of(self, content: bytes, name: str, wanted: str | None = None) -> str:
+        """The lab. Raises LookupError with the reason; `wanted` is the only one taken."""
+        if not content.strip():
+            raise LookupError("it is empty")
+        inside = _names(content)
+        shares = {lab: len(inside & cells) for lab, cells in self.cells.items() if cells}
+        most = max(shares.values(), default=0)
+        best = [lab for lab, share in shares.items() if share == most and most]
+        named = [lab for lab in self.cells if _is_called(name, lab)]
+        candidates = [lab for lab in best if lab in named] or best or named
+        if wanted and wanted in candidates:
+            return wanted
+        if len(candidates) == 1 and wanted is None:
+            return candidates[0]
+        if not candidates:
+            raise LookupError("its cells are of no lab, nor is it called as one")
+        raise LookupError(f"it is of {' or '.join(candidates)}"
+                          + (f", not {wanted}" if wanted else ": name one with --lab"))
+
+
+def _cells(course: Course, lab: str) -> set[str]:
+    """Names in the lab's source, here or in the checkout."""
+    for path in (course.notebook("source", lab), course.sources / lab / f"{lab}.ipynb"):
+        if path.is_file():
+            return _names(path.read_bytes()[:LARGEST])
+    return set()
+
+
+def _names(content: bytes) -> set[str]:
+    found = itertools.islice(_NAME.finditer(content), MOST_NAMES)
+    return {match[1].decode(errors="replace") for match in found}
+
+
+def _is_called(name: str, lab: str) -> bool:
+    stem = re.sub(r"(?i)^copy of ", "", name.removesuffix(".ipynb"))
+    return stem.startswith(lab) and bool(_SUFFIX.fullmatch(stem[len(lab):]))

@@ -1,0 +1,110 @@
+"""nbgrader's exchange: students can write nearly all of it."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import pwd
+
+import pytest
+
+from grader.collect import exchange, receipts
+from grader.report import received
+from grader.roster import Person, Roster
+from lab.errors import LabError
+from tests.grader.collect.conftest import NAME, put
+
+EARLY = "2020-01-01 00:00:00.123456 UTC"
+
+
+def handed_in(root, who: str, content: bytes, stamp: str | None = None, name: str = NAME,
+              random: str = "+YWJjZGVmZ2hp") -> str:
+    """A hand-in as `nbgrader submit` makes it; the path inside inbound/."""
+    stamp = stamp or f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S.%f} UTC"
+    folder = f"{who}+{NAME}+{stamp}{random}"
+    put(root / "course1" / "inbound" / folder,
+        {f"{name}.ipynb": content, "timestamp.txt": stamp.encode()})
+    return f"{folder}/{name}.ipynb"
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "exchange" / "course1" / "inbound").mkdir(parents=True)
+    return tmp_path / "exchange"
+
+
+@pytest.mark.parametrize("place", ["", "course1", "course1/inbound"])
+def test_an_honest_hand_in_is_taken(take, submitted, course, root, answer, place):
+    path = handed_in(root, "ada", answer())
+    line = take(root / place)[path]
+    assert (line.student, line.verdict, line.why) == ("ada", "new", "")
+    assert submitted("ada") == answer()
+    assert take(root / place)[path].verdict == "same"
+
+
+def test_the_newest_of_several_counts_and_going_back_counts_too(take, submitted, root, answer):
+    for number in (1, 2, 1):
+        handed_in(root, "ada", answer(f"# {number}"))
+    lines = take(root)
+    assert submitted("ada") == answer("# 1") and len(lines) == 3
+    take(root)
+    assert submitted("ada") == answer("# 1")
+
+
+def test_a_forged_early_stamp_is_seen_and_does_not_count(take, course, root, answer):
+    path = handed_in(root, "ada", answer(), EARLY)
+    os.utime(root / "course1" / "inbound" / path, (1.5e9, 1.5e9))
+    line = take(root)[path]
+    assert "its name says 2020-01-01" in line.why
+    assert received(course, NAME, "ada") > "2026"
+    assert receipts.read(course)["ada", NAME][0].said_by.endswith("(ctime)")
+    take(root, keep_times=True)  # an instructor who knows better, after a restored backup say
+    assert received(course, NAME, "ada").startswith("2020-01-01")
+
+
+def test_a_hand_in_in_another_students_name_is_refused(take, submitted, root, answer, monkeypatch):
+    path = handed_in(root, "ada", answer())
+    monkeypatch.setattr(pwd, "getpwuid", lambda number: pwd.struct_passwd(
+        ("grace", "", number, 0, "", "", "")))
+    assert "belongs to grace" in take(root)[path].why and submitted("ada") is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of two users")
+def test_a_file_of_somebody_else_in_a_hand_in_is_refused(take, submitted, root, answer):
+    path = handed_in(root, "ada", answer())
+    os.chown(root / "course1" / "inbound" / path, 12345, 12345)
+    assert "another user" in take(root)[path].why and submitted("ada") is None
+
+
+def test_links_and_odd_names_in_the_exchange(take, submitted, root, tmp_path, answer):
+    secret = put(tmp_path / "secret", {f"{NAME}.ipynb": answer("# secret")}) / f"{NAME}.ipynb"
+    path = handed_in(root, "ada", answer())
+    (root / "course1" / "inbound" / path).unlink()
+    (root / "course1" / "inbound" / path).symlink_to(secret)
+    put(root / "course1" / "inbound", {f"nobody/{NAME}.ipynb": answer(), "x.ipynb": answer()})
+    lines = take(root)
+    assert {line.verdict for line in lines.values()} == {"refused"} and len(lines) == 3
+    assert submitted("ada") is None
+
+
+@pytest.mark.parametrize("who, random", [("a+b", "+YWJjZGVmZ2hp"), ("a+b", ""), ("ada", "")])
+@pytest.mark.parametrize("stamp", [EARLY, "2020-01-01 00:00:00 CET", "2020-01-01 00:00:00.1 +0100"])
+def test_names_of_hand_ins_are_read(who, random, stamp):
+    claim = exchange.layout(Roster([Person(who)]), False)(f"{who}+{NAME}+{stamp}{random}/x.ipynb")
+    assert claim.student == who
+
+
+def test_the_exchange_by_name(take, submitted, root, answer, monkeypatch, course):
+    handed_in(root, "ada", answer())
+    with pytest.raises(LabError, match="LAB_EXCHANGE"):
+        take("exchange")
+    monkeypatch.setenv("LAB_EXCHANGE", str(root))
+    take("exchange")
+    assert submitted("ada") == answer()
+    (root / "course2" / "inbound").mkdir(parents=True)
+    with pytest.raises(LabError, match="several courses"):
+        take("exchange")
+    with course.config_file.open("a") as file:
+        file.write(f"c.CourseDirectory.course_id = 'course1'\nc.Exchange.root = {str(root)!r}\n")
+    monkeypatch.delenv("LAB_EXCHANGE")
+    assert {line.verdict for line in take("exchange").values()} == {"same"}

@@ -1,0 +1,207 @@
+"""What was handed in is kept, what came in when is the server's word, and nothing is half done."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import time
+
+import pytest
+
+from grader.collect import receipts, store
+from grader.collect.receipts import Receipt
+from grader.report import received
+from grader.times import parse_time
+from lab.errors import LabError
+from tests.grader.collect.conftest import NAME, put, zipped
+
+FILE = f"ada/{NAME}.ipynb"
+
+
+def at(day: int) -> datetime.datetime:
+    return datetime.datetime(2026, 1, day, 12, tzinfo=datetime.UTC)
+
+
+def snapshot(folder) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes()
+            for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".db"}
+
+
+def test_collecting_again_changes_nothing(take, course, tmp_path, answer):
+    folder = put(tmp_path / "in", {FILE: answer(), f"grace/{NAME}.ipynb": answer("# g")})
+    assert {line.verdict for line in take(folder).values()} == {"new"}
+    before = snapshot(course.root)
+    lines = take(folder)
+    assert {line.verdict for line in lines.values()} == {"same"}
+    assert snapshot(course.root) == before
+
+
+def test_the_newest_is_placed_and_the_earlier_ones_are_kept(take, course, submitted, tmp_path,
+                                                            answer):
+    contents = [answer(f"# {number}") for number in range(3)]
+    for day, number in ((1, 0), (3, 2), (2, 1)):  # the middle one is collected last
+        put(tmp_path / "in", {FILE: contents[number]})
+        line = take(tmp_path / "in", received=at(day))[FILE]
+    assert line.verdict == "older" and submitted("ada") == contents[2]
+    kept = {path.read_bytes() for path in (course.root / "received" / "ada" / NAME).iterdir()}
+    assert kept == set(contents)
+    assert received(course, NAME, "ada") == "2026-01-03T12:00:00+00:00"
+
+
+def test_an_old_archive_collected_again_brings_nothing_back(take, submitted, tmp_path, answer):
+    old = zipped(tmp_path / "old.zip", {FILE: answer("# old")})
+    new = zipped(tmp_path / "new.zip", {FILE: answer("# new")})
+    take(old)
+    take(new)
+    assert take(old)[FILE].verdict == "older" and submitted("ada") == answer("# new")
+
+
+def test_who_goes_back_to_an_older_version_gets_it_when_the_time_is_said(take, course, submitted,
+                                                                         tmp_path, answer):
+    source = {text: zipped(tmp_path / f"{text}.zip", {FILE: answer(f"# {text}")}) for text in "ab"}
+    take(source["a"], received=at(1))
+    take(source["b"], received=at(2))
+    take(source["a"], received=at(3))
+    assert submitted("ada") == answer("# a")
+    assert received(course, NAME, "ada").startswith("2026-01-03")
+
+
+def test_the_same_file_handed_in_again_is_not_later(course):
+    for number, (digest, day) in enumerate([("a", 1), ("b", 2), ("a", 3), ("a", 4)]):
+        receipts.add(course, Receipt("ada", NAME, digest, at(day).isoformat(), "test",
+                                     str(number)))
+    assert receipts.receipt_for(course, NAME, "ada", "a").time == at(3)
+    assert receipts.receipt_for(course, NAME, "ada", "b").time == at(2)
+    assert receipts.receipt_for(course, NAME, "ada", "c") is None
+
+
+def test_times_in_a_submission_are_not_looked_at(take, course, submitted, tmp_path, answer):
+    folder = put(tmp_path / "in", {FILE: answer(), "ada/timestamp.txt": b"2020-01-01 00:00:00 UTC"})
+    os.utime(folder / FILE, (1, 1))
+    take(folder)
+    assert received(course, NAME, "ada") > "2026"
+    assert not course.notebook("submitted", NAME, "ada").with_name("timestamp.txt").exists()
+    take(folder, keep_times=True)
+    assert received(course, NAME, "ada").startswith("1970")
+
+
+def test_what_was_put_there_by_hand_is_kept_with_all_that_lies_beside(take, course, submitted,
+                                                                     tmp_path, answer):
+    path = course.notebook("submitted", NAME, "ada")
+    put(path.parent, {path.name: answer("# by hand"), "timestamp.txt": b"x", "plot.png": b"y"})
+    os.utime(path, (1e9, 1e9))
+    take(put(tmp_path / "in", {FILE: answer()}))
+    assert submitted("ada") == answer() and [each.name for each in path.parent.iterdir()] == [
+        path.name]
+    kept = snapshot(course.root / "received" / "ada")
+    assert answer("# by hand") in kept.values()
+    assert kept[f"{NAME}/beside/timestamp.txt"] == b"x" and b"y" in kept.values()
+    assert receipts.read(course)["ada", NAME][0].said_by == store.BY_HAND
+
+
+def test_a_newer_one_put_there_by_hand_stays(take, course, submitted, tmp_path, answer):
+    path = course.notebook("submitted", NAME, "ada")
+    put(path.parent, {path.name: answer("# by hand")})
+    line = take(put(tmp_path / "in", {FILE: answer()}), received=at(1))[FILE]
+    assert line.verdict == "older" and submitted("ada") == answer("# by hand")
+
+
+@pytest.mark.parametrize("step", ["grader.collect.store.keep", "grader.collect.receipts.add",
+                                  "grader.collect.store.place", "grader.collect.store.put_whole",
+                                  "os.fsync"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_who_stops_it_anywhere_can_collect_again(take, course, submitted, tmp_path, answer,
+                                                 monkeypatch, step, when):
+    folder = put(tmp_path / "in", {f"{who}/{NAME}.ipynb": answer(f"# {who}")
+                                   for who in ("ada", "grace")})
+    module, _, name = step.rpartition(".")
+    actual = getattr(__import__(module, fromlist=["x"]), name)
+
+    def stopped(*arguments):
+        if when == "after":
+            actual(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(step, stopped)
+        with pytest.raises(KeyboardInterrupt):
+            take(folder)
+    assert submitted("ada") in (None, answer("# ada"))
+    take(folder)
+    assert submitted("ada") == answer("# ada") and submitted("grace") == answer("# grace")
+    assert len(receipts.read(course)["ada", NAME]) == 1
+
+
+def test_a_receipt_that_was_being_written_when_the_machine_stopped_is_written_anew(course):
+    whole = Receipt("ada", NAME, "a", at(1).isoformat(), "test")
+    receipts.add(course, whole)
+    file = receipts.file_of(course)
+    content = file.read_bytes()
+    for cut in (1, 20, len(content) - 1):
+        file.write_bytes(content + content[:cut])
+        assert receipts.read(course) == {("ada", NAME): [whole]}
+        receipts.add(course, Receipt("ada", NAME, "b", at(2).isoformat(), "test"))
+        assert [found.digest for found in receipts.read(course)["ada", NAME]] == ["a", "b"]
+        assert all(json.loads(line) for line in file.read_text().splitlines())
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"student": "ada"}', json.dumps(
+    {"student": "ada", "lab": "x", "digest": "a", "when": "yesterday", "said_by": ""})])
+def test_a_damaged_receipt_is_said_and_not_passed_over(course, line):
+    receipts.add(course, Receipt("ada", NAME, "a", at(1).isoformat(), "test"))
+    with receipts.file_of(course).open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(LabError, match="line 2 is damaged"):
+        receipts.read(course)
+
+
+def test_a_version_that_somebody_changed_is_not_placed(take, course, tmp_path, answer):
+    take(put(tmp_path / "in", {FILE: answer()}))
+    digest = course.digest(NAME, "ada")
+    store.version(course, NAME, "ada", digest).write_bytes(b"x" * len(answer()))
+    course.notebook("submitted", NAME, "ada").unlink()
+    assert "was changed" in take(tmp_path / "in")[FILE].why
+
+
+def test_received_is_quick_for_a_big_class(course):
+    for number in range(300):
+        receipts.add(course, Receipt(f"s{number}", NAME, "a", at(1).isoformat(), "test"))
+    start = time.monotonic()
+    for number in range(300):
+        receipts.receipt_for(course, NAME, f"s{number}", "a")
+    assert time.monotonic() - start < 1
+
+
+@pytest.mark.parametrize("text, expected", [
+    ("2026-01-31 12:00 UTC", "2026-01-31T12:00:00+00:00"),
+    ("2026-01-31T12:00:30Z", "2026-01-31T12:00:30+00:00"),
+    ("2026-01-31 12:00 +01:00", "2026-01-31T11:00:00+00:00"),
+    ("2026-01-31 12:00-0530", "2026-01-31T17:30:00+00:00"),
+    ("2026-07-31 12:00 Europe/Berlin", "2026-07-31T10:00:00+00:00"),
+])
+def test_a_time_is_one_instant(text, expected):
+    assert parse_time(text, "--received").isoformat() == expected
+
+
+@pytest.mark.parametrize("text, problem", [
+    ("2026-01-31 12:00", "no time zone"), ("yesterday", "is no time"), ("", "is no time"),
+    ("2026-13-01 12:00 UTC", "is no time"), ("2026-01-31 12:00 Europe/Atlantis", "no zone"),
+    ("2026-03-29 02:30 Europe/Berlin", "clocks"), ("2026-10-25 02:30 Europe/Berlin", "clocks"),
+    ("2026-01-31 12:00 +99:00", "no zone"), ("2026-01-31 12:00 ../../etc/passwd", "is no time"),
+])
+def test_a_time_that_would_be_a_guess_is_refused(text, problem):
+    with pytest.raises(LabError, match=problem):
+        parse_time(text, "--received")
+
+
+def test_the_command_shows_a_table_and_fails_when_nothing_was_taken(command, tmp_path, answer):
+    folder = put(tmp_path / "in", {FILE: answer(), f"eve/[red]{NAME}.ipynb": answer()})
+    done = command("collect", str(folder), "--received", "2026-01-31 12:00 UTC")
+    assert done.returncode == 0 and "2026-01-31" in done.stdout, done.stderr
+    assert "refused: eve/[red]90_small.ipynb: 'eve' is nobody on the roster" in done.stdout
+    assert "1 new, 0 same, 0 older, 1 refused" in done.stdout
+    done = command("collect", str(folder / "eve"))
+    assert done.returncode == 1 and "nothing was taken" in done.stderr
+    done = command("collect", str(folder), "--received", "2099-01-31 12:00 UTC")
+    assert done.returncode == 1 and "still to come" in done.stderr

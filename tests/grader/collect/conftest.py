@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +26,13 @@ PEOPLE = [Person("ada", "Ada", "Lovelace", "ada@uni.test", "101"),
 
 
 @pytest.fixture(scope="session")
-def template(template: Course) -> Course:
-    with gradebook(template) as book:
+def template(template: Course, tmp_path_factory) -> Course:
+    """The other tests' course, with these people."""
+    root = tmp_path_factory.mktemp("roster") / "course"
+    shutil.copytree(template.root, root)
+    with gradebook(Course(root)) as book:
         add(book, PEOPLE)
-    return template
+    return Course(root)
 
 
 @pytest.fixture(scope="session")

@@ -36,33 +36,41 @@ class Row:
 
 
 def stamped(course: Course, lab: str, student: str) -> datetime.datetime | None:
-    """What timestamp.txt beside the notebook says; None without one. Raises Unusable."""
-    stamp = course.notebook("submitted", lab, student).with_name("timestamp.txt")
+    """When it came in, for the gradebook, which late penalties go by: what the receipt of
+    `lab collect` says. For a notebook that was put there by hand with nbgrader's timestamp.txt
+    beside it: the later of that and the notebook's time on this disk; without one None.
+
+    Students can write both, but not a time after you copied the file; so a forged early stamp does
+    not help. Raises Unusable when timestamp.txt is no time.
+    """
+    path = course.notebook("submitted", lab, student)
+    if receipt := receipt_for(course, lab, student, course.digest(lab, student)):
+        return receipt.time
+    stamp = path.with_name("timestamp.txt")
     if not stamp.is_file() or stamp.is_symlink():
         return None
     text = stamp.read_bytes()[:100].decode(errors="replace").strip()
     try:
-        return parse_utc(text).replace(tzinfo=datetime.UTC) if text else None
+        when = parse_utc(text).replace(tzinfo=datetime.UTC) if text else None
     except Exception as error:  # dateutil lets all kinds of them out
         raise Unusable(f"timestamp.txt says {text!r}, which is no time: remove it, or write one as "
                        "2026-01-31 12:00:00 UTC") from error
+    return max(when, _on_disk(path)) if when and path.is_file() else when
 
 
 def received(course: Course, lab: str, student: str) -> str:
-    """When it came in, UTC: what the receipt of `lab collect` says.
-
-    For a notebook that was put there by hand: the later of timestamp.txt and its time on this disk.
-    Students can write both, but not one after you copied the file; so a forged early stamp is seen.
-    """
+    """When it came in, UTC, for people: also where nothing but the disk's time is known."""
     path = course.notebook("submitted", lab, student)
     if not path.is_file():
         return ""
-    if receipt := receipt_for(course, lab, student, course.digest(lab, student)):
-        return receipt.time.isoformat(timespec="seconds")
-    when = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
+    when = None
     with contextlib.suppress(Unusable):  # which its reason says
-        when = max(when, stamped(course, lab, student) or when)
-    return when.isoformat(timespec="seconds")
+        when = stamped(course, lab, student)
+    return (when or _on_disk(path)).isoformat(timespec="seconds")
+
+
+def _on_disk(path: Path) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
 
 
 def rows(course: Course, book: Gradebook) -> Iterator[Row]:

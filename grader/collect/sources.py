@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from grader.collect.names import key_of, problem_of
-from grader.rebuild import LARGEST
+from grader.submitted import LARGEST
 from lab.errors import LabError
 
 MOST_FILES = 100_000  # of one source: 200 students with the most that each may have

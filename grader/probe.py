@@ -21,6 +21,7 @@ from nbformat import NotebookNode
 from grader import cleaning
 from grader.channel import BrokenChannel, ChannelError
 from grader.lab_plan import PlannedCell
+from grader.measure import Unmeasured
 from grader.proxies import Function, Proxy, name_of
 from grader.timing import Budget, Late, limited
 from lab.check import wire
@@ -41,11 +42,14 @@ class Lost(BaseException):
 
 
 class Remote:
-    """lab.check.sides.Side over a channel. `ask` is a request with the time that is left for it."""
+    """lab.check.sides.Side over a channel. `ask` is a request with the time that is left for it;
+    `measure` is grader.measure.figures with a back-end."""
 
-    def __init__(self, ask: Callable[..., dict[str, Any]], seed: str) -> None:
-        self.ask, self.seed = ask, seed
+    def __init__(self, ask: Callable[..., dict[str, Any]], seed: str,
+                 measure: Callable[[Sequence[str]], dict[str, Any]]) -> None:
+        self.ask, self.seed, self.measure = ask, seed, measure
         self.lost: ChannelError | None = None
+        self.unmeasured = ""  # why a job's figures are not known
 
     def _request(self, do: str, **fields: Any) -> dict[str, Any]:
         if self.lost:
@@ -95,6 +99,13 @@ class Remote:
         if isinstance(response.get("error"), str):
             raise LabError(cleaning.words(response["error"], MOST_TEXT))
         raise self._broken()
+
+    def figures(self, words: Sequence[str]) -> dict[str, Any]:
+        try:
+            return self.measure(words)
+        except Unmeasured as error:
+            self.unmeasured = str(error)
+            raise Lost from error
 
     def kind(self, name: str) -> str:
         """One of protocol.KINDS: what the student's name holds."""
@@ -198,7 +209,7 @@ class Trusted:
     def _run(self, cell: PlannedCell, names: dict[str, Any], budget: Budget, needed: list[str]
              ) -> Verdict:
         verdict, printed = Verdict(), Printed()
-        late, self.remote.lost = [], None
+        late, self.remote.lost, self.remote.unmeasured = [], None, ""
         try:
             with _capturing(printed), checking_on(self.remote), \
                     limited(budget.left() + GRACE) as late:
@@ -212,7 +223,8 @@ class Trusted:
         except (Exception, SystemExit, GeneratorExit) as error:
             verdict.failed = error if isinstance(error, Exception) else RuntimeError(repr(error))
         verdict.late = bool(late)
-        verdict.lost = str(self.remote.lost or verdict.lost or ("out of time" if late else ""))
+        verdict.lost = str(self.remote.lost or self.remote.unmeasured or verdict.lost
+                           or ("out of time" if late else ""))
         verdict.outputs = printed.outputs()
         if verdict.failed is not None and not verdict.lost:
             verdict.outputs.append(shown(verdict.failed, cell))

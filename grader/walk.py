@@ -4,12 +4,14 @@ check's runs here, in the order of the notebook."""
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any, NoReturn
 
 from nbformat import NotebookNode
 
 from grader import cleaning
 from grader.lab_plan import Plan, PlannedCell
+from grader.measure import figures
 from grader.probe import Remote, Trusted, Verdict
 from grader.sandbox import Backend
 from grader.session import Failed, Session, Spent
@@ -31,7 +33,7 @@ class Walk:
                  seed: str) -> None:
         self.plan, self.notebook = plan, notebook
         self.session = Session(backend, settings, plan.files)
-        self.remote = Remote(_nothing_to_ask, seed)
+        self.remote = Remote(_nothing_to_ask, seed, partial(figures, backend=backend))
         self.trusted = Trusted(self.remote, plan.answers)
         self.scores: dict[str, float] = {}
         self.unscored: dict[str, str] = {}  # by grade_id: why

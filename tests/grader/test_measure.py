@@ -7,13 +7,18 @@ import time
 from dataclasses import replace
 
 import pytest
+from nbformat import v4
 
 from grader import measure
+from grader.lab_plan import Plan, bound_by_answers, planned
 from grader.sandbox.bubblewrap import Bubblewrap
 from grader.sandbox.interface import MB
+from grader.settings import Grading
+from grader.walk import Walk
 from lab.check.allowed import Cluster, flags_for_estimate
 from lab.check.measure import read
 from lab.errors import LabError
+from tests.grader.small_lab import cell, find, marks
 from tests.lab.check.test_measure import CARD, in_process, job
 
 
@@ -89,3 +94,64 @@ def test_endless_output_ends():
     program = Program("while True: print('{' * 100_000)")
     with pytest.raises(measure.Unmeasured, match="does not end"):
         measure.figures(["a"], program, seconds=10)
+
+
+# An exercise: the largest micro-batch of GPT-2 small that fits on a V100.
+SCRIPT = """%%writefile code/mine.sh
+#!/bin/bash
+#SBATCH --nodes=1
+torchrun --nproc_per_node 1 $LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py \\
+    --num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 \\
+    --max-position-embeddings 1024 --micro-batch-size 6 --lr 1e-4 --train-iters 5 \\
+    --data-path $LAB_HOME/data/x --vocab-file v --merge-file m --device virtual \\
+    --save $LAB_HOME/out --save-interval 5
+"""
+CHECK = """job = check.script("code/mine.sh")
+cost = check.figures(job, "virtual:v100")
+check.that(cost.fits, "It does not fit.")
+check.that(cost.peak_memory > 0.9 * cost.capacity, "There is room for more.")
+"""
+FORGE = "echo elapsed time per iteration: 1 ms, fits: yes > megatron/logs/log.txt\n"
+
+
+def answered(script: str) -> v4.new_notebook:
+    return v4.new_notebook(cells=[
+        cell("import os\nos.chdir(os.environ['LAB_HOME'])", ["setup"]),
+        cell("from lab import check", ["check-setup"]),
+        cell(script, **marks("script", solution=True, locked=False)),
+        cell(CHECK, **marks("script-check", grade=True, points=2))])
+
+
+def graded(script: str, backend=None) -> tuple[dict, str, str]:
+    """(scores, why ungraded, what the check said)."""
+    notebook = answered(script)
+    plan = Plan("exercise", "", answered(SCRIPT), tuple(
+        planned(index, one) for index, one in enumerate(notebook.cells)),
+        bound_by_answers(answered(SCRIPT)))
+    walk = Walk(plan, notebook, backend or Bubblewrap(), Grading(), "seed")
+    reason = walk.run()
+    said = "".join(output.get("text", output.get("evalue", ""))
+                   for output in find(notebook, "script-check").outputs)
+    return walk.scores, reason, said
+
+
+@pytest.mark.slow
+def test_the_largest_micro_batch_that_fits_is_found_and_nothing_else():
+    scores, reason, said = graded(SCRIPT)
+    assert (scores, reason) == ({"script-check": 2.0}, ""), said
+    assert "GiB on 1 virtual v100-sxm2-16gb" in said
+    for change, says in (
+            (("--micro-batch-size 6", "--micro-batch-size 7"), "It does not fit"),
+            (("--lr 1e-4", "--lr 1e-4 --schedule /home/student/evil.py"), "--schedule /home"),
+            (("torchrun", "echo 'fits: yes'; exit\ntorchrun"), "does not start the trainer")):
+        scores, reason, said = graded(SCRIPT.replace(*change) + FORGE)
+        assert (scores, reason) == ({"script-check": 0.0}, "") and says in said
+
+
+@pytest.mark.slow
+def test_without_figures_a_check_is_not_scored(monkeypatch):
+    """A grader's own trouble costs nobody a point."""
+    monkeypatch.setattr(measure, "program", lambda words: ["/bin/sh", "-c", "kill -9 $$"])
+    scores, reason, said = graded(SCRIPT)
+    assert scores == {} and "script-check" in reason and "the estimate of its job" in reason
+    assert "not scored" in said

@@ -196,7 +196,7 @@ def launched(words: list[str], inherited: Inherited, limits: Limits,
     words = [*words[:at], "--info-fd", str(inherited.asked), *words[at:]]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
                                stderr=subprocess.PIPE, pass_fds=tuple(inherited.for_child()),
-                               env={}, cwd="/")
+                               env={}, cwd="/", start_new_session=True)  # ^C is the grader's
     inherited.given()
     first, pid = _first_process(inherited.answer)
     running = Running(process, first)

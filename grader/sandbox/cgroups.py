@@ -60,6 +60,21 @@ class Group:
                     time.sleep(0.01)
 
 
+def of_process(pid: int, mount: Path = MOUNT) -> Group | None:
+    """The group that somebody else, a container engine, made for it; None where it has none."""
+    groups, own = _memberships(pid), _memberships()
+    controller = "memory" if "memory" in groups else ""
+    path = groups.get(controller, "/")
+    base = mount / controller
+    if not controller and (mount / "unified").is_dir():
+        base = mount / "unified"
+    folder = base / path.lstrip("/")
+    limit = folder / ("memory.limit_in_bytes" if controller else "memory.max")
+    if path == own.get(controller) or not limit.exists():
+        return None
+    return Group(folder, (), 1 if controller else 2)
+
+
 def make(limits: Limits, mount: Path = MOUNT) -> Group | None:
     """A group with the limits on memory and processes, or None where that is not allowed."""
     name = f"{PREFIX}-{os.getpid()}-{next(_numbers)}"
@@ -77,9 +92,9 @@ def _make_1(limits: Limits, mount: Path, name: str, memberships: dict[str, str])
     try:
         memory = _below(mount / "memory", memberships["memory"], name)
         made.append(memory)
-        (memory / "memory.limit_in_bytes").write_text(_hard(limits))
+        (memory / "memory.limit_in_bytes").write_text(hard(limits))
         with contextlib.suppress(OSError):  # a kernel without swap accounting
-            (memory / "memory.memsw.limit_in_bytes").write_text(_hard(limits))
+            (memory / "memory.memsw.limit_in_bytes").write_text(hard(limits))
         if "pids" in memberships:
             with contextlib.suppress(OSError):
                 pids = _below(mount / "pids", memberships["pids"], name)
@@ -107,7 +122,7 @@ def _make_2(limits: Limits, mount: Path, name: str, own: str) -> Group:
     folder.mkdir()
     group = Group(folder, (folder,), 2)
     try:
-        (folder / "memory.max").write_text(_hard(limits))
+        (folder / "memory.max").write_text(hard(limits))
         (folder / "memory.oom.group").write_text("1")
         with contextlib.suppress(OSError):
             (folder / "memory.swap.max").write_text("0")
@@ -127,18 +142,19 @@ def _below(controller: Path, own: str, name: str) -> Path:
     return folder
 
 
-def _memberships() -> dict[str, str]:
-    """This process's group by controller; "" is that of version 2."""
+def _memberships(pid: int | str = "self") -> dict[str, str]:
+    """A process's group by controller; "" is that of version 2."""
     found = {}
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             found |= dict.fromkeys(controllers.split(","), path)
     return found
 
 
-def _hard(limits: Limits) -> str:
-    """For the kernel. The watchdog ends it before: the kernel tries for seconds to free memory."""
+def hard(limits: Limits) -> str:
+    """Bytes, for the kernel. The watchdog ends it before: the kernel tries for seconds to free
+    memory."""
     return str(limits.memory * 9 // 8)
 
 

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from grader.course import require_known
 from grader.sandbox.bubblewrap import Bubblewrap
 from grader.sandbox.interface import MB, Backend, Limits, Unavailable
+from grader.sandbox.podman import Podman
 
-BACKENDS: dict[str, Callable[[], Backend]] = {"bubblewrap": Bubblewrap}
+BACKENDS: dict[str, Callable[[], Backend]] = {"bubblewrap": Bubblewrap, "podman": Podman}
 SMALL = Limits(memory=256 * MB, processes=16, disk=1 * MB)
 
 

@@ -55,7 +55,10 @@ class Running:
                 self._killed = self._killed or self.process.poll() is None
                 self.strike()
                 self._finish()
-            for stream in (self.process.stdin, self.process.stdout):
+            streams = [self.process.stdin, self.process.stdout]
+            if not self._reader.is_alive():
+                streams.append(self.process.stderr)
+            for stream in streams:
                 with contextlib.suppress(OSError):
                     stream.close()
 

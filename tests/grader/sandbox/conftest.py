@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +56,61 @@ def wait(running, seconds: float = 20) -> int:
         assert time.monotonic() < deadline, "the sandbox does not end"
         time.sleep(0.005)
     return running.poll()
+
+
+STUBBORN = """
+import os, signal, sys, time
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+for _ in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        break
+os.write(1, b"+")
+time.sleep(1000)
+"""
+
+
+def new_marker() -> str:
+    """A comment, at the end of a program by which its processes are known."""
+    return f"#{os.getpid()}-{time.monotonic_ns()}"
+
+
+def processes_of(marker: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if marker in path.read_bytes().decode(errors="replace"):
+                found.append(path.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+def gone(marker: str, seconds: float) -> bool:
+    """Whether every process with the marker has ended, in time."""
+    deadline = time.monotonic() + seconds
+    while processes_of(marker):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def a_killed_grader(kind: type) -> str:
+    """Start a stubborn program from a grader that is then killed; the program's marker."""
+    marker = new_marker()
+    source = (f"import os, sys, time; from {kind.__module__} import {kind.__name__} as Backend\n"
+              "from grader.sandbox import Limits\n"
+              "one = Backend().start([sys.executable, '-I', '-c', sys.argv[1]], Limits())\n"
+              "os.read(one.stdout, 1)\nprint('+', flush=True); time.sleep(100)")
+    grader = subprocess.Popen([sys.executable, "-c", source, STUBBORN + marker],
+                              stdout=subprocess.PIPE)
+    with grader:
+        assert grader.stdout.read(1) == b"+"
+        time.sleep(0.2)
+        assert len(processes_of(marker)) > 2
+        grader.kill()
+    return marker

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,7 +15,15 @@ from grader.sandbox import mounts
 from grader.sandbox.interface import MB, Limits
 from lab.errors import LabError
 from lab.workspace import CHECKOUT, CODE
-from tests.grader.sandbox.conftest import LIMITS, finish, wait
+from tests.grader.sandbox.conftest import (
+    LIMITS,
+    STUBBORN,
+    a_killed_grader,
+    finish,
+    gone,
+    new_marker,
+    wait,
+)
 
 
 def test_talks_over_its_pipes(backend):
@@ -142,62 +149,22 @@ def test_says_how_it_ended(python, source, why):
     assert python(source).why == why
 
 
-STUBBORN = """
-import os, signal, sys, time
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-    signal.signal(number, signal.SIG_IGN)
-for _ in range(3):
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        break
-os.write(1, b"+")
-time.sleep(1000)
-"""
-
-
-def processes_of(marker: str) -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if marker in path.read_bytes().decode(errors="replace"):
-                found.append(path.parent.name)
-        except OSError:
-            continue
-    return found
-
-
 def test_kill_takes_everybody_at_once(backend):
-    marker = f"#{os.getpid()}-{time.monotonic_ns()}"
+    marker = new_marker()
     running = backend.start([sys.executable, "-I", "-c", STUBBORN + marker], LIMITS)
     assert os.read(running.stdout, 1) == b"+"
     begun = time.monotonic()
     running.kill()
     assert time.monotonic() - begun < 1
-    assert not processes_of(marker)
+    assert gone(marker, 0)
     assert running.why() == "it was stopped"
     running.kill()
 
 
 def test_ends_with_the_grader(backend):
     """Also when the grader has no time to say good-bye."""
-    marker = f"#{os.getpid()}-{time.monotonic_ns()}"
-    source = ("import sys, time; from grader.sandbox.bubblewrap import Bubblewrap as B\n"
-              "from grader.sandbox import Limits\n"
-              "running = B().start([sys.executable, '-I', '-c', sys.argv[1]], Limits())\n"
-              "print('+', flush=True); time.sleep(100)")
-    grader = subprocess.Popen([sys.executable, "-c", source, STUBBORN + marker],
-                              stdout=subprocess.PIPE)
-    assert grader.stdout.read(1) == b"+"
-    time.sleep(0.3)
-    assert len(processes_of(marker)) > 2
-    grader.kill()
-    grader.wait()
-    deadline = time.monotonic() + 2
-    while processes_of(marker) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not processes_of(marker)
+    marker = a_killed_grader(type(backend))
+    assert gone(marker, 2)
 
 
 def test_two_at_once_are_two_users_who_do_not_see_each_other(backend):

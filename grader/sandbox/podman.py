@@ -1,0 +1,187 @@
+"""podman: the same view in a container without an image, where bubblewrap cannot be had."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from grader.sandbox import cgroups, inside, mounts, seccomp, slots
+from grader.sandbox.interface import Limits, Unavailable
+from grader.sandbox.running import Running
+from grader.sandbox.watchdog import Watchdog
+
+DEFAULT_PROFILES = ("/etc/containers/seccomp.json", "/usr/share/containers/seccomp.json")
+PREFIX = "lab-sandbox-"
+START = 30.0  # seconds that a container may take to start; it takes less than one
+LONGEST = 4 * 3600  # seconds; if all else fails, podman itself ends the container then
+# The command must not be PID 1, which the kernel spares most signals.
+_FIRST = '"$@"; exit $?'
+# Ends the container when the grader is gone, however it went: its end of the pipe closes.
+_LIFELINE = 'read nothing; exec "$@"'
+_numbers = itertools.count()
+
+
+class Podman:
+    """A container whose root is an empty skeleton with the sandbox's view mounted into it."""
+
+    name = "podman"
+
+    @cached_property
+    def podman(self) -> list[str]:
+        """The program and its options for this machine. Raises Unavailable where it is missing."""
+        found = shutil.which("podman", path=os.environ.get("PATH", "") + ":/usr/bin")
+        if found is None:
+            raise Unavailable("podman is not installed: apt install podman")
+        sweep()
+        words = [found]
+        if not Path("/run/systemd/system").is_dir():  # nobody to make groups and to keep a journal
+            words += ["--cgroup-manager=cgroupfs", "--events-backend=file"]
+        if not Path("/sys/fs/cgroup/cgroup.controllers").exists() and shutil.which("runc"):
+            words += ["--runtime=runc"]  # crun wants cgroups of version 2
+        return words
+
+    @cached_property
+    def controllers(self) -> list[str]:
+        """What podman can limit with control groups here."""
+        asked = subprocess.run([*self.podman, "info", "--format",
+                                "{{json .Host.CgroupControllers}}"], capture_output=True, text=True)
+        if asked.returncode:
+            raise Unavailable(f"podman does not work here: {asked.stderr.strip()[-500:]}")
+        return json.loads(asked.stdout) or []
+
+    @cached_property
+    def profile(self) -> dict | None:
+        """podman's default profile for system calls, with ours taken out of it."""
+        for path in DEFAULT_PROFILES:
+            if os.path.exists(path):
+                return seccomp.oci(json.loads(Path(path).read_text()))
+        return None
+
+    def start(self, command: Sequence[str], limits: Limits, *,
+              files: Mapping[str, bytes] | None = None,
+              environment: Mapping[str, str] | None = None) -> Running:
+        packed = mounts.archive(dict(files or {}))
+        name = f"{PREFIX}{os.getpid()}-{next(_numbers)}"
+        with contextlib.ExitStack() as undo:
+            uid = slots.FIRST
+            if os.geteuid() == 0 and slots.mapped():
+                slot = slots.take()
+                undo.callback(slot.free)
+                uid = slot.uid
+            scratch = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+            undo.callback(shutil.rmtree, scratch, ignore_errors=True)
+            words = self.words(command, limits, uid, scratch, packed, environment or {}, name)
+            process = subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                bufsize=0, cwd="/", start_new_session=True)
+            undo.callback(self._end, name, process)
+            first, pid = _first_process(scratch / "pid", process)
+            running = Running(process, first)
+            lifeline = subprocess.Popen(
+                ["/bin/sh", "-c", _LIFELINE, "sh", *self.podman, "kill", "--signal=KILL", name],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                start_new_session=True)
+            undo.callback(_cut, lifeline)
+            if first is not None:
+                group = cgroups.of_process(pid) if "memory" in self.controllers else None
+                running.watch(Watchdog(pid, limits, group, running.strike))
+            running.at_end(undo.pop_all().close)
+        return running
+
+    def words(self, command: Sequence[str], limits: Limits, uid: int, scratch: Path,
+              packed: bytes | None, environment: Mapping[str, str], name: str) -> list[str]:
+        """The whole command line; what it mounts is made in `scratch`."""
+        words = [*self.podman, "run", "--rm", "--interactive", f"--name={name}", "--network=none",
+                 "--read-only", "--read-only-tmpfs=false", "--cap-drop=all",
+                 "--security-opt=no-new-privileges", f"--user={uid}:{uid}",
+                 f"--hostname={mounts.HOSTNAME}", f"--workdir={mounts.HOME}", "--no-hosts",
+                 "--passwd=false", "--http-proxy=false", "--unsetenv-all", "--ipc=private",
+                 "--log-driver=none", "--systemd=false", "--oom-score-adj=1000",
+                 f"--timeout={LONGEST}", f"--pidfile={scratch / 'pid'}", "--umask=0022",
+                 f"--ulimit=nofile={limits.open_files}:{limits.open_files}",
+                 f"--ulimit=nproc={limits.processes}:{limits.processes}"]
+        if "memory" in self.controllers:
+            words += [f"--memory={cgroups.hard(limits)}b", f"--memory-swap={cgroups.hard(limits)}b"]
+        if "pids" in self.controllers:
+            words += [f"--pids-limit={limits.processes + cgroups.HELPERS}"]
+        if self.profile is not None:
+            (scratch / "seccomp.json").write_text(json.dumps(self.profile))
+            words += [f"--security-opt=seccomp={scratch / 'seccomp.json'}"]
+        for pair in mounts.environment(dict(environment)).items():
+            words += ["--env", "=".join(pair)]
+        words += _mounted(mounts.visible(uid), limits, scratch / "root", packed)
+        return [*words, "--rootfs", str(scratch / "root"), "/bin/sh", "-c", _FIRST, "sh",
+                *inside.stage(command, limits, uid=None, unpack=packed is not None)]
+
+    def _end(self, name: str, process: subprocess.Popen) -> None:
+        """Where it was not podman itself that cleaned up."""
+        if process.poll() is None or process.returncode < 0:
+            subprocess.run([*self.podman, "rm", "--force", "--time=0", name], capture_output=True)
+
+
+def sweep() -> None:
+    """Remove the skeletons that killed graders of this user left behind."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}[0-9]*-*"):
+        owner = folder.name.removeprefix(PREFIX).partition("-")[0]
+        if not Path("/proc", owner).exists() and folder.stat().st_uid == os.getuid():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _mounted(view: mounts.Visible, limits: Limits, root: Path, packed: bytes | None) -> list[str]:
+    """podman's options for all that is mounted, and the skeleton that it is mounted into."""
+    words = [f"--shm-size={limits.disk}b"]
+    root.mkdir()
+    for where in ("/proc", "/dev", "/sys", *mounts.WRITABLE):
+        _inside(root, where).mkdir(parents=True, exist_ok=True)
+    for where in mounts.WRITABLE:  # a folder in memory takes over the mode of what it covers
+        _inside(root, where).chmod(0o1777)
+    for where, target in view.links:
+        _inside(root, where).symlink_to(target)
+    for where, text in view.texts:
+        _inside(root, where).parent.mkdir(exist_ok=True)
+        _inside(root, where).write_bytes(text)
+    if packed is not None:
+        _inside(root, mounts.FILES).parent.mkdir()
+        _inside(root, mounts.FILES).write_bytes(packed)
+    for where in mounts.WRITABLE:
+        if where != "/dev/shm":
+            words.append(f"--tmpfs={where}:rw,nosuid,nodev,exec,mode=1777,size={limits.disk}")
+    for kind, where, source in view.steps():
+        if kind == "mask":
+            words.append(f"--tmpfs={where}:rw,nosuid,nodev,mode=0755,size=64k")
+        else:
+            words.append(f"--mount=type=bind,src={source},dst={where},ro=true")
+    return words
+
+
+def _inside(root: Path, where: str) -> Path:
+    return root / where.lstrip("/")
+
+
+def _first_process(pidfile: Path, process: subprocess.Popen) -> tuple[int | None, int]:
+    """(pidfd, number) of the container's PID 1; (None, 0) where it never came to be."""
+    deadline = time.monotonic() + START
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(pidfile.read_text())
+            return os.pidfd_open(pid), pid
+        if process.poll() is not None:
+            break
+        time.sleep(0.01)
+    return None, 0
+
+
+def _cut(lifeline: subprocess.Popen) -> None:
+    """The container has ended by itself: nobody has to end it any more."""
+    lifeline.kill()
+    lifeline.stdin.close()
+    lifeline.wait()

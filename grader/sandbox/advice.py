@@ -6,7 +6,7 @@ from pathlib import Path
 
 PROFILE = "docker/seccomp-sandbox.json"
 # What bwrap says where a system call is refused to it.
-CLOSED = ("namespace", "Operation not permitted", "uid map", "mount proc")
+CLOSED = ("namespace", "Operation not permitted", "uid map", "Failed to make / slave")
 
 
 def _setting(name: str) -> str:
@@ -37,8 +37,9 @@ def for_start(name: str, noise: str) -> str:
                          "user.max_user_namespaces=10000")
         if in_container() and any(words in noise for words in CLOSED):
             lines.append("Docker closes namespaces to what runs in it. Start the container with "
-                         f"the profile that comes with the course: docker run --security-opt "
-                         f"seccomp={PROFILE} --security-opt systempaths=unconfined ...")
+                         "the profile that comes with the course: docker run --security-opt "
+                         f"seccomp={PROFILE} ... (and, where the host has AppArmor, "
+                         "--security-opt apparmor=unconfined)")
         if "Permission denied" in noise or "execvp" in noise:
             lines.append("An ordinary user must be able to read the Python environment: make it "
                          "below a folder that others may enter, or grade as root on the machine "

@@ -18,6 +18,8 @@ from grader.sandbox.watchdog import Watchdog
 
 OLDEST = (0, 6)  # the first with --size and --perms
 CAP_SYS_ADMIN = 21
+# Not needed to be apart: a name, and a /proc of its own instead of a few fixed files.
+OPTIONAL = {"hostname": ("--hostname", mounts.HOSTNAME), "proc": ("--proc", "/proc")}
 # What inside.stage needs to become an ordinary user, and gives up with it.
 CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
 # Before bwrap: be the kernel's first choice when the machine is out of memory; enter the groups.
@@ -49,13 +51,13 @@ class Bubblewrap:
         return found
 
     @cached_property
-    def fresh_proc(self) -> bool:
-        """Whether a sandbox may have a /proc of its own. In some containers the kernel refuses."""
+    def optional(self) -> tuple[str, ...]:
+        """Those of OPTIONAL that can be had here. In some containers the kernel refuses them."""
         cgroups.sweep()
         uid = slots.FIRST
-        words = [*outside(uid), self.bwrap, *namespaces(uid), "--ro-bind", "/", "/", "--proc",
-                 "/proc", "/bin/true"]
-        return subprocess.run(words, capture_output=True).returncode == 0
+        return tuple(option for option in OPTIONAL if not subprocess.run(
+            [*outside(uid), self.bwrap, *namespaces(uid), "--ro-bind", "/", "/", *OPTIONAL[option],
+             "/bin/true"], capture_output=True).returncode)
 
     def start(self, command: Sequence[str], limits: Limits, *,
               files: Mapping[str, bytes] | None = None,
@@ -73,16 +75,23 @@ class Bubblewrap:
             with Inherited() as inherited:
                 words = self.words(command, limits, uid, packed, environment or {}, inherited.data)
                 doors = group.doors if group else []
-                running = launched(["/bin/sh", "-c", _ENTER, "sh", *doors, "--", *words],
-                                   inherited, limits, group)
+                running, pid = launched(["/bin/sh", "-c", _ENTER, "sh", *doors, "--", *words],
+                                        inherited)
+            if pid:
+                running.watch(Watchdog(pid, limits, group, running.strike,
+                                       uid if outside(uid) else None))
             running.at_end(undo.pop_all().close)
         return running
 
     def words(self, command: Sequence[str], limits: Limits, uid: int, packed: bytes | None,
               environment: Mapping[str, str], data: Callable[[bytes], str]) -> list[str]:
         """The whole command line; `data` makes an inherited descriptor with that content."""
-        words = [*outside(uid), self.bwrap, *namespaces(uid), "--seccomp", data(seccomp.program()),
-                 *folders(mounts.visible(uid), limits, self.fresh_proc, data)]
+        words = [*outside(uid), self.bwrap, *namespaces(uid), "--seccomp", data(seccomp.program())]
+        for option in self.optional:
+            words += OPTIONAL[option]
+        if "proc" not in self.optional:
+            words += _fixed_proc()
+        words += folders(mounts.visible(uid), limits, data)
         for pair in mounts.environment(dict(environment)).items():
             words += ["--setenv", *pair]
         if packed is not None:
@@ -113,20 +122,18 @@ def outside(uid: int) -> list[str]:
 def namespaces(uid: int) -> list[str]:
     """bwrap's options for being apart, and for ending with the grader."""
     words = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts",
-             "--unshare-cgroup-try", "--hostname", mounts.HOSTNAME, "--die-with-parent",
-             "--new-session", "--clearenv"]
+             "--unshare-cgroup-try", "--die-with-parent", "--new-session", "--clearenv"]
     if privileged():
         return words + [word for name in CAPABILITIES for word in ("--cap-add", name)]
     return [*words, "--unshare-user", "--uid", str(uid), "--gid", str(uid), "--cap-drop", "ALL"]
 
 
-def folders(view: mounts.Visible, limits: Limits, fresh_proc: bool,
+def folders(view: mounts.Visible, limits: Limits,
             data: Callable[[bytes], str]) -> list[str]:
     """bwrap's options for all that is mounted; `data` makes a descriptor with that content."""
     words, masks = [], []
     for where, target in view.links:
         words += ["--symlink", target, where]
-    words += ["--proc", "/proc"] if fresh_proc else _fixed_proc()
     words += ["--dev", "/dev"]
     for where in mounts.folders_above([*mounts.WRITABLE, mounts.FILES]):
         words += _folder(where)
@@ -189,9 +196,8 @@ class Inherited:
         os.close(self.answer)
 
 
-def launched(words: list[str], inherited: Inherited, limits: Limits,
-             group: cgroups.Group | None) -> Running:
-    """Start the command line, learn its first process, watch it."""
+def launched(words: list[str], inherited: Inherited) -> tuple[Running, int]:
+    """Start the command line; also the number here of the sandbox's PID 1, 0 if there is none."""
     at = words.index("--unshare-ipc")
     words = [*words[:at], "--info-fd", str(inherited.asked), *words[at:]]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
@@ -199,10 +205,7 @@ def launched(words: list[str], inherited: Inherited, limits: Limits,
                                env={}, cwd="/", start_new_session=True)  # ^C is the grader's
     inherited.given()
     first, pid = _first_process(inherited.answer)
-    running = Running(process, first)
-    if first is not None:
-        running.watch(Watchdog(pid, limits, group, running.strike))
-    return running
+    return Running(process, first), pid
 
 
 def _first_process(answer: int) -> tuple[int | None, int]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 from collections.abc import Callable
 
 from grader.course import require_known
+from grader.sandbox import advice
 from grader.sandbox.bubblewrap import Bubblewrap
 from grader.sandbox.interface import MB, Backend, Limits, Unavailable
 from grader.sandbox.podman import Podman
@@ -40,5 +43,8 @@ def try_out(backend: Backend) -> None:
         with open(running.stdout, "rb", closefd=False) as file:
             said = file.read()
         if said != b"ready\n":
-            running.process.wait(5)
-            raise Unavailable(f"does not start ({running.why()}): {running.noise().strip()}")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.process.wait(5)
+            noise = running.noise().strip()
+            raise Unavailable(f"does not start ({running.why()}): {noise}\n"
+                              + advice.for_start(backend.name, noise))

@@ -54,9 +54,11 @@ class Podman:
         """What podman can limit with control groups here."""
         asked = subprocess.run([*self.podman, "info", "--format",
                                 "{{json .Host.CgroupControllers}}"], capture_output=True, text=True)
-        if asked.returncode:
-            raise Unavailable(f"podman does not work here: {asked.stderr.strip()[-500:]}")
-        return json.loads(asked.stdout) or []
+        with contextlib.suppress(ValueError):
+            if asked.returncode == 0:
+                return json.loads(asked.stdout) or []
+        raise Unavailable("podman does not work here: "
+                          + (asked.stderr + asked.stdout).strip()[-500:])
 
     @cached_property
     def profile(self) -> dict | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from grader.sandbox.interface import Limits, Unavailable
-from grader.sandbox.podman import Podman
+from grader.sandbox.podman import Podman, sweep
 from grader.sandbox.selftest import self_test
 from tests.grader.sandbox.conftest import (
     LIMITS,
@@ -79,3 +79,4 @@ def test_kill_takes_everybody_at_once(podman):
 
 def test_ends_with_the_grader():
     assert gone(a_killed_grader(Podman), 5)
+    sweep()  # what it had in /tmp

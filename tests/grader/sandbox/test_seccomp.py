@@ -1,0 +1,99 @@
+"""The filter for system calls, for bubblewrap, for podman, and the profile for Docker."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+
+import seccomp_profile  # tools/ is on the path
+from grader.sandbox import advice, seccomp
+from lab.errors import LabError
+from lab.workspace import CHECKOUT
+
+ALLOWED, REFUSED, MISSING = seccomp._ALLOW, seccomp._ERRNO | 1, seccomp._ERRNO | 38
+
+
+def verdict(machine: str, number: int, *arguments: int, audit: int | None = None) -> int:
+    """What the kernel would make of a call: the filter's program, interpreted."""
+    audit = seccomp.MACHINES[machine][0] if audit is None else audit
+    data = struct.pack("=iIQ6Q", number, audit, 0, *(*arguments, 0, 0, 0, 0, 0, 0)[:6])
+    lines = list(struct.iter_unpack("=HBBI", seccomp.program(machine)))
+    at, held = 0, 0
+    while True:
+        code, yes, no, value = lines[at]
+        at += 1
+        if code == seccomp._LOAD:
+            held = struct.unpack_from("=I", data, value)[0]
+        elif code == seccomp._RETURN:
+            return value
+        else:
+            true = {seccomp._EQUAL: held == value, seccomp._AT_LEAST: held >= value,
+                    seccomp._ANY_BIT: bool(held & value)}[code]
+            at += yes if true else no
+
+
+MACHINES = pytest.mark.parametrize(("machine", "column"), [
+    (name, column) for name, (_, column) in seccomp.MACHINES.items()])
+
+
+@MACHINES
+def test_refuses_what_it_names_and_nothing_else(machine, column):
+    special = [numbers[column] for numbers in
+               (seccomp.CLONE3, seccomp.CLONE, seccomp.IOCTL, seccomp.SOCKET)]
+    refused = {number for number in range(600) if number not in special
+               and verdict(machine, number) != ALLOWED}
+    assert refused == {numbers[column] for numbers in seccomp.DENIED.values()}
+
+
+@MACHINES
+def test_looks_at_the_arguments(machine, column):
+    def of(numbers, *arguments):
+        return verdict(machine, numbers[column], *arguments)
+
+    assert of(seccomp.CLONE3) == MISSING
+    assert of(seccomp.CLONE, 0x003D0F00) == ALLOWED  # a thread
+    for flag in (0x10000000, 0x20000000, 0x40000000, 0x00020000, 0x02000000):
+        assert of(seccomp.CLONE, 17 | flag) == REFUSED
+    assert of(seccomp.IOCTL, 0, 0x5413) == ALLOWED  # the size of a window
+    assert [of(seccomp.IOCTL, 0, request) for request in seccomp.TERMINAL_INPUT] == [REFUSED] * 2
+    families = {family for family in range(50) if of(seccomp.SOCKET, family) == ALLOWED}
+    assert families == set(seccomp.FAMILIES)
+
+
+def test_another_machines_calls_are_refused():
+    """32-bit programs number their calls differently."""
+    assert verdict("x86_64", 1, audit=0x40000003) == REFUSED
+    assert verdict("x86_64", 0x40000000 + 1) == MISSING
+
+
+def test_a_machine_without_numbers():
+    with pytest.raises(LabError, match=r"no system call numbers of s390x.*podman"):
+        seccomp.program("s390x")
+
+
+def test_podmans_profile_loses_what_ours_refuses():
+    default = {"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [
+        {"names": ["read", "keyctl", "mount", "clone", "socket"], "action": "SCMP_ACT_ALLOW"},
+        {"names": ["socket"], "action": "SCMP_ACT_ALLOW", "args": []}]}
+    rules = seccomp.oci(default)["syscalls"]
+    names = [name for rule in rules for name in rule["names"] if not rule.get("args")
+             and rule["action"] == "SCMP_ACT_ALLOW"]
+    assert names == ["read"]
+
+
+def test_dockers_profile_is_the_default_and_one_rule():
+    shipped = json.loads((CHECKOUT / advice.PROFILE).read_text())
+    *default, ours = shipped["syscalls"]
+    assert sorted(ours["names"]) == sorted(seccomp_profile.NEEDED)
+    assert seccomp_profile.profile(shipped | {"syscalls": default}) == shipped
+    assert shipped["defaultAction"] == "SCMP_ACT_ERRNO"
+    plain = {name for rule in default for name in rule["names"] if rule["action"].endswith("ALLOW")
+             and not rule.get("includes") and not rule.get("excludes") and not rule.get("args")}
+    assert {"read", "execve"} <= plain and not plain & {*seccomp_profile.NEEDED, "setns", "bpf"}
+
+
+def test_dockers_profile_is_made_of_a_default_only():
+    with pytest.raises(ValueError, match="refuses what it does not name"):
+        seccomp_profile.profile({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{}]})

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
@@ -27,6 +28,8 @@ from lab.build.reading import python_of
 from lab.errors import LabError
 
 TAGGED = {role.value: role for role in (Role.SETUP, Role.EXPLORE, Role.CHECK_SETUP, Role.DRIVER)}
+WORKSPACE = "workspace"  # below the sandbox's home
+MOST_FILES = 100_000_000  # bytes
 DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -71,7 +74,8 @@ def read(course: Course, lab: str) -> Plan:
     skeleton = with_hidden_tests(_notebook(course, "release", lab), source)
     return Plan(lab, digest_of_lab(course, lab), skeleton,
                 tuple(planned(index, cell) for index, cell in enumerate(skeleton.cells)
-                      if cell.cell_type == "code"), bound_by_answers(source))
+                      if cell.cell_type == "code"), bound_by_answers(source),
+                beside(course.notebook("release", lab).parent))
 
 
 def _notebook(course: Course, step: str, lab: str) -> NotebookNode:
@@ -82,6 +86,21 @@ def _notebook(course: Course, step: str, lab: str) -> NotebookNode:
         raise LabError(f"there is no {path}: `lab release {lab}` makes it") from error
     except Exception as error:  # nbformat lets all kinds of them out
         raise LabError(f"{path} is no notebook: {error}") from error
+
+
+def beside(folder: Path) -> dict[str, bytes]:
+    """The files that students get with the notebook, by their place in the sandbox's home. Raises
+    LabError when they are too much."""
+    files, total = {}, 0
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_file() and path.suffix != ".ipynb" and ".ipynb_checkpoints" not in name.parts:
+            total += path.stat().st_size
+            if total > MOST_FILES:
+                raise LabError(f"{folder} has more than {MOST_FILES / 1e6:.0f} MB of files: every "
+                               "sandbox gets a copy, in memory")
+            files[f"{WORKSPACE}/{name}"] = path.read_bytes()
+    return files
 
 
 def with_hidden_tests(release: NotebookNode, source: NotebookNode) -> NotebookNode:

@@ -27,6 +27,13 @@ def size_of(value: Any) -> int:
     return len(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass"))
 
 
+def cost_of(text: str) -> int:
+    """`size_of` a text, without its quotes, in less time for what is mostly printed."""
+    if text.isascii() and text.replace("\n", " ").isprintable():
+        return len(text) + sum(map(text.count, '\n"\\'))
+    return size_of(text) - 2
+
+
 class Capture:
     """The outputs of the cell that runs. Its methods may be called from any thread."""
 
@@ -48,15 +55,17 @@ class Capture:
         """`text` on stdout or stderr."""
         with self._lock:
             self._before_next()
+            if not self._left:
+                return
             last = self._outputs[-1] if self._outputs else None
             goes_on = last is not None and last.get("name") == name
             piece = text[:self._left]
-            while piece and (cost := size_of(piece)) > self._left:
+            while piece and (cost := cost_of(piece)) > self._left:
                 piece = piece[:len(piece) * self._left // cost]
             if piece and not self._has_room(goes_on):
                 piece = ""
             if piece:
-                self._left -= size_of(piece)
+                self._left -= cost_of(piece)
                 if goes_on:
                     last["text"].append(piece)
                 else:
@@ -70,6 +79,8 @@ class Capture:
         with self._lock:
             self.drain()
             self._before_next()
+            if not self._left:
+                return
             cost = size_of(output)
             if cost > self._left or not self._has_room(False):
                 self._say_cut()

@@ -1,0 +1,102 @@
+"""The lab that is attacked, and the honest students who hand it in beside the attackers."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from nbformat import v4
+
+from tests.attacks.attack import ROOT, Attack, Notebook
+from tests.grader.small_lab import cell, marks
+
+LAB = "91_attacked"
+MOST = 5.0
+HIDDEN, SOLUTION, PEER = "HIDDEN-TEST-CANARY", "SOLUTION-CANARY", "PEER-CANARY"
+
+DOUBLE = f"""def double(x):
+    ### BEGIN SOLUTION
+    return 2 * x  # {SOLUTION}
+    ### END SOLUTION"""
+DOUBLE_CHECK = f"""assert double(2) == 4
+### BEGIN HIDDEN TESTS
+assert double(21) == 42, "{HIDDEN}"
+### END HIDDEN TESTS"""
+TRIPLE = f"""def triple(x):
+    ### BEGIN SOLUTION
+    return 3 * x  # {SOLUTION}
+    ### END SOLUTION"""
+TRIPLE_CHECK = f"""check.function(triple, cases=[{{"x": 1}}, {{"x": 5}}], expected=[3, 15])
+### BEGIN HIDDEN TESTS
+check.function(triple, cases=check.draw(20, x=range(1000)), expected=lambda x: 3 * x)  # {HIDDEN}
+### END HIDDEN TESTS"""
+
+RIGHT_DOUBLE = "def double(x):\n    return 2 * x"
+RIGHT_TRIPLE = "def triple(x):\n    return 3 * x"
+PEERS = {"aaron": 5.0, "mona": 3.0, "zoe": 5.0}  # in the order of grading: first, between, last
+
+
+def source() -> Any:
+    """As an instructor writes it."""
+    notebook = v4.new_notebook(cells=[
+        v4.new_markdown_cell("# A lab that is attacked"),
+        cell("import math", ["setup"]),
+        cell("from lab import check", ["check-setup"]),
+        cell(DOUBLE, **marks("double", solution=True, locked=False)),
+        cell(DOUBLE_CHECK, **marks("double-check", grade=True, points=3)),
+        cell(TRIPLE, **marks("triple", solution=True, locked=False)),
+        cell(TRIPLE_CHECK, **marks("triple-check", grade=True, points=2)),
+    ])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3",
+                                    "language": "python"}
+    return notebook
+
+
+def find(notebook: Notebook, name: str) -> dict[str, Any]:
+    """The cell of that grade_id."""
+    return next(cell for cell in notebook["cells"]
+                if cell["metadata"].get("nbgrader", {}).get("grade_id") == name)
+
+
+def answered(release: Notebook, double: str, triple: str) -> Notebook:
+    notebook = json.loads(json.dumps(release))
+    find(notebook, "double")["source"] = double
+    find(notebook, "triple")["source"] = triple
+    return notebook
+
+
+def folder(root: Path, student: str) -> Path:
+    return root / "submitted" / student / LAB
+
+
+def put(root: Path, student: str, notebook: Notebook) -> Path:
+    path = folder(root, student) / f"{LAB}.ipynb"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(notebook), errors="surrogatepass")
+    return path
+
+
+def hand_in(root: Path, attacks: list[Attack]) -> None:
+    """Everybody's submissions, honest and other."""
+    release = json.loads((root / "release" / LAB / f"{LAB}.ipynb").read_text())
+    comment = f"  # {PEER}"
+    for student, score in PEERS.items():
+        triple = RIGHT_TRIPLE if score == MOST else "def triple(x):\n    return x"
+        put(root, student, answered(release, RIGHT_DOUBLE + comment, triple + comment))
+    for one in attacks:
+        submit(root, one)
+
+
+def submit(root: Path, one: Attack) -> None:
+    release = json.loads((root / "release" / LAB / f"{LAB}.ipynb").read_text())
+    notebook = answered(release, *(text.replace(ROOT, str(root)).replace("@LAB@", LAB)
+                                   for text in (one.double, one.triple)))
+    if one.change:
+        one.change(notebook)
+    path = put(root, one.name, notebook)
+    if one.place:
+        here = os.getcwd()
+        one.place(path.parent)
+        os.chdir(here)

@@ -1,0 +1,199 @@
+"""Finds what an attack did to a course folder, to the others in it and to the machine."""
+
+from __future__ import annotations
+
+import csv
+import html.parser
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.attacks import attack as kinds
+from tests.attacks.attack import Attack
+from tests.attacks.course import HIDDEN, LAB, PEER, PEERS, SOLUTION
+from tests.attacks.rows.stages import FORGED_STAMP
+
+MOST_KEPT = 6_000_000  # bytes of one student in autograded/ and in feedback/
+ESCAPES = re.compile("[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\u202a-\u202e\u2066-\u2069]")
+# What grading writes; all else in a course folder must stay as it was.
+WRITTEN = ("autograded", "feedback", "attempts", "results", "gradebook.db", "gradebook.db-journal",
+           "grades.csv", "grading.log", ".grading.lock", ".nbgrader.log", "release", ".measured")
+TAKEN = re.compile(r"(HOLDS|FORKED|THREADS|OPENED|ZOMBIES) (\d+)")
+TOO_MUCH = {"HOLDS": 1_000_000_000, "FORKED": 250, "THREADS": 5_000, "OPENED": 50_000,
+            "ZOMBIES": 1_500}
+LONGEST = 25.0  # seconds that one submission may hold up the others
+
+
+@dataclass
+class Scene:
+    """A course folder after a batch. `scores`: of who has a line in the table, None: ungraded."""
+
+    root: Path
+    scores: dict[str, float | None]
+    table: list[dict[str, str]]
+    terminal: str  # what the instructor saw
+    seconds: float
+    before: dict[str, str]  # digests by path, from before the batch
+    after: dict[str, str]
+    reached: list[str] = field(default_factory=list)  # what came in at the listener
+    left: list[str] = field(default_factory=list)  # processes that were still there
+
+    def kept(self, student: str) -> Iterator[Path]:
+        for step in ("autograded", "feedback"):
+            for path in (self.root / step / student).rglob("*"):
+                if path.is_file():
+                    yield path
+
+
+def found(scene: Scene, one: Attack) -> dict[str, str]:
+    """What `one` did for or to itself: by harm, the evidence."""
+    result = {}
+    score = scene.scores.get(one.name)
+    if score is not None and score > (one.score or 0.0):
+        result[kinds.SCORE] = f"{score} points, earned {one.score}"
+    if one.score is None and score is not None:
+        result[kinds.INVENTED] = f"{score} points for what could not be graded"
+    missing = score is None and not one.may_end
+    if one.score is not None and (missing or (score is not None and score < one.score)):
+        result[kinds.LOST] = f"{score} points, earned {one.score}"
+    result |= _in_files(scene, one)
+    for row in scene.table:
+        if one.name in row.values() and str(row.get("received") or row.get("timestamp")
+                                            ).startswith(FORGED_STAMP):
+            result[kinds.STAMP] = "the table has the time that the student wrote"
+    return result
+
+
+def _in_files(scene: Scene, one: Attack) -> dict[str, str]:
+    result, total = {}, 0
+    for path in scene.kept(one.name):
+        total += path.stat().st_size
+        with path.open("rb") as file:
+            text = file.read(100_000_000).decode(errors="replace")
+        for canary in (SOLUTION, PEER, "root:x:0"):
+            if canary in text:
+                result[kinds.LEAK] = f"{canary} is in {path}"
+        for what, number in TAKEN.findall(text):
+            if int(number) >= TOO_MUCH[what]:
+                result[kinds.LIMIT] = f"{what} {number}"
+        if path.suffix == ".html":
+            if HIDDEN in text or "double(21)" in text:
+                result[kinds.FEEDBACK] = f"a hidden test is in {path}"
+            if "ARGUMENT 21" in text:
+                result[kinds.ORACLE] = f"a hidden argument is in {path}"
+            if live := Live.of(text):
+                result[kinds.SCRIPT] = f"{live} in {path}"
+        elif path.name == f"{LAB}.ipynb" and _in_answers(text):
+            result[kinds.LEAK] = f"{HIDDEN} is in an output of {path}"
+    if total > MOST_KEPT:
+        result[kinds.SIZE] = f"{total / 1e6:.0f} MB are kept"
+    return result
+
+
+def _in_answers(text: str) -> bool:
+    """Whether the hidden tests are in an output of an answer cell."""
+    try:
+        cells = json.loads(text)["cells"]
+    except (ValueError, RecursionError):
+        return False
+    return any(HIDDEN in json.dumps(cell.get("outputs", ""))
+               for cell in cells if cell["metadata"].get("nbgrader", {}).get("solution"))
+
+
+def to_others(scene: Scene) -> dict[str, str]:
+    """What the batch as a whole suffered: by harm, the evidence."""
+    result = {}
+    for student, score in PEERS.items():
+        if scene.scores.get(student) != score:
+            result[kinds.PEERS] = f"{student} has {scene.scores.get(student)}, earned {score}"
+    changed = {name for name in scene.before.keys() | scene.after.keys()
+               if scene.before.get(name) != scene.after.get(name)}
+    if mine := sorted(name for name in changed if name.startswith("submitted/")):
+        result[kinds.SUBMITTED] = f"changed: {mine[:3]}"
+    if others := sorted(name for name in changed if not name.startswith(("submitted/", *WRITTEN))):
+        result[kinds.FILES] = f"changed: {others[:3]}"
+    for value in (value for row in scene.table for value in row.values()):
+        if value and value[0] in "=+-@\t\r":
+            result[kinds.FORMULA] = f"{value!r} in the table"
+    if scene.reached:
+        result[kinds.NETWORK] = f"the listener got {scene.reached[0][:80]!r}"
+    if scene.left:
+        result[kinds.PROCESSES] = f"left: {scene.left[:3]}"
+    if escape := ESCAPES.search(scene.terminal.replace("\r\n", "\n")):
+        result[kinds.TERMINAL] = f"{scene.terminal[max(0, escape.start() - 60):escape.end()]!r}"
+    if scene.seconds > LONGEST:
+        result[kinds.TIME] = f"{scene.seconds:.0f} s"
+    return result
+
+
+def digests(root: Path) -> dict[str, str]:
+    """Of everything in a course folder, without following or reading what is no plain file."""
+    import hashlib
+
+    result = {}
+    for folder, folders, files in os.walk(root):
+        for name in folders + files:
+            path = Path(folder) / name
+            shown = os.fsencode(path.relative_to(root)).decode(errors="backslashreplace")
+            if path.is_symlink():
+                result[shown] = f"link to {os.readlink(path)}"
+            elif path.is_file() and path.stat().st_size < 50_000_000:
+                try:
+                    result[shown] = hashlib.sha256(path.read_bytes()).hexdigest()
+                except PermissionError:
+                    result[shown] = "unreadable"
+            else:
+                result[shown] = f"{path.lstat().st_mode:o}"
+    return result
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """Of a table that a grader wrote; none where there is none."""
+    if not path.exists():
+        return []
+    with path.open(errors="backslashreplace", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+class Live(html.parser.HTMLParser):
+    """Finds what a browser would run, fetch or be redirected by, if a student put it there.
+
+    The student's pieces carry the word `pwned`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.found = ""
+        self.inside = ""
+
+    @classmethod
+    def of(cls, text: str) -> str:
+        if "pwned" not in text:
+            return ""
+        parser = cls()
+        parser.feed(text)
+        return parser.found
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.inside = tag
+        for name, value in attributes:
+            # Plain links and titles may say what they like; what runs or loads by itself may not.
+            inert = name in ("title", "alt", "class", "id") or (
+                name == "href" and tag == "a" and not _runs(value))
+            if "pwned" in (value or "") and not inert:
+                self.found = self.found or f"<{tag} {name}={value!r}"[:120]
+
+    def handle_data(self, data: str) -> None:
+        if self.inside in ("script", "style") and "pwned" in data:
+            self.found = self.found or f"<{self.inside}>{data[:80]}"
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = ""
+
+
+def _runs(address: str | None) -> bool:
+    plain = re.sub(r"[\x00-\x20]", "", address or "").lower()
+    return plain.startswith(("javascript:", "data:", "vbscript:"))

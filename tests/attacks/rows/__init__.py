@@ -1,0 +1,24 @@
+"""The attacks. A number is a row of docs/attacks.md's first table; what goes beyond it has a
+letter."""
+
+from __future__ import annotations
+
+from tests.attacks.attack import Attack
+
+
+def all_attacks() -> list[Attack]:
+    from tests.attacks.rows import (
+        browser,
+        channel,
+        endless,
+        folder,
+        notebook,
+        reading,
+        store,
+        system,
+        values,
+        verdict,
+    )
+
+    modules = (reading, verdict, store, endless, notebook, folder, browser, channel, values, system)
+    return [one for module in modules for one in module.ATTACKS]

@@ -41,6 +41,7 @@ class Attack:
     title: str
     double: str = "def double(x):\n    return 0"
     triple: str = "def triple(x):\n    return 0"
+    job: str = ""  # a third answer, that only ours asks for
     change: Callable[[Notebook], Any] | None = None  # of the submitted notebook
     place: Callable[[Path], Any] | None = None  # what else is put into the submitted folder
     first: tuple[str, str] | None = None  # answers that were handed in and graded before
@@ -48,6 +49,7 @@ class Attack:
     harms: frozenset[str] = field(default=frozenset())  # that the control must do there
     alone: bool = False  # what it does to stock cannot be told from what others do
     score: float | None = 0.0  # that it earned; None: it cannot be graded
+    most: float | None = None  # where more than `score` would be honest, too
     may_end: bool = False  # it may end its own sandbox, and is ungraded then
     reason: str = ""  # of being ungraded by ours: words from it
     small: bool = False  # also in make test

@@ -10,10 +10,11 @@ from typing import Any
 from nbformat import v4
 
 from tests.attacks.attack import ROOT, Attack, Notebook
+from tests.grader import small_lab
 from tests.grader.small_lab import cell, marks
 
 LAB = "91_attacked"
-MOST = 5.0
+MOST = 5.0  # without the job script
 HIDDEN, SOLUTION, PEER = "HIDDEN-TEST-CANARY", "SOLUTION-CANARY", "PEER-CANARY"
 
 DOUBLE = f"""def double(x):
@@ -33,22 +34,37 @@ TRIPLE_CHECK = f"""check.function(triple, cases=[{{"x": 1}}, {{"x": 5}}], expect
 check.function(triple, cases=check.draw(20, x=range(1000)), expected=lambda x: 3 * x)  # {HIDDEN}
 ### END HIDDEN TESTS"""
 
+JOB = """%%writefile code/mine.sh
+### BEGIN SOLUTION
+#!/bin/bash
+### END SOLUTION"""
+JOB_CHECK = f"""job = check.script("code/mine.sh")
+check.that(not job.problems, " ".join(job.problems))
+check.that(job.nodes == 2 and job.ranks_per_node == 2, "Two nodes, two ranks.")
+### BEGIN HIDDEN TESTS
+check.that(job.flags.micro_batch_size == 4, "Micro-batches of 4.")  # {HIDDEN}
+### END HIDDEN TESTS"""
+
 RIGHT_DOUBLE = "def double(x):\n    return 2 * x"
 RIGHT_TRIPLE = "def triple(x):\n    return 3 * x"
 PEERS = {"aaron": 5.0, "mona": 3.0, "zoe": 5.0}  # in the order of grading: first, between, last
 
 
-def source() -> Any:
-    """As an instructor writes it."""
+def source(job: bool) -> Any:
+    """As an instructor writes it; `job`: with a script to write."""
     notebook = v4.new_notebook(cells=[
         v4.new_markdown_cell("# A lab that is attacked"),
-        cell("import math", ["setup"]),
+        cell(small_lab.SETUP if job else "import math", ["setup"]),
         cell("from lab import check", ["check-setup"]),
         cell(DOUBLE, **marks("double", solution=True, locked=False)),
         cell(DOUBLE_CHECK, **marks("double-check", grade=True, points=3)),
         cell(TRIPLE, **marks("triple", solution=True, locked=False)),
         cell(TRIPLE_CHECK, **marks("triple-check", grade=True, points=2)),
     ])
+    if job:
+        notebook.cells += [
+            cell(JOB, **marks("job", solution=True, locked=False)),
+            cell(JOB_CHECK, **marks("job-check", grade=True, points=2))]
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3",
                                     "language": "python"}
     return notebook
@@ -60,8 +76,10 @@ def find(notebook: Notebook, name: str) -> dict[str, Any]:
                 if cell["metadata"].get("nbgrader", {}).get("grade_id") == name)
 
 
-def answered(release: Notebook, double: str, triple: str) -> Notebook:
+def answered(release: Notebook, double: str, triple: str, job: str = "") -> Notebook:
     notebook = json.loads(json.dumps(release))
+    if job:
+        find(notebook, "job")["source"] = job
     find(notebook, "double")["source"] = double
     find(notebook, "triple")["source"] = triple
     return notebook
@@ -92,7 +110,7 @@ def hand_in(root: Path, attacks: list[Attack]) -> None:
 def submit(root: Path, one: Attack) -> None:
     release = json.loads((root / "release" / LAB / f"{LAB}.ipynb").read_text())
     notebook = answered(release, *(text.replace(ROOT, str(root)).replace("@LAB@", LAB)
-                                   for text in (one.double, one.triple)))
+                                   for text in (one.double, one.triple, one.job)))
     if one.change:
         one.change(notebook)
     path = put(root, one.name, notebook)

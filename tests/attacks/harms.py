@@ -35,7 +35,7 @@ class Scene:
     scores: dict[str, float | None]
     table: list[dict[str, str]]
     terminal: str  # what the instructor saw
-    seconds: float
+    times: dict[str, float]  # seconds that somebody's submission took, where that is known
     before: dict[str, str]  # digests by path, from before the batch
     after: dict[str, str]
     reached: list[str] = field(default_factory=list)  # what came in at the listener
@@ -52,13 +52,15 @@ def found(scene: Scene, one: Attack) -> dict[str, str]:
     """What `one` did for or to itself: by harm, the evidence."""
     result = {}
     score = scene.scores.get(one.name)
-    if score is not None and score > (one.score or 0.0):
+    if score is not None and score > (one.most or one.score or 0.0):
         result[kinds.SCORE] = f"{score} points, earned {one.score}"
-    if one.score is None and score is not None:
+    if one.score is None and score is not None and not one.may_end:
         result[kinds.INVENTED] = f"{score} points for what could not be graded"
     missing = score is None and not one.may_end
     if one.score is not None and (missing or (score is not None and score < one.score)):
         result[kinds.LOST] = f"{score} points, earned {one.score}"
+    if scene.times.get(one.name, 0.0) > LONGEST:
+        result[kinds.TIME] = f"{scene.times[one.name]:.0f} s"
     result |= _in_files(scene, one)
     for row in scene.table:
         if one.name in row.values() and str(row.get("received") or row.get("timestamp")
@@ -124,8 +126,6 @@ def to_others(scene: Scene) -> dict[str, str]:
         result[kinds.PROCESSES] = f"left: {scene.left[:3]}"
     if escape := ESCAPES.search(scene.terminal.replace("\r\n", "\n")):
         result[kinds.TERMINAL] = f"{scene.terminal[max(0, escape.start() - 60):escape.end()]!r}"
-    if scene.seconds > LONGEST:
-        result[kinds.TIME] = f"{scene.seconds:.0f} s"
     return result
 
 

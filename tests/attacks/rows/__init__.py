@@ -14,11 +14,13 @@ def all_attacks() -> list[Attack]:
         folder,
         notebook,
         reading,
+        scripts,
         store,
         system,
         values,
         verdict,
     )
 
-    modules = (reading, verdict, store, endless, notebook, folder, browser, channel, values, system)
+    modules = (reading, verdict, store, endless, notebook, folder, browser, channel, values, system,
+               scripts)
     return [one for module in modules for one in module.ATTACKS]

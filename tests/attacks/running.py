@@ -1,0 +1,22 @@
+"""Runs the judge in a jail, for the tests."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from tests.attacks import jail
+from tests.attacks.attack import Attack
+
+
+def in_jail(program: str, kind: str, *words: str, seconds: float) -> dict[str, Any]:
+    """What tests.attacks.`program` prints. Raises AssertionError with its last words."""
+    done = jail.run([sys.executable, "-m", f"tests.attacks.{program}", kind, jail.SCRATCH, *words],
+                    jail.Limits(seconds=seconds))
+    assert done.code == 0, f"{done.killed or done.code}\n{done.errors[-3000:]}{done.output[-1000:]}"
+    return json.loads(done.output.splitlines()[-1])
+
+
+def judged(kind: str, attacks: list[Attack], seconds: float) -> dict[str, Any]:
+    return in_jail("judge", kind, *(one.name for one in attacks), seconds=seconds)

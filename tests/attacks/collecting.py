@@ -2,7 +2,7 @@
 
     python -m tests.attacks.collecting {stock|ours} FOLDER
 
-Prints, as JSON, what came of each: by name, the evidence that it won; empty where it did not.
+Prints lines of JSON: by name, the evidence that it won, which is empty where it did not.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def exchange(grader: Grader, place: Path) -> str:
 
 
 def main(kind: str, folder: str) -> None:
-    place, result = Path(folder), {}
+    place = Path(folder)
     (place / "home").mkdir(exist_ok=True)
     for name in [*ARCHIVES, "exchange"]:
         grader = Grader(kind, place / "course")
@@ -160,11 +160,10 @@ def main(kind: str, folder: str) -> None:
                         else from_archive(grader, name, place))
         except OSError as error:
             evidence = f"{type(error).__name__}: {error}"
-        result[name] = {"won": evidence, "said": grader.said[-5000:]}
+        print(json.dumps({name: {"won": evidence, "said": grader.said[-5000:]}}), flush=True)
         for path in [grader.root, *place.glob("pwned*"), *place.glob("download*")]:
             with contextlib.suppress(FileNotFoundError):
                 remove(path)
-    print(json.dumps(result))
 
 
 if __name__ == "__main__":

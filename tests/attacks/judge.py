@@ -1,4 +1,4 @@
-"""Runs attacks on one grader and says what came of them, as JSON on its last line of output.
+"""Runs attacks on one grader and says what came of them, as a line of JSON for each course folder.
 
     python -m tests.attacks.judge {stock|ours} FOLDER NAME...
 
@@ -231,13 +231,11 @@ def main(kind: str, folder: str, names: list[str]) -> None:
     grader = Grader(kind, root)
     grader.make()
     root.rename(template)
-    result: dict[str, dict] = {}
     with Listener(place) as listener:
         for batch in filter(None, batches):
             shutil.copytree(template, root)
-            result |= judged(grader, batch, listener)
+            print(json.dumps(judged(grader, batch, listener)), flush=True)
             remove(root)
-    print(json.dumps(result))
 
 
 def remove(root: Path) -> None:

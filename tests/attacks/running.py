@@ -15,7 +15,16 @@ def in_jail(program: str, kind: str, *words: str, seconds: float) -> dict[str, A
     done = jail.run([sys.executable, "-m", f"tests.attacks.{program}", kind, jail.SCRATCH, *words],
                     jail.Limits(seconds=seconds))
     assert done.code == 0, f"{done.killed or done.code}\n{done.errors[-3000:]}{done.output[-1000:]}"
-    return json.loads(done.output.splitlines()[-1])
+    return merged(done.output)
+
+
+def merged(output: str) -> dict[str, Any]:
+    """The lines of JSON in what the program printed."""
+    result = {}
+    for line in output.splitlines():
+        if line.startswith("{"):
+            result |= json.loads(line)
+    return result
 
 
 def judged(kind: str, attacks: list[Attack], seconds: float) -> dict[str, Any]:

@@ -12,7 +12,7 @@ def frame(content, length=None):
     return struct.pack(">I", len(raw) if length is None else length) + raw
 def everywhere(raw):
     """To whatever is open and can be written."""
-    for number in range(0, 64):
+    for number in range(0, 300):
         try:
             os.set_blocking(number, False)
             os.write(number, raw)
@@ -69,7 +69,7 @@ threading.Thread(target=flood, daemon=True).start()
 CLOSES = r'''
 import os
 def triple(x):
-    for number in range(0, 256):
+    for number in range(0, 300):
         try:
             os.close(number)
         except OSError:
@@ -82,7 +82,7 @@ STEALS = FRAME + r'''
 import select, threading, time
 def steal():
     while True:
-        for number in range(0, 32):
+        for number in range(0, 300):
             try:
                 if select.select([number], [], [], 0)[0]:
                     print(number, os.read(number, 1_000_000))
@@ -134,8 +134,8 @@ def triple(x):
     os.execv(sys.executable, [sys.executable, "-c", """
 import json, os, struct, sys
 while True:
-    for number in range(0, 16):
-        for guess in range(0, 60):
+    for number in range(0, 300):
+        for guess in range(0, 12):
             raw = json.dumps({"id": guess, "value": 3}).encode()
             try:
                 os.write(number, struct.pack(">I", len(raw)) + raw)

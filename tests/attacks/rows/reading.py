@@ -29,7 +29,7 @@ for path in [*files("source/**/*.ipynb"), *files("submitted/**/*.ipynb")]:
     except OSError:
         continue
     print(path, re.findall("SOLUTION-[A-Z]*|PEER-[A-Z]*", text)[:3])
-    best = best or re.search(r"def double\(x\):.{1,200}?return (\S+ \* x)", text)
+    best = best or re.search(r"def double\(x\):.{1,200}?return (\S+ \* x)", text, re.S)
 exec("def double(x):\n    return " + (best[1] if best else "0"))
 '''
 

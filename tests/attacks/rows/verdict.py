@@ -163,7 +163,7 @@ def double(x):
 
 ATTACKS = [
     attack("3", "empties-tests", "An IPython input transformer empties the test cells", "score",
-           double=EMPTY + WRONG_DOUBLE, small=True),
+           double=EMPTY + WRONG_DOUBLE),
     attack("3", "patches-run-cell", "run_cell_async is patched and skips the test cells", "score",
            double=PATCHED + WRONG_DOUBLE),
     attack("4", "hides-tracebacks", "showtraceback does nothing", stock="S",

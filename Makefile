@@ -12,13 +12,16 @@ build:  ## the figures and notebooks of the labs, from their sources
 	@$(RUN) lab build
 
 grade:  ## for instructors: grade what is in course/submitted
+	@$(RUN) lab install-sandbox
 	@$(RUN) lab grade --all
 
 formgrader:  ## for instructors: JupyterLab with nbgrader's formgrader
+	@$(RUN) lab install-sandbox
 	@$(RUN) lab formgrader
 
 test:  ## everything but the long soaks
 	@$(RUN) lab install-slurm --accounting
+	-@$(RUN) lab install-sandbox
 	@$(RUN) ruff check .
 	@$(RUN) pytest -m "not stress and not image and not oracle"
 
@@ -33,6 +36,7 @@ oracle:  ## against other packages: say where with PYTHONPATH, see tests/oracles
 
 stress:  ## hundreds of repeats
 	@$(RUN) lab install-slurm --accounting
+	-@$(RUN) lab install-sandbox
 	@$(RUN) pytest -m stress
 
 bench:  ## the figures of docs/benchmarks.md

@@ -35,6 +35,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     from grader.collect import cli as collecting
 
     collecting.add_parser(subparsers)
+    from grader.sandbox import cli as isolating
+
+    isolating.add_parser(subparsers)
 
 
 def run_formgrader(arguments: argparse.Namespace) -> int:

@@ -148,12 +148,17 @@ def _become_root() -> list[str] | None:
     return None
 
 
-def install_accounting(say: Callable[[str], None] = print) -> bool:
-    """The packages of `up --accounting`, where installing them is allowed. False: it is not."""
+def install_packages(packages: tuple[str, ...], say: Callable[[str], None] = print) -> bool:
+    """Debian packages, where installing them is allowed. False: it is not. Raises LabError."""
     if not shutil.which("apt-get") or _become_root() is None:
         return False
-    _apt_install(ACCOUNTING_PACKAGES, say)
+    _apt_install(packages, say)
     return True
+
+
+def install_accounting(say: Callable[[str], None] = print) -> bool:
+    """The packages of `up --accounting`, where installing them is allowed. False: it is not."""
+    return install_packages(ACCOUNTING_PACKAGES, say)
 
 
 def _apt_install(packages: tuple[str, ...], say: Callable[[str], None]) -> None:

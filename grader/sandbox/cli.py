@@ -1,0 +1,57 @@
+"""`lab install-sandbox`: what isolated grading needs, and whether it holds."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import time
+from pathlib import Path
+
+PACKAGES = ("bubblewrap",)
+EXAMPLES = """examples:
+  lab install-sandbox             install bubblewrap, where nothing suitable is there
+  lab install-sandbox --test      and try to break out of it, as before each grading
+
+docs/grading-safely.md says what is isolated, and what to do inside Docker."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    install = subparsers.add_parser(
+        "install-sandbox", help="for instructors: what grading needs to run students' code apart",
+        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    install.add_argument("--test", action="store_true", help="also try to break out of it")
+    install.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from lab.start import say
+
+    ensure(say)
+    if arguments.test:
+        from grader.course import default_root
+        from grader.sandbox import choose, self_test
+
+        begun, root = time.monotonic(), default_root()
+        backend = choose()
+        self_test(backend, root if root.is_dir() else None)
+        print(f"{backend.name} holds: every attempt to break out failed "
+              f"({time.monotonic() - begun:.1f} s)")
+    return 0
+
+
+def ensure(say) -> None:
+    """Install bubblewrap where it is missing. Raises Unavailable where there is no back-end then.
+
+    Whether the one that is there holds is for `choose` and `self_test` to say.
+    """
+    from grader.sandbox.interface import Unavailable
+    from lab.cluster.install import install_command, install_packages
+
+    if _there("bwrap") or install_packages(PACKAGES, say) or _there("podman"):
+        return
+    raise Unavailable("grading needs bubblewrap, to run students' code apart: "
+                      f"{install_command(PACKAGES)} (or dnf, zypper, pacman)")
+
+
+def _there(program: str) -> bool:
+    return bool(shutil.which(program)) or Path("/usr/bin", program).exists()

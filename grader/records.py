@@ -1,7 +1,7 @@
 """Step 4: of every submission, whether it is graded, and why not if not.
 
-nbgrader knows scores only: a crash is a 0 there, or last week's score. So each attempt leaves a
-file attempts/STUDENT/LAB.json; scores stay in the gradebook alone.
+nbgrader knows scores only: a crash is a 0 there, or last week's score. So each submission has a
+file attempts/STUDENT/LAB.json; scores that count stay in the gradebook alone.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ import datetime
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from nbformat import NotebookNode
 from nbgrader.api import Gradebook, MissingEntry
-from nbgrader.preprocessors import NbGraderPreprocessor
+from traitlets.config import Config
 
 from grader.course import Course, digest_of_folder
 from lab.errors import LabError
 from lab.workspace import put_whole
 
 LONGEST_REASON = 300
-SET_ASIDE = "scores or comments given by hand were set aside, in attempts/"
+NOT_ISOLATED = "graded without isolation"
 
 
 class Unusable(Exception):
@@ -43,6 +42,9 @@ class Record:
     set_aside: dict[str, Any] = field(default_factory=dict)  # what a person had entered
     set_aside_of: str = ""  # digest of the notebook for which; empty: of several
     lab: str = ""  # digest of the lab's source that it was graded with
+    attempt: str = ""  # id of the result that the gradebook has; empty: of nbgrader's own commands
+    unscored: list[str] = field(default_factory=list)  # checks that a person may still score
+    history: list[dict[str, Any]] = field(default_factory=list)  # see `with_this`
 
 
 def place(step: Any, resources: dict[str, Any]) -> tuple[Course, str, str]:
@@ -51,9 +53,19 @@ def place(step: Any, resources: dict[str, Any]) -> tuple[Course, str, str]:
     return course, resources["nbgrader"]["assignment"], resources["nbgrader"]["student"]
 
 
-def gradebook(course: Course) -> Gradebook:
-    return Gradebook(course.settings().CourseDirectory.get(
-        "db_url", f"sqlite:///{course.root / 'gradebook.db'}"))
+def database(settings: Config, course: Course) -> str:
+    """Where nbgrader has the gradebook, as an URL."""
+    return settings.CourseDirectory.get("db_url", f"sqlite:///{course.root / 'gradebook.db'}")
+
+
+@contextlib.contextmanager
+def gradebook(course: Course, book: Gradebook | None = None) -> Iterator[Gradebook]:
+    """`book` if it is open already (and stays so), else the course's, for a while."""
+    if book is not None:
+        yield book
+        return
+    with Gradebook(database(course.settings(), course)) as opened:
+        yield opened
 
 
 def _file(course: Course, lab: str, student: str) -> Path:
@@ -89,21 +101,23 @@ def _read(path: Path) -> Record | None:
         found = Record(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    sound = all(isinstance(value, str)
-                for value in (found.state, found.digest, found.reason, found.at, found.lab,
-                              found.set_aside_of)
-                ) and all(isinstance(note, str) for note in found.notes)
-    return found if sound and isinstance(found.set_aside, dict) else None
+    kinds = {"str": str, "list[str]": list, "list[dict[str, Any]]": list, "dict[str, Any]": dict}
+    sound = all(isinstance(getattr(found, one.name), kinds[one.type]) for one in fields(Record)
+                ) and all(isinstance(word, str) for word in (*found.notes, *found.unscored)
+                          ) and all(isinstance(one, dict) for one in found.history)
+    return found if sound else None
 
 
 def digest_of_lab(course: Course, lab: str) -> str:
     return digest_of_folder(course.root / "source" / lab)
 
 
-def state(course: Course, lab: str, student: str) -> tuple[str, str]:
+def state(course: Course, lab: str, student: str, book: Gradebook | None = None
+          ) -> tuple[str, str]:
     """("graded", "") or ("ungraded", reason), for the submission as it is now."""
     digest, record = course.digest(lab, student), last(course, lab, student)
-    if record and record.state == "ungraded" and record.digest == digest:
+    if (record and record.state == "ungraded" and record.digest == digest
+            and not _scored_by_hand(course, lab, student, record, book)):
         return "ungraded", record.reason
     if not (course.root / "submitted" / student / lab).is_dir():
         return "ungraded", "nothing submitted"
@@ -116,35 +130,37 @@ def state(course: Course, lab: str, student: str) -> tuple[str, str]:
     return "graded", ""
 
 
-def leave_ungraded(course: Course, lab: str, student: str, reason: str) -> Record:
-    """Take back whatever is claimed about an earlier submission: scores, notebook, feedback.
-
-    What a person had entered (scores, comments, an extension) goes into the record, and comes back
-    when the same notebook is graded.
-    """
-    for step in ("autograded", "feedback"):
-        shutil.rmtree(course.root / step / student / lab, ignore_errors=True)
-    before, entered = last(course, lab, student), {}
-    with gradebook(course) as book:
-        enrol(book, student)
-        with contextlib.suppress(MissingEntry):
-            entered = _entered_by_hand(book.find_submission(lab, student))
-            book.remove_submission(lab, student)
-    aside, of = _together(before, entered)
-    notes = [SET_ASIDE] * bool(set(aside) - {"extension"})
-    record = Record("ungraded", course.digest(lab, student), reason, notes, now(), aside, of)
-    write(course, lab, student, record)
-    return record
+def _scored_by_hand(course: Course, lab: str, student: str, record: Record, book: Gradebook | None
+                    ) -> bool:
+    """Whether a person gave a score for every check that had none."""
+    if not record.unscored:
+        return False
+    with gradebook(course, book) as book:
+        try:
+            submission = book.find_submission(lab, student)
+        except MissingEntry:
+            return False
+        given = {grade.name for notebook in submission.notebooks for grade in notebook.grades
+                 if grade.manual_score is not None}
+    return given.issuperset(record.unscored)
 
 
-@contextlib.contextmanager
-def ungraded_on_error(course: Course, lab: str, student: str) -> Iterator[None]:
-    """Around a step of nbgrader: its own commands too leave no earlier score when it fails."""
-    try:
-        yield
-    except BaseException as error:  # Ctrl-C too
-        leave_ungraded(course, lab, student, explain(error))
-        raise
+def with_this(before: Record | None, digest: str, **entry: Any) -> list[dict[str, Any]]:
+    """The history with this attempt in it: one entry for each notebook that was submitted, in the
+    order in which they were first graded. `entry`: at, received, state, score."""
+    found = list(before.history) if before else []
+    new = {"digest": digest, **entry}
+    for index, one in enumerate(found):
+        if one.get("digest") == digest:
+            found[index] = new
+            return found
+    return [*found, new]
+
+
+def number(record: Record | None) -> int:
+    """Which attempt the record is about, from 1; 0 before the first."""
+    digests = [one.get("digest") for one in record.history] if record else []
+    return digests.index(record.digest) + 1 if record and record.digest in digests else 0
 
 
 def explain(error: BaseException) -> str:
@@ -162,84 +178,3 @@ def enrol(book: Gradebook, student: str) -> None:
     found = book.update_or_create_student(student)
     if not found.last_name and not found.first_name:
         book.update_or_create_student(student, last_name=student, first_name="")
-
-
-def set_aside_older(course: Course, lab: str, student: str) -> None:
-    """What a person had entered for an earlier notebook says nothing about a new one, and nbgrader
-    would keep it."""
-    before = last(course, lab, student)
-    if before is None or before.state != "graded" or before.digest == course.digest(lab, student):
-        return
-    with gradebook(course) as book, contextlib.suppress(MissingEntry):
-        submission = book.find_submission(lab, student)
-        entered = _entered_by_hand(submission)
-        entered.pop("extension", None)  # it is the student's, not the notebook's
-        aside, of = _together(before, entered)
-        write(course, lab, student, replace(before, set_aside=aside, set_aside_of=of))
-        _enter(book, submission, dict.fromkeys(entered))
-
-
-def _together(before: Record | None, entered: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """What was set aside, now with `entered`; and for which notebook."""
-    aside, of = (before.set_aside, before.set_aside_of) if before else ({}, "")
-    if entered:
-        new = before.digest if before and before.state == "graded" else ""
-        of = new if not aside or of == new else ""
-    return aside | entered, of
-
-
-def _entered_by_hand(submission: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for notebook in submission.notebooks:
-        for grade in notebook.grades:
-            if grade.manual_score is not None or grade.extra_credit:
-                found[grade.name] = [grade.manual_score, grade.extra_credit]
-        for comment in notebook.comments:
-            if comment.manual_comment:
-                found[f"comment on {comment.name}"] = comment.manual_comment
-    if submission.extension:
-        found["extension"] = submission.extension.total_seconds()
-    return found
-
-
-def give_back_extension(course: Course, lab: str, student: str) -> None:
-    """Before grading again: whether a submission is late depends on it."""
-    record = last(course, lab, student)
-    if record and "extension" in record.set_aside:
-        seconds = datetime.timedelta(seconds=record.set_aside["extension"])
-        with gradebook(course) as book:
-            enrol(book, student)
-            book.update_or_create_submission(lab, student, extension=seconds)
-
-
-def _enter(book: Gradebook, submission: Any, values: dict[str, Any]) -> None:
-    """Set, or with None take away, what a person entered."""
-    for notebook in submission.notebooks:
-        for grade in notebook.grades:
-            if grade.name in values:
-                grade.manual_score, grade.extra_credit = values[grade.name] or (None, None)
-                grade.needs_manual_grade = values[grade.name] is not None  # as nbgrader does
-        for comment in notebook.comments:
-            name = f"comment on {comment.name}"
-            comment.manual_comment = values.get(name, comment.manual_comment)
-    book.db.commit()
-
-
-class SaveRecord(NbGraderPreprocessor):
-    """The last of nbgrader's steps with a submission: it came through."""
-
-    def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
-                   ) -> tuple[NotebookNode, dict[str, Any]]:
-        course, lab, student = place(self, resources)
-        before, digest = last(course, lab, student), course.digest(lab, student)
-        notes = list(nb.metadata.get("grader", {}).get("notes", []))
-        aside, of = (before.set_aside, before.set_aside_of) if before else ({}, "")
-        with gradebook(course) as book:
-            enrol(book, student)
-            if aside and of == digest:
-                _enter(book, book.find_submission(lab, student), aside)
-                aside, of = {}, ""
-        notes += [SET_ASIDE] * bool(set(aside) - {"extension"})
-        write(course, lab, student, Record("graded", digest, "", notes, now(), aside, of,
-                                           digest_of_lab(course, lab)))
-        return nb, resources

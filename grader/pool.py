@@ -1,0 +1,229 @@
+"""Trusted worker processes, watched: one that dies, hangs or grows too large is replaced, and what
+it was at is tried once more.
+
+JSON lines go in and out; whoever is idle gets the next task, so that one slow submission holds up
+no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import psutil
+
+from lab.errors import LabError
+
+LARGEST_MEMORY = 500_000_000  # bytes, resident, of one worker
+LARGEST_IDLE_MEMORY = 350_000_000  # after a task: what is left over from earlier ones
+LARGEST_ANSWER = 1_000_000  # bytes of a line
+SECONDS_TO_START = 120.0
+SECONDS_TO_STOP = 2.0
+TICK = 0.2  # seconds between two looks at clocks and memory
+MOST_TRIES = 2
+
+
+@dataclass
+class Task:
+    """What a worker is asked to do, and how long it may take, in seconds."""
+
+    body: dict[str, Any]
+    seconds: float
+    tries: int = 0
+
+
+@dataclass(frozen=True)
+class Done:
+    """A task's end. `answer` is None when workers failed at it; then `fault` says why."""
+
+    body: dict[str, Any]
+    answer: dict[str, Any] | None
+    fault: str = ""
+
+
+class Worker:
+    """One process, from its start to its end. It says a line when it is ready for tasks."""
+
+    def __init__(self, command: Sequence[str], log: BinaryIO) -> None:
+        # A session of its own: Ctrl-C reaches the parent alone, which stops things in order.
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=log, start_new_session=True)
+        os.set_blocking(self.process.stdout.fileno(), False)
+        self.task: Task | None = None
+        self.ready = False
+        self.deadline = time.monotonic() + SECONDS_TO_START
+        self._unread, self._closed = b"", False
+
+    def give(self, task: Task) -> None:
+        self.task, task.tries = task, task.tries + 1
+        self.deadline = time.monotonic() + task.seconds
+        with contextlib.suppress(BrokenPipeError):  # it died; the next look tells
+            self.process.stdin.write(json.dumps(task.body).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Whole lines that arrived. Raises ValueError on anything that is none of ours."""
+        with contextlib.suppress(BlockingIOError):
+            while piece := os.read(self.process.stdout.fileno(), 65536):
+                self._unread += piece
+                if len(self._unread) > LARGEST_ANSWER:
+                    raise ValueError("its answer is too long")
+            self._closed = True
+        *lines, self._unread = self._unread.split(b"\n")
+        found = [json.loads(line) for line in lines]
+        if not all(isinstance(one, dict) for one in found):
+            raise ValueError("its answer is no object")
+        return found
+
+    def memory(self) -> int:
+        """Bytes, resident."""
+        try:
+            return psutil.Process(self.process.pid).memory_info().rss
+        except psutil.Error:
+            return 0
+
+    def fault(self) -> str:
+        """Why it cannot go on; empty while it can."""
+        code = self.process.poll()
+        if code is None and self._closed:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self.process.wait(1)
+            if code is None:
+                return "closed its end of the line"
+        if code is not None:
+            return f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        if (self.task or not self.ready) and time.monotonic() > self.deadline:
+            return "gave no answer in time"
+        if self.memory() > LARGEST_MEMORY:
+            return f"took more than {LARGEST_MEMORY / 1e6:.0f} MB of memory"
+        return ""
+
+    def stop(self) -> None:
+        """End it, with whatever it started."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(SECONDS_TO_STOP)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.process.wait()
+
+
+class Pool:
+    """`count` workers. Use it in a `with`; its end stops them."""
+
+    def __init__(self, count: int, command: Sequence[str], log: Path) -> None:
+        self.command, self.log_path = list(command), log
+        self.log = log.open("ab")
+        self.waiting: deque[Task] = deque()
+        self.done: deque[Done] = deque()
+        self.selector = selectors.DefaultSelector()
+        self.workers: list[Worker] = []
+        self.failed_starts = 0
+        try:
+            for _ in range(count):
+                self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def add(self, body: dict[str, Any], seconds: float, *, first: bool = False) -> None:
+        """Have it done by the next idle worker; `first`: before all that wait."""
+        (self.waiting.appendleft if first else self.waiting.append)(Task(body, seconds))
+        self._hand_out()
+
+    def next(self) -> Done | None:
+        """Wait for the next end of a task; None when nothing is left. Raises LabError when workers
+        do not start."""
+        while True:
+            self._look(0.0)
+            if self.done:
+                return self.done.popleft()
+            if not self.waiting and not any(worker.task for worker in self.workers):
+                return None
+            self._look(TICK)
+
+    def stop(self) -> None:
+        for worker in self.workers:  # all at once, then one after the other
+            with contextlib.suppress(OSError):
+                worker.process.terminate()
+        while self.workers:
+            self._remove(self.workers[-1])
+        self.selector.close()
+        self.log.close()
+
+    def _start(self) -> None:
+        worker = Worker(self.command, self.log)
+        self.workers.append(worker)
+        self.selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+
+    def _remove(self, worker: Worker) -> None:
+        self.selector.unregister(worker.process.stdout)
+        worker.stop()
+        self.workers.remove(worker)
+
+    def _hand_out(self) -> None:
+        for worker in self.workers:
+            if self.waiting and worker.ready and worker.task is None:
+                worker.give(self.waiting.popleft())
+
+    def _look(self, seconds: float) -> None:
+        """Take the answers that are there within `seconds`, see after everybody, hand out work."""
+        for key, _ in self.selector.select(seconds):
+            self._take(key.data)
+        for worker in list(self.workers):
+            if fault := worker.fault():
+                self._take(worker)  # an answer may have been its last act
+                self._replace(worker, fault)
+            elif worker.ready and not worker.task and worker.memory() > LARGEST_IDLE_MEMORY:
+                self._replace(worker, "")
+        self._hand_out()
+
+    def _take(self, worker: Worker) -> None:
+        if worker not in self.workers:
+            return
+        try:
+            for answer in worker.answers():
+                if not worker.ready:
+                    worker.ready, self.failed_starts = True, 0
+                elif worker.task is None:
+                    raise ValueError("it answered without a question")
+                else:
+                    self.done.append(Done(worker.task.body, answer))
+                    worker.task = None
+        except (ValueError, RecursionError) as error:
+            self._replace(worker, f"gave no answer of ours: {error}")
+
+    def _replace(self, worker: Worker, fault: str) -> None:
+        if worker not in self.workers:
+            return
+        task, was_ready = worker.task, worker.ready
+        self._remove(worker)
+        if not was_ready:
+            self.failed_starts += 1
+            if self.failed_starts > MOST_TRIES:
+                raise LabError(f"the grader's worker processes do not start (one {fault}): see "
+                               f"{self.log_path}")
+        if task and task.tries < MOST_TRIES:
+            self.waiting.appendleft(task)
+        elif task:
+            self.done.append(Done(task.body, None, fault))
+        self._start()

@@ -1,30 +1,39 @@
-"""Grade many submissions, one after the other, so that none can stop another."""
+"""Many submissions: workers grade them, this process alone enters the results, one by one.
+
+Killed at any moment, the next batch goes on where this one was: a result that is there and of this
+very submission is entered without grading again, and what was entered is left alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import glob
-import json
-import logging
-import shutil
+import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from nbgrader.converters import Autograde, GenerateAssignment, GenerateFeedback
-from nbgrader.converters.base import BaseConverter
-from nbgrader.coursedir import CourseDirectory
+from nbgrader.api import Gradebook
+from traitlets.config import Config
 from traitlets.log import get_logger
 
-from grader import records
-from grader.course import Course, read_stamps
-from grader.rebuild import read_submitted, require_notebook
-from grader.records import explain
-from grader.report import stamped
-from lab.errors import LabError
-from lab.workspace import put_whole
+from grader import assign, lab_plan, records, results
+from grader.attempt import Attempt
+from grader.course import Course
+from grader.log import log_file, logging_to
+from grader.merge import given, merge
+from grader.pages import page
+from grader.pool import Done, Pool
+from grader.records import Record
+from grader.results import Result
+from grader.settings import Grading, settings_of
+from grader.ungraded import leave_ungraded
+
+SECONDS_OF_GRACE = 60.0  # beyond a notebook's budget, before a worker counts as hung
+SECONDS_PER_PAGE = 120.0
+NO_PAGE = "no feedback"
+NO_BACKEND = "-"  # for workers that make pages only
+OURS = "the grader itself failed: "
 
 
 @dataclass(frozen=True)
@@ -33,144 +42,209 @@ class Outcome:
 
     student: str
     lab: str
-    record: records.Record
+    record: Record
     seconds: float
+    again: bool  # whether it was graded or entered this time, or was current already
 
 
-class _Tells:
-    """nbgrader logs what went wrong and raises something else; this keeps the cause."""
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C; `outcomes` are of what was done by then."""
 
-    cause: Exception | None = None
+    def __init__(self, outcomes: list[Outcome]) -> None:
+        super().__init__()
+        self.outcomes = outcomes
 
-    def init_assignment(self, *arguments: Any) -> None:
-        with self._keeping():
-            super().init_assignment(*arguments)
 
-    def convert_single_notebook(self, *arguments: Any) -> None:
-        with self._keeping():
-            super().convert_single_notebook(*arguments)
+Work = list[tuple[str, str]]  # (lab, student)
+Elsewhere = Callable[["Batch", Work], Work]
 
-    @contextlib.contextmanager
-    def _keeping(self) -> Iterator[None]:
+
+class Batch:
+    """One run. `done` is called with each Outcome, once its page is there."""
+
+    def __init__(self, course: Course, settings: Grading, config: Config, book: Gradebook,
+                 pool: Pool, done: Callable[[Outcome], None]) -> None:
+        self.course, self.settings, self.config, self.book = course, settings, config, book
+        self.pool, self.done = pool, done
+        self.outcomes: list[Outcome] = []
+        self.without_page: dict[tuple[str, str], Outcome] = {}
+
+    def sort_out(self, work: Work, anew: bool) -> Work:
+        """Enter results that wait, leave alone what is current (unless `anew`); the rest."""
+        rest = []
+        for lab, student in work:
+            result = None if anew else waiting(self.course, self.settings, lab, student)
+            if result:
+                self.enter(result)
+            elif not anew and current(self.course, lab, student, self.book):
+                self.keep(lab, student)
+            else:
+                rest.append((lab, student))
+        return rest
+
+    def keep(self, lab: str, student: str) -> None:
+        """It is graded already; a page that is missing is made."""
+        outcome = Outcome(student, lab, records.last(self.course, lab, student), 0.0, False)
+        if page(self.course, lab, student).exists():
+            self.end(outcome)
+        else:
+            self.make_page(outcome)
+
+    def grade(self, work: Work) -> None:
+        """Have it graded by the pool, and wait until all is done, pages too."""
+        for lab, student in work:
+            self.pool.add({"do": "grade", "lab": lab, "student": student},
+                          self.settings.seconds_per_notebook + SECONDS_OF_GRACE)
+        while ended := self.pool.next():
+            self.take(ended)
+
+    def take(self, ended: Done) -> None:
+        (self.graded if ended.body["do"] == "grade" else self.paged)(ended)
+
+    def graded(self, ended: Done) -> None:
+        """A worker is through with a submission: enter what it left."""
+        lab, student = ended.body["lab"], ended.body["student"]
+        result = results.read(self.course, lab, student)
+        if ended.answer is None or result is None or result.id != ended.answer.get("id"):
+            result = self.failed(lab, student, ended)
+        self.enter(result)
+
+    def failed(self, lab: str, student: str, ended: Done) -> Result:
+        """The grader's own fault, as a result."""
+        what = (f"a worker process {ended.fault}" if ended.answer is None
+                else ended.answer.get("failed", "its result is damaged"))
+        return results.write(self.course, self.settings.digest(), Attempt(
+            student, lab, self.course.digest(lab, student),
+            records.digest_of_lab(self.course, lab), "ungraded", OURS + self.see(what)))
+
+    def see(self, what: str) -> str:
+        return f"{what}; see {log_file(self.course).name}"
+
+    def enter(self, result: Result) -> None:
+        """Into the gradebook; then its page, if there is anything to show."""
+        attempt, start = result.attempt, time.monotonic()
         try:
-            yield
+            record = merge(self.course, self.config, self.book, result)
         except Exception as error:
-            self.cause = error
-            raise
+            get_logger().error("%r of %r cannot be entered", attempt.lab, attempt.student,
+                               exc_info=True)
+            nothing = replace(attempt, state="ungraded", notebook=None, scores={}, unscored=(),
+                              reason=OURS + self.see(records.explain(error)))
+            attempt = nothing
+            record = merge(self.course, self.config, self.book, replace(result, attempt=nothing))
+        outcome = Outcome(attempt.student, attempt.lab, record,
+                          attempt.seconds + time.monotonic() - start, True)
+        if attempt.notebook is None:
+            self.end(outcome)
+        else:
+            self.make_page(outcome)
+
+    def make_page(self, outcome: Outcome) -> None:
+        lab, student = outcome.lab, outcome.student
+        self.without_page[lab, student] = outcome
+        self.pool.add({"do": "feedback", "lab": lab, "student": student,
+                       "given": given(self.book, lab, student)}, SECONDS_PER_PAGE, first=True)
+
+    def paged(self, ended: Done) -> None:
+        lab, student = ended.body["lab"], ended.body["student"]
+        outcome = self.without_page.pop((lab, student))
+        fault = ended.fault if ended.answer is None else ended.answer.get("failed", "")
+        if fault:
+            outcome.record.notes.append(f"{NO_PAGE}: {self.see(fault)}")
+            records.write(self.course, lab, student, outcome.record)
+        self.end(outcome)
+
+    def end(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        self.done(outcome)
+
+    def stopped(self) -> None:
+        """After Ctrl-C: who was being graded has no score of an older version; what was entered
+        counts, with or without its page."""
+        for lab, student in self.pool.under_way("grade"):
+            if not current(self.course, lab, student, self.book):
+                leave_ungraded(self.course, lab, student, records.STOPPED, self.book)
+        self.outcomes += self.without_page.values()
 
 
-class _Generate(_Tells, GenerateAssignment):
-    pass
+def current(course: Course, lab: str, student: str, book: Gradebook) -> bool:
+    """Whether the gradebook has this very submission, graded with the lab as it is now."""
+    return records.state(course, lab, student, book)[0] == "graded"
 
 
-class _Autograde(_Tells, Autograde):
-    pass
+def waiting(course: Course, settings: Grading, lab: str, student: str) -> Result | None:
+    """A result that nobody entered yet, of this submission, this lab and these limits."""
+    result = results.read(course, lab, student)
+    if result is None or result.settings != settings.digest():
+        return None
+    record, attempt = records.last(course, lab, student), result.attempt
+    is_new = record is None or record.attempt != result.id
+    of_now = (attempt.digest == course.digest(lab, student)
+              and attempt.lab_digest == records.digest_of_lab(course, lab))
+    return result if is_new and of_now else None
 
 
-class _Feedback(_Tells, GenerateFeedback):
-    pass
-
-
-def convert(kind: type[BaseConverter], course: Course, lab: str, student: str = "*") -> None:
-    """Run one of nbgrader's converters. Raises the error that stopped it."""
-    settings = course.settings()
-    settings.CourseDirectory.assignment_id = lab
-    settings.CourseDirectory.student_id = glob.escape(student) if student != "*" else student
-    converter = kind(coursedir=CourseDirectory(config=settings), config=settings)
-    converter.force = True
-    try:
-        converter.start()
-    except Exception as error:
-        raise converter.cause or error from error
-
-
-def release(course: Course, lab: str) -> None:
-    """Bring source/ up to date and generate the assignment from it. Raises LabError."""
-    changed = course.bring_source(lab)
-    made, source = course.notebook("release", lab), course.notebook("source", lab)
-    stamps = course.root / "release" / ".made.json"
-    digest, before = records.digest_of_lab(course, lab), read_stamps(stamps)
-    fresh = made.exists() and before.get(lab) == digest
-    if fresh and not changed and _in_gradebook(course, lab):
-        return
-    try:
-        convert(_Generate, course, lab)
-    except LabError:
-        raise
-    except Exception as error:
-        raise LabError(f"{source}: nbgrader makes no assignment of it: {explain(error)} (the rest "
-                       f"is in {log_file(course)})") from error
-    put_whole(stamps, json.dumps(before | {lab: digest}, indent=1).encode())
-
-
-def _in_gradebook(course: Course, lab: str) -> bool:
-    with records.gradebook(course) as book:
-        return any(found.name == lab and found.notebooks for found in book.assignments)
-
-
-def grade(course: Course, lab: str, student: str) -> Outcome:
-    """Grade one submission and write its feedback. Always leaves a record; raises nothing of it,
-    but lets Ctrl-C pass."""
-    start = time.monotonic()
-    try:
-        require_notebook(read_submitted(course.notebook("submitted", lab, student)))
-        stamped(course, lab, student)  # nbgrader breaks on one that is no time
-        records.give_back_extension(course, lab, student)
-        convert(_Autograde, course, lab, student)
-    except KeyboardInterrupt as error:
-        records.leave_ungraded(course, lab, student, explain(error))
-        raise
-    except (Exception, SystemExit) as error:  # some of nbgrader's errors end the program
-        get_logger().error("%s of %s is ungraded", lab, student, exc_info=True)
-        record = records.leave_ungraded(course, lab, student, explain(error))
-    else:
-        record = feedback(course, lab, student)
-    return Outcome(student, lab, record, time.monotonic() - start)
-
-
-def feedback(course: Course, lab: str, student: str) -> records.Record:
-    record = records.last(course, lab, student)
-    assert record and record.state == "graded"  # SaveRecord came last
-    shutil.rmtree(course.root / "feedback" / student / lab, ignore_errors=True)
-    try:
-        convert(_Feedback, course, lab, student)
-    except Exception as error:
-        get_logger().error("no feedback on %s for %s", lab, student, exc_info=True)
-        record.notes.append(f"no feedback: {explain(error)}")
-        records.write(course, lab, student, record)
-    return record
-
-
-def log_file(course: Course) -> str:
-    return str(course.root / "grading.log")
+def worker_command(course: Course, backend: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "grader.worker", str(course.root), str(course.sources),
+            backend]
 
 
 @contextlib.contextmanager
-def logging_to(course: Course) -> Iterator[None]:
-    """What nbgrader says goes into a file of the course folder, not between our lines."""
-    logger = get_logger()
-    handler = logging.FileHandler(log_file(course))
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    before = logger.handlers[:], logger.level, logger.propagate
-    logger.handlers[:], logger.propagate = [handler], False
-    logger.setLevel(logging.INFO)
-    with warnings.catch_warnings():
-        warnings.showwarning = lambda text, kind, *place: logger.info("%s: %s", kind.__name__, text)
-        try:
-            yield
-        finally:
-            logger.handlers[:], logger.level, logger.propagate = before
-            handler.close()
-
-
-def grade_all(course: Course, work: list[tuple[str, str]], done: Callable[[Outcome], None]
-              ) -> list[Outcome]:
-    """Grade each (lab, student) of `work`; `done` is called after each. Raises LabError."""
+def prepared(course: Course, labs: list[str]) -> Iterator[tuple[Grading, Config, Gradebook]]:
+    """The course is ours, its labs are released, its gradebook is open. Raises LabError."""
     with course.held(), logging_to(course):
-        for lab in sorted({lab for lab, _ in work}):
-            release(course, lab)
-        outcomes = []
-        for lab, student in work:
-            outcomes.append(grade(course, lab, student))
-            done(outcomes[-1])
-    return outcomes
+        results.tidy(course)
+        config = course.settings()
+        settings = settings_of(config)
+        for lab in labs:
+            assign.release(course, lab)
+            lab_plan.read(course, lab)  # says now what is wrong with the lab
+        with records.gradebook(course) as book:
+            yield settings, config, book
+
+
+def grade_all(course: Course, work: Work, done: Callable[[Outcome], None], *, anew: bool = False,
+              workers: int | None = None, elsewhere: Elsewhere | None = None) -> list[Outcome]:
+    """Grade each (lab, student) of `work` that is not current, or all of them `anew`; `done` is
+    called after each. `elsewhere` may grade them first, and says what it left.
+
+    Raises LabError, before anything is touched, when no sandbox holds; Stopped after Ctrl-C.
+    """
+    from grader import sandbox
+
+    backend = sandbox.choose(settings_of(course.settings()).sandbox or None)
+    sandbox.self_test(backend, course.root)
+    with prepared(course, sorted({lab for lab, _ in work})) as (settings, config, book):
+        count = min(workers or settings.worker_count(), max(1, len(work)))
+        with Pool(count, worker_command(course, backend.name), log_file(course)) as pool:
+            batch = Batch(course, settings, config, book, pool, done)
+            try:
+                rest = batch.sort_out(work, anew)
+                batch.grade(elsewhere(batch, rest) if elsewhere else rest)
+            except KeyboardInterrupt as error:
+                batch.stopped()
+                raise Stopped(batch.outcomes) from error
+    return batch.outcomes
+
+
+def pages_again(course: Course, work: Work, done: Callable[[Outcome], None]
+                ) -> list[tuple[Path, str]]:
+    """Make the pages of `work` anew, as after grading by hand; (page, student) of those that were
+    made."""
+    made: list[tuple[Path, str]] = []
+
+    def ended(outcome: Outcome) -> None:
+        place = page(course, outcome.lab, outcome.student)
+        if place.exists():
+            made.append((place, outcome.student))
+        done(outcome)
+
+    with prepared(course, []) as (settings, config, book):
+        count = min(settings.worker_count(), len(work))
+        with Pool(count, worker_command(course, NO_BACKEND), log_file(course)) as pool:
+            batch = Batch(course, settings, config, book, pool, ended)
+            for lab, student in work:
+                page(course, lab, student).unlink(missing_ok=True)
+                batch.keep(lab, student)
+            batch.grade([])
+    return made

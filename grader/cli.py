@@ -1,34 +1,64 @@
-"""`lab grade` and `lab formgrader`."""
+"""`lab grade`, `lab regrade`, `lab release`, `lab feedback` and `lab formgrader`."""
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import signal
-import statistics
 import time
+from pathlib import Path
 
 from lab.errors import LabError
 
-EXAMPLES = """examples:
-  lab grade --all                      everything in submitted/
+GRADE = """examples:
+  lab grade --all                      everything in submitted/ that is not graded yet
   lab grade 03_multi_node              that lab, all students
   lab grade 03_multi_node ada grace    that lab, two students
-
+  lab grade --all --workers 8          eight submissions at a time
+  lab grade --all --slurm              on the cluster, see docs/instructors.md
+"""
+REGRADE = """examples:
+  lab regrade 03_multi_node              that lab, all students, whatever they have
+  lab regrade 03_multi_node ada          one student
+  lab regrade 03_multi_node --ungraded   those alone that are ungraded
+"""
+RELEASE = """examples:
+  lab release 03_multi_node              release/03_multi_node/, to hand out
+"""
+FEEDBACK = """examples:
+  lab feedback 03_multi_node                  the pages of one lab again, after grading by hand
+  lab feedback                                the pages of all labs
+  lab feedback --to /tmp/pages                also copied there, one folder per student
+"""
+WHERE = """
 The course folder is $LAB_COURSE, else course/ in the checkout; docs/instructors.md is the guide."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    grade = subparsers.add_parser(
-        "grade", help="for instructors: grade what was submitted", epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    grade.add_argument("lab", nargs="?", metavar="LAB", help="for example 03_multi_node")
-    grade.add_argument("students", nargs="*", metavar="STUDENT", help="(all that submitted it)")
-    grade.add_argument("--all", action="store_true", help="every lab that somebody submitted")
-    grade.set_defaults(run=run_grade)
     from lab.start import jupyter_port
 
-    form = subparsers.add_parser("formgrader",
-                                 help="for instructors: JupyterLab with nbgrader's formgrader")
+    grade = _parser(subparsers, "grade", "grade what was submitted and is not graded yet", GRADE)
+    grade.add_argument("lab", nargs="?", metavar="LAB", help="for example 03_multi_node")
+    _students(grade)
+    grade.add_argument("--all", action="store_true", help="every lab that somebody submitted")
+    grade.set_defaults(run=run_grade, anew=False, ungraded=False)
+    again = _parser(subparsers, "regrade", "grade again what is graded already", REGRADE)
+    again.add_argument("lab", metavar="LAB", help="for example 03_multi_node")
+    _students(again)
+    again.add_argument("--ungraded", action="store_true", help="leave alone what is graded")
+    again.set_defaults(run=run_grade, anew=True, all=False)
+    for parser in (grade, again):
+        parser.add_argument("--workers", type=_count, metavar="N",
+                            help="submissions at one time (one per core)")
+        parser.add_argument("--slurm", action="store_true", help="as one array job on the cluster")
+    release = _parser(subparsers, "release", "the notebook that students get of a lab", RELEASE)
+    release.add_argument("lab", metavar="LAB", help="for example 03_multi_node")
+    release.set_defaults(run=run_release)
+    back = _parser(subparsers, "feedback", "the pages that students get back", FEEDBACK)
+    back.add_argument("lab", nargs="?", metavar="LAB", help="(all labs)")
+    back.add_argument("--to", type=Path, metavar="FOLDER", help="also copy them there")
+    back.set_defaults(run=run_feedback)
+    form = _parser(subparsers, "formgrader", "JupyterLab with nbgrader's formgrader", "")
     form.add_argument("--port", type=jupyter_port,
                       help="JupyterLab's port (the first free from 8888)")
     form.set_defaults(run=run_formgrader)
@@ -40,6 +70,22 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     isolating.add_parser(subparsers)
 
 
+def _parser(subparsers: argparse._SubParsersAction, name: str, what: str, examples: str
+            ) -> argparse.ArgumentParser:
+    return subparsers.add_parser(name, help=f"for instructors: {what}", epilog=examples + WHERE,
+                                 formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def _students(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("students", nargs="*", metavar="STUDENT", help="(all that submitted it)")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give 1 or more")
+    return int(text)
+
+
 def run_formgrader(arguments: argparse.Namespace) -> int:
     from grader.formgrader import serve
 
@@ -49,25 +95,24 @@ def run_formgrader(arguments: argparse.Namespace) -> int:
 def run_grade(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from grader.batch import Outcome, grade_all
+    from grader.batch import Stopped, grade_all
     from grader.course import Course, default_root
     from grader.report import save
+    from grader.show import progress, show
 
     course = Course(default_root())
     course.make()
     course.settings()
     work = choose(course, arguments)
-    console, start = Console(), time.monotonic()
-    say_warning()
+    console, start, outcomes, stopped = Console(), time.monotonic(), [], False
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # stops as Ctrl-C does
-    outcomes: list[Outcome] = []
-    stopped = False
     try:
         with progress(len(work)) as step:
-            grade_all(course, work, lambda one: (outcomes.append(one), step(one)))
-    except KeyboardInterrupt:
-        stopped = True
+            outcomes = grade_all(course, work, step, anew=arguments.anew,
+                                 workers=arguments.workers, elsewhere=_elsewhere(arguments))
+    except Stopped as error:
+        outcomes, stopped = error.outcomes, True
     rows = save(course)
     show(console, outcomes, rows, time.monotonic() - start)
     if stopped:
@@ -78,85 +123,85 @@ def run_grade(arguments: argparse.Namespace) -> int:
     return 130 if stopped else 0
 
 
-def say_warning() -> None:
-    import getpass
-    import sys
+def _elsewhere(arguments: argparse.Namespace):
+    if not arguments.slurm:
+        return None
+    from grader.slurm import grade_there
 
-    from grader.execute import WARNING
-
-    print("warning: " + WARNING % getpass.getuser(), file=sys.stderr)
+    return grade_there
 
 
 def choose(course, arguments: argparse.Namespace) -> list[tuple[str, str]]:
     """(lab, student) pairs in the order of grading. Raises LabError."""
     from grader.course import require_known
+    from grader.records import state
 
+    known = course.labs()
     if arguments.all == bool(arguments.lab):
         raise LabError("name a LAB, or --all for all of them; there are: "
-                       + (", ".join(course.labs()) or "none yet (lab build makes them)"))
-    labs = [arguments.lab] if arguments.lab else course.labs()
-    known = course.labs()
+                       + (", ".join(known) or "none yet (lab build makes them)"))
     if arguments.lab:
-        require_known("lab", arguments.lab, known, f"{course.sources} or {course.root / 'source'}")
+        require_lab(course, arguments.lab)
     for student in arguments.students:
         require_known("student", student, course.students(), str(course.root / "submitted"))
-    work = [(lab, student) for lab in labs
+    work = [(lab, student) for lab in ([arguments.lab] if arguments.lab else known)
             for student in arguments.students or course.students(lab)]
     if not work:
         which = arguments.lab or "LAB"
         raise LabError(f"nothing to grade: put each student's notebook at {course.root}/submitted/"
                        f"STUDENT/{which}/{which}.ipynb")
+    if arguments.ungraded:
+        work = [(lab, student) for lab, student in work
+                if state(course, lab, student)[0] == "ungraded"]
+        if not work:
+            raise LabError(f"nothing to grade: all that submitted {arguments.lab} are graded")
     return work
 
 
-class progress:
-    """A bar where there is a terminal, else nothing."""
+def require_lab(course, lab: str) -> None:
+    from grader.course import require_known
 
-    def __init__(self, total: int) -> None:
-        from rich.console import Console
-        from rich.progress import Progress
-
-        self.bar = Progress(console=Console(stderr=True), transient=True,
-                            disable=not Console(stderr=True).is_terminal)
-        self.task = self.bar.add_task("grading", total=total)
-
-    def __enter__(self):
-        self.bar.__enter__()
-        return lambda outcome: self.bar.update(
-            self.task, advance=1, description=f"{outcome.lab} {outcome.student}")
-
-    def __exit__(self, *error) -> None:
-        self.bar.__exit__(*error)
+    require_known("lab", lab, course.labs(), f"{course.sources} or {course.root / 'source'}")
 
 
-def show(console, outcomes, rows, seconds: float) -> None:
-    """The table at the end; below it, whoever is ungraded and what else to know."""
-    from rich.markup import escape
+def run_release(arguments: argparse.Namespace) -> int:
+    from grader import assign
+    from grader.course import Course, default_root
+    from grader.log import logging_to
 
-    console.print(table(outcomes, rows))
-    for one in outcomes:
-        who = f"{escape(one.student)}, {one.lab}"
-        lines = [f"ungraded: {who}: {escape(one.record.reason)}"] * (one.record.state == "ungraded")
-        lines += [f"note: {who}: {escape(note)}" for note in one.record.notes]
-        for line in lines:
-            console.print(line, soft_wrap=True, highlight=False)
-    console.print(f"{len(outcomes)} submissions in {seconds:.1f} s")
+    course = Course(default_root())
+    course.make()
+    course.settings()
+    require_lab(course, arguments.lab)
+    with course.held(), logging_to(course):
+        assign.require_built(course, arguments.lab)
+        made = assign.release(course, arguments.lab)
+    folder = course.notebook("release", arguments.lab).parent
+    print(f"{folder}: {'made' if made else 'is up to date'}; hand it out as it is")
+    return 0
 
 
-def table(outcomes, rows):
-    """One line for every lab of the batch."""
-    from rich.table import Table
+def run_feedback(arguments: argparse.Namespace) -> int:
+    from grader.batch import pages_again
+    from grader.course import Course, default_root
+    from grader.show import progress
 
-    result = Table("lab")
-    for name in ("graded", "ungraded", "mean", "of", "seconds"):
-        result.add_column(name, justify="right")
-    by_name = {(row.lab, row.student): row for row in rows}
-    for lab in dict.fromkeys(outcome.lab for outcome in outcomes):
-        mine = [outcome for outcome in outcomes if outcome.lab == lab]
-        found = [by_name[lab, one.student] for one in mine if one.record.state == "graded"]
-        scores = [row.score for row in found if row.score is not None]
-        most = by_name[lab, mine[0].student].max_score
-        result.add_row(lab, str(len(scores)), str(len(mine) - len(scores)),
-                       f"{statistics.fmean(scores):.1f}" if scores else "-", f"{most:g}",
-                       f"{sum(one.seconds for one in mine):.1f}")
-    return result
+    course = Course(default_root())
+    course.make()
+    course.settings()
+    if arguments.lab:
+        require_lab(course, arguments.lab)
+    work = [(lab, student) for lab in ([arguments.lab] if arguments.lab else course.labs())
+            for student in course.students(lab)
+            if course.notebook("autograded", lab, student).exists()]
+    if not work:
+        raise LabError(f"nothing to give back: `lab grade {arguments.lab or '--all'}` comes first")
+    with progress(len(work)) as step:
+        made = pages_again(course, work, step)
+    for path, student in made:
+        if arguments.to:
+            place = arguments.to / student / path.name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place)
+    print(f"{len(made)} of {len(work)} pages in {arguments.to or course.root / 'feedback'}/")
+    return 0 if len(made) == len(work) else 1

@@ -15,11 +15,11 @@ from nbgrader import preprocessors as stock
 from traitlets.config import Config
 
 from grader.execute import RunSubmission
-from grader.feedback import EmbedImages, Harmless, HideTests
+from grader.feedback import Bounded, EmbedImages, Harmless, HideTests, Page, SayUnscored
 from grader.outputs import CountErrorsOnly
 from grader.rebuild import Rebuild
-from grader.records import SaveRecord
 from grader.report import GradesCsv
+from grader.steps import ISOLATED_VARIABLE, GradeIsolated, SaveRecord, copy_plain_files_only
 from lab.build import release
 
 SECONDS_PER_CELL = 60
@@ -31,17 +31,24 @@ def configure(c: Config) -> None:
     programs = str(Path(sys.executable).parent)
     if programs not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = programs + os.pathsep + os.environ.get("PATH", os.defpath)
-    c.Autograde.sanitize_preprocessors = [
-        Rebuild, stock.ClearOutput, stock.DeduplicateIds, stock.OverwriteKernelspec,
-        stock.OverwriteCells, stock.CheckCellMetadata]
-    c.Autograde.autograde_preprocessors = [
-        RunSubmission, CountErrorsOnly, stock.LimitOutput, stock.SaveAutoGrades,
-        stock.AssignLatePenalties, stock.CheckCellMetadata, SaveRecord]
+    copy_plain_files_only()
+    if os.environ.get(ISOLATED_VARIABLE):
+        c.Autograde.sanitize_preprocessors = [GradeIsolated]
+        c.Autograde.autograde_preprocessors = []
+    else:
+        c.Autograde.sanitize_preprocessors = [
+            Rebuild, stock.ClearOutput, stock.DeduplicateIds, stock.OverwriteKernelspec,
+            stock.OverwriteCells, stock.CheckCellMetadata]
+        c.Autograde.autograde_preprocessors = [
+            RunSubmission, CountErrorsOnly, stock.LimitOutput, stock.SaveAutoGrades,
+            stock.AssignLatePenalties, stock.CheckCellMetadata, SaveRecord]
     c.merge(release.CONFIG)  # as `lab build` makes the notebooks that students get
     c.OverwriteCells.add_missing_cells = True
     c.Execute.timeout = SECONDS_PER_CELL
     c.Execute.skip_cells_with_tag = "explore"
-    c.GenerateFeedback.preprocessors = [HideTests, stock.GetGrades, CSSHTMLHeaderPreprocessor]
+    c.GenerateFeedback.exporter_class = Page
+    c.GenerateFeedback.preprocessors = [HideTests, SayUnscored, Bounded, stock.GetGrades,
+                                        CSSHTMLHeaderPreprocessor]
     # Also what formgrader shows to the instructor.
     c.HTMLExporter.preprocessors = [Harmless, EmbedImages]
     c.HTMLExporter.sanitize_html = True

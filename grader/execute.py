@@ -18,7 +18,8 @@ from nbformat import NotebookNode
 from nbgrader.preprocessors import Execute
 
 from grader.course import Course
-from grader.records import Unusable, place, ungraded_on_error
+from grader.records import Unusable, place
+from grader.ungraded import ungraded_on_error
 from lab import workspace
 from lab.check.sides import SEED_VARIABLE
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import base64
+import html
 import mimetypes
 import re
 from pathlib import Path
 from typing import Any
 
 from bleach import ALLOWED_TAGS
+from nbconvert.exporters import HTMLExporter
 from nbconvert.preprocessors import Preprocessor
 from nbconvert.preprocessors.sanitize import SanitizeHTML
-from nbformat import NotebookNode
+from nbformat import NotebookNode, v4
 from nbgrader import utils
-from nbgrader.preprocessors import ClearHiddenTests
+from nbgrader.preprocessors import ClearHiddenTests, NbGraderPreprocessor
 
+from grader.records import last, place, state
+from lab.errors import LabError
 from lab.workspace import CHECKOUT
 
 IMAGES = CHECKOUT / "images"
@@ -24,15 +28,99 @@ TAGS = sorted({*ALLOWED_TAGS, "br", "div", "h1", "h2", "h3", "h4", "hr", "p", "p
                "table", "tbody", "td", "th", "thead", "tr"})
 
 
+# The page is read from a disk or a course site. Only MathJax, which the template loads, may run;
+# it makes functions of texts, and styles and fonts of its own.
+MATHJAX = "https://cdnjs.cloudflare.com/ajax/libs/mathjax/"
+POLICY = ("default-src 'none'; img-src data:; style-src 'unsafe-inline' " + MATHJAX
+          + f"; font-src data: {MATHJAX}; script-src 'unsafe-eval' {MATHJAX}; base-uri 'none'; "
+          "form-action 'none'; connect-src 'none'; frame-src 'none'; object-src 'none'")
+FIRST_IN_HEAD = '<meta charset="utf-8" />'
+LARGEST_CELL = 200_000  # characters of text outputs that a page shows of one cell
+LARGEST_PICTURE = 3_000_000  # characters of one output that is no plain text, as HTML or an image
+LARGEST_PAGE = 10_000_000  # characters of all of a notebook's outputs
+CUT = "\n... the rest is not shown ...\n"
+
+
+class Page(HTMLExporter):
+    """nbgrader's page, with a policy that lets no script of a student run, whatever got through."""
+
+    def from_notebook_node(self, nb: NotebookNode, resources: Any = None, **more: Any
+                           ) -> tuple[str, dict[str, Any]]:
+        text, resources = super().from_notebook_node(nb, resources, **more)
+        if FIRST_IN_HEAD not in text:
+            raise LabError(f"nbgrader's template for feedback has no {FIRST_IN_HEAD} any more")
+        policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        return text.replace(FIRST_IN_HEAD, FIRST_IN_HEAD + policy, 1), resources
+
+
+class Bounded(Preprocessor):
+    """Cuts what nobody reads, so that no page is too large to open."""
+
+    def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
+                   ) -> tuple[NotebookNode, dict[str, Any]]:
+        left = LARGEST_PAGE
+        for cell in nb.cells:
+            kept, left_of_cell = [], min(LARGEST_CELL, left)
+            for output in cell.get("outputs", []):
+                output, size = cut(output, left_of_cell)
+                is_text = output.output_type in ("stream", "error")
+                left_of_cell -= size if is_text else 0
+                left -= size
+                if left < 0:
+                    break
+                kept.append(output)
+            if "outputs" in cell:
+                cell.outputs = kept
+        return nb, resources
+
+
+def cut(output: NotebookNode, left: int) -> tuple[NotebookNode, int]:
+    """An output, shortened to `left` characters of text; and how many it has then."""
+    if output.output_type == "stream":
+        if len(output.text) > left:
+            output.text = output.text[:max(0, left)] + CUT
+        return output, len(output.text)
+    if output.output_type == "error":
+        if sum(map(len, output.traceback)) > max(left, 20_000):
+            output.traceback = [f"{output.ename}: {output.evalue}"[:2000] + CUT]
+        return output, sum(map(len, output.traceback))
+    data = output.get("data", {})
+    for kind, content in list(data.items()):
+        if len(str(content)) > (LARGEST_PICTURE if kind != "text/plain" else max(0, left)):
+            del data[kind]
+            data.setdefault("text/plain", CUT)
+    return output, sum(len(str(content)) for content in data.values())
+
+
+class SayUnscored(NbGraderPreprocessor):
+    """Says of a check that could not be decided that it is no 0, and of the submission that its
+    score is none yet."""
+
+    def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
+                   ) -> tuple[NotebookNode, dict[str, Any]]:
+        course, lab, student = place(self, resources)
+        record, (verdict, reason) = last(course, lab, student), state(course, lab, student)
+        if verdict != "graded":
+            resources["nbgrader"]["notebook"] = html.escape(f"{lab}: not graded: {reason}")
+        for cell in nb.cells if record else []:
+            if cell.metadata.get("nbgrader", {}).get("grade_id") in record.unscored:
+                text = (f"This check could not be scored: {record.reason}. A score of 0 here is "
+                        "none: only what your instructor enters counts.\n")
+                cell.outputs = [v4.new_output("stream", name="stdout", text=text)]
+        return nb, resources
+
+
 class HideTests(ClearHiddenTests):
-    """Takes hidden tests out of the page: the text itself, and tracebacks that quote it."""
+    """Takes hidden tests out of the page: the text itself, tracebacks that quote it, and what they
+    printed."""
 
     def preprocess_cell(self, cell: NotebookNode, resources: dict[str, Any], cell_index: int
                         ) -> tuple[NotebookNode, dict[str, Any]]:
         hidden = self.begin_test_delimeter in cell.source
         cell, resources = super().preprocess_cell(cell, resources, cell_index)
-        for output in cell.get("outputs", []) if hidden else []:
-            if output.output_type == "error" and len(output.traceback) > 1:
+        if hidden and cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if output.output_type == "error"]
+            for output in cell.outputs:
                 output.traceback = [f"{output.ename}: {output.evalue}"]
         return cell, resources
 

@@ -6,6 +6,7 @@ import contextlib
 import signal
 
 from grader.course import Course, default_root
+from grader.steps import ISOLATED_VARIABLE
 from lab.errors import LabError
 from lab.jupyter import Jupyter
 from lab.start import only_once, say, undisturbed
@@ -22,7 +23,8 @@ def serve(port: int | None) -> int:
     with only_once(course.root), contextlib.ExitStack() as started:
         say("Starting JupyterLab with formgrader")
         try:
-            jupyter = Jupyter(course.root, {"LAB_COURSE": str(course.root)}, port, instructor=True)
+            jupyter = Jupyter(course.root, {"LAB_COURSE": str(course.root), ISOLATED_VARIABLE: "1"},
+                              port, instructor=True)
             started.callback(jupyter.stop)
             started.callback(undisturbed)
             jupyter.wait_until_ready()

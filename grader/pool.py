@@ -150,6 +150,18 @@ class Pool:
         (self.waiting.appendleft if first else self.waiting.append)(Task(body, seconds))
         self._hand_out()
 
+    def under_way(self, kind: str) -> list[tuple[str, str]]:
+        """(lab, student) of the tasks of this kind that workers are at."""
+        return [(worker.task.body["lab"], worker.task.body["student"]) for worker in self.workers
+                if worker.task and worker.task.body["do"] == kind]
+
+    def ended(self) -> list[Done]:
+        """What ended since the last look, without waiting."""
+        self._look(0.0)
+        found = list(self.done)
+        self.done.clear()
+        return found
+
     def next(self) -> Done | None:
         """Wait for the next end of a task; None when nothing is left. Raises LabError when workers
         do not start."""

@@ -17,9 +17,11 @@ from nbformat import NotebookNode
 from nbgrader import utils
 from nbgrader.preprocessors import NbGraderPreprocessor
 
+from grader.byhand import set_aside_older
 from grader.copies import merged
-from grader.records import Unusable, place, set_aside_older, ungraded_on_error
+from grader.records import Unusable, place
 from grader.submitted import parse, read
+from grader.ungraded import ungraded_on_error
 
 LONGEST = 500_000  # characters of an answer
 MOST_COPIES = 50  # cells with one grade_id
@@ -94,7 +96,7 @@ class Rebuild(NbGraderPreprocessor):
                    ) -> tuple[NotebookNode, dict[str, Any]]:
         course, lab, student = place(self, resources)
         with ungraded_on_error(course, lab, student):
-            set_aside_older(course, lab, student)
+            set_aside_older(course, lab, student, course.digest(lab, student))
             release = nbformat.read(course.notebook("release", lab), as_version=4)
             submitted = read_submitted(course.notebook("submitted", lab, student))
             return rebuild(release, submitted)[0], resources

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -23,6 +22,7 @@ from lab.errors import LabError
 from lab.workspace import put_whole
 
 LONGEST_REASON = 300
+STOPPED = "stopped while it was graded"
 NOT_ISOLATED = "graded without isolation"
 
 
@@ -166,11 +166,18 @@ def number(record: Record | None) -> int:
 def explain(error: BaseException) -> str:
     """One line for the instructor."""
     if isinstance(error, KeyboardInterrupt):
-        return "stopped while it was graded"
+        return STOPPED
     text = " ".join(str(error).split()) or type(error).__name__
     if not isinstance(error, (Unusable, LabError)):
         text = f"{type(error).__name__}: {text}" if str(error) else text
     return text if len(text) <= LONGEST_REASON else text[:LONGEST_REASON] + "..."
+
+
+def printable(text: str) -> str:
+    """For a terminal or a log: control characters and those that turn a line's direction are
+    written out."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode()
+                   for one in text)
 
 
 def enrol(book: Gradebook, student: str) -> None:

@@ -9,6 +9,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from nbgrader.api import Gradebook, MissingEntry
 from nbgrader.plugins import ExportPlugin
@@ -16,7 +17,7 @@ from nbgrader.utils import parse_utc
 
 from grader.collect.receipts import receipt_for
 from grader.course import Course
-from grader.records import Unusable, gradebook, last, state
+from grader.records import Unusable, gradebook, last, number, state
 from lab.workspace import put_whole
 
 
@@ -29,6 +30,7 @@ class Row:
     score: float | None  # None: ungraded
     max_score: float
     state: str
+    attempt: int  # of how many submissions that were tried this is the last; 0: none yet
     reason: str
     received: str  # UTC
     graded_at: str  # UTC
@@ -79,7 +81,7 @@ def rows(course: Course, book: Gradebook) -> Iterator[Row]:
     labs = sorted((lab.name, lab.max_score) for lab in book.assignments)
     for student in students:
         for lab, most in labs:
-            verdict, reason = state(course, lab, student)
+            verdict, reason = state(course, lab, student, book)
             record, score = last(course, lab, student), None
             if verdict == "graded":
                 try:
@@ -87,10 +89,16 @@ def rows(course: Course, book: Gradebook) -> Iterator[Row]:
                 except MissingEntry:
                     verdict, reason = "ungraded", "not in the gradebook"
                 else:
-                    score = max(0.0, found.score - (found.late_submission_penalty or 0.0))
+                    score = net(found)
                     reason = "wants a look in formgrader" if found.needs_manual_grade else ""
-            yield Row(student, lab, score, most, verdict, reason, received(course, lab, student),
-                      record.at if record else "", "; ".join(record.notes) if record else "")
+            yield Row(student, lab, score, most, verdict, number(record), reason,
+                      received(course, lab, student), record.at if record else "",
+                      "; ".join(record.notes) if record else "")
+
+
+def net(submission: Any) -> float:
+    """A submission's score in the gradebook, less what it lost for being late."""
+    return max(0.0, submission.score - (submission.late_submission_penalty or 0.0))
 
 
 def write_csv(course: Course, book: Gradebook, path: Path, students: list[str] | None = None,

@@ -8,12 +8,11 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from grader.attempt import Attempt
+from grader.attempt import LARGEST, Attempt, Damaged
 from grader.course import Course
 from lab.workspace import put_whole
 
 FOLDER = "results"
-LARGEST = 50_000_000  # bytes of a file
 
 
 @dataclass(frozen=True)
@@ -30,12 +29,13 @@ def path(course: Course, lab: str, student: str) -> Path:
 
 
 def write(course: Course, settings: str, attempt: Attempt) -> Result:
-    """Put it where the parent looks; for the owner's eyes only, since hidden tests are in it."""
+    """Put it where the parent looks: a line of ours, then the attempt. For the owner's eyes only,
+    since hidden tests are in it."""
     result = Result(secrets.token_hex(16), settings, attempt)
     place = path(course, attempt.lab, attempt.student)
     place.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"id": result.id, "settings": settings, "attempt": attempt.to_json()})
-    put_whole(place, text.encode(errors="surrogatepass"), 0o600)
+    first = json.dumps({"id": result.id, "settings": settings}).encode()
+    put_whole(place, first + b"\n" + attempt.dumps(), 0o600)
     return result
 
 
@@ -45,9 +45,9 @@ def read(course: Course, lab: str, student: str) -> Result | None:
     try:
         if place.stat().st_size > LARGEST:
             return None
-        found = json.loads(place.read_bytes())
-        result = Result(found["id"], found["settings"], Attempt.from_json(found["attempt"]))
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        first, _, rest = place.read_bytes().partition(b"\n")
+        result = Result(**json.loads(first), attempt=Attempt.loads(rest))
+    except (OSError, ValueError, TypeError, RecursionError, Damaged):
         return None
     named = isinstance(result.id, str) and isinstance(result.settings, str)
     whose = (result.attempt.lab, result.attempt.student)
@@ -55,6 +55,7 @@ def read(course: Course, lab: str, student: str) -> Result | None:
 
 
 def tidy(course: Course) -> None:
-    """Remove what a killed worker left half written. Only while nobody grades."""
-    for unfinished in (course.root / FOLDER).glob("*/.*.json.*"):
-        unfinished.unlink(missing_ok=True)
+    """Remove what killed processes left half written. Only while nobody grades."""
+    for folder in (FOLDER, "attempts"):
+        for unfinished in (course.root / folder).glob("*/.*.json.*"):
+            unfinished.unlink(missing_ok=True)

@@ -13,8 +13,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from grader import batch
+from grader import assign
 from grader.course import Course
+from grader.log import logging_to
 from tests.grader import small_lab
 
 
@@ -36,10 +37,10 @@ def new_course(folder: Path, setup: str = small_lab.SETUP) -> Course:
     course = Course(folder / "course")
     course.make()
     with course.config_file.open("a") as file:
-        file.write("c.Execute.timeout = 5\n")
+        file.write("c.Execute.timeout = c.Grading.seconds_per_cell = 5\n")
     small_lab.put(small_lab.source(setup), course.notebook("source", small_lab.NAME))
-    with batch.logging_to(course):
-        batch.release(course, small_lab.NAME)
+    with logging_to(course):
+        assign.release(course, small_lab.NAME)
     return course
 
 

@@ -1,0 +1,89 @@
+"""nbgrader's assignment of a lab: release/ and the gradebook's side of it, from source/."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from nbgrader.api import Gradebook
+from nbgrader.converters import GenerateAssignment
+from nbgrader.coursedir import CourseDirectory
+
+from grader.course import OUR_SOURCES, Course, read_stamps
+from grader.log import log_file
+from grader.records import digest_of_lab, explain, gradebook
+from lab.build.cli import build
+from lab.errors import LabError
+from lab.workspace import CHECKOUT, put_whole
+
+
+class _Generate(GenerateAssignment):
+    """nbgrader logs what went wrong and raises something else; this keeps the cause."""
+
+    cause: Exception | None = None
+
+    def init_assignment(self, *arguments: Any) -> None:
+        with self._keeping():
+            super().init_assignment(*arguments)
+
+    def convert_single_notebook(self, *arguments: Any) -> None:
+        with self._keeping():
+            super().convert_single_notebook(*arguments)
+
+    @contextlib.contextmanager
+    def _keeping(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.cause = error
+            raise
+
+
+def release(course: Course, lab: str) -> bool:
+    """Bring source/ up to date and generate the assignment from it; whether there was anything to
+    do. Raises LabError."""
+    changed = course.bring_source(lab)
+    made, source = course.notebook("release", lab), course.notebook("source", lab)
+    stamps = course.root / "release" / ".made.json"
+    digest, before = digest_of_lab(course, lab), read_stamps(stamps)
+    fresh = made.exists() and before.get(lab) == digest
+    if fresh and not changed and _in_gradebook(course, lab):
+        return False
+    try:
+        _generate(course, lab)
+    except LabError:
+        raise
+    except Exception as error:
+        raise LabError(f"{source}: nbgrader makes no assignment of it: {explain(error)} (the rest "
+                       f"is in {log_file(course)})") from error
+    put_whole(stamps, json.dumps(before | {lab: digest}, indent=1).encode())
+    return True
+
+
+def require_built(course: Course, lab: str) -> None:
+    """Raises LabError when the checkout's lab was changed and not built since."""
+    if course.sources != OUR_SOURCES or not (CHECKOUT / "solutions" / f"{lab}.py").is_file():
+        return
+    stale = [path for path in build(CHECKOUT, [lab], write=False)
+             if not path.startswith("notebooks/worked/")]  # which one may leave out
+    if stale:
+        raise LabError(f"{stale[0]} is not what solutions/{lab}.py makes: `lab build {lab}`, then "
+                       "release it")
+
+
+def _generate(course: Course, lab: str) -> None:
+    settings = course.settings()
+    settings.CourseDirectory.assignment_id = lab
+    converter = _Generate(coursedir=CourseDirectory(config=settings), config=settings)
+    converter.force = True
+    try:
+        converter.start()
+    except Exception as error:
+        raise converter.cause or error from error
+
+
+def _in_gradebook(course: Course, lab: str, book: Gradebook | None = None) -> bool:
+    with gradebook(course, book) as book:
+        return any(found.name == lab and found.notebooks for found in book.assignments)

@@ -1,0 +1,62 @@
+"""What an instructor sees of a batch: a bar while it runs, a table at its end."""
+
+from __future__ import annotations
+
+import statistics
+
+from grader.records import printable
+
+
+class progress:
+    """A bar where there is a terminal, else nothing."""
+
+    def __init__(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        self.bar = Progress(console=Console(stderr=True), transient=True,
+                            disable=not Console(stderr=True).is_terminal)
+        self.task = self.bar.add_task("grading", total=total)
+
+    def __enter__(self):
+
+        self.bar.__enter__()
+        return lambda outcome: self.bar.update(
+            self.task, advance=1, description=f"{outcome.lab} {outcome.student}")
+
+    def __exit__(self, *error) -> None:
+        self.bar.__exit__(*error)
+
+
+def show(console, outcomes, rows, seconds: float) -> None:
+    """The table; below it, whoever is ungraded and what else to know."""
+    from rich.markup import escape
+
+    console.print(table(outcomes, rows))
+    for one in outcomes:
+        who = f"{one.student}, {one.lab}"
+        lines = [f"ungraded: {who}: {one.record.reason}"] * (one.record.state == "ungraded")
+        lines += [f"note: {who}: {note}" for note in one.record.notes]
+        for line in lines:
+            console.print(escape(printable(line)), soft_wrap=True, highlight=False)
+    kept = sum(not one.again for one in outcomes)
+    console.print(f"{len(outcomes)} submissions in {seconds:.1f} s"
+                  + (f", {kept} of them were graded already" if kept else ""))
+
+
+def table(outcomes, rows):
+    """One line for every lab of the batch."""
+    from rich.table import Table
+
+    result = Table("lab")
+    for name in ("graded", "ungraded", "mean", "of", "seconds"):
+        result.add_column(name, justify="right")
+    by_name = {(row.lab, row.student): row for row in rows}
+    for lab in dict.fromkeys(outcome.lab for outcome in outcomes):
+        mine = [outcome for outcome in outcomes if outcome.lab == lab]
+        found = [by_name[lab, one.student] for one in mine]
+        scores = [row.score for row in found if row.score is not None]
+        result.add_row(lab, str(len(scores)), str(len(mine) - len(scores)),
+                       f"{statistics.fmean(scores):.1f}" if scores else "-",
+                       f"{found[0].max_score:g}", f"{sum(one.seconds for one in mine):.1f}")
+    return result

@@ -1,0 +1,92 @@
+"""Steps of ours in nbgrader's own autograde: typed as a command, or pressed in formgrader."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+from nbgrader import utils
+from nbgrader.converters import base
+from nbgrader.preprocessors import NbGraderPreprocessor
+
+from grader import byhand
+from grader.records import (
+    NOT_ISOLATED,
+    Record,
+    digest_of_lab,
+    enrol,
+    gradebook,
+    last,
+    now,
+    place,
+    state,
+    with_this,
+    write,
+)
+from grader.report import net, received
+from lab.errors import LabError
+
+# Set by `lab formgrader` alone: its Autograde button then does what `lab regrade` does.
+ISOLATED_VARIABLE = "LAB_AUTOGRADE_ISOLATED"
+
+
+class SaveRecord(NbGraderPreprocessor):
+    """The last of nbgrader's steps with a submission that ran without isolation."""
+
+    def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
+                   ) -> tuple[NotebookNode, dict[str, Any]]:
+        course, lab, student = place(self, resources)
+        digest = course.digest(lab, student)
+        notes = [*nb.metadata.get("grader", {}).get("notes", []), NOT_ISOLATED]
+        with gradebook(course) as book:
+            enrol(book, student)
+            submission = book.find_submission(lab, student)
+            aside, of = byhand.give_back(course, lab, student, digest, submission)
+            book.db.commit()
+            history = with_this(last(course, lab, student), digest, at=now(), state="graded",
+                                received=received(course, lab, student), score=net(submission))
+        write(course, lab, student,
+              Record("graded", digest, "", notes + byhand.note(aside), now(), aside, of,
+                     digest_of_lab(course, lab), history=history))
+        return nb, resources
+
+
+class GradeIsolated(NbGraderPreprocessor):
+    """In place of all of nbgrader's steps: `lab regrade`, and what came of it."""
+
+    def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
+                   ) -> tuple[NotebookNode, dict[str, Any]]:
+        course, lab, student = place(self, resources)
+        regrade(course.root, lab, student)
+        made = course.notebook("autograded", lab, student)
+        if not made.exists():
+            raise LabError(f"{lab} of {student} is ungraded: {state(course, lab, student)[1]}")
+        notebook = nbformat.read(made, as_version=4)
+        made.unlink()  # read-only; nbgrader writes it again at once
+        return notebook, resources
+
+
+def copy_plain_files_only() -> None:
+    """nbgrader copies what lies beside a notebook, and follows links: one to anybody's file would
+    end up in autograded/, and from there in the student's own feedback."""
+    if base.find_all_files is utils.find_all_files:
+        base.find_all_files = plain_files
+
+
+def plain_files(folder: str, exclude: list[str] | None = None) -> list[str]:
+    found = utils.find_all_files(folder, exclude)
+    return [path for path in found if os.path.isfile(path) and not os.path.islink(path)]
+
+
+def regrade(root: Path, lab: str, student: str) -> None:
+    """In a process of its own. Raises LabError with what it said when it could not."""
+    words = [str(Path(sys.executable).with_name("lab")), "regrade", lab, "--", student]
+    done = subprocess.run(words, env={**os.environ, "LAB_COURSE": str(root)}, text=True,
+                          capture_output=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise LabError(done.stderr.strip()[-2000:] or f"lab regrade: exit code {done.returncode}")

@@ -1,0 +1,118 @@
+"""`python -P -m grader.worker ROOT SOURCES BACKEND`: a trusted process that grades submissions and
+makes pages, one JSON line in and one out for each. No pickle, no shared memory.
+
+Its standard output is the channel, so nothing else may write there; what anything prints goes to
+the log, through standard error. Answers hold no text of a student's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from lab.errors import LabError
+
+MEMORY = 2 << 30  # bytes of data: the parent replaces a worker long before
+LONGEST_TRACEBACK = 4000
+
+
+class Desk:
+    """What a worker keeps from one task to the next: plans of labs, and the exporter."""
+
+    def __init__(self, root: Path, sources: Path, backend: str) -> None:
+        from grader.course import Course
+        from grader.settings import settings_of
+
+        self.course = Course(root, sources)
+        self.config = self.course.settings()
+        self.settings = settings_of(self.config)
+        self.backend = _chosen(backend)
+        self.plans: dict[str, Any] = {}
+        self.pages: Any = None
+
+    def grade(self, task: dict[str, Any]) -> dict[str, Any]:
+        from grader import attempt, lab_plan, results
+
+        lab, student = task["lab"], task["student"]
+        if lab not in self.plans:
+            self.plans[lab] = lab_plan.read(self.course, lab)
+        made = attempt.grade(self.course, self.plans[lab], student, self.backend, self.settings)
+        return {"id": results.write(self.course, self.settings.digest(), made).id}
+
+    def feedback(self, task: dict[str, Any]) -> dict[str, Any]:
+        from grader.pages import Pages
+
+        self.pages = self.pages or Pages(self.course, self.config)
+        self.pages.make(task["lab"], task["student"], task["given"])
+        return {}
+
+
+def _chosen(name: str) -> Any:
+    """The parent chose and tried it; `-` for a worker that makes pages only."""
+    if name == "-":
+        return None
+    from grader import sandbox
+
+    return sandbox.choose(name)
+
+
+def main() -> int:
+    guard()
+    questions, answers = channel()
+    desk = Desk(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    say(answers, {"ready": os.getpid()})
+    for line in questions:
+        task = json.loads(line)
+        try:
+            answer = {"grade": desk.grade, "feedback": desk.feedback}[task["do"]](task)
+        except Exception as error:  # the parent says whose it was; the next task has a chance
+            log_error(task, error)
+            answer = {"failed": str(error) if isinstance(error, LabError) else type(error).__name__}
+        say(answers, answer)
+    return 0
+
+
+def guard() -> None:
+    """End with the parent, whatever ended it; do not grow without bound; leave no core."""
+    PR_SET_PDEATHSIG = 1
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("its parent is gone")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what it holds is let go
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = MEMORY if most == resource.RLIM_INFINITY else min(MEMORY, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def channel() -> tuple[Any, Any]:
+    """(lines that come, where answers go), kept from whatever reads or prints."""
+    questions = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    return questions, answers
+
+
+def say(answers: Any, answer: dict[str, Any]) -> None:
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()
+
+
+def log_error(task: dict[str, Any], error: Exception) -> None:
+    text = "".join(traceback.format_exception(error))[-LONGEST_TRACEBACK:]
+    print(f"{task.get('do')} {task.get('lab')!r} {task.get('student')!r}:", ascii(text),
+          file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -34,7 +34,7 @@ MATHJAX = "https://cdnjs.cloudflare.com/ajax/libs/mathjax/"
 POLICY = ("default-src 'none'; img-src data:; style-src 'unsafe-inline' " + MATHJAX
           + f"; font-src data: {MATHJAX}; script-src 'unsafe-eval' {MATHJAX}; base-uri 'none'; "
           "form-action 'none'; connect-src 'none'; frame-src 'none'; object-src 'none'")
-FIRST_IN_HEAD = '<meta charset="utf-8" />'
+FIRST_IN_HEAD = "<head>"
 LARGEST_CELL = 200_000  # characters of text outputs that a page shows of one cell
 LARGEST_PICTURE = 3_000_000  # characters of one output that is no plain text, as HTML or an image
 LARGEST_PAGE = 10_000_000  # characters of all of a notebook's outputs
@@ -48,7 +48,7 @@ class Page(HTMLExporter):
                            ) -> tuple[str, dict[str, Any]]:
         text, resources = super().from_notebook_node(nb, resources, **more)
         if FIRST_IN_HEAD not in text:
-            raise LabError(f"nbgrader's template for feedback has no {FIRST_IN_HEAD} any more")
+            raise LabError(f"nbgrader's template for feedback has no {FIRST_IN_HEAD}")
         policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         return text.replace(FIRST_IN_HEAD, FIRST_IN_HEAD + policy, 1), resources
 

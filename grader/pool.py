@@ -8,6 +8,7 @@ no other.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import selectors
@@ -38,6 +39,7 @@ class Task:
 
     body: dict[str, Any]
     seconds: float
+    number: int  # which its answer repeats
     tries: int = 0
 
 
@@ -67,7 +69,8 @@ class Worker:
         self.task, task.tries = task, task.tries + 1
         self.deadline = time.monotonic() + task.seconds
         with contextlib.suppress(BrokenPipeError):  # it died; the next look tells
-            self.process.stdin.write(json.dumps(task.body).encode() + b"\n")
+            question = {**task.body, "task": task.number}
+            self.process.stdin.write(json.dumps(question).encode() + b"\n")
             self.process.stdin.flush()
 
     def answers(self) -> list[dict[str, Any]]:
@@ -127,6 +130,7 @@ class Pool:
     def __init__(self, count: int, command: Sequence[str], log: Path) -> None:
         self.command, self.log_path = list(command), log
         self.log = log.open("ab")
+        self.numbers = itertools.count()
         self.waiting: deque[Task] = deque()
         self.done: deque[Done] = deque()
         self.selector = selectors.DefaultSelector()
@@ -147,7 +151,8 @@ class Pool:
 
     def add(self, body: dict[str, Any], seconds: float, *, first: bool = False) -> None:
         """Have it done by the next idle worker; `first`: before all that wait."""
-        (self.waiting.appendleft if first else self.waiting.append)(Task(body, seconds))
+        (self.waiting.appendleft if first else self.waiting.append)(
+            Task(body, seconds, next(self.numbers)))
         self._hand_out()
 
     def under_way(self, kind: str) -> list[tuple[str, str]]:
@@ -216,7 +221,7 @@ class Pool:
             for answer in worker.answers():
                 if not worker.ready:
                     worker.ready, self.failed_starts = True, 0
-                elif worker.task is None:
+                elif worker.task is None or answer.get("task") != worker.task.number:
                     raise ValueError("it answered without a question")
                 else:
                     self.done.append(Done(worker.task.body, answer))

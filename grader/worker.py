@@ -75,7 +75,7 @@ def main() -> int:
         except Exception as error:  # the parent says whose it was; the next task has a chance
             log_error(task, error)
             answer = {"failed": str(error) if isinstance(error, LabError) else type(error).__name__}
-        say(answers, answer)
+        say(answers, answer | {"task": task.get("task")})
     return 0
 
 

@@ -41,8 +41,8 @@ for line in sys.stdin:
     if act == "flood":
         print("x" * 2_000_000, flush=True)
     if act == "twice":
-        print(json.dumps({"pid": os.getpid()}))
-    print(json.dumps({"pid": os.getpid(), "n": task["n"]}), flush=True)
+        print(json.dumps({"task": task["task"], "n": "forged"}))
+    print(json.dumps({"task": task["task"], "pid": os.getpid(), "n": task["n"]}), flush=True)
 """
 
 
@@ -103,7 +103,7 @@ def test_an_answer_to_no_question_is_no_answer_to_the_next(make):
         pool.add({"do": "grade", "act": "twice", "n": 0}, 20)
         pool.add({"do": "grade", "act": "ok", "n": 1}, 20)
         done = all_of(pool)
-    assert [(one.body["n"], one.answer.get("n")) for one in done][-1] == (1, 1)
+    assert {one.body["n"]: one.answer["n"] for one in done} == {0: "forged", 1: 1}
 
 
 def test_what_comes_first_is_done_first(make):

@@ -116,7 +116,7 @@ def test_what_comes_first_is_done_first(make):
 
 
 def test_workers_that_do_not_start_are_said(make):
-    with pytest.raises(LabError, match="do not start .one ended with exit code 5.*log"), \
+    with pytest.raises(LabError, match=r"do not start .one ended with exit code 5.*log"), \
             make(1, "raise SystemExit(5)") as pool:
         pool.add({"do": "grade", "act": "ok", "n": 0}, 20)
         all_of(pool)

@@ -63,9 +63,9 @@ class Batch:
     """One run. `done` is called with each Outcome, once its page is there."""
 
     def __init__(self, course: Course, settings: Grading, config: Config, book: Gradebook,
-                 pool: Pool, done: Callable[[Outcome], None]) -> None:
+                 pool: Pool, done: Callable[[Outcome], None], backend: str = NO_BACKEND) -> None:
         self.course, self.settings, self.config, self.book = course, settings, config, book
-        self.pool, self.done = pool, done
+        self.pool, self.done, self.backend = pool, done, backend
         self.outcomes: list[Outcome] = []
         self.without_page: dict[tuple[str, str], Outcome] = {}
 
@@ -217,7 +217,7 @@ def grade_all(course: Course, work: Work, done: Callable[[Outcome], None], *, an
     with prepared(course, sorted({lab for lab, _ in work})) as (settings, config, book):
         count = min(workers or settings.worker_count(), max(1, len(work)))
         with Pool(count, worker_command(course, backend.name), log_file(course)) as pool:
-            batch = Batch(course, settings, config, book, pool, done)
+            batch = Batch(course, settings, config, book, pool, done, backend.name)
             try:
                 rest = batch.sort_out(work, anew)
                 batch.grade(elsewhere(batch, rest) if elsewhere else rest)

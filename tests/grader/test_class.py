@@ -23,8 +23,9 @@ display(HTML("<b>bold</b><script>alert(1)</script><img src=x onerror=alert(2)>")
 display(Javascript("alert(3)"))
 """ + RIGHT
 SCORES = {"ada": 5, "blank": 0, "constant": 2, "noisy": 5, "number": 5, "copied": 5, "draft": 5,
-          "deleted": 5, "tampered": 0, "tidy": 5, "eternal": 2, "syntax": 2, "mischief": 5}
-REASONS = {"crash": "ended the kernel, in the cell batch", "broken": "is no notebook",
+          "deleted": 5, "tampered": 0, "tidy": 5, "syntax": 2, "mischief": 5}
+REASONS = {"crash": "its code ended the sandbox at cell batch: exit code 1",
+           "eternal": "out of time at cell batch-check (5 s)", "broken": "is no notebook",
            "deep": "is no notebook", "list": "no list of cells", "linked": "link",
            "empty": "no 90_small.ipynb in it; there is other.ipynb", "wrong": "another lab's"}
 

@@ -128,10 +128,12 @@ class Batch:
         except Exception as error:
             get_logger().error("%r of %r cannot be entered", attempt.lab, attempt.student,
                                exc_info=True)
-            nothing = replace(attempt, state="ungraded", notebook=None, scores={}, unscored=(),
-                              reason=OURS + self.see(records.explain(error)))
-            attempt = nothing
-            record = merge(self.course, self.config, self.book, replace(result, attempt=nothing))
+            reason = records.explain(error)
+            if not isinstance(error, records.Unusable):
+                reason = OURS + self.see(reason)
+            attempt = replace(attempt, state="ungraded", notebook=None, scores={}, unscored=(),
+                              reason=reason)
+            record = merge(self.course, self.config, self.book, replace(result, attempt=attempt))
         outcome = Outcome(attempt.student, attempt.lab, record,
                           attempt.seconds + time.monotonic() - start, True)
         if attempt.notebook is None:

@@ -69,7 +69,7 @@ class Plan:
 
 
 def read(course: Course, lab: str) -> Plan:
-    """The plan of a lab whose release/ is up to date (batch.release makes it). Raises LabError."""
+    """The plan of a lab whose release/ is up to date (assign.release makes it). Raises LabError."""
     source = _notebook(course, "source", lab)
     skeleton = with_hidden_tests(_notebook(course, "release", lab), source)
     return Plan(lab, digest_of_lab(course, lab), skeleton,

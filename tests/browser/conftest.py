@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from lab import workspace
 from lab.jupyter import Jupyter, offline_settings
 from tests.minimegatron.conftest import dataset, pretrain  # noqa: F401  fixtures
+from tests.ports import free_port
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -134,13 +134,6 @@ def home(chromium: str, tmp_path_factory) -> Path:
     return home
 
 
-def any_port() -> int:
-    """One that is free now; not the first of a range, which others on this machine take too."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="session")
 def make_jupyter(chromium: str) -> Iterator[Callable[..., Jupyter]]:
     """Start JupyterLab over a workspace: make(home, base_url="/", environment={})."""
@@ -153,7 +146,7 @@ def make_jupyter(chromium: str) -> Iterator[Callable[..., Jupyter]]:
         settings = offline_settings(home) / "labconfig" / "default_setting_overrides.json"
         settings.write_text(json.dumps(overrides))
         started.append(Jupyter(home, {"LAB_HOME": str(home), **(environment or {})},
-                               any_port(), base_url=base_url))
+                               free_port(), base_url=base_url))
         started[-1].wait_until_ready()
         return started[-1]
 

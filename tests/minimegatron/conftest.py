@@ -22,6 +22,7 @@ from minimegatron.data.tokenizer import GPT2BPETokenizer, write_vocabulary
 from minimegatron.data.train_vocabulary import train_merges
 from minimegatron.device import Device, VirtualDevice
 from minimegatron.grid import make_grid
+from tests.ports import free_port
 from virtualgpu.cards import CARDS
 
 PRETRAIN = str(CODE / "pretrain_gpt.py")
@@ -82,7 +83,7 @@ def pretrain(dataset):
         command = [sys.executable, PRETRAIN, *words]
         if ranks:
             command = [sys.executable, "-m", launcher, "--nproc_per_node", str(ranks),
-                       "--master_port", str(20000 + os.getpid() % 10000), PRETRAIN, *words]
+                       "--master_port", str(free_port()), PRETRAIN, *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=CODE.parent,
                               env={**os.environ, **(env or {})})
         if code is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -36,13 +35,12 @@ def main() -> None:
     from torch.multiprocessing import start_processes
 
     sys.path.append(str(Path(__file__).parents[2]))
+    from tests.ports import free_port
+
     program, ranks = sys.argv[1], int(sys.argv[2])
     sys.argv[1:3] = []
     importlib.import_module(program)  # before the fork: once for all
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    start_processes(be, (ranks, port, program), nprocs=ranks, start_method="fork")
+    start_processes(be, (ranks, free_port(), program), nprocs=ranks, start_method="fork")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from minimegatron.checksums import sha256, write_sums
+from tests.ports import free_port
 
 from .conftest import MODEL, PRETRAIN
 
@@ -196,11 +197,11 @@ def test_nodes_that_see_different_trackers_are_refused(pretrain, saved, tmp_path
     empty = tmp_path / "empty"
     command = [sys.executable, PRETRAIN, *(MODEL + dataset.flags).split(), "--train-iters", "2",
                "--eval-iters", "0", "--global-batch-size", "4", "--load"]
+    port = str(free_port())
     ranks = [subprocess.Popen([*command, str(folder)], text=True, stdout=subprocess.DEVNULL,
                               stderr=subprocess.PIPE,
                               env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2",
-                                   "MASTER_ADDR": "127.0.0.1",
-                                   "MASTER_PORT": str(20003 + os.getpid() % 10000)})
+                                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
              for rank, folder in enumerate((saved[0], empty))]
     for rank in ranks:
         err = rank.communicate(timeout=60)[1]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from minimegatron import main
+from tests.ports import free_port
 
 from .conftest import MODEL
 
@@ -20,7 +21,7 @@ STAGES = "--pipeline-model-parallel-size 2 "
 
 def run_both(dataset, how, layout=""):
     """Start both ranks without an agent, which would kill the survivor before it can speak."""
-    port = str(20002 + os.getpid() % 10000)
+    port = str(free_port())
     flags = (MODEL + dataset.flags + "--train-iters 10 --eval-iters 0 --global-batch-size 4 "
              "--distributed-timeout-minutes 0.05 " + layout).split()
     ranks = [subprocess.Popen(

@@ -10,6 +10,7 @@ import pytest
 from minimegatron import timeline
 from minimegatron.errors import UserError
 from minimegatron.schedules import Action, gpipe
+from tests.ports import free_port
 
 RANKS = [{"rank": rank, "pp": rank // 2, "dp": rank % 2, "tp": 0, "sections": [
     ("batch-generator", 10.0, 10.5, None),
@@ -79,7 +80,7 @@ def test_a_missing_file_says_which_flag_writes_it(tmp_path):
 def test_clocks_that_differ_by_minutes_are_aligned_to_milliseconds():
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "3", "--master_port",
-         str(20020 + os.getpid() % 10000), "--no-python", sys.executable, "-c", ALIGN],
+         str(free_port()), "--no-python", sys.executable, "-c", ALIGN],
         capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-2000:]
     offsets = sorted(map(float, done.stdout.split()), reverse=True)

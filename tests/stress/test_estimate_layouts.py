@@ -10,6 +10,8 @@ from random import Random
 
 import pytest
 
+from tests.ports import free_port
+
 from ..minimegatron.conftest import PRETRAIN, Run, dataset  # noqa: F401  fixture
 from ..virtualgpu.test_estimate import MODEL, estimate
 
@@ -57,7 +59,7 @@ def launch(dataset, status, ranks, per_node, flags):  # noqa: F811
                         "virtual:v100 --log-interval 1 --eval-iters 0")
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--no_python", "--nproc_per_node",
-         str(ranks), "--master_port", str(20000 + os.getpid() % 10000), "bash", "-c", SEAT,
+         str(ranks), "--master_port", str(free_port()), "bash", "-c", SEAT,
          str(per_node), sys.executable, PRETRAIN, *words],
         capture_output=True, text=True, timeout=600,
         env={**os.environ, "RANK_STATUS": str(status)})

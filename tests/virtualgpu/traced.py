@@ -11,6 +11,7 @@ import pytest
 
 from lab.workspace import CODE
 from tests.minimegatron.conftest import Dataset
+from tests.ports import free_port
 
 GPT2 = ("--device virtual:v100 --num-layers 12 --hidden-size 768 --num-attention-heads 32 "
         "--seq-length 1024 --max-position-embeddings 1024 --make-vocab-size-divisible-by 50304 "
@@ -24,7 +25,7 @@ def traced(dataset: Dataset, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("traced")
     flags = (GPT2 + PROFILE + dataset.flags + "--train-iters 5 --virtual-network ethernet:25gbit "
              f"--tensorboard-dir {folder}").split()
-    port = str(20000 + (os.getpid() + 5000) % 10000)
+    port = str(free_port())
     nodes = [subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node_rank", str(node),
          "--nproc_per_node", "2", "--master_addr", "127.0.0.1", "--master_port", port,

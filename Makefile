@@ -23,10 +23,11 @@ test:  ## everything but the long soaks
 	@$(RUN) lab install-slurm --accounting
 	-@$(RUN) lab install-sandbox
 	@$(RUN) ruff check .
-	@$(RUN) pytest -m "not stress and not image and not oracle"
+	@$(RUN) pytest -n 2 -m "not stress and not image and not oracle and not alone"
+	@$(RUN) pytest -m alone
 
 test-fast:  ## what one runs while working
-	@$(RUN) pytest -m "not slow and not cluster and not stress and not image and not oracle" -q
+	@$(RUN) pytest -n 2 -m "not slow and not cluster and not stress and not image and not oracle" -q
 
 test-image:  ## build the container with podman, run the lab in it (IMAGE_BASE=registry|local)
 	@$(RUN) pytest tests/image -q

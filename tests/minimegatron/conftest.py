@@ -25,6 +25,8 @@ from minimegatron.grid import make_grid
 from tests.ports import free_port
 from virtualgpu.cards import CARDS
 
+from .forks import Forks
+
 PRETRAIN = str(CODE / "pretrain_gpt.py")
 MODEL = ("--device cpu --num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 "
          "--max-position-embeddings 32 --micro-batch-size 2 --lr 1e-3 --split 900,50,50 ")
@@ -72,6 +74,13 @@ class Run:
         return [float(match.group(1)) for match in found if match]
 
 
+def checked(done: subprocess.CompletedProcess, code: int | None) -> Run:
+    """What a run printed; it must have ended with `code`, unless that is None."""
+    if code is not None:
+        assert done.returncode == code, done.stdout[-2000:] + done.stderr[-3000:]
+    return Run(done.returncode, done.stdout, done.stderr)
+
+
 @pytest.fixture(scope="session")
 def pretrain(dataset):
     """Run pretrain_gpt.py with the tiny model, on `ranks` processes under torchrun."""
@@ -84,13 +93,25 @@ def pretrain(dataset):
         if ranks:
             command = [sys.executable, "-m", launcher, "--nproc_per_node", str(ranks),
                        "--master_port", str(free_port()), PRETRAIN, *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=CODE.parent,
-                              env={**os.environ, **(env or {})})
-        if code is not None:
-            assert done.returncode == code, done.stdout[-2000:] + done.stderr[-3000:]
-        return Run(done.returncode, done.stdout, done.stderr)
+        return checked(subprocess.run(command, capture_output=True, text=True, timeout=200,
+                                      cwd=CODE.parent, env={**os.environ, **(env or {})}), code)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def train(dataset):
+    """Like `pretrain`, for tests of what a run does and not of how it is started: in forks of a
+    process that has imported the trainer, without torchrun."""
+    forks = Forks()
+
+    def run(flags: str, ranks: int = 0, env: dict[str, str] | None = None, base: str | None = None,
+            code: int | None = 0) -> Run:
+        words = shlex.split((MODEL + dataset.flags if base is None else base) + " " + flags)
+        return checked(forks.run(words, ranks, {**os.environ, **(env or {})}, timeout=200), code)
+
+    yield run
+    forks.close()
 
 
 @pytest.fixture

@@ -31,12 +31,12 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", [
     pytest.param(name, marks=pytest.mark.stress) if ranks == 4 else name
     for name, (ranks, _) in LAYOUTS.items()])
-def test_resuming_is_exact_with_dropout_on(pretrain, tmp_path, layout):
+def test_resuming_is_exact_with_dropout_on(train, tmp_path, layout):
     ranks, flags = LAYOUTS[layout]
     steps, save = STEPS + flags, f"--save {tmp_path} --load {tmp_path} --save-interval 100 "
-    whole = pretrain(steps, ranks)
-    first = pretrain(steps + save + "--exit-interval 3", ranks)
-    second = pretrain(steps + save, ranks)
+    whole = train(steps, ranks)
+    first = train(steps + save + "--exit-interval 3", ranks)
+    second = train(steps + save, ranks)
     assert "will not load any checkpoints and will start from random" in first.out
     assert "[exiting program at iteration 3] datetime:" in first.out
     assert f" loading checkpoint from {tmp_path} at iteration 3" in second.out
@@ -55,20 +55,20 @@ def test_resuming_is_exact_with_dropout_on(pretrain, tmp_path, layout):
                    cwd=tmp_path / "iter_0000006")
 
 
-def test_what_replicas_divide_is_saved_whole(pretrain, tmp_path):
+def test_what_replicas_divide_is_saved_whole(train, tmp_path):
     """distrib_optim.pt serves any number of replicas, and none."""
     steps = "--global-batch-size 4 --train-iters 4 --log-interval 1 --eval-iters 0 --bf16 "
-    whole = pretrain(steps)
+    whole = train(steps)
     save = f"--save {tmp_path} --load {tmp_path} --save-interval 100 "
-    pretrain(steps + save + "--exit-interval 2 --use-distributed-optimizer", 2)
+    train(steps + save + "--exit-interval 2 --use-distributed-optimizer", 2)
     folder = tmp_path / "iter_0000002" / "mp_rank_00"
     assert sorted(p.name for p in folder.iterdir()) == ["distrib_optim.pt", "model_optim_rng.pt"]
     divided = torch.load(folder / "distrib_optim.pt", weights_only=True)
     assert set(divided) == {"exp_avg", "exp_avg_sq", "fp32_from_fp16_params"}
-    alone = pretrain(steps + f"--load {tmp_path}")
+    alone = train(steps + f"--load {tmp_path}")
     assert alone.column("lm loss") == pytest.approx(whole.column("lm loss")[2:], rel=5e-4)
     (folder / "distrib_optim.pt").unlink()
-    assert "there is no iter_0000002/mp_rank_00/distrib_optim.pt" in pretrain(
+    assert "there is no iter_0000002/mp_rank_00/distrib_optim.pt" in train(
         steps + f"--load {tmp_path}", code=1).err
 
 
@@ -77,39 +77,39 @@ def resized(saved, load):
             f"argument value ({load}).")
 
 
-def test_another_tensor_parallel_size_is_refused(pretrain, one_step, tmp_path):
+def test_another_tensor_parallel_size_is_refused(train, one_step, tmp_path):
     """Naming both sizes."""
     flags = "--train-iters 1 --eval-iters 0 --global-batch-size 4 "
     two = "--tensor-model-parallel-size 2 "
-    err = pretrain(flags + two + f"--load {one_step}", 2, code=None).err
+    err = train(flags + two + f"--load {one_step}", 2, code=None).err
     assert resized(1, 2) in err
-    pretrain(flags + two + f"--save {tmp_path} --save-interval 1", 2)
-    run = pretrain(flags + f"--load {tmp_path}", code=1)
+    train(flags + two + f"--save {tmp_path} --save-interval 1", 2)
+    run = train(flags + f"--load {tmp_path}", code=1)
     assert resized(2, 1) in run.err
 
 
-def test_what_a_killed_run_left_is_not_published(pretrain, tmp_path):
+def test_what_a_killed_run_left_is_not_published(train, tmp_path):
     left = tmp_path / ".unfinished_iter_0000001" / "mp_rank_01"
     left.mkdir(parents=True)
     (left / "model_optim_rng.pt").write_bytes(b"of another layout")
-    pretrain(f"--train-iters 1 --eval-iters 0 --save {tmp_path} --save-interval 1")
+    train(f"--train-iters 1 --eval-iters 0 --save {tmp_path} --save-interval 1")
     assert sorted(p.name for p in (tmp_path / "iter_0000001").iterdir()) == [
         "SHA256SUMS", "mp_rank_00"]
     assert not left.parent.exists()
 
 
-def test_a_lost_part_of_the_same_layout_is_named(pretrain, tmp_path):
+def test_a_lost_part_of_the_same_layout_is_named(train, tmp_path):
     flags = "--eval-iters 0 --tensor-model-parallel-size 2 "
-    pretrain(flags + f"--train-iters 1 --save {tmp_path} --save-interval 1", 2)
+    train(flags + f"--train-iters 1 --save {tmp_path} --save-interval 1", 2)
     shutil.rmtree(tmp_path / "iter_0000001" / "mp_rank_01")
-    err = pretrain(flags + f"--train-iters 2 --load {tmp_path}", 2, code=None).err
+    err = train(flags + f"--train-iters 2 --load {tmp_path}", 2, code=None).err
     assert "there is no iter_0000001/mp_rank_01/model_optim_rng.pt" in err
 
 
 @pytest.fixture(scope="module")
-def one_step(pretrain, tmp_path_factory):
+def one_step(train, tmp_path_factory):
     root = tmp_path_factory.mktemp("one_step")
-    pretrain(f"--train-iters 1 --eval-iters 0 --save {root} --save-interval 1")
+    train(f"--train-iters 1 --eval-iters 0 --save {root} --save-interval 1")
     return root
 
 
@@ -127,8 +127,8 @@ def rewrite(file, state):
     write_sums(file.parents[1], {f"{file.parent.name}/{file.name}": sha256(file)})
 
 
-def load(pretrain, root, flags="--train-iters 2 --eval-iters 0", code=1):
-    return pretrain(f"{flags} --load {root}", code=code)
+def load(train, root, flags="--train-iters 2 --eval-iters 0", code=1):
+    return train(f"{flags} --load {root}", code=code)
 
 
 def test_megatron_s_keys(saved):
@@ -148,52 +148,52 @@ class Attack:
 
 @pytest.mark.parametrize("content", [
     b"", b"not a checkpoint at all", pickle.dumps({"model": Attack()}), None])
-def test_what_is_not_a_checkpoint_is_refused(pretrain, saved, content):
+def test_what_is_not_a_checkpoint_is_refused(train, saved, content):
     root, file = saved
     file.write_bytes(file.read_bytes()[:-1000] if content is None else content)
     for sums, reason in (({}, "is not what was saved: its sha256 differs"),
                          (None, "cannot be read: File is not a zip file")):
         if sums is None:
             (file.parents[1] / "SHA256SUMS").unlink()
-        err = load(pretrain, root).err
+        err = load(train, root).err
         assert f"error: --load {root}: iter_0000001/mp_rank_00/model_optim_rng.pt" in err
         assert reason in err and "Whole checkpoints there: none" in err
         assert "Traceback" not in err and "the checkpoint ran code" not in err
 
 
-def test_code_in_a_checkpoint_is_not_run(pretrain, saved):
+def test_code_in_a_checkpoint_is_not_run(train, saved):
     root, file = saved
     rewrite(file, {"args": {}, "model": Attack(), "iteration": 1, "checkpoint_version": 3.0})
-    run = load(pretrain, root)
+    run = load(train, root)
     assert "is not a checkpoint of this trainer" in run.err
     assert "the checkpoint ran code" not in run.out + run.err
 
 
-def test_a_file_with_other_contents_is_refused(pretrain, saved):
+def test_a_file_with_other_contents_is_refused(train, saved):
     root, file = saved
     rewrite(file, {"weights": torch.zeros(3)})
-    assert "it has no args, checkpoint_version, iteration, model" in load(pretrain, root).err
+    assert "it has no args, checkpoint_version, iteration, model" in load(train, root).err
 
 
-def test_a_missing_iteration_names_those_that_are_there(pretrain, saved):
+def test_a_missing_iteration_names_those_that_are_there(train, saved):
     root, _ = saved
     (root / "latest_checkpointed_iteration.txt").write_text("7")
-    err = load(pretrain, root).err
+    err = load(train, root).err
     assert "there is no iter_0000007. Whole checkpoints there: iter_0000001; " in err
     assert "--load-last-good takes the newest of them" in err
 
 
-def test_right_keys_with_wrong_contents_are_refused(pretrain, saved):
+def test_right_keys_with_wrong_contents_are_refused(train, saved):
     root, file = saved
     state = torch.load(file, weights_only=True)
     for key in ("model", "optimizer", "lr_scheduler"):
         rewrite(file, {**state, key: {"x": 1}})
-        run = load(pretrain, root)
+        run = load(train, root)
         assert f"{file} is not a checkpoint of this trainer" in run.err
         assert "Traceback" not in run.err
 
 
-def test_nodes_that_see_different_trackers_are_refused(pretrain, saved, tmp_path, dataset):
+def test_nodes_that_see_different_trackers_are_refused(train, saved, tmp_path, dataset):
     empty = tmp_path / "empty"
     command = [sys.executable, PRETRAIN, *(MODEL + dataset.flags).split(), "--train-iters", "2",
                "--eval-iters", "0", "--global-batch-size", "4", "--load"]
@@ -209,27 +209,27 @@ def test_nodes_that_see_different_trackers_are_refused(pretrain, saved, tmp_path
         assert "(rank 0: 1, rank 1: None): --load needs a folder that all nodes share" in err
 
 
-def test_evaluation_goes_on_when_a_resumed_run_needs_more_samples(pretrain, tmp_path):
+def test_evaluation_goes_on_when_a_resumed_run_needs_more_samples(train, tmp_path):
     save = f"--save {tmp_path} --load {tmp_path} --save-interval 100 --global-batch-size 2 "
-    pretrain(save + "--train-iters 4 --eval-interval 1 --eval-iters 5 --exit-interval 3")
-    run = pretrain(save + "--train-iters 4 --eval-interval 4 --eval-iters 5")
+    train(save + "--train-iters 4 --eval-interval 1 --eval-iters 5 --exit-interval 3")
+    run = train(save + "--train-iters 4 --eval-interval 4 --eval-iters 5")
     assert "validation loss at iteration 4" in run.out
 
 
-def test_a_tracker_that_holds_no_number(pretrain, saved):
+def test_a_tracker_that_holds_no_number(train, saved):
     root, _ = saved
     (root / "latest_checkpointed_iteration.txt").write_text("soon")
-    assert "should hold the number of an iteration, but holds 'soon'" in load(pretrain, root).err
+    assert "should hold the number of an iteration, but holds 'soon'" in load(train, root).err
 
 
-def test_another_model_is_refused(pretrain, saved):
-    run = load(pretrain, saved[0], "--train-iters 2 --eval-iters 0 --num-layers 3")
+def test_another_model_is_refused(train, saved):
+    run = load(train, saved[0], "--train-iters 2 --eval-iters 0 --num-layers 3")
     assert ("num_layers value from checkpoint (2) is not equal to the input argument value (3)."
             in run.err)
 
 
-def test_finetune_keeps_the_weights_alone(pretrain, saved):
-    run = load(pretrain, saved[0],
+def test_finetune_keeps_the_weights_alone(train, saved):
+    run = load(train, saved[0],
                "--train-iters 1 --eval-iters 0 --log-interval 1 --finetune", code=0)
     assert "at iteration 0" in run.out and run.column("consumed samples") == [2]
 

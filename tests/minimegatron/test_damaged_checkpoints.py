@@ -138,19 +138,19 @@ def test_a_checkpoint_without_checksums_is_checked_by_its_crcs(make_context, sav
         find(make_context(f"--load {saved}"), saved)
 
 
-def test_all_ranks_refuse_and_all_take_the_last_good_one(pretrain, tmp_path):
+def test_all_ranks_refuse_and_all_take_the_last_good_one(train, tmp_path):
     """Though only one of them reads the damaged file."""
     flags = ("--tensor-model-parallel-size 2 --eval-iters 0 --log-interval 1 --save-interval 1 "
              f"--save {tmp_path} --load {tmp_path} --lr-decay-style constant --lr-decay-iters 9 ")
-    pretrain(flags + "--train-iters 2", 2)
+    train(flags + "--train-iters 2", 2)
     flip(folder_of(tmp_path, 2) / "mp_rank_01" / "model_optim_rng.pt")
-    run = pretrain(flags + "--train-iters 3", 2, code=None)
+    run = train(flags + "--train-iters 3", 2, code=None)
     assert run.code != 0 and " iteration        3" not in run.out
     for rank in (0, 1):
         assert (f"[rank {rank}] error: --load {tmp_path}: iter_0000002/mp_rank_01/"
                 "model_optim_rng.pt (" in run.err)
     (folder_of(tmp_path, 1) / SUMS).unlink()
-    run = pretrain(flags + "--train-iters 3 --load-last-good", 2)
+    run = train(flags + "--train-iters 3 --load-last-good", 2)
     assert "RESUMING FROM ITERATION 1" in run.out
     assert f"{SUMS}: it can be read, but" in run.out
     assert run.column("consumed samples") == [4, 6]

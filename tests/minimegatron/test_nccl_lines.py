@@ -12,8 +12,8 @@ def lines_of(run, what):
     return [line for line in run.out.splitlines() if f" {what} INFO " in line]
 
 
-def test_virtual_cards_print_each_communicator_once(pretrain):
-    run = pretrain("--device virtual:v100 --tensor-model-parallel-size 2 " + SHORT, ranks=2,
+def test_virtual_cards_print_each_communicator_once(train):
+    run = train("--device virtual:v100 --tensor-model-parallel-size 2 " + SHORT, ranks=2,
                    env={"NCCL_DEBUG": "INFO"})
     lines = lines_of(run, "NCCL")
     first = [line for line in lines if "INFO virtual v100-sxm2-16gb: " in line]
@@ -24,8 +24,8 @@ def test_virtual_cards_print_each_communicator_once(pretrain):
     assert not lines_of(run, "gloo")
 
 
-def test_the_cpu_prints_gloo_s_connections_as_what_they_are(pretrain):
-    run = pretrain("--tensor-model-parallel-size 2 " + SHORT, ranks=2,
+def test_the_cpu_prints_gloo_s_connections_as_what_they_are(train):
+    run = train("--tensor-model-parallel-size 2 " + SHORT, ranks=2,
                    env={"NCCL_DEBUG": "info", "GLOO_SOCKET_IFNAME": "lo"})
     said = sorted(line.partition(" gloo INFO ")[2] for line in lines_of(run, "gloo"))
     assert said == ["group of rank(s) 0,1 : 0 -> 1 over TCP (lo)",
@@ -34,8 +34,8 @@ def test_the_cpu_prints_gloo_s_connections_as_what_they_are(pretrain):
 
 
 @pytest.mark.parametrize("level", ["", "VERSION", "WARN"])
-def test_nothing_is_printed_unasked(pretrain, level):
-    run = pretrain("--device virtual:v100 " + SHORT, ranks=2, env={"NCCL_DEBUG": level})
+def test_nothing_is_printed_unasked(train, level):
+    run = train("--device virtual:v100 " + SHORT, ranks=2, env={"NCCL_DEBUG": level})
     assert not lines_of(run, "NCCL")
 
 

@@ -151,8 +151,9 @@ def test_the_line_of_memory_on_paper():
         "total=1.50 MB")
 
 
-def test_a_run_prints_its_throughput(pretrain):
-    out = pretrain(FLAGS + "--timing-log-level 1 --timing-log-option all", ranks=2).out
+@pytest.mark.alone
+def test_a_run_prints_its_throughput(train):
+    out = train(FLAGS + "--timing-log-level 1 --timing-log-option all", ranks=2).out
     assert out.count(" | throughput per GPU (TFLOP/s/GPU): ") == 2
     rates = re.findall(r"^ model TFLOP/s per device: (\S+) \| share of the measured matmul peak "
                        r"\(2048\^3, fp32, 1 thread\(s\), (\S+)\): (\S+)% \|$", out, re.MULTILINE)
@@ -167,9 +168,9 @@ def test_a_run_prints_its_throughput(pretrain):
     assert "times across ranks (ms):\n  model-and-optimizer-setup:\n     rank  0: " in out
 
 
-def test_stages_with_different_timers(pretrain):
+def test_stages_with_different_timers(train):
     """A stage that receives nothing has no part in that timer."""
-    out = pretrain(FLAGS + "--timing-log-level 2 --timing-log-option all "
+    out = train(FLAGS + "--timing-log-level 2 --timing-log-option all "
                    "--pipeline-model-parallel-size 2 --recompute-activations", ranks=2).out
     assert re.search(r"^  forward-recv:\n     rank  1: \S+\n", out, re.MULTILINE)
     assert re.search(r"^  forward-compute:\n     rank  0: \S+\n     rank  1: ", out, re.MULTILINE)

@@ -87,9 +87,9 @@ def test_clocks_that_differ_by_minutes_are_aligned_to_milliseconds():
     assert offsets == pytest.approx([0, -1000, -2000], abs=5e-3)
 
 
-def test_a_pipeline_s_step_is_recorded_by_all_ranks(pretrain, tmp_path):
+def test_a_pipeline_s_step_is_recorded_by_all_ranks(train, tmp_path):
     """Two stages, two replicas: the trace has every action once, in the schedule's order."""
-    run = pretrain("--global-batch-size 16 --train-iters 2 --eval-iters 0 "
+    run = train("--global-batch-size 16 --train-iters 2 --eval-iters 0 "
                    "--pipeline-model-parallel-size 2 --schedule gpipe "
                    f"--timeline {tmp_path}/t --timeline-iteration 2", ranks=4)
     assert f"timeline of iteration 2 written to {tmp_path}/t/timeline.json" in run.out

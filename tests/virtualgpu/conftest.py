@@ -4,5 +4,6 @@ from ..minimegatron.conftest import (  # noqa: F401  fixtures
     dataset,
     make_context,
     pretrain,
+    train,
     virtual_device,
 )

@@ -30,8 +30,8 @@ def estimate(flags, world_size=1, card=V100, vocab_size=1024, **cluster):
     ("--overlap-grad-reduce --timing-log-level 0 --recompute-granularity full "
      "--recompute-method uniform", 2),
 ])
-def test_one_process_says_what_all_ranks_say(pretrain, dataset, flags, ranks):
-    run = pretrain(flags + " --device virtual:v100 --log-interval 1 --eval-iters 0",
+def test_one_process_says_what_all_ranks_say(train, dataset, flags, ranks):
+    run = train(flags + " --device virtual:v100 --log-interval 1 --eval-iters 0",
                    ranks, base=MODEL + dataset.flags + "--lr 1e-4 --train-iters 3 ")
     seconds = run.column("elapsed time per iteration (ms)")[-1] / 1000
     vocab_size = int(re.search(r"\(new size: (\d+)\)", run.out)[1])

@@ -174,11 +174,11 @@ def test_everything_says_that_it_is_virtual(texts):
 
 
 def test_a_pipeline_in_fp16_uses_tensor_cores_and_waits_between_forward_and_backward(
-        pretrain, dataset, tmp_path):
+        train, dataset, tmp_path):
     flags = GPT2.replace("--num-layers 12", "--num-layers 4") + PROFILE + dataset.flags + (
         "--fp16 --pipeline-model-parallel-size 2 --global-batch-size 8 --train-iters 4 "
         f"--tensorboard-dir {tmp_path} --timeline {tmp_path}")
-    run = pretrain(flags, 2, base="")
+    run = train(flags, 2, base="")
     text = next((tmp_path / "run_gpt2").glob("run_gpt2_gpu0.*")).read_text()
     data, _ = parsed(text)
     assert 0.2 < data.tc_used_ratio < 0.8

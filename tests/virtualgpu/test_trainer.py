@@ -10,8 +10,8 @@ ITERATIONS = ("--device virtual:v100 --train-iters 3 --log-interval 1 --eval-ite
               "--global-batch-size 8 ")
 
 
-def test_a_run_shows_times_and_memory_and_nothing_learnt(pretrain):
-    run = pretrain(ITERATIONS, ranks=2)
+def test_a_run_shows_times_and_memory_and_nothing_learnt(train):
+    run = train(ITERATIONS, ranks=2)
     lines = [line for line in run.out.splitlines() if line.startswith(" iteration")]
     assert len(lines) == 3
     for line in lines:
@@ -29,9 +29,9 @@ def test_a_run_shows_times_and_memory_and_nothing_learnt(pretrain):
 
 
 @pytest.mark.slow
-def test_everything_that_a_run_may_write_on_two_stages(pretrain, tmp_path):
+def test_everything_that_a_run_may_write_on_two_stages(train, tmp_path):
     """Values that are not there are left out; figures that are modelled are said to be."""
-    run = pretrain(
+    run = train(
         "--device virtual:a100 --bf16 --pipeline-model-parallel-size 2 --schedule zb-h1 "
         "--global-batch-size 8 --train-iters 4 --log-interval 2 --eval-iters 1 --eval-interval 2 "
         f"--save {tmp_path}/saved --save-interval 2 --tensorboard-dir {tmp_path}/board "

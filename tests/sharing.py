@@ -1,0 +1,40 @@
+"""How `make test` shares the tests out among its workers (pytest -n 2).
+
+The tests of a file stay on one worker, since they use what its fixtures made. So do all that use
+the common Slurm cluster: it is made once, their jobs are not held up by each other's, and while
+they wait for Slurm the cores are the other worker's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadScopeScheduling
+
+CLUSTER = ("tests/cluster/", "tests/jobs/", "tests/browser/test_lab.py")
+# What takes long is begun first, so that both workers end at about the same time.
+LONG = (*CLUSTER, "tests/grader/", "tests/lab/test_start.py", "tests/browser/",
+        "tests/minimegatron/", "tests/virtualgpu/")
+
+
+def unit(name: str) -> str:
+    """What a test is kept together with, by its name: tests/FOLDER/FILE.py::TEST."""
+    return "the cluster" if name.startswith(CLUSTER) else name.partition("::")[0]
+
+
+def turn(name: str) -> int:
+    """Units are given out by their tests' turns, from 0."""
+    return next((at for at, start in enumerate(LONG) if name.startswith(start)), len(LONG))
+
+
+def scheduler(config: Any, log: Any) -> LoadScopeScheduling:
+    """The plugin's, with our units in our order."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Sharing(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit(nodeid)
+
+    config.option.loadscopereorder = False  # not by the number of their tests
+    return Sharing(config, log)

@@ -1,8 +1,8 @@
 """How `make test` shares the tests out among its workers (pytest -n 2).
 
-The tests of a file stay on one worker, since they use what its fixtures made. So do all that use
-the common Slurm cluster: it is made once, their jobs are not held up by each other's, and while
-they wait for Slurm the cores are the other worker's.
+The tests of a file stay on one worker, since they use what its fixtures made. So do files with a
+costly fixture in common. All that use the common Slurm cluster: it is made once, their jobs are
+not held up by each other's, and while they wait for Slurm the cores are the other worker's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
 CLUSTER = ("tests/cluster/", "tests/jobs/", "tests/browser/test_lab.py")
+TRACED = ("tests/virtualgpu/test_trace.py", "tests/browser/test_virtual_profile.py")
 # What takes long is begun first, so that both workers end at about the same time.
 LONG = (*CLUSTER, "tests/grader/", "tests/lab/test_start.py", "tests/browser/",
         "tests/minimegatron/", "tests/virtualgpu/")
@@ -20,7 +21,8 @@ LONG = (*CLUSTER, "tests/grader/", "tests/lab/test_start.py", "tests/browser/",
 
 def unit(name: str) -> str:
     """What a test is kept together with, by its name: tests/FOLDER/FILE.py::TEST."""
-    return "the cluster" if name.startswith(CLUSTER) else name.partition("::")[0]
+    together = next((start for start in (CLUSTER, TRACED) if name.startswith(start)), None)
+    return " ".join(together) if together else name.partition("::")[0]
 
 
 def turn(name: str) -> int:

@@ -81,10 +81,15 @@ def get(port, path, token):
         return answer.status, answer.read().decode()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_until_the_address_and_back(home, number):
-    started = Started(home)
+@pytest.mark.parametrize("number, flags, reached", [
+    (signal.SIGINT, (), False), (signal.SIGTERM, ("--ip", "0.0.0.0"), True)])
+def test_until_the_address_and_back(home, number, flags, reached):
+    """JupyterLab is reached from elsewhere only where that was asked for."""
+    started = Started(home, *flags)
     address, port, token = started.address()
+    assert address.startswith("http://127.0.0.1:")
+    with socket.socket() as client:  # an address of this machine, but not the usual one
+        assert (client.connect_ex(("127.0.0.2", port)) == 0) == reached
     assert get(port, "/api/status", token)[0] == 200
     with pytest.raises(urllib.error.HTTPError):
         get(port, "/api/contents", "wrong")
@@ -156,17 +161,6 @@ def test_an_ip_that_is_none(ip):
     done = subprocess.run([LAB, "start", f"--ip={ip}"], capture_output=True, text=True)
     assert done.returncode == 2
     assert f"{ip} is not an IPv4 address; 127.0.0.1" in done.stderr
-
-
-@pytest.mark.parametrize("flags, reached", [((), False), (("--ip", "0.0.0.0"), True)])
-def test_jupyterlab_is_reached_from_elsewhere_only_where_asked_for(home, flags, reached):
-    started = Started(home, *flags)
-    address, port, token = started.address()
-    assert address.startswith("http://127.0.0.1:")
-    with socket.socket() as client:  # an address of this machine, but not the usual one
-        assert (client.connect_ex(("127.0.0.2", port)) == 0) == reached
-    assert get(port, "/api/status", token)[0] == 200
-    assert started.stop()[0] == 130
 
 
 def test_impatience_does_not_leave_the_cluster_running(home):

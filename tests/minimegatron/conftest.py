@@ -25,7 +25,7 @@ from minimegatron.grid import make_grid
 from tests.ports import free_port
 from virtualgpu.cards import CARDS
 
-from .forks import Forks
+from .forks import forks
 
 PRETRAIN = str(CODE / "pretrain_gpt.py")
 MODEL = ("--device cpu --num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 "
@@ -103,15 +103,14 @@ def pretrain(dataset):
 def train(dataset):
     """Like `pretrain`, for tests of what a run does and not of how it is started: in forks of a
     process that has imported the trainer, without torchrun."""
-    forks = Forks()
 
     def run(flags: str, ranks: int = 0, env: dict[str, str] | None = None, base: str | None = None,
             code: int | None = 0) -> Run:
         words = shlex.split((MODEL + dataset.flags if base is None else base) + " " + flags)
-        return checked(forks.run(words, ranks, {**os.environ, **(env or {})}, timeout=200), code)
+        return checked(forks().run(words, ranks, {**os.environ, **(env or {})}, timeout=200),
+                       code)
 
-    yield run
-    forks.close()
+    return run
 
 
 @pytest.fixture

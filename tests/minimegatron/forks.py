@@ -8,7 +8,9 @@ python -m tests.minimegatron.forks      a request a line on stdin, an exit code 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -50,6 +52,14 @@ class Forks:
     def close(self) -> None:
         self.server.terminate()
         self.server.communicate()
+
+
+@functools.cache
+def forks() -> Forks:
+    """One for all tests of this process, until its end."""
+    made = Forks()
+    atexit.register(made.close)
+    return made
 
 
 def be(request: dict[str, Any], more: dict[str, str]) -> None:

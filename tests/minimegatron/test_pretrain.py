@@ -72,8 +72,8 @@ def test_start_up_lines_stand_in_megatron_s_order(pretrain):
         at = found + len(text)
 
 
-def test_the_loss_falls_on_real_text(pretrain):
-    loss = pretrain("--global-batch-size 8 --train-iters 60 --log-interval 20 --eval-iters 0 "
+def test_the_loss_falls_on_real_text(train):
+    loss = train("--global-batch-size 8 --train-iters 60 --log-interval 20 --eval-iters 0 "
                     "--lr 1e-2").column("lm loss")
     untrained = math.log(512)
     assert untrained > loss[0] > loss[1] > loss[2]
@@ -129,8 +129,8 @@ def test_threads_are_capped_at_the_machine(pretrain):
                      r"machine's \d+ cores$", run.out, re.M)
 
 
-def test_tensorboard_has_megatron_s_tags(pretrain, tmp_path):
-    run = pretrain(STEPS + f"--tensorboard-dir {tmp_path} --log-timers-to-tensorboard "
+def test_tensorboard_has_megatron_s_tags(train, tmp_path):
+    run = train(STEPS + f"--tensorboard-dir {tmp_path} --log-timers-to-tensorboard "
                    "--log-validation-ppl-to-tensorboard --log-params-norm --log-num-zeros-in-grad "
                    "--log-batch-size-to-tensorboard --log-world-size-to-tensorboard "
                    "--log-memory-to-tensorboard", 2)
@@ -148,8 +148,8 @@ def test_tensorboard_has_megatron_s_tags(pretrain, tmp_path):
     assert board.Scalars("lm loss vs samples")[-1].step == 160
 
 
-def test_every_rank_s_profile_is_a_worker_of_one_run(pretrain, tmp_path):
-    pretrain(STEPS + f"--tensorboard-dir {tmp_path} --profile-execution yes --profile-name first",
+def test_every_rank_s_profile_is_a_worker_of_one_run(train, tmp_path):
+    train(STEPS + f"--tensorboard-dir {tmp_path} --profile-execution yes --profile-name first",
              2)
     for rank in (0, 1):
         (trace,) = (tmp_path / "run_first").glob(f"run_first_gpu{rank}.*.pt.trace.json")
@@ -169,8 +169,8 @@ def test_every_rank_s_profile_is_a_worker_of_one_run(pretrain, tmp_path):
     ("--tensorboard-dir /proc/x", "--tensorboard-dir /proc/x is not a folder that can be written"),
     ("--device cuda", "--device cuda: torch finds no CUDA device here; nearest: --device cpu"),
 ])
-def test_bad_input_is_one_line_and_a_bad_exit_code(pretrain, flags, message):
-    run = pretrain(f"--train-iters 1 {flags}", code=1)
+def test_bad_input_is_one_line_and_a_bad_exit_code(train, flags, message):
+    run = train(f"--train-iters 1 {flags}", code=1)
     assert message in run.err
     assert "Traceback" not in run.err
     assert len(run.err.strip().splitlines()) == 1
@@ -188,16 +188,16 @@ def test_help_names_every_flag(pretrain):
         assert flag in out
 
 
-def test_a_corrupted_index_is_named(pretrain, dataset, tmp_path):
+def test_a_corrupted_index_is_named(train, dataset, tmp_path):
     for suffix in ("bin", "idx"):
         content = (dataset.folder / f"text_document.{suffix}").read_bytes()
         (tmp_path / f"text_document.{suffix}").write_bytes(content[:-7])
-    run = pretrain(f"--train-iters 1 --data-path {tmp_path}/text_document", code=1)
+    run = train(f"--train-iters 1 --data-path {tmp_path}/text_document", code=1)
     assert f"{tmp_path}/text_document.idx" in run.err and "Traceback" not in run.err
 
 
-def test_exit_after_a_duration_saves_first(pretrain, tmp_path):
-    run = pretrain("--train-iters 100000 --eval-iters 0 --exit-duration-in-mins 0.01 "
+def test_exit_after_a_duration_saves_first(train, tmp_path):
+    run = train("--train-iters 100000 --eval-iters 0 --exit-duration-in-mins 0.01 "
                    f"--save {tmp_path} --save-interval 1000000", 2)
     assert re.search(r"\[exiting program after [\d.]+ minutes\] datetime:", run.out)
     assert (tmp_path / "latest_checkpointed_iteration.txt").exists()
@@ -254,3 +254,4 @@ def test_an_address_that_does_not_exist(pretrain):
 def test_half_a_launcher_is_not_enough(pretrain):
     run = pretrain("--train-iters 1", env={"RANK": "0"}, code=1)
     assert "RANK is set but MASTER_ADDR, MASTER_PORT, WORLD_SIZE is not" in run.err
+    assert len(run.err.strip().splitlines()) == 1

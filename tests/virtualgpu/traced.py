@@ -17,12 +17,18 @@ GPT2 = ("--device virtual:v100 --num-layers 12 --hidden-size 768 --num-attention
         "--seq-length 1024 --max-position-embeddings 1024 --make-vocab-size-divisible-by 50304 "
         "--micro-batch-size 2 --lr 1e-4 --log-interval 1 --eval-iters 0 --split 900,50,50 ")
 PROFILE = "--profile-execution yes --profile-name gpt2 "
+MADE: list[Path] = []  # pytest takes a fixture that two modules import for two
 
 
 @pytest.fixture(scope="session")
 def traced(dataset: Dataset, tmp_path_factory) -> Path:
     """The folder with what the four ranks wrote (run_gpt2), and the log of the last one."""
-    folder = tmp_path_factory.mktemp("traced")
+    if not MADE:
+        MADE.append(run(dataset, tmp_path_factory.mktemp("traced")))
+    return MADE[0]
+
+
+def run(dataset: Dataset, folder: Path) -> Path:
     flags = (GPT2 + PROFILE + dataset.flags + "--train-iters 5 --virtual-network ethernet:25gbit "
              f"--tensorboard-dir {folder}").split()
     port = str(free_port())

@@ -18,6 +18,7 @@ from nbformat import NotebookNode
 from nbgrader.preprocessors import Execute
 
 from grader.course import Course
+from grader.lab_plan import title
 from grader.records import Unusable, place
 from grader.ungraded import ungraded_on_error
 from lab import workspace
@@ -96,9 +97,3 @@ def require_course_cells(nb: NotebookNode) -> None:
             if output.output_type == "error":
                 raise Unusable(f"the course's own cell {title(cell)} failed: {output.ename}: "
                                f"{output.evalue[:200]}")
-
-
-def title(cell: NotebookNode) -> str:
-    """A cell's name for people: its grade_id, else its first line."""
-    first = (cell.source.strip().splitlines() or [""])[0]
-    return cell.metadata.get("nbgrader", {}).get("grade_id") or f"`{first[:60]}`"

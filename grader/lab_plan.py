@@ -3,8 +3,8 @@ cell is for. Made once per batch.
 
 A lab of ours says by tags and metadata what a cell is for (docs/writing-labs.md). An instructor's
 own nbgrader assignment has no tags. There a code cell that is neither an answer nor a test is
-setup: it runs with the student's code; and its imports, functions and classes are made on the
-trusted side, too, since tests use them.
+setup: it runs with the student's code; and its imports, functions, classes and constants are made
+on the trusted side, too, since tests use them and students must not be able to change them.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ TAGGED = {role.value: role for role in (Role.SETUP, Role.EXPLORE, Role.CHECK_SET
 WORKSPACE = "workspace"  # below the sandbox's home
 MOST_FILES = 100_000_000  # bytes
 DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
+PURE = frozenset(("abs", "bool", "dict", "enumerate", "float", "int", "len", "list", "max", "min",
+                  "range", "round", "set", "sorted", "str", "sum", "tuple", "zip"))
+PURE_MODULES = ("math", "np", "numpy")
 
 
 @dataclass(frozen=True)
@@ -164,12 +168,21 @@ def _python(source: str, name: str) -> ast.Module:
 
 
 def definitions(source: str) -> ast.Module:
-    """The imports, functions and classes at the top level of a cell; empty when it has none."""
+    """The imports, functions, classes and constants at the top level of a cell."""
     try:
         tree = ast.parse(python_of(source))
     except (SyntaxError, ValueError):  # %%bash, say: then there are none
         tree = ast.Module([], [])
-    return ast.Module([node for node in tree.body if isinstance(node, DEFINITIONS)], [])
+    return ast.Module([node for node in tree.body if isinstance(node, DEFINITIONS)
+                       or (isinstance(node, ASSIGNMENTS) and _calculates(node))], [])
+
+
+def _calculates(node: ast.AST) -> bool:
+    """Whether it calls only what has no effect: it runs here and with the student's code."""
+    called = [part.func for part in ast.walk(node) if isinstance(part, ast.Call)]
+    return all((isinstance(func, ast.Name) and func.id in PURE)
+               or (isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name)
+                   and func.value.id in PURE_MODULES) for func in called)
 
 
 def bound_by_answers(source: NotebookNode) -> frozenset[str]:

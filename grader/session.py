@@ -11,7 +11,7 @@ from nbformat import NotebookNode
 from grader import cleaning
 from grader.channel import BrokenChannel, Channel, ChannelError, OutOfTime
 from grader.lab_plan import PlannedCell
-from grader.probe import MOST_TITLE, as_raised
+from grader.remote import MOST_TITLE, as_raised
 from grader.sandbox import Backend, python
 from grader.settings import Grading
 from grader.timing import Budget

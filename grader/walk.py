@@ -12,13 +12,14 @@ from nbformat import NotebookNode
 from grader import cleaning
 from grader.lab_plan import Plan, PlannedCell
 from grader.measure import figures
-from grader.probe import Remote, Trusted, Verdict
+from grader.probe import Trusted, Verdict
+from grader.remote import Remote
 from grader.sandbox import Backend
 from grader.session import Failed, Session, Spent
 from grader.settings import Grading
 from lab.build.lab import Role
 
-MOST_OUTPUT = 20_000_000  # bytes of all outputs of a notebook, as JSON
+MOST_OUTPUT = 10_000_000  # bytes of all outputs of a notebook, as JSON
 LONGEST_REASON = 300
 
 
@@ -79,7 +80,7 @@ class Walk:
         ran = self.session.run(cell, self.notebook.cells[cell.index].source if answer
                                else cell.source)
         if cell.trusted is not None:
-            self.trusted.define(cell)
+            self.trusted.define(cell, self.session.budget())
         if ran is None:
             why = self.session.incidents[cell.name]
             if cell.required:
@@ -91,6 +92,7 @@ class Walk:
             raise CourseFailed(_failed(cell, ran.raised.names[0], ran.raised.text))
 
     def _check_setup(self, cell: PlannedCell) -> None:
+        self.remote.ask = _nothing_to_ask
         verdict = self.trusted.setup(cell, self.session.budget())
         self._put(cell, verdict.outputs)
         if verdict.lost:

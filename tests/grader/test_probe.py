@@ -17,12 +17,21 @@ from nbformat.v4 import new_code_cell
 
 from grader.channel import Died
 from grader.lab_plan import PlannedCell, planned
-from grader.probe import Remote, Trusted, Verdict
+from grader.probe import Trusted, Verdict
 from grader.proxies import Function, NotHere, Proxy, rebuilt
+from grader.remote import Remote
 from grader.timing import Budget
 from lab.check import wire
 from lab.check.sides import Raised
 from tests.grader.small_lab import marks
+
+
+def remote(guest: Any) -> Remote:
+    return Remote(guest, "seed", dies)
+
+
+def dies(*arguments: Any, **fields: Any) -> dict:
+    raise Died("exit code 1")
 
 
 class InProcess:
@@ -67,7 +76,7 @@ def check_cell(source: str, role: str = "check") -> PlannedCell:
 
 def checked(source: str, guest: Any = None, setup: str = "from lab import check",
             seconds: float = 10) -> Verdict:
-    trusted = Trusted(Remote(guest or student(), "seed"), frozenset(("f", "one", "sum")))
+    trusted = Trusted(remote(guest or student()), frozenset(("f", "one", "sum")))
     assert trusted.setup(check_cell(setup, "check-setup"), Budget(10)).passed
     return trusted.check(check_cell(source), Budget(seconds))
 
@@ -145,18 +154,21 @@ def test_builtins_and_trusted_names_are_not_the_students_unless_the_lab_says_so(
 
 def test_checks_leave_only_their_own_names_to_later_ones():
     guest = student("x = 1\ny = 5")
-    trusted = Trusted(Remote(guest, "seed"), frozenset("x"))
+    trusted = Trusted(remote(guest), frozenset("x"))
     assert trusted.check(check_cell("y = 7\nassert x == 1"), Budget(10)).passed
     guest.names["x"] = 2  # by a later cell of the student's
     assert trusted.check(check_cell("assert (x, y) == (2, 7)"), Budget(10)).passed
     assert set(trusted.names) == {"__name__", "__builtins__"}
 
 
-def test_an_untagged_cells_functions_and_imports_are_there_for_tests():
-    source = "import math\ndef close(a): return math.isclose(f(1), a)\nvalue = 1 / 0"
-    trusted = Trusted(Remote(student(), "seed"), frozenset("f"))
-    trusted.define(planned(0, new_code_cell(source)))
-    assert trusted.check(check_cell("assert close(3) and math.pi > 3"), Budget(10)).passed
+def test_an_untagged_cells_definitions_are_there_for_tests_and_not_the_students():
+    source = ("import math\ndef close(a): return math.isclose(f(1), a)\nvalue = 1 / 0\n"
+              "LIMITS = [math.pi, 4]\nsaid = print('x')")
+    guest = student(f"{STUDENT}\nLIMITS = close = 'mine'\nsaid = 1")
+    trusted = Trusted(remote(guest), frozenset("f"))
+    trusted.define(planned(0, new_code_cell(source)), Budget(10))
+    assert trusted.check(check_cell("assert close(3) and math.pi == LIMITS[0] and said == 1"),
+                         Budget(10)).passed
     assert not trusted.check(check_cell("assert close(4)"), Budget(10)).passed
 
 
@@ -173,10 +185,6 @@ def test_an_exception_is_rebuilt_as_its_kind(name):
 def test_no_exception_steers_the_check(name):
     error = rebuilt(Raised((name, "BaseException"), ""))
     assert isinstance(error, Exception) and not isinstance(error, StopIteration)
-
-
-def dies(do: str, **fields: Any) -> dict:
-    raise Died("exit code 1")
 
 
 @pytest.mark.parametrize("source", [

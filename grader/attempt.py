@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -24,6 +23,7 @@ from grader.timing import Late, limited
 from grader.walk import Walk
 
 STATES = ("graded", "ungraded")
+MOST = 1e15  # points and seconds
 LARGEST = 64_000_000  # bytes of an attempt as JSON
 
 
@@ -78,7 +78,7 @@ class Attempt:
         scores = self.scores.values() if isinstance(self.scores, dict) else [None]
         numbers = (self.seconds, *scores)
         if not (all(isinstance(text, str) for text in texts) and self.state in STATES
-                and all(type(number) in (int, float) and math.isfinite(number) and number >= 0
+                and all(type(number) in (int, float) and 0 <= number < MOST
                         for number in numbers)
                 and isinstance(self.isolated, bool)
                 and (self.notebook is None or isinstance(self.notebook, dict))

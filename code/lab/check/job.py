@@ -3,6 +3,8 @@ problems."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -171,10 +173,11 @@ def _flags(words: Sequence[str], world_size: int) -> tuple[Config | None, list[s
         # The parser would look for the figure's folder, and it reads this on the trusted side.
         return None, ["--plot belongs to --estimate, which trains nothing; leave it out"]
     try:
-        return parse_arguments(words[at + 1:], {"RANK": "0", "WORLD_SIZE": str(world_size)}), []
+        with contextlib.redirect_stdout(io.StringIO()):  # --help
+            return parse_arguments(words[at + 1:], {"RANK": "0", "WORLD_SIZE": str(world_size)}), []
     except UserError as error:
         return None, [str(error)[:MOST_TEXT]]
-    except SystemExit:  # --help
+    except SystemExit:
         return None, [f"{TRAINER} only prints its help"]
 
 

@@ -1,0 +1,166 @@
+"""What is fuzzed: for each reader, inputs for it, and what it may raise. Anything else is a bug.
+
+An input is made from a seed, so a failure is had again by its number: TARGETS[name].make(seed).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from grader.attempt import Attempt, Damaged
+from grader.copies import merged
+from grader.rebuild import Unusable, parse, rebuild
+from lab.check import options, torchrun, wire
+from lab.check.job import resolve
+from lab.check.measure import printed, read
+from lab.errors import LabError
+from tests.fuzz.hostile import TEXTS, anything, changed, spoilt, words
+from tests.grader.small_lab import answered, source
+
+RELEASE = source()
+NOTEBOOK = json.loads(json.dumps(answered(RELEASE)))
+MARKS = ("cells", "metadata", "nbgrader", "grade_id", "source", "cell_type", "batch", "script",
+         "batch-check", "code", "markdown", "nbformat", "%%writefile a")
+ATTEMPT = json.loads(Attempt("s", "l", "d", "e", "graded", scores={"a": 1.0}, unscored=("b",),
+                             notes=("n",), notebook={"cells": []}).dumps())
+FLAGS = ("--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --lr 1e-3 "
+         "--max-position-embeddings 64 --micro-batch-size 4 --train-iters 5 --data-path x "
+         "--vocab-file v --merge-file m")
+MORE = ("--estimate", "--device", "virtual:v100", "--world-size", "--plot", "--help", "--schedule",
+        "interleaved", "zb-h1", "x.py", "--pipeline-model-parallel-size", "--balance", "1-1", "@x",
+        "--tensor-model-parallel-size", "--global-batch-size", "--num-layers",
+        "--pipeline-model-parallel-layout", "E(t|)*3L", "--num-layers-per-virtual-pipeline-stage",
+        "--split", "--fp16", "--loss-scale", "--recompute-granularity", "full", "--save", "-b",
+        "--profile-ranks", "--seed", "--train-samples", "--lr-decay-iters", "--ddp-bucket-size")
+TORCHRUN = ("--nnodes", "--nproc_per_node", "--node-rank", "--master_addr", "--master-port",
+            "--rdzv_endpoint", "--rdzv-backend", "c10d", "slurmnode1:29500", "[::1]:6000",
+            "--standalone", "-m", "x/pretrain_gpt.py")
+LAUNCH = {"program": "torchrun",
+          "arguments": ["--nnodes", "2", "x/pretrain_gpt.py", *FLAGS.split()],
+          "step": 0, "task": 0, "host": "slurmnode1", "background": False,
+          "variables": {"RANK": "0", "WORLD_SIZE": "2", "PET_NNODES": "2"}}
+RECORD = {"directives": {"nodes": "2"}, "notes": ["a note"], "exit": 0, "output": "x\n",
+          "launches": [LAUNCH, {**LAUNCH, "task": 1, "host": "slurmnode2"},
+                       {**LAUNCH, "program": "python", "step": -1,
+                        "arguments": ["-u", "pretrain_gpt.py", *FLAGS.split()]}]}
+SBATCH = b"#!/bin/bash\n#SBATCH --nodes=2 -n4 # x\n#SBATCH --gres=gpu:v100:2 --time '1'\nsrun x\n"
+ESTIMATE = {"card": "c", "seconds_per_iteration": 1.0, "teraflops_per_gpu": 1.0, "fits": True,
+            "share_of_peak": 0.1, "communication": 0, "bubble": 0.0, "parameters": 1,
+            "capacity": 1, "memory": [{"total": 1.0}]}
+SLURM = ("--nodes", "-N", "-n4", "--nodelist", "a[1-9,3]b,c", "--ntask", "-lu", "--export", "x[1-")
+CODE = ("def f(a):", "    return a", "%%writefile x\na", "!ls", "await x", "import *", "a = (",
+        "'''", "if 1:\n\tx\n        y", "%%bash", "f'{", "lambda: (yield)", "# \\N{BULLET}",
+        "def g(): nonlocal x", "from __future__ import annotations", "return", "x: int = 1")
+PIECES = (b"[" * 3000, b"\xff", b"1e999", b'"\\ud800"', b"NaN", b"9" * 5000, b"null", b"-0")
+PLAIN = {"a": [1, 2.5, (None, True), "x"], 3: {"b": float("nan")}}
+CODED = json.loads(wire.dumps(PLAIN)) | {}
+ARRAY = {"array": {"dtype": "<f8", "shape": [1], "data": "AAAAAAAA8D8="}}
+
+
+@dataclass(frozen=True)
+class Target:
+    """`inputs` makes an input; `run` may return, or raise one of `declared`."""
+
+    inputs: Callable[[Random], Any]
+    run: Callable[[Any], object]
+    declared: tuple[type[BaseException], ...]
+
+    def make(self, seed: int) -> Any:
+        return self.inputs(Random(seed))
+
+
+def hostile_json(sound: Any, names: Sequence[str], *pieces: bytes) -> Callable[[Random], bytes]:
+    """Bytes: changed, spoilt, or no kin of `sound` at all."""
+    def make(random: Random) -> bytes:
+        kind = random.randrange(5)
+        if kind == 0:
+            return dumped(anything(random, names))
+        if kind == 1:
+            return spoilt(random, dumped(sound), (*PIECES, *pieces))
+        return dumped(changed(random, sound, names))
+
+    return make
+
+
+def dumped(value: Any) -> bytes:
+    return json.dumps(value).encode("utf-8", "surrogatepass")
+
+
+def _notebook(content: bytes) -> None:
+    result, notes = rebuild(RELEASE, parse(content, "x.ipynb"))
+    assert [cell.cell_type for cell in result.cells] == [cell.cell_type for cell in RELEASE.cells]
+    json.dumps(result).encode()  # it can be kept, and nothing in it is half a character
+    assert all(isinstance(note, str) for note in notes)
+
+
+def _record(record: Any) -> None:
+    job = resolve(record)
+    assert len(job.runs) <= 64 and all(len(problem) <= 1000 for problem in job.problems)
+    assert all(run.world_size >= 1 for run in job.runs)
+    wire.dumps(list(job.problems))
+
+
+def _attempt(content: bytes) -> None:
+    attempt = Attempt.loads(content)
+    assert Attempt.loads(attempt.dumps()) == attempt
+
+
+def _value(content: bytes) -> None:
+    value = wire.loads(content)
+    again = wire.dumps(value)
+    assert wire.dumps(wire.loads(again)) == again
+
+
+def _command(given: list[str]) -> None:
+    found = torchrun.parse(given, {"PET_NNODES": "2"})
+    assert 1 <= found.nnodes * found.nproc_per_node <= torchrun.MOST_RANKS
+
+
+def _slurm(given: list[str]) -> None:
+    found, rest = options.parse(given, "srun")
+    options.count(found.get("nodes"), 1)
+    assert len(options.expand(found.get("nodelist", ""))) < 10**6 and isinstance(rest, list)
+
+
+def _estimate(content: bytes) -> None:
+    found = read(printed(0, content, ""), 1)
+    assert found.peak_memory >= min(found.memory) and found.milliseconds > 0
+
+
+def pieces(random: Random) -> tuple[list[str], str]:
+    """Cells with one name, as a run."""
+    texts = random.choices([*CODE, *TEXTS], k=random.randint(1, 6))
+    if random.random() < 0.3:
+        texts.append("".join(random.choices([*CODE, "\n", " "], k=5)))
+    return texts, random.choice(["code", "markdown", "raw"])
+
+
+def record(random: Random) -> Any:
+    kind = random.randrange(5)
+    if kind == 0:
+        return anything(random, tuple(RECORD))
+    if kind == 1:
+        return changed(random, RECORD, (*TORCHRUN, *MORE, "python", "srun-refused"))
+    started = [*words(random, TORCHRUN)[:random.choice([0, 2, 10])], "pretrain_gpt.py",
+               *FLAGS.split(), *words(random, MORE)]
+    return {**RECORD, "launches": [{**LAUNCH, "arguments": started}]}
+
+
+TARGETS = {
+    "notebook": Target(hostile_json(NOTEBOOK, MARKS, b'{"cells":['), _notebook, (Unusable,)),
+    "copies": Target(pieces, lambda given: merged(*given).encode("utf-8", "surrogatepass"), ()),
+    "record": Target(record, _record, (LabError,)),
+    "torchrun": Target(lambda random: words(random, TORCHRUN), _command, (torchrun.BadCommand,)),
+    "slurm": Target(lambda random: words(random, SLURM), _slurm, (options.BadOption,)),
+    "directives": Target(
+        lambda random: spoilt(random, SBATCH, (b"#SBATCH -N", b"'", b'"', b"\\", b"\r\n")),
+        lambda text: options.directives(text.decode(errors="replace")), ()),
+    "attempt": Target(hostile_json(ATTEMPT, (*ATTEMPT, "ungraded")), _attempt, (Damaged,)),
+    "value": Target(hostile_json([CODED, ARRAY], ("dict", "tuple", "float", "array", "<f8", "|b1"),
+                                 b'{"dict":[[1,2],[1,2]]}'), _value, (wire.CannotCross,)),
+    "estimate": Target(hostile_json(ESTIMATE, tuple(ESTIMATE)), _estimate, (LabError,)),
+}

@@ -143,7 +143,7 @@ def folders(view: mounts.Visible, limits: Limits,
     for where, text in view.texts:
         words += [*_folder(os.path.dirname(where)),
                   "--perms", "0444", "--ro-bind-data", data(text), where]
-    for kind, where, source in view.steps():
+    for kind, where, source in view.steps:
         for above in mounts.folders_above([where]):
             if not view.covered(above):
                 words += _folder(above)

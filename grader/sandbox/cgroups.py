@@ -109,15 +109,16 @@ def _make_1(limits: Limits, mount: Path, name: str, memberships: dict[str, str])
 def _make_2(limits: Limits, mount: Path, name: str, own: str) -> Group:
     unified = mount / "unified" if (mount / "unified").is_dir() else mount
     above = unified / own.lstrip("/")
-    with contextlib.suppress(OSError):  # refused where processes are in it, as ours is
-        (above / "cgroup.subtree_control").write_text("+memory +pids")
-    if "memory" not in (above / "cgroup.subtree_control").read_text().split():
+    if not _counts_memory(above):
+        with contextlib.suppress(OSError):  # refused where processes are in it, as ours is
+            (above / "cgroup.subtree_control").write_text("+memory +pids")
+    if not _counts_memory(above):
         # A desktop's slice is its user's own. Never out of a group that limits this process.
         if (above / "memory.max").read_text().strip() != "max":
             raise PermissionError(f"{above} limits memory")
         above = above.parent
-        if "memory" not in (above / "cgroup.subtree_control").read_text().split():
-            raise PermissionError(f"{above} has no memory controller")
+        if not _counts_memory(above):
+            raise PermissionError(f"{above} has no memory controller for its groups")
     folder = above / name
     folder.mkdir()
     group = Group(folder, (folder,), 2)
@@ -134,6 +135,11 @@ def _make_2(limits: Limits, mount: Path, name: str, own: str) -> Group:
         group.remove()
         raise
     return group
+
+
+def _counts_memory(folder: Path) -> bool:
+    """Whether groups made in it have a memory controller."""
+    return "memory" in (folder / "cgroup.subtree_control").read_text().split()
 
 
 def _below(controller: Path, own: str, name: str) -> Path:

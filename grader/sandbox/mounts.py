@@ -8,6 +8,7 @@ import sys
 import tarfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from lab.errors import LabError
@@ -33,6 +34,7 @@ class Visible:
     masks: tuple[str, ...]  # folders inside a bind that are shown empty
     texts: tuple[tuple[str, bytes], ...]  # made-up files
 
+    @cached_property
     def steps(self) -> list[tuple[str, str, str]]:
         """(kind, where, source), parents before children; kind is bind or mask."""
         steps = [("bind", *pair) for pair in self.binds]
@@ -41,15 +43,14 @@ class Visible:
 
     def covered(self, folder: str) -> bool:
         """Whether a folder inside comes with a bind, so that nothing has to be made there."""
-        above = [(kind, where) for kind, where, _ in self.steps()
-                 if Path(folder).is_relative_to(where)]
-        return bool(above) and above[-1][0] == "bind"
+        above = [kind for kind, where, _ in self.steps if f"{folder}/".startswith(f"{where}/")]
+        return above[-1:] == ["bind"]
 
     def shows(self, path: Path) -> bool:
         """Whether this file or folder of the host can be seen inside."""
         real = path.resolve()
         closest = [("", -1)]
-        for kind, where, source in self.steps():
+        for kind, where, source in self.steps:
             folder = Path(source or where)
             if real.is_relative_to(folder):
                 closest.append((kind, len(folder.parts)))

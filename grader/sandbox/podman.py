@@ -157,7 +157,7 @@ def _mounted(view: mounts.Visible, limits: Limits, root: Path, packed: bytes | N
     for where in mounts.WRITABLE:
         if where != "/dev/shm":
             words.append(f"--tmpfs={where}:rw,nosuid,nodev,exec,mode=1777,size={limits.disk}")
-    for kind, where, source in view.steps():
+    for kind, where, source in view.steps:
         if kind == "mask":
             words.append(f"--tmpfs={where}:rw,nosuid,nodev,mode=0755,size=64k")
         else:

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -189,3 +190,13 @@ def test_leaves_nothing_behind(backend):
     assert not list(Path("/sys/fs/cgroup").glob(f"**/lab-sandbox-{os.getpid()}-*"))
     with backend.start(["/bin/true"], LIMITS) as running:
         wait(running)
+
+
+def test_many_at_once_from_many_threads(backend):
+    """No two in one slot, none mixed up with another, whoever is killed."""
+    def one(number: int) -> str:
+        with backend.start(["/bin/sh", "-c", f"echo {number}; cat"], LIMITS) as running:
+            return os.read(running.stdout, 100).decode().strip()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(one, range(24))) == [str(number) for number in range(24)]

@@ -26,6 +26,7 @@ def main() -> None:
     for name in ("ranks_speed.py", "bubble.py", "memory.py"):
         run(HERE / name)
     run(HERE / "cluster_up.py")
+    run(HERE / "sandbox_start.py")
     with tempfile.TemporaryDirectory() as home:
         lab = "import sys; from lab.cli import main; sys.exit(main(sys.argv[1:]))"
         run("-c", lab, "data", LAB_HOME=home)

@@ -126,9 +126,12 @@ def _secrets(course_root: Path | None) -> Iterator[tuple[str, Path]]:
         kinds += [("the course folder", course_root)]
         kinds += [(f"the course's {path.name}", path) for path in sorted(course_root.glob("*"))
                   if path.is_dir()]
+    view = mounts.visible(0)
     for what, folder in kinds:
         for path in itertools.islice(_files(folder), SOME):
-            yield what, path
+            # A home may hold nothing but the Python environment, which is no secret.
+            if folder != Path.home() or not view.shows(path):
+                yield what, path
 
 
 def _files(folder: Path) -> Iterator[Path]:

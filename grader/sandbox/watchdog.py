@@ -92,7 +92,7 @@ class Watchdog(threading.Thread):
         root = f"/proc/{self.first}/root"
         try:
             self.namespace = os.readlink(f"/proc/{self.first}/ns/pid")
-            if os.stat(root).st_dev == os.stat("/").st_dev:  # not in its own yet
+            if os.path.samefile(root, "/"):  # not in its own yet
                 return False
             for path in mounts.WRITABLE:
                 flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -58,6 +58,16 @@ def wait(running, seconds: float = 20) -> int:
     return running.poll()
 
 
+# Four processes, each below the limit.
+HOG = """
+import os, time
+for i in range(4):
+    if os.fork() == 0:
+        x = bytearray(80 * 2**20)
+        time.sleep(20)
+time.sleep(20)
+"""
+
 STUBBORN = """
 import os, signal, sys, time
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from grader.sandbox import mounts
+from grader.sandbox import cgroups, inside, mounts, watchdog
 from grader.sandbox.interface import MB, Limits
 from lab.errors import LabError
 from lab.workspace import CHECKOUT, CODE
 from tests.grader.sandbox.conftest import (
+    HOG,
     LIMITS,
     STUBBORN,
     a_killed_grader,
@@ -95,18 +96,54 @@ def test_writes_nowhere_else(python, path):
     assert python(f"open({path!r}, 'w')").code == 1
 
 
-def test_memory_over_all_processes_is_held(python):
-    ended = python("import os, time\nfor i in range(4):\n  if os.fork() == 0:\n"
-                   "    x = bytearray(80 * 2**20); time.sleep(20)\ntime.sleep(20)")
+@pytest.fixture(params=["counted by the kernel", "counted by the watchdog"])
+def counted(request, monkeypatch):
+    """Control groups where this machine has them; and as if it had none."""
+    if request.param == "counted by the watchdog":
+        monkeypatch.setattr(cgroups, "make", lambda limits: None)
+
+
+def test_memory_over_all_processes_is_held(counted, python):
+    ended = python(HOG)
     assert ended.why == "its memory passed 200 MB" and ended.code == -signal.SIGKILL
     assert ended.seconds < 6
 
 
-def test_files_count_as_memory(python):
+def test_files_count_as_memory(counted, python):
     ended = python("import time\nfor i in range(60):\n"
                    "  open(f'/dev/shm/{i}', 'wb').write(bytes(5 * 2**20))\ntime.sleep(20)",
                    Limits(memory=100 * MB, disk=400 * MB))
     assert ended.why == "its memory passed 100 MB"
+
+
+def test_shared_memory_counts_once(counted, python):
+    """Eight processes that share 60 MB are well below 200 MB."""
+    ended = python("import mmap, os, time\nx = mmap.mmap(-1, 60 * 2**20)\nx.write(bytes(len(x)))\n"
+                   "for _ in range(8):\n  if os.fork() == 0:\n    x[:len(x):4096]\n"
+                   "    time.sleep(0.5)\n    os._exit(0)\n"
+                   "[os.wait() for _ in range(8)]\nprint('through')")
+    assert (ended.out, ended.code) == ("through\n", 0)
+
+
+def test_many_empty_files_count(python, monkeypatch):
+    monkeypatch.setattr(cgroups, "make", lambda limits: None)
+    ended = python("i = 0\nwhile True:\n  open(f'/tmp/{i}', 'x'); i += 1", Limits(memory=64 * MB))
+    assert ended.why == "its memory passed 64 MB"
+
+
+def test_the_watchdog_counts_processes(python, monkeypatch):
+    """Where the kernel's own limit fails, as it does for root or on an old kernel."""
+    monkeypatch.setattr(cgroups, "make", lambda limits: None)
+    monkeypatch.setattr(inside, "rlimits", lambda limits: ["--core=0"])
+    ended = python("import os, time\nfor _ in range(60):\n  if os.fork() == 0: time.sleep(20)\n"
+                   "time.sleep(20)")
+    assert ended.why == "more than 24 processes and threads"
+
+
+def test_a_machine_short_of_memory_ends_it(python, monkeypatch):
+    monkeypatch.setattr(watchdog, "SCARCE", 1.1)
+    ended = python("import time; time.sleep(20)")
+    assert ended.why == "the whole machine ran short of memory"
 
 
 def test_processes_are_held(python):

@@ -14,6 +14,7 @@ from grader.sandbox.interface import Limits, Unavailable
 from grader.sandbox.podman import Podman, sweep
 from grader.sandbox.selftest import self_test
 from tests.grader.sandbox.conftest import (
+    HOG,
     LIMITS,
     STUBBORN,
     a_killed_grader,
@@ -75,6 +76,13 @@ def test_kill_takes_everybody_at_once(podman):
     assert gone(marker, 1)
     running.kill()
     assert time.monotonic() - begun < 5  # podman itself takes a while to put its things away
+
+
+def test_memory_is_held_where_podman_cannot(monkeypatch):
+    """As for an ordinary user on a machine without delegated control groups."""
+    monkeypatch.setattr(Podman, "controllers", [])
+    ended = finish(Podman(), [sys.executable, "-I", "-c", HOG])
+    assert ended.why == "its memory passed 200 MB"
 
 
 def test_ends_with_the_grader():

@@ -16,6 +16,7 @@ from traitlets.config import Config
 
 from grader.execute import RunSubmission
 from grader.feedback import Bounded, EmbedImages, Harmless, HideTests, Page, SayUnscored
+from grader.late import AssignPenalties, LatePenalty
 from grader.outputs import CountErrorsOnly
 from grader.rebuild import Rebuild
 from grader.report import GradesCsv
@@ -41,7 +42,7 @@ def configure(c: Config) -> None:
             stock.OverwriteCells, stock.CheckCellMetadata]
         c.Autograde.autograde_preprocessors = [
             RunSubmission, CountErrorsOnly, stock.LimitOutput, stock.SaveAutoGrades,
-            stock.AssignLatePenalties, stock.CheckCellMetadata, SaveRecord]
+            AssignPenalties, stock.CheckCellMetadata, SaveRecord]
     c.merge(release.CONFIG)  # as `lab build` makes the notebooks that students get
     c.OverwriteCells.add_missing_cells = True
     c.Execute.timeout = SECONDS_PER_CELL
@@ -53,3 +54,4 @@ def configure(c: Config) -> None:
     c.HTMLExporter.preprocessors = [Harmless, EmbedImages]
     c.HTMLExporter.sanitize_html = True
     c.ExportApp.plugin_class = GradesCsv
+    c.AssignLatePenalties.plugin_class = LatePenalty

@@ -103,7 +103,7 @@ def show(lines) -> None:
             console.print(f"refused: {escape(visible(line.file))}{escape(who)}: "
                           f"{escape(visible(line.why))}", soft_wrap=True, highlight=False)
     counts = {kind: sum(line.verdict == kind for line in lines)
-              for kind in ("new", "same", "older", "refused")}
+              for kind in ("new", "same", "other", "refused")}
     console.print(", ".join(f"{count} {kind}" for kind, count in counts.items()), highlight=False)
 
 

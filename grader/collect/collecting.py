@@ -16,6 +16,7 @@ from grader.collect.receipts import Receipt
 from grader.collect.sources import File, Folder, Refused, Source, opened
 from grader.collect.which import Labs
 from grader.course import Course
+from grader.policy import Attempts, attempts_of, to_grade
 from grader.records import gradebook
 from grader.roster import Roster, people
 from grader.times import now
@@ -44,7 +45,7 @@ class Line:
     file: str
     student: str = ""
     lab: str = ""
-    verdict: str = "refused"  # | new | same | older
+    verdict: str = "refused"  # | new | same | other: kept, but not the one to grade
     why: str = ""
     when: str = ""
 
@@ -169,21 +170,22 @@ def _source_key(source: Source, file: File, claim: Claim) -> str:
 
 
 def _file(course: Course, versions: list[_Version], options: Options) -> list[Line]:
-    """Receipts for what is new; the newest of each student and lab into submitted/."""
+    """Receipts for what is new; of each student and lab the one to grade into submitted/."""
+    policy = attempts_of(course.settings())
     by_lab: dict[tuple[str, str], list[_Version]] = defaultdict(list)
     for version in versions:
         by_lab[version.receipt.student, version.receipt.lab].append(version)
     lines: list[Line] = []
     for (student, lab), group in sorted(by_lab.items()):
         try:
-            lines += _file_group(course, student, lab, group, options)
+            lines += _file_group(course, student, lab, group, options, policy)
         except (LabError, OSError) as error:
             lines += [Line(version.file.path, student, lab, why=str(error)) for version in group]
     return lines
 
 
-def _file_group(course: Course, student: str, lab: str, group: list[_Version], options: Options
-                ) -> list[Line]:
+def _file_group(course: Course, student: str, lab: str, group: list[_Version], options: Options,
+                policy: Attempts) -> list[Line]:
     newest = max(version.receipt.order for version in group)
     digests = {version.receipt.digest for version in group if version.receipt.order == newest}
     if len(digests) > 1:
@@ -201,7 +203,7 @@ def _file_group(course: Course, student: str, lab: str, group: list[_Version], o
             receipts.add(course, version.receipt)
             known[key] = version.receipt
             added.add(key)
-    chosen = receipts.read(course)[student, lab][-1].digest
+    chosen = to_grade(policy, receipts.read(course)[student, lab]).digest
     store.place(course, lab, student, chosen)
     return [_line(version, known, added, chosen) for version in group]
 
@@ -209,6 +211,6 @@ def _file_group(course: Course, student: str, lab: str, group: list[_Version], o
 def _line(version: _Version, known: dict, added: set, chosen: str) -> Line:
     receipt = version.receipt
     key = receipt.digest, receipt.source
-    verdict = "older" if receipt.digest != chosen else "new" if key in added else "same"
+    verdict = "other" if receipt.digest != chosen else "new" if key in added else "same"
     return Line(version.file.path, receipt.student, receipt.lab, verdict, version.why,
                 known[key].when)

@@ -25,7 +25,7 @@ def test_canvas_says_who_by_the_users_number(take, submitted, tmp_path, answer, 
 def test_of_two_uploads_to_canvas_the_later_one_counts(take, submitted, tmp_path, answer):
     old, new = "lovelaceada_101_77_a.ipynb", "lovelaceada_101_555_a-1.ipynb"
     lines = take(zipped(tmp_path / "c.zip", {new: answer(RIGHT), old: answer(WRONG)}))
-    assert (lines[old].verdict, lines[new].verdict) == ("older", "new")
+    assert (lines[old].verdict, lines[new].verdict) == ("other", "new")
     assert submitted("ada") == answer(RIGHT)
 
 
@@ -87,7 +87,7 @@ def test_the_labs_own_name_goes_before_copies_and_others_are_a_tie(take, submitt
                                                                   answer):
     own, copy = f"ada/{NAME}.ipynb", f"ada/{NAME}-Copy1.ipynb"
     lines = take(put(tmp_path / "in", {own: answer(RIGHT), copy: answer(WRONG)}))
-    assert (lines[own].verdict, lines[copy].verdict) == ("new", "older")
+    assert (lines[own].verdict, lines[copy].verdict) == ("new", "other")
     assert submitted("ada") == answer(RIGHT)
     names = [f"grace/{NAME} ({number}).ipynb" for number in (1, 2)]
     lines = take(put(tmp_path / "b", dict(zip(names, [answer(RIGHT), answer(WRONG)], strict=True))))

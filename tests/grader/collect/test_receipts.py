@@ -43,7 +43,7 @@ def test_the_newest_is_placed_and_the_earlier_ones_are_kept(take, course, submit
     for day, number in ((1, 0), (3, 2), (2, 1)):  # the middle one is collected last
         put(tmp_path / "in", {FILE: contents[number]})
         line = take(tmp_path / "in", received=at(day))[FILE]
-    assert line.verdict == "older" and submitted("ada") == contents[2]
+    assert line.verdict == "other" and submitted("ada") == contents[2]
     kept = {path.read_bytes() for path in (course.root / "received" / "ada" / NAME).iterdir()}
     assert kept == set(contents)
     assert received(course, NAME, "ada") == "2026-01-03T12:00:00+00:00"
@@ -54,7 +54,7 @@ def test_an_old_archive_collected_again_brings_nothing_back(take, submitted, tmp
     new = zipped(tmp_path / "new.zip", {FILE: answer("# new")})
     take(old)
     take(new)
-    assert take(old)[FILE].verdict == "older" and submitted("ada") == answer("# new")
+    assert take(old)[FILE].verdict == "other" and submitted("ada") == answer("# new")
 
 
 def test_who_goes_back_to_an_older_version_gets_it_when_the_time_is_said(take, course, submitted,
@@ -104,7 +104,7 @@ def test_a_newer_one_put_there_by_hand_stays(take, course, submitted, tmp_path, 
     path = course.notebook("submitted", NAME, "ada")
     put(path.parent, {path.name: answer("# by hand")})
     line = take(put(tmp_path / "in", {FILE: answer()}), received=at(1))[FILE]
-    assert line.verdict == "older" and submitted("ada") == answer("# by hand")
+    assert line.verdict == "other" and submitted("ada") == answer("# by hand")
 
 
 @pytest.mark.parametrize("step", ["grader.collect.store.keep", "grader.collect.receipts.add",
@@ -200,7 +200,7 @@ def test_the_command_shows_a_table_and_fails_when_nothing_was_taken(command, tmp
     done = command("collect", str(folder), "--received", "2026-01-31 12:00 UTC")
     assert done.returncode == 0 and "2026-01-31" in done.stdout, done.stderr
     assert "refused: eve/[red]90_small.ipynb: 'eve' is nobody on the roster" in done.stdout
-    assert "1 new, 0 same, 0 older, 1 refused" in done.stdout
+    assert "1 new, 0 same, 0 other, 1 refused" in done.stdout
     done = command("collect", str(folder / "eve"))
     assert done.returncode == 1 and "nothing was taken" in done.stderr
     done = command("collect", str(folder), "--received", "2099-01-31 12:00 UTC")

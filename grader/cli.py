@@ -62,12 +62,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     form.add_argument("--port", type=jupyter_port,
                       help="JupyterLab's port (the first free from 8888)")
     form.set_defaults(run=run_formgrader)
+    from grader import similar_cli
     from grader.collect import cli as collecting
-
-    collecting.add_parser(subparsers)
     from grader.sandbox import cli as isolating
 
-    isolating.add_parser(subparsers)
+    for part in (collecting, similar_cli, isolating):
+        part.add_parser(subparsers)
 
 
 def _parser(subparsers: argparse._SubParsersAction, name: str, what: str, examples: str

@@ -8,14 +8,17 @@ deadlines if the earlier attempts are to count.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from traitlets import Enum, Float, Int, List
 from traitlets.config import Config, Configurable
 
+from grader.collect import receipts
 from grader.collect.receipts import Receipt
+from grader.course import Course
+from grader.records import last
 
 
 class Attempts(Configurable):
@@ -55,11 +58,11 @@ def runs(handed_in: Sequence[tuple[str, str]]) -> list[str]:
         handed_in, key=lambda one: one[0]))]
 
 
-def handed_in(receipts: Sequence[Receipt], history: Sequence[Mapping[str, Any]]
+def handed_in(came: Sequence[Receipt], history: Sequence[Mapping[str, Any]]
               ) -> list[tuple[str, str]]:
     """(when, digest) of all that is known: receipts, and what was graded without one."""
-    known = {receipt.digest for receipt in receipts}
-    return [(receipt.time.isoformat(), receipt.digest) for receipt in receipts] + [
+    known = {receipt.digest for receipt in came}
+    return [(receipt.time.isoformat(), receipt.digest) for receipt in came] + [
         (str(one.get("received") or one.get("at") or ""), str(one.get("digest")))
         for one in history if one.get("digest") not in known]
 
@@ -91,3 +94,35 @@ def to_grade(policy: Attempts, found: Sequence[Receipt]) -> Receipt:
     if policy.counts == "first":
         return found[0]
     return found[starts[:policy.most or None][-1]]
+
+
+def counted(course: Course, rows: Iterable[Any]) -> Iterator[Any]:
+    """The rows of grades.csv, each with the score of the attempt that counts, which its notes say.
+
+    A row that waits to be graded stays as it is: whatever counts, it is not known yet.
+    """
+    policy = attempts_of(course.settings())
+    if policy.plain:
+        yield from rows
+        return
+    came = receipts.read(course)
+    for row in rows:
+        yield _counted(course, policy, row, came.get((row.student, row.lab), []))
+
+
+def _counted(course: Course, policy: Attempts, row: Any, came: Sequence[Receipt]) -> Any:
+    record, digest = last(course, row.lab, row.student), course.digest(row.lab, row.student)
+    if record is None or record.digest != digest or record.state != row.state:
+        return row
+    history = getattr(record, "history", [])
+    scores = {one["digest"]: one.get("score") for one in history if one.get("state") == "graded"}
+    scores[digest] = row.score  # a person may have changed it since
+    if digest not in {one.get("digest") for one in history}:
+        history = [*history, {"digest": digest, "received": row.received}]
+    found = count(policy, runs(handed_in(came, history)), scores)
+    if found.score is None:
+        why = row.reason if row.state == "ungraded" else found.note
+        return replace(row, score=None, state="ungraded", reason=why)
+    reason = f"the newest attempt is ungraded: {row.reason}" if row.score is None else row.reason
+    notes = "; ".join(filter(None, [row.notes, found.note]))
+    return replace(row, score=found.score, state="graded", reason=reason, notes=notes)

@@ -17,6 +17,7 @@ from nbgrader.utils import parse_utc
 
 from grader.collect.receipts import receipt_for
 from grader.course import Course
+from grader.policy import counted
 from grader.records import Unusable, gradebook, last, number, state
 from lab.workspace import put_whole
 
@@ -104,8 +105,8 @@ def net(submission: Any) -> float:
 def write_csv(course: Course, book: Gradebook, path: Path, students: list[str] | None = None,
               labs: list[str] | None = None) -> list[Row]:
     """Write `path` whole, or not at all; what was written."""
-    chosen = [row for row in rows(course, book) if (not students or row.student in students)
-              and (not labs or row.lab in labs)]
+    chosen = [row for row in counted(course, rows(course, book))
+              if (not students or row.student in students) and (not labs or row.lab in labs)]
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow([field.name for field in fields(Row)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from traitlets import TraitError
 from traitlets.config import Config
 
+from grader import policy
 from grader.collect.receipts import Receipt
 from grader.policy import Attempts, attempts_of, count, handed_in, runs, to_grade
 from tests.grader.collect.conftest import NAME, put
@@ -89,11 +92,68 @@ def test_collect_puts_there_what_is_to_be_graded(take, course, submitted, tmp_pa
         put(tmp_path / "in", {f"ada/{NAME}.ipynb": answer(f"# {day}")})
         take(tmp_path / "in", received=datetime.datetime(2026, 1, day, tzinfo=datetime.UTC))
     assert submitted("ada") == answer(expected)
-    policy = attempts_of(course.settings())
-    assert policy.plain == (line == "")
+    assert attempts_of(course.settings()).plain == (line == "")
 
 
 def test_to_grade_counts_the_same_file_once():
     found = [Receipt("ada", NAME, digest, "", "", str(number))
              for number, digest in enumerate("aabb")]
     assert to_grade(Attempts(most=2), found).digest == "b"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What `counted` uses of a row of grades.csv."""
+
+    student: str
+    lab: str
+    score: float | None
+    state: str
+    reason: str = ""
+    received: str = ""
+    notes: str = ""
+
+
+@pytest.fixture
+def history(course, monkeypatch):
+    """Set how attempts a, b, ... were graded; None is an ungraded one."""
+    def history(*scores: float | None, setting: str, row: Row) -> Row:
+        with course.config_file.open("a") as file:
+            file.write(f"c.Attempts.{setting}\n")
+        entries = [{"digest": chr(97 + index), "score": score, "received": str(index),
+                    "state": "ungraded" if score is None else "graded"}
+                   for index, score in enumerate(scores)]
+        newest = entries[-1]
+        record = SimpleNamespace(digest=newest["digest"], state=newest["state"], history=entries)
+        monkeypatch.setattr(policy, "last", lambda *_: record)
+        monkeypatch.setattr(type(course), "digest", lambda *_: newest["digest"])
+        return next(policy.counted(course, [row]))
+
+    return history
+
+
+def test_the_best_is_in_the_table_and_said(history):
+    row = history(5.0, 3.0, setting="counts = 'best'", row=Row("ada", NAME, 3.0, "graded"))
+    assert (row.score, row.state, row.notes) == (5.0, "graded", "attempt 1 of 2 counts (best)")
+
+
+def test_a_score_that_a_person_changed_is_the_one_that_is_compared(history):
+    row = history(5.0, 3.0, setting="counts = 'best'", row=Row("ada", NAME, 6.0, "graded"))
+    assert row.score == 6.0
+
+
+def test_a_crash_keeps_the_best_and_says_so(history):
+    row = history(5.0, None, setting="counts = 'best'",
+                  row=Row("ada", NAME, None, "ungraded", "it crashed"))
+    assert (row.score, row.state) == (5.0, "graded") and "it crashed" in row.reason
+    assert "1 without a score" in row.notes
+
+
+def test_a_crash_leaves_no_score_when_the_latest_counts(history):
+    before = Row("ada", NAME, None, "ungraded", "it crashed")
+    assert history(5.0, None, setting="factors = [1, 0.5]", row=before) == before
+
+
+def test_what_waits_to_be_graded_stays_ungraded(history):
+    before = Row("ada", NAME, None, "ungraded", "submitted again since it was graded")
+    assert history(5.0, 6.0, setting="counts = 'best'", row=before) == before

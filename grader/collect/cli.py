@@ -89,7 +89,10 @@ def show(lines) -> None:
     from rich.table import Table
 
     console = Console()
-    table = Table("student", "lab", "", "received (UTC)", "file", "note")
+    table = Table("student", "lab", "")
+    table.add_column("received (UTC)", no_wrap=True)
+    table.add_column("file", overflow="fold")
+    table.add_column("note")
     taken = [line for line in lines if line.verdict != "refused"]
     for line in taken:
         table.add_row(*(escape(visible(text)) for text in (

@@ -112,7 +112,7 @@ class Trusted:
             pass  # said below, also where the check swallowed it
         except MemoryError:
             verdict.lost = "the check itself ran out of memory"
-        except (Exception, SystemExit, GeneratorExit) as error:
+        except (Exception, GeneratorExit) as error:  # SystemExit and Ctrl-C end the grader, not it
             verdict.failed = error if isinstance(error, Exception) else RuntimeError(repr(error))
         verdict.late = bool(late)
         verdict.lost = str(self.remote.lost or self.remote.unmeasured or verdict.lost

@@ -21,6 +21,8 @@ from lab.errors import LabError
 
 MEMORY = 2 << 30  # bytes of data: the parent replaces a worker long before
 LONGEST_TRACEBACK = 4000
+TERMINATED = 143  # exit code, as shells have it for SIGTERM
+_ending: list[bool] = []
 
 
 class Desk:
@@ -44,6 +46,8 @@ class Desk:
         if lab not in self.plans:
             self.plans[lab] = lab_plan.read(self.course, lab)
         made = attempt.grade(self.course, self.plans[lab], student, self.backend, self.settings)
+        if _ending:  # a check may have caught what should have ended it
+            sys.exit(TERMINATED)
         return {"id": results.write(self.course, self.settings.digest(), made).id}
 
     def feedback(self, task: dict[str, Any]) -> dict[str, Any]:
@@ -86,11 +90,17 @@ def guard() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("its parent is gone")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what it holds is let go
+    signal.signal(signal.SIGTERM, end)
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = MEMORY if most == resource.RLIM_INFINITY else min(MEMORY, most)
     resource.setrlimit(resource.RLIMIT_DATA, (wanted, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def end(*signalled: Any) -> None:
+    """What it holds is let go, and nothing more is written."""
+    _ending.append(True)
+    sys.exit(TERMINATED)
 
 
 def channel() -> tuple[Any, Any]:

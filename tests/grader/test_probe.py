@@ -99,7 +99,7 @@ def test_checks_that_hold_pass_as_in_a_notebook(source):
     "assert f(3) == 8", "assert one == 2", "check.function(f, [(2,)], [7])",
     "check.value(many, [1])", "check.raises(f, ValueError, (1,))", "assert missing == 1",
     "check.that(False, 'hint')", "assert list(map(stops, [])) and False",
-    "list(map(lambda _: stops(), [1]))", "raise SystemExit", "raise GeneratorExit"])
+    "list(map(lambda _: stops(), [1]))", "raise GeneratorExit"])
 def test_checks_that_do_not_hold_fail(source):
     verdict = checked(source)
     assert verdict.failed is not None and not verdict.lost
@@ -205,6 +205,13 @@ def test_a_check_that_does_not_end_is_ended(source):
     verdict = checked(source, seconds=0.2)
     assert verdict.lost and verdict.late and time.monotonic() - start < 5
     assert sum(len(output.get("text", "")) for output in verdict.outputs) < 300_000
+
+
+@pytest.mark.parametrize("end", ["raise SystemExit", "raise KeyboardInterrupt"])
+def test_one_who_ends_the_grader_ends_no_check(end):
+    """SIGTERM in the middle of a check is no verdict."""
+    with pytest.raises((SystemExit, KeyboardInterrupt)):
+        checked(end)
 
 
 def test_recursion_and_large_numbers_only_fail_the_check():

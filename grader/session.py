@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,13 +13,14 @@ from grader import cleaning
 from grader.channel import BrokenChannel, Channel, ChannelError, OutOfTime
 from grader.lab_plan import PlannedCell
 from grader.remote import MOST_TITLE, as_raised
-from grader.sandbox import Backend, python
+from grader.sandbox import Backend
 from grader.settings import Grading
 from grader.timing import Budget
 from lab.check.sides import Raised
 from lab.guest import protocol
 
-GUEST = "lab.guest"
+# Not -I: the sandbox's variables are ours, and PYTHONHASHSEED among them makes runs repeatable.
+GUEST = (sys.executable, "-P", "-s", "-m", "lab.guest")
 START_SECONDS = 30.0
 
 
@@ -100,7 +102,7 @@ class Session:
         return f"its code ended the sandbox at cell {name}: {cleaning.line(str(error), 200)}"
 
     def _start(self) -> None:
-        running = self.backend.start(python(GUEST), self.settings.limits(), files=self.files)
+        running = self.backend.start(GUEST, self.settings.limits(), files=self.files)
         self.channel = Channel(running)
         try:
             self.channel.request("ready", START_SECONDS)

@@ -15,6 +15,15 @@ class Late(BaseException):
     """The time is up. No Exception, so that `except Exception` does not take it for the code's."""
 
 
+_interrupted = False
+
+
+def interrupted() -> bool:
+    """Whether a Late was ever raised in this process. It may have struck in an import, which leaves
+    a library half made for whoever uses it next."""
+    return _interrupted
+
+
 class Budget:
     """Seconds that pass from now on."""
 
@@ -38,6 +47,8 @@ def limited(seconds: float) -> Iterator[list[float]]:
     inside = True
 
     def ring(*frame: Any) -> None:
+        global _interrupted
+        _interrupted = True
         rang.append(time.monotonic())
         if inside:
             raise Late

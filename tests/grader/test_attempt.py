@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import nbformat
 import pytest
 from nbformat import v4
 
-from grader import attempt, lab_plan, sandbox
+from grader import attempt, lab_plan, results, sandbox
 from grader.attempt import Attempt, Damaged
+from grader.batch import worker_command
 from grader.course import Course
 from grader.settings import Grading, settings_of
 from lab.build.release import release
@@ -82,6 +84,12 @@ def test_the_notebook_has_the_hidden_tests_and_what_the_cells_did(bench):
     assert "mine" in outputs(made, "batch") and "returned 16" in outputs(made, "batch-check")
     explore = next(one for one in found.cells if one.metadata.get("tags") == ["explore"])
     assert explore.outputs == []
+
+
+def test_the_students_code_hashes_alike_at_every_run(bench):
+    source = f"print(hash('a'), {{'a', 'b', 'c', 'd'}})\n{RIGHT}"
+    first, second = (bench.grade(answered(bench.released, source)) for _ in range(2))
+    assert first.notebook == second.notebook
 
 
 def test_neither_tests_nor_anything_of_the_course_is_in_the_sandbox(bench):
@@ -280,6 +288,30 @@ def test_a_check_that_is_no_plain_python_is_refused_before_anybody_is_graded(tmp
     find(lab, "batch-check").source = "!ls"
     with pytest.raises(LabError, match="batch-check runs on the trusted side"):
         _ = Bench(tmp_path, lab).plan
+
+
+def test_a_worker_whose_check_was_interrupted_goes_on_as_a_new_program(tmp_path):
+    """The alarm may have struck in an import, which would be broken for the next student."""
+    lab = small_lab.source()
+    find(lab, "batch-check").source = "for _ in range(check.call(global_batch, 4, 4)): pass"
+    bench = Bench(tmp_path / "course", lab)
+    with bench.course.config_file.open("a") as file:
+        file.write("c.Grading.seconds_per_cell = 2\n")
+    for student, answer in (("ada", RIGHT.replace("micro_batch *", "10**15 *")), ("bob", RIGHT)):
+        small_lab.put(answered(bench.released, answer),
+                      bench.course.notebook("submitted", NAME, student))
+    tasks = [{"do": "grade", "lab": NAME, "student": student, "task": number}
+             for number, student in enumerate(("ada", "bob", "bob"))]
+    done = subprocess.run(worker_command(bench.course, bench.backend.name), text=True,
+                          input="".join(json.dumps(task) + "\n" for task in tasks),
+                          capture_output=True, timeout=100)
+    ready, *answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert "ready" in ready and [answer["task"] for answer in answers] == [0, 1, 2], done.stderr
+    found = {student: results.read(bench.course, NAME, student).attempt
+             for student in ("ada", "bob")}
+    assert "out of time at cell batch-check (2 s)" in found["ada"].reason
+    assert found["bob"].scores == BOTH
+    assert done.returncode == 0 and "renewed" in done.stderr
 
 
 @pytest.mark.parametrize("change", [

@@ -146,6 +146,11 @@ def test_only_what_can_be_called_is():
     assert "is the student's" in checked("check.call(f, g)").outputs[-1].evalue
 
 
+def test_a_check_that_draws_by_itself_draws_the_same_again():
+    source = "import random\nimport numpy as np\nprint(random.random(), np.random.rand())"
+    assert checked(source).outputs == checked(source).outputs != []
+
+
 def test_builtins_and_trusted_names_are_not_the_students_unless_the_lab_says_so():
     guest = student("def sum(x): return 9\ndef len(x): return 9\nclass check: pass\nT = 5")
     assert checked("assert sum([1]) == 9 and len([1]) == 1", guest).passed

@@ -1,0 +1,31 @@
+"""tests/sharing.py: which tests stay on one worker of `make test`."""
+
+import pytest
+
+from tests import sharing
+from tests.test_project import ROOT
+
+
+@pytest.mark.parametrize("path", [*sharing.LONG, *sharing.TRACED])
+def test_what_it_names_is_there(path):
+    assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize("fixtures, unit", [
+    ({"cluster", "make_cluster"}, sharing.unit(sharing.CLUSTER[0])),
+    ({"traced", "dataset"}, sharing.unit(sharing.TRACED[0]))])
+def test_all_that_use_a_costly_fixture_are_one_unit(request, fixtures, unit):
+    """Of the tests of this run."""
+    users = [item.nodeid for item in request.session.items if fixtures <= {*item.fixturenames}]
+    assert {sharing.unit(name) for name in users} <= {unit}, users
+
+
+def test_other_files_are_units_of_their_own():
+    names = [f"tests/data/test_{file}.py::test_{test}" for file in "ab" for test in "xy"]
+    assert [sharing.unit(name) for name in names] == ["tests/data/test_a.py"] * 2 + [
+        "tests/data/test_b.py"] * 2
+
+
+def test_the_cluster_comes_first():
+    assert sharing.turn("tests/cluster/test_x.py::test_y") < sharing.turn(
+        "tests/browser/test_x.py::test_y") < sharing.turn("tests/data/test_x.py::test_y")

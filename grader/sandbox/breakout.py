@@ -132,6 +132,10 @@ def namespace():
 def tracing():
     if LIBC.ptrace(PTRACE_ATTACH, 1, None, None) == 0:
         return "the memory of the sandbox's first process"
+    with contextlib.suppress(OSError), open("/proc/1/mem", "r+b"), open("/proc/1/status") as file:
+        lines = dict(line.split(":", 1) for line in file)
+        if (lines["Seccomp"].strip(), lines["NoNewPrivs"].strip()) != ("2", "1"):
+            return "a first process that is held less than the others"
 
 
 def keyring():

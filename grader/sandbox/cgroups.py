@@ -76,7 +76,10 @@ def of_process(pid: int, mount: Path = MOUNT) -> Group | None:
 
 
 def make(limits: Limits, mount: Path = MOUNT) -> Group | None:
-    """A group with the limits on memory and processes, or None where that is not allowed."""
+    """A group with the limits on memory and processes, or None where that is not allowed.
+
+    Groups also share the processors fairly, however many processes one of them starts.
+    """
     name = f"{PREFIX}-{os.getpid()}-{next(_numbers)}"
     memberships = _memberships()
     with contextlib.suppress(OSError):
@@ -95,11 +98,11 @@ def _make_1(limits: Limits, mount: Path, name: str, memberships: dict[str, str])
         (memory / "memory.limit_in_bytes").write_text(hard(limits))
         with contextlib.suppress(OSError):  # a kernel without swap accounting
             (memory / "memory.memsw.limit_in_bytes").write_text(hard(limits))
-        if "pids" in memberships:
+        for controller in {"pids", "cpu"} & set(memberships):  # cpu: equal shares, nothing to set
             with contextlib.suppress(OSError):
-                pids = _below(mount / "pids", memberships["pids"], name)
-                made.append(pids)
-                (pids / "pids.max").write_text(str(limits.processes + HELPERS))
+                made.append(_below(mount / controller, memberships[controller], name))
+                if controller == "pids":
+                    (made[-1] / "pids.max").write_text(str(limits.processes + HELPERS))
     except OSError:
         Group(Path(), tuple(made), 1).remove()
         raise
@@ -110,8 +113,9 @@ def _make_2(limits: Limits, mount: Path, name: str, own: str) -> Group:
     unified = mount / "unified" if (mount / "unified").is_dir() else mount
     above = unified / own.lstrip("/")
     if not _counts_memory(above):
-        with contextlib.suppress(OSError):  # refused where processes are in it, as ours is
-            (above / "cgroup.subtree_control").write_text("+memory +pids")
+        for controller in ("+memory", "+pids", "+cpu"):
+            with contextlib.suppress(OSError):  # refused where processes are in it, as ours is
+                (above / "cgroup.subtree_control").write_text(controller)
     if not _counts_memory(above):
         # A desktop's slice is its user's own. Never out of a group that limits this process.
         if (above / "memory.max").read_text().strip() != "max":
@@ -186,7 +190,7 @@ def sweep(mount: Path = MOUNT) -> None:
     """Remove empty groups that a killed grader left behind."""
     memberships = _memberships()
     for controller, own in memberships.items():
-        if controller not in ("memory", "pids", ""):
+        if controller not in ("memory", "pids", "cpu", ""):
             continue
         base = mount / (controller or "unified")
         base = base if base.is_dir() else mount

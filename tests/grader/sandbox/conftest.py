@@ -44,10 +44,15 @@ def python(backend) -> Callable[..., Ended]:
 def finish(backend, command: list[str], limits: Limits = LIMITS, **more) -> Ended:
     begun = time.monotonic()
     with backend.start(command, limits, **more) as running:
-        with open(running.stdout, "rb", closefd=False) as file:
-            out = file.read().decode()
+        out = received(running)
         code = wait(running)
         return Ended(out, running.noise(), code, running.why(), time.monotonic() - begun)
+
+
+def received(running) -> str:
+    """All that it writes, to its end."""
+    with open(running.stdout, "rb", closefd=False) as file:
+        return file.read().decode()
 
 
 def wait(running, seconds: float = 20) -> int:

@@ -24,6 +24,7 @@ from tests.grader.sandbox.conftest import (
     finish,
     gone,
     new_marker,
+    received,
     wait,
 )
 
@@ -203,6 +204,25 @@ def test_ends_with_the_grader(backend):
     """Also when the grader has no time to say good-bye."""
     marker = a_killed_grader(type(backend))
     assert gone(marker, 2)
+
+
+def test_many_processes_do_not_starve_a_neighbour(backend):
+    """Sixteen endless loops in one sandbox, a single one in the other: shares alike.
+
+    Each starts a session, since the kernel shares among sessions where there are no groups.
+    """
+    if not (group := cgroups.make(LIMITS)):
+        pytest.skip("no control groups may be made here: nothing shares the processors fairly")
+    group.remove()
+    source = ("import os, time\n[os.fork() for _ in range({doublings})]\n"
+              "if os.getpid() != os.getsid(0): os.setsid()\nbegun = time.monotonic()\n"
+              "while time.monotonic() - begun < 1.5: pass\n"
+              "os.write(1, b'%f\\n' % time.process_time()); time.sleep(1)")
+    both = [backend.start([sys.executable, "-I", "-c", source.format(doublings=n)], LIMITS)
+            for n in (4, 0)]
+    with both[0], both[1]:
+        hog, honest = (sum(map(float, received(one).split())) for one in both)
+    assert honest > hog / 4  # of seventeen equals it would be a sixteenth
 
 
 def test_two_at_once_are_two_users_who_do_not_see_each_other(backend):

@@ -74,12 +74,13 @@ def test_no_group_where_memory_is_not_counted(unified, tmp_path):
 
 
 def test_version_1_gets_its_limits(tmp_path, monkeypatch):
-    monkeypatch.setattr(cgroups, "_memberships", lambda: {"memory": "/a", "pids": "/"})
-    (tmp_path / "memory" / "a").mkdir(parents=True)
-    (tmp_path / "pids").mkdir()
+    monkeypatch.setattr(cgroups, "_memberships", lambda: {"memory": "/a", "pids": "/", "cpu": "/"})
+    for name in ("memory/a", "pids", "cpu"):
+        (tmp_path / name).mkdir(parents=True)
     group = cgroups.make(LIMITS, tmp_path)
-    memory, pids = group.folders
-    assert memory.parent == tmp_path / "memory" / "a"
+    made = {path.relative_to(tmp_path).parts[0]: path for path in group.folders}
+    memory, pids, cpu = (made[name] for name in ("memory", "pids", "cpu"))
+    assert memory.parent == tmp_path / "memory" / "a" and cpu.parent == tmp_path / "cpu"
     assert (memory / "memory.limit_in_bytes").read_text() == str(90 * MB)
     assert (pids / "pids.max").read_text() == str(10 + cgroups.HELPERS)
 

@@ -59,8 +59,19 @@ class AssignPenalties(AssignLatePenalties):
                    ) -> tuple[NotebookNode, dict[str, Any]]:
         course, lab, student = place(self, resources)
         with gradebook(course) as book:
-            book.update_or_create_submission(lab, student, timestamp=stamped(course, lab, student))
-        return super().preprocess(nb, resources)
+            submission = book.update_or_create_submission(
+                lab, student, timestamp=stamped(course, lab, student))
+            if submission.assignment.duedate:
+                return super().preprocess(nb, resources)
+            for notebook in submission.notebooks:  # of a due date that was there before
+                notebook.late_submission_penalty = None
+            book.db.commit()
+        return nb, resources
+
+
+def seconds_late(submission: Any) -> float:
+    """nbgrader's, which breaks on an extension where there is no due date."""
+    return submission.total_seconds_late if submission.assignment.duedate else 0.0
 
 
 def set_due(course: Course, lab: str, when: datetime.datetime | None) -> None:

@@ -19,6 +19,7 @@ from traitlets.config import Config
 from grader import byhand
 from grader.attempt import Attempt
 from grader.course import Course
+from grader.late import seconds_late
 from grader.records import NOT_ISOLATED, Record, enrol, last, now, with_this, write
 from grader.report import net, received, stamped
 from grader.results import Result
@@ -107,7 +108,7 @@ def _enter(course: Course, settings: Config, book: Gradebook, attempt: Attempt) 
 def penalise(settings: Config, submission: Any, notebook: Any, student: str) -> None:
     """What nbgrader's AssignLatePenalties does, with the course's plugin."""
     notebook.late_submission_penalty = None
-    late = submission.total_seconds_late
+    late = seconds_late(submission)
     if late <= 0:
         return
     step = AssignLatePenalties(config=settings)

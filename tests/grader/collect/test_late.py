@@ -14,7 +14,7 @@ from traitlets.config import Config
 
 from grader.collect import receipts
 from grader.collect.receipts import Receipt
-from grader.late import LatePenalty, extend, set_due
+from grader.late import LatePenalty, extend, seconds_late, set_due
 from grader.records import gradebook
 from grader.report import stamped
 from grader.times import parse_time
@@ -94,8 +94,10 @@ def test_the_gradebook_goes_by_the_receipt_and_extensions_count(course, answer):
     extend(course, NAME, "ada", datetime.timedelta(hours=1.5))
     with gradebook(course) as book:
         assert book.find_submission(NAME, "ada").total_seconds_late == 1800
+    set_due(course, NAME, None)  # the extension stays
+    with gradebook(course) as book:
+        assert seconds_late(book.find_submission(NAME, "ada")) == 0
     extend(course, NAME, "ada", datetime.timedelta(0))
-    set_due(course, NAME, None)
     with gradebook(course) as book:
         assert book.find_submission(NAME, "ada").total_seconds_late == 0
 

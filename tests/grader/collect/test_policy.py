@@ -157,3 +157,8 @@ def test_a_crash_leaves_no_score_when_the_latest_counts(history):
 def test_what_waits_to_be_graded_stays_ungraded(history):
     before = Row("ada", NAME, None, "ungraded", "submitted again since it was graded")
     assert history(5.0, 6.0, setting="counts = 'best'", row=before) == before
+
+
+def test_checks_that_a_person_scored_count_though_the_attempt_was_ungraded(history):
+    row = history(5.0, None, setting="counts = 'best'", row=Row("ada", NAME, 7.0, "graded"))
+    assert row.score == 7.0 and "attempt 2 of 2" in row.notes

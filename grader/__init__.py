@@ -25,4 +25,10 @@ records.py   step 4: graded, or ungraded and why
 batch.py     all of it for many submissions; one that breaks stops no other
 feedback.py  the page that a student gets back
 report.py    grades.csv and the table
+collect/     what students handed in, from wherever, into submitted/; when it came in
+roster.py    the class, and who is meant by a name
+late.py      late penalties: a plugin of nbgrader
+policy.py    which of several attempts counts
+times.py     times that people write
+similar.py   whose answers look alike; similar_page.py shows it, similar_cli.py is `lab similar`
 """

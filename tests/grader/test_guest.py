@@ -10,7 +10,8 @@ import pytest
 from grader.channel import Channel, Died
 from grader.sandbox import Limits, python
 from lab.check import wire
-from lab.guest.capture import MOST_BYTES
+from lab.guest import protocol
+from lab.guest.capture import MOST_BYTES, Capture
 from tests.grader.plain import Plain
 
 SECONDS = 60
@@ -121,6 +122,7 @@ def test_input_is_refused_as_where_nobody_types(guest):
     assert guest.cell("input('name? ')")["error"]["names"][0] == "StdinNotImplementedError"
 
 
+@pytest.mark.slow
 def test_a_line_of_60_mb_is_cut_while_it_comes(fresh):
     for source in ("print('x' * 60_000_000)", "print('\\x00' * 60_000_000)",
                    "!head -c 60000000 /dev/zero | tr '\\0' x",
@@ -179,3 +181,16 @@ def test_one_who_ends_it_is_gone_at_once(fresh):
     with pytest.raises(Died, match="exit code 7"):
         fresh.cell("import os\nos._exit(7)")
     assert time.monotonic() - start < 2
+
+
+@pytest.mark.parametrize("size", [64, 3000])
+def test_what_is_cut_says_so_and_fits_into_a_frame(size):
+    for letter in "x\n\"\0\ud800":
+        capture = Capture()
+        for _ in range(2 * MOST_BYTES // size):
+            capture.print("stdout", letter * size)
+        capture.print("stderr", "last")
+        capture.add({"output_type": "display_data", "data": {}, "metadata": {}})
+        outputs = capture.take()
+        assert "was cut" in outputs[-1]["text"] and len(outputs) == 2
+        protocol.pack({"id": 1, "outputs": outputs, "error": None})

@@ -55,7 +55,7 @@ class Capture:
         """`text` on stdout or stderr."""
         with self._lock:
             self._before_next()
-            if not self._left:
+            if self._cut:
                 return
             last = self._outputs[-1] if self._outputs else None
             goes_on = last is not None and last.get("name") == name
@@ -79,7 +79,7 @@ class Capture:
         with self._lock:
             self.drain()
             self._before_next()
-            if not self._left:
+            if self._cut:
                 return
             cost = size_of(output)
             if cost > self._left or not self._has_room(False):

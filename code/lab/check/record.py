@@ -27,6 +27,7 @@ NAMES = ("srun", "torchrun", *PYTHONS, "scontrol", "hostname", "deepspeed", "mpi
          "sbatch", "salloc", "scancel", "squeue", "sinfo", "sacct", "nvidia-smi", "sleep")
 NODE = "slurmnode"  # the job's nodes are slurmnode1, slurmnode2, ...
 SECONDS = 20
+SECONDS_TO_BEGIN = 3.0  # of a stand-in in the background, on a machine that is busy
 MOST_SCRIPT = 64 * 1024
 MOST_RECORD = 1_000_000
 MOST_OUTPUT = 4000  # characters, the last ones
@@ -144,10 +145,14 @@ def _run(script: str, folder: Path, scratch: Path, found: dict[str, str], notes:
 
 def _still_running(group: int, written: Path) -> bool:
     """Whether a stand-in still runs in the background of a script that is over."""
+    deadline = time.monotonic() + SECONDS_TO_BEGIN
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, 0)
-        time.sleep(0.2)  # it has perhaps not yet begun
-    return any(written.parent.glob(f"{written.name}.running*"))
+        while time.monotonic() < deadline:
+            if any(written.parent.glob(f"{written.name}.running*")):
+                return True
+            os.killpg(group, 0)  # somebody is there, who has perhaps not yet begun
+            time.sleep(0.02)
+    return False
 
 
 def allocated(found: dict[str, str]) -> tuple[int, int]:

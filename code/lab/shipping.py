@@ -18,8 +18,9 @@ EXECUTABLE, PLAIN = 0o755, 0o644
 
 def shipped(checkout: Path) -> Iterator[tuple[Path, str, int]]:
     """Of every file that students get: where it is, its path in the workspace, its mode."""
-    for script in sorted((checkout / "code" / "jobs").glob("*.sh")):
-        yield script, f"code/{script.name}", EXECUTABLE
+    scripts = checkout / "code" / "jobs"
+    for script in sorted([*scripts.glob("*.sh"), *scripts.glob("*.py")]):
+        yield script, f"code/{script.name}", EXECUTABLE if script.suffix == ".sh" else PLAIN
     # Copies, no link: Jupyter's server does not follow links that lead out of its folder.
     for figure in sorted((checkout / "images").glob("*.*")):
         yield figure, f"images/{figure.name}", PLAIN

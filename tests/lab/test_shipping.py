@@ -43,6 +43,14 @@ def course(tmp_path):
     return made
 
 
+def test_programs_that_jobs_start_come_beside_the_scripts(course):
+    course.put("code/jobs/measure.py", "print(1)\n")
+    course.put("code/jobs/__pycache__/measure.pyc", "")
+    course.ship()
+    assert sorted(path.name for path in course.copy("code").iterdir()) == ["measure.py", "run.sh"]
+    assert not os.access(course.copy("code/measure.py"), os.X_OK)
+
+
 def test_labs_worked_notebooks_and_scripts_come_as_copies(course):
     assert course.copy("notebooks/03_x.ipynb").read_text() == notebook("one")
     assert course.copy("notebooks/worked/03_x.ipynb").read_text() == notebook("worked")

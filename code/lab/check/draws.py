@@ -9,7 +9,7 @@ from typing import Any
 from lab.check.sides import side
 
 
-def draw(n: int, **choices: Sequence[Any] | Callable[[random.Random], Any]
+def draw(n: int, /, **choices: Sequence[Any] | Callable[[random.Random], Any]
          ) -> list[dict[str, Any]]:
     """`n` cases, each with one of `choices` for every name.
 

@@ -158,8 +158,8 @@ from virtualgpu.cards import CARDS
 
 print(f"{'data sheets':16}{'NVLink':>8}{'PCIe':>8}{'memory':>8}")
 for card in CARDS.values():
-    print(f"{card.name:16}{card.nvlink / 1e9 or '-':>8}{card.pcie / 1e9:8.0f}"
-          f"{card.bandwidth / 1e9:8.0f}")
+    nvlink = f"{card.nvlink / 1e9:.0f}" if card.nvlink else "-"
+    print(f"{card.name:16}{nvlink:>8}{card.pcie / 1e9:8.0f}{card.bandwidth / 1e9:8.0f}")
 
 # %% [markdown]
 # ### Exercise 2: which link?
@@ -568,8 +568,8 @@ check.function(
 #     return 8 * teraflops * 1000 / gigabytes_per_second
 
 # %% [markdown]
-# The ridge points of all cards, from their data sheets. Peaks have grown faster than memories did:
-# what was compute-bound on an old card can be memory-bound on a new one.
+# The ridge points of all cards, from their data sheets. On the whole peaks have grown faster than
+# memories did: what was compute-bound on an old card can be memory-bound on a new one.
 
 # %% tags=["explore"]
 for card in CARDS.values():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
+import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ MOUNT = Path("/sys/fs/cgroup")
 PREFIX = "lab-sandbox"
 # In the group beside the sandbox's own: sh, bwrap and its helper inside.
 HELPERS = 4
-_numbers = itertools.count()
+YOUNG = 60.0  # seconds in which a group may be empty because its sandbox is about to enter
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ def make(limits: Limits, mount: Path = MOUNT) -> Group | None:
 
     Groups also share the processors fairly, however many processes one of them starts.
     """
-    name = f"{PREFIX}-{os.getpid()}-{next(_numbers)}"
+    # A grader in another PID namespace, as on a node of a cluster, may have the same number.
+    name = f"{PREFIX}-{os.getpid()}-{secrets.token_hex(4)}"
     memberships = _memberships()
     with contextlib.suppress(OSError):
         if "memory" in memberships:
@@ -197,6 +198,7 @@ def sweep(mount: Path = MOUNT) -> None:
         for above in (base / own.lstrip("/"), (base / own.lstrip("/")).parent):
             for folder in above.glob(f"{PREFIX}-*"):
                 owner = folder.name.split("-")[2]
-                if not Path("/proc", owner).exists():
-                    with contextlib.suppress(OSError):  # still in use, or not ours
+                with contextlib.suppress(OSError):  # gone by now, still in use, or not ours
+                    old = time.time() - folder.stat().st_mtime > YOUNG
+                    if old and not Path("/proc", owner).exists():
                         folder.rmdir()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import tempfile
@@ -27,7 +27,6 @@ LONGEST = 4 * 3600  # seconds; if all else fails, podman itself ends the contain
 _FIRST = '"$@"; exit $?'
 # Ends the container when the grader is gone, however it went: its end of the pipe closes.
 _LIFELINE = 'read nothing; exec "$@"'
-_numbers = itertools.count()
 
 
 class Podman:
@@ -72,7 +71,7 @@ class Podman:
               files: Mapping[str, bytes] | None = None,
               environment: Mapping[str, str] | None = None) -> Running:
         packed = mounts.archive(dict(files or {}))
-        name = f"{PREFIX}{os.getpid()}-{next(_numbers)}"
+        name = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         with contextlib.ExitStack() as undo:
             uid = slots.FIRST
             if os.geteuid() == 0 and slots.mapped():
@@ -133,9 +132,10 @@ class Podman:
 def sweep() -> None:
     """Remove the skeletons that killed graders of this user left behind."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}[0-9]*-*"):
-        owner = folder.name.removeprefix(PREFIX).partition("-")[0]
-        if not Path("/proc", owner).exists() and folder.stat().st_uid == os.getuid():
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # gone by now
+            found = folder.lstat()
+            if found.st_uid == os.getuid() and time.time() - found.st_mtime > LONGEST:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _mounted(view: mounts.Visible, limits: Limits, root: Path, packed: bytes | None) -> list[str]:

@@ -26,8 +26,12 @@ class Slot:
 
 
 def take(folder: Path = FOLDER) -> Slot:
-    """The lowest free one; for root. Raises Unavailable when all are taken."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """The lowest free one; for root. Raises Unavailable when all are taken, or none can be held."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise Unavailable(f"{folder}, for the locks of sandboxes' users: {error.strerror}"
+                          ) from error
     for number in range(COUNT):
         descriptor = os.open(folder / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

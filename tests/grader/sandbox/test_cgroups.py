@@ -94,8 +94,17 @@ def test_none_where_there_is_none(tmp_path, monkeypatch):
 def test_groups_of_killed_graders_are_swept(tmp_path, monkeypatch):
     monkeypatch.setattr(cgroups, "_memberships", lambda: {"memory": "/"})
     mine = tmp_path / "memory" / f"lab-sandbox-{os.getpid()}-0"
-    dead = tmp_path / "memory" / "lab-sandbox-99999999-0"
-    for folder in (mine, dead, tmp_path / "memory" / "other"):
+    dead, young, other = (tmp_path / "memory" / name for name in
+                          ("lab-sandbox-99999999-0", "lab-sandbox-99999999-1", "other"))
+    for folder in (mine, dead, young, other):
         folder.mkdir(parents=True)
+        if folder is not young:
+            os.utime(folder, (0, 0))
     cgroups.sweep(tmp_path)
-    assert mine.exists() and not dead.exists() and (tmp_path / "memory" / "other").exists()
+    assert mine.exists() and young.exists() and other.exists() and not dead.exists()
+
+
+def test_two_graders_with_the_same_number_get_a_group_each(unified, tmp_path, monkeypatch):
+    """As in two PID namespaces."""
+    monkeypatch.setattr(cgroups.os, "getpid", lambda: 1)
+    assert cgroups.make(LIMITS, tmp_path).memory != cgroups.make(LIMITS, tmp_path).memory

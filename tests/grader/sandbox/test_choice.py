@@ -88,6 +88,12 @@ def test_more_sandboxes_than_user_numbers(tmp_path, monkeypatch):
     held.free()
 
 
+def test_no_place_for_the_locks(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(Unavailable, match="file/slots, for the locks"):
+        slots.take(tmp_path / "file" / "slots")
+
+
 def test_the_checkout_is_masked_where_it_lies_in_something_shown(tmp_path):
     checkout, prefix = tmp_path / "prefix" / "src" / "labs", tmp_path / "prefix"
     for name in ("code", "solutions", "grader"):

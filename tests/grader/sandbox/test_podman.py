@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def podman() -> Podman:
 def test_holds(podman, tmp_path):
     (tmp_path / "gradebook.db").write_text("secret")
     self_test(podman, tmp_path)
-    assert not list(Path("/tmp").glob("lab-sandbox-*/root"))
+    assert not list(Path(tempfile.gettempdir()).glob(f"lab-sandbox-{os.getpid()}-*"))
 
 
 def test_the_self_test_finds_holes_in_it_too(podman):
@@ -86,5 +87,12 @@ def test_memory_is_held_where_podman_cannot(monkeypatch):
 
 
 def test_ends_with_the_grader():
+    before = set(Path(tempfile.gettempdir()).glob("lab-sandbox-*"))
     assert gone(a_killed_grader(Podman), 5)
-    sweep()  # what it had in /tmp
+    left = set(Path(tempfile.gettempdir()).glob("lab-sandbox-*")) - before
+    sweep()
+    assert left and all(folder.exists() for folder in left)  # it could be another one's, in use
+    for folder in left:
+        os.utime(folder, (0, 0))
+    sweep()
+    assert not any(folder.exists() for folder in left)

@@ -14,6 +14,8 @@ from grader.sandbox.interface import MB, Unavailable
 from grader.sandbox.selftest import self_test
 from lab.errors import LabError
 
+pytestmark = pytest.mark.slow  # together
+
 
 class Leaky(Bubblewrap):
     """bubblewrap, but its command line was changed for the worse."""

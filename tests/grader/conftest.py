@@ -48,11 +48,12 @@ def submit(course: Course, student: str, notebook: nbformat.NotebookNode) -> Pat
     return small_lab.put(notebook, course.notebook("submitted", small_lab.NAME, student))
 
 
-def run(course: Course, *words: str, program: str = "lab") -> subprocess.CompletedProcess:
+def run(course: Course, *words: str, program: str = "lab", seconds: float = 240
+        ) -> subprocess.CompletedProcess:
     """Run a command in the course folder, as an instructor without an activated environment."""
     environment = {**os.environ, "LAB_COURSE": str(course.root), "PATH": os.defpath}
     return subprocess.run([str(Path(sys.executable).with_name(program)), *words], text=True,
-                          cwd=course.root, env=environment, capture_output=True, timeout=240,
+                          cwd=course.root, env=environment, capture_output=True, timeout=seconds,
                           stdin=subprocess.DEVNULL)
 
 

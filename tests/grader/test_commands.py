@@ -1,0 +1,120 @@
+"""`lab regrade`, `lab release`, formgrader's button, and nbgrader's own autograde."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from grader import records
+from grader.course import Course
+from grader.steps import ISOLATED_VARIABLE
+from tests.grader import small_lab
+from tests.grader.conftest import run, submit, table
+from tests.grader.small_lab import RIGHT, answered
+
+NAME = small_lab.NAME
+BUTTON = """
+import json, sys
+from nbgrader.apps.api import NbGraderAPI
+from grader.course import Course
+from pathlib import Path
+course = Course(Path(sys.argv[1]))
+print(json.dumps(NbGraderAPI(config=course.settings()).autograde(sys.argv[2], sys.argv[3])))
+"""
+
+
+def ids(course: Course) -> dict[str, str]:
+    return {student: records.last(course, NAME, student).attempt
+            for student in course.students(NAME)}
+
+
+@pytest.mark.slow
+def test_what_is_graded_is_left_alone_and_regrade_does_it_anew(course, released):
+    submit(course, "ada", answered(released))
+    submit(course, "bob", answered(released, RIGHT + "\nimport os; os._exit(1)"))
+    assert run(course, "grade", NAME).returncode == 0
+    first, rows = ids(course), table(course.root / "grades.csv")
+    assert (rows["bob"]["state"], rows["bob"]["score"]) == ("ungraded", "")
+    done = run(course, "regrade", NAME, "--ungraded")
+    assert done.returncode == 0 and "1 submissions" in done.stdout, done.stderr
+    second = ids(course)
+    assert second["ada"] == first["ada"] and second["bob"] != first["bob"]
+    done = run(course, "regrade", NAME, "ada", "--workers", "1")
+    assert done.returncode == 0, done.stderr
+    assert ids(course)["ada"] != first["ada"] and ids(course)["bob"] == second["bob"]
+    assert table(course.root / "grades.csv")["ada"]["score"] == "5.0"
+
+
+@pytest.mark.slow
+def test_formgraders_button_grades_in_the_sandbox(course, released, tmp_path):
+    canary = tmp_path / "canary"
+    os.chmod(tmp_path, 0o777)
+    folder = submit(course, "ada", answered(released, f"open({str(canary)!r}, 'w')\n{RIGHT}")
+                    ).parent
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", BUTTON, str(course.root), NAME, "ada"], text=True,
+        capture_output=True, env={**os.environ, ISOLATED_VARIABLE: "1"}, timeout=240)
+    assert '"success": true' in done.stdout, done.stdout + done.stderr
+    assert not canary.exists()
+    record = records.last(course, NAME, "ada")
+    assert record.state == "graded" and record.attempt and not record.notes
+    assert course.notebook("autograded", NAME, "ada").exists()
+    (folder / "more").symlink_to("/etc/passwd")  # a link leads nowhere
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", BUTTON, str(course.root), NAME, "ada"], text=True,
+        capture_output=True, env={**os.environ, ISOLATED_VARIABLE: "1"}, timeout=240)
+    assert '"success": false' in done.stdout and "link" in done.stdout
+    assert not list((course.root / "autograded").rglob("more"))
+
+
+@pytest.mark.slow
+def test_nbgraders_own_autograde_says_that_it_is_not_isolated(course, released):
+    submit(course, "ada", answered(released))
+    done = run(course, "autograde", NAME, "--student", "ada", "--create", program="nbgrader")
+    assert done.returncode == 0 and "without isolation" in done.stderr, done.stderr
+    assert records.last(course, NAME, "ada").notes == [records.NOT_ISOLATED]
+    done = run(course, "export", "--to", "mine.csv", program="nbgrader")
+    row = table(course.root / "mine.csv")["ada"]
+    assert (row["score"], row["notes"]) == ("5.0", records.NOT_ISOLATED)
+
+
+@pytest.mark.slow
+def test_release_makes_what_students_get(course):
+    made = course.notebook("release", NAME)
+    made.unlink()
+    done = run(course, "release", NAME)
+    assert done.returncode == 0 and str(made.parent) in done.stdout, done.stderr
+    assert "HIDDEN" not in made.read_text() and "BEGIN SOLUTION" not in made.read_text()
+    assert "up to date" in run(course, "release", NAME).stdout
+
+
+def test_a_lab_that_was_not_built_again_is_not_released(course, monkeypatch, tmp_path):
+    from grader import assign
+
+    (tmp_path / "solutions").mkdir()
+    (tmp_path / "solutions" / f"{NAME}.py").touch()
+    monkeypatch.setattr(assign, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(assign, "build", lambda *_, **__: [f"notebooks/{NAME}.ipynb"])
+    with pytest.raises(assign.LabError, match=f"`lab build {NAME}`, then"):
+        assign.require_built(course, NAME)
+
+
+@pytest.mark.parametrize("words", [["grade"], ["regrade"], ["release"], ["feedback"]])
+def test_help_has_examples(course, words):
+    done = run(course, *words, "--help")
+    assert done.returncode == 0 and "examples:" in done.stdout and "$LAB_COURSE" in done.stdout
+
+
+def test_without_a_sandbox_nothing_is_graded_and_nothing_is_touched(course, released):
+    submit(course, "ada", answered(released))
+    before = sorted(course.root.rglob("*"))
+    program = ("import sys; from grader import sandbox; from lab.cli import main\n"
+               "def torn(*_): raise sandbox.Unavailable('the network got out')\n"
+               f"sandbox.self_test = torn\nsys.exit(main(['grade', {NAME!r}]))")
+    done = subprocess.run([sys.executable, "-P", "-c", program], text=True, capture_output=True,
+                          env={**os.environ, "LAB_COURSE": str(course.root)}, timeout=240)
+    assert done.returncode == 1 and "the network got out" in done.stderr, done.stderr
+    assert sorted(course.root.rglob("*")) == before

@@ -23,7 +23,8 @@ REGRADE = """examples:
   lab regrade 03_multi_node --ungraded   those alone that are ungraded
 """
 RELEASE = """examples:
-  lab release 03_multi_node              release/03_multi_node/, to hand out
+  lab release 03_multi_node                                  release/03_multi_node/, to hand out
+  lab release 03_multi_node --due "2026-12-01 18:00 +01:00"  also when it is due, for late penalties
 """
 FEEDBACK = """examples:
   lab feedback 03_multi_node                  the pages of one lab again, after grading by hand
@@ -53,6 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         parser.add_argument("--slurm", action="store_true", help="as one array job on the cluster")
     release = _parser(subparsers, "release", "the notebook that students get of a lab", RELEASE)
     release.add_argument("lab", metavar="LAB", help="for example 03_multi_node")
+    release.add_argument("--due", metavar="TIME", help="with its zone; regrade what is graded")
     release.set_defaults(run=run_release)
     back = _parser(subparsers, "feedback", "the pages that students get back", FEEDBACK)
     back.add_argument("lab", nargs="?", metavar="LAB", help="(all labs)")
@@ -167,8 +169,11 @@ def require_lab(course, lab: str) -> None:
 def run_release(arguments: argparse.Namespace) -> int:
     from grader import assign
     from grader.course import Course, default_root
+    from grader.late import set_due
     from grader.log import logging_to
+    from grader.times import parse_time
 
+    due = parse_time(arguments.due, "--due") if arguments.due else None
     course = Course(default_root())
     course.make()
     course.settings()
@@ -176,8 +181,11 @@ def run_release(arguments: argparse.Namespace) -> int:
     with course.held(), logging_to(course):
         assign.require_built(course, arguments.lab)
         made = assign.release(course, arguments.lab)
+        if due:
+            set_due(course, arguments.lab, due)
     folder = course.notebook("release", arguments.lab).parent
-    print(f"{folder}: {'made' if made else 'is up to date'}; hand it out as it is")
+    print(f"{folder}: {'made' if made else 'is up to date'}; hand it out as it is"
+          + (f". It is due {due:%Y-%m-%d %H:%M} UTC" if due else ""))
     return 0
 
 

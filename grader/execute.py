@@ -1,6 +1,5 @@
-"""Step 2: run the rebuilt notebook. TODAY WITHOUT ISOLATION: the student's code runs as you.
-
-This module is what a sandboxed execution replaces; nothing else knows how cells are run.
+"""How `nbgrader autograde`, typed as a command, runs the rebuilt notebook: in a plain kernel and
+WITHOUT ISOLATION. `lab grade`, and formgrader under `lab formgrader`, run it in a sandbox.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from lab import workspace
 from lab.check.sides import SEED_VARIABLE
 
 WARNING = ("students' code runs as %s, without isolation: it can read and change whatever you can. "
-           "Do not grade strangers' submissions outside a throw-away container yet.")
+           "`lab grade` runs it in a sandbox.")
 # Cells of the course: when one fails, the checks after it say nothing about the student.
 COURSE_CELLS = {"setup", "check-setup"}
 _warned = False

@@ -88,7 +88,12 @@ def test_release_makes_what_students_get(course):
     done = run(course, "release", NAME)
     assert done.returncode == 0 and str(made.parent) in done.stdout, done.stderr
     assert "HIDDEN" not in made.read_text() and "BEGIN SOLUTION" not in made.read_text()
-    assert "up to date" in run(course, "release", NAME).stdout
+    done = run(course, "release", NAME, "--due", "2026-12-01 18:00 +01:00")
+    assert "up to date" in done.stdout and "due 2026-12-01 17:00 UTC" in done.stdout, done.stderr
+    with records.gradebook(course) as book:
+        assert str(book.find_assignment(NAME).duedate) == "2026-12-01 17:00:00"
+    done = run(course, "release", NAME, "--due", "tomorrow")
+    assert done.returncode == 1 and "--due 'tomorrow' is no time" in done.stderr
 
 
 def test_a_lab_that_was_not_built_again_is_not_released(course, monkeypatch, tmp_path):

@@ -17,6 +17,7 @@ TRACED = ("tests/virtualgpu/test_trace.py", "tests/browser/test_virtual_profile.
 # What takes long is begun first, so that both workers end at about the same time.
 LONG = (*CLUSTER, "tests/grader/", "tests/lab/test_start.py", "tests/browser/",
         "tests/minimegatron/", "tests/virtualgpu/")
+PATIENCE = 120  # seconds for a worker to stop its clusters after ^C, before it is killed
 
 
 def unit(name: str) -> str:
@@ -33,10 +34,12 @@ def turn(name: str) -> int:
 def scheduler(config: Any, log: Any) -> LoadScopeScheduling:
     """The plugin's, with our units in our order."""
     from xdist.scheduler import LoadScopeScheduling
+    from xdist.workermanage import NodeManager
 
     class Sharing(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return unit(nodeid)
 
+    NodeManager.EXIT_TIMEOUT = PATIENCE
     config.option.loadscopereorder = False  # not by the number of their tests
     return Sharing(config, log)

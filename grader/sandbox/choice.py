@@ -45,6 +45,6 @@ def try_out(backend: Backend) -> None:
         if said != b"ready\n":
             with contextlib.suppress(subprocess.TimeoutExpired):
                 running.process.wait(5)
-            noise = running.noise().strip()
-            raise Unavailable(f"does not start ({running.why()}): {noise}\n"
+            why, noise = running.why(), running.noise().strip()  # in this order: why waits for all
+            raise Unavailable(f"does not start ({why}): {noise}\n"
                               + advice.for_start(backend.name, noise))

@@ -11,6 +11,7 @@ import contextlib
 import io
 import json
 import os
+import pwd
 import sys
 import tarfile
 import zipfile
@@ -28,26 +29,26 @@ ESCAPES = ("../../../../pwned.ipynb", "/scratch/pwned.ipynb", "a/../../../../../
 
 def bomb(notebook: bytes) -> bytes:
     """Honest aaron; a notebook of zeros, and one in an archive in an archive."""
-    inner = zipped({f"deep_{LAB}.ipynb": bytes(BOMB // 4)})
+    inner = zipped({f"deep/{LAB}.ipynb": bytes(BOMB // 4)})
     for _ in range(3):
         inner = zipped({"again.zip": inner})
-    return zipped({f"aaron_{LAB}.ipynb": notebook, f"bomb_{LAB}.ipynb": bytes(BOMB),
-                   f"nested_{LAB}.zip": inner})
+    return zipped({f"aaron/{LAB}.ipynb": notebook, f"bomb/{LAB}.ipynb": bytes(BOMB),
+                   f"nested/{LAB}.zip": inner})
 
 
 def slip(notebook: bytes) -> bytes:
-    return zipped({f"aaron_{LAB}.ipynb": notebook} | dict.fromkeys(ESCAPES, b"pwned"))
+    return zipped({f"aaron/{LAB}.ipynb": notebook} | dict.fromkeys(ESCAPES, b"pwned"))
 
 
 def links(notebook: bytes) -> bytes:
     """A link in a zip, and a file through it."""
-    content = io.BytesIO(zipped({f"aaron_{LAB}.ipynb": notebook}))
+    content = io.BytesIO(zipped({f"aaron/{LAB}.ipynb": notebook}))
     with zipfile.ZipFile(content, "a") as archive:
         link = zipfile.ZipInfo("way")
         link.external_attr = 0o120777 << 16
         archive.writestr(link, "/scratch")
         archive.writestr("way/pwned.ipynb", b"pwned")
-        passwd = zipfile.ZipInfo(f"linked_{LAB}.ipynb")
+        passwd = zipfile.ZipInfo(f"linked/{LAB}.ipynb")
         passwd.external_attr = 0o120777 << 16
         archive.writestr(passwd, "/etc/passwd")
     return content.getvalue()
@@ -62,11 +63,11 @@ def tar_links(notebook: bytes) -> bytes:
             entry.type, entry.linkname, entry.size = kind, target, len(text)
             archive.addfile(entry, io.BytesIO(text))
 
-        add(f"aaron_{LAB}.ipynb", tarfile.REGTYPE, text=notebook)
+        add(f"aaron/{LAB}.ipynb", tarfile.REGTYPE, text=notebook)
         add("way", tarfile.SYMTYPE, "/scratch")
         add("way/pwned.ipynb", tarfile.REGTYPE, text=b"pwned")
-        add(f"linked_{LAB}.ipynb", tarfile.SYMTYPE, "/etc/passwd")
-        add(f"hard_{LAB}.ipynb", tarfile.LNKTYPE, "/scratch/course/gradebook.db")
+        add(f"linked/{LAB}.ipynb", tarfile.SYMTYPE, "/etc/passwd")
+        add(f"hard/{LAB}.ipynb", tarfile.LNKTYPE, "/scratch/course/gradebook.db")
         add("pipe", tarfile.FIFOTYPE)
         add("../../../pwned.ipynb", tarfile.REGTYPE, text=b"pwned")
     return content.getvalue()
@@ -105,7 +106,7 @@ def from_archive(grader: Grader, name: str, place: Path) -> str:
     archive.write_bytes(make(notebook))
     collect(grader, archive)
     if not (course.folder(grader.root, "aaron") / f"{LAB}.ipynb").is_file():
-        return "" if name == "bomb" and grader.kind == "stock" else "honest aaron is not there"
+        return "honest aaron is not there"
     return _evidence(grader.root, place)
 
 
@@ -125,27 +126,31 @@ def _evidence(root: Path, place: Path) -> str:
 
 
 def exchange(grader: Grader, place: Path) -> str:
-    """mallory hands in under aaron's name, later than aaron."""
+    """A student hands in under aaron's name: the folder is the student's, by its owner."""
     root = place / "exchange"
     for folder in ("outbound", "inbound", "feedback"):
         (root / "attacked" / folder).mkdir(parents=True)
     with (grader.root / "nbgrader_config.py").open("a") as file:
         file.write(f"c.Exchange.root = {str(root)!r}\nc.CourseDirectory.course_id = 'attacked'\n")
     notebook = (grader.root / "release" / LAB / f"{LAB}.ipynb").read_text()
-    for student, when, text in (("aaron", "10:00:00", notebook),
-                                ("aaron", "11:00:00", notebook.replace("triple", "mallory"))):
-        folder = root / "attacked" / "inbound" / (
-            f"{student}+{LAB}+2026-01-31 {when}.000000 UTC+{when[:2]}")
-        folder.mkdir()
-        (folder / f"{LAB}.ipynb").write_text(text)
-        (folder / "timestamp.txt").write_text(f"2026-01-31 {when}.000000 UTC")
+    when = "2026-01-31 11:00:00.000000 UTC"
+    folder = root / "attacked" / "inbound" / f"aaron+{LAB}+{when}+123456789012"
+    folder.mkdir()
+    (folder / f"{LAB}.ipynb").write_text(notebook.replace("triple", "mallory"))
+    (folder / "timestamp.txt").write_text(when)
+    mallory = str(os.getuid())
+    with contextlib.suppress(KeyError):
+        mallory = pwd.getpwuid(os.getuid()).pw_name
+    if grader.kind == "ours":
+        (place / "students.csv").write_text(f"id,first_name\naaron,Aaron\n{mallory},Mallory\n")
+        grader.must("lab", "roster", "import", str(place / "students.csv"))
     if grader.kind == "stock":
         grader.run("nbgrader", "collect", LAB, "--course", "attacked")
     else:
         grader.run("lab", "collect", str(root / "attacked"), "--lab", LAB)
     taken = course.folder(grader.root, "aaron") / f"{LAB}.ipynb"
     if taken.exists() and "mallory" in taken.read_text():
-        return "mallory's notebook is taken for aaron's"
+        return "another student's notebook is taken for aaron's"
     return ""
 
 

@@ -125,18 +125,29 @@ class _Watch(threading.Thread):
 
     def run(self) -> None:
         while not self.over.wait(LOOK_EVERY):
-            held = 0
             try:
-                for process in self.root.children(recursive=True):
-                    try:
-                        held += process.memory_info().rss
-                    except psutil.Error:
-                        continue
-                if held > self.limits.memory:
+                inside = self.root.children(recursive=True)
+                # Shared pages count for each process first; only then exactly, which takes longer.
+                if (sum(map(_resident, inside)) > self.limits.memory
+                        and sum(map(_proportional, inside)) > self.limits.memory):
                     self.killed = f"its memory passed {self.limits.memory / 1e9:.1f} GB"
                     self.root.kill()
             except psutil.Error:
                 return
+
+
+def _resident(process: psutil.Process) -> int:
+    try:
+        return process.memory_info().rss
+    except psutil.Error:
+        return 0
+
+
+def _proportional(process: psutil.Process) -> int:
+    try:
+        return process.memory_full_info().pss
+    except psutil.Error:
+        return 0
 
 
 def available() -> str:

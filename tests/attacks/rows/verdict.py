@@ -71,7 +71,7 @@ import json, os
 good = {"state": "graded", "score": 5.0, "scores": {"double-check": 3, "triple-check": 2},
         "student": "forges-files", "lab": "@LAB@", "reason": "", "notes": []}
 for place in ("@ROOT@", ".", "..", "../..", "../../.."):
-    for name in ("results", "attempts", "autograded"):
+    for name in ("results", "attempts", "autograded", "exported"):
         try:
             os.makedirs(f"{place}/{name}/forges-files", exist_ok=True)
             with open(f"{place}/{name}/forges-files/@LAB@.json", "w") as file:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.attacks import rows, running
-from tests.attacks.attack import FEEDBACK, LOST, ORACLE, Attack
+from tests.attacks.attack import FEEDBACK, INVENTED, LOST, ORACLE, TIME, Attack
 
 ATTACKS = [one for one in rows.all_attacks() if one.stock != "-"]
 TOGETHER = [one for one in ATTACKS if not one.alone]
@@ -20,8 +20,9 @@ def require(one: Attack, result: dict) -> None:
     assert "error" not in result, result["error"]
     found = result["harms"]
     if one.stock == "S":
-        # On every page of stock nbgrader there are hidden tests; what it cannot read it counts 0.
-        assert not found.keys() - {FEEDBACK, ORACLE, LOST, "invented"}, found
+        # On every page of stock nbgrader there are hidden tests; what it cannot read it counts 0;
+        # and a busy machine is slow.
+        assert not found.keys() - {FEEDBACK, ORACLE, LOST, INVENTED, TIME}, found
     else:
         assert one.harms <= found.keys(), f"missing: {one.harms - found.keys()}; {result}"
 

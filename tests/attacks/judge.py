@@ -130,13 +130,12 @@ def _read_until_exit(process: subprocess.Popen) -> bytes:
 
 def scene(grader: Grader, attacks: list[Attack], listener: Listener) -> harms.Scene:
     """One course folder, everybody's submissions in it, graded."""
-    earlier = [dataclasses.replace(one, double=one.first[0], triple=one.first[1], place=None,
-                                   change=None) if one.first else one for one in attacks]
-    course.hand_in(grader.root, earlier)
-    if any(one.first for one in attacks):
+    earlier = [dataclasses.replace(one, double=one.first[0], triple=one.first[1])
+               for one in attacks if one.first]
+    if earlier:
+        course.hand_in(grader.root, earlier)
         grader.grade(frozenset())
-        for one in attacks:
-            course.submit(grader.root, one)
+    course.hand_in(grader.root, attacks)
     here, before, start = processes(), harms.digests(grader.root), time.monotonic()
     listener.got.clear()
     grader.said = ""

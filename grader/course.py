@@ -88,16 +88,29 @@ class Course:
         """Names of the folders in submitted/; with `lab`, those that have a folder for it."""
         return sorted(path.name for path in (self.root / "submitted").iterdir()
                       if path.is_dir() and not path.name.startswith(".")
-                      and (lab is None or os.path.lexists(path / lab)))
+                      and (lab is None or self.submitted(lab, path.name)))
+
+    def submitted(self, lab: str, student: str) -> bool:
+        """Whether there is anything of that name, which need not be readable."""
+        try:
+            os.lstat(self.root / "submitted" / student / lab)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # nobody may look: something may well be there
+            return True
+        return True
 
     def digest(self, lab: str, student: str) -> str:
-        """SHA-256 of the submitted notebook, hex; empty when there is none. Of a larger file than
-        any that is graded: of its beginning."""
+        """SHA-256 of the submitted notebook, hex; empty when there is none, or none that can be
+        read. Of a larger file than any that is graded: of its beginning."""
         path = self.notebook("submitted", lab, student)
-        if not path.is_file():
+        try:
+            if not path.is_file():
+                return ""
+            with path.open("rb") as file:
+                return hashlib.sha256(file.read(MOST_DIGESTED)).hexdigest()
+        except OSError:
             return ""
-        with path.open("rb") as file:
-            return hashlib.sha256(file.read(MOST_DIGESTED)).hexdigest()
 
     def seed(self, lab: str, student: str, digest: str | None = None) -> str:
         """What this submission's hidden cases are drawn from: repeatable, and nobody's guess.

@@ -119,7 +119,7 @@ def state(course: Course, lab: str, student: str, book: Gradebook | None = None
     if (record and record.state == "ungraded" and record.digest == digest
             and not _scored_by_hand(course, lab, student, record, book)):
         return "ungraded", record.reason
-    if not (course.root / "submitted" / student / lab).is_dir():
+    if not course.submitted(lab, student):
         return "ungraded", "nothing submitted"
     if record is None or not course.notebook("autograded", lab, student).exists():
         return "ungraded", "not graded yet"

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import datetime
 import io
+import os
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -50,21 +51,25 @@ def stamped(course: Course, lab: str, student: str) -> datetime.datetime | None:
     if receipt := receipt_for(course, lab, student, course.digest(lab, student)):
         return receipt.time
     stamp = path.with_name("timestamp.txt")
-    if not stamp.is_file() or stamp.is_symlink():
+    if not os.path.isfile(stamp) or stamp.is_symlink():
         return None
-    text = stamp.read_bytes()[:100].decode(errors="replace").strip()
+    try:
+        with stamp.open("rb") as file:
+            text = file.read(100).decode(errors="replace").strip()
+    except OSError as error:
+        raise Unusable(f"timestamp.txt cannot be read: {error.strerror}") from error
     try:
         when = parse_utc(text).replace(tzinfo=datetime.UTC) if text else None
     except Exception as error:  # dateutil lets all kinds of them out
         raise Unusable(f"timestamp.txt says {text!r}, which is no time: remove it, or write one as "
                        "2026-01-31 12:00:00 UTC") from error
-    return max(when, _on_disk(path)) if when and path.is_file() else when
+    return max(when, _on_disk(path)) if when and os.path.isfile(path) else when
 
 
 def received(course: Course, lab: str, student: str) -> str:
     """When it came in, UTC, for people: also where nothing but the disk's time is known."""
     path = course.notebook("submitted", lab, student)
-    if not path.is_file():
+    if not os.path.isfile(path):  # also where nobody may look
         return ""
     when = None
     with contextlib.suppress(Unusable):  # which its reason says

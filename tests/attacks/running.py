@@ -29,3 +29,8 @@ def merged(output: str) -> dict[str, Any]:
 
 def judged(kind: str, attacks: list[Attack], seconds: float) -> dict[str, Any]:
     return in_jail("judge", kind, *(one.name for one in attacks), seconds=seconds)
+
+
+def name(one: Attack) -> str:
+    """Of an attack's test."""
+    return f"{one.row}-{one.name[:40].encode('unicode_escape').decode()}"

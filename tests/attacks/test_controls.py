@@ -7,6 +7,7 @@ import pytest
 
 from tests.attacks import rows, running
 from tests.attacks.attack import FEEDBACK, INVENTED, LOST, ORACLE, TIME, Attack
+from tests.attacks.running import name
 
 ATTACKS = [one for one in rows.all_attacks() if one.stock != "-"]
 TOGETHER = [one for one in ATTACKS if not one.alone]
@@ -25,10 +26,6 @@ def require(one: Attack, result: dict) -> None:
         assert not found.keys() - {FEEDBACK, ORACLE, LOST, INVENTED, TIME}, found
     else:
         assert one.harms <= found.keys(), f"missing: {one.harms - found.keys()}; {result}"
-
-
-def name(one: Attack) -> str:
-    return f"{one.row}-{one.name}"
 
 
 @pytest.mark.slow

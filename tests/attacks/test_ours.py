@@ -6,7 +6,7 @@ import pytest
 
 from tests.attacks import rows
 from tests.attacks.attack import Attack
-from tests.attacks.test_controls import name
+from tests.attacks.running import name
 
 ATTACKS = rows.all_attacks()
 SMALL = [one for one in ATTACKS if one.small]

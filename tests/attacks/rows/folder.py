@@ -63,8 +63,26 @@ def sparse(folder: Path) -> None:
         file.truncate(10_000_000_000)
 
 
+def sparse_stamp(folder: Path) -> None:
+    with open(folder / "timestamp.txt", "wb") as file:
+        file.truncate(10_000_000_000)
+
+
+def unreadable_stamp(folder: Path) -> None:
+    (folder / "timestamp.txt").write_text("2026-01-31 12:00:00 UTC")
+    (folder / "timestamp.txt").chmod(0)
+
+
 def unreadable(folder: Path) -> None:
     (folder / NAME).chmod(0)
+
+
+def closed(folder: Path) -> None:
+    folder.chmod(0)
+
+
+def closed_above(folder: Path) -> None:
+    folder.parent.chmod(0)
 
 
 def crowded(folder: Path) -> None:
@@ -122,8 +140,16 @@ ATTACKS = [
     attack("f3", "socket", "A socket in the notebook's place", place=listener, score=None),
     attack("f4", "a-folder", "A folder in the notebook's place", place=a_folder, score=None),
     attack("f5", "sparse", "A sparse file of 10 GB", place=sparse, score=None, reason="MB"),
+    attack("f5", "sparse-stamp", "A timestamp.txt of 10 GB", place=sparse_stamp, score=5.0,
+           may_end=True, **RIGHT),
+    attack("f6", "unreadable-stamp", "A timestamp.txt that nobody may read",
+           place=unreadable_stamp, score=5.0, may_end=True, **RIGHT),
     attack("f6", "unreadable", "A file that nobody may read", place=unreadable, score=5.0,
            may_end=True, **RIGHT),
+    attack("f6", "closed", "A folder that nobody may open", place=closed, score=5.0,
+           may_end=True, small=True, **RIGHT),
+    attack("f6", "closed-above", "A student's folder that nobody may open", place=closed_above,
+           score=5.0, may_end=True, **RIGHT),
     attack("f7", "crowded", "3,000 files beside the notebook", place=crowded, score=5.0,
            may_end=True, **RIGHT),
     attack("f8", "deep-folders", "300 folders in one another", place=deep, score=5.0,

@@ -59,8 +59,8 @@ jobs.connect()
 #
 # So give them some. `code/dp_single_node.sh` is a script that trains a small GPT for real, on this
 # machine's CPU. How many seconds will it take until it is over, with 20 steps of training? Guess
-# before you run: nobody counts how far off you were, but you will remember it. Write a number in place
-# of the line below.
+# before you run: nobody counts how far off you were, but you will remember it. In place of the line
+# below write `guess_seconds = ` and your number.
 
 # %% nbgrader={"grade": false, "grade_id": "guess-seconds", "locked": false, "schema_version": 3, "solution": true, "task": false}
 ### BEGIN SOLUTION

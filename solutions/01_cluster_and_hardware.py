@@ -653,7 +653,7 @@ print(f"ridge point: {cpu.ridge:.0f} FLOP per byte")
 roofline.plot(cpu)
 
 # %% [markdown]
-# The points rise with the intensity until the arithmetic is the limit, and then no more. They stay
+# The points rise with the intensity until the arithmetic is the limit, and then no more. Most stay
 # below the roof, some of them far: it is a limit, not a promise. The library is written for large
 # products and wastes time on thin ones, and your machine has other things to do.
 #

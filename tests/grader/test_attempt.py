@@ -192,7 +192,7 @@ def test_seeds_are_for_the_trusted_side_and_of_the_graded_bytes(bench):
     asked = ("SEEN = []\ndef global_batch(micro_batch, ranks):\n    SEEN.append(micro_batch)\n"
              "    return micro_batch * ranks if len(SEEN) < 3 else SEEN")
     first, again, other = (bench.grade(answered(bench.released, asked + more), student)
-                           for student, more in (("ada", ""), ("ada", ""), ("bob", "")))
+                           for student, more in (("ada", ""), ("ada", ""), ("ada", "\n")))
     texts = [outputs(made, "batch-check") for made in (first, again, other)]
     assert texts[0] == texts[1] != texts[2]
 

@@ -227,11 +227,11 @@ def test_recursion_and_large_numbers_only_fail_the_check():
 
 
 def test_a_students_text_steers_no_terminal_and_is_bounded():
-    bad = student('def f(x): raise ValueError("\\x1b[2J\\u202e\\r\\ud800" + "x" * 10**6)')
+    bad = student('def f(x): raise ValueError("\\r\\x1b[2J\\x1b[32m\\u202e\\ud800" + "x" * 10**6)')
     verdict = checked("print(check.call)\ncheck.call(f, 1)", bad)
     text = json.dumps(verdict.outputs)
     assert len(text) < 10_000 and json.loads(text)
-    for letter in ("\\u001b[2J", "\\u202e", "\\r", "\\ud8"):
+    for letter in ("\\u001b[2J", "\\u001b[32m", "\\u202e", "\\r", "\\ud8"):
         assert letter not in text
     printed = student('def f(x): return "\\x1b]0;title\\x07\\ud800"')
     assert "\\u001b]" not in json.dumps(checked("print(f(1))", printed).outputs)

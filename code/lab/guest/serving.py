@@ -33,7 +33,6 @@ class Guest:
         return answer
 
     async def cell(self, source: str) -> dict[str, Any]:
-        self.capture.take()
         error = await self.shell.run(source)
         outputs = self.capture.take()
         return {"outputs": outputs, "error": None if error is None else _coded(raised(error))}

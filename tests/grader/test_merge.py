@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 from dataclasses import replace
@@ -212,7 +213,10 @@ def test_a_late_one_is_penalised_by_the_courses_plugin(desk):
     with records.gradebook(desk.course) as book:
         book.update_or_create_assignment(NAME, duedate="2020-01-01")
     result = desk.result()
-    stamp = desk.course.notebook("submitted", NAME, "ada").with_name("timestamp.txt")
+    notebook = desk.course.notebook("submitted", NAME, "ada")
+    in_time = datetime.datetime(2019, 12, 31, tzinfo=datetime.UTC).timestamp()
+    os.utime(notebook, (in_time, in_time))
+    stamp = notebook.with_name("timestamp.txt")
     stamp.write_text("2020-01-02 00:00:00 UTC")
     desk.merge(result)
     assert desk.row()["score"] == "0.0"
@@ -222,6 +226,9 @@ def test_a_late_one_is_penalised_by_the_courses_plugin(desk):
     stamp.write_text("2019-12-31 00:00:00 UTC")
     desk.merge(result)
     assert desk.row()["score"] == "5.0"
+    os.utime(notebook)  # a student's early stamp on a notebook that came now
+    desk.merge(result)
+    assert desk.row()["score"] == "0.0"
 
 
 def test_a_score_above_the_points_is_none(desk):

@@ -19,11 +19,12 @@ from tests.grader.small_lab import WRONG, answered
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory, released) -> Course:  # noqa: F811
     course = new_course(tmp_path_factory.mktemp("formgrader"))
-    submit(course, "grace", answered(released))
-    submit(course, "ada", answered(released))
+    for student in ("ada", "grace", "jane"):
+        submit(course, student, answered(released))
     assert run(course, "grade", "--all").returncode == 0
     submit(course, "ada", answered(released, WRONG))
     submit(course, "grace", answered(released, "import os; os._exit(1)"))  # had 5 before
+    course.notebook("submitted", small_lab.NAME, "jane").write_text("{")  # she, too
     assert run(course, "grade", "--all").returncode == 0
     return course
 
@@ -51,9 +52,11 @@ def test_formgrader_shows_the_graded_submission_and_its_score(jupyter, page, tra
     page.goto(f"{jupyter.root}/formgrader/manage_submissions/{small_lab.NAME}")
     page.locator("tr", has_text="ada").wait_for(timeout=60_000)
     screenshot(page, "formgrader_submissions")
-    ada, grace = (page.locator("tr", has_text=name).inner_text() for name in ("ada", "grace"))
+    ada, grace, jane = (page.locator("tr", has_text=name).inner_text()
+                        for name in ("ada", "grace", "jane"))
     assert "graded" in ada and "2 / 5" in ada
-    assert "needs autograding" in grace and "5" not in grace.replace("2026", "")
+    assert "needs manual grading" in grace and "2 / 5" in grace  # the check that hung wants a look
+    assert "needs autograding" in jane and not re.search(r"\d / 5", jane)
     page.locator("tr", has_text="ada").locator("a").first.click()
     page.locator("a", has_text=small_lab.NAME).first.wait_for(timeout=60_000)
     screenshot(page, "formgrader_student")
@@ -64,7 +67,7 @@ def test_the_instructor_sees_the_submission_with_its_checks(jupyter, page, scree
     page.goto(f"{jupyter.root}/formgrader/gradebook/{small_lab.NAME}/{small_lab.NAME}")
     link = page.locator("a.name-hidden", has_text="Submission #1")
     link.wait_for(timeout=60_000)
-    assert page.locator("a.name-hidden").count() == 1  # of two students, one is graded
+    assert page.locator("a.name-hidden").count() == 2  # of three students, one has no notebook
     screenshot(page, "formgrader_gradebook")
     link.click()
     page.locator(".nbgrader_cell").first.wait_for(timeout=60_000)

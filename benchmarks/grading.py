@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
@@ -54,11 +56,30 @@ def put(notebook: nbformat.NotebookNode, path: Path) -> None:
     nbformat.write(notebook, path)
 
 
-def timed(folder: Path, *words: str) -> tuple[float, int]:
-    """Seconds of wall clock; bytes of the largest trusted process that was seen."""
+@dataclass(frozen=True)
+class Cost:
+    """Of one command: seconds of wall clock, of all its processes' CPU time, and the bytes of the
+    largest trusted process that was seen."""
+
+    seconds: float
+    cpu: float
+    memory: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.seconds + other.seconds, self.cpu + other.cpu,
+                    max(self.memory, other.memory))
+
+
+def cpu() -> float:
+    """Seconds that children took, which ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def timed(folder: Path, *words: str) -> Cost:
     environment = {**os.environ, "LAB_COURSE": str(folder), "OMP_NUM_THREADS": "1",
                    "PATH": f"{PROGRAMS}:{os.environ['PATH']}"}
-    start, most = time.perf_counter(), 0
+    start, before, most = time.perf_counter(), cpu(), 0
     log = folder / "benchmark.log"
     with log.open("w") as output:
         running = subprocess.Popen([PROGRAMS / words[0], *words[1:]], cwd=folder, env=environment,
@@ -68,7 +89,7 @@ def timed(folder: Path, *words: str) -> tuple[float, int]:
             time.sleep(0.05)
     if running.returncode:
         raise SystemExit(f"{' '.join(words)}: {log.read_text()[-2000:]}")
-    return time.perf_counter() - start, most
+    return Cost(time.perf_counter() - start, cpu() - before, most)
 
 
 def memory(pid: int) -> list[int]:
@@ -111,28 +132,27 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="grading-") as root:
         stock, ours = classes(Path(root), arguments.submissions)
-        seconds: dict[str, list[float]] = {"stock": [], "one": [], "two": []}
-        most = 0
+        costs: dict[str, list[Cost]] = {"stock": [], "one": [], "two": []}
         for _ in range(arguments.rounds):
-            graded, _ = timed(stock, "nbgrader", "autograde", LAB, "--create", "--force")
-            pages, _ = timed(stock, "nbgrader", "generate_feedback", LAB, "--force")
-            seconds["stock"].append(graded + pages)
+            costs["stock"].append(
+                timed(stock, "nbgrader", "autograde", LAB, "--create", "--force")
+                + timed(stock, "nbgrader", "generate_feedback", LAB, "--force"))
             for name, workers in (("one", "1"), ("two", "2")):
-                taken, held = timed(ours, "lab", "regrade", LAB, "--workers", workers)
-                seconds[name].append(taken)
-                most = max(most, held)
-        report(seconds, arguments.submissions, most)
+                costs[name].append(timed(ours, "lab", "regrade", LAB, "--workers", workers))
+        report(costs, arguments.submissions)
 
 
-def report(seconds: dict[str, list[float]], count: int, most: int) -> None:
+def report(costs: dict[str, list[Cost]], count: int) -> None:
     titles = {"stock": "stock nbgrader, serial", "one": "ours, 1 worker", "two": "ours, 2 workers"}
-    middle = {name: statistics.median(found) for name, found in seconds.items()}
-    print(f"{count} submissions, medians of {len(seconds['stock'])} rounds, feedback included:")
+    wall = {name: statistics.median(one.seconds for one in found) for name, found in costs.items()}
+    print(f"{count} submissions, medians of {len(costs['stock'])} rounds, feedback included; the "
+          f"machine's load was {os.getloadavg()[0]:.1f}:")
     for name, title in titles.items():
-        print(f"  {title:24} {middle[name]:6.1f} s  {3600 * count / middle[name]:6.0f} an hour  "
-              f"{middle['stock'] / middle[name]:.2f}x")
-    print(f"  two workers against one: {middle['one'] / middle['two']:.2f}x")
-    print(f"  largest trusted process: {most / 1e6:.0f} MB")
+        used = statistics.median(one.cpu for one in costs[name])
+        print(f"  {title:24} {wall[name]:6.1f} s  {3600 * count / wall[name]:6.0f} an hour  "
+              f"{wall['stock'] / wall[name]:.2f}x  {used / count:.2f} s of CPU each")
+    print(f"  two workers against one: {wall['one'] / wall['two']:.2f}x")
+    print(f"  largest trusted process: {max(one.memory for one in costs['two']) / 1e6:.0f} MB")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ def main() -> None:
             run(HERE / "train_speed.py", "--model", model, "--dtype", dtype, "--steps", "1")
     for name in ("ranks_speed.py", "bubble.py", "memory.py"):
         run(HERE / name)
+    run(HERE / "grading.py")
     run(HERE / "cluster_up.py")
     run(HERE / "sandbox_start.py")
     with tempfile.TemporaryDirectory() as home:

@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 
 from lab.check.sides import Raised
 
-# A check's `for`, `map` or `hasattr` would take these for its own business and pass over them.
-STEERING = (StopIteration, StopAsyncIteration, GeneratorExit)
+# A check's `for`, `map` or `hasattr` would take these for its own business and pass over them, and
+# the grader the last one.
+STEERING = (StopIteration, StopAsyncIteration, GeneratorExit, MemoryError)
 
 
 class NotHere(TypeError):

@@ -42,6 +42,7 @@ class Attack:
     double: str = "def double(x):\n    return 0"
     triple: str = "def triple(x):\n    return 0"
     job: str = ""  # a third answer, that only ours asks for
+    rounds: str = ""  # a fourth one, on which a check's own loop depends; ours alone has it, too
     change: Callable[[Notebook], Any] | None = None  # of the submitted notebook
     place: Callable[[Path], Any] | None = None  # what else is put into the submitted folder
     first: tuple[str, str] | None = None  # answers that were handed in and graded before
@@ -51,6 +52,7 @@ class Attack:
     score: float | None = 0.0  # that it earned; None: it cannot be graded
     most: float | None = None  # where more than `score` would be honest, too
     may_end: bool = False  # it may end its own sandbox, and is ungraded then
+    remains: frozenset[str] = frozenset()  # harms that ours does not prevent
     reason: str = ""  # of being ungraded by ours: words from it
     small: bool = False  # also in make test
 

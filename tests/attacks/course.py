@@ -14,7 +14,7 @@ from tests.grader import small_lab
 from tests.grader.small_lab import cell, marks
 
 LAB = "91_attacked"
-MOST = 5.0  # without the job script
+MOST = 5.0  # of double and triple
 HIDDEN, SOLUTION, PEER = "HIDDEN-TEST-CANARY", "SOLUTION-CANARY", "PEER-CANARY"
 
 DOUBLE = f"""def double(x):
@@ -23,7 +23,7 @@ DOUBLE = f"""def double(x):
     ### END SOLUTION"""
 DOUBLE_CHECK = f"""assert double(2) == 4
 ### BEGIN HIDDEN TESTS
-assert double(21) == 42, "{HIDDEN}"
+assert double(21) == 42  # {HIDDEN}
 ### END HIDDEN TESTS"""
 TRIPLE = f"""def triple(x):
     ### BEGIN SOLUTION
@@ -45,24 +45,36 @@ check.that(job.nodes == 2 and job.ranks_per_node == 2, "Two nodes, two ranks.")
 check.that(job.flags.micro_batch_size == 4, "Micro-batches of 4.")  # {HIDDEN}
 ### END HIDDEN TESTS"""
 
+ROUNDS = """def rounds():
+    ### BEGIN SOLUTION
+    return 3
+    ### END SOLUTION"""
+ROUNDS_CHECK = f"""import math
+assert sum(1 for turn in range(rounds())) == 3
+### BEGIN HIDDEN TESTS
+assert math.factorial(rounds()) == 6  # {HIDDEN}
+### END HIDDEN TESTS"""
+
 RIGHT_DOUBLE = "def double(x):\n    return 2 * x"
 RIGHT_TRIPLE = "def triple(x):\n    return 3 * x"
 PEERS = {"aaron": 5.0, "mona": 3.0, "zoe": 5.0}  # in the order of grading: first, between, last
 
 
-def source(job: bool) -> Any:
-    """As an instructor writes it; `job`: with a script to write."""
+def source(whole: bool) -> Any:
+    """As an instructor writes it; `whole`: with what only ours can check."""
     notebook = v4.new_notebook(cells=[
         v4.new_markdown_cell("# A lab that is attacked"),
-        cell(small_lab.SETUP if job else "import math", ["setup"]),
+        cell(small_lab.SETUP if whole else "import math", ["setup"]),
         cell("from lab import check", ["check-setup"]),
         cell(DOUBLE, **marks("double", solution=True, locked=False)),
         cell(DOUBLE_CHECK, **marks("double-check", grade=True, points=3)),
         cell(TRIPLE, **marks("triple", solution=True, locked=False)),
         cell(TRIPLE_CHECK, **marks("triple-check", grade=True, points=2)),
     ])
-    if job:
+    if whole:
         notebook.cells += [
+            cell(ROUNDS, **marks("rounds", solution=True, locked=False)),
+            cell(ROUNDS_CHECK, **marks("rounds-check", grade=True, points=2)),
             cell(JOB, **marks("job", solution=True, locked=False)),
             cell(JOB_CHECK, **marks("job-check", grade=True, points=2))]
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3",
@@ -76,10 +88,12 @@ def find(notebook: Notebook, name: str) -> dict[str, Any]:
                 if cell["metadata"].get("nbgrader", {}).get("grade_id") == name)
 
 
-def answered(release: Notebook, double: str, triple: str, job: str = "") -> Notebook:
+def answered(release: Notebook, double: str, triple: str, rounds: str = "", job: str = ""
+             ) -> Notebook:
     notebook = json.loads(json.dumps(release))
-    if job:
-        find(notebook, "job")["source"] = job
+    for name, source in (("rounds", rounds), ("job", job)):
+        if source:
+            find(notebook, name)["source"] = source
     find(notebook, "double")["source"] = double
     find(notebook, "triple")["source"] = triple
     return notebook
@@ -110,7 +124,7 @@ def hand_in(root: Path, attacks: list[Attack]) -> None:
 def submit(root: Path, one: Attack) -> None:
     release = json.loads((root / "release" / LAB / f"{LAB}.ipynb").read_text())
     notebook = answered(release, *(text.replace(ROOT, str(root)).replace("@LAB@", LAB)
-                                   for text in (one.double, one.triple, one.job)))
+                                   for text in (one.double, one.triple, one.rounds, one.job)))
     if one.change:
         one.change(notebook)
     path = put(root, one.name, notebook)

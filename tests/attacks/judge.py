@@ -69,7 +69,7 @@ class Grader:
                 file.write(OUR_LIMITS)
         path = self.root / "source" / LAB / f"{LAB}.ipynb"
         path.parent.mkdir()
-        nbformat.write(course.source(job=self.kind == "ours"), path)
+        nbformat.write(course.source(whole=self.kind == "ours"), path)
         if self.kind == "stock":
             self.must("nbgrader", "generate_assignment", LAB)
         else:

@@ -14,7 +14,7 @@ SMALL = [one for one in ATTACKS if one.small]
 
 def require_harmless(one: Attack, result: dict) -> None:
     assert "error" not in result, result["error"]
-    assert not result["harms"], result
+    assert not result["harms"].keys() - one.remains, result
     if result["score"] is None:
         assert one.reason in result["reason"] != "", result
 

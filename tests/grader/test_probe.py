@@ -185,11 +185,11 @@ def test_an_exception_is_rebuilt_as_its_kind(name):
     assert (type(error).__name__, str(error)) == ("Mine", "text")
 
 
-@pytest.mark.parametrize("name", ["StopIteration", "GeneratorExit", "SystemExit",
+@pytest.mark.parametrize("name", ["StopIteration", "GeneratorExit", "SystemExit", "MemoryError",
                                   "KeyboardInterrupt", "print", "no_such"])
 def test_no_exception_steers_the_check(name):
     error = rebuilt(Raised((name, "BaseException"), ""))
-    assert isinstance(error, Exception) and not isinstance(error, StopIteration)
+    assert isinstance(error, Exception) and not isinstance(error, StopIteration | MemoryError)
 
 
 @pytest.mark.parametrize("source", [

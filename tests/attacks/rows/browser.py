@@ -87,7 +87,7 @@ ATTACKS = [
     attack("33", "html", "Scripts, styles, frames and pictures in outputs", "script",
            double=HTML + RIGHT_DOUBLE, triple=RIGHT_TRIPLE, score=5.0, small=True),
     attack("33", "raises-html", "Markup in the name and text of an exception", double=RAISES,
-           triple="pass"),
+           triple="pass", may_end=True),
     attack("33", "markdown", "Markup in cells of one's own and in metadata",
            change=markdown, double=RIGHT_DOUBLE, triple=RIGHT_TRIPLE, score=5.0),
     attack("33", "source-html", "Markup in the source of an answer",

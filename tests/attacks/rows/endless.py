@@ -128,7 +128,7 @@ except OSError as error:
 
 LINE = "print('x' * 60_000_000)\n" + RIGHT_DOUBLE
 
-MANY_LINES = "for turn in range(400_000):\n    print(turn, 'y' * 100)\n" + RIGHT_DOUBLE
+MANY_LINES = "for turn in range(100_000):\n    print(turn, 'y' * 100)\n" + RIGHT_DOUBLE
 
 MANY_FRAMES = r'''
 from IPython.display import display
@@ -183,7 +183,7 @@ ATTACKS = [
            triple=BOMB),
     attack("19", "fills-disk", "Fills the disk", "size", alone=True, may_end=True, double=DISK),
     attack("20", "one-line", "One line of output with 60 MB", "size", double=LINE, score=3.0),
-    attack("d1", "many-lines", "400,000 lines of output", double=MANY_LINES, score=3.0),
+    attack("d1", "many-lines", "100,000 lines of output", double=MANY_LINES, score=3.0),
     attack("d2", "many-frames", "30,000 displays, and 3,000 in every call", may_end=True,
            triple=MANY_FRAMES),
     attack("d3", "writes-descriptors", "20 MB straight to descriptors 1 and 2 in every call",

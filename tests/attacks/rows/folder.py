@@ -33,7 +33,7 @@ def linked_folder(folder: Path) -> None:
 
 
 def hard_link(folder: Path) -> None:
-    os.link(folder.parents[2] / "gradebook.db", folder / "data.db")
+    os.link(folder.parents[2] / "nbgrader_config.py", folder / "data.py")
 
 
 def fifo(folder: Path) -> None:
@@ -105,7 +105,6 @@ def odd_names(folder: Path) -> None:
 
 def stamp(folder: Path) -> None:
     (folder / "timestamp.txt").write_text(f"{FORGED_STAMP} 00:00:00 UTC")
-    os.utime(folder / NAME, (978307200, 978307200))
 
 
 def course_files(folder: Path) -> None:
@@ -132,7 +131,7 @@ ATTACKS = [
            **RIGHT),
     attack("41", "brings-checks", "The grader's files, edited, beside the notebook",
            place=course_files, score=5.0, **RIGHT),
-    attack("f1", "hard-link", "A hard link to the gradebook", place=hard_link, score=5.0,
+    attack("f1", "hard-link", "A hard link to a file of the course", place=hard_link, score=5.0,
            may_end=True, **RIGHT),
     attack("f2", "fifo", "A pipe in the notebook's place", place=fifo, score=None),
     attack("f2", "fifo-beside", "A pipe beside the notebook", place=fifo_beside, score=5.0,

@@ -11,9 +11,9 @@ TRAIN = ("srun torchrun --nnodes 2 --nproc_per_node 2 --rdzv_backend c10d --rdzv
          "--rdzv_endpoint $(scontrol show hostnames | head -1):29500 code/pretrain_gpt.py "
          "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "
          "--max-position-embeddings 64 --micro-batch-size {micro} --global-batch-size {batch} "
-         "--train-iters 1 --device cpu {more}\n")
-WRONG = TRAIN.format(micro=1, batch=4, more="")
-RIGHT = TRAIN.format(micro=4, batch=16, more="{more}")
+         "--train-iters 1 --device cpu --lr 1e-4 --vocab-file data/v.json --merge-file "
+         "data/m.txt --data-path {data} {more}\n")
+WRONG = TRAIN.format(micro=1, batch=4, data="data/x", more="")
 
 BY_PATH = r'''
 /usr/bin/python3 -c "open('@ROOT@/pwned-by-job', 'w')"
@@ -58,8 +58,8 @@ PIPE = ("import os\nos.makedirs('code', exist_ok=True)\n"
         "os.mkfifo('code/mine.sh')")
 
 
-def with_flags(more: str) -> str:
-    return START + RIGHT.format(more=more)
+def with_flags(more: str, data: str = "data/x") -> str:
+    return START + TRAIN.format(micro=4, batch=16, data=data, more=more)
 
 
 ATTACKS = [
@@ -84,6 +84,6 @@ ATTACKS = [
     attack("k12", "job-load", "A pickled checkpoint to load",
            job=with_flags("--load evil --save @ROOT@/pwned-by-save"), most=2.0, may_end=True),
     attack("k13", "job-paths-in", "Paths and files of arguments",
-           job=with_flags("--data-path @ROOT@/secret --tensorboard-dir @ROOT@/pwned-by-events "
-                          "@/etc/passwd"), most=2.0, may_end=True),
+           job=with_flags("--tensorboard-dir @ROOT@/pwned-by-events @/etc/passwd",
+                          data="@ROOT@/secret"), most=2.0, may_end=True),
 ]

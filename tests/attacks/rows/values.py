@@ -134,6 +134,18 @@ def {name}(x):
 '''
 
 
+ROUNDS = "def rounds():\n    return 10**15"
+
+# Seen by the check as 3 once, and then as something on which C code works for minutes.
+MINUTES = r'''
+import os
+def rounds():
+    first = not os.path.exists("seen")
+    open("seen", "w").close()
+    return 3 if first else 20_000_000
+'''
+
+
 def of(program: str, **more: str) -> dict[str, str]:
     """Both answers."""
     return {name: program.format(name=name, **more) for name in ("double", "triple")}
@@ -159,6 +171,10 @@ ATTACKS = [
            **of(LONG_NAMES)),
     attack("i11", "recurses", "A call without end", may_end=True, **of(RECURSES)),
     attack("i12", "generates", "A generator without end", may_end=True, **of(LAZY)),
+    attack("i14", "steers", "A value that makes a check's own loop endless", score=None,
+           reason="time", rounds=ROUNDS),
+    attack("i14", "steers-long", "A value on which the check's own C code works for minutes",
+           score=None, reason="rounds-check", rounds=MINUTES),
     attack("i13", "changes", "Other results in every call, and a long name", "", score=0.0,
            **of(CHANGES)),
 ]

@@ -804,4 +804,5 @@ plots.loss(my_first=logs.read(mine.log))
 # script is in it. Before you hand in, *Run*, *Restart Kernel and Run All Cells* shows whether all
 # checks pass from top to bottom. (The job that is meant to fail does not stop it.)
 #
-# **The way on:** in the next lab you look at what the cluster is made of, and how fast it can be.
+# **The way on:** in [the next lab](01_cluster_and_hardware.ipynb) you look at what the cluster is made
+# of, and how fast it can be.

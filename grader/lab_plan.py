@@ -10,7 +10,7 @@ on the trusted side, too, since tests use them and students must not be able to 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,6 +35,9 @@ ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
 PURE = frozenset(("abs", "bool", "dict", "enumerate", "float", "int", "len", "list", "max", "min",
                   "range", "round", "set", "sorted", "str", "sum", "tuple", "zip"))
 PURE_MODULES = ("math", "np", "numpy")
+CHANGING = frozenset(("add", "append", "clear", "difference_update", "discard", "extend", "fill",
+                      "insert", "intersection_update", "pop", "popitem", "remove", "reverse",
+                      "setdefault", "sort", "symmetric_difference_update", "update"))
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Plan:
     digest: str  # of the lab's source
     skeleton: NotebookNode = field(repr=False)
     cells: tuple[PlannedCell, ...]
-    answers: frozenset[str]  # global names that answers and drivers of the source bind
+    answers: frozenset[str]  # global names that answers and drivers of the source bind or change
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # that lie beside it
 
     def of(self, *roles: Role) -> list[PlannedCell]:
@@ -186,13 +189,28 @@ def _calculates(node: ast.AST) -> bool:
 
 
 def bound_by_answers(source: NotebookNode) -> frozenset[str]:
-    """What the reference binds: names that a check takes from the student, even where a builtin or
-    an earlier check has the same."""
+    """What the reference binds or changes: names that a check takes from the student, even where a
+    builtin, an earlier check or an untagged cell (`total = 0`) has the same."""
     names: set[str] = set()
     for cell in source.cells:
         if cell.cell_type == "code" and role_of(cell) in (Role.ANSWER, Role.DRIVER):
             try:
-                names |= set(analyse(ast.parse(python_of(cell.source))).binds)
+                tree = ast.parse(python_of(cell.source))
             except (SyntaxError, ValueError):  # a script
                 continue
+            found = analyse(tree)
+            names |= {*found.binds, *_changed(tree, found)}
     return frozenset(names)
+
+
+def _changed(tree: ast.Module, names: Names) -> Iterator[str]:
+    """The global names whose values `tree` changes without binding them: x[0] = 1, x.append(1)."""
+    read = {id(use.node) for use in names.uses}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript | ast.Attribute) and (
+                not isinstance(node.ctx, ast.Load)
+                or (isinstance(node, ast.Attribute) and node.attr in CHANGING)):
+            while isinstance(node, ast.Subscript | ast.Attribute):
+                node = node.value
+            if id(node) in read:
+                yield node.id

@@ -14,13 +14,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+from grader.cleaning import line
 from grader.sandbox import Backend, Limits, Running
 from grader.sandbox.interface import GB, MB
-from lab.check.measure import MOST_PRINTED, SECONDS, printed, program
+from lab.check.measure import MOST_PRINTED, REFUSED, SECONDS, Crashed, printed, program
 from lab.errors import LabError
 
 LIMITS = Limits(memory=2 * GB, processes=64, file_size=1 * MB, disk=16 * MB, open_files=256)
-ENDS = (0, 1)  # exit codes: estimated, or refused in words
+ENDS = (0, REFUSED)  # exit codes: estimated, or refused in words
 MOST_KEPT = 1000  # command lines; many submissions of a batch have the same one
 LAST_WORDS = 1.0  # seconds to end after its output has
 _kept: OrderedDict[str, dict[str, Any] | LabError] = OrderedDict()
@@ -61,7 +62,10 @@ def _estimate(words: Sequence[str], backend: Backend, seconds: float) -> dict[st
         if code not in ENDS:
             raise Unmeasured(f"the estimate of its job ended early: {running.why()}"
                              if code is not None else "the estimate of its job does not end")
-    return printed(code, out, running.noise())
+    try:
+        return printed(code, out, running.noise())
+    except Crashed as error:  # a library that had no memory for a thread, say
+        raise Unmeasured(f"the estimate of its job failed: {line(str(error), 200)}") from error
 
 
 def _output(running: Running, deadline: float) -> bytes:

@@ -23,9 +23,10 @@ from nbformat import NotebookNode
 
 from grader import cleaning
 from grader.lab_plan import PlannedCell
-from grader.proxies import Function, Proxy, name_of
+from grader.proxies import Function, Proxy, is_rebuilt, name_of
 from grader.remote import Lost, Remote
 from grader.timing import Budget, Late, limited
+from lab.build.names import analyse
 from lab.check import wire
 from lab.check.sides import Raised, checking_on
 
@@ -57,6 +58,7 @@ class Trusted:
         self.names: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
         self.of_checks: dict[str, Any] = {}  # what earlier checks bound
         self.wanted: set[str] = set()  # names that the definitions of untagged cells use
+        self.beginnings: set[str] = set()  # what they bind that answers bind or change, too
 
     def define(self, cell: PlannedCell, budget: Budget) -> None:
         """Make an untagged cell's definitions, those that can be made here."""
@@ -64,6 +66,8 @@ class Trusted:
             for node in cell.trusted.body if cell.trusted else ():
                 with contextlib.suppress(Exception):
                     exec(_compiled(ast.Module([node], []), cell), self.names)
+                if not isinstance(node, ast.Import | ast.ImportFrom):
+                    self.beginnings |= self.answers & analyse(ast.Module([node], [])).binds.keys()
         if cell.names:
             self.wanted |= {use.name for use in cell.names.uses}
 
@@ -75,8 +79,11 @@ class Trusted:
         """Run a check. It leaves behind what it bound for later checks, and nothing else."""
         before = dict(self.names)
         uses = {use.name for use in cell.names.uses} if cell.names else set()
+        for name in self.beginnings:
+            self.names.pop(name, None)
         try:
-            return self._run(cell, self.names, budget, sorted(uses | self.wanted))
+            return self._run(cell, self.names, budget,
+                             sorted(uses | self.wanted | self.beginnings))
         finally:
             self.of_checks |= {name: value for name, value in self.names.items()
                                if name not in before and name_of(value) is None
@@ -120,10 +127,12 @@ class Trusted:
                 exec(_compiled(cell.trusted, cell), names)
         except (Late, Lost):
             pass  # said below, also where the check swallowed it
-        except MemoryError:
-            verdict.lost = "the check itself ran out of memory"
         except (Exception, GeneratorExit) as error:  # SystemExit and Ctrl-C end the grader, not it
-            verdict.failed = error if isinstance(error, Exception) else RuntimeError(repr(error))
+            if isinstance(error, MemoryError) and not is_rebuilt(error):
+                verdict.lost = "the check itself ran out of memory"
+            else:
+                verdict.failed = (error if isinstance(error, Exception)
+                                  else RuntimeError(repr(error)))
         verdict.late = bool(late)
         verdict.lost = str(self.remote.lost or self.remote.unmeasured or verdict.lost
                            or ("out of time" if late else ""))

@@ -79,6 +79,8 @@ def test_only_so_many_are_kept(monkeypatch):
     ("import os, time; os.close(1); time.sleep(60)", 0.5, "out of time|does not end"),
     ("import os; os.kill(os.getpid(), 9)", 10, "ended early: "),
     ("x = b'x' * (1 << 28)", 10, "ended early: its memory"),
+    ("raise MemoryError('no room')", 10, "failed: .*exit code 1: MemoryError: no room"),
+    ("print('half an est')", 10, "failed: .*no estimate"),
     ("exit(3)", 10, "ended early: exit code 3")])
 def test_an_estimate_that_does_not_finish_is_no_fault_of_the_student(
         monkeypatch, source, seconds, says):

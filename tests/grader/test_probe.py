@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nbformat.v4 import new_code_cell
+from nbformat.v4 import new_code_cell, new_notebook
 
 from grader.channel import Died
-from grader.lab_plan import PlannedCell, planned
+from grader.lab_plan import PlannedCell, bound_by_answers, planned
 from grader.probe import Trusted, Verdict
 from grader.proxies import Function, NotHere, Proxy, rebuilt
 from grader.remote import Remote
@@ -175,6 +175,40 @@ def test_an_untagged_cells_definitions_are_there_for_tests_and_not_the_students(
     assert trusted.check(check_cell("assert close(3) and math.pi == LIMITS[0] and said == 1"),
                          Budget(10)).passed
     assert not trusted.check(check_cell("assert close(4)"), Budget(10)).passed
+
+
+@pytest.mark.parametrize(("beginning", "answer", "holds"), [
+    ("total = 0", "total = 45", "total == 45"),
+    ("total = {}", "total['a'] = 45", "total == {'a': 45}"),
+    ("total = [1]", "total.append(2)", "total == [1, 2]"),
+    ("total = 1", "def more():\n    global total\n    total += 1\nmore()", "total == 2"),
+    ("def total(): pass", "def total(): return 45", "total() == 45"),
+    ("total = 0\ndef twice(): return 2 * total", "total = 45", "twice() == 90"),
+])
+def test_what_answers_change_is_the_students_though_an_untagged_cell_begins_it(
+        beginning, answer, holds):
+    answers = bound_by_answers(new_notebook(cells=[
+        new_code_cell(answer, metadata=marks("a", solution=True))]))
+    trusted = Trusted(remote(student(f"{beginning}\n{answer}")), answers)
+    trusted.define(planned(0, new_code_cell(beginning)), Budget(10))
+    for _ in range(2):
+        assert trusted.check(check_cell(f"assert {holds}"), Budget(10)).passed
+
+
+def test_what_answers_only_read_stays_the_courses():
+    answers = bound_by_answers(new_notebook(cells=[new_code_cell(
+        "import math\nfirst = LIMITS[0]\nLIMITS.index(4)\ndef f():\n    LIMITS = []\n"
+        "    LIMITS.append(1)", metadata=marks("a", solution=True))]))
+    assert answers == {"math", "first", "f"}
+    trusted = Trusted(remote(student("math = LIMITS = 'mine'")), answers)
+    trusted.define(planned(0, new_code_cell("import math\nLIMITS = [3, 4]")), Budget(10))
+    assert trusted.check(check_cell("assert LIMITS == [math.floor(3.5), 4]"), Budget(10)).passed
+
+
+def test_a_students_memory_error_is_a_wrong_answer_and_the_checks_own_is_none():
+    mine = checked("f(1)", student("def f(x): raise MemoryError('mine')"))
+    assert isinstance(mine.failed, MemoryError) and not mine.lost
+    assert checked("raise MemoryError").lost == "the check itself ran out of memory"
 
 
 @pytest.mark.parametrize("name", ["ValueError", "KeyError", "UnicodeDecodeError", "OSError",

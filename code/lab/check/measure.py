@@ -26,6 +26,7 @@ GIB = 2**30
 SECONDS = 120  # for one estimate; the largest that allowed.py lets through takes a sixth of it
 MOST_PRINTED = 1_000_000  # bytes of JSON
 LARGEST = 1e30  # no figure is as large
+REFUSED, REFUSAL = 1, "error: "  # the trainer's exit code, and what its last words begin with
 GPT2_VOCABULARY = 50257
 NUMBERS = ("seconds_per_iteration", "teraflops_per_gpu", "share_of_peak", "communication", "bubble",
            "parameters", "capacity")
@@ -99,12 +100,19 @@ def run_here(words: Sequence[str]) -> dict[str, Any]:
     return printed(done.returncode, done.stdout, done.stderr.decode(errors="replace"))
 
 
+class Crashed(LabError):
+    """The trainer ended in another way than by an estimate or a refusal."""
+
+
 def printed(code: int, out: bytes, err: str) -> dict[str, Any]:
-    """The JSON that the trainer printed. Raises LabError with its words where it ended otherwise,
-    and where it is no object."""
+    """The JSON that the trainer printed. Raises LabError with its words where it refused, and
+    Crashed where it ended otherwise or printed no object."""
     if code != 0:
-        lines = [line for line in err.splitlines() if line.strip()] or [f"exit code {code}"]
-        raise LabError(lines[-1].removeprefix("error: ")[:1000])
+        _, refusal, words = f"\n{err.strip()}".rpartition(f"\n{REFUSAL}")
+        if code == REFUSED and refusal:
+            raise LabError(words[:1000])
+        last = words.splitlines()[-1] if words.strip() else "it says nothing"
+        raise Crashed(f"the trainer ended with exit code {code}: {last[:1000]}")
     try:
         if len(out) > MOST_PRINTED:
             raise ValueError(f"{len(out):,} bytes")
@@ -113,7 +121,7 @@ def printed(code: int, out: bytes, err: str) -> dict[str, Any]:
             raise ValueError("no object")
         return found
     except (ValueError, RecursionError) as error:
-        raise LabError(f"the trainer printed no estimate: {error}") from error
+        raise Crashed(f"the trainer printed no estimate: {error}") from error
 
 
 def read(found: dict[str, Any], tokens: int) -> Figures:

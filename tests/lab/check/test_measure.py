@@ -193,8 +193,13 @@ def test_what_is_no_estimate_is_refused(printed):
 def test_an_end_in_an_error_is_an_error():
     with pytest.raises(LabError, match=r"^what is wrong$"):
         measure.printed(1, b"", "noise\nerror: what is wrong\n")
-    with pytest.raises(LabError, match="exit code 9"):
-        measure.printed(9, b"{}", "\n")
+
+
+@pytest.mark.parametrize(("code", "err"), [
+    (9, "\n"), (9, "error: killed"), (1, ""), (1, "Traceback:\n  ...\nOSError: error: x")])
+def test_a_crash_is_told_from_a_refusal(code, err):
+    with pytest.raises(measure.Crashed, match=f"exit code {code}"):
+        measure.printed(code, b"{}", err)
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from tests.attacks import course
 from tests.attacks.course import LAB
 from tests.attacks.judge import Grader, remove
 
-BOMB = 200_000_000  # bytes of zeros, 200 KB of zip
+BOMB = 120_000_000  # bytes of zeros, 120 KB of zip
 TOO_MUCH = 100_000_000
 ESCAPES = ("../../../../pwned.ipynb", "/scratch/pwned.ipynb", "a/../../../../../pwned.ipynb",
            "..\\..\\pwned.ipynb")

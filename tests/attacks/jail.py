@@ -21,6 +21,7 @@ import psutil
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SCRATCH = "/scratch"
+HOSTNAME = "jail"
 FIRST_UID = 62000  # of nobody on a usual system; each jail has one, so that limits do not add up
 LOOK_EVERY = 0.1  # seconds
 TAIL = 4_000_000  # bytes of output that are kept
@@ -50,7 +51,7 @@ class Done:
 def command(words: list[str], limits: Limits, readable: dict[str, Path], uid: int) -> list[str]:
     """The bubblewrap command line that runs `words`; `readable`: more folders, by inner path."""
     line = ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts",
-            "--die-with-parent", "--new-session", "--hostname", "jail", "--clearenv",
+            "--die-with-parent", "--new-session", "--hostname", HOSTNAME, "--clearenv",
             "--tmpfs", "/", "--dev", "/dev"]
     root = os.geteuid() == 0
     line += ["--dir", "/proc"] if root else ["--unshare-user", "--proc", "/proc"]

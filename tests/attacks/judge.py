@@ -2,8 +2,8 @@
 
     python -m tests.attacks.judge {stock|ours} FOLDER NAME...
 
-In a jail, FOLDER is of the jail. Attacks that would disturb what others do to stock nbgrader get a
-course folder of their own there; ours has to bear them all at once.
+Only in a jail, of which FOLDER is. Attacks that would disturb what others do to stock nbgrader get
+a course folder of their own there; ours has to bear them all at once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ from tests.attacks import attack as kinds
 from tests.attacks import course, harms
 from tests.attacks.attack import Attack
 from tests.attacks.course import LAB
+from tests.attacks.jail import HOSTNAME
 from tests.attacks.listener import Listener
 from tests.attacks.rows import all_attacks
 
@@ -216,6 +218,8 @@ def judged(grader: Grader, attacks: list[Attack], listener: Listener) -> dict[st
 
 
 def main(kind: str, folder: str, names: list[str]) -> None:
+    if socket.gethostname() != HOSTNAME:  # what is left over is killed, whoever's it is
+        raise SystemExit("only in a jail: tests/attacks/running.py")
     place = Path(folder)
     (place / "home").mkdir(exist_ok=True)
     chosen = [one for one in all_attacks() if one.name in names]

@@ -20,6 +20,7 @@ from traitlets.log import get_logger
 from grader import assign, lab_plan, records, results
 from grader.attempt import Attempt
 from grader.course import Course
+from grader.late import penalise_again
 from grader.log import log_file, logging_to
 from grader.merge import given, merge
 from grader.pages import page
@@ -74,18 +75,26 @@ class Batch:
         rest = []
         for lab, student in work:
             result = None if anew else waiting(self.course, self.settings, lab, student)
-            if result:
+            is_current = not anew and current(self.course, lab, student, self.book)
+            # A node that was given up may say later that it ran out of time: no news by then.
+            if result and (result.attempt.state == "graded" or not is_current):
                 self.enter(result)
-            elif not anew and current(self.course, lab, student, self.book):
+            elif is_current:
                 self.keep(lab, student)
             else:
                 rest.append((lab, student))
         return rest
 
     def keep(self, lab: str, student: str) -> None:
-        """It is graded already; a page that is missing is made."""
-        outcome = Outcome(student, lab, records.last(self.course, lab, student), 0.0, False)
-        if page(self.course, lab, student).exists():
+        """It is graded already. What it loses for being late is worked out anew, and a page that is
+        missing is made."""
+        record, is_other = records.last(self.course, lab, student), False
+        if current(self.course, lab, student, self.book):
+            record = replace(record, state="graded", reason="")  # by a person's scores, maybe
+            with contextlib.suppress(records.Unusable):  # timestamp.txt: then as it was
+                is_other = penalise_again(self.course, self.config, self.book, lab, student)
+        outcome = Outcome(student, lab, record, 0.0, False)
+        if page(self.course, lab, student).exists() and not is_other:
             self.end(outcome)
         else:
             self.make_page(outcome)
@@ -151,10 +160,12 @@ class Batch:
         lab, student = ended.body["lab"], ended.body["student"]
         outcome = self.without_page.pop((lab, student))
         fault = ended.fault if ended.answer is None else ended.answer.get("failed", "")
-        if fault:
-            outcome.record.notes.append(f"{NO_PAGE}: {self.see(fault)}")
-            records.write(self.course, lab, student, outcome.record)
-        self.end(outcome)
+        notes = [note for note in outcome.record.notes if not note.startswith(NO_PAGE)]
+        notes += [f"{NO_PAGE}: {self.see(fault)}"] * bool(fault)
+        if notes != outcome.record.notes:
+            last = records.last(self.course, lab, student)
+            records.write(self.course, lab, student, replace(last, notes=notes))
+        self.end(replace(outcome, record=replace(outcome.record, notes=notes)))
 
     def end(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
@@ -171,7 +182,8 @@ class Batch:
 
 def current(course: Course, lab: str, student: str, book: Gradebook) -> bool:
     """Whether the gradebook has this very submission, graded with the lab as it is now."""
-    return records.state(course, lab, student, book)[0] == "graded"
+    return (records.state(course, lab, student, book)[0] == "graded"
+            and records.is_entered(book, lab, student))
 
 
 def waiting(course: Course, settings: Grading, lab: str, student: str) -> Result | None:
@@ -247,6 +259,7 @@ def pages_again(course: Course, work: Work, done: Callable[[Outcome], None]
             batch = Batch(course, settings, config, book, pool, ended)
             for lab, student in work:
                 page(course, lab, student).unlink(missing_ok=True)
-                batch.keep(lab, student)
+                if records.last(course, lab, student) and records.is_entered(book, lab, student):
+                    batch.keep(lab, student)
             batch.grade([])
     return made

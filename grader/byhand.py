@@ -14,7 +14,8 @@ from typing import Any
 from nbgrader.api import Gradebook, MissingEntry
 
 from grader.course import Course
-from grader.records import Record, enrol, gradebook, last, write
+from grader.records import Record, enrol, gradebook, last, with_this, write
+from grader.report import net
 
 SET_ASIDE = "scores or comments given by hand were set aside, in attempts/"
 
@@ -58,24 +59,40 @@ def set_aside_older(course: Course, lab: str, student: str, digest: str,
         submission = book.find_submission(lab, student)
         found = entered(submission)
         found.pop("extension", None)  # it is the student's, not the notebook's
-        if not found:
-            return
         aside, of = together(before, found)
-        write(course, lab, student, replace(before, set_aside=aside, set_aside_of=of))
-        put(submission, dict.fromkeys(found))
-        book.db.commit()
+        after = replace(settled(before, submission), set_aside=aside, set_aside_of=of)
+        if after != before:
+            write(course, lab, student, after)
+        if found:
+            put(submission, dict.fromkeys(found))
+            book.db.commit()
+
+
+def settled(before: Record, submission: Any) -> Record:
+    """With the score that the notebook before has now, what a person entered included, in the
+    history: the gradebook is about to forget it, and a policy may count it. Once alone, since a
+    kill leaves the gradebook without those scores."""
+    entry = next((one for one in before.history if one.get("digest") == before.digest), {})
+    given = {name for name, value in entered(submission).items()
+             if isinstance(value, list) and value[0] is not None}
+    is_scored = before.state == "graded" or (before.unscored and given.issuperset(before.unscored))
+    if not is_scored or not entry or entry.get("settled"):
+        return before
+    entry = {**entry, "state": "graded", "score": net(submission), "settled": True}
+    return replace(before, history=with_this(before, **entry))
 
 
 def give_back(course: Course, lab: str, student: str, digest: str, submission: Any
               ) -> tuple[dict[str, Any], str]:
     """Enter again what waits for this notebook, uncommitted; what goes on waiting, and for which.
-    """
+    `give_back_extension` came first: an extension waits no longer, lest it undo a later one."""
     before = last(course, lab, student)
     aside, of = (before.set_aside, before.set_aside_of) if before else ({}, "")
     if aside and of == digest:
         put(submission, aside)
         return {}, ""
-    return aside, of
+    aside = {name: value for name, value in aside.items() if name != "extension"}
+    return aside, of if aside else ""
 
 
 def give_back_extension(course: Course, lab: str, student: str, book: Gradebook | None = None

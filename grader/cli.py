@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         parser.add_argument("--slurm", action="store_true", help="as one array job on the cluster")
     release = _parser(subparsers, "release", "the notebook that students get of a lab", RELEASE)
     release.add_argument("lab", metavar="LAB", help="for example 03_multi_node")
-    release.add_argument("--due", metavar="TIME", help="with its zone; regrade what is graded")
+    release.add_argument("--due", metavar="TIME", help="with its zone; then `lab grade` again")
     release.set_defaults(run=run_release)
     back = _parser(subparsers, "feedback", "the pages that students get back", FEEDBACK)
     back.add_argument("lab", nargs="?", metavar="LAB", help="(all labs)")
@@ -192,6 +193,9 @@ def run_release(arguments: argparse.Namespace) -> int:
 def run_feedback(arguments: argparse.Namespace) -> int:
     from grader.batch import pages_again
     from grader.course import Course, default_root
+    from grader.log import log_file
+    from grader.pages import page
+    from grader.records import printable, state
     from grader.show import progress
 
     course = Course(default_root())
@@ -211,5 +215,9 @@ def run_feedback(arguments: argparse.Namespace) -> int:
             place = arguments.to / student / path.name
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, place)
+    for lab, student in work:
+        if not page(course, lab, student).exists():
+            reason = state(course, lab, student)[1] or f"see {log_file(course)}, or grade it again"
+            print(printable(f"no page: {student}, {lab}: {reason}"), file=sys.stderr)
     print(f"{len(made)} of {len(work)} pages in {arguments.to or course.root / 'feedback'}/")
     return 0 if len(made) == len(work) else 1

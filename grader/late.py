@@ -11,9 +11,11 @@ import math
 from typing import Any
 
 from nbformat import NotebookNode
+from nbgrader.api import Gradebook
 from nbgrader.plugins import LateSubmissionPlugin
 from nbgrader.preprocessors import AssignLatePenalties
 from traitlets import Enum, Float
+from traitlets.config import Config
 
 from grader.course import Course
 from grader.records import gradebook, place
@@ -72,6 +74,31 @@ class AssignPenalties(AssignLatePenalties):
 def seconds_late(submission: Any) -> float:
     """nbgrader's, which breaks on an extension where there is no due date."""
     return submission.total_seconds_late if submission.assignment.duedate else 0.0
+
+
+def penalise(settings: Config, submission: Any, notebook: Any, student: str) -> None:
+    """What nbgrader's AssignLatePenalties does, with the course's plugin."""
+    late, penalty = seconds_late(submission), None
+    if late > 0:
+        step = AssignLatePenalties(config=settings)
+        step.init_plugin()
+        penalty = step.plugin_inst.late_submission_penalty(student, notebook.score, late)
+        if penalty is not None:
+            penalty = step._check_late_penalty(notebook, penalty)
+    notebook.late_submission_penalty = penalty
+
+
+def penalise_again(course: Course, settings: Config, book: Gradebook, lab: str, student: str
+                   ) -> bool:
+    """Of what is graded already: a person's scores, the due date, an extension, the receipt or the
+    settings may be others by now. Whether that changed the penalty."""
+    submission = book.find_submission(lab, student)
+    before, when = submission.late_submission_penalty or 0.0, stamped(course, lab, student)
+    submission.timestamp = when and when.replace(tzinfo=None)  # as the gradebook has it: UTC
+    for notebook in submission.notebooks:
+        penalise(settings, submission, notebook, student)
+    book.db.commit()
+    return (submission.late_submission_penalty or 0.0) != before
 
 
 def set_due(course: Course, lab: str, when: datetime.datetime | None) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 
 import nbformat
 from nbgrader.api import Gradebook, MissingEntry
-from nbgrader.preprocessors import AssignLatePenalties, SaveAutoGrades
+from nbgrader.preprocessors import SaveAutoGrades
 from traitlets.config import Config
 
 from grader import byhand
 from grader.attempt import Attempt
 from grader.course import Course
-from grader.late import seconds_late
+from grader.late import penalise
 from grader.records import NOT_ISOLATED, Record, enrol, last, now, with_this, write
 from grader.report import net, received, stamped
 from grader.results import Result
@@ -103,19 +103,6 @@ def _enter(course: Course, settings: Config, book: Gradebook, attempt: Attempt) 
     book.db.refresh(found)  # its score is the sum of what was just entered
     penalise(settings, submission, found, student)
     return submission
-
-
-def penalise(settings: Config, submission: Any, notebook: Any, student: str) -> None:
-    """What nbgrader's AssignLatePenalties does, with the course's plugin."""
-    notebook.late_submission_penalty = None
-    late = seconds_late(submission)
-    if late <= 0:
-        return
-    step = AssignLatePenalties(config=settings)
-    step.init_plugin()
-    penalty = step.plugin_inst.late_submission_penalty(student, notebook.score, late)
-    if penalty is not None:
-        notebook.late_submission_penalty = step._check_late_penalty(notebook, penalty)
 
 
 def _put_notebook(course: Course, attempt: Attempt) -> None:

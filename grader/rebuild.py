@@ -17,7 +17,7 @@ from nbformat import NotebookNode
 from nbgrader import utils
 from nbgrader.preprocessors import NbGraderPreprocessor
 
-from grader.byhand import set_aside_older
+from grader import byhand
 from grader.copies import merged
 from grader.records import Unusable, place
 from grader.submitted import parse, read
@@ -96,7 +96,8 @@ class Rebuild(NbGraderPreprocessor):
                    ) -> tuple[NotebookNode, dict[str, Any]]:
         course, lab, student = place(self, resources)
         with ungraded_on_error(course, lab, student):
-            set_aside_older(course, lab, student, course.digest(lab, student))
+            byhand.give_back_extension(course, lab, student)
+            byhand.set_aside_older(course, lab, student, course.digest(lab, student))
             release = nbformat.read(course.notebook("release", lab), as_version=4)
             submitted = read_submitted(course.notebook("submitted", lab, student))
             return rebuild(release, submitted)[0], resources

@@ -130,6 +130,13 @@ def state(course: Course, lab: str, student: str, book: Gradebook | None = None
     return "graded", ""
 
 
+def is_entered(book: Gradebook, lab: str, student: str) -> bool:
+    """Whether the gradebook has it: nbgrader's own commands may have removed the student."""
+    with contextlib.suppress(MissingEntry):
+        return book.find_submission(lab, student) is not None
+    return False
+
+
 def _scored_by_hand(course: Course, lab: str, student: str, record: Record, book: Gradebook | None
                     ) -> bool:
     """Whether a person gave a score for every check that had none."""
@@ -147,7 +154,8 @@ def _scored_by_hand(course: Course, lab: str, student: str, record: Record, book
 
 def with_this(before: Record | None, digest: str, **entry: Any) -> list[dict[str, Any]]:
     """The history with this attempt in it: one entry for each notebook that was submitted, in the
-    order in which they were first graded. `entry`: at, received, state, score."""
+    order in which they were first graded. `entry`: at, received, state, score, and settled when
+    it is about to be followed by another (byhand.settled)."""
     found = list(before.history) if before else []
     new = {"digest": digest, **entry}
     for index, one in enumerate(found):

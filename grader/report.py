@@ -41,18 +41,20 @@ class Row:
 
 def stamped(course: Course, lab: str, student: str) -> datetime.datetime | None:
     """When it came in, for the gradebook, which late penalties go by: what the receipt of
-    `lab collect` says. For a notebook that was put there by hand with nbgrader's timestamp.txt
-    beside it: the later of that and the notebook's time on this disk; without one None.
+    `lab collect` says. For a notebook that was put there by hand: its time on this disk, or
+    nbgrader's timestamp.txt beside it if that is later. None without a notebook.
 
     Students can write both, but not a time after you copied the file; so a forged early stamp does
-    not help. Raises Unusable when timestamp.txt is no time.
+    not help, and none at all neither. Raises Unusable when timestamp.txt is no time.
     """
     path = course.notebook("submitted", lab, student)
     if receipt := receipt_for(course, lab, student, course.digest(lab, student)):
         return receipt.time
     stamp = path.with_name("timestamp.txt")
-    if not os.path.isfile(stamp) or stamp.is_symlink():
+    if not os.path.isfile(path):
         return None
+    if not os.path.isfile(stamp) or stamp.is_symlink():
+        return _on_disk(path)
     try:
         with stamp.open("rb") as file:
             text = file.read(100).decode(errors="replace").strip()
@@ -63,7 +65,7 @@ def stamped(course: Course, lab: str, student: str) -> datetime.datetime | None:
     except Exception as error:  # dateutil lets all kinds of them out
         raise Unusable(f"timestamp.txt says {text!r}, which is no time: remove it, or write one as "
                        "2026-01-31 12:00:00 UTC") from error
-    return max(when, _on_disk(path)) if when and os.path.isfile(path) else when
+    return max(when, _on_disk(path)) if when else _on_disk(path)
 
 
 def received(course: Course, lab: str, student: str) -> str:

@@ -29,7 +29,10 @@ def leave_ungraded(course: Course, lab: str, student: str, reason: str,
     with gradebook(course, book) as book:
         enrol(book, student)
         with contextlib.suppress(MissingEntry):
-            found = byhand.entered(book.find_submission(lab, student))
+            submission = book.find_submission(lab, student)
+            found = byhand.entered(submission)
+            if before and before.digest != digest:
+                before = byhand.settled(before, submission)
     aside, of = byhand.together(before, found)
     history = with_this(before, digest, at=now(), received=received(course, lab, student),
                         state="ungraded", score=None)

@@ -1,0 +1,164 @@
+"""What a person entered, and what follows from it later: the attempt that counts, the penalty."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from grader import batch, byhand, pages, rebuild, records
+from grader.late import extend, penalise_again, set_due
+from grader.report import stamped
+from grader.times import parse_time
+from tests.grader import small_lab
+from tests.grader.conftest import submit
+from tests.grader.small_lab import RIGHT, WRONG, answered
+from tests.grader.test_merge import PART, Desk
+
+pytestmark = pytest.mark.slow
+NAME = small_lab.NAME
+BROKEN = {"state": "ungraded", "reason": "died", "notebook": None, "scores": {}}
+DAY = datetime.timedelta(days=1)
+
+
+@pytest.fixture
+def desk(course, released) -> Desk:
+    return Desk(course, released)
+
+
+@pytest.fixture
+def best(desk) -> Desk:
+    with desk.course.config_file.open("a") as file:
+        file.write("c.Attempts.counts = 'best'\n")
+    return desk
+
+
+LOW = {"scores": {"batch-check": 0.0, "script-check": 0.0}}
+
+
+@pytest.mark.parametrize("first", [LOW, PART])
+@pytest.mark.parametrize("second", [LOW, BROKEN])
+def test_a_persons_score_of_an_earlier_attempt_counts_for_the_best(best, first, second):
+    best.merge(best.result("ada", RIGHT, **first))
+    best.by_hand("batch-check", 2.5)
+    score = best.row()["score"]
+    assert float(score) >= 2.5
+    best.merge(best.result("ada", WRONG, **second))
+    assert best.row()["score"] == score
+    best.merge(best.result("ada", "a = 1", **LOW))
+    assert best.row()["score"] == score
+
+
+def test_it_counts_though_the_grader_was_killed_when_it_had_been_set_aside(best, monkeypatch):
+    best.merge(best.result("ada", RIGHT, **LOW))
+    best.by_hand("batch-check", 2.5)
+    result = best.result("ada", WRONG, **LOW)
+    with records.gradebook(best.course) as book:
+        byhand.set_aside_older(best.course, NAME, "ada", result.attempt.digest, book)  # and killed
+    best.merge(result)
+    assert best.row()["score"] == "2.5"
+
+
+def extension(desk: Desk) -> datetime.timedelta | None:
+    with records.gradebook(desk.course) as book:
+        return book.find_submission(NAME, "ada").extension
+
+
+def test_an_extension_that_was_given_back_does_not_undo_a_later_one(desk):
+    desk.merge(desk.result("ada", RIGHT))
+    desk.by_hand("batch-check", 1)
+    extend(desk.course, NAME, "ada", DAY)
+    desk.merge(desk.result("ada", RIGHT, **BROKEN))
+    desk.merge(desk.result("ada", WRONG))
+    assert extension(desk) == DAY
+    extend(desk.course, NAME, "ada", 3 * DAY)
+    desk.merge(desk.result("ada", WRONG))
+    assert extension(desk) == 3 * DAY
+
+
+def test_nbgraders_own_autograde_gives_the_extension_back(desk, monkeypatch):
+    desk.merge(desk.result("ada", RIGHT))
+    extend(desk.course, NAME, "ada", DAY)
+    desk.merge(desk.result("ada", RIGHT, **BROKEN))
+    monkeypatch.setattr(rebuild, "place", lambda *_: (desk.course, NAME, "ada"))
+    rebuild.Rebuild().preprocess(None, {})
+    assert extension(desk) == DAY
+
+
+def made(desk: Desk, work) -> batch.Batch:
+    """A batch over `work` that grades nothing and notes which pages it asks for."""
+    asked = []
+    pool = SimpleNamespace(add=lambda body, *_, **__: asked.append(body["do"]), asked=asked)
+    with records.gradebook(desk.course) as book:
+        found = batch.Batch(desk.course, SimpleNamespace(digest=lambda: "limits"), desk.config,
+                            book, pool, lambda outcome: None)
+        found.rest = found.sort_out(work, anew=False)
+    return found
+
+
+ADA = [(NAME, "ada")]
+
+
+def test_the_penalty_follows_the_score_that_a_person_gave_and_the_due_date(desk):
+    desk.config.LatePenalty.percent = 10
+    set_due(desk.course, NAME, parse_time("2020-01-01 12:00 UTC", "--due"))
+    result = desk.result()
+    path = desk.course.notebook("submitted", NAME, "ada")
+    when = parse_time("2020-01-01 13:00 UTC", "").timestamp()
+    os.utime(path, (when, when))
+    desk.merge(result)
+    assert desk.row()["score"] == "4.5"
+    page = pages.page(desk.course, NAME, "ada")
+    page.parent.mkdir(parents=True)
+    page.touch()
+    assert not made(desk, ADA).pool.asked  # nothing changed
+    desk.by_hand("batch-check", 1)
+    assert made(desk, ADA).pool.asked == ["feedback"] and desk.row()["score"] == "2.7"
+    set_due(desk.course, NAME, parse_time("2020-01-01 14:00 UTC", "--due"))
+    with records.gradebook(desk.course) as book:
+        assert penalise_again(desk.course, desk.config, book, NAME, "ada")
+    assert desk.row()["score"] == "3.0"
+
+
+def test_a_notebook_without_a_timestamp_came_in_when_it_came_to_this_disk(desk):
+    """Otherwise who leaves timestamp.txt out would never be late."""
+    path = submit(desk.course, "ada", answered(desk.released))
+    os.utime(path, (1e9, 1e9))
+    assert stamped(desk.course, NAME, "ada").timestamp() == 1e9
+
+
+def test_what_a_person_scored_is_not_called_ungraded(desk):
+    desk.merge(desk.result(**PART))
+    desk.by_hand("batch-check", 1)
+    pages.page(desk.course, NAME, "ada").parent.mkdir(parents=True)
+    pages.page(desk.course, NAME, "ada").touch()
+    outcome = made(desk, ADA).outcomes[0]
+    assert (outcome.record.state, outcome.record.reason) == ("graded", "")
+    assert records.last(desk.course, NAME, "ada").state == "ungraded"  # by the grader
+
+
+def test_a_lost_nodes_late_word_takes_no_score_away(desk):
+    desk.merge(desk.result())
+    desk.result(**PART)  # of the same notebook, found in results/ by the next batch
+    assert not made(desk, ADA).rest and desk.row()["score"] == "5.0"
+
+
+def test_who_was_removed_from_the_gradebook_is_graded_again(desk):
+    desk.merge(desk.result())
+    with records.gradebook(desk.course) as book:
+        book.remove_student("ada")
+    assert desk.row()["reason"] == "not in the gradebook"
+    assert made(desk, ADA).rest == ADA
+    assert batch.pages_again(desk.course, ADA, lambda outcome: None) == []
+
+
+def test_a_note_on_a_missing_page_goes_when_there_is_one(desk):
+    record = desk.merge(desk.result())
+    records.write(desk.course, NAME, "ada", replace(record, notes=["no feedback: why", "other"]))
+    found = made(desk, ADA)
+    ended = SimpleNamespace(body={"lab": NAME, "student": "ada"}, answer={}, fault="")
+    found.paged(ended)
+    assert records.last(desk.course, NAME, "ada").notes == ["other"]

@@ -152,7 +152,8 @@ def test_a_tar_whose_header_is_a_bomb_is_not_read(take, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x05\x06" + bytes(5),
-                                     b"\x1f\x8b" + b"x" * 40, bytes_of_zip({"a": b"b"})[:-9]])
+                                     b"\x1f\x8b" + b"x" * 40, bytes_of_zip({"a": b"b"})[:-9]],
+                         ids=["empty", "text", "short zip", "short gzip", "cut zip"])
 def test_what_is_no_archive_is_said(take, tmp_path, content):
     (tmp_path / "a.zip").write_bytes(content)
     with pytest.raises(LabError, match=r"no sound zip or tar"):

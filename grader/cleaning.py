@@ -72,7 +72,8 @@ def _output(sent: dict[str, Any]) -> NotebookNode | None:
         return new_output("stream", name=sent["name"], text=terminal(sent["text"]))
     if kind == "error":
         lines = sent.get("traceback")
-        lines = [one for one in lines if isinstance(one, str)] if isinstance(lines, list) else []
+        lines = [one for one in lines[:MOST_OUTPUTS] if isinstance(one, str)
+                 ] if isinstance(lines, list) else []
         name, text = (one if isinstance(one, str) else "" for one in
                       (sent.get("ename"), sent.get("evalue")))
         return error(words(name, 200), words(text, 10_000), [terminal(one) for one in lines])

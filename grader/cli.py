@@ -168,7 +168,7 @@ def require_lab(course, lab: str) -> None:
 
 
 def run_release(arguments: argparse.Namespace) -> int:
-    from grader import assign
+    from grader import assign, forgeable
     from grader.course import Course, default_root
     from grader.late import set_due
     from grader.log import logging_to
@@ -187,6 +187,8 @@ def run_release(arguments: argparse.Namespace) -> int:
     folder = course.notebook("release", arguments.lab).parent
     print(f"{folder}: {'made' if made else 'is up to date'}; hand it out as it is"
           + (f". It is due {due:%Y-%m-%d %H:%M} UTC" if due else ""))
+    for warning in forgeable.warnings(course, arguments.lab):
+        print(f"note: {warning}")
     return 0
 
 

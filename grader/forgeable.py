@@ -1,0 +1,46 @@
+"""Tests that take from the sandbox what the course put there: students' code could change it."""
+
+from __future__ import annotations
+
+import ast
+
+from grader.course import Course
+from grader.lab_plan import Plan, read
+from lab.build.lab import Role
+from lab.build.names import analyse
+from lab.build.reading import python_of
+
+
+def warnings(course: Course, lab: str) -> list[str]:
+    """A sentence for each such test of a released lab. Raises LabError."""
+    return of(read(course, lab))
+
+
+def of(plan: Plan) -> list[str]:
+    """Only untagged cells can have such values: `data = load()` is not made on the trusted side."""
+    given: set[str] = set()  # by untagged cells, in the sandbox alone
+    made: set[str] = set()
+    needed: set[str] = set()  # by what is made of untagged cells
+    result = []
+    for cell in plan.cells:
+        if cell.role is Role.SETUP and cell.trusted is not None:
+            here = set(cell.names.binds)
+            made |= here
+            needed |= {use.name for use in cell.names.uses}
+            given = (given | _binds(cell.source)) - here
+        elif cell.role is Role.CHECK_SETUP and cell.names:
+            made |= set(cell.names.binds)
+        elif cell.role is Role.CHECK and cell.names:
+            uses = {use.name for use in cell.names.uses} | needed
+            for name in sorted(uses & given - made - plan.answers):
+                result.append(f"{plan.lab}: the test {cell.name} uses {name}, which a cell without "
+                              "a tag calculates beside the students' code, and that could change "
+                              "it: calculate it in the test, or in a cell with the tag check-setup")
+    return result
+
+
+def _binds(source: str) -> set[str]:
+    try:
+        return set(analyse(ast.parse(python_of(source))).binds)
+    except (SyntaxError, ValueError):  # %%bash, say
+        return set()

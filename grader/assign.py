@@ -11,12 +11,15 @@ from nbgrader.api import Gradebook
 from nbgrader.converters import GenerateAssignment
 from nbgrader.coursedir import CourseDirectory
 
+from grader import byhand
 from grader.course import OUR_SOURCES, Course, read_stamps
 from grader.log import log_file
 from grader.records import digest_of_lab, explain, gradebook
 from lab.build.cli import build
 from lab.errors import LabError
 from lab.workspace import CHECKOUT, put_whole
+
+OTHER_CELLS = "Cannot add or remove cells"  # nbgrader, while there are submissions
 
 
 class _Generate(GenerateAssignment):
@@ -52,7 +55,14 @@ def release(course: Course, lab: str) -> bool:
     if fresh and not changed and _in_gradebook(course, lab):
         return False
     try:
-        _generate(course, lab)
+        try:
+            _generate(course, lab)
+        except RuntimeError as error:
+            if OTHER_CELLS not in str(error):
+                raise
+            with gradebook(course) as book:
+                byhand.set_aside_all(course, lab, book)
+            _generate(course, lab)
     except LabError:
         raise
     except Exception as error:

@@ -68,6 +68,18 @@ def set_aside_older(course: Course, lab: str, student: str, digest: str,
             book.db.commit()
 
 
+def set_aside_all(course: Course, lab: str, book: Gradebook) -> None:
+    """Before the lab gets other cells: nbgrader refuses them while there are submissions. What was
+    graded waits to be graded anew, by the lab's digest in the records."""
+    for submission in list(book.find_assignment(lab).submissions):
+        student = submission.student.id
+        before = last(course, lab, student) or Record("ungraded", "", "not graded yet")
+        aside, of = together(before, entered(submission))
+        write(course, lab, student,
+              replace(settled(before, submission), set_aside=aside, set_aside_of=of))
+        book.remove_submission(lab, student)
+
+
 def settled(before: Record, submission: Any) -> Record:
     """With the score that the notebook before has now, what a person entered included, in the
     history: the gradebook is about to forget it, and a policy may count it. Once alone, since a

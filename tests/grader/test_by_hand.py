@@ -7,9 +7,11 @@ import os
 from dataclasses import replace
 from types import SimpleNamespace
 
+import nbformat
 import pytest
 
-from grader import batch, byhand, pages, rebuild, records
+from grader import assign, batch, byhand, lab_plan, pages, rebuild, records
+from grader.course import Course
 from grader.late import extend, penalise_again, set_due
 from grader.report import stamped
 from grader.times import parse_time
@@ -162,3 +164,27 @@ def test_a_note_on_a_missing_page_goes_when_there_is_one(desk):
     ended = SimpleNamespace(body={"lab": NAME, "student": "ada"}, answer={}, fault="")
     found.paged(ended)
     assert records.last(desk.course, NAME, "ada").notes == ["other"]
+
+
+def add_a_check(course: Course) -> None:
+    path = course.notebook("source", NAME)
+    source = nbformat.read(path, as_version=4)
+    source.cells.append(small_lab.cell("check.that(True, '')", **small_lab.marks(
+        "new-check", grade=True, points=7)))
+    small_lab.put(source, path)
+
+
+def test_a_lab_gets_a_new_check_though_some_were_graded(desk):
+    """nbgrader refuses it while there are submissions; what a person entered comes back."""
+    desk.merge(desk.result())
+    desk.by_hand("batch-check", 1)
+    extend(desk.course, NAME, "ada", DAY)
+    add_a_check(desk.course)
+    assert assign.release(desk.course, NAME)
+    row = desk.row()
+    assert (row["score"], row["reason"]) == ("", "the lab was changed since it was graded")
+    assert made(desk, ADA).rest == ADA
+    desk.plan = lab_plan.read(desk.course, NAME)
+    desk.merge(desk.result(scores={"batch-check": 3.0, "script-check": 2.0, "new-check": 7.0}))
+    assert (desk.row()["score"], desk.row()["max_score"]) == ("10.0", "12.0")
+    assert extension(desk) == DAY

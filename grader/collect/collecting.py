@@ -24,6 +24,7 @@ from lab.errors import LabError
 
 MOST_FILES = 500  # of one student
 MOST_BYTES = 100_000_000  # of one student's notebooks
+BEFORE = "it came in before the one to grade; if it came again since, say --received TIME"
 PACKED = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst")
 
 
@@ -205,12 +206,16 @@ def _file_group(course: Course, student: str, lab: str, group: list[_Version], o
             added.add(key)
     chosen = to_grade(policy, receipts.read(course)[student, lab]).digest
     store.place(course, lab, student, chosen)
-    return [_line(version, known, added, chosen) for version in group]
+    return [_line(version, known, added, chosen, version.receipt.order == newest)
+            for version in group]
 
 
-def _line(version: _Version, known: dict, added: set, chosen: str) -> Line:
+def _line(version: _Version, known: dict, added: set, chosen: str, is_newest: bool) -> Line:
     receipt = version.receipt
     key = receipt.digest, receipt.source
     verdict = "other" if receipt.digest != chosen else "new" if key in added else "same"
-    return Line(version.file.path, receipt.student, receipt.lab, verdict, version.why,
-                known[key].when)
+    # An LMS's archive of before, or a student who went back to that version: nothing tells.
+    came_before = (verdict == "other" and is_newest and key not in added
+                   and not receipt.source)
+    return Line(version.file.path, receipt.student, receipt.lab, verdict,
+                "; ".join(filter(None, [version.why, BEFORE * came_before])), known[key].when)

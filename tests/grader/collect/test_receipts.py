@@ -12,7 +12,7 @@ import pytest
 from grader.collect import receipts, store
 from grader.collect.receipts import Receipt
 from grader.report import received
-from grader.times import parse_time
+from grader.times import now, parse_time
 from lab.errors import LabError
 from tests.grader.collect.conftest import NAME, put, zipped
 
@@ -205,3 +205,15 @@ def test_the_command_shows_a_table_and_fails_when_nothing_was_taken(command, tmp
     assert done.returncode == 1 and "nothing was taken" in done.stderr
     done = command("collect", str(folder), "--received", "2099-01-31 12:00 UTC")
     assert done.returncode == 1 and "still to come" in done.stderr
+
+
+def test_who_went_back_to_an_earlier_version_is_pointed_out_and_may_be_taken(
+        take, submitted, tmp_path, answer):
+    """An archive of Moodle's says nothing that an older archive would not say, too."""
+    for text in ("a = 1", "a = 2", "a = 1"):
+        put(tmp_path / "in", {FILE: answer(text)})
+        line = take(tmp_path / "in")[FILE]
+    assert line.verdict == "other" and "--received" in line.why
+    assert submitted("ada") == answer("a = 2")
+    line = take(tmp_path / "in", received=now())[FILE]
+    assert (line.verdict, line.why) == ("new", "") and submitted("ada") == answer("a = 1")

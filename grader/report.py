@@ -22,6 +22,8 @@ from grader.policy import counted
 from grader.records import Unusable, gradebook, last, number, state
 from lab.workspace import put_whole
 
+WANTS_A_LOOK = "wants a look in formgrader"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -98,7 +100,7 @@ def rows(course: Course, book: Gradebook) -> Iterator[Row]:
                     verdict, reason = "ungraded", "not in the gradebook"
                 else:
                     score = net(found)
-                    reason = "wants a look in formgrader" if found.needs_manual_grade else ""
+                    reason = WANTS_A_LOOK if found.needs_manual_grade else ""
             yield Row(student, lab, score, most, verdict, number(record), reason,
                       received(course, lab, student), record.at if record else "",
                       "; ".join(record.notes) if record else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 
 from grader.records import printable
+from grader.report import WANTS_A_LOOK
 
 
 class progress:
@@ -39,6 +40,10 @@ def show(console, outcomes, rows, seconds: float) -> None:
         lines += [f"note: {who}: {note}" for note in one.record.notes]
         for line in lines:
             console.print(escape(printable(line)), soft_wrap=True, highlight=False)
+    tried = {(one.lab, one.student) for one in outcomes}
+    if waiting := sum((row.lab, row.student) in tried and row.reason == WANTS_A_LOOK
+                      for row in rows):
+        console.print(f"to grade by hand: {waiting} of the graded, whose scores are those so far")
     kept = sum(not one.again for one in outcomes)
     console.print(f"{len(outcomes)} submissions in {seconds:.1f} s"
                   + (f", {kept} of them were graded already" if kept else ""))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import datetime
+import io
 import os
 from dataclasses import replace
 from types import SimpleNamespace
 
 import nbformat
 import pytest
+from rich.console import Console
 
-from grader import assign, batch, byhand, lab_plan, pages, rebuild, records
+from grader import assign, batch, byhand, lab_plan, pages, rebuild, records, report
 from grader.course import Course
 from grader.late import extend, penalise_again, set_due
 from grader.report import stamped
+from grader.show import show
 from grader.times import parse_time
 from tests.grader import small_lab
 from tests.grader.conftest import submit
@@ -188,3 +191,13 @@ def test_a_lab_gets_a_new_check_though_some_were_graded(desk):
     desk.merge(desk.result(scores={"batch-check": 3.0, "script-check": 2.0, "new-check": 7.0}))
     assert (desk.row()["score"], desk.row()["max_score"]) == ("10.0", "12.0")
     assert extension(desk) == DAY
+
+
+def test_the_table_says_how_many_scores_a_person_has_yet_to_complete(desk):
+    record = desk.merge(desk.result())
+    with records.gradebook(desk.course) as book:
+        book.find_grade("batch-check", NAME, NAME, "ada").needs_manual_grade = True
+        book.db.commit()
+    console = Console(record=True, width=120, file=io.StringIO())
+    show(console, [batch.Outcome("ada", NAME, record, 0.0, True)], report.save(desk.course), 1.0)
+    assert "to grade by hand: 1 of the graded" in console.export_text()

@@ -17,8 +17,10 @@ FIELDS = {"iteration": r"iteration +(\d+)/", "samples": r"consumed samples: +(\d
           "global_batch": r"global batch size: +(\d+)", "loss": rf"lm loss: {NUMBER}",
           "grad_norm": rf"grad norm: {NUMBER}",
           "tflops": rf"throughput per GPU \(TFLOP/s/GPU\): {NUMBER}",
-          "train_iters": r"iteration +\d+/ +(\d+)"}
-WHOLE = {"iteration", "samples", "global_batch", "train_iters"}
+          "train_iters": r"iteration +\d+/ +(\d+)",
+          "loss_scale": rf"loss scale: {NUMBER}",
+          "skipped": r"number of skipped iterations: +(\d+)"}
+WHOLE = {"iteration", "samples", "global_batch", "train_iters", "skipped"}
 WORLD = re.compile(r"using world size: (\d+), data-parallel-size: (\d+), "
                    r"tensor-model-parallel size: (\d+), pipeline-model-parallel size: (\d+)")
 
@@ -37,6 +39,8 @@ class Iteration:
     grad_norm: float | None = None
     tflops: float | None = None  # per GPU
     train_iters: int | None = None
+    loss_scale: float | None = None  # after the last step of the line
+    skipped: int | None = None  # steps since the line before
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Log:
 
 def parse_line(line: str) -> Iteration | None:
     """The numbers of an iteration line; None for any other line."""
-    if "elapsed time per iteration" not in line:  # few lines of a log are worth nine searches
+    if "elapsed time per iteration" not in line:  # few lines of a log are worth the searches
         return None
     values: dict[str, int | float] = {}
     for name, pattern in FIELDS.items():

@@ -56,3 +56,30 @@ def loss(**runs: Log) -> Picture:
     axes.grid(alpha=0.3)
     axes.legend()
     return Picture(figure, "Training loss over samples: " + "; ".join(said) + ".")
+
+
+def loss_scale(log: Log) -> Picture:
+    """The loss scale over the steps, and which lines of the log have skipped steps. Raises
+    LabError for a log without a loss scale."""
+    from matplotlib.figure import Figure
+
+    lines = [one for one in log.iterations if one.loss_scale is not None]
+    if not lines:
+        raise LabError("the log has no loss scale yet")
+    figure = Figure(figsize=(7, 3))
+    axes = figure.subplots()
+    axes.step([one.iteration for one in lines], [one.loss_scale for one in lines], where="mid",
+              color="C7", linewidth=1)
+    kinds = {"steps that were skipped": ("x", [one for one in lines if one.skipped]),
+             "steps that were made": ("o", [one for one in lines if not one.skipped])}
+    for name, (marker, some) in kinds.items():
+        axes.plot([one.iteration for one in some], [one.loss_scale for one in some],
+                  linestyle="", marker=marker, label=name)
+    axes.set_yscale("log", base=2)
+    axes.set(xlabel="iteration", ylabel="loss scale", title="Loss scale")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    skipped = sum(one.skipped or 0 for one in lines)
+    return Picture(figure, f"Loss scale over {lines[-1].iteration} iterations: from "
+                   f"{lines[0].loss_scale:,.0f} after the first to {lines[-1].loss_scale:,.0f} "
+                   f"after the last; {skipped} steps were skipped.")

@@ -71,3 +71,21 @@ def test_a_figure_says_in_words_what_it_shows(log):
 def test_a_run_without_loss_is_named():
     with pytest.raises(LabError, match="empty: the log has no loss yet"):
         plots.loss(empty=logs.Log(None, None, None, None, ()))
+
+
+def test_skipped_steps_and_the_loss_scale_are_read():
+    parsed = logs.parse_line(LINE.format(loss="6.0").replace("scale: 1.0", "scale: 65536.0")
+                             .replace("iterations:   0", "iterations:   3"))
+    assert (parsed.loss_scale, parsed.skipped) == (65536.0, 3)
+
+
+def test_the_loss_scale_is_drawn_and_told():
+    text = LINE.format(loss="6.0")
+    skipped = text.replace(" 12/", " 11/").replace("iterations:   0", "iterations:   1")
+    picture = plots.loss_scale(logs.parse([skipped.replace("scale: 1.0", "scale: 4096.0"),
+                                           text.replace("scale: 1.0", "scale: 2048.0")]))
+    assert repr(picture) == ("Loss scale over 12 iterations: from 4,096 after the first to 2,048 "
+                             "after the last; 1 steps were skipped.")
+    assert picture.png().startswith(b"\x89PNG")
+    with pytest.raises(LabError, match="no loss scale"):
+        plots.loss_scale(logs.parse([]))

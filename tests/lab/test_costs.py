@@ -1,0 +1,39 @@
+"""Settings side by side on virtual cards."""
+
+import pytest
+
+from lab import costs
+from lab.errors import LabError
+
+MODEL = ("--device virtual:v100 --num-layers 2 --hidden-size 256 --num-attention-heads 4 "
+         "--seq-length 128 --max-position-embeddings 128 --vocab-size 1000 "
+         "--micro-batch-size 2")
+
+
+@pytest.fixture(scope="module")
+def found():
+    return costs.of({"fp32": "", "fp16": "--fp16", "too much": "--micro-batch-size 20000"}, MODEL)
+
+
+def test_every_setting_has_its_figures(found):
+    fp32, fp16, large = found
+    parameters = 2 * (12 * 256**2 + 13 * 256) + (1024 + 128) * 256 + 2 * 256
+    assert fp32.states == pytest.approx(16 * parameters / 2**30)
+    assert fp16.states == pytest.approx(20 * parameters / 2**30)
+    assert fp16.activations < fp32.activations < fp32.total
+    assert fp32.tokens_per_second == pytest.approx(2 * 128 / fp32.milliseconds * 1000)
+    assert fp32.fits and not large.fits and large.total > large.capacity
+
+
+def test_the_table_and_the_figure_say_what_does_not_fit(found, capsys):
+    costs.show(found)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("virtual v100-sxm2-16gb, modelled")
+    assert ["NO" in line for line in lines[2:]] == [False, False, True]
+    picture = costs.plot(found)
+    assert repr(picture).count("does not fit") == 1 and picture.png().startswith(b"\x89PNG")
+
+
+def test_what_the_trainer_does_not_take_is_named():
+    with pytest.raises(LabError, match=r"odd.*--num-attention-heads"):
+        costs.of({"odd": "--num-attention-heads 3"}, MODEL)

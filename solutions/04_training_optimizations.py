@@ -150,7 +150,8 @@ guess_power = 15
 ### END SOLUTION
 
 # %% tags=["explore"]
-!sbatch code/fp16.sh --train-iters 24 --log-interval 1 --eval-iters 0 --global-batch-size 4 --initial-loss-scale 1073741824 --loss-scale-window 6
+!sbatch code/fp16.sh --train-iters 24 --log-interval 1 --eval-iters 0 --global-batch-size 4 \
+    --initial-loss-scale 1073741824 --loss-scale-window 6
 
 # %% tags=["explore"]
 job = jobs.wait()
@@ -321,13 +322,15 @@ print("the log:      ", sum(one.skipped for one in log.iterations))
 # > scale. This one is too high, and nothing lowers it.
 
 # %% tags=["explore"]
-!sbatch code/fp16.sh --train-iters 6 --log-interval 2 --eval-iters 0 --global-batch-size 4 --loss-scale 1073741824
+!sbatch code/dp_single_node.sh --train-iters 6 --log-interval 2 --eval-iters 0 --global-batch-size 4 \
+    --fp16 --loss-scale 1073741824
 
 # %% tags=["explore"]
 silent = jobs.wait()
 
 # %% tags=["explore"]
-!grep --only-matching "iteration .*/ .*6 \|number of skipped iterations: *[0-9]*\|lm loss: [^ ]*" {silent.log}
+for one in logs.read(silent.log).iterations:
+    print(f"iteration {one.iteration}: {one.skipped} of 2 steps skipped, loss {one.loss}")
 
 # %% [markdown]
 # The job is `COMPLETED`, Slurm is content, and the model has learnt nothing: every step was skipped.
@@ -718,20 +721,23 @@ full = jobs.wait()
 # switched off, since it would roll other dice.
 
 # %% tags=["explore"]
-!sbatch code/accumulation.sh --train-iters 4 --log-interval 1 --eval-iters 0 --hidden-dropout 0 --attention-dropout 0 --global-batch-size 8 --micro-batch-size 4
+!sbatch code/accumulation.sh --train-iters 4 --log-interval 1 --eval-iters 0 \
+    --hidden-dropout 0 --attention-dropout 0 --global-batch-size 8 --micro-batch-size 4
 
 # %% tags=["explore"]
 at_once = jobs.wait()
 
 # %% tags=["explore"]
-!sbatch code/accumulation.sh --train-iters 4 --log-interval 1 --eval-iters 0 --hidden-dropout 0 --attention-dropout 0 --global-batch-size 8 --micro-batch-size 1
+!sbatch code/accumulation.sh --train-iters 4 --log-interval 1 --eval-iters 0 \
+    --hidden-dropout 0 --attention-dropout 0 --global-batch-size 8 --micro-batch-size 1
 
 # %% tags=["explore"]
 in_turn = jobs.wait()
 
 # %% tags=["explore"]
 !grep "number of micro-batches" {at_once.log} {in_turn.log}
-for one, other in zip(logs.read(at_once.log).iterations, logs.read(in_turn.log).iterations):
+both = zip(logs.read(at_once.log).iterations, logs.read(in_turn.log).iterations, strict=True)
+for one, other in both:
     print(f"iteration {one.iteration}: loss {one.loss} at once, {other.loss} in turn")
 
 # %% [markdown]
@@ -1127,7 +1133,7 @@ check.function(
 # one knows what was counted.**
 
 # %% tags=["explore"]
-for cost, precision in zip(precisions[:2], ("fp32", "fp16")):
+for cost, precision in zip(precisions[:2], ("fp32", "fp16"), strict=True):
     flops = iteration_flops(12, 768, 1024, padded(50257), batch=2)
     rate, share = achieved(flops, cost.milliseconds, 1, "v100-sxm2-16gb", precision)
     print(f"{cost.name}: {rate:.1f} TFLOP/s, {share:.1%} of the peak; counting causal attention at "
@@ -1339,7 +1345,7 @@ print("GPUs for a month:", gpus_for(30, size, 450e9, rate, recompute=True))
 # %% tags=["explore"]
 !scancel --user=$USER
 !du -sh megatron/checkpoints megatron/tensorboard
-!rm -rf megatron/checkpoints/fp16 megatron/checkpoints/accumulation
+!rm -rf megatron/checkpoints/fp16 megatron/checkpoints/accumulation megatron/checkpoints/dp_single_node
 !squeue
 
 # %% [markdown]

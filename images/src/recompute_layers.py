@@ -24,7 +24,6 @@ def draw() -> Figure:
                 box(axes, x - GAP + 0.03, y + 0.12, GAP - 0.06, 0.36, "", fill=ORANGE)
             if layer in inputs and name.startswith("uniform"):
                 arrow(axes, (x + 0.1, y - 0.12), (x + 2 * WIDTH + GAP - 0.1, y - 0.12), color=GREY)
-        axes.text(9.5, y + 0.3, "", fontsize=9)
     for x, fill, text in ((2.6, ORANGE, "an input that is kept"),
                           (5.0, GREEN, "all activations are kept"),
                           (7.4, "white", "computed again")):

@@ -165,6 +165,12 @@ if good:
 plots.loss_scale(log)
 
 # %% [markdown]
+# TensorBoard draws the same curve, under `loss-scale`, for every training in fp16:
+
+# %% tags=["explore"]
+tensorboard.link()
+
+# %% [markdown]
 # Every cross is a step that was computed and thrown away. Look at one such line of the log and at a good
 # one: the skipped one has no loss and no norm, and its learning rate did not move.
 
@@ -367,15 +373,15 @@ fp32, fp16 = precisions[:2]
 check.compare("times as fast (virtual V100)", guess_speedup, fp32.milliseconds / fp16.milliseconds)
 
 # %% [markdown]
-# Read the table slowly, it holds three surprises.
+# Read the first two rows slowly, they hold three surprises.
 #
 # - **Time.** It is faster, but by far not as the data sheet says: only the matrix products run on Tensor
 #   Cores. The norms, the dropout and the softmax wait for memory, and are now most of the time.
 # - **Share of the peak** (`of peak`). It *falls*, although everything is faster: the peak grew more than
 #   the speed did.
-# - **Memory.** The activations shrink to little more than half. (Not quite: the dropout masks stay bytes,
-#   and the loss is computed in fp32.) But `states`, which are the weights, the gradients and the
-#   optimizer's, grow!
+# - **Memory.** The activations (`activ.`) shrink, but not quite to half: the dropout masks stay bytes, and
+#   the loss is computed in fp32. And `states`, which are the weights, the gradients and the optimizer's,
+#   *grow*! (`all` also holds what CUDA takes for itself.)
 
 # %% [markdown]
 # ### Exercise 4: what a parameter takes
@@ -741,8 +747,8 @@ for one, other in both:
     print(f"iteration {one.iteration}: loss {one.loss} at once, {other.loss} in turn")
 
 # %% [markdown]
-# The log says how many micro-batches a step has, and the losses agree but for the last digits, which
-# depend on the order in which numbers are added.
+# The log says how many micro-batches a step has, and the losses are the same. (A last digit may differ: it
+# depends on the order in which numbers are added.)
 #
 # Why would one do so? For memory, and for the network: the gradients are exchanged **once per step**,
 # however many micro-batches it had. Here are four virtual V100s on two nodes with an Ethernet of 25 Gbit/s
@@ -1283,8 +1289,8 @@ check.function(
 # %% [markdown]
 # ## A trillion parameters
 #
-# In 2021 a model with a trillion parameters was trained, for a while, on 3,072 A100s. You do not need
-# them to plan it. `--estimate` builds every stage of the pipeline on virtual cards and says what it would
+# In 2021 people at NVIDIA ran a model with a trillion parameters on 3,072 A100s, to see how fast it would
+# be. You do not need 3,072 A100s to plan it. `--estimate` builds every stage of the pipeline on virtual cards and says what it would
 # cost. (Tensor parallelism divides each layer among the cards of a node, and pipeline parallelism divides
 # the layers among nodes: the next labs are about them.) First your guess: how many days for 450 billion
 # tokens?
@@ -1322,7 +1328,9 @@ print(f"{paper[1] / 1e6:.1f} million GPU-hours, {paper[2] / 1e6:.0f} million dol
 print("GPUs for a month:", gpus_for(30, size, 450e9, rate, recompute=True))
 
 # %% [markdown]
-# The two agree to within a few per cent: your formulas are all that one needs for a first plan.
+# The two should be close: your formulas are all that one needs for a first plan. (The share of the peak in
+# the table is smaller than your HFU. You know both reasons by now: what is recomputed does not count there,
+# and causal attention counts by half.)
 
 # %% [markdown]
 # ## Discuss
@@ -1333,7 +1341,7 @@ print("GPUs for a month:", gpus_for(30, size, 450e9, rate, recompute=True))
 #    What do you ask?
 # 3. **More GPUs or more micro-batches?** The cards wait for the network half of the time. Compare a faster
 #    network, a larger global batch, and fewer cards.
-# 4. **What the bill leaves out.** The formula says 84 days. Why will the training take longer, and what
+# 4. **What the bill leaves out.** The formula says how many days it takes. Why will the training take longer, and what
 #    would you plan for it?
 
 # %% [markdown]

@@ -1151,8 +1151,9 @@ for cost, precision in zip(precisions[:2], ("fp32", "fp16"), strict=True):
 # For large models one formula is enough. A token takes about 6 FLOPs for each parameter: two in the
 # forward pass, four in the backward pass. With full recomputation it is 8. So a training takes
 #
-# $$\text{seconds} = \frac{6 \cdot \text{tokens} \cdot \text{parameters}}{\text{GPUs} \cdot
-# \text{FLOP/s per GPU}}$$
+# ```
+# seconds = 6 * tokens * parameters / (GPUs * FLOP/s per GPU)
+# ```
 #
 # with 8 in place of 6 when the layers are recomputed and the FLOP/s count what is recomputed. One GPU for
 # one hour is a **GPU-hour**; that is what clouds charge for.

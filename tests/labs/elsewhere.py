@@ -12,13 +12,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lab.build.lab import Lab, Role
 from lab.check import wire
+from lab.check.measure import run_here
 from lab.check.record import record
 from lab.check.sides import Raised, checking_on
 from lab.workspace import CHECKOUT
@@ -62,6 +63,9 @@ class Elsewhere:
 
     def script(self, path: str) -> dict[str, Any]:
         return wire.copy(record(self.home, path))
+
+    def figures(self, words: Sequence[str]) -> dict[str, Any]:
+        return run_here(words)
 
 
 @contextlib.contextmanager

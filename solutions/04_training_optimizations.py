@@ -85,7 +85,7 @@ for number in (1.0, 0.1, 1e-6, 1e-9, 65_504.0, 100_000.0):
 
 # %% nbgrader={"grade": false, "grade_id": "fate", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def fate(gradient, scale):
-    """"zero", "fine" or "inf": what the scaled gradient is in fp16. A gradient may be negative."""
+    """What the scaled gradient is in fp16: "zero", "fine" or "inf". Gradients may be negative."""
     ### BEGIN SOLUTION
     size = abs(gradient * scale)
     if size > 65504:
@@ -446,8 +446,8 @@ check.function(
 # %% [markdown]
 # ### Exercise 5: does fp16 save memory?
 #
-# Put both together: at **equal micro-batch** the activations fall to half (take it as exact here), and the states grow by what
-# you have just found. How many bytes does fp16 save, for a given model and given activations? If it takes
+# Put both together: at **equal micro-batch** the activations fall to half (take it as exact here), and the
+# states grow by what you have just found. How many bytes does fp16 save, for a given model and given activations? If it takes
 # more, the answer is negative.
 
 # %% nbgrader={"grade": false, "grade_id": "fp16-saves", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -1293,8 +1293,8 @@ check.function(
 # ## A trillion parameters
 #
 # In 2021 people at NVIDIA ran a model with a trillion parameters on 3,072 A100s, to see how fast it would
-# be. You do not need 3,072 A100s to plan it. `--estimate` builds every stage of the pipeline on virtual cards and says what it would
-# cost. (Tensor parallelism divides each layer among the cards of a node, and pipeline parallelism divides
+# be. You do not need 3,072 A100s to plan it. `--estimate` builds every stage of the pipeline on virtual cards
+# and says what it would cost. (Tensor parallelism divides each layer among the cards of a node, and pipeline parallelism divides
 # the layers among nodes: the next labs are about them.) First your guess: how many days for 450 billion
 # tokens?
 
@@ -1344,8 +1344,8 @@ print("GPUs for a month:", gpus_for(30, size, 450e9, rate, recompute=True))
 #    What do you ask?
 # 3. **More GPUs or more micro-batches?** The cards wait for the network half of the time. Compare a faster
 #    network, a larger global batch, and fewer cards.
-# 4. **What the bill leaves out.** The formula says how many days it takes. Why will the training take longer, and what
-#    would you plan for it?
+# 4. **What the bill leaves out.** The formula says how many days it takes. Why will the training take
+#    longer, and what would you plan for it?
 
 # %% [markdown]
 # ## Clean up

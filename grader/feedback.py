@@ -142,9 +142,22 @@ class Harmless(SanitizeHTML):
 
     def preprocess_cell(self, cell: NotebookNode, resources: dict[str, Any], cell_index: int
                         ) -> tuple[NotebookNode, dict[str, Any]]:
+        if cell.cell_type == "markdown":
+            cell["attachments"] = Attached(cell.get("attachments", {}))
         if cell.cell_type == "code" or utils.is_solution(cell):
             return super().preprocess_cell(cell, resources, cell_index)
         return cell, resources
+
+
+class Attached(NotebookNode):
+    """Pictures of a written answer. nbconvert makes no page where one is named that is not there;
+    here it is an empty one."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __missing__(self, name: str) -> dict[str, str]:
+        return {"image/png": ""}
 
 
 class EmbedImages(Preprocessor):

@@ -23,7 +23,7 @@ from nbformat import NotebookNode
 
 from grader import cleaning
 from grader.lab_plan import PlannedCell
-from grader.proxies import Function, Proxy, is_rebuilt, name_of
+from grader.proxies import Function, Proxy, name_of
 from grader.remote import Lost, Remote
 from grader.timing import Budget, Late, limited
 from lab.build.names import analyse
@@ -127,12 +127,10 @@ class Trusted:
                 exec(_compiled(cell.trusted, cell), names)
         except (Late, Lost):
             pass  # said below, also where the check swallowed it
+        except MemoryError:
+            verdict.lost = "the check itself ran out of memory"
         except (Exception, GeneratorExit) as error:  # SystemExit and Ctrl-C end the grader, not it
-            if isinstance(error, MemoryError) and not is_rebuilt(error):
-                verdict.lost = "the check itself ran out of memory"
-            else:
-                verdict.failed = (error if isinstance(error, Exception)
-                                  else RuntimeError(repr(error)))
+            verdict.failed = error if isinstance(error, Exception) else RuntimeError(repr(error))
         verdict.late = bool(late)
         verdict.lost = str(self.remote.lost or self.remote.unmeasured or verdict.lost
                            or ("out of time" if late else ""))

@@ -91,10 +91,5 @@ def rebuilt(error: Raised) -> Exception:
     return kind(error.text)
 
 
-def is_rebuilt(error: BaseException) -> bool:
-    """Whether the student's code raised it, and not this process."""
-    return getattr(type(error), "__init__", None) is _keep
-
-
 def _keep(self: Exception, text: str) -> None:
     self.said = text

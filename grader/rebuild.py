@@ -7,6 +7,7 @@ only read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -18,6 +19,7 @@ from nbgrader import utils
 from nbgrader.preprocessors import NbGraderPreprocessor
 
 from grader import byhand
+from grader.cleaning import line
 from grader.copies import merged
 from grader.records import Unusable, place
 from grader.submitted import parse, read
@@ -25,6 +27,9 @@ from grader.ungraded import ungraded_on_error
 
 LONGEST = 500_000  # characters of an answer
 MOST_COPIES = 50  # cells with one grade_id
+MOST_PICTURES = 3_000_000  # characters of the pictures in a written answer
+PICTURES = ("image/png", "image/jpeg", "image/gif")
+BASE64 = re.compile(r"[A-Za-z0-9+/=\s]*")
 
 
 def read_submitted(path: Path) -> Any:
@@ -52,6 +57,24 @@ def answers(submitted: Any) -> Iterator[tuple[str, str, str]]:
         if isinstance(name, str) and isinstance(source, str):
             whole = source.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
             yield name, str(cell.get("cell_type")), whole
+
+
+def attached(submitted: Any, name: str) -> dict[str, dict[str, str]]:
+    """The pictures that were pasted into the written answer `name`; nothing else that can be
+    attached. Of too many or too large ones the first count."""
+    found: dict[str, dict[str, str]] = {}
+    left = MOST_PICTURES
+    for cell in require_notebook(submitted):
+        if not (isinstance(cell, dict) and isinstance(cell.get("attachments"), dict)
+                and any(marked == name for marked, *_ in answers({"cells": [cell]}))):
+            continue
+        for file, kinds in cell["attachments"].items():
+            for kind, content in kinds.items() if isinstance(kinds, dict) else ():
+                if kind in PICTURES and isinstance(content, str) and len(content) <= left \
+                        and BASE64.fullmatch(content):
+                    found[line(file, 200)] = {kind: content}
+                    left -= len(content)
+    return found
 
 
 def rebuild(release: NotebookNode, submitted: Any) -> tuple[NotebookNode, list[str]]:
@@ -83,6 +106,8 @@ def rebuild(release: NotebookNode, submitted: Any) -> tuple[NotebookNode, list[s
         changed = [source for source in right if source != cell.source]
         if changed:
             cell.source = merged(changed, cell.cell_type)
+        if cell.cell_type == "markdown" and (pictures := attached(submitted, name)):
+            cell.attachments = pictures
     if not found:
         raise Unusable("none of the lab's answer cells is in it: another lab's notebook?")
     result.metadata["grader"] = {"notes": notes}

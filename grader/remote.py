@@ -14,7 +14,7 @@ from grader.channel import BrokenChannel, ChannelError
 from grader.measure import Unmeasured
 from grader.proxies import name_of
 from lab.check import wire
-from lab.check.sides import Kernel, Raised
+from lab.check.sides import LONGEST_NAME, MOST_NAMES, Kernel, Raised
 from lab.errors import LabError
 from lab.guest import protocol
 
@@ -121,8 +121,8 @@ def as_raised(sent: Any) -> Raised | None:
     if not isinstance(sent, dict) or not isinstance(sent.get("text"), str):
         return None
     names = sent.get("names")
-    if not (isinstance(names, list) and names and len(names) <= 100
-            and all(isinstance(name, str) and len(name) <= MOST_TITLE and name.isidentifier()
+    if not (isinstance(names, list) and names and len(names) <= MOST_NAMES
+            and all(isinstance(name, str) and len(name) <= LONGEST_NAME and name.isidentifier()
                     for name in names)):
         return None
     return Raised(tuple(names), cleaning.words(sent["text"], MOST_TEXT))

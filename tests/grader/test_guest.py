@@ -8,6 +8,7 @@ import time
 import pytest
 
 from grader.channel import Channel, Died
+from grader.remote import as_raised
 from grader.sandbox import Limits, python
 from lab.check import wire
 from lab.guest import protocol
@@ -159,6 +160,16 @@ def test_whatever_a_call_raises_is_what_it_raised(guest, way):
     guest.cell(f"def leave():\n    {way}")
     guest.call("leave")
     assert guest.outputs("print('here')") == [stream("here\n")]
+
+
+@pytest.mark.parametrize("make", ["type('a b', (ValueError,), {})",
+                                  "type('E' * 999, (ValueError,), {})",
+                                  "deep"])
+def test_an_exception_with_odd_names_arrives_as_one(guest, make):
+    guest.cell("deep = ValueError\nfor number in range(300): deep = type('D', (deep,), {})\n"
+               f"def odd():\n    raise ({make})('text')")
+    found = as_raised(guest.call("odd")["raised"])
+    assert found is not None and found.text == "text" and "ValueError" in found.names
 
 
 def test_a_script_is_recorded_as_in_the_notebook(guest):

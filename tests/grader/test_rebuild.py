@@ -8,13 +8,14 @@ import copy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nbconvert.exporters import HTMLExporter
 from nbformat import v4
 
 from grader.copies import merged
-from grader.feedback import NOTEBOOK_LINK, PICTURE, data_uri
+from grader.feedback import NOTEBOOK_LINK, PICTURE, Harmless, data_uri
 from grader.rebuild import Unusable, rebuild
 from grader.report import harmless
-from tests.grader.small_lab import RIGHT, WRONG, answered, find, source
+from tests.grader.small_lab import RIGHT, WRONG, answered, find, marks, source
 
 RELEASE = source()
 
@@ -132,3 +133,39 @@ def test_links_to_notebooks_that_are_not_beside_the_page_become_text():
 def test_no_cell_of_the_table_is_a_formula(text):
     assert harmless(text) == "'" + text
     assert harmless(-1.0) == -1.0 and harmless("a=1") == "a=1" and harmless(None) == ""
+
+
+PNG = base64.b64encode(b"\x89PNG a picture").decode()
+
+
+def written(text: str, attachments: object = None):
+    """A lab with a written answer, and the page of nbconvert's that shows one."""
+    release = copy.deepcopy(RELEASE)
+    release.cells.append(v4.new_markdown_cell("Why?", metadata=marks(
+        "why", grade=True, solution=True, locked=False, points=1)))
+    submitted = copy.deepcopy(release)
+    find(submitted, "why").source = text
+    if attachments is not None:
+        find(submitted, "why")["attachments"] = attachments
+    return rebuild(release, submitted)[0]
+
+
+def shown(notebook) -> str:
+    exporter = HTMLExporter(preprocessors=[Harmless], sanitize_html=True)
+    return exporter.from_notebook_node(notebook)[0]
+
+
+def test_a_pasted_picture_stays_in_a_written_answer():
+    result = written("See ![it](attachment:it.png)", {"it.png": {"image/png": PNG}})
+    assert find(result, "why").attachments == {"it.png": {"image/png": PNG}}
+    assert f"data:image/png;base64,{PNG}" in shown(result)
+
+
+@pytest.mark.parametrize("attachments", [
+    None, [], {"it.png": 3}, {"it.png": {"image/svg+xml": "<svg onload='pwned()'/>"}},
+    {"it.png": {"image/png": "x' onerror='pwned()"}}, {"it.png": {"image/png": ["x"]}},
+    {"it.png": {"image/png": "A" * 4_000_000}}, {"other.png": {"image/png": PNG}}])
+@pytest.mark.parametrize("name", ["it.png", "%69t.png", "&#105;t.png"])
+def test_a_picture_that_is_not_there_stops_no_page(attachments, name):
+    page = shown(written(f"See ![it](attachment:{name}) and this", attachments))
+    assert "and this" in page and "pwned" not in page and len(page) < 2_000_000

@@ -17,6 +17,7 @@ from lab import workspace
 from lab.check import wire
 
 SEED_VARIABLE = "LAB_CHECK_SEED"
+MOST_NAMES, LONGEST_NAME = 100, 100  # of an exception's classes; letters of a name
 
 
 @dataclass(frozen=True)
@@ -99,12 +100,15 @@ def title(function: Any) -> str:
 
 def raised(error: BaseException) -> Raised:
     """`error` as it crosses."""
-    names = tuple(kind.__name__ for kind in type(error).__mro__ if kind is not object)
+    names = [kind.__name__ for kind in type(error).__mro__ if kind is not object]
+    names = [*names[:MOST_NAMES // 2], *names[MOST_NAMES // 2:][-MOST_NAMES // 2:]]
+    names = [name if name.isidentifier() and len(name) <= LONGEST_NAME else "Exception"
+             for name in names]  # of a class that type("a b", ...) made
     try:
         text = str(error)[:2000]
     except Exception as another:  # the student's own __str__
         text = f"(its text cannot be shown: {type(another).__name__})"
-    return Raised(names, text)
+    return Raised(tuple(names), text)
 
 
 _current: Side = Kernel()

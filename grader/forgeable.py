@@ -1,4 +1,5 @@
-"""Tests that take from the sandbox what the course put there: students' code could change it."""
+"""Tests that students could turn: they take from the sandbox what the course put there, or run a
+text that may be a student's."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from grader.lab_plan import Plan, read
 from lab.build.lab import Role
 from lab.build.names import analyse
 from lab.build.reading import python_of
+
+RUNS_TEXT = frozenset(("eval", "exec", "compile", "__import__"))
 
 
 def warnings(course: Course, lab: str) -> list[str]:
@@ -32,6 +35,10 @@ def of(plan: Plan) -> list[str]:
             made |= set(cell.names.binds)
         elif cell.role is Role.CHECK and cell.names:
             uses = {use.name for use in cell.names.uses} | needed
+            result += [f"{plan.lab}: the test {cell.name} uses {name}: a text of a student's that "
+                       "gets there runs outside of the sandbox, with your rights; let the test "
+                       "call a function of the assignment instead"
+                       for name in sorted(uses & RUNS_TEXT)]
             for name in sorted(uses & given - made - plan.answers):
                 result.append(f"{plan.lab}: the test {cell.name} uses {name}, which a cell without "
                               "a tag calculates beside the students' code, and that could change "

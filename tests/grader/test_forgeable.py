@@ -44,3 +44,8 @@ def test_of_others_nothing_is_said(setup, test, answer):
 
 def test_a_tagged_lab_has_none():
     assert told("data = load()", "assert f == data", tags=("setup",)) == []
+
+
+def test_a_test_that_runs_a_text_is_named():
+    (line,) = told("", "assert eval(f) == 4", "f = '2 + 2'")
+    assert line.startswith("mine: the test a-test uses eval: ") and "outside of the sandbox" in line

@@ -9,10 +9,18 @@ from pathlib import Path
 import pytest
 
 from grader.course import Course
+from grader.records import gradebook
 from lab.jupyter import Jupyter
 from tests.browser.driver import open_lab
 from tests.grader import small_lab
-from tests.grader.conftest import new_course, released, run, submit, template  # noqa: F401
+from tests.grader.conftest import (  # noqa: F401
+    new_course,
+    released,
+    run,
+    submit,
+    table,
+    template,
+)
 from tests.grader.small_lab import WRONG, answered
 
 
@@ -74,6 +82,24 @@ def test_the_instructor_sees_the_submission_with_its_checks(jupyter, page, scree
     screenshot(page, "formgrader_notebook")
     assert "check.draw(20" in page.inner_text("body")  # hidden from students, not from him
     assert "global_batch" in page.inner_text("body")
+
+
+def test_a_score_typed_by_hand_settles_what_could_not_be_checked(graded, jupyter, page, screenshot):
+    open_lab(page, jupyter)
+    with gradebook(graded) as book:
+        (notebook,) = book.find_submission(small_lab.NAME, "grace").notebooks
+    page.goto(f"{jupyter.root}/formgrader/submissions/{notebook.id}")
+    score = page.locator("#batch-check.needs_manual_grade")
+    score.wait_for(timeout=60_000)
+    with page.expect_response(lambda answer: answer.request.method == "PUT") as saved:
+        score.fill("1")
+        score.press("Tab")
+    assert saved.value.ok
+    score.scroll_into_view_if_needed()
+    screenshot(page, "formgrader_by_hand")
+    assert run(graded, "export", program="nbgrader").returncode == 0
+    found = table(graded.root / "grades.csv")["grace"]
+    assert (found["state"], found["score"]) == ("graded", "3.0")  # of the script 2, by hand 1
 
 
 def test_the_feedback_page_stands_alone(graded, page, traffic, screenshot):

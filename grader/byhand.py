@@ -14,7 +14,7 @@ from typing import Any
 from nbgrader.api import Gradebook, MissingEntry
 
 from grader.course import Course
-from grader.records import Record, enrol, gradebook, last, with_this, write
+from grader.records import Record, enrol, gradebook, last, submission_in, with_this, write
 from grader.report import net
 
 SET_ASIDE = "scores or comments given by hand were set aside, in attempts/"
@@ -115,7 +115,7 @@ def give_back_extension(course: Course, lab: str, student: str, book: Gradebook 
         seconds = datetime.timedelta(seconds=record.set_aside["extension"])
         with gradebook(course, book) as book:
             enrol(book, student)
-            book.update_or_create_submission(lab, student, extension=seconds)
+            submission_in(book, lab, student, extension=seconds)
 
 
 def put(submission: Any, values: dict[str, Any]) -> None:

@@ -20,7 +20,13 @@ from grader.late import AssignPenalties, LatePenalty
 from grader.outputs import CountErrorsOnly
 from grader.rebuild import Rebuild
 from grader.report import GradesCsv
-from grader.steps import ISOLATED_VARIABLE, GradeIsolated, SaveRecord, copy_plain_files_only
+from grader.steps import (
+    ISOLATED_VARIABLE,
+    GradeIsolated,
+    SaveRecord,
+    copy_plain_files_only,
+    show_receipts,
+)
 from lab.build import release
 
 SECONDS_PER_CELL = 60
@@ -33,6 +39,7 @@ def configure(c: Config) -> None:
     if programs not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = programs + os.pathsep + os.environ.get("PATH", os.defpath)
     copy_plain_files_only()
+    show_receipts()
     if os.environ.get(ISOLATED_VARIABLE):
         c.Autograde.sanitize_preprocessors = [GradeIsolated]
         c.Autograde.autograde_preprocessors = []

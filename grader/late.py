@@ -18,7 +18,7 @@ from traitlets import Enum, Float
 from traitlets.config import Config
 
 from grader.course import Course
-from grader.records import gradebook, place
+from grader.records import gradebook, place, submission_in
 from grader.report import stamped
 
 UNITS = {"day": 86_400, "hour": 3_600}  # seconds
@@ -61,8 +61,8 @@ class AssignPenalties(AssignLatePenalties):
                    ) -> tuple[NotebookNode, dict[str, Any]]:
         course, lab, student = place(self, resources)
         with gradebook(course) as book:
-            submission = book.update_or_create_submission(
-                lab, student, timestamp=stamped(course, lab, student))
+            submission = submission_in(book, lab, student,
+                                       timestamp=stamped(course, lab, student))
             if submission.assignment.duedate:
                 return super().preprocess(nb, resources)
             for notebook in submission.notebooks:  # of a due date that was there before
@@ -110,4 +110,4 @@ def set_due(course: Course, lab: str, when: datetime.datetime | None) -> None:
 def extend(course: Course, lab: str, student: str, by: datetime.timedelta) -> None:
     """Give one student more time; 0 takes the extension away."""
     with gradebook(course) as book:
-        book.update_or_create_submission(lab, student, extension=by or None)
+        submission_in(book, lab, student, extension=by or None)

@@ -20,7 +20,16 @@ from grader import byhand
 from grader.attempt import Attempt
 from grader.course import Course
 from grader.late import penalise
-from grader.records import NOT_ISOLATED, Record, enrol, last, now, with_this, write
+from grader.records import (
+    NOT_ISOLATED,
+    Record,
+    enrol,
+    last,
+    now,
+    submission_in,
+    with_this,
+    write,
+)
 from grader.report import net, received, stamped
 from grader.results import Result
 from grader.ungraded import leave_ungraded
@@ -84,8 +93,7 @@ def _enter(course: Course, settings: Config, book: Gradebook, attempt: Attempt) 
     """Scores, comments and the late penalty, uncommitted; the submission."""
     lab, student = attempt.lab, attempt.student
     enrol(book, student)
-    submission = book.update_or_create_submission(lab, student,
-                                                  timestamp=stamped(course, lab, student))
+    submission = submission_in(book, lab, student, timestamp=stamped(course, lab, student))
     found = next(one for one in submission.notebooks if one.name == lab)
     notebook = nbformat.from_dict(attempt.notebook)
     step = SaveAutoGrades(config=settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import subprocess
 import sys
@@ -11,13 +12,16 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 from nbgrader import utils
+from nbgrader.apps.api import NbGraderAPI
 from nbgrader.converters import base
 from nbgrader.preprocessors import NbGraderPreprocessor
 
 from grader import byhand
+from grader.course import Course
 from grader.records import (
     NOT_ISOLATED,
     Record,
+    Unusable,
     digest_of_lab,
     enrol,
     gradebook,
@@ -28,7 +32,7 @@ from grader.records import (
     with_this,
     write,
 )
-from grader.report import net, received
+from grader.report import net, received, stamped
 from lab.errors import LabError
 
 # Set by `lab formgrader` alone: its Autograde button then does what `lab regrade` does.
@@ -81,6 +85,21 @@ def copy_plain_files_only() -> None:
 def plain_files(folder: str, exclude: list[str] | None = None) -> list[str]:
     found = utils.find_all_files(folder, exclude)
     return [path for path in found if os.path.isfile(path) and not os.path.islink(path)]
+
+
+def show_receipts() -> None:
+    """formgrader takes a submission for graded when its time in the gradebook is that of
+    timestamp.txt. Ours is the receipt's, and there may be no such file."""
+    NbGraderAPI.get_submitted_timestamp = submitted_timestamp
+
+
+def submitted_timestamp(api: NbGraderAPI, lab: str, student: str) -> datetime.datetime | None:
+    """As the gradebook has it: UTC, without a time zone."""
+    try:
+        when = stamped(Course(Path(api.coursedir.root)), lab, student)
+    except Unusable:  # such a submission is ungraded
+        return None
+    return when and when.astimezone(datetime.UTC).replace(tzinfo=None)
 
 
 def regrade(root: Path, lab: str, student: str) -> None:

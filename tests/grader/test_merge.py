@@ -10,6 +10,8 @@ from dataclasses import replace
 import nbformat
 import pytest
 from nbgrader.api import MissingEntry
+from nbgrader.apps.api import NbGraderAPI
+from nbgrader.coursedir import CourseDirectory
 from nbgrader.preprocessors import SaveAutoGrades
 
 from grader import batch, byhand, lab_plan, merge, records, report, results
@@ -229,6 +231,18 @@ def test_a_late_one_is_penalised_by_the_courses_plugin(desk):
     os.utime(notebook)  # a student's early stamp on a notebook that came now
     desk.merge(result)
     assert desk.row()["score"] == "0.0"
+
+
+def test_formgrader_takes_it_for_graded_until_another_one_is_there(desk):
+    def listed() -> set[str]:
+        config = desk.course.settings()
+        return NbGraderAPI(CourseDirectory(config=config), config=config).get_autograded_students(
+            NAME)
+
+    desk.merge(desk.result())
+    assert listed() == {"ada"}  # without a timestamp.txt beside the notebook
+    os.utime(desk.course.notebook("submitted", NAME, "ada"))
+    assert listed() == set()
 
 
 def test_a_score_above_the_points_is_none(desk):

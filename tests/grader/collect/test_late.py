@@ -15,7 +15,7 @@ from traitlets.config import Config
 from grader.collect import receipts
 from grader.collect.receipts import Receipt
 from grader.late import LatePenalty, extend, seconds_late, set_due
-from grader.records import gradebook
+from grader.records import gradebook, submission_in
 from grader.report import stamped
 from grader.times import parse_time
 from tests.grader.collect.conftest import NAME, put
@@ -89,7 +89,7 @@ def test_the_gradebook_goes_by_the_receipt_and_extensions_count(course, answer):
                                  "2026-01-31T12:00:00+00:00", "test"))
     set_due(course, NAME, parse_time("2026-01-31 11:00 +01:00", "--due"))
     with gradebook(course) as book:
-        book.update_or_create_submission(NAME, "ada", timestamp=stamped(course, NAME, "ada"))
+        submission_in(book, NAME, "ada", timestamp=stamped(course, NAME, "ada"))
         assert book.find_submission(NAME, "ada").total_seconds_late == 2 * 3600
     extend(course, NAME, "ada", datetime.timedelta(hours=1.5))
     with gradebook(course) as book:

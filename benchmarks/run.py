@@ -26,6 +26,7 @@ def main() -> None:
     for name in ("ranks_speed.py", "bubble.py", "memory.py"):
         run(HERE / name)
     run(HERE / "grading.py")
+    run(HERE / "grading_overhead.py")
     run(HERE / "cluster_up.py")
     run(HERE / "sandbox_start.py")
     with tempfile.TemporaryDirectory() as home:

@@ -239,7 +239,7 @@ def test_many_processes_do_not_starve_a_neighbour(backend):
 
 
 def test_two_at_once_are_two_users_who_do_not_see_each_other(backend):
-    source = ["/bin/sh", "-c", "id -u; ls -d /proc/[0-9]* | wc -l; cat"]
+    source = ["/bin/sh", "-c", "echo $(id -u) $(ls -d /proc/[0-9]* | wc -l); cat"]  # in one piece
     with backend.start(source, LIMITS) as one, backend.start(source, LIMITS) as two:
         time.sleep(0.2)
         (uid, seen), (other, _) = (os.read(run.stdout, 100).split() for run in (one, two))

@@ -23,7 +23,8 @@ def everywhere(raw):
 # Answers for every id that may come, before they are asked for.
 GUESSED = FRAME + r'''
 for number in range(0, 400):
-    everywhere(frame({"id": number, "value": 42, "raised": None, "outputs": [], "error": None}))
+    everywhere(frame({"id": number, "value": "42", "kind": "callable", "outputs": [],
+                      "error": None}))
 ''' + WRONG_DOUBLE
 
 GUESSED_IN_CALL = FRAME + r'''
@@ -37,7 +38,7 @@ def double(x):
                 number = value["id"]
         frame_ = frame_.f_back
     for guess in range((number or 0), (number or 0) + 3):
-        everywhere(frame({"id": guess, "value": 42}))
+        everywhere(frame({"id": guess, "value": "42"}))
     return 0
 '''
 
@@ -107,12 +108,8 @@ import sys, gc
 for name, module in list(sys.modules.items()):
     if name.startswith(("lab.guest", "lab.check")):
         for key, thing in list(vars(module).items()):
-            if callable(thing) and any(word in key.lower() for word in
-                                       ("dumps", "encode", "reply", "send", "write", "answer")):
-                try:
-                    setattr(module, key, lambda *arguments, **keywords: b'{"value": 42}')
-                except Exception as error:
-                    print(error)
+            if callable(thing) and key in ("dumps", "copy"):
+                setattr(module, key, lambda *arguments, **keywords: b"42")
 ''' + WRONG_TRIPLE
 
 LIES_ABOUT_KIND = r'''

@@ -9,8 +9,10 @@ from tests.browser.driver import (
     NOTEBOOK,
     choose,
     code_cell,
+    failures,
     open_notebook,
     profiler,
+    run_all,
     run_cell,
     until,
 )
@@ -149,13 +151,10 @@ def test_the_worked_notebook_runs_from_the_first_to_the_last_cell(page, jupyter,
                                                                   screenshot):
     workspace.make(course.home)
     open_notebook(page, jupyter, WORKED)
-    page.locator(".lm-MenuBar-itemLabel", has_text=re.compile("^Run$")).click()
-    page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Run All Cells$")).click()
+    run_all(page)
     last = number_of(page, "!rm -rf megatron/checkpoints/dp_two_nodes")
     until(page, lambda: re.search(r"\[\d+\]", code_cell(page, last).inner_text())
-          or page.locator(f"{NOTEBOOK} [data-mime-type='application/vnd.jupyter.error']").count(),
-          400, "the end")
-    errors = page.locator(f"{NOTEBOOK} [data-mime-type='application/vnd.jupyter.error']")
-    assert not errors.count(), errors.first.inner_text()
+          or failures(page).count(), 400, "the end")
+    assert not failures(page).count(), failures(page).first.inner_text()
     assert page.locator(".jp-Dialog").count() == 0
     screenshot(page, "lab-end")

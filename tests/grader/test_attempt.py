@@ -14,10 +14,10 @@ import pytest
 from nbformat import v4
 
 from grader import attempt, lab_plan, results, sandbox
-from grader.attempt import Attempt, Damaged
+from grader.attempt import Attempt
 from grader.batch import worker_command
 from grader.course import Course
-from grader.settings import Grading, settings_of
+from grader.settings import Grading
 from lab.build.release import release
 from lab.errors import LabError
 from tests.grader import small_lab
@@ -312,28 +312,3 @@ def test_a_worker_whose_check_was_interrupted_goes_on_as_a_new_program(tmp_path)
     assert "out of time at cell batch-check (2 s)" in found["ada"].reason
     assert found["bob"].scores == BOTH
     assert done.returncode == 0 and "renewed" in done.stderr
-
-
-@pytest.mark.parametrize("change", [
-    {"state": "fine"}, {"state": "graded", "reason": "x"}, {"state": "ungraded"}, {"scores": [1]},
-    {"scores": {"a": "1"}}, {"scores": {"a": -1}}, {"scores": {"a": True}}, {"student": 3},
-    {"unscored": ["a"], "scores": {"a": 1}}, {"notes": "x", "more": 1}, {"notebook": []},
-    {"seconds": float("nan")}, {"isolated": 1}, {"unscored": [1]}])
-def test_a_damaged_attempt_is_seen(change):
-    whole = json.loads(Attempt("ada", NAME, "d", "l", "graded").dumps())
-    assert Attempt.loads(json.dumps(whole).encode()).student == "ada"
-    with pytest.raises(Damaged):
-        Attempt.loads(json.dumps(whole | change).encode())
-    for content in (b"", b"[]", b"null", b"{", b"[" * 100_000):
-        with pytest.raises(Damaged):
-            Attempt.loads(content)
-
-
-def test_settings_name_what_is_wrong_with_them():
-    from traitlets.config import Config
-
-    assert settings_of(Config({"Grading": {"memory_mb": 100}})).limits().memory == 100_000_000
-    for name, value, says in (("memory_m", 1, "memory_mb"), ("workers", -1, "0 for one per core"),
-                              ("seconds_per_cell", 0, "more than 0")):
-        with pytest.raises(LabError, match=says):
-            settings_of(Config({"Grading": {name: value}}))

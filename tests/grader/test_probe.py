@@ -3,7 +3,6 @@ do with it."""
 
 from __future__ import annotations
 
-import builtins
 import copy
 import json
 import operator
@@ -18,11 +17,10 @@ from nbformat.v4 import new_code_cell, new_notebook
 from grader.channel import Died
 from grader.lab_plan import PlannedCell, bound_by_answers, planned
 from grader.probe import Trusted, Verdict
-from grader.proxies import Function, NotHere, Proxy, rebuilt
+from grader.proxies import Function, NotHere, Proxy
 from grader.remote import Remote
 from grader.timing import Budget
 from lab.check import wire
-from lab.check.sides import Raised
 from tests.grader.small_lab import marks
 
 
@@ -209,21 +207,6 @@ def test_a_students_memory_error_is_a_wrong_answer_and_the_checks_own_is_none():
     mine = checked("f(1)", student("def f(x): raise MemoryError('mine')"))
     assert str(mine.failed) == "mine" and not mine.lost
     assert checked("raise MemoryError").lost == "the check itself ran out of memory"
-
-
-@pytest.mark.parametrize("name", ["ValueError", "KeyError", "UnicodeDecodeError", "OSError",
-                                  "AssertionError"])
-def test_an_exception_is_rebuilt_as_its_kind(name):
-    error = rebuilt(Raised(("Mine", name, "Exception", "BaseException"), "text"))
-    assert isinstance(error, getattr(builtins, name))
-    assert (type(error).__name__, str(error)) == ("Mine", "text")
-
-
-@pytest.mark.parametrize("name", ["StopIteration", "GeneratorExit", "SystemExit", "MemoryError",
-                                  "KeyboardInterrupt", "print", "no_such"])
-def test_no_exception_steers_the_check(name):
-    error = rebuilt(Raised((name, "BaseException"), ""))
-    assert isinstance(error, Exception) and not isinstance(error, StopIteration | MemoryError)
 
 
 @pytest.mark.parametrize("source", [

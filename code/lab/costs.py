@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lab.colours import bad, good
 from lab.errors import LabError
 
 if TYPE_CHECKING:
     from lab.plots import Picture
 
 GIB = 2**30
-GREEN, RED, PLAIN = "\033[32m", "\033[1;31m", "\033[0m"
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def show(costs: Sequence[Cost]) -> None:
     print(f"{'':{width}} {'ms':>8} {'tokens/s':>9} {'states':>7} {'activ.':>7} {'all':>7}  fits "
           f"{'of peak':>8} {'waiting':>8}")
     for cost in costs:
-        fits = f"{GREEN}yes{PLAIN} " if cost.fits else f"{RED}NO{PLAIN}  "
+        fits = f"{good('yes')} " if cost.fits else f"{bad('NO')}  "
         print(f"{cost.name:{width}} {cost.milliseconds:8,.1f} {cost.tokens_per_second:9,.0f} "
               f"{cost.states:7.2f} {cost.activations:7.2f} {cost.total:7.2f}  {fits}"
               f"{cost.share_of_peak:8.1%} {cost.communication:8.1%}")

@@ -71,9 +71,23 @@ def parse_line(line: str) -> Iteration | None:
 def read(path: str | Path) -> Log:
     """The log at `path`, absolute or relative to the workspace. Raises LabError when there is
     none."""
+    return parse(_text(path).splitlines())
+
+
+def lines(path: str | Path, phrase: str) -> list[str]:
+    """The lines of that log that hold `phrase`. Raises LabError when there is none."""
+    text = _text(path)
+    found = [line for line in text.splitlines() if phrase in line]
+    if not found:
+        last = (text.strip().splitlines() or ["nothing"])[-1]
+        raise LabError(f"no line of {path} holds {phrase!r}; its last line is: {last}")
+    return found
+
+
+def _text(path: str | Path) -> str:
     place = workspace.home() / path
     try:
-        return parse(place.read_text(errors="replace").splitlines())
+        return place.read_text(errors="replace")
     except OSError as error:
         raise LabError(f"no log at {place}: {error.strerror}; has the job started? "
                        "squeue shows it") from error

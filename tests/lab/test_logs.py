@@ -73,6 +73,16 @@ def test_a_run_without_loss_is_named():
         plots.loss(empty=logs.Log(None, None, None, None, ()))
 
 
+def test_lines_are_found_by_what_they_hold(tmp_path):
+    log = tmp_path / "log.txt"
+    log.write_text("using world size: 2\n 1 of 3\n 2 of 3\n")
+    assert logs.lines(log, " of 3") == [" 1 of 3", " 2 of 3"]
+    with pytest.raises(LabError, match=r"no line of .*log.txt holds 'loss'.*2 of 3"):
+        logs.lines(log, "loss")
+    with pytest.raises(LabError, match="no log at"):
+        logs.lines(tmp_path / "none.txt", "loss")
+
+
 def test_skipped_steps_and_the_loss_scale_are_read():
     parsed = logs.parse_line(LINE.format(loss="6.0").replace("scale: 1.0", "scale: 65536.0")
                              .replace("iterations:   0", "iterations:   3"))

@@ -8,10 +8,10 @@ from typing import Any
 from lab.check.same import NEAR, difference
 from lab.check.sides import Raised, side
 from lab.check.wire import CannotCross
+from lab.colours import BOLD, PLAIN, bad, good, result
 
 Case = Mapping[str, Any] | Sequence[Any]
 Answers = Sequence[Any] | Callable[..., Any]  # a value per case, or a function of the case
-GREEN, RED, BOLD, PLAIN = "\033[32m", "\033[31m", "\033[1m", "\033[0m"
 MOST_SHOWN = 300  # characters of a value in a message
 
 
@@ -19,11 +19,11 @@ class Failed(AssertionError):
     """A check that did not hold. Notebooks show its text alone, without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
-        return [f"{RED}✗{PLAIN} {self}"]
+        return [f"{bad('✗')} {self}"]
 
 
 def passed(what: str) -> None:
-    print(f"{GREEN}✓{PLAIN} {what}")
+    print(f"{good('✓')} {what}")
 
 
 def shown(value: Any) -> str:
@@ -128,7 +128,7 @@ def compare(what: str, guess: Any, measured: float) -> None:
     if isinstance(guess, bool) or not isinstance(guess, int | float):
         print(f"No prediction of {what} yet: write a number first, it costs nothing.")
         return
-    print(f"{BOLD}{what}{PLAIN}: you said {_rounded(guess)}, it is {_rounded(measured)}")
+    print(f"{BOLD}{what}{PLAIN}: you said {_rounded(guess)}, it is {result(_rounded(measured))}")
     if guess == measured:
         print("Spot on.")
     elif measured:

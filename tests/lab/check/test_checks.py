@@ -5,6 +5,7 @@ import pytest
 from lab import check
 from lab.check.checks import Failed
 from lab.check.sides import Kernel, Raised, checking_on
+from lab.colours import result
 
 HINTS = {"That is one rank's share.": lambda micro_batch, ranks: micro_batch,
          "Divided instead of multiplied.": lambda micro_batch, ranks: micro_batch // (ranks - 4)}
@@ -122,6 +123,7 @@ def test_a_prediction_never_fails(capsys):
     check.compare("seconds", True, 2.0)
     check.compare("seconds", 2.0, 2.0)
     said = capsys.readouterr().out
+    assert f"you said 3, it is {result('2')}" in said  # what is true stands out
     assert "50 % too high" in said and said.count("No prediction") == 2 and "Spot on" in said
 
 

@@ -93,6 +93,16 @@ def test_checks_that_hold_pass_as_in_a_notebook(source):
     assert verdict.passed, verdict.outputs
 
 
+@pytest.mark.parametrize(("body", "passes"), [
+    ("return [' '.join(f'F{k} B{k}' for k in range(m))] * p", False),
+    ("return [' '.join([*(f'F{k}' for k in range(m)), *(f'B{k}' for k in range(m))])] * p", True)])
+def test_a_schedule_is_judged_through_a_proxy(body, passes):
+    verdict = checked("check.schedule(f, check.draw(5, p=range(2, 5), m=range(2, 6)), 'gpipe', "
+                      "hints={'Alone.': 'one at a time'})", student(f"def f(p, m):\n    {body}"))
+    assert verdict.passed == passes and not verdict.lost
+    assert passes or "Alone." in str(verdict.outputs)
+
+
 @pytest.mark.parametrize("source", [
     "assert f(3) == 8", "assert one == 2", "check.function(f, [(2,)], [7])",
     "check.value(many, [1])", "check.raises(f, ValueError, (1,))", "assert missing == 1",

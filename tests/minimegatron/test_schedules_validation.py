@@ -105,6 +105,10 @@ BROKEN = {
         gpipe(2, 3), {"max_live": 2},
         "stage 0 keeps up to 3 activations at once, and has room for 2: F2 (position 2) is the "
         "first too many. Run a backward before it"),
+    "more memory than this stage has": (
+        gpipe(2, 3), {"max_live": [3, 1]},
+        "stage 1 keeps up to 3 activations at once, and has room for 1: F1 (position 1) is the "
+        "first too many. Run a backward before it"),
     "weight gradients put off too long": (
         ["F0 B0 F1 B1 W0 W1"], {"max_live": 1},
         "stage 0 keeps up to 2 activations at once, and has room for 1: F1 (position 2) is the "

@@ -12,6 +12,7 @@ from lab.build.names import COMPREHENSIONS
 from lab.build.problems import Problems
 
 BEGIN, END = "### BEGIN HIDDEN TESTS", "### END HIDDEN TESTS"
+EXPECTED = ("expected", "bubble", "live")  # what a check's author expects, by its parameter
 FORMULA = (ast.Lambda, ast.Name, ast.Call, *COMPREHENSIONS)
 
 
@@ -45,8 +46,7 @@ def check(lab: Lab, problems: Problems) -> None:
 def _given(cell: Cell) -> Iterator[ast.expr]:
     """What is expected, and the wrong answers of hints. (A predicate of one value tells little.)"""
     for call in check_calls(cell):
-        if "expected" in call.arguments:
-            yield call.arguments["expected"]
+        yield from (call.arguments[name] for name in EXPECTED if name in call.arguments)
         hints = resolved(call.arguments.get("hints"), cell)
-        if isinstance(hints, ast.Dict) and call.function == "function":
+        if isinstance(hints, ast.Dict) and call.function in ("function", "schedule"):
             yield from hints.values

@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from lab.check.draws import between, draw
     from lab.check.job import script
     from lab.check.measure import figures
+    from lab.check.pipelines import schedule
 
 __all__ = ["Failed", "between", "call", "compare", "draw", "figures", "function", "raises",
-           "script", "that", "value"]
-_MODULES = {"between": "draws", "draw": "draws", "figures": "measure", "script": "job"}
+           "schedule", "script", "that", "value"]
+_MODULES = {"between": "draws", "draw": "draws", "figures": "measure", "schedule": "pipelines",
+            "script": "job"}
 
 
 def __getattr__(name: str) -> Any:

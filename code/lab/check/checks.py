@@ -69,7 +69,7 @@ def call(f: Any, *arguments: Any, **keywords: Any) -> Any:
     """A plain copy of what the student's `f` returns for copies of the arguments. Raises Failed."""
     result = _outcome(f, arguments, keywords)
     if isinstance(result, Raised):
-        raise Failed(f"{_spelled(f, arguments, keywords)} raised {result}{_advice(result)}")
+        raise Failed(f"{spelled(f, arguments, keywords)} raised {result}{_advice(result)}")
     return result
 
 
@@ -86,11 +86,11 @@ def function(f: Any, cases: Sequence[Case], expected: Answers,
     if not cases:
         raise ValueError("check.function: no cases, so nothing would be checked")
     for number, case in enumerate(cases):
-        arguments, keywords = _arguments(case)
+        arguments, keywords = arguments_of(case)
         got = call(f, *arguments, **keywords)
         found = difference(got, _answer(expected, cases, number), rel)
         if found is not None:
-            where = f"{_spelled(f, arguments, keywords)} returned {shown(got)}"
+            where = f"{spelled(f, arguments, keywords)} returned {shown(got)}"
             hint = _hint(got, hints or {}, cases, number, rel)
             if got is None and not hint:
                 found += " (does the function end without `return`? print hands nothing back)"
@@ -100,7 +100,7 @@ def function(f: Any, cases: Sequence[Case], expected: Answers,
 
 def _answer(answers: Answers, cases: Sequence[Case], number: int) -> Any:
     if callable(answers):
-        arguments, keywords = _arguments(cases[number])
+        arguments, keywords = arguments_of(cases[number])
         return answers(*arguments, **keywords)
     if len(answers) != len(cases):
         raise ValueError(f"check.function: {len(answers)} values for {len(cases)} cases")
@@ -111,16 +111,16 @@ def raises(f: Any, kind: type[Exception], case: Case, *, mentions: str | None = 
            hint: str = "") -> None:
     """Assert that `f` refuses `case` by raising `kind` (or a subclass) with `mentions` in its text.
     Raises Failed."""
-    arguments, keywords = _arguments(case)
-    result, spelled = _outcome(f, arguments, keywords), _spelled(f, arguments, keywords)
+    arguments, keywords = arguments_of(case)
+    result, said = _outcome(f, arguments, keywords), spelled(f, arguments, keywords)
     if not isinstance(result, Raised):
-        raise Failed(f"{spelled} returned {shown(result)}, but this cannot be right input: "
+        raise Failed(f"{said} returned {shown(result)}, but this cannot be right input: "
                      f"raise {kind.__name__}. {hint}".rstrip())
     if kind.__name__ not in result.names:
-        raise Failed(f"{spelled} raised {result}: raise {kind.__name__} instead{_advice(result)}")
+        raise Failed(f"{said} raised {result}: raise {kind.__name__} instead{_advice(result)}")
     if mentions is not None and mentions not in result.text:
-        raise Failed(f"{spelled} raised {result}: let its text mention {mentions}")
-    passed(f"{side().title(f)} refuses {spelled}")
+        raise Failed(f"{said} raised {result}: let its text mention {mentions}")
+    passed(f"{side().title(f)} refuses {said}")
 
 
 def compare(what: str, guess: Any, measured: float) -> None:
@@ -140,7 +140,7 @@ def _rounded(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
-def _arguments(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_of(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(case, Mapping):
         return (), dict(case)
     if isinstance(case, str) or not isinstance(case, Sequence):
@@ -152,7 +152,7 @@ def _outcome(f: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> An
     try:
         return side().call(f, arguments, keywords)
     except CannotCross as error:
-        raise Failed(f"{_spelled(f, arguments, keywords)}: {error}") from None
+        raise Failed(f"{spelled(f, arguments, keywords)}: {error}") from None
 
 
 def _hint(got: Any, hints: Mapping[str, Answers], cases: Sequence[Case], number: int, rel: float
@@ -177,7 +177,7 @@ def _floats(value: Any) -> Any:
     return value
 
 
-def _spelled(f: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> str:
+def spelled(f: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> str:
     words = [shown(argument) for argument in arguments]
     words += [f"{name}={shown(argument)}" for name, argument in keywords.items()]
     return f"{side().title(f)}({', '.join(words)})"

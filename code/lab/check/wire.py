@@ -34,7 +34,8 @@ INSTEAD = {"set": "a sorted list", "frozenset": "a sorted list", "range": "list(
            "filter": "list(...) of it", "dict_keys": "list(...) of it",
            "dict_values": "list(...) of it", "complex": "a pair of floats",
            "Decimal": "a float", "Fraction": "a float", "bytes": "a str or a list of ints",
-           "function": "what it returns: call it", "PosixPath": "str(...) of it"}
+           "function": "what it returns: call it", "PosixPath": "str(...) of it",
+           "Action": "str(...) of it"}
 
 
 class CannotCross(Exception):

@@ -27,7 +27,7 @@ SHOWN = 5  # sentences that an error shows; more would bury the first
 
 
 def check(schedule: Lists, *, stages: int | None = None, micro_batches: int | None = None,
-          chunks: int | None = None, max_live: int | None = None,
+          chunks: int | None = None, max_live: int | Sequence[int] | None = None,
           source: str = "schedule") -> None:
     """Raise ScheduleError with the first few of problems(); `source` says whose they are."""
     complain(problems(schedule, stages=stages, micro_batches=micro_batches, chunks=chunks,
@@ -44,11 +44,13 @@ def complain(found: list[str], source: str) -> None:
 
 
 def problems(schedule: Lists, *, stages: int | None = None, micro_batches: int | None = None,
-             chunks: int | None = None, max_live: int | None = None) -> list[str]:
+             chunks: int | None = None, max_live: int | Sequence[int] | None = None
+             ) -> list[str]:
     """Everything that is wrong with a schedule, one sentence each; [] for a sound one.
 
     stages, micro_batches, chunks (per stage): what it is meant for; without them, what it says
-    itself. max_live: the most (micro-batch, chunk) pairs whose activations a stage has room for.
+    itself. max_live: the most (micro-batch, chunk) pairs whose activations a stage has room for,
+    one number or one per stage.
     Order and deadlock are looked at only where no action is missing, since a missing one would
     show up there a second time.
     """
@@ -207,15 +209,16 @@ def find_cycle(waits_for: dict[int, int]) -> list[int]:
     return ring[first:] + ring[:first]
 
 
-def _memory(schedule: Lists, max_live: int) -> list[str]:
+def _memory(schedule: Lists, max_live: int | Sequence[int]) -> list[str]:
     split = splits_backward(schedule)
+    rooms = [max_live] * len(schedule) if isinstance(max_live, int) else max_live
     found = []
-    for stage, actions in enumerate(schedule):
+    for stage, (actions, room) in enumerate(zip(schedule, rooms, strict=True)):
         alive = live_activations(actions, split)
         peak = max(alive)
-        if peak > max_live:
-            over = next(i for i, number in enumerate(alive) if number > max_live)
+        if peak > room:
+            over = next(i for i, number in enumerate(alive) if number > room)
             found.append(f"stage {stage} keeps up to {peak} activations at once, and has room for "
-                         f"{max_live}: {actions[over]} (position {over}) is the first too many. "
+                         f"{room}: {actions[over]} (position {over}) is the first too many. "
                          f"Run {'a W' if split else 'a backward'} before it")
     return found

@@ -15,6 +15,12 @@ from lab.errors import LabError
     ("expected=[16, 2]", "expected=[{4 * n for n in (4,)}, 2]"),
     ("check.function(\n", "wrong = {'Halved.': lambda micro_batch, ranks: ranks}\n"
      "check.function(sums, [()], [1], hints=wrong)\ncheck.function(\n"),
+    ("check.function(\n", "check.schedule(sums, [(2, 2)], bubble=lambda p, m: 0.5)\n"
+     "check.function(\n"),
+    ("check.function(\n", "check.schedule(sums, [(2, 2)], live=[stages for stages in (2, 2)])\n"
+     "check.function(\n"),
+    ("check.function(\n", "wrong = {'Halved.': lambda p, m: []}\n"
+     "check.schedule(sums, [(2, 2)], hints=wrong)\ncheck.function(\n"),
     ("batch of its own.\": [4, 2]", "batch of its own.\": lambda micro_batch, ranks: micro_batch"),
 ])
 def test_a_formula_in_the_visible_part_is_refused(author, old, new):

@@ -86,7 +86,7 @@ def test_what_the_lab_command_imports_is_light():
 
 
 def test_shell_scripts_parse():
-    scripts = [*ROOT.glob("code/jobs/*.sh"), ROOT / ".ci" / "run"]
+    scripts = [*ROOT.glob("code/jobs/*.sh"), *ROOT.glob("code/examples/*.sh"), ROOT / ".ci" / "run"]
     for script in scripts:
         assert subprocess.run(["bash", "-n", script]).returncode == 0
         directives = [line for line in script.read_text().splitlines() if "SBATCH" in line]

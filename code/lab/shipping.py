@@ -20,7 +20,9 @@ def shipped(checkout: Path) -> Iterator[tuple[Path, str, int]]:
     """Of every file that students get: where it is, its path in the workspace, its mode."""
     scripts = checkout / "code" / "jobs"
     for script in sorted([*scripts.glob("*.sh"), *scripts.glob("*.py")]):
-        yield script, f"code/{script.name}", EXECUTABLE if script.suffix == ".sh" else PLAIN
+        yield script, f"code/{script.name}", mode_of(script)
+    for program in sorted((checkout / "code" / "examples").glob("*.*")):
+        yield program, f"code/examples/{program.name}", mode_of(program)
     # Copies, no link: Jupyter's server does not follow links that lead out of its folder.
     for figure in sorted((checkout / "images").glob("*.*")):
         yield figure, f"images/{figure.name}", PLAIN
@@ -28,6 +30,10 @@ def shipped(checkout: Path) -> Iterator[tuple[Path, str, int]]:
         path = notebook.relative_to(checkout)
         if not any(part.startswith(".") for part in path.parts):
             yield notebook, str(path), PLAIN
+
+
+def mode_of(program: Path) -> int:
+    return EXECUTABLE if program.suffix == ".sh" else PLAIN
 
 
 def ship(checkout: Path, home: Path, say: Say) -> None:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import base64
 import html
 import io
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lab import workspace
 from lab.errors import LabError
 from lab.logs import Log
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from minimegatron.schedules import Drawing, Steps, Timeline
+    from minimegatron.schedules.traces import Drawable
 
 
 class Picture:
@@ -83,3 +88,49 @@ def loss_scale(log: Log) -> Picture:
     return Picture(figure, f"Loss scale over {lines[-1].iteration} iterations: from "
                    f"{lines[0].loss_scale:,.0f} after the first to {lines[-1].loss_scale:,.0f} "
                    f"after the last; {skipped} steps were skipped.")
+
+
+def timeline(run: Drawable, dp: int = 0, tp: int = 0) -> Timeline:
+    """The timeline of a schedule, or of a run's folder of --timeline, absolute or relative to the
+    workspace; of data-parallel replica `dp` and tensor-parallel rank `tp`. Raises LabError."""
+    from minimegatron.errors import UserError
+    from minimegatron.schedules import timeline_of
+
+    try:
+        return timeline_of(workspace.home() / run if isinstance(run, str) else run, dp=dp, tp=tp)
+    except UserError as error:
+        raise LabError(str(error)) from None
+
+
+def pipeline(run: Drawable, title: str = "Pipeline", *, live: bool = True, steps: bool = False,
+             simulated: bool = False, dp: int = 0, tp: int = 0) -> Drawing | Steps:
+    """The pipeline of `run`, which is what timeline() reads: stage by time.
+
+    live: with the activations that every stage keeps. steps: with a slider. simulated: below a run
+    the same order with its mean times, simulated, on the same scale. Raises LabError.
+    """
+    from minimegatron.schedules import draw, draw_beside, draw_steps, replayed
+    from minimegatron.schedules.drawing import unit_of
+
+    if steps and simulated:
+        raise LabError("plots.pipeline: give one of steps and simulated")
+    found, unit = timeline(run, dp, tp), unit_of(run, None)
+    if simulated:
+        return draw_beside({f"{title}, as it ran": found, f"{title}, simulated": replayed(found)},
+                           unit, live)
+    return draw_steps(found, title, unit, live) if steps else draw(found, title, unit, live)
+
+
+def pipelines(*, live: bool = True, **runs: Drawable) -> Drawing:
+    """Several on one scale of time: `plots.pipelines(gpipe="megatron/timeline/gpipe", mine=...)`.
+    A schedule has no milliseconds, so it goes beside no run. Raises LabError."""
+    from minimegatron.schedules import draw_beside
+
+    if not runs:
+        raise LabError("plots.pipelines: give at least one, as name=run")
+    files = [isinstance(run, str | Path) for run in runs.values()]
+    if any(files) and any(isinstance(run, list | tuple) for run in runs.values()):
+        raise LabError("plots.pipelines: a schedule has no milliseconds, so it cannot stand beside "
+                       "a run; plots.pipeline(run, simulated=True) simulates with the run's times")
+    return draw_beside({name.replace("_", " "): timeline(run) for name, run in runs.items()},
+                       "ms" if any(files) else "", live)

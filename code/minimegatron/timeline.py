@@ -7,8 +7,6 @@ chrome://tracing open, and FOLDER/timeline.svg, the figure that draw() makes of 
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -18,11 +16,10 @@ import torch
 import torch.distributed as dist
 
 from minimegatron.context import Context
-from minimegatron.errors import UserError
-from minimegatron.schedules import Action, ScheduleError, Timeline, draw
+from minimegatron.schedules import Action, draw
+from minimegatron.schedules.traces import FILE, perfetto, read, write
 
 EXCHANGES = 20  # with each rank, to align its clock: the quickest one counts
-FILE = "timeline.json"
 
 
 class Section(NamedTuple):
@@ -102,55 +99,3 @@ def clock_offset(rank: int, ranks: int, now: Callable[[], float]) -> float:
                 best = told - asked
                 offset = float(time[0]) - (asked + told) / 2
     return offset
-
-
-def perfetto(ranks: list[dict], label: str = "") -> dict:
-    """The trace-event format: a process per rank, times in microseconds from the first start.
-    label: of a modelled device."""
-    begin = min(start for rank in ranks for _, start, _, _ in rank["sections"])
-    events = []
-    for rank in ranks:
-        place = {axis: rank[axis] for axis in ("pp", "dp", "tp")}
-        title = f"rank {rank['rank']}: stage {rank['pp']}, dp {rank['dp']}, tp {rank['tp']}"
-        title += f" ({label})" if label else ""
-        pid = rank["rank"]
-        events += [{"ph": "M", "name": "process_name", "pid": pid, "tid": 0,
-                    "args": {"name": title}},
-                   {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0,
-                    "args": {"sort_index": pid}}]
-        for name, start, end, action in rank["sections"]:
-            event = {"ph": "X", "pid": pid, "tid": 0, "cat": name, "name": name,
-                     "ts": 1e6 * (start - begin), "dur": 1e6 * (end - start), "args": place}
-            if action is not None:
-                event["name"] = str(Action(*action))
-                event["args"] = {**place, "action": list(action)}
-            events.append(event)
-    return {"displayTimeUnit": "ms", "traceEvents": events}
-
-
-def write(path: Path, trace: dict) -> None:
-    """Whole or not at all."""
-    unfinished = path.with_name(f".{path.name}")
-    unfinished.write_text(json.dumps(trace, separators=(",", ":")))
-    os.replace(unfinished, path)
-
-
-def read(path: str | Path, dp: int = 0, tp: int = 0) -> Timeline:
-    """The pipeline of data-parallel replica `dp` and tensor-parallel rank `tp`, in milliseconds,
-    for draw(). Raises UserError when the file is no recorded timeline or has no such ranks."""
-    try:
-        events = json.loads(Path(path).read_text())["traceEvents"]
-        recorded: dict[int, list] = {}
-        for event in events:
-            args = event.get("args", {})
-            if "action" in args and (args["dp"], args["tp"]) == (dp, tp):
-                start, length = event["ts"] / 1e3, event["dur"] / 1e3
-                recorded.setdefault(args["pp"], []).append(
-                    (*args["action"], start, start + length))
-        return Timeline.of(recorded)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; --timeline FOLDER writes FOLDER/{FILE}"
-                        ) from error
-    except (ValueError, KeyError, TypeError, AttributeError, ScheduleError) as error:
-        raise UserError(f"{path} holds no timeline of dp {dp}, tp {tp} that --timeline wrote "
-                        f"({error})") from error

@@ -13,6 +13,8 @@ from minimegatron.schedules import (
     Durations,
     ScheduleError,
     draw,
+    draw_beside,
+    gpipe,
     interleaved,
     one_f_one_b,
     simulate,
@@ -108,3 +110,41 @@ def test_a_notebook_shows_the_picture_with_its_text():
     shown = draw(simulate(one_f_one_b(2, 2)), 'a "title"')._repr_html_()
     start = r'<img alt="a &quot;title&quot;: 2 stages.*" src="data:image/png;base64,'
     assert re.match(start, shown)
+
+
+def test_a_schedule_is_drawn_as_it_is_written():
+    written = ["F0 F1 B0 B1", ["F0", "B0", "F1", "B1"]]
+    assert labels(draw(written)) == labels(draw(one_f_one_b(2, 2))) == [
+        "F0 F1 B0 B1", "F0 B0 F1 B1"]
+    with pytest.raises(ScheduleError, match="deadlock"):
+        draw(["F0 B0 F1 B1", "F1 F0 B0 B1"])
+
+
+def strips(drawing):
+    """Of every stage: the number at the end of its strip, and the strip's height."""
+    drawing.png()
+    texts, heights = [], []
+    for axes in drawing.figure.axes:
+        texts += [text.get_text() for text in axes.texts if text.get_text().startswith("max")]
+        heights += [one.get_paths()[0].get_extents().height for one in axes.collections]
+    return texts, heights
+
+
+def test_live_activations_are_a_strip_as_high_as_they_are_many():
+    texts, heights = strips(draw(one_f_one_b(4, 8), live=True))
+    assert texts == ["max 4", "max 3", "max 2", "max 1"]
+    assert heights == pytest.approx([heights[3] * count for count in (4, 3, 2, 1)])
+    assert strips(draw(one_f_one_b(4, 8))) == ([], [])
+
+
+def test_several_are_drawn_on_one_scale_of_time_and_of_memory():
+    both = draw_beside({"GPipe": gpipe(2, 4), "1F1B": one_f_one_b(2, 2)}, live=True)
+    first, second = both.figure.axes
+    assert first.get_xlim() == second.get_xlim() == (0, 15)
+    assert first.get_position().width == second.get_position().width
+    texts, heights = strips(both)
+    assert texts == ["max 4", "max 4", "max 2", "max 1"]
+    assert heights[0] == pytest.approx(2 * heights[2])
+    assert both.alt.startswith("GPipe: 2 stages") and "1F1B: 2 stages" in both.alt
+    with pytest.raises(ScheduleError, match="nothing to draw"):
+        draw_beside({})

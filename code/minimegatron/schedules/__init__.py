@@ -2,7 +2,8 @@
 
 actions.py says what a schedule is, builtin.py has the published ones, loading.py reads yours,
 validation.py says what is wrong with it, communication.py adds sends and receives, simulation.py
-puts it on a clock, drawing.py draws it. Nothing here needs torch; drawing alone needs matplotlib.
+puts it on a clock, drawing.py draws it, steps.py with a slider, traces.py has files for Perfetto.
+Nothing here needs torch; drawing alone needs matplotlib.
 """
 
 from minimegatron.schedules.actions import (
@@ -25,14 +26,17 @@ from minimegatron.schedules.communication import (
     check_program,
     program_problems,
 )
-from minimegatron.schedules.drawing import Drawing, draw
+from minimegatron.schedules.drawing import Drawing, draw, draw_beside
 from minimegatron.schedules.loading import load
 from minimegatron.schedules.simulation import Durations, Span, Timeline, simulate
+from minimegatron.schedules.steps import Steps, draw_steps
+from minimegatron.schedules.traces import export, measured, replayed, timeline_of
 from minimegatron.schedules.validation import check, problems
 
 __all__ = [
     "BACKWARD", "BUILT_IN", "FORWARD", "WEIGHT", "Action", "Drawing", "Durations", "Message",
-    "Program", "Schedule", "ScheduleError", "Span", "Timeline", "add_communication", "check",
-    "check_program", "draw", "gpipe", "interleaved", "load", "one_f_one_b", "parse", "peak_live",
-    "problems", "program_problems", "simulate", "splits_backward", "to_text", "zb_h1",
+    "Program", "Schedule", "ScheduleError", "Span", "Steps", "Timeline", "add_communication",
+    "check", "check_program", "draw", "draw_beside", "draw_steps", "export", "gpipe", "interleaved",
+    "load", "measured", "one_f_one_b", "parse", "peak_live", "problems", "program_problems",
+    "replayed", "simulate", "splits_backward", "timeline_of", "to_text", "zb_h1",
 ]

@@ -9,25 +9,35 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minimegatron.schedules.actions import BACKWARD, FORWARD, WEIGHT, ScheduleError
-from minimegatron.schedules.simulation import Span, Timeline
+from minimegatron.schedules.boxes import (
+    BOX,
+    COLOURS,
+    IDLE,
+    INK,
+    LIVE,
+    ROW,
+    STRIP,
+    chunks_of,
+    draw_row,
+    draw_strip,
+    label_of,
+)
+from minimegatron.schedules.simulation import Timeline
+from minimegatron.schedules.traces import Drawable, timeline_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK, IDLE = "#22313f", "#eceff1"
-COLOURS = {FORWARD: "#92cff2", BACKWARD: "#e08a1e", WEIGHT: "#4cb894"}  # after Okabe and Ito
-HATCHED = 0.22  # a weight gradient's box is hatched along this share of its height
-ROW, BOX = 0.62, 0.54  # inches: the distance of two rows, the height of a box
-LARGEST, SMALLEST = 10, 5  # points
+NAMES = {FORWARD: "F forward", BACKWARD: "B backward", WEIGHT: "W gradient of the weights"}
 NARROWEST, WIDEST = 8.8, 22.0  # inches
-CHARACTER = 0.66  # width of a digit or letter, and
-LINE = 1.25  # height of a line, both in units of the font's size
+LEFT, RIGHT, RIGHT_OF_STRIP = 0.85, 0.2, 0.55  # inches beside the axes
+AXIS, WORDS, LEGEND = 0.57, 0.62, 0.3  # inches: below the axes, title and summary, the legend
 
 
 class Drawing:
@@ -66,64 +76,83 @@ class Drawing:
         return f'<img alt="{html.escape(self.alt)}" src="data:image/png;base64,{data}">'
 
 
-def draw(timeline: Timeline | Mapping[int, Sequence[Sequence]], title: str = "Pipeline",
-         unit: str = "") -> Drawing:
-    """Draw a simulated timeline, or a recorded {stage: [(kind, micro_batch, chunk, start, end)]}.
+def draw(thing: Drawable, title: str = "Pipeline", unit: str | None = None, live: bool = False
+         ) -> Drawing:
+    """Draw whatever timeline_of reads: a schedule, a timeline, or the folder of a run.
 
-    unit: of the times, for the axis. Raises ScheduleError as Timeline.of does.
+    unit: of the times, for the axis; without it, "ms" for a run's file. live: with a strip of the
+    live activations below every stage. Raises ScheduleError and UserError as timeline_of does.
     """
-    from matplotlib.figure import Figure
-
-    if not isinstance(timeline, Timeline):
-        timeline = Timeline.of(timeline)
-    rows = len(timeline.spans)
-    width, height = _width(timeline), rows * ROW + 1.5
-    figure = Figure(figsize=(width, height), facecolor="white")
-    axes = figure.add_axes((0.85 / width, 0.55 / height, 1 - 1.05 / width, rows * ROW / height))
-    inches = width - 1.05
-    total = float(timeline.total)
-    axes.set(xlim=(0, total or 1), ylim=(rows * ROW, 0))
-    for row, spans in enumerate(timeline.spans.values()):
-        _draw_row(axes, row, spans, timeline, inches / (total or 1))
-    axes.set_yticks([(row + 0.5) * ROW for row in range(rows)],
-                    [f"stage {stage}" for stage in timeline.spans])
-    axes.set_xlabel(f"time ({unit})" if unit else "time", color=INK)
-    axes.tick_params(axis="y", length=0, labelsize=10, labelcolor=INK)
-    axes.tick_params(axis="x", labelsize=9, labelcolor=INK)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    figure.text(0.85 / width, 1 - 0.12 / height, title, fontsize=12, color=INK, va="top",
-                weight="bold")
-    figure.text(0.85 / width, 1 - 0.37 / height, _summary(timeline, unit), fontsize=9.5,
-                color=INK, va="top")
-    _legend(figure, timeline, width, height)
+    timeline, unit = timeline_of(thing), unit_of(thing, unit)
+    figure, top = _figure([timeline], live)
+    _panel(figure, timeline, top, title, unit, float(timeline.total), _fullest([timeline]) * live)
+    _legend(figure, [timeline], live)
     return Drawing(figure, alt_text(timeline, title, unit))
+
+
+def draw_beside(things: Mapping[str, Drawable], unit: str | None = None, live: bool = False
+                ) -> Drawing:
+    """Several, by their titles, below each other on one scale of time: what is as long is as wide.
+
+    unit, live: as for draw, for all. Raises as draw does.
+    """
+    if not things:
+        raise ScheduleError("draw_beside: there is nothing to draw")
+    unit = next(iter({unit_of(thing, unit) for thing in things.values()} - {""}), "")
+    timelines = {title: timeline_of(thing) for title, thing in things.items()}
+    longest = max(float(timeline.total) for timeline in timelines.values())
+    figure, top = _figure(list(timelines.values()), live)
+    fullest = _fullest(timelines.values()) * live
+    for title, timeline in timelines.items():
+        _panel(figure, timeline, top, title, unit, longest, fullest)
+        top -= _height(timeline, live)
+    _legend(figure, list(timelines.values()), live)
+    return Drawing(figure, " ".join(alt_text(timeline, title, unit)
+                                    for title, timeline in timelines.items()))
+
+
+def unit_of(thing: Drawable, unit: str | None) -> str:
+    """The unit that was asked for, else what a trace's file has."""
+    return unit if unit is not None else "ms" if isinstance(thing, str | Path) else ""
 
 
 def alt_text(timeline: Timeline, title: str = "Pipeline", unit: str = "") -> str:
     """What the figure shows, in words: the order of every stage, the total, bubble and memory."""
-    chunks = _chunks(timeline)
-    said = [f"{title}: {len(timeline.spans)} stages over time. {_summary(timeline, unit)}."]
+    chunks = chunks_of(timeline)
+    said = [f"{title}: {len(timeline.spans)} stages over time. {summary(timeline, unit)}."]
     for stage, spans in timeline.spans.items():
-        said.append(f"Stage {stage}: {' '.join(_label(span, chunks) for span in spans)}.")
+        said.append(f"Stage {stage}: {' '.join(label_of(span, chunks) for span in spans)}.")
     return " ".join(said)
 
 
-def _summary(timeline: Timeline, unit: str = "") -> str:
+def summary(timeline: Timeline, unit: str = "") -> str:
     total = f"{float(timeline.total):.4g}" + (f" {unit}" if unit else "")
-    peak, chunks = ", ".join(map(str, timeline.peak_live)), _chunks(timeline)
+    peak, chunks = ", ".join(map(str, timeline.peak_live)), chunks_of(timeline)
     unit_of_memory = f" (of 1/{chunks} stage each)" if chunks > 1 else ""
     return (f"total {total}; bubble {float(timeline.bubble_fraction):.1%} of the time; "
             f"peak live activations per stage {peak}{unit_of_memory}")
 
 
-def _chunks(timeline: Timeline) -> int:
-    return 1 + max(span.chunk for spans in timeline.spans.values() for span in spans)
+def _fullest(timelines: Iterable[Timeline]) -> int:
+    return max(1, *(peak for timeline in timelines for peak in timeline.peak_live))
 
 
-def _label(span: Span, chunks: int) -> str:
-    chunk = f".{span.chunk}" if chunks > 1 else ""
-    return f"{span.kind}{span.micro_batch}{chunk}"
+def _row(live: bool) -> float:
+    return ROW + STRIP * live
+
+
+def _height(timeline: Timeline, live: bool) -> float:
+    """Inches of a panel: words, rows, axis."""
+    return WORDS + len(timeline.spans) * _row(live) + AXIS
+
+
+def _figure(timelines: list[Timeline], live: bool) -> tuple[Figure, float]:
+    """An empty figure, and where its first panel begins, in inches from below."""
+    from matplotlib.figure import Figure
+
+    height = sum(_height(timeline, live) for timeline in timelines)
+    width = max(map(_width, timelines)) + (RIGHT_OF_STRIP - RIGHT) * live
+    return Figure(figsize=(width, height + LEGEND), facecolor="white"), height
 
 
 def _width(timeline: Timeline) -> float:
@@ -132,70 +161,58 @@ def _width(timeline: Timeline) -> float:
     short = float(lengths[len(lengths) // 10])
     if not short:
         return WIDEST
-    return min(WIDEST, max(NARROWEST, float(timeline.total) / short * 0.27 + 1.05))
+    wanted = float(timeline.total) / short * 0.27 + LEFT + RIGHT
+    return min(WIDEST, max(NARROWEST, wanted))
 
 
-def _draw_row(axes: Axes, row: int, spans: list[Span], timeline: Timeline, scale: float) -> None:
-    """scale: inches per unit of time."""
-    from matplotlib.patches import Rectangle
+def _panel(figure: Figure, timeline: Timeline, top: float, title: str, unit: str, longest: float,
+           fullest: int) -> None:
+    """One timeline from `top` (inches) down; its axis is `longest` units of time long.
 
-    top, begin = row * ROW + (ROW - BOX) / 2, timeline.begin
-    axes.add_patch(Rectangle((0, top), float(timeline.total), BOX, facecolor=IDLE, linewidth=0))
-    chunks = _chunks(timeline)
-    for span in spans:
-        start, length = float(span.start - begin), float(span.end - span.start)
-        colour, band = _shade(span, chunks), HATCHED * BOX * (span.kind == WEIGHT)
-        # The last box ends where the axes do: unclipped, its edge is whole.
-        axes.add_patch(Rectangle((start, top), length, BOX, facecolor=colour, edgecolor=INK,
-                                 linewidth=0.6, clip_on=False))
-        if band:
-            axes.add_patch(Rectangle((start, top + BOX - band), length, band, facecolor=colour,
-                                     edgecolor=INK, linewidth=0.6, hatch="/////", clip_on=False))
-        text, size = _fit(_label(span, chunks), length * scale, BOX - band)
-        if text:
-            axes.text(start + length / 2, top + (BOX - band) / 2, text, fontsize=size,
-                      color="black", ha="center", va="center", linespacing=1.0)
-
-
-def _fit(label: str, width: float, height: float) -> tuple[str, float]:
-    """The label for a box of so many inches, as large as it fits, and its size in points.
-
-    It is in one line, or letter over number over chunk. A box too narrow for SMALLEST stays
-    without a label; the alternative text has them all.
+    fullest: the number of live activations that fills a strip; 0: there are none.
     """
-    number, dot, chunk = label[1:].partition(".")
-    stacked = "\n".join([label[0], number, *([dot + chunk] if dot else [])])
-    best = ("", 0.0)
-    for text in (label, stacked):
-        lines = text.split("\n")
-        longest = max(map(len, lines))
-        size = min(LARGEST, 72 * (width - 0.03) / (CHARACTER * longest),
-                   72 * height / (LINE * len(lines)))
-        if size >= SMALLEST and size > best[1]:
-            best = (text, size)
-    return best
+    width, height = figure.get_size_inches()
+    rows, row = len(timeline.spans), _row(bool(fullest))
+    inches = width - LEFT - (RIGHT_OF_STRIP if fullest else RIGHT)
+    axes = figure.add_axes((LEFT / width, (top - WORDS - rows * row) / height, inches / width,
+                            rows * row / height))
+    axes.set(xlim=(0, longest or 1), ylim=(rows * row, 0))
+    for number, spans in enumerate(timeline.spans.values()):
+        begin = number * row + (ROW - BOX) / 2
+        draw_row(axes, begin, spans, timeline, inches / (longest or 1))
+        if fullest:
+            draw_strip(axes, begin + BOX, spans, timeline, fullest)
+    axes.set_yticks([number * row + ROW / 2 for number in range(rows)],
+                    [f"stage {stage}" for stage in timeline.spans])
+    _plain(axes, f"time ({unit})" if unit else "time")
+    for text, below, style in ((title, 0.1, {"fontsize": 12, "weight": "bold"}),
+                               (summary(timeline, unit), 0.35, {"fontsize": 9.5})):
+        figure.text(LEFT / width, (top - below) / height, text, color=INK, va="top", **style)
 
 
-def _shade(span: Span, chunks: int) -> str:
-    """The kind's colour: the first chunk palest, the last one full."""
-    from matplotlib.colors import to_hex, to_rgb
+def _plain(axes: Axes, label: str) -> None:
+    axes.set_xlabel(label, color=INK)
+    axes.tick_params(axis="y", length=0, labelsize=10, labelcolor=INK)
+    axes.tick_params(axis="x", labelsize=9, labelcolor=INK)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
 
-    strength = 1 if chunks == 1 else 0.55 + 0.45 * span.chunk / (chunks - 1)
-    return to_hex([1 - strength * (1 - part) for part in to_rgb(COLOURS[span.kind])])
 
-
-def _legend(figure: Figure, timeline: Timeline, width: float, height: float) -> None:
+def _legend(figure: Figure, timelines: list[Timeline], live: bool) -> None:
     from matplotlib.patches import Patch
 
-    kinds = {span.kind for spans in timeline.spans.values() for span in spans}
-    names = {FORWARD: "F forward", WEIGHT: "W gradient of the weights",
-             BACKWARD: "B gradient of the inputs" if WEIGHT in kinds else "B backward"}
+    kinds = {span.kind for timeline in timelines for spans in timeline.spans.values()
+             for span in spans}
+    names = NAMES | ({BACKWARD: "B gradient of the inputs"} if WEIGHT in kinds else {})
     handles = [Patch(facecolor=COLOURS[kind], edgecolor=INK, linewidth=0.6, label=names[kind],
                      hatch="////" if kind == WEIGHT else "") for kind in COLOURS if kind in kinds]
     handles.append(Patch(facecolor=IDLE, label="idle"))
-    several = _chunks(timeline) > 1
+    if live:
+        handles.append(Patch(facecolor=LIVE, label="live activations"))
+    several = any(chunks_of(timeline) > 1 for timeline in timelines)
     handles.append(Patch(alpha=0, label="F3.1: micro-batch 3, chunk 1" if several else
                          "F3: micro-batch 3"))
+    width, height = figure.get_size_inches()
     figure.legend(handles=handles, loc="upper left", ncols=len(handles), fontsize=9, frameon=False,
-                  bbox_to_anchor=(0.85 / width, 1 - 0.62 / height), borderaxespad=0,
+                  bbox_to_anchor=(LEFT / width, 1 - 0.1 / height), borderaxespad=0,
                   borderpad=0, handlelength=1.6, columnspacing=1.4)

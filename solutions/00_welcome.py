@@ -49,6 +49,7 @@ from lab import check
 
 # %% tags=["explore"]
 from lab import jobs, logs, plots, tensorboard
+from lab.colours import mark, result
 
 jobs.connect()
 !sinfo
@@ -120,6 +121,10 @@ plots.loss(first_job=logs.read(job.log))
 # Write all that your answer needs (an `import`, a function that helps) into the answer's own cell:
 # cells that you add are not graded. Above every answer a link leads to a worked one. You learn more
 # if you follow it late.
+#
+# When your notebook is graded, your answers run once more. Each of them meets the check that you see,
+# and others of the same kind with other numbers: what passes here because it knows these numbers does
+# not pass there. You hand in the notebook itself; how, is at its end.
 
 # %% [markdown]
 # ### Exercise 1: from tokens to steps
@@ -192,7 +197,7 @@ check.function(
 # %% tags=["explore"]
 first = logs.read(job.log).iterations[-1]
 print(f"your job: {first.iteration} steps, {first.samples} samples, {first.samples * 256:,} tokens")
-print(f"300 billion tokens like that: {steps_for(300 * 10**9, 4, 256):,} steps")
+print(f"300 billion tokens like that: {result(f'{steps_for(300 * 10**9, 4, 256):,} steps')}")
 
 # %% [markdown]
 # ## The workspace
@@ -491,16 +496,18 @@ check.function(
 import time
 
 watched = jobs.show()
-for _ in range(50):  # until it has something to say, half a minute at most
+for _ in range(90):  # until it has something to say, a minute at most
     if watched.log.is_file() and "elapsed time" in watched.log.read_text():
         break
     time.sleep(0.6)
-!grep "elapsed time" {watched.log} | tail -n 2
+for one in logs.lines(watched.log, "elapsed time")[-2:]:
+    print(mark(one, r"iteration +\d+/ *\d+", r"iteration \(ms\): [^ |]+", "lm loss: [^ |]+"))
 
 # %% [markdown]
-# Each of these long lines (they may wrap) is about one moment of the training. From left to right: the step and how
-# many there will be, the samples that were read so far, the mean **time of one step** in milliseconds,
-# the learning rate, the global batch, the loss, and four more that you will meet later.
+# Each of these long lines (they may wrap) is about one moment of the training. From left to right: the
+# step and how many there will be, the samples that were read so far, the mean **time of one step** in
+# milliseconds, the learning rate, the global batch, the loss, and four more that you will meet later.
+# The three that people look at first are in colour.
 #
 # `lab top` shows the same for all ranks. A **rank** is one process of the training; this job has two,
 # and each trains on samples of its own. In a terminal (*File*, *New*, *Terminal*) `lab top` goes on
@@ -580,8 +587,8 @@ check.function(
 # at any time.
 
 # %% tags=["explore"]
-now = [text for text in watched.log.read_text().splitlines() if "elapsed time" in text][-1]
-print(f"it would go on for {seconds_left(now):,.0f} s")
+now = logs.lines(watched.log, "elapsed time")[-1]
+print(f"it would go on for {result(f'{seconds_left(now):,.0f} s')}")
 !scancel {watched.job}
 
 # %% [markdown]
@@ -760,7 +767,7 @@ mine = jobs.wait()
 steps = logs.read(mine.log).iterations
 check.compare("seconds of 25 steps", guess_training,
               sum(step.milliseconds for step in steps) / 1000)
-print(f"from the job's start to its end: {mine.seconds} s")
+print(f"from the job's start to its end: {result(f'{mine.seconds} s')}")
 plots.loss(my_first=logs.read(mine.log))
 
 # %% [markdown]

@@ -47,6 +47,7 @@ from lab import check
 
 # %% tags=["explore"]
 from lab import jobs, links, roofline
+from lab.colours import bad, good, result
 
 jobs.connect()
 !scancel --user=$USER
@@ -66,11 +67,11 @@ jobs.connect()
 !sinfo --format="%P %N %c %m %G %t" | column -t
 
 # %% [markdown]
-# `scontrol` knows everything about one node. Look for `CPUTot` and `CPUAlloc`, the CPUs that there
-# are and that jobs hold, for `RealMemory`, and for `Gres`.
+# `scontrol` knows everything about one node; here it is asked about the first one. Look for `CPUTot`
+# and `CPUAlloc`, the CPUs that there are and that jobs hold, for `RealMemory`, and for `Gres`.
 
 # %% tags=["explore"]
-!scontrol show node slurmnode1
+!scontrol show node $(sinfo --noheader --Node --format=%N | head -n 1)
 
 # %% [markdown]
 # Slurm believes what its administrator has told it. What is really there, a node says itself: `srun`
@@ -147,8 +148,8 @@ check.function(can_start, cases=drawn,
 
 # %% [markdown]
 # `NV` and a number means so many NVLinks side by side, `PHB` means PCIe, and `SYS` a way through the
-# host's memory. Between nodes there is only the network. Data sheets name the links' bandwidth **per direction**, or for both
-# directions together, which is twice as much: always look which one it is.
+# host's memory. Between nodes there is only the network. Data sheets name the links' bandwidth **per
+# direction**, or for both directions together, which is twice as much: always look which one it is.
 #
 # These cards can be modelled (`lab devices CARD` shows all figures of one, with their sources). How
 # much faster is NVLink than PCIe? And a card's own memory than both? All are in gigabytes per second.
@@ -439,12 +440,12 @@ check.function(
 for curve in [one_node, two_nodes, *virtual_links]:
     latency, bandwidth = curve.fit
     half = half_size(latency * 1e6, bandwidth / 1e9)
-    print(f"{half / 1024:9,.0f} KiB  {curve.name}")
+    print(f"{result(f'{half / 1024:9,.0f} KiB')}  {curve.name}")
 latency, bandwidth = links.virtual("v100", "ethernet:25gbit").fit
 size, pieces = 400e6, 10_000
 print("virtual 25 Gbit/s: 400 MB "
-      f"in one message {1e3 * (latency + size / bandwidth):.0f} ms, "
-      f"in {pieces:,} messages {1e3 * (pieces * latency + size / bandwidth):.0f} ms")
+      f"in one message {good(f'{1e3 * (latency + size / bandwidth):.0f} ms')}, "
+      f"in {pieces:,} messages {bad(f'{1e3 * (pieces * latency + size / bandwidth):.0f} ms')}")
 
 # %% [markdown]
 # ## Arithmetic or memory?
@@ -575,8 +576,8 @@ check.function(
 for card in CARDS.values():
     peak, rate = card.tflops["fp16"], card.bandwidth / 1e9
     order = 3 * ridge(peak, rate)  # of a square product with this intensity
-    print(f"{card.name:16} {peak:6.0f} TFLOP/s {rate:6.0f} GB/s: {ridge(peak, rate):4.0f} FLOP/byte,"
-          f" square products from n = {order:.0f}")
+    print(f"{card.name:16} {peak:6.0f} TFLOP/s {rate:6.0f} GB/s: "
+          f"{result(f'{ridge(peak, rate):4.0f} FLOP/byte')}, square products from n = {order:.0f}")
 
 # %% [markdown]
 # ### Exercise 7: under the roof
@@ -649,7 +650,7 @@ check.compare("GFLOP/s of two CPUs", guess_gigaflops, cpu.peak / 1e9)
 # as the memory's bandwidth: the line is the roof that *your measurements* give.
 
 # %% tags=["explore"]
-print(f"ridge point: {cpu.ridge:.0f} FLOP per byte")
+print(f"ridge point of this CPU: {result(f'{cpu.ridge:.0f} FLOP per byte')}")
 roofline.plot(cpu)
 
 # %% [markdown]
@@ -725,7 +726,7 @@ check.function(
 # %% tags=["explore"]
 for one in v100.products[::3]:
     share = share_of_peak(one.m, one.n, one.k, one.seconds * 1000, v100.peak / 1e12)
-    print(f"virtual V100, fp16, k = {one.k:4}: {share:6.1%} of the data sheet's peak")
+    print(f"virtual V100, fp16, k = {one.k:4}: {result(f'{share:6.1%}')} of the data sheet's peak")
 
 # %% [markdown]
 # ## Tensor Cores need shapes
@@ -752,7 +753,8 @@ roofline.plot_sizes(around, every=8)
 # %% tags=["explore"]
 for name in ("v100", "a100", "h100"):
     odd, even = roofline.virtual(name, "fp16", [(4096, 4095, 4096), (4096, 4096, 4096)]).products
-    print(f"virtual {name}: n = 4095 reaches {odd.rate / even.rate:.0%} of what n = 4096 does")
+    print(f"virtual {name}: n = 4095 reaches {result(f'{odd.rate / even.rate:.0%}')} of what "
+          "n = 4096 does")
 
 # %% [markdown]
 # So good models have sizes that are multiples of 8, better of 64 or 128, and their vocabulary is

@@ -52,7 +52,8 @@ from minimegatron import formulas
 from virtualgpu.cards import CARDS
 
 # %% tags=["explore"]
-from lab import costs, jobs, logs, plots, tensorboard
+from lab import costs, jobs, kernels, logs, plots, tensorboard
+from lab.colours import bad, good, mark, result
 
 jobs.connect()
 !scancel --user=$USER
@@ -68,10 +69,12 @@ jobs.connect()
 import torch
 
 for number in (1.0, 0.1, 1e-6, 1e-9, 65_504.0, 100_000.0):
-    print(f"{number:>10g} in fp16: {torch.tensor(number).half().item():g}")
+    kept = torch.tensor(number).half().item()
+    print(f"{number:>10g} in fp16: {bad(kept) if kept in (0, math.inf) else f'{kept:g}'}")
 
 # %% [markdown]
-# Two things go wrong. Too large becomes `inf`: an **overflow**. Too small becomes 0: an **underflow**.
+# Two things go wrong, in red. Too large becomes `inf`: an **overflow**. Too small becomes 0: an
+# **underflow**.
 # Gradients are often tiny, so without help many of them would simply vanish. The help is the **loss
 # scale**: the loss is multiplied by a large number before the backward pass, so all gradients are
 # larger by that factor. They are divided by it in fp32, where there is room, before the step is made.
@@ -158,10 +161,10 @@ job = jobs.wait()
 
 # %% tags=["explore"]
 log = logs.read(job.log)
-good = [one for one in log.iterations if not one.skipped]
-if good:
+made = [one for one in log.iterations if not one.skipped]
+if made:
     check.compare("power of 2 of the first good scale", guess_power,
-                  torch.tensor(good[0].loss_scale).log2().item())
+                  math.log2(made[0].loss_scale))
 plots.loss_scale(log)
 
 # %% [markdown]
@@ -171,12 +174,14 @@ plots.loss_scale(log)
 tensorboard.link()
 
 # %% [markdown]
-# Every cross is a step that was computed and thrown away. Look at one such line of the log and at a good
-# one: the skipped one has no loss and no norm, and its learning rate did not move.
+# Every cross is a step that was computed and thrown away. Look at one such line of the log, and at the
+# line of the first good step: the skipped one has no loss and no norm, and its learning rate did not move.
+# (The loss scale in a line is the one that is left after the step.)
 
 # %% tags=["explore"]
-!grep "elapsed time" {job.log} | head -n 1
-!grep "elapsed time" {job.log} | tail -n 1
+lines = logs.lines(job.log, "elapsed time")
+for line in [lines[0], *(lines[log.iterations.index(one)] for one in made[:1])]:
+    print(mark(line, r"loss scale: [^ |]+", r"number of skipped iterations: +\d+"))
 
 # %% [markdown]
 # ### Exercise 2: the rules of the scale
@@ -313,9 +318,9 @@ check.function(
 # Does your function say the same as the log of your own job?
 
 # %% tags=["explore"]
-if good:
-    print("your function:", skipped_steps(2.0**30, good[0].loss_scale))
-print("the log:      ", sum(one.skipped for one in log.iterations))
+if made:
+    print("your function:", result(skipped_steps(2.0**30, made[0].loss_scale)))
+print("the log:      ", result(sum(one.skipped for one in log.iterations)))
 
 # %% [markdown]
 # If the log has more: somewhere later a doubled scale was too high again. That goes on for the whole
@@ -336,7 +341,9 @@ silent = jobs.wait()
 
 # %% tags=["explore"]
 for one in logs.read(silent.log).iterations:
-    print(f"iteration {one.iteration}: {one.skipped} of 2 steps skipped, loss {one.loss}")
+    skipped = f"{one.skipped} of 2 steps skipped"
+    print(f"iteration {one.iteration}: {bad(skipped) if one.skipped else good(skipped)}, "
+          f"loss {one.loss}")
 
 # %% [markdown]
 # The job is `COMPLETED`, Slurm is content, and the model has learnt nothing: every step was skipped.
@@ -349,12 +356,15 @@ for one in logs.read(silent.log).iterations:
 # %% [markdown]
 # ## What half precision buys
 #
-# Now to the time and the memory, on a **virtual** V100 with a GPT-2 of full size. How many times as fast
-# will fp16 be at the same micro-batch? The data sheet has a promise:
+# Now to the time and the memory, on a **virtual** V100 with a GPT-2 of full size. The data sheet has a
+# promise:
 
 # %% tags=["explore"]
 for precision, peak in PEAKS["v100-sxm2-16gb"].items():
     print(f"data sheet, V100, {precision}: {peak:g} TFLOP/s")
+
+# %% [markdown]
+# How many times as fast will an iteration in fp16 be, at the same micro-batch? Guess.
 
 # %% nbgrader={"grade": false, "grade_id": "guess-speedup", "locked": false, "schema_version": 3, "solution": true, "task": false}
 ### BEGIN SOLUTION
@@ -373,15 +383,78 @@ fp32, fp16 = precisions[:2]
 check.compare("times as fast (virtual V100)", guess_speedup, fp32.milliseconds / fp16.milliseconds)
 
 # %% [markdown]
-# Read the first two rows slowly, they hold three surprises.
+# Read the first two rows slowly, they hold three surprises. (The column `waiting` is for later.)
 #
-# - **Time.** It is faster, but by far not as the data sheet says: only the matrix products run on Tensor
-#   Cores. The norms, the dropout and the softmax wait for memory, and are now most of the time.
+# - **Time.** It is faster, but by far not as the data sheet says. Why? You will see below.
 # - **Share of the peak** (`of peak`). It *falls*, although everything is faster: the peak grew more than
 #   the speed did.
 # - **Memory.** The activations (`activ.`) shrink, but not quite to half: the dropout masks stay bytes, and
 #   the loss is computed in fp32. And `states`, which are the weights, the gradients and the optimizer's,
 #   *grow*! (`all` also holds what CUDA takes for itself.)
+
+# %% [markdown]
+# ### What runs on Tensor Cores?
+#
+# A program that runs on a GPU is called a **kernel**: a matrix product is one, a softmax is another. The
+# **profiler** notes when each of them begins and ends. Let it look at the first two rows of the table: the
+# same model on one virtual V100, first in fp32, then in fp16.
+
+# %% tags=["explore"]
+PROFILE = ("--nodes=1 --gpus-per-node=1 code/virtual_v100.sh --device virtual:v100 --train-iters 4 "
+           f"--profile-execution yes --tensorboard-dir {os.getcwd()}/megatron/tensorboard/precision")
+!sbatch {PROFILE} --profile-name fp32
+
+# %% tags=["explore"]
+in_fp32 = jobs.wait()
+
+# %% tags=["explore"]
+!sbatch {PROFILE} --profile-name fp16 --fp16
+
+# %% tags=["explore"]
+in_fp16 = jobs.wait()
+
+# %% [markdown]
+# In fp32 no kernel uses Tensor Cores. In fp16 all matrix products do, since the shapes of this model suit
+# them. Which **per cent** of the kernels' time will that be? Guess.
+
+# %% nbgrader={"grade": false, "grade_id": "guess-tensor-cores", "locked": false, "schema_version": 3, "solution": true, "task": false}
+### BEGIN SOLUTION
+guess_tensor_cores = 80
+### END SOLUTION
+
+# %% tags=["explore"]
+single = kernels.read("fp32 (virtual V100)", "megatron/tensorboard/precision/run_fp32")
+half = kernels.read("fp16 (virtual V100)", "megatron/tensorboard/precision/run_fp16")
+check.compare("per cent of the kernels' time on Tensor Cores", guess_tensor_cores,
+              100 * half.tensor_core_share)
+single.show()
+half.show()
+kernels.plot(single, half)
+
+# %% [markdown]
+# (`gemm` in a kernel's name is a matrix product: `sgemm` in fp32, `s884gemm` on a V100's Tensor Cores.)
+#
+# So that is where the promise went. The products became much faster, but they are only a part of the step.
+# The others (dropout, softmax, the masks) wait for the memory and move half as many bytes now, so they take
+# about half as long, no less. What would the best Tensor Cores in the world change?
+
+# %% tags=["explore"]
+rest, whole = half.of("rest"), single.total
+for what, factor in {"the matrix products": single.of("other") / half.of("tensor"),
+                     "everything else": single.of("rest") / rest,
+                     "all kernels together": whole / half.total,
+                     "all, if products took no time": whole / rest}.items():
+    print(f"{what:30} {result(f'{factor:.1f}')} times as fast (virtual)")
+
+# %% [markdown]
+# The profiler's own pages show the same. Open the link, and choose `precision/run_fp16` under *Runs*. The
+# last line of *GPU Summary* (scroll down in that box) is *Kernel Time using Tensor Cores*. Then choose *GPU
+# Kernel* under *Views*: the circle on the right has the same share, and in the table below it the column
+# *Tensor Cores Used* says Yes or No for every kernel. Compare with `precision/run_fp32`. There the first
+# page also has some advice for you, under *Performance Recommendation*.
+
+# %% tags=["explore"]
+tensorboard.link("profiler")
 
 # %% [markdown]
 # ### Exercise 4: what a parameter takes
@@ -498,17 +571,17 @@ check.function(
 #     return activation_bytes_fp32 / 2 + 8 * parameters
 
 # %% [markdown]
-# A sentence that one often hears is "in fp16 the memory went up". Where does it come from? Look at two
-# rows of the table again: fp32 with a micro-batch of 2, and fp16 with 4.
+# A sentence that one often hears is "in fp16 the memory went up". Look at the table again before you go
+# on: which two of its rows would make somebody say so? And which two should be compared?
 
 # %% tags=["explore"]
 larger = precisions[2]
-print(f"same micro-batch:   {fp32.total:.2f} -> {fp16.total:.2f} GiB (virtual)")
-print(f"twice the samples:  {fp32.total:.2f} -> {larger.total:.2f} GiB (virtual)")
+print(f"same micro-batch:   {fp32.total:.2f} -> {result(f'{fp16.total:.2f}')} GiB (virtual)")
+print(f"twice the samples:  {fp32.total:.2f} -> {result(f'{larger.total:.2f}')} GiB (virtual)")
 
 # %% [markdown]
-# Both are true, but the second row compares two things at once. People switch fp16 on, enjoy the room,
-# double the batch, and read the memory then. **Change one thing at a time**, and say at which batch.
+# Both are true, but the second line changes two things at once. People switch fp16 on, enjoy the room,
+# double the micro-batch, and read the memory then. **Change one thing at a time**, and say at which batch.
 
 # %% [markdown]
 # ## Activation checkpointing
@@ -703,48 +776,56 @@ check.that(cost.milliseconds < 289, "It fits, but an iteration takes longer than
 # the micro-batch.
 #
 # > **Watch out: the second job is meant to fail**, with the most common last words of a training.
+#
+# (There are no numbers in a virtual card, so nothing overflows, and its loss scale stays where it begins.)
 
 # %% tags=["explore"]
 !sbatch code/my_recompute.sh
 
 # %% tags=["explore"]
 fitted = jobs.wait()
-!grep "elapsed time" {fitted.log} | tail -n 1
+print(mark(logs.lines(fitted.log, "elapsed time")[-1], r"iteration \(ms\): [^ |]+"))
 
 # %% tags=["explore"]
 !sbatch code/my_recompute.sh --micro-batch-size 16 --global-batch-size 16
 
 # %% tags=["explore"]
 full = jobs.wait()
-!grep "out of memory" {full.log} | tail -n 1
+print(bad(logs.lines(full.log, "out of memory")[-1]))
+
+# %% [markdown]
+# It says how much it wanted at last, how much the card has, and how much was taken by then. A real card
+# says so in the same words.
 
 # %% [markdown]
 # ## Gradient accumulation
 #
 # A rank can work through several micro-batches before the step is made: it adds their gradients up. The
 # memory is that of *one* micro-batch, the step is that of the whole batch. Is that the same training? Try
-# it, for real: a global batch of 8 on two ranks, first in micro-batches of 4, then of 1. Dropout is
-# switched off, since it would roll other dice.
+# it, for real: a global batch of 8 on two ranks, first in micro-batches of 4, then of 1. (Dropout may stay
+# on: in this trainer a sample's mask belongs to the sample, in whatever micro-batch it is. Other trainers
+# roll one row of dice for all samples, and there the two runs would differ.)
 
 # %% tags=["explore"]
 !sbatch code/accumulation.sh --train-iters 4 --log-interval 1 --eval-iters 0 \
-    --hidden-dropout 0 --attention-dropout 0 --global-batch-size 8 --micro-batch-size 4
+    --global-batch-size 8 --micro-batch-size 4
 
 # %% tags=["explore"]
 at_once = jobs.wait()
 
 # %% tags=["explore"]
 !sbatch code/accumulation.sh --train-iters 4 --log-interval 1 --eval-iters 0 \
-    --hidden-dropout 0 --attention-dropout 0 --global-batch-size 8 --micro-batch-size 1
+    --global-batch-size 8 --micro-batch-size 1
 
 # %% tags=["explore"]
 in_turn = jobs.wait()
 
 # %% tags=["explore"]
-!grep "number of micro-batches" {at_once.log} {in_turn.log}
+for ended in (at_once, in_turn):
+    print(mark(logs.lines(ended.log, "number of micro-batches")[0], r"micro-batches.*"))
 both = zip(logs.read(at_once.log).iterations, logs.read(in_turn.log).iterations, strict=True)
 for one, other in both:
-    print(f"iteration {one.iteration}: loss {one.loss} at once, {other.loss} in turn")
+    print(f"iteration {one.iteration}: loss {result(one.loss)} at once, {result(other.loss)} in turn")
 
 # %% [markdown]
 # The log says how many micro-batches a step has, and the losses are the same. (A last digit may differ: it
@@ -843,7 +924,7 @@ check.that(flags.global_batch_size <= 96, "They wait little enough, but so they 
 
 # %% tags=["explore"]
 accumulating = jobs.wait()
-!grep "elapsed time" {accumulating.log} | tail -n 1
+print(mark(logs.lines(accumulating.log, "elapsed time")[-1], r"iteration \(ms\): [^ |]+"))
 
 # %% [markdown]
 # ## The math
@@ -974,11 +1055,14 @@ check.function(
 # +    return layers * (attention + mlp + norms) + embeddings
 
 # %% [markdown]
-# Does the trainer count the same? Your first job of this lab has said how many parameters it holds:
+# Does the trainer count the same? These are the arguments of your first job of this lab (its vocabulary
+# has 4096 entries), and the job has said how many parameters it holds:
 
 # %% tags=["explore"]
-print("your function:", gpt_parameters(layers=4, hidden=256, sequence=256, vocabulary=4096))
-!grep "number of parameters" {job.log}
+!grep --after-context=1 "^MODEL" code/fp16.sh
+counted = gpt_parameters(layers=4, hidden=256, sequence=256, vocabulary=4096)
+print("your function:", result(counted))
+print("the trainer:  ", mark(logs.lines(job.log, "number of parameters")[0], r"\d+ *$"))
 
 # %% [markdown]
 # ### Exercise 11: FLOPs of an iteration
@@ -1076,7 +1160,7 @@ check.function(
 
 # %% tags=["explore"]
 for name in ("v100-sxm2-16gb", "a100-80gb", "h100-80gb"):
-    print(f"{name:16}", {precision: PEAKS[name][precision] for precision in sorted(PEAKS[name])})
+    print(f"{name:16}", ", ".join(f"{precision} {peak:g}" for precision, peak in PEAKS[name].items()))
 
 # %% nbgrader={"grade": false, "grade_id": "achieved", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def achieved(flops, milliseconds, gpus, card, precision):
@@ -1144,8 +1228,8 @@ check.function(
 for cost, precision in zip(precisions[:2], ("fp32", "fp16"), strict=True):
     flops = iteration_flops(12, 768, 1024, padded(50257), batch=2)
     rate, share = achieved(flops, cost.milliseconds, 1, "v100-sxm2-16gb", precision)
-    print(f"{cost.name}: {rate:.1f} TFLOP/s, {share:.1%} of the peak; counting causal attention at "
-          f"half: {cost.share_of_peak:.1%} (virtual)")
+    print(f"{cost.name}: {rate:.1f} TFLOP/s, {result(f'{share:.1%}')} of the peak; counting causal "
+          f"attention at half: {cost.share_of_peak:.1%} (virtual)")
 
 # %% [markdown]
 # ### Exercise 13: days, GPU-hours, dollars
@@ -1220,15 +1304,18 @@ check.function(
 
 # %% [markdown]
 # What would *our* text cost? An **epoch** is one pass over all of it. Put in GPT-2 small, the text in
-# your workspace, and one virtual V100 at the rate that it reached above:
+# your workspace, and one virtual V100 at the rate that it reached above. And what would the 300 billion
+# tokens cost that GPT-3 has read, with the same card?
 
 # %% tags=["explore"]
 from minimegatron.prices import DOLLARS_PER_HOUR
 
 tokens = os.path.getsize("data/GPT-2_assets/my-gpt2_text_document.bin") // 2  # two bytes each
-days, gpu_hours, dollars = bill(gpt_parameters(12, 768, 1024, 50257), tokens, 1, rate,
-                                DOLLARS_PER_HOUR["v100-sxm2-16gb"])
-print(f"{tokens:,} tokens: {gpu_hours:.2f} GPU-hours, {dollars:.2f} dollars for an epoch (virtual)")
+for count in (tokens, 300 * 10**9):
+    days, gpu_hours, dollars = bill(gpt_parameters(12, 768, 1024, 50257), count, 1, rate,
+                                    DOLLARS_PER_HOUR["v100-sxm2-16gb"])
+    print(f"{count:,} tokens: {result(f'{days:,.3g} days')} for an epoch, {gpu_hours:,.2f} GPU-hours, "
+          f"{dollars:,.2f} dollars (virtual)")
 
 # %% [markdown]
 # ### Exercise 14: how many GPUs for a month?
@@ -1293,10 +1380,10 @@ check.function(
 # ## A trillion parameters
 #
 # In 2021 people at NVIDIA ran a model with a trillion parameters on 3,072 A100s, to see how fast it would
-# be. You do not need 3,072 A100s to plan it. `--estimate` builds every stage of the pipeline on virtual cards
-# and says what it would cost. (Tensor parallelism divides each layer among the cards of a node, and pipeline parallelism divides
-# the layers among nodes: the next labs are about them.) First your guess: how many days for 450 billion
-# tokens?
+# be. You do not need 3,072 A100s to plan it. The trainer's flag `--estimate` builds every stage of the
+# pipeline on virtual cards and says what it would cost. (Tensor parallelism divides each layer among the
+# cards of a node, pipeline parallelism divides the layers among nodes.) First your guess: how many days for
+# 450 billion tokens?
 
 # %% nbgrader={"grade": false, "grade_id": "guess-days", "locked": false, "schema_version": 3, "solution": true, "task": false}
 ### BEGIN SOLUTION
@@ -1304,7 +1391,8 @@ guess_days = 84
 ### END SOLUTION
 
 # %% [markdown]
-# The estimate takes up to half a minute.
+# The estimate takes up to half a minute. (`pretrain_gpt.py --estimate` with these flags says the same in a
+# terminal.)
 
 # %% tags=["explore"]
 TRILLION = ("--device virtual:a100-80gb --world-size 3072 --num-layers 128 --hidden-size 25600 "
@@ -1326,9 +1414,9 @@ flops = iteration_flops(128, 25600, 2048, padded(50257, tensor_parallel=8), 1536
 rate, share = achieved(flops, trillion.milliseconds, 3072, "a100-80gb", "fp16")
 paper = bill(size, 450e9, 3072, rate, DOLLARS_PER_HOUR["a100-80gb"], recompute=True)
 print(f"{size / 1e12:.3f} trillion parameters, {rate:.0f} TFLOP/s per GPU, HFU {share:.0%} (virtual)")
-print(f"on paper {paper[0]:.0f} days, estimated {days:.0f} days")
-print(f"{paper[1] / 1e6:.1f} million GPU-hours, {paper[2] / 1e6:.0f} million dollars")
-print("GPUs for a month:", gpus_for(30, size, 450e9, rate, recompute=True))
+print(f"on paper {result(f'{paper[0]:.0f} days')}, estimated {result(f'{days:.0f} days')}")
+print(f"{paper[1] / 1e6:.1f} million GPU-hours, {result(f'{paper[2] / 1e6:.0f} million dollars')}")
+print("GPUs for a month:", result(gpus_for(30, size, 450e9, rate, recompute=True)))
 
 # %% [markdown]
 # The two should be close: your formulas are all that one needs for a first plan. (The share of the peak in
@@ -1350,13 +1438,14 @@ print("GPUs for a month:", gpus_for(30, size, 450e9, rate, recompute=True))
 # %% [markdown]
 # ## Clean up
 #
-# Nothing of yours should go on running, and checkpoints are large. In fp16 they hold the master weights and
-# the moments, too.
+# Nothing of yours should go on running, and checkpoints and profiles are large. (In fp16 a checkpoint holds
+# the master weights and the moments, too.) When you have looked at the profiles, delete them.
 
 # %% tags=["explore"]
 !scancel --user=$USER
 !du -sh megatron/checkpoints megatron/tensorboard
 !rm -rf megatron/checkpoints/fp16 megatron/checkpoints/accumulation megatron/checkpoints/dp_single_node
+!rm -rf megatron/tensorboard/precision
 !squeue
 
 # %% [markdown]
@@ -1364,6 +1453,7 @@ print("GPUs for a month:", gpus_for(30, size, 450e9, rate, recompute=True))
 #
 # - fp16 has a narrow range. The loss scale moves the gradients into it; a few skipped steps are healthy,
 #   many are not, and no job fails because of them.
+# - Tensor Cores make the matrix products faster, and nothing else. What they leave is most of the step.
 # - At equal micro-batch fp16 nearly halves the activations and takes more for every parameter. Compare at
 #   equal batch.
 # - Recompute as little as makes the model fit: `block` is the dial.
@@ -1374,3 +1464,6 @@ print("GPUs for a month:", gpus_for(30, size, 450e9, rate, recompute=True))
 #
 # **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded. Your
 # scripts are in it.
+#
+# **The way on:** so far every rank held a whole model, and you made it smaller and faster. The next labs
+# take the model itself apart: what a pipeline of stages is, and how to keep all of its stages busy.

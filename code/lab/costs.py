@@ -83,11 +83,18 @@ def plot(costs: Sequence[Cost]) -> Picture:
 
     figure = Figure(figsize=(7, 3.8))
     axes = figure.subplots()
+    across = max(cost.total for cost in costs) - min(cost.total for cost in costs)
+    upward = max(cost.milliseconds for cost in costs) - min(cost.milliseconds for cost in costs)
     for cost in costs:
+        # A label stands to the left of its point where another point is in the way on the right.
+        left = any(0 < other.total - cost.total < 0.25 * across
+                   and abs(cost.milliseconds - other.milliseconds) < 0.08 * upward
+                   for other in costs)
         axes.plot(cost.total, cost.milliseconds, linestyle="", markersize=7,
                   marker="o" if cost.fits else "x", color="C0" if cost.fits else "C3")
         axes.annotate(cost.name, (cost.total, cost.milliseconds), fontsize=8,
-                      xytext=(5, 4), textcoords="offset points")
+                      xytext=(-5 if left else 5, 4), ha="right" if left else "left",
+                      textcoords="offset points")
     axes.axvline(costs[0].capacity, color="black", linestyle="--", linewidth=1)
     axes.set(xlabel="GiB at the peak", ylabel="ms per iteration", title=f"{costs[0].card}: "
              "memory against time (modelled; x: does not fit)")

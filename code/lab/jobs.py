@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lab import workspace
 from lab.cluster.jobrecords import ACTIVE, is_owner
+from lab.colours import bad, good
 from lab.errors import LabError
 
 LONGEST_WAIT = 55  # seconds: no cell of the course runs longer than a minute
@@ -69,13 +70,19 @@ def wait(job: int | str | None = None, seconds: float = LONGEST_WAIT) -> State:
         if now.state != said:
             said = now.state
             why = f" ({now.reason})" if now.state == "PENDING" and now.reason != "None" else ""
-            print(f"job {now.job} ({now.name}): {now.state}{why}")
+            print(f"job {now.job} ({now.name}): {_shown(now)}{why}")
         if now.is_over:
             return _ended(now)
         if time.monotonic() - begin > seconds:
             print("It is not over yet: run this cell again to go on waiting.")
             return now
         time.sleep(0.5)
+
+
+def _shown(now: State) -> str:
+    if not now.is_over:
+        return now.state
+    return good(now.state) if now.state == "COMPLETED" else bad(now.state)
 
 
 def _ended(now: State) -> State:

@@ -1,5 +1,7 @@
 """Settings side by side on virtual cards."""
 
+from dataclasses import replace
+
 import pytest
 
 from lab import costs
@@ -32,6 +34,14 @@ def test_the_table_and_the_figure_say_what_does_not_fit(found, capsys):
     assert ["NO" in line for line in lines[2:]] == [False, False, True]
     picture = costs.plot(found)
     assert repr(picture).count("does not fit") == 1 and picture.png().startswith(b"\x89PNG")
+
+
+def test_labels_of_neighbours_do_not_lie_over_each_other(found):
+    """The left one of two points at one height has its name on its left."""
+    near = [replace(found[0], name=name, total=total, milliseconds=ms)
+            for name, total, ms in (("a", 5.0, 100.0), ("b", 6.0, 101.0), ("c", 15.0, 200.0))]
+    (axes,) = costs.plot(near).figure.axes
+    assert [text.get_ha() for text in axes.texts] == ["right", "left", "left"]
 
 
 def test_what_the_trainer_does_not_take_is_named():

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from lab import jobs
+from lab.colours import bad, good
 from lab.errors import LabError
 
 
@@ -32,14 +33,15 @@ def test_a_job_is_waited_for_and_its_log_named(here, capsys):
     state = jobs.wait()
     assert (state.job, state.state, state.is_over) == (job, "COMPLETED", True)
     assert state.log.read_text() == "done\n"
-    assert f"job {job} (short): COMPLETED" in capsys.readouterr().out
+    assert f"job {job} (short): {good('COMPLETED')}" in capsys.readouterr().out
 
 
 @pytest.mark.cluster
 def test_a_failed_job_shows_the_end_of_its_log(here, capsys):
     job = submit(here, "echo first; echo it broke here; exit 3", "broken")
     assert jobs.wait(job).state == "FAILED"
-    assert "it broke here" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "it broke here" in said and f"(broken): {bad('FAILED')}" in said
 
 
 @pytest.mark.cluster

@@ -13,6 +13,10 @@ class UserError(Exception):
     """Something the user can mend; programs print `error: TEXT` on stderr and exit with 1."""
 
 
+class SharedError(UserError):
+    """One that all ranks raise at the same point, with the same text: rank 0 alone says it."""
+
+
 def lost_peer(error: Exception) -> str | None:
     """The words in which the library says so, when another rank is gone or silent; else None."""
     found = LOST_PEER.search(str(error))

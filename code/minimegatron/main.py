@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from minimegatron.console import emit
-from minimegatron.errors import UserError, lost_peer
+from minimegatron.errors import SharedError, UserError, lost_peer
 
 if TYPE_CHECKING:
     from minimegatron.arguments import Config
@@ -29,10 +29,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         config = parse_arguments(argv)
     except UserError as error:
         # Every rank reads the same command line: one of them says what is wrong with it.
-        if os.environ.get("RANK", "0") == "0":
-            emit(f"error: {error}", sys.stderr)
-        else:
-            time.sleep(PATIENCE)  # a launcher ends all ranks when the first one fails
+        say_once(f"error: {error}", os.environ.get("RANK", "0") == "0")
         leave(1)
     if config.estimate:
         leave(estimate(config))
@@ -44,6 +41,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
     try:
         pretrain(config, notes(argv, config))
+    except SharedError as error:
+        say_once(f"[rank {config.rank}] error: {error}", config.rank == 0)
+        leave(1)
     except (UserError, VirtualGpuError) as error:
         emit(f"[rank {config.rank}] error: {error}", sys.stderr)
         leave(1)
@@ -53,6 +53,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         explain(error, config.rank)
         leave(1)
     leave(0)
+
+
+def say_once(text: str, first: bool) -> None:
+    """What all ranks know: `first` says it, the others give it time to."""
+    if first:
+        emit(text, sys.stderr)
+    else:
+        time.sleep(PATIENCE)  # a launcher ends all ranks when the first one fails
 
 
 def estimate(config: Config) -> int:

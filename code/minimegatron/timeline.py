@@ -70,8 +70,8 @@ class Recorder:
             write(folder / FILE, perfetto(everyone, label))
             timeline = read(folder / FILE)
             title = f"Iteration {self.ctx.config.timeline_iteration}, as it ran"
-            draw(timeline, f"{title} on a {label}" if label else title, "ms").save(
-                folder / "timeline.svg")
+            draw(timeline, f"{title} on a {label}" if label else title, "ms",
+                 live=True).save(folder / "timeline.svg")
             self.ctx.say(f" timeline of iteration {self.ctx.config.timeline_iteration} written to "
                          f"{folder / FILE}: bubble {timeline.bubble_fraction:.1%} of the time")
 

@@ -15,7 +15,7 @@ from minimegatron.console import emit
 from minimegatron.context import Context
 from minimegatron.data.gpt_dataset import build_train_valid_test_datasets
 from minimegatron.data.tokenizer import GPT2BPETokenizer, pad_vocab_size
-from minimegatron.errors import UserError
+from minimegatron.errors import SharedError, UserError
 from minimegatron.evaluation import evaluate
 from minimegatron.exits import Exits
 from minimegatron.initialize import initialize, say_initialized, say_start
@@ -90,21 +90,32 @@ def datasets(ctx: Context, vocab_size: int) -> tuple:
 
 
 def load_schedule(ctx: Context) -> Schedule:
-    """The schedule that --schedule names, checked, for all stages.
+    """The schedule that --schedule names, checked, for all stages. Every rank must call it.
 
-    Raises UserError for one that does not make sense, and where ranks read different ones.
+    Raises SharedError for one that does not make sense on some rank, and where ranks read
+    different ones.
     """
     config, source = ctx.config, f"--schedule {ctx.config.schedule}"
     stages, micro_batches = ctx.grid.pp.size, config.num_micro_batches
-    schedule = load(config.schedule, stages, micro_batches, config.chunks)
-    check(schedule, stages=stages, micro_batches=micro_batches, chunks=config.chunks,
-          source=source)
-    texts: list[list[str] | None] = [None] * ctx.grid.world_size
-    dist.all_gather_object(texts, to_text(schedule))
-    other = next((rank for rank, text in enumerate(texts) if text != texts[0]), None)
-    if other is not None:
-        raise UserError(f"{source}: rank 0 and rank {other} read different schedules from it; give "
-                        "a file that all nodes share, and that says the same whenever it is read")
+    schedule, wrong = [], None
+    try:
+        schedule = load(config.schedule, stages, micro_batches, config.chunks)
+        check(schedule, stages=stages, micro_batches=micro_batches, chunks=config.chunks,
+              source=source)
+    except UserError as error:
+        wrong = str(error)
+    told: list[tuple[str | None, list[str]]] = [(None, [])] * ctx.grid.world_size
+    dist.all_gather_object(told, (wrong, to_text(schedule)))
+    everywhere = all(one == told[0] for one in told)
+    rank, wrong = next(((rank, wrong) for rank, (wrong, _) in enumerate(told) if wrong),
+                       (None, None))
+    if wrong is not None:
+        raise SharedError(wrong if everywhere else f"on rank {rank}, not on all: {wrong}")
+    if not everywhere:
+        other = next(rank for rank, one in enumerate(told) if one != told[0])
+        raise SharedError(f"{source}: rank 0 and rank {other} read different schedules from it; "
+                          "give a file that all nodes share, and that says the same whenever it is "
+                          "read")
     return schedule
 
 

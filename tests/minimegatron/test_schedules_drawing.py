@@ -145,6 +145,10 @@ def test_several_are_drawn_on_one_scale_of_time_and_of_memory():
     texts, heights = strips(both)
     assert texts == ["max 4", "max 4", "max 2", "max 1"]
     assert heights[0] == pytest.approx(2 * heights[2])
+    # Four halves of a stage's activations are as much as two whole ones.
+    _, heights = strips(draw_beside({"1F1B": one_f_one_b(2, 4), "2 chunks": interleaved(2, 2, 2)},
+                                    live=True))
+    assert heights == pytest.approx([heights[1] * count for count in (2, 1, 2, 2)])
     assert both.alt.startswith("GPipe: 2 stages") and "1F1B: 2 stages" in both.alt
     with pytest.raises(ScheduleError, match="nothing to draw"):
         draw_beside({})

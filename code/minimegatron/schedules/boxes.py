@@ -40,12 +40,14 @@ def live_steps(spans: list[Span], split: bool) -> list[tuple[float, int]]:
     return steps
 
 
-def draw_strip(axes: Axes, top: float, spans: list[Span], timeline: Timeline, full: int) -> None:
-    """Live activations over time, from `top` down; the strip's height stands for `full`."""
+def draw_strip(axes: Axes, top: float, spans: list[Span], timeline: Timeline, full: float
+               ) -> None:
+    """Live activations over time, from `top` down; the strip's height stands for `full` whole
+    stages' (a chunk's are a part of one)."""
     begin, end = float(timeline.begin), float(timeline.total)
     split = any(span.kind == WEIGHT for stage in timeline.spans.values() for span in stage)
     steps = live_steps(spans, split)
-    bottom, unit = top + STRIP - 0.05, (STRIP - 0.09) / full
+    bottom, unit = top + STRIP - 0.05, (STRIP - 0.09) / (full * chunks_of(timeline))
     times = [0.0, *(float(time) - begin for time, _ in steps), end]
     heights = [bottom - unit * count for count in (0, *(count for _, count in steps))]
     axes.fill_between(times, [*heights, heights[-1]], bottom, step="post", color=LIVE, linewidth=0)

@@ -133,8 +133,10 @@ def summary(timeline: Timeline, unit: str = "") -> str:
             f"peak live activations per stage {peak}{unit_of_memory}")
 
 
-def _fullest(timelines: Iterable[Timeline]) -> int:
-    return max(1, *(peak for timeline in timelines for peak in timeline.peak_live))
+def _fullest(timelines: Iterable[Timeline]) -> float:
+    """The most activations on any stage, as whole stages'."""
+    return max(peak / chunks_of(timeline) for timeline in timelines
+               for peak in timeline.peak_live) or 1
 
 
 def _row(live: bool) -> float:
@@ -166,10 +168,10 @@ def _width(timeline: Timeline) -> float:
 
 
 def _panel(figure: Figure, timeline: Timeline, top: float, title: str, unit: str, longest: float,
-           fullest: int) -> None:
+           fullest: float) -> None:
     """One timeline from `top` (inches) down; its axis is `longest` units of time long.
 
-    fullest: the number of live activations that fills a strip; 0: there are none.
+    fullest: how many live activations fill a strip, as whole stages'; 0: there are no strips.
     """
     width, height = figure.get_size_inches()
     rows, row = len(timeline.spans), _row(bool(fullest))

@@ -76,7 +76,7 @@ def warmed_up_like_four(p, m):
 
 def test_gpipe_passes_with_its_backwards_in_either_order(capsys):
     check.schedule(gpipe, CASES, like="gpipe", hints=GPIPE)
-    assert "gpipe: right for 4 pairs of sizes" in capsys.readouterr().out
+    assert "gpipe: right in 4 cases" in capsys.readouterr().out
     check.schedule(lambda p, m: to_text(schedules.gpipe(p, m)), CASES, like="gpipe")
     check.schedule(gpipe, [tuple(case.values()) for case in CASES], like="gpipe")
 
@@ -161,7 +161,7 @@ def test_hints_may_be_wrong_schedules_per_case():
     ({"cases": [(2,)]}, "a case is stages, micro-batches"),
     ({"cases": [(2, 0)]}, "a case is stages, micro-batches"),
     ({"cases": [(2, True)]}, "a case is stages, micro-batches"),
-    ({"cases": [(200, 200)]}, "more than 20,000 forwards"),
+    ({"cases": [(200, 200)]}, "more than 2,000 forwards"),
     ({"cases": [(2, 2)], "like": "pipedream"}, "like='pipedream' is none of gpipe"),
     ({"cases": [(2, 3, 2)], "like": "interleaved"}, "interleaved has no (2, 3, 2)"),
     ({"cases": [(2, 3, 2)], "like": "gpipe"}, "gpipe has no (2, 3, 2)"),
@@ -191,6 +191,15 @@ def test_what_is_hostile_or_huge_is_refused_quickly_and_in_few_words(name):
     text = failure(lambda p, m: HOSTILE[name], [(2, 2)], like="gpipe", hints=GPIPE)
     assert time.process_time() - begin < 2
     assert len(text) < 2_000
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("a million actions", "stage 0 is a text of 720,000 characters: far too long"),
+    ("a million words", "stage 0 has 150,000 actions: far too many"),
+    ("spaces", "stage 0 is a text of 900,000 characters: far too long"),
+    ("a million stages", "the answer has 100,000 stages, not 2")])
+def test_what_is_huge_is_refused_before_it_is_read(name, said):
+    assert said in failure(lambda p, m: HOSTILE[name], [(2, 2)])
 
 
 def test_an_answer_of_actions_is_told_to_give_texts():

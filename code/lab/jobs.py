@@ -44,6 +44,8 @@ def connect() -> None:
 
     home = workspace.home()
     cluster.ensure_up(home)
+    if job := cluster.leave_job(home):
+        print(f"This notebook runs in job {job}. Its own jobs go to the queue as any other's.")
     os.environ.update(cluster.environment(home))
     os.environ.setdefault("USER", getpass.getuser())  # containers leave it out; scripts use it
 

@@ -96,7 +96,9 @@ def serve(home: Path, port: int | None, ip: str) -> int:
     from lab.cluster.install import ensure_slurm
     from lab.cluster.layout import Layout
 
-    ensure_slurm(say)
+    layout = Layout(home)
+    if not layout.site.exists():  # a site's login node has Slurm's commands, not its daemons
+        ensure_slurm(say)
     workspace.make(home, say)
     data.ensure(home, say)
     with contextlib.ExitStack() as started:
@@ -104,10 +106,11 @@ def serve(home: Path, port: int | None, ip: str) -> int:
         if note:
             say(f"in notebooks and terminals: {note}")
         started.callback(unlink_dli, home)
-        layout = Layout(home)
         if not supervisor(layout) and not layout.site.exists():
             started.callback(stop_cluster, home)  # before it is up: Ctrl-C may come in between
         cluster.ensure_up(home, say=say)
+        if job := cluster.leave_job(home):
+            say(f"this is job {job}; what notebooks submit goes to the queue as any other job")
         say("Starting JupyterLab")
         jupyter = Jupyter(home, cluster.environment(home), port, ip)
         started.callback(jupyter.stop)

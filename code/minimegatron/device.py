@@ -31,6 +31,8 @@ from virtualgpu.group import BACKEND, Alone, VirtualGroup, buffer_bytes, registe
 from virtualgpu.memory import amount
 from virtualgpu.topology import Topology
 
+INSTEAD_OF_CPU = "DEVICE_INSTEAD_OF_CPU"  # a site's profile sets it
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -256,7 +258,9 @@ def choose_device(config: Config, local_rank: int) -> tuple[Device, list[str]]:
     name, backend = config.device, config.distributed_backend
     if name.startswith("virtual"):
         return virtual_device(config, name.partition(":")[2], local_rank), []
-    cuda = torch.cuda.is_available()
+    cuda, notes = torch.cuda.is_available(), []
+    if name == "cpu" and instead_of_cpu(cuda):
+        name, notes = "cuda", [f"--device cpu: CUDA is used instead, since {INSTEAD_OF_CPU}=cuda"]
     if name == "cuda" and not cuda:
         raise UserError("--device cuda: torch finds no CUDA device here; nearest: --device cpu")
     if cuda and name in ("auto", "cuda"):
@@ -266,13 +270,27 @@ def choose_device(config: Config, local_rank: int) -> tuple[Device, list[str]]:
                             f"nearest: --nproc_per_node {count}")
         device = CudaDevice(local_rank)
         device.backend = backend or device.backend
-        return device, []
+        return device, notes
     declared = os.environ.get("VIRTUAL_GPU")
     if name == "auto" and declared and (backend == "nccl" or gpus_asked()):
         return virtual_device(config, "", local_rank), []
     if backend == "nccl":
         return Device(), ["--distributed-backend nccl needs GPUs: on the CPU gloo is used instead"]
     return Device(), []
+
+
+def instead_of_cpu(cuda: bool) -> bool:
+    """Whether this cluster's jobs use CUDA where their scripts say --device cpu. Raises UserError
+    for another device, and where there is none."""
+    wanted = os.environ.get(INSTEAD_OF_CPU)
+    if wanted not in (None, "", "cuda"):
+        raise UserError(f"{INSTEAD_OF_CPU}={wanted}: only cuda can stand in for --device cpu; "
+                        f"nearest: {INSTEAD_OF_CPU}=cuda")
+    if wanted and not cuda:
+        raise UserError(f"--device cpu: this cluster's jobs use CUDA instead "
+                        f"({INSTEAD_OF_CPU}=cuda), and torch finds no CUDA device here; nearest: "
+                        f"ask Slurm for GPUs, or unset {INSTEAD_OF_CPU}")
+    return bool(wanted)
 
 
 def gpus_asked() -> int:

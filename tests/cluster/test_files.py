@@ -8,7 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from lab.cluster import bundle, cli, clients, config, control, dli, install, loopback, profile
+from lab.cluster import (
+    bundle,
+    cli,
+    clients,
+    config,
+    control,
+    dli,
+    install,
+    loopback,
+    profile,
+    site_clients,
+)
 from lab.cluster.layout import Layout
 from lab.errors import LabError
 
@@ -85,10 +96,14 @@ def test_commands_say_that_the_cluster_is_not_running(layout):
     assert done.stderr == "sinfo: error: the cluster is not running: lab cluster up\n"
 
 
-def test_site_mode_prints_no_wrappers_and_refuses_up(layout):
+def test_site_mode_has_commands_of_its_own_and_refuses_up(layout, monkeypatch, tmp_path):
     layout.site.touch()
+    for name in site_clients.PREFIXES:
+        (tmp_path / name).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     assert "SLURM_CONF" not in clients.environment(layout.home)
-    assert str(layout.bin) not in clients.environment(layout.home)["PATH"]
+    folders = clients.environment(layout.home)["PATH"].split(":")
+    assert folders[0] == str(layout.site_bin) and str(layout.bin) not in folders
     with pytest.raises(LabError, match="lab cluster use local"):
         control.up(layout.home, control.Options())
     assert control.ensure_up(layout.home) is False

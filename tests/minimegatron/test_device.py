@@ -1,9 +1,10 @@
 """Which device a rank gets: by the flag, by what the node declares, by what the job asked for."""
 
 import pytest
+import torch
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.device import Device, VirtualDevice, choose_device
+from minimegatron.device import INSTEAD_OF_CPU, Device, VirtualDevice, choose_device
 from minimegatron.errors import UserError
 
 MODEL = ("--num-layers 1 --hidden-size 8 --num-attention-heads 2 --seq-length 8 "
@@ -15,7 +16,7 @@ NCCL = "--distributed-backend nccl"
 
 @pytest.fixture
 def choose(monkeypatch):
-    for name in ("VIRTUAL_GPU", "VIRTUAL_NETWORK", "SLURM_GPUS_ON_NODE"):
+    for name in ("VIRTUAL_GPU", "VIRTUAL_NETWORK", "SLURM_GPUS_ON_NODE", INSTEAD_OF_CPU):
         monkeypatch.delenv(name, raising=False)
     chosen = []
 
@@ -50,6 +51,28 @@ def test_the_cpu(choose, flags, environment, notes):
     assert all("needs GPUs: on the CPU gloo is used" in note for note in told)
 
 
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """As on a node with two, for whoever only asks; nothing is computed."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
+
+
+def test_a_site_s_scripts_for_the_cpu_use_its_gpus(choose, two_gpus):
+    device, told = choose("--device cpu", {INSTEAD_OF_CPU: "cuda"}, 1)
+    assert (str(device.torch_device), device.backend) == ("cuda:1", "nccl")
+    assert told == [f"--device cpu: CUDA is used instead, since {INSTEAD_OF_CPU}=cuda"]
+    assert choose("--device virtual:a10")[0].label == "virtual a10"
+    with pytest.raises(UserError, match="local rank 2 has no GPU: this node shows 2"):
+        choose("--device cpu", (), 2)
+
+
+def test_a_gpu_that_is_not_asked_for_is_not_used(choose, two_gpus):
+    assert type(choose("--device cpu")[0]) is Device
+
+
 def test_the_network_is_the_flags_then_the_clusters_then_the_cards(choose):
     network = {"VIRTUAL_NETWORK": "ethernet:10gbit"}
     assert choose("--device virtual:a10")[0].link != "ethernet:10gbit"
@@ -64,6 +87,8 @@ def test_the_network_is_the_flags_then_the_clusters_then_the_cards(choose):
      "node; nearest: --nproc_per_node 2"),
     ("--device virtual --bf16", {"VIRTUAL_GPU": "t4"}, 0, "--bf16 on a virtual t4: the card has "
      "no bf16 arithmetic, only fp32, fp16; nearest: --fp16"),
+    ("--device cpu", {INSTEAD_OF_CPU: "cuda"}, 0, "this cluster's jobs use CUDA instead"),
+    ("--device cpu", {INSTEAD_OF_CPU: "gpu"}, 0, f"nearest: {INSTEAD_OF_CPU}=cuda"),
     ("--device cuda", {}, 0, "torch finds no CUDA device here; nearest: --device cpu"),
 ])
 def test_what_is_not_there_is_refused(choose, flags, environment, local_rank, why):

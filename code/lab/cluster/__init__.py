@@ -5,11 +5,13 @@ What the rest of the product uses:
     environment(home)         this process's environment, with the cluster's commands on PATH
     ensure_up(home, profile)  start it, or heal it, or find it running; True: started here
     down(home)                stop it
+    leave_job(home)           on a site: forget the job that this process runs in; its number
     link_dli(home)            `/dli` -> the workspace, where the machine allows it
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +38,13 @@ def down(home: Path, say: Say = print) -> None:
     from lab.cluster import control
 
     control.down(home, say)
+
+
+def leave_job(home: Path) -> str | None:
+    from lab.cluster import site_clients
+    from lab.cluster.layout import Layout
+
+    return site_clients.leave_job(os.environ) if Layout(home).site.exists() else None
 
 
 def link_dli(home: Path) -> str | None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 
 from lab import workspace
-from lab.cluster import clients, config, control, health, requests, status
+from lab.cluster import clients, config, control, health, requests, site_clients, status
 from lab.cluster.layout import Layout
 from lab.cluster.profile import MODES, from_json, parse_link
 from lab.errors import LabError
@@ -74,7 +72,10 @@ def run_status(arguments: argparse.Namespace) -> int:
 def run_env(arguments: argparse.Namespace) -> None:
     layout = Layout(workspace.home())
     layout.prepare()
-    clients.write_stubs(layout)
+    if layout.site.exists():
+        site_clients.refresh(layout)
+    else:
+        clients.write_stubs(layout)
     print(clients.exports(layout.home), end="")
 
 
@@ -136,9 +137,4 @@ def run_use(arguments: argparse.Namespace) -> None:
         return
     if health.supervisor(layout):
         raise LabError("use site: this workspace's own cluster is up: lab cluster down first")
-    elsewhere = [f for f in os.environ.get("PATH", "").split(":") if "/.cluster/bin" not in f]
-    if shutil.which("sbatch", path=":".join(elsewhere)) is None:
-        raise LabError("use site: no sbatch on PATH; load the site's Slurm first "
-                       "(often: module load slurm)")
-    layout.site.touch()
-    print("this workspace uses the site's own Slurm")
+    site_clients.use(layout)

@@ -23,7 +23,7 @@ NOT_RUNNING = "the cluster is not running: lab cluster up"
 def program_folders(layout: Layout) -> list[str]:
     """What comes first on PATH: our wrappers, then the Python that the course is installed in."""
     python = str(Path(sys.executable).parent)
-    return [python] if layout.site.exists() else [str(layout.bin), python]
+    return [str(layout.site_bin if layout.site.exists() else layout.bin), python]
 
 
 def environment(home: Path) -> dict[str, str]:

@@ -13,7 +13,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lab.cluster import accounting, clients, config, dli, health, keeping, loopback, requests
+from lab.cluster import (
+    accounting,
+    clients,
+    config,
+    dli,
+    health,
+    keeping,
+    loopback,
+    requests,
+    site_clients,
+)
 from lab.cluster.config import Place
 from lab.cluster.ending import cancel_jobs, end_supervisor, sweep
 from lab.cluster.healing import finish_completing, revive_ghosts, wait_for_nodes
@@ -71,7 +81,10 @@ def ensure_up(home: Path, profile: Profile | None = None, say: Say = print) -> b
 
     True: this call started it, so the caller may want to stop it.
     """
-    if Layout(home).site.exists():
+    layout = Layout(home)
+    if layout.site.exists():
+        site_clients.refresh(layout)
+        keeping.prune(layout)
         return False
     options = Options()
     if profile:
@@ -112,8 +125,8 @@ def refuse_inside() -> None:
 
 def refuse_site(layout: Layout) -> None:
     if layout.site.exists():
-        raise LabError("this workspace uses the site's own Slurm, which is not ours to start; "
-                       "for a cluster on this machine: lab cluster use local")
+        raise LabError("this workspace uses the site's own Slurm, which is not ours to start "
+                       "or change; for a cluster on this machine: lab cluster use local")
 
 
 def check_agreement(record: dict, options: Options) -> None:

@@ -31,6 +31,10 @@ class Layout:
         return self.state / "bin"
 
     @property
+    def site_bin(self) -> Path:
+        return self.state / "bin-site"
+
+    @property
     def slurm_conf(self) -> Path:
         return self.state / "etc" / "slurm.conf"
 

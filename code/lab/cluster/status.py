@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from lab.cluster import health
+from lab.cluster import health, site
 from lab.cluster.config import Place
 from lab.cluster.layout import Layout
 from lab.cluster.profile import from_json
@@ -16,7 +16,9 @@ HEALTHY, DAMAGED, DOWN = 0, 1, 3
 def show(home: Path) -> int:
     layout = Layout(home)
     if layout.site.exists():
-        print("this workspace uses the site's own Slurm: sinfo, squeue")
+        profile = site.read(home)
+        print(f"this workspace uses the site's own Slurm: sinfo, squeue\n{profile.path} asks for "
+              f"{profile}")
         return HEALTHY
     record = health.read_record(layout)
     if record is None:

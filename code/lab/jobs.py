@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab import workspace
+from lab import served, workspace
 from lab.cluster.jobrecords import ACTIVE, is_owner
 from lab.colours import bad, good
 from lab.errors import LabError
@@ -77,6 +77,7 @@ def wait(job: int | str | None = None, seconds: float = LONGEST_WAIT) -> State:
             return _ended(now)
         if time.monotonic() - begin > seconds:
             print("It is not over yet: run this cell again to go on waiting.")
+            _link(now.log)
             return now
         time.sleep(0.5)
 
@@ -92,7 +93,17 @@ def _ended(now: State) -> State:
     if now.state != "COMPLETED" and now.log and now.log.is_file():
         last = now.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
         print("The log ends with\n  " + "\n  ".join(last))
+    _link(now.log)
     return now
+
+
+def _link(log: Path | None) -> None:
+    """In a notebook, a link to the log."""
+    link = served.file_link(log, "Open the log") if log else None
+    if link:
+        from IPython.display import display  # only where there is a kernel
+
+        display(link)
 
 
 def _relative(log: Path | None) -> str:

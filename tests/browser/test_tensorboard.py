@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.browser.driver import choose, open_lab, open_notebook, profiler, run_cell, until
+from tests.browser.prefix import PrefixProxy
 
 LAB = Path(sys.executable).with_name("lab")
 FLAGS = "--train-iters 5 --log-interval 1 --eval-iters 1 --profile-execution yes "
@@ -108,27 +110,76 @@ def notebook(home, name, *sources):
         "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3"}}}))
 
 
-@pytest.mark.parametrize("base_url", [pytest.param("/", marks=pytest.mark.stress), "/user/x/"])
-def test_the_links_of_a_notebook_open_this_workspace_s_runs(base_url, page, runs, make_jupyter,
-                                                            traffic, screenshot):
-    jupyter = make_jupyter(runs, base_url)
-    notebook(runs, "links.ipynb", "from lab import tensorboard\ntensorboard.link()",
-             "tensorboard.link('profiler')")
+@pytest.fixture
+def proxied(make_jupyter, runs):
+    """JupyterLab for the user ada behind a proxy, with nothing else below its host."""
+    jupyter = make_jupyter(runs, "/user/ada/")
+    proxy = PrefixProxy(jupyter.base_url, jupyter.port)
+    yield SimpleNamespace(root=proxy.root, token=jupyter.token, refused=proxy.refused)
+    proxy.close()
+
+
+@pytest.fixture
+def direct(make_jupyter, runs):
+    jupyter = make_jupyter(runs)
+    return SimpleNamespace(root=jupyter.root, token=jupyter.token, refused=[])
+
+
+LINKS = """\
+from lab import served, tensorboard, workspace
+log = workspace.home() / "megatron/logs/a job_1.txt"
+log.write_text("the log of a job")
+display(tensorboard.link(), tensorboard.link("profiler"), served.file_link(log, "Open the log"))"""
+
+
+@pytest.mark.parametrize("front", [pytest.param("direct", marks=pytest.mark.stress), "proxied"])
+def test_the_links_of_a_notebook_open_this_workspace_s_runs(front, request, page, runs, traffic,
+                                                            screenshot):
+    jupyter = request.getfixturevalue(front)
+    notebook(runs, "links.ipynb", LINKS)
     open_notebook(page, jupyter, "notebooks/links.ipynb")
-    first, second = [run_cell(page, n) for n in (0, 1)]
-    screenshot(page, f"links{base_url.replace('/', '-')}")
-    with page.context.expect_page() as opened:
-        first.locator("text=Open TensorBoard").click()
-    curves = opened.value
-    assert curves.url.startswith(f"{jupyter.root}/tensorboard/")
-    curves.locator("text=lm loss").first.wait_for(timeout=60_000)
-    screenshot(curves, f"curves{base_url.replace('/', '-')}")
-    with page.context.expect_page() as opened:
-        second.locator("text=Open the profiler").click()
-    frame = profiler(opened.value)
-    until(opened.value, lambda: drawn(frame, ".pielayer .slice") > 0, 30, "the overview")
-    assert traffic.outside == [] and traffic.errors == []
+    links = run_cell(page, 0)
+    screenshot(page, f"links-{front}")
+    follow(page, links, jupyter, screenshot, front)
+    assert traffic.outside == [] and traffic.errors == [] and jupyter.refused == []
     assert [one for one in traffic.failed if "/tensorboard/" in one] == []
+
+
+def follow(page, links, jupyter, screenshot, name):
+    """Click each of the three; what opens is this workspace's, below the server's root."""
+    def opened(text):
+        with page.context.expect_page() as new:
+            links.locator(f"text={text}").click()
+        assert new.value.url.startswith(f"{jupyter.root}/")
+        return new.value
+
+    curves = opened("Open TensorBoard")
+    curves.locator("text=lm loss").first.wait_for(timeout=60_000)
+    screenshot(curves, f"curves-{name}")
+    profiles = opened("Open the profiler")
+    frame = profiler(profiles)
+    until(profiles, lambda: drawn(frame, ".pielayer .slice") > 0, 30, "the overview")
+    screenshot(profiles, f"profiler-{name}")
+    log = opened("Open the log")
+    log.locator("text=the log of a job").wait_for(timeout=20_000)
+
+
+@pytest.mark.stress
+def test_the_links_work_in_notebook_7_too(page, runs, proxied, traffic, screenshot):
+    notebook(runs, "links.ipynb", LINKS)
+    page.goto(f"{proxied.root}/notebooks/notebooks/links.ipynb?token={proxied.token}")
+    page.locator(".jp-CodeCell").first.wait_for(timeout=60_000)
+    links = page.locator(".jp-CodeCell .jp-OutputArea")
+
+    def shown():
+        page.locator(".jp-CodeCell .jp-InputArea-editor").first.click(position={"x": 5, "y": 5})
+        page.keyboard.press("Control+Enter")
+        page.wait_for_timeout(1000)
+        return links.locator("text=Open the log").count()
+
+    until(page, shown, 60, "the links")
+    follow(page, links, proxied, screenshot, "notebook7")
+    assert traffic.outside == [] and proxied.refused == []
 
 
 def test_the_launcher_has_a_card_for_it(page, home, make_jupyter, screenshot):

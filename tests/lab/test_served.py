@@ -44,4 +44,5 @@ def test_a_job_that_is_waited_for_links_its_log(folder, monkeypatch, capsys):
     monkeypatch.setattr(jobs, "show", lambda job: jobs.State(
         7, "short", "COMPLETED", "", 3, folder / "short_7.txt"))
     jobs.wait(7)
-    assert "Open the log: http://127.0.0.1:8888/user/ada/files/short_7.txt" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Open the log: http://127.0.0.1:8888/user/ada/files/short_7.txt" in said

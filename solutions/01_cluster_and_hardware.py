@@ -338,7 +338,7 @@ links.plot(one_node, two_nodes)
 # 1 Gbit/s. (If the next cell says *loopback mode*, then your machine does not allow nodes with
 # networks of their own, and there is no link to slow down: the measurement below will look like the
 # one above. The virtual links further down show you the difference. On a site's own cluster it says
-# that the cluster is not running, and nothing is changed.)
+# that the links are not ours to change, and all stays as it is.)
 
 # %% tags=["explore"]
 !lab cluster link 1gbit

@@ -107,6 +107,8 @@ def test_site_mode_has_commands_of_its_own_and_refuses_up(layout, monkeypatch, t
     with pytest.raises(LabError, match="lab cluster use local"):
         control.up(layout.home, control.Options())
     assert control.ensure_up(layout.home) is False
+    with pytest.raises(LabError, match="links and nodes are not ours to change"):
+        cli._running(layout)
 
 
 def test_use_site_needs_a_site(layout, monkeypatch):

@@ -82,7 +82,9 @@ def run_env(arguments: argparse.Namespace) -> None:
 def _running(layout: Layout) -> dict:
     """The record of a cluster that is up."""
     control.refuse_inside()
-    control.refuse_site(layout)
+    if layout.site.exists():
+        raise LabError("this workspace uses the site's own Slurm, whose links and nodes are not "
+                       "ours to change")
     record = health.read_record(layout)
     if record is None or health.supervisor(layout) is None:
         raise LabError(clients.NOT_RUNNING)

@@ -125,8 +125,8 @@ def refuse_inside() -> None:
 
 def refuse_site(layout: Layout) -> None:
     if layout.site.exists():
-        raise LabError("this workspace uses the site's own Slurm, which is not ours to start "
-                       "or change; for a cluster on this machine: lab cluster use local")
+        raise LabError("this workspace uses the site's own Slurm, which is not ours to start; "
+                       "for a cluster on this machine: lab cluster use local")
 
 
 def check_agreement(record: dict, options: Options) -> None:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from minimegatron.arguments import Config
-from minimegatron.arguments.device import virtual_card
+from minimegatron.arguments.device import INSTEAD_OF_CPU, instead_of_cpu, virtual_card
 from minimegatron.console import emit
 from minimegatron.errors import UserError
 from minimegatron.gloo import debug_asked
@@ -30,8 +30,6 @@ from virtualgpu.gpu import VirtualGpu
 from virtualgpu.group import BACKEND, Alone, VirtualGroup, buffer_bytes, register
 from virtualgpu.memory import amount
 from virtualgpu.topology import Topology
-
-INSTEAD_OF_CPU = "DEVICE_INSTEAD_OF_CPU"  # a site's profile sets it
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,6 @@ class CudaDevice(Device):
         on = self.torch_device
         return Memory(torch.cuda.memory_allocated(on), torch.cuda.max_memory_allocated(on),
                       torch.cuda.memory_reserved(on), torch.cuda.max_memory_reserved(on))
-
 
     def status(self) -> dict[str, object]:
         free, total = torch.cuda.mem_get_info(self.torch_device)
@@ -277,20 +274,6 @@ def choose_device(config: Config, local_rank: int) -> tuple[Device, list[str]]:
     if backend == "nccl":
         return Device(), ["--distributed-backend nccl needs GPUs: on the CPU gloo is used instead"]
     return Device(), []
-
-
-def instead_of_cpu(cuda: bool) -> bool:
-    """Whether this cluster's jobs use CUDA where their scripts say --device cpu. Raises UserError
-    for another device, and where there is none."""
-    wanted = os.environ.get(INSTEAD_OF_CPU)
-    if wanted not in (None, "", "cuda"):
-        raise UserError(f"{INSTEAD_OF_CPU}={wanted}: only cuda can stand in for --device cpu; "
-                        f"nearest: {INSTEAD_OF_CPU}=cuda")
-    if wanted and not cuda:
-        raise UserError(f"--device cpu: this cluster's jobs use CUDA instead "
-                        f"({INSTEAD_OF_CPU}=cuda), and torch finds no CUDA device here; nearest: "
-                        f"ask Slurm for GPUs, or unset {INSTEAD_OF_CPU}")
-    return bool(wanted)
 
 
 def gpus_asked() -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from lab import workspace
 from lab.cluster import config, control
-from minimegatron.device import INSTEAD_OF_CPU
+from minimegatron.arguments.device import INSTEAD_OF_CPU
 from tests.jobs.test_jobs import SHORT
 
 pytestmark = pytest.mark.cluster

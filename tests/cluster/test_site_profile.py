@@ -10,7 +10,7 @@ from lab import jobs
 from lab.cluster import clients, site, site_clients
 from lab.cluster.layout import Layout
 from lab.errors import LabError
-from minimegatron import device
+from minimegatron.arguments import device
 
 WHOLE = """
 [slurm]

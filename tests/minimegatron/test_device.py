@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.device import INSTEAD_OF_CPU, Device, VirtualDevice, choose_device
+from minimegatron.arguments.device import INSTEAD_OF_CPU
+from minimegatron.device import Device, VirtualDevice, choose_device
 from minimegatron.errors import UserError
 
 MODEL = ("--num-layers 1 --hidden-size 8 --num-attention-heads 2 --seq-length 8 "

@@ -28,7 +28,6 @@ OPTIONS = {"partition": "PARTITION", "account": "ACCOUNT", "qos": "QOS",
 TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|UNLIMITED", re.I)
 STARTS = ("apptainer", "singularity", "pyxis")
 DEVICES = ("cpu", "cuda")
-INSTEAD_OF_CPU = "DEVICE_INSTEAD_OF_CPU"  # minimegatron/device.py reads it
 OURS = re.compile("LAB_HOME|PATH|(SLURM|SBATCH|SALLOC)_.*")  # variables with a way of their own
 
 TEMPLATE = """\
@@ -178,6 +177,7 @@ class _Reader:
         return Container(start, image, tuple(mounts))
 
     def trainer(self) -> dict[str, str]:
+        from minimegatron.arguments.device import INSTEAD_OF_CPU
         from virtualgpu import cards
         from virtualgpu.errors import UnknownCard
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 
 from minimegatron.arguments.flags import Config
 from minimegatron.errors import UserError
@@ -11,6 +12,7 @@ from virtualgpu.card import Card
 from virtualgpu.errors import VirtualGpuError
 
 REAL = ("auto", "cpu", "cuda")
+INSTEAD_OF_CPU = "DEVICE_INSTEAD_OF_CPU"  # a site's profile sets it
 
 
 def check_device(config: Config) -> None:
@@ -30,6 +32,20 @@ def check_device(config: Config) -> None:
             network.parse(config.virtual_network)
         except VirtualGpuError as error:
             raise UserError(f"--virtual-network: {error}") from error
+
+
+def instead_of_cpu(cuda: bool) -> bool:
+    """Whether this cluster's jobs use CUDA where their scripts say --device cpu. Raises UserError
+    for another device, and where there is none."""
+    wanted = os.environ.get(INSTEAD_OF_CPU)
+    if wanted not in (None, "", "cuda"):
+        raise UserError(f"{INSTEAD_OF_CPU}={wanted}: only cuda can stand in for --device cpu; "
+                        f"nearest: {INSTEAD_OF_CPU}=cuda")
+    if wanted and not cuda:
+        raise UserError(f"--device cpu: this cluster's jobs use CUDA instead "
+                        f"({INSTEAD_OF_CPU}=cuda), and torch finds no CUDA device here; nearest: "
+                        f"ask Slurm for GPUs, or unset {INSTEAD_OF_CPU}")
+    return bool(wanted)
 
 
 def virtual_card(name: str, precision: str, source: str = "") -> Card:

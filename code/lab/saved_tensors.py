@@ -34,7 +34,8 @@ class SavedTensors(saved_tensors_hooks):
         return self
 
     def _pack(self, tensor: torch.Tensor) -> _Kept:
-        return _Kept(self, tensor)
+        # Detached: a result that its own operation saves would keep itself alive.
+        return _Kept(self, tensor.detach())
 
     def _change(self, tensor: torch.Tensor, step: int) -> None:
         """One more (step 1) or one less (step -1) saved tensor lies in this one's storage."""

@@ -78,7 +78,8 @@ def profile_sizes(module: nn.Sequential, input: Any, chunks: int, param_scale: f
         return original_sizes(module, input, chunks, param_scale, device)
     batch, sizes, weights = Batch(input), [], []
     samples = batch[0].size(0) / chunks
-    batch[:] = tuple(x[:1].detach().requires_grad_(x.requires_grad) for x in batch)
+    for at, x in enumerate(batch):  # a copy: a slice would count as all that it is a slice of
+        batch[at] = x[:1].detach().clone().requires_grad_(x.requires_grad)
     for layer in layerwise_sandbox(module, device):
         detach(batch)
         weights += layer.parameters()  # all so far: a layer may use an earlier one's (skip)

@@ -21,7 +21,8 @@ from lab.errors import LabError
 from minimegatron.data.indexed_dataset import IndexedDataset
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-ENOUGH = 4_000_000  # tokens of the workspace's text to spell anew; a run of examples reads fewer
+ENOUGH = 4_000_000  # tokens of the workspace's text: no run of an example reads more
+RESPELLED = 1_000_000  # as many, where they must be spelled anew, which takes seconds
 
 
 class Tokenizer(Protocol):
@@ -49,7 +50,7 @@ def running_text(prefix: Path, own: Any, tokenizer: Tokenizer, seq_length: int) 
     """All samples of a token file, which `own` has spelled; `tokenizer` is the model's."""
     ids = IndexedDataset(prefix).tokens
     if tokenizer is not own:  # back to text, and into the model's own vocabulary
-        text = own.detokenize(ids[:ENOUGH].tolist())
+        text = own.detokenize(ids[:RESPELLED].tolist())
         parts = [text[at:at + 10_000] for at in range(0, len(text), 10_000)]
         ids = [token for spelled in tokenizer.tokenize_batch(parts) for token in spelled]
     stream = torch.from_numpy(np.array(ids[:ENOUGH], dtype=np.int64))

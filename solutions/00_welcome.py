@@ -72,7 +72,7 @@ guess_seconds = 30
 # Now submit it. The `!` in front hands the line to a shell, as if you had typed it in a terminal. What
 # follows the script's name goes to the training.
 
-# %% tags=["explore"]
+# %% tags=["explore"] short={"iters 20": "iters 4"}
 !sbatch code/dp_single_node.sh --train-iters 20 --log-interval 1 --global-batch-size 4 --eval-iters 0
 !squeue
 
@@ -492,7 +492,7 @@ check.function(
 # %% tags=["explore"]
 !sbatch code/dp_single_node.sh --train-iters 2000 --log-interval 2 --global-batch-size 4
 
-# %% tags=["explore"]
+# %% tags=["explore"] short={"range(90)": "range(500)"}
 import time
 
 watched = jobs.show()
@@ -757,7 +757,7 @@ check.that((script.flags.num_layers, script.flags.hidden_size, script.flags.devi
 guess_training = 10
 ### END SOLUTION
 
-# %% tags=["explore"]
+# %% tags=["explore"] short={"sbatch code/my_first.sh": "sed 's/iters 25/iters 4/' code/my_first.sh | sbatch"}
 !sbatch code/my_first.sh
 
 # %% tags=["explore"]

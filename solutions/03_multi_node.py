@@ -285,7 +285,7 @@ guess_milliseconds = 500
 # Now submit it. Flags after the script's name go to the trainer, where the last one wins: fewer
 # iterations than the script has, more lines in the log, and a profile of two steps for later.
 
-# %% tags=["explore"]
+# %% tags=["explore"] short={"iters 30": "iters 6 --eval-iters 0"}
 !sbatch code/dp_two_nodes.sh --train-iters 30 --log-interval 2 --profile-execution yes
 !squeue
 
@@ -575,7 +575,7 @@ check.that(script.flags.device == "cpu",
 guess_factor = 1.8
 ### END SOLUTION
 
-# %% tags=["explore"]
+# %% tags=["explore"] short={"sbatch code/my_two_nodes.sh": "sed 's/iters 15/iters 3/' code/my_two_nodes.sh | sbatch"}
 !sbatch code/my_two_nodes.sh
 
 # %% tags=["explore"]

@@ -152,7 +152,7 @@ check.function(
 guess_power = 15
 ### END SOLUTION
 
-# %% tags=["explore"]
+# %% tags=["explore"] short={"iters 24": "iters 10", "scale 1073741824": "scale 1048576"}
 !sbatch code/fp16.sh --train-iters 24 --log-interval 1 --eval-iters 0 --global-batch-size 4 \
     --initial-loss-scale 1073741824 --loss-scale-window 6
 
@@ -332,7 +332,7 @@ print("the log:      ", result(sum(one.skipped for one in log.iterations)))
 # > **Watch out: the next job is meant to go wrong, and you will not be told.** `--loss-scale` fixes the
 # > scale. This one is too high, and nothing lowers it.
 
-# %% tags=["explore"]
+# %% tags=["explore"] short={"iters 6": "iters 4"}
 !sbatch code/dp_single_node.sh --train-iters 6 --log-interval 2 --eval-iters 0 --global-batch-size 4 \
     --fp16 --loss-scale 1073741824
 
@@ -779,7 +779,7 @@ check.that(cost.milliseconds < 289, "It fits, but an iteration takes longer than
 #
 # (There are no numbers in a virtual card, so nothing overflows, and its loss scale stays where it begins.)
 
-# %% tags=["explore"]
+# %% tags=["explore"] short={"my_recompute.sh": "my_recompute.sh --train-iters 2"}
 !sbatch code/my_recompute.sh
 
 # %% tags=["explore"]
@@ -806,14 +806,14 @@ print(bad(logs.lines(full.log, "out of memory")[-1]))
 # on: in this trainer a sample's mask belongs to the sample, in whatever micro-batch it is. Other trainers
 # roll one row of dice for all samples, and there the two runs would differ.)
 
-# %% tags=["explore"]
+# %% tags=["explore"] short={"iters 4": "iters 2"}
 !sbatch code/accumulation.sh --train-iters 4 --log-interval 1 --eval-iters 0 \
     --global-batch-size 8 --micro-batch-size 4
 
 # %% tags=["explore"]
 at_once = jobs.wait()
 
-# %% tags=["explore"]
+# %% tags=["explore"] short={"iters 4": "iters 2"}
 !sbatch code/accumulation.sh --train-iters 4 --log-interval 1 --eval-iters 0 \
     --global-batch-size 8 --micro-batch-size 1
 
@@ -919,7 +919,7 @@ check.that(flags.global_batch_size <= 96, "They wait little enough, but so they 
 # -BATCH="--micro-batch-size 4 --global-batch-size 96"
 # +BATCH="--micro-batch-size 4 --global-batch-size 90"
 
-# %% tags=["explore"]
+# %% tags=["explore"] short={"my_accumulation.sh": "my_accumulation.sh --train-iters 1"}
 !sbatch code/my_accumulation.sh
 
 # %% tags=["explore"]
@@ -1394,7 +1394,7 @@ guess_days = 84
 # The estimate takes up to half a minute. (`pretrain_gpt.py --estimate` with these flags says the same in a
 # terminal.)
 
-# %% tags=["explore"]
+# %% tags=["explore"] short={"--global-batch-size 1536": "--global-batch-size 384"}
 TRILLION = ("--device virtual:a100-80gb --world-size 3072 --num-layers 128 --hidden-size 25600 "
             "--num-attention-heads 160 --seq-length 2048 --max-position-embeddings 2048 --fp16 "
             "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 64 "

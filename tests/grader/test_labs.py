@@ -4,6 +4,8 @@ release none, and no round of wrong answers any."""
 from __future__ import annotations
 
 import copy
+import csv
+from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
@@ -13,7 +15,7 @@ from grader import records
 from grader.course import OUR_SOURCES, Course
 from lab.build import Lab, read
 from lab.workspace import CHECKOUT
-from tests.grader.conftest import run, table
+from tests.grader.conftest import run
 from tests.grader.small_lab import find, put
 
 LABS = sorted(path.name for path in OUR_SOURCES.iterdir() if (path / f"{path.name}.ipynb").exists())
@@ -39,31 +41,75 @@ def rounds(lab: Lab) -> dict[str, dict[str, str]]:
                              for name, mutants in tested.items()} for n in range(most)}
 
 
+class Graded:
+    """A course in which the labs' reference, untouched release and rounds of wrong answers were
+    graded in one batch."""
+
+    def __init__(self, folder: Path, pick: Callable[[list[str]], list[str]]) -> None:
+        """`pick`: which of a lab's rounds."""
+        self.course = Course(folder / "course")
+        self.course.make()
+        self.wrong: dict[str, list[str]] = {}
+        for name in LABS:
+            wrong = rounds(read(CHECKOUT / "solutions" / f"{name}.py"))
+            self.wrong[name] = pick(list(wrong))
+            self.submit(name, {student: wrong[student] for student in self.wrong[name]})
+        done = run(self.course, "grade", "--all", seconds=1200)
+        assert done.returncode == 0, done.stderr
+        with (self.course.root / "grades.csv").open() as file:
+            self.rows = list(csv.DictReader(file))
+
+    def submit(self, name: str, wrong: dict[str, dict[str, str]]) -> None:
+        source = nbformat.read(OUR_SOURCES / name / f"{name}.ipynb", as_version=4)
+        release = nbformat.read(CHECKOUT / "notebooks" / f"{name}.ipynb", as_version=4)
+        handed_in = {"reference": source, "untouched": release,
+                     **{student: with_answers(release, answers)
+                        for student, answers in wrong.items()}}
+        for student, notebook in handed_in.items():
+            put(notebook, self.course.notebook("submitted", name, student))
+
+    def right(self, name: str) -> None:
+        """The reference has all points of the lab, the others have none."""
+        lab = read(CHECKOUT / "solutions" / f"{name}.py")
+        points = sum(check.points for check in lab.checks.values())
+        nobody = [*self.wrong[name], "untouched"]
+        got = {row["student"]: (row["state"], row["reason"], row["score"]) for row in self.rows
+               if row["lab"] == name and row["student"] in ("reference", *nobody)}
+        nothing = dict.fromkeys(nobody, ("graded", "", "0.0"))
+        assert points and got == {"reference": ("graded", "", str(float(points))), **nothing}
+        with records.gradebook(self.course) as book:
+            for student in nothing:
+                grades = book.find_submission(name, student).notebooks[0].grades
+                assert {grade.name: grade.auto_score for grade in grades} == dict.fromkeys(
+                    lab.checks, 0.0)
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory) -> Graded:
+    """With the first two rounds; `make stress` has the others, and tests/labs runs every mutant
+    without a sandbox."""
+    return Graded(tmp_path_factory.mktemp("labs"), lambda rounds: rounds[:2])
+
+
+@pytest.fixture(scope="module")
+def all_graded(tmp_path_factory) -> Graded:
+    return Graded(tmp_path_factory.mktemp("labs"), lambda rounds: rounds)
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("name", LABS)
-def test_the_reference_has_all_points_and_no_wrong_answer_has_any(name: str, tmp_path: Path):
-    course = Course(tmp_path / "course")
-    course.make()
-    release = nbformat.read(CHECKOUT / "notebooks" / f"{name}.ipynb", as_version=4)
-    lab = read(CHECKOUT / "solutions" / f"{name}.py")
-    wrong = rounds(lab)
-    put(nbformat.read(OUR_SOURCES / name / f"{name}.ipynb", as_version=4),
-        course.notebook("submitted", name, "reference"))
-    put(release, course.notebook("submitted", name, "untouched"))
-    for student, answers in wrong.items():
-        put(with_answers(release, answers), course.notebook("submitted", name, student))
-    done = run(course, "grade", name)
-    assert done.returncode == 0, done.stderr
-    rows = table(course.root / "grades.csv")
-    points = sum(check.points for check in lab.checks.values())
-    got = {student: (row["state"], row["reason"], row["score"]) for student, row in rows.items()}
-    nothing = dict.fromkeys(["untouched", *wrong], ("graded", "", "0.0"))
-    assert points and got == {"reference": ("graded", "", str(float(points))), **nothing}
-    page = (course.root / "feedback" / "reference" / name / f"{name}.html").read_text()
+def test_the_reference_has_all_points_and_no_wrong_answer_has_any(name: str, graded: Graded):
+    graded.right(name)
+    page = (graded.course.root / "feedback" / "reference" / name / f"{name}.html").read_text()
+    release = (CHECKOUT / "notebooks" / f"{name}.ipynb").read_text()
     assert "../images/" not in page
-    assert ("../images/" in nbformat.writes(release)) == ('src="data:image/' in page)
-    with records.gradebook(course) as book:
-        for student in nothing:
-            grades = book.find_submission(name, student).notebooks[0].grades
-            assert {grade.name: grade.auto_score for grade in grades} == dict.fromkeys(
-                lab.checks, 0.0)
+    assert ("../images/" in release) == ('src="data:image/' in page)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", LABS)
+def test_no_round_of_wrong_answers_has_any_points(name: str, all_graded: Graded):
+    assert len(all_graded.wrong[name]) >= 2
+    all_graded.right(name)

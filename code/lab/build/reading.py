@@ -35,7 +35,7 @@ def read(path: Path | str) -> Lab:
 
 def read_into(path: Path, problems: Problems) -> Lab:
     """The lab as far as it can be read; what is wrong with it goes to `problems`."""
-    from lab.build import answers, metadata, prose, rules, visible
+    from lab.build import answers, metadata, prose, rules, short, visible
 
     if not NUMBER.fullmatch(path.stem):
         problems.add_at(1, f"{path.name} is no lab's name; nearest: 03_multi_node.py")
@@ -50,6 +50,7 @@ def read_into(path: Path, problems: Problems) -> Lab:
     rules.check(lab, problems)
     answers.check(lab, problems)
     visible.check(lab, problems)
+    short.check(lab, problems)
     prose.check(lab, problems)
     return lab
 

@@ -4,6 +4,8 @@ import pytest
 
 from lab.build import Role, read
 from lab.build.cli import build
+from lab.build.notebooks import notebooks
+from lab.build.short import shortened
 from lab.errors import LabError
 from tests.lab.build.conftest import line_of
 
@@ -16,6 +18,7 @@ COUNTER = "    counter = Counter()"
 END = 'check.compare("milliseconds", milliseconds, 50)'
 BODY = "    return math.prod((micro_batch, ranks))"
 EXPLORE = "# !echo the queue is empty"
+EXPLORED = '# %% tags=["explore"]'
 HEADING = "# ## Exercise 2: a script"
 
 # What is replaced, by what, what must be said, and (in the changed file) on which line.
@@ -30,6 +33,14 @@ REFUSED = [
      "mutant", None),
     ("# %% [markdown]\n# ## Exercise 2", '# %% [markdown] tags=["setup"]\n# ## Exercise 2',
      "text has no role", HEADING),
+    # the short setting
+    (f"{EXPLORED}\n{EXPLORE}", f'{EXPLORED} short={{"empty": "short"}}\n{EXPLORE}', None, None),
+    (EXPLORED, f'{EXPLORED} short={{"full": "x"}}', "'full', which stands 0 times", None),
+    (EXPLORED, f'{EXPLORED} short={{"e": "E"}}', "changes 'e', which stands 5 times", None),
+    (EXPLORED, f'{EXPLORED} short={{"empty": 1}}', 'no {"what is there": "what runs"}', None),
+    (EXPLORED, f'{EXPLORED} short="empty"', 'no {"what is there": "what runs"}', None),
+    ('tags=["driver"]', 'tags=["driver"] short={"Counter": "C"}',
+     "only explore and setup cells have a short setting", None),
     # names: setup and answers
     ("import math", "from math import *", "import * hides which names it binds", "from math"),
     ("import math", "import math\nsize = sizes", "it uses sizes, which nothing defines", "size ="),
@@ -245,3 +256,11 @@ def test_what_a_lab_says_of_itself(author):
     (setup,) = lab.of(Role.SETUP)
     assert setup.line == line_of(lab.path, "import math")
     assert lab.answers["global-batch"].uses >= {"math"}
+
+
+def test_the_short_setting_is_in_no_notebook(author):
+    lab = read(author((EXPLORED, f'{EXPLORED} short={{"queue": "waiting room", "is": "was"}}')))
+    first, *others = map(shortened, lab.of(Role.EXPLORE))
+    assert first == "!echo the waiting room was empty"
+    assert others == [cell.source for cell in lab.of(Role.EXPLORE)[1:]]
+    assert not any("short" in text or "waiting room" in text for text in notebooks(lab).values())

@@ -1,0 +1,58 @@
+"""How much of the processors a lab takes, whatever else runs on the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from lab.cluster import processes
+
+EVERY = 0.3  # seconds: so much of a process's end is not seen
+
+
+class Spent:
+    """CPU seconds, by process, of all that runs with this workspace as its LAB_HOME: a notebook's
+    kernel, its commands, and the ranks of its jobs."""
+
+    def __init__(self, home: Path) -> None:
+        self.mark = f"LAB_HOME={home}"
+        self.by_process: dict[tuple[int, float], float] = {}
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.by_process.values())
+
+    def look(self) -> None:
+        for pid in processes.with_variable(self.mark):
+            with contextlib.suppress(psutil.Error):  # it ended meanwhile
+                process = psutil.Process(pid)
+                with process.oneshot():
+                    times = process.cpu_times()
+                    self.by_process[pid, process.create_time()] = times.user + times.system
+
+
+@contextlib.contextmanager
+def watching(home: Path) -> Iterator[Spent]:
+    """Count within this block; not what ran before it."""
+    spent, over = Spent(home), threading.Event()
+    spent.look()
+    before = dict(spent.by_process)
+
+    def watch() -> None:
+        while not over.wait(EVERY):
+            spent.look()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield spent
+    finally:
+        over.set()
+        thread.join()
+        spent.look()
+        for key, seconds in before.items():
+            spent.by_process[key] -= seconds

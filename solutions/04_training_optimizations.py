@@ -1394,7 +1394,7 @@ guess_days = 84
 # The estimate takes up to half a minute. (`pretrain_gpt.py --estimate` with these flags says the same in a
 # terminal.)
 
-# %% tags=["explore"] short={"--global-batch-size 1536": "--global-batch-size 384"}
+# %% tags=["explore"] short={"pipeline-model-parallel-size 64": "pipeline-model-parallel-size 8", "batch-size 1536": "batch-size 384"}
 TRILLION = ("--device virtual:a100-80gb --world-size 3072 --num-layers 128 --hidden-size 25600 "
             "--num-attention-heads 160 --seq-length 2048 --max-position-embeddings 2048 --fp16 "
             "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 64 "

@@ -14,17 +14,19 @@
 # %% [markdown]
 # # Multi-node training: one job, many ranks
 #
-# A model that is too slow to train on one machine is trained on several. In this lab you start one
-# training that runs on two nodes at once, see what it says about itself, and work out what its
-# numbers mean.
+# A model that is too slow, or too large, for one machine is trained on several. In this lab you start
+# trainings that run on two nodes at once, see who sends what to whom, where the time and the memory go,
+# and in the end divide one model among all GPUs.
 #
 # **You will be able to**
 #
 # - read a Slurm script line by line, and say which processes it starts and where;
-# - work out the global batch, the micro-batches of a step, and the tokens per second of a run;
-# - follow a job from `sbatch` to its last line, in the log, in TensorBoard and in the profiler;
-# - write a multi-node script of your own, and see what a larger micro-batch changes;
-# - tell speed-up from efficiency, and say what the nodes send each other.
+# - work out the global batch and the micro-batches of a step;
+# - see which GPUs talk to each other, over which links, and how much they send;
+# - read the profiler: what a step's time goes to, and what would make it faster;
+# - find the largest micro-batch, and read `CUDA out of memory` word by word;
+# - write a job that is tensor-parallel inside the nodes and a pipeline between them, and explain its
+#   memory curve.
 #
 # **How it works.** Cells run with <kbd>Shift</kbd>+<kbd>Enter</kbd>, from top to bottom. Where it
 # says *Your turn*, you replace a line by your answer; the cell below it checks the answer at once and
@@ -32,6 +34,10 @@
 # such as an `import` or a function that helps, into the same cell: cells that you add are not graded.
 # Where you are asked for a guess, guess *before* you run: nobody counts how far off you were, but you
 # will remember it.
+#
+# **Real and virtual.** The first job trains for real, on CPUs. The later ones use **virtual** GPUs: the
+# job, its ranks and its script are real, the times and the memory are modelled from data sheets and
+# published measurements. They are the same on every machine.
 #
 # A `NameError`, or a `{job.log}` that cannot be found, means that a cell further up has not run yet.
 # *Run*, *Run All Above Selected Cell* runs everything again that is above (and submits its jobs
@@ -54,7 +60,8 @@ from lab import check
 # work.
 
 # %% tags=["explore"]
-from lab import jobs, logs, plots, tensorboard
+from lab import channels, costs, jobs, logs, plots, tensorboard, traces
+from lab.colours import bad, mark, result
 
 jobs.connect()
 !sinfo
@@ -283,10 +290,10 @@ guess_milliseconds = 500
 
 # %% [markdown]
 # Now submit it. Flags after the script's name go to the trainer, where the last one wins: fewer
-# iterations than the script has, more lines in the log, and a profile of two steps for later.
+# iterations than the script has, and more lines in the log.
 
 # %% tags=["explore"] short={"iters 30": "iters 6 --eval-iters 0"}
-!sbatch code/dp_two_nodes.sh --train-iters 30 --log-interval 2 --profile-execution yes
+!sbatch code/dp_two_nodes.sh --train-iters 30 --log-interval 2
 !squeue
 
 # %% [markdown]
@@ -326,104 +333,13 @@ times = [line.milliseconds for line in log.iterations[1:]]
 check.compare("milliseconds per iteration", guess_milliseconds, sum(times) / len(times))
 
 # %% [markdown]
-# ### Exercise 4: tokens per second
-#
-# Milliseconds per iteration cannot be compared between runs with different batches. Tokens per second
-# can: how much text goes through the whole job in a second. Work it out from an iteration line of a
-# log and the sequence length. Here is such a line, of another run on another machine.
-
-# %% nbgrader={"grade": false, "grade_id": "tokens-per-second", "locked": false, "schema_version": 3, "solution": true, "task": false}
-line = (" iteration      200/     800 | consumed samples:        12800 | elapsed time per iteration "
-        "(ms): 512.0 | learning rate: 6.000E-05 | global batch size:    64 | lm loss: 6.114205E+00 | "
-        "loss scale: 1.0 | grad norm: 0.873 | number of skipped iterations:   0 | "
-        "number of nan iterations:   0 |")
-
-def tokens_per_second(line, sequence_length):
-    """Tokens that all ranks together work through in one second (a float)."""
-    ### BEGIN SOLUTION
-    fields = dict(field.rsplit(":", 1) for field in line.split("|") if ":" in field)
-    fields = {name.strip(): float(value) for name, value in fields.items()}
-    seconds = fields["elapsed time per iteration (ms)"] / 1000
-    return fields["global batch size"] * sequence_length / seconds
-    ### END SOLUTION
-
-# %% tags=["check-setup"]
-def iteration_line(iteration, milliseconds, batch, loss):
-    """A log's line, as the trainer prints it."""
-    return (f" iteration {iteration:8d}/   10000 | consumed samples: {iteration * batch:12d} | "
-            f"elapsed time per iteration (ms): {milliseconds:.1f} | learning rate: 1.500E-04 | "
-            f"global batch size: {batch:5d} | lm loss: {loss:.6E} | loss scale: 1.0 | "
-            "grad norm: 1.107 | number of skipped iterations:   0 | "
-            "number of nan iterations:   0 |")
-
-# %% nbgrader={"grade": true, "grade_id": "tokens-per-second-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    tokens_per_second, rel=1e-3,
-    cases=[{"line": iteration_line(200, 512.0, 64, 6.1), "sequence_length": 1024},
-           {"line": iteration_line(12, 1640.5, 8, 7.2), "sequence_length": 256}],
-    expected=[128_000.0, 1_248.4],
-    hints={
-        "Those are samples per second: a sample has as many tokens as the sequence is long.":
-            [125.0, 4.8766],
-        "That is the figure of the line above, whichever line it is given.": [128_000.0, 128_000.0],
-        "Those are tokens per millisecond.": [128.0, 1.2484],
-        "Consumed samples are those of all iterations so far, and the time is that of one.":
-            [25_600_000.0, 14_980.8],
-        "This grows with the time of an iteration: a slower run must have fewer tokens per second.":
-            [33_554.4, 3_359.74],
-    })
-### BEGIN HIDDEN TESTS
-drawn = check.draw(20, iteration=range(2, 10000), batch=[8, 48, 512, 1536],
-                   milliseconds=check.between(3.0, 1900.0, digits=1),
-                   sequence_length=[256, 1024, 2048])  # at least 1,000 a second: who rounds is right
-check.function(
-    tokens_per_second, rel=1e-3,
-    cases=[{"line": iteration_line(case["iteration"], case["milliseconds"], case["batch"], 5.5),
-            "sequence_length": case["sequence_length"]} for case in drawn],
-    expected=[case["batch"] * case["sequence_length"] * 1000 / case["milliseconds"]
-              for case in drawn])
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="tokens-per-second" hint="samples per second"
-# def tokens_per_second(line, sequence_length):
-#     words = line.split()
-#     milliseconds = float(words[words.index("(ms):") + 1])
-#     batch = int(words[words.index("batch") + 2])
-#     return batch / (milliseconds / 1000)
-
-# %% [raw] tags=["mutant"] answer="tokens-per-second" hint="tokens per millisecond"
-# def tokens_per_second(line, sequence_length):
-#     words = line.split()
-#     milliseconds = float(words[words.index("(ms):") + 1])
-#     batch = int(words[words.index("batch") + 2])
-#     return batch * sequence_length / milliseconds
-
-# %% [raw] tags=["mutant"] answer="tokens-per-second" hint="of all iterations so far"
-# def tokens_per_second(line, sequence_length):
-#     words = line.split()
-#     milliseconds = float(words[words.index("(ms):") + 1])
-#     samples = int(words[words.index("samples:") + 1])
-#     return samples * sequence_length / (milliseconds / 1000)
-
-# %% [raw] tags=["mutant"] answer="tokens-per-second" hint="grows with the time"
-# def tokens_per_second(line, sequence_length):
-#     words = line.split()
-#     milliseconds = float(words[words.index("(ms):") + 1])
-#     batch = int(words[words.index("batch") + 2])
-#     return batch * sequence_length * milliseconds / 1000
-
-# %% [raw] tags=["mutant"] answer="tokens-per-second" hint="whichever line it is given"
-# def tokens_per_second(line, sequence_length):
-#     return 64 * 1024 / 0.512
-
-# %% [markdown]
-# And your own run? The sequence length stands in the script.
+# Milliseconds per iteration cannot be compared between runs with different batches. **Tokens per second**
+# can: how much text goes through the whole job. The sequence length stands in the script.
 
 # %% tags=["explore"]
-!grep "elapsed time" {job.log} | tail -n 1
-last = job.log.read_text().splitlines()
-last = [line for line in last if "elapsed time" in line][-1]
-print(f"{tokens_per_second(last, sequence_length=256):,.0f} tokens per second")
+last = log.iterations[-1]
+rate = last.global_batch * 256 / (last.milliseconds / 1000)
+print(f"{result(f'{rate:,.0f}')} tokens per second")
 
 # %% [markdown]
 # ## Does it learn?
@@ -449,224 +365,163 @@ plots.loss(first=log)
 tensorboard.link()
 
 # %% [markdown]
-# ### The profiler
+# ## Four GPUs: who talks to whom?
 #
-# The job also recorded what every rank did in two steps. Open the profiler and look at
+# Now a model of real size: GPT-2 small, on two nodes with two V100s each. The ranks are real processes,
+# but their GPUs are virtual: nothing is computed, and so nothing is learnt. Instead a clock is told how
+# long everything would take, and a ledger how much memory.
 #
-# - **Overview**: where the time of a step goes. How much of it is communication?
-# - **Distributed**: the same for each of the four ranks beside each other. Do they wait for each other?
-# - **Memory**: how the memory of a rank rises during the forward pass and falls during the backward
-#   pass, twice, once per step.
-# - **Trace**: every operation on a time line. Search for `gloo:all_reduce`: that is the gradients on
-#   their way. (On GPUs the same thing is called `nccl:all_reduce`.)
+# While the gradients travel, GPUs wait. What share of a step, in per cent, will that be on these four,
+# with an Ethernet of 25 Gbit/s between the nodes? Commit to a number.
 
-# %% tags=["explore"]
-tensorboard.link("profiler")
-
-# %% [markdown]
-# ## A script of your own
-#
-# ### Exercise 5: twice the micro-batch
-#
-# Write a script which trains the same model on the same two nodes with two ranks each, where every
-# rank has a micro-batch of **4** samples, still with **one** micro-batch per step. The head, the model
-# and the flags for the text are there; what to ask of Slurm, the batch, and how to start the ranks is
-# yours. Look at `code/dp_two_nodes.sh` as often as you like.
-#
-# The check reads no text. It finds out what your script would start, on which nodes and with which
-# flags, and complains about what would hang or fail.
-
-# %% nbgrader={"grade": false, "grade_id": "my-script", "locked": false, "schema_version": 3, "solution": true, "task": false}
-%%writefile code/my_two_nodes.sh
-#!/bin/bash
-#SBATCH --job-name=my_two_nodes
-#SBATCH --time=00:20:00
-#SBATCH --output=megatron/logs/%x_%j.txt
+# %% nbgrader={"grade": false, "grade_id": "guess-waiting", "locked": false, "schema_version": 3, "solution": true, "task": false}
 ### BEGIN SOLUTION
-#SBATCH --nodes=2
-#SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=4
-### END SOLUTION
-set -euo pipefail
-
-NAME=$SLURM_JOB_NAME
-DATA=$LAB_HOME/data/bpe-4096
-
-MODEL="--num-layers 4 --hidden-size 256 --num-attention-heads 8 \
-       --seq-length 256 --max-position-embeddings 256"
-OPTIMIZER="--lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-fraction 0.05 \
-           --weight-decay 0.01 --clip-grad 1.0"
-TEXT="--data-path $DATA/text_document --vocab-file $DATA/vocab.json \
-      --merge-file $DATA/merges.txt --split 949,50,1"
-OUTPUT="--train-iters 15 --log-interval 1 --eval-interval 1000 --eval-iters 1 \
-        --save $LAB_HOME/megatron/checkpoints/$NAME --save-interval 1000 \
-        --tensorboard-dir $LAB_HOME/megatron/tensorboard/$NAME"
-### BEGIN SOLUTION
-export OMP_NUM_THREADS=2
-BATCH="--micro-batch-size 4 --global-batch-size 16"
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
-
-srun --kill-on-bad-exit=1 bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
-    --nnodes 2 --nproc_per_node 2 --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
-    "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
-    --device cpu $MODEL $BATCH $OPTIMIZER $TEXT $OUTPUT
+guess_waiting = 20
 ### END SOLUTION
 
-# %% nbgrader={"grade": true, "grade_id": "my-script-check", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
-script = check.script("code/my_two_nodes.sh")
-check.that(not script.problems, "This would go wrong. " + " ".join(script.problems))
-check.that(script.nodes == 2 and script.ranks_per_node == 2,
-           "Two nodes with two ranks each are asked for: --nnodes 2 --nproc_per_node 2.")
-check.that(script.flags.micro_batch_size == 4,
-           "The micro-batch is not 4: --micro-batch-size is what one rank works on at a time.")
-check.that(script.flags.global_batch_size == 4 * script.world_size,
-           "With this global batch each rank has more than one micro-batch per step, or fewer.")
-check.that((script.flags.num_layers, script.flags.hidden_size) == (4, 256)
-           and (script.flags.num_attention_heads, script.flags.seq_length) == (8, 256),
-           "The model is another one now: leave MODEL as it was and hand it on to the trainer.")
-check.that(script.flags.device == "cpu",
-           "The device is not named: --device cpu says that this training is real, and on the CPU.")
-
-# %% [raw] tags=["mutant"] answer="my-script" hint="This would go wrong"
-# -BATCH="--micro-batch-size 4 --global-batch-size 16"
-# +BATCH="--micro-batch-size 4 --global-batch-size 8"
-
-# %% [raw] tags=["mutant"] answer="my-script" hint="This would go wrong"
-# -srun --kill-on-bad-exit=1 bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
-# +srun --kill-on-bad-exit=1 torchrun --node_rank "$SLURM_NODEID" \
-
-# %% [raw] tags=["mutant"] answer="my-script" hint="This would go wrong"
-# -srun --kill-on-bad-exit=1 bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
-# +torchrun --node_rank "$SLURM_NODEID" \
-
-# %% [raw] tags=["mutant"] answer="my-script" hint="This would go wrong"
-# -#SBATCH --nodes=2
-# +# SBATCH --nodes=2
-
-# %% [raw] tags=["mutant"] answer="my-script" hint="The micro-batch is not 4"
-# -BATCH="--micro-batch-size 4 --global-batch-size 16"
-# +BATCH="--micro-batch-size 2 --global-batch-size 16"
-
-# %% [raw] tags=["mutant"] answer="my-script" hint="more than one micro-batch per step"
-# -BATCH="--micro-batch-size 4 --global-batch-size 16"
-# +BATCH="--micro-batch-size 4 --global-batch-size 32"
-
-# %% [raw] tags=["mutant"] answer="my-script" hint="Two nodes with two ranks each"
-# -BATCH="--micro-batch-size 4 --global-batch-size 16"
-# +BATCH="--micro-batch-size 4 --global-batch-size 32"
-# -    --nnodes 2 --nproc_per_node 2 --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
-# +    --nnodes 2 --nproc_per_node 4 --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
-
-# %% [raw] tags=["mutant"] answer="my-script" hint="The model is another one"
-# -MODEL="--num-layers 4 --hidden-size 256 --num-attention-heads 8 \
-# +MODEL="--num-layers 2 --hidden-size 256 --num-attention-heads 8 \
-
-# %% [raw] tags=["mutant"] answer="my-script" hint="The device is not named"
-# -    --device cpu $MODEL $BATCH $OPTIMIZER $TEXT $OUTPUT
-# +    $MODEL $BATCH $OPTIMIZER $TEXT $OUTPUT
-
 # %% [markdown]
-# Does it run? Guess first: an iteration has twice as many samples now. How many times as long will it
-# take?
-
-# %% nbgrader={"grade": false, "grade_id": "guess-factor", "locked": false, "schema_version": 3, "solution": true, "task": false}
-### BEGIN SOLUTION
-guess_factor = 1.8
-### END SOLUTION
-
-# %% tags=["explore"] short={"sbatch code/my_two_nodes.sh": "sed 's/iters 15/iters 3/' code/my_two_nodes.sh | sbatch"}
-!sbatch code/my_two_nodes.sh
+# `--profile-execution yes` records what every rank does in two steps, for the profiler. And
+# `NCCL_DEBUG=INFO` makes NCCL talk. **NCCL** is the library that carries messages between GPUs; with this
+# setting every rank says which ranks it is connected to, and how.
 
 # %% tags=["explore"]
-mine = jobs.wait()
+VIRTUAL = "--device virtual:v100 --virtual-network ethernet:25gbit --log-interval 1"
+!sbatch --export=ALL,NCCL_DEBUG=INFO code/virtual_v100.sh {VIRTUAL} --train-iters 5 \
+    --profile-execution yes --profile-name four
 
 # %% tags=["explore"]
-my_log = logs.read(mine.log)
-my_times = [line.milliseconds for line in my_log.iterations[1:]]
-factor = (sum(my_times) / len(my_times)) / (sum(times) / len(times))
-check.compare("times as long per iteration", guess_factor, factor)
-print(f"tokens per second: {2 / factor:.2f} times as many")
-plots.loss(micro_batch_2=log, micro_batch_4=my_log)
+four = jobs.wait()
+
+# %% tags=["explore"]
+print(mark(logs.lines(four.log, "elapsed time")[-1], r"iteration \(ms\): [^ |]+"))
+!grep -h "NCCL INFO Channel 00 " {four.log}
 
 # %% [markdown]
-# Whether the larger micro-batch paid off on your machine shows in the tokens per second. On a GPU it
-# usually does, up to a point: larger matrices keep it busier, and the gradients are exchanged once for
-# more samples. The curves tell the other half: both runs read the same number of samples, but the
-# second made half as many steps.
+# Read one such line from left to right: node, process and thread; the rank's GPU on its node; the number
+# of the *channel*; sender `->` receiver, each with its GPU's address on the bus in brackets; and the way,
+# after `via`:
+#
+# | | |
+# |---|---|
+# | `P2P/IPC` | peer to peer: one GPU writes into the other's memory, over NVLink or PCIe. Only inside a node |
+# | `SHM/...` | through the memory of the host, where GPUs of a node cannot reach each other |
+# | `NET/Socket/0` | over the network, with TCP sockets: from node to node |
+# | `NET/IB/0` | over the network, with InfiniBand |
+#
+# A connection over the network is printed twice: by the one who sends (`[send]`) and by the one who
+# receives (`[receive]`). And every channel is one ring of its own, so each hop stands there once per
+# channel.
 
 # %% [markdown]
-# ## Is it worth the second node?
+# ### Exercise 4: who reaches whom, and how
 #
-# ### Exercise 6: speed-up and efficiency
-#
-# **Speed-up** says how many times as fast n ranks do the same work as one rank does. **Efficiency** is
-# the speed-up as a share of what n ranks would ideally reach: 1.0 is perfect.
+# Turn the log's lines into a list that one can read: each connection once, as `(sender, receiver, way)`,
+# with ranks as ints and of the way only the first word (`"P2P"`, `"SHM"`, `"NET"`), sorted. Lines that say
+# something else are left out.
 
-# %% nbgrader={"grade": false, "grade_id": "scaling", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def scaling(tokens_per_second_one, tokens_per_second_all, ranks):
-    """(speed-up, efficiency) of `ranks` ranks against one, both floats, from their throughputs."""
+# %% nbgrader={"grade": false, "grade_id": "talks", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def talks(lines):
+    """A sorted list of (sender, receiver, way), each connection once.
+
+    lines: a list of str, of a log with NCCL_DEBUG=INFO. For example
+    "slurmnode1:126:126 [1] NCCL INFO Channel 00 : 1[1c000] -> 2[1b000] [send] via NET/Socket/0"
+    """
     ### BEGIN SOLUTION
-    speedup = tokens_per_second_all / tokens_per_second_one
-    return speedup, speedup / ranks
+    import re
+
+    found = set()
+    for line in lines:
+        hop = re.search(r"(\d+)\[\w+\] -> (\d+)\[\w+\].* via (\w+)", line)
+        if hop:
+            found.add((int(hop[1]), int(hop[2]), hop[3]))
+    return sorted(found)
     ### END SOLUTION
 
-# %% nbgrader={"grade": true, "grade_id": "scaling-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
+# %% tags=["check-setup"]
+from virtualgpu import nccl, network
+from virtualgpu.cards import find
+from virtualgpu.topology import Topology
+
+
+def channel_lines(nodes, card="v100", link="ethernet:25gbit", channels=2):
+    """What the ranks print that sit on `nodes`, one letter for each rank's node."""
+    topology = Topology(tuple(nodes), (find(card),) * len(nodes), network.parse(link))
+    ranks = range(len(nodes))
+    return [line for me in ranks for line in nccl.lines(topology, ranks, me, channels)]
+
+# %% nbgrader={"grade": true, "grade_id": "talks-check", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
 check.function(
-    scaling, rel=1e-3,
-    cases=[{"tokens_per_second_one": 3_300.0, "tokens_per_second_all": 11_900.0, "ranks": 4},
-           {"tokens_per_second_one": 3_300.0, "tokens_per_second_all": 6_420.0, "ranks": 2}],
-    expected=[(3.60606, 0.901515), (1.945455, 0.972727)],
+    talks,
+    cases=[{"lines": channel_lines("aabb")},
+           {"lines": channel_lines("aa", card="rtx3090", channels=1)},
+           {"lines": channel_lines("aabb", link="infiniband:8x200gbit", channels=1)},
+           {"lines": ["NCCL version 2.10.3+cuda11.3", ""]}],
+    expected=[[(0, 1, "P2P"), (1, 2, "NET"), (2, 3, "P2P"), (3, 0, "NET")],
+              [(0, 1, "SHM"), (1, 0, "SHM")],
+              [(0, 1, "P2P"), (1, 2, "NET"), (2, 3, "P2P"), (3, 0, "NET")],
+              []],
     hints={
-        "Upside down: these are throughputs, not times, so the faster job has the larger number.":
-            [(0.277311, 0.0693277), (0.514019, 0.257009)],
-        "The efficiency is in per cent; a share is asked for, where 1.0 is perfect.":
-            [(3.60606, 90.1515), (1.945455, 97.2727)],
-        "The throughput of all ranks is already that of all together: it is not per rank.":
-            [(14.4242, 3.60606), (3.89091, 1.945455)],
-        "Efficiency and speed-up have changed places.":
-            [(0.901515, 3.60606), (0.972727, 1.945455)],
-        "These are rounded: return the numbers as they are, and round where you print them.":
-            [(3.61, 0.9), (1.95, 0.97)],
+        "Each connection once: there are several channels, and over the network both sides report.":
+            [[(0, 1, "P2P"), (0, 1, "P2P"), (1, 2, "NET"), (1, 2, "NET"), (1, 2, "NET"),
+              (1, 2, "NET"), (2, 3, "P2P"), (2, 3, "P2P"), (3, 0, "NET"), (3, 0, "NET"),
+              (3, 0, "NET"), (3, 0, "NET")],
+             [(0, 1, "SHM"), (1, 0, "SHM")], [], []],
+        "The lines with [send] and [receive] are missing: something may stand between rank and via.":
+            [[(0, 1, "P2P"), (2, 3, "P2P")], [(0, 1, "SHM"), (1, 0, "SHM")],
+             [(0, 1, "P2P"), (2, 3, "P2P")], []],
+        "Of the way only the first word is asked for, up to the slash.":
+            [[(0, 1, "P2P/IPC"), (1, 2, "NET/Socket/0"), (2, 3, "P2P/IPC"), (3, 0, "NET/Socket/0")],
+             [(0, 1, "SHM/direct/direct"), (1, 0, "SHM/direct/direct")], [], []],
+        "Sender and receiver have changed places: look at the arrow.":
+            [[(0, 3, "NET"), (1, 0, "P2P"), (2, 1, "NET"), (3, 2, "P2P")],
+             [(0, 1, "SHM"), (1, 0, "SHM")],
+             [(0, 3, "NET"), (1, 0, "P2P"), (2, 1, "NET"), (3, 2, "P2P")], []],
     })
 ### BEGIN HIDDEN TESTS
-check.function(
-    scaling, rel=1e-3,
-    cases=check.draw(20, tokens_per_second_one=check.between(100.0, 5000.0, digits=1),
-                     tokens_per_second_all=check.between(5000.0, 90000.0, digits=1),
-                     ranks=[2, 3, 4, 8, 64]),
-    expected=lambda tokens_per_second_one, tokens_per_second_all, ranks:
-        (tokens_per_second_all / tokens_per_second_one,
-         tokens_per_second_all / tokens_per_second_one / ranks))
+drawn = check.draw(12, per_node=[1, 2, 4, 8], nodes=[1, 2, 3, 12], card=["v100", "rtx3090", "a100"],
+                   link=["ethernet:25gbit", "infiniband:8x200gbit"], channels=[1, 2, 3])
+for case in drawn:
+    size = case["per_node"] * case["nodes"]
+    if size == 1:
+        continue
+    inside = "SHM" if case["card"] == "rtx3090" else "P2P"
+    right = sorted((rank, (rank + 1) % size, inside if rank // case["per_node"]
+                    == (rank + 1) % size // case["per_node"] else "NET") for rank in range(size))
+    places = "".join(letter * case["per_node"] for letter in "abcdefghijkl"[:case["nodes"]])
+    check.function(talks, cases=[{"lines": channel_lines(
+        places, case["card"], case["link"], case["channels"])}], expected=[right])
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="scaling" hint="Upside down"
-# def scaling(tokens_per_second_one, tokens_per_second_all, ranks):
-#     speedup = tokens_per_second_one / tokens_per_second_all
-#     return speedup, speedup / ranks
+# %% [raw] tags=["mutant"] answer="talks" hint="Each connection once"
+# -    found = set()
+# +    found = []
+# -            found.add((int(hop[1]), int(hop[2]), hop[3]))
+# +            found.append((int(hop[1]), int(hop[2]), hop[3]))
 
-# %% [raw] tags=["mutant"] answer="scaling" hint="in per cent"
-# def scaling(tokens_per_second_one, tokens_per_second_all, ranks):
-#     speedup = tokens_per_second_all / tokens_per_second_one
-#     return speedup, 100 * speedup / ranks
+# %% [raw] tags=["mutant"] answer="talks" hint="[send] and [receive] are missing"
+# -        hop = re.search(r"(\d+)\[\w+\] -> (\d+)\[\w+\].* via (\w+)", line)
+# +        hop = re.search(r"(\d+)\[\w+\] -> (\d+)\[\w+\] via (\w+)", line)
 
-# %% [raw] tags=["mutant"] answer="scaling" hint="not per rank"
-# def scaling(tokens_per_second_one, tokens_per_second_all, ranks):
-#     return ranks * tokens_per_second_all / tokens_per_second_one, (
-#         tokens_per_second_all / tokens_per_second_one)
+# %% [raw] tags=["mutant"] answer="talks" hint="up to the slash"
+# -        hop = re.search(r"(\d+)\[\w+\] -> (\d+)\[\w+\].* via (\w+)", line)
+# +        hop = re.search(r"(\d+)\[\w+\] -> (\d+)\[\w+\].* via (\S+)", line)
 
-# %% [raw] tags=["mutant"] answer="scaling" hint="These are rounded"
-# def scaling(tokens_per_second_one, tokens_per_second_all, ranks):
-#     speedup = tokens_per_second_all / tokens_per_second_one
-#     return round(speedup, 2), round(speedup / ranks, 2)
-
-# %% [raw] tags=["mutant"] answer="scaling" hint="changed places"
-# def scaling(tokens_per_second_one, tokens_per_second_all, ranks):
-#     speedup = tokens_per_second_all / tokens_per_second_one
-#     return speedup / ranks, speedup
+# %% [raw] tags=["mutant"] answer="talks" hint="look at the arrow"
+# -            found.add((int(hop[1]), int(hop[2]), hop[3]))
+# +            found.add((int(hop[2]), int(hop[1]), hop[3]))
 
 # %% [markdown]
-# ### Exercise 7: what the nodes send each other
+# And your own job?
+
+# %% tags=["explore"]
+talks(four.log.read_text().splitlines())
+
+# %% [markdown]
+# It is a ring, and two of its four hops cross the network: peer to peer inside the nodes, sockets between
+# them.
+
+# %% [markdown]
+# ### Exercise 5: what the nodes send each other
 #
 # After every step's backward pass the gradients of all ranks are added up. The usual way is a **ring
 # all-reduce**: the gradients are cut into as many pieces as there are ranks, n. First the pieces go
@@ -739,8 +594,667 @@ check.function(
 
 # %% tags=["explore"]
 sent = ring_bytes(parameters=124_000_000, ranks=4)
-for name, gigabits in [("1 Gbit/s Ethernet", 1), ("100 Gbit/s InfiniBand", 100)]:
-    print(f"{name}: {sent * 8 / (gigabits * 1e9) * 1000:,.0f} ms per step")
+for name, gigabits in [("1 Gbit/s Ethernet", 1), ("25 Gbit/s Ethernet", 25),
+                       ("100 Gbit/s InfiniBand", 100)]:
+    print(f"{name}: {result(f'{sent * 8 / (gigabits * 1e9) * 1000:,.0f} ms')} per step")
+print("\nYour job, by its log (ms, virtual):")
+print(mark(logs.lines(four.log, "params-all-reduce")[-1], r"backward-params-all-reduce: [\d.]+"))
+
+# %% [markdown]
+# Your job's network has 25 Gbit/s, and it needs a little longer than that: no program reaches all of what
+# a link promises.
+
+
+# %% [markdown]
+# ## Where does the time go? Ask the profiler
+#
+# The link opens the **PyTorch profiler** in another tab. (The first time it takes some seconds.) At its
+# left, under *Runs*, choose `virtual_v100/run_four`; it has a *worker* for each rank. Begin with the view
+# *Overview*:
+#
+# - **GPU Summary** (scroll down in that box): how busy the card was.
+# - **Execution Summary** and **Step Time Breakdown**: what a step's time went to. *Kernel* is computing,
+#   *Communication* is sending, and waiting for those who are late.
+# - **Performance Recommendation**, at the bottom: what the profiler would try.
+#
+# Then choose other *Views* at the left:
+#
+# - **GPU Kernel**: which kernels (functions that run on the GPU) take the time. `sgemm` is a matrix
+#   product in fp32.
+# - **Distributed**: the four ranks beside each other. Does one wait for another?
+# - **Memory**: what is allocated over time. Remember this curve.
+# - **Trace**: everything on a time line. <kbd>W</kbd> <kbd>A</kbd> <kbd>S</kbd> <kbd>D</kbd> move.
+
+# %% tags=["explore"]
+tensorboard.link("profiler")
+
+# %% [markdown]
+# ### Exercise 6: read the overview
+#
+# Three numbers of the *Overview* of worker `run_four_gpu0`, all in per cent: the share of a step that goes
+# to communication, the GPU's utilization, and the kernel time that uses Tensor Cores (the units of a GPU
+# that multiply numbers of 16 bits).
+
+# %% nbgrader={"grade": false, "grade_id": "overview", "locked": false, "schema_version": 3, "solution": true, "task": false}
+### BEGIN SOLUTION
+overview = {"communication": 52.0, "utilization": 99.9, "tensor cores": 0.0}
+### END SOLUTION
+
+# %% nbgrader={"grade": true, "grade_id": "overview-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
+check.value(
+    overview, {"communication": 52.0, "utilization": 99.9, "tensor cores": 0.0}, rel=0.02,
+    hints={
+        "47.9 is the row Kernel, what the card computes. Communication is a row further down.":
+            {"communication": 47.9, "utilization": 99.9, "tensor cores": 0.0},
+        "For utilization this is Est. SM Efficiency, how much of the card its kernels filled. "
+        "GPU Utilization is the line above: the share of time in which any kernel ran.":
+            {"communication": 52.0, "utilization": 48.8, "tensor cores": 0.0},
+        "32 is what could run on Tensor Cores, says the recommendation. How much does run on them?":
+            {"communication": 52.0, "utilization": 99.9, "tensor cores": 32.0},
+        "These are shares of 1; per cent are asked for.":
+            {"communication": 0.52, "utilization": 0.999, "tensor cores": 0.0},
+    })
+
+# %% [raw] tags=["mutant"] answer="overview" hint="is the row Kernel"
+# overview = {"communication": 47.91, "utilization": 99.93, "tensor cores": 0}
+
+# %% [raw] tags=["mutant"] answer="overview" hint="Est. SM Efficiency"
+# overview = {"communication": 52.02, "utilization": 48.76, "tensor cores": 0}
+
+# %% [raw] tags=["mutant"] answer="overview" hint="could run on Tensor Cores"
+# overview = {"communication": 52, "utilization": 99.93, "tensor cores": 32}
+
+# %% [raw] tags=["mutant"] answer="overview" hint="per cent are asked for"
+# overview = {"communication": 0.52, "utilization": 0.999, "tensor cores": 0.0}
+
+# %% tags=["explore"]
+check.compare("per cent of a step for communication (virtual)", guess_waiting,
+              overview["communication"])
+
+# %% [markdown]
+# Look at the first two numbers together. **The GPU is "busy" nearly all the time, and half of that it only
+# waits for the network**: to the counter, a message on its way is a kernel that runs. Never take the
+# utilization that `nvidia-smi` shows for work done.
+#
+# And no kernel uses the Tensor Cores, since this training is in fp32; the recommendation says what to do
+# (lab 04 does it). Its other advice, fewer messages for the same work, fits what you have found.
+
+# %% [markdown]
+# ### Exercise 7: would a faster network help?
+#
+# You know how long a step takes, and which share of it is communication. How long would it take with a
+# network that is `factor` times as fast? What is not communication takes as long as before. (Leave latency
+# aside: these messages are large.)
+
+# %% nbgrader={"grade": false, "grade_id": "faster-step", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def faster_step(milliseconds, communication, factor):
+    """Milliseconds of a step (a float) when the network is `factor` times as fast.
+
+    communication: its share of a step now, from 0.0 to 1.0.
+    """
+    ### BEGIN SOLUTION
+    return milliseconds * (1 - communication + communication / factor)
+    ### END SOLUTION
+
+# %% nbgrader={"grade": true, "grade_id": "faster-step-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
+check.function(
+    faster_step,
+    cases=[{"milliseconds": 100.0, "communication": 0.4, "factor": 2},
+           {"milliseconds": 800.0, "communication": 0.25, "factor": 10}],
+    expected=[80.0, 620.0],
+    hints={
+        "Only the communication becomes faster, not the whole step.": [50.0, 80.0],
+        "The other way round: here the computing became faster, and the communication stayed.":
+            [70.0, 260.0],
+        "That is the communication alone; the computing is still there.": [20.0, 20.0],
+        "It does not vanish: it takes the factor-th part of its time.": [60.0, 600.0],
+    })
+### BEGIN HIDDEN TESTS
+check.function(
+    faster_step,
+    cases=check.draw(20, milliseconds=check.between(10.0, 2000.0, digits=1), factor=[1, 2, 4, 16],
+                     communication=check.between(0.0, 1.0, digits=2)),
+    expected=lambda milliseconds, communication, factor:
+        milliseconds * (1.0 - communication) + milliseconds * communication / factor)
+### END HIDDEN TESTS
+
+# %% [raw] tags=["mutant"] answer="faster-step" hint="not the whole step"
+# -    return milliseconds * (1 - communication + communication / factor)
+# +    return milliseconds / factor
+
+# %% [raw] tags=["mutant"] answer="faster-step" hint="The other way round"
+# -    return milliseconds * (1 - communication + communication / factor)
+# +    return milliseconds * ((1 - communication) / factor + communication)
+
+# %% [raw] tags=["mutant"] answer="faster-step" hint="communication alone"
+# -    return milliseconds * (1 - communication + communication / factor)
+# +    return milliseconds * communication / factor
+
+# %% [raw] tags=["mutant"] answer="faster-step" hint="does not vanish"
+# -    return milliseconds * (1 - communication + communication / factor)
+# +    return milliseconds * (1 - communication)
+
+# %% [markdown]
+# Hold your formula against the model of the cards. `costs` shows what settings would cost without running
+# a job.
+
+# %% tags=["explore"]
+FOUR = ("--device virtual:v100 --world-size 4 --gpus-per-node 2 --num-layers 12 --hidden-size 768 "
+        "--num-attention-heads 32 --seq-length 1024 --max-position-embeddings 1024 ")
+networks = costs.of({f"{rate} Gbit/s": f"--virtual-network ethernet:{rate}gbit" for rate in (25, 100)},
+                    FOUR + "--micro-batch-size 2")
+costs.show(networks)
+mine = faster_step(networks[0].milliseconds, overview["communication"] / 100, 4)
+check.compare("ms with 100 Gbit/s (virtual)", mine, networks[1].milliseconds)
+
+# %% [markdown]
+# ## Larger, until it breaks
+#
+# The other advice was a larger batch. The gradients are sent once per step, however many samples it had,
+# so larger micro-batches wait less for each sample. What is the limit? The memory:
+
+# %% tags=["explore"]
+print(mark(logs.lines(four.log, "(after 1 iterations)")[0], r"allocated: [\d.]+"))
+
+# %% [markdown]
+# `allocated` is what is still there after the step: weights, gradients, the optimizer's moments. `max
+# allocated` is the peak in the middle of it, and the difference are the activations of two samples. The
+# card has 16 GB. What is the largest micro-batch that fits? Work it out, then write it down.
+
+# %% nbgrader={"grade": false, "grade_id": "guess-largest", "locked": false, "schema_version": 3, "solution": true, "task": false}
+### BEGIN SOLUTION
+guess_largest = 3
+### END SOLUTION
+
+# %% [markdown]
+# > **Watch out: the next job is meant to fail.** It has twice the micro-batch.
+
+# %% tags=["explore"]
+!sbatch code/virtual_v100.sh {VIRTUAL} --train-iters 3 --micro-batch-size 4
+
+# %% tags=["explore"]
+full = jobs.wait()
+
+# %% [markdown]
+# `FAILED`, and a wall of text: every rank complains, then the launchers, then Slurm. Look for the **first**
+# cause, not for the last line. It is a single sentence:
+
+# %% tags=["explore"]
+print(bad(logs.lines(full.log, "RuntimeError: CUDA out of memory")[0]))
+
+# %% [markdown]
+# Each number in it means something:
+#
+# | | |
+# |---|---|
+# | `Tried to allocate` | the tensor that did not fit. Often a small one: the last straw, not the culprit |
+# | `total capacity` | the memory of the card |
+# | `already allocated` | what PyTorch's tensors take now |
+# | `free` | what nobody has, after PyTorch gave back what it could |
+# | `reserved` | what PyTorch has taken from the card: its tensors, and gaps that it keeps for the next ones |
+#
+# ### Exercise 8: read the last words
+#
+# Work out from the five numbers, in MiB: how much was **missing**; how much PyTorch holds that **no tensor
+# uses**; and how much somebody **else** holds: neither PyTorch nor free. (That is CUDA's own part,
+# NCCL's buffers, and on a shared machine other processes.) Mind the units: 1 GiB is 1024 MiB.
+
+# %% nbgrader={"grade": false, "grade_id": "last-words", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def last_words(tried_mib, capacity_gib, allocated_gib, free_mib, reserved_gib):
+    """(missing, unused, others), in MiB: three floats. The arguments are in the message's order."""
+    ### BEGIN SOLUTION
+    missing = tried_mib - free_mib
+    unused = 1024 * (reserved_gib - allocated_gib)
+    return missing, unused, 1024 * (capacity_gib - reserved_gib) - free_mib
+    ### END SOLUTION
+
+# %% nbgrader={"grade": true, "grade_id": "last-words-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
+check.function(
+    last_words, rel=1e-4,
+    cases=[(512.0, 16.0, 14.0, 256.0, 15.0), (20.0, 40.0, 30.5, 10.0, 38.5),
+           (96.0, 24.0, 22.0, 24.0, 22.0)],
+    expected=[(256.0, 1024.0, 768.0), (10.0, 8192.0, 1526.0), (72.0, 0.0, 2024.0)],
+    hints={
+        "Missing is more than what was tried for less what was free? A part would have fitted.":
+            [(512.0, 1024.0, 768.0), (20.0, 8192.0, 1526.0), (96.0, 0.0, 2024.0)],
+        "What is free belongs to nobody, so not to others either.":
+            [(256.0, 1024.0, 1024.0), (10.0, 8192.0, 1536.0), (72.0, 0.0, 2048.0)],
+        "Gaps that PyTorch keeps are counted as others' here: look at reserved, not at allocated.":
+            [(256.0, 1024.0, 1792.0), (10.0, 8192.0, 9718.0), (72.0, 0.0, 2024.0)],
+        "1 GiB is 1024 MiB, not 1000.":
+            [(256.0, 1000.0, 744.0), (10.0, 8000.0, 1490.0), (72.0, 0.0, 1976.0)],
+    })
+### BEGIN HIDDEN TESTS
+drawn = check.draw(20, free=range(2, 400, 2), more=range(2, 900, 2), gaps=range(0, 64),
+                   tensors=range(320, 1000), others=range(8, 64))
+cases = [(case["free"] + case["more"],
+          (case["tensors"] + case["gaps"] + case["others"]) / 32 + case["free"] / 1024,
+          case["tensors"] / 32, case["free"], (case["tensors"] + case["gaps"]) / 32)
+         for case in drawn]
+check.function(
+    last_words, cases=cases, rel=1e-4,
+    expected=[(float(case["more"]), 32.0 * case["gaps"], 32.0 * case["others"]) for case in drawn])
+### END HIDDEN TESTS
+
+# %% [raw] tags=["mutant"] answer="last-words" hint="A part would have fitted"
+# -    missing = tried_mib - free_mib
+# +    missing = tried_mib
+
+# %% [raw] tags=["mutant"] answer="last-words" hint="belongs to nobody"
+# -    return missing, unused, 1024 * (capacity_gib - reserved_gib) - free_mib
+# +    return missing, unused, 1024 * (capacity_gib - reserved_gib)
+
+# %% [raw] tags=["mutant"] answer="last-words" hint="not at allocated"
+# -    return missing, unused, 1024 * (capacity_gib - reserved_gib) - free_mib
+# +    return missing, unused, 1024 * (capacity_gib - allocated_gib) - free_mib
+
+# %% [raw] tags=["mutant"] answer="last-words" hint="not 1000"
+# -    unused = 1024 * (reserved_gib - allocated_gib)
+# -    return missing, unused, 1024 * (capacity_gib - reserved_gib) - free_mib
+# +    unused = 1000 * (reserved_gib - allocated_gib)
+# +    return missing, unused, 1000 * (capacity_gib - reserved_gib) - free_mib
+
+# %% [markdown]
+# Put the numbers of your own job in. What others hold is a few hundred MiB: a 16 GB card never has 16 GB
+# for you.
+
+# %% tags=["explore"]
+import re
+
+words = re.search(r"CUDA out of memory.*", full.log.read_text())[0]
+numbers = [float(number) * (1 if unit == "MiB" else 1024)
+           for number, unit in re.findall(r"([\d.]+) (MiB|GiB)", words)]
+tried, capacity, allocated, free, reserved = numbers
+found = last_words(tried, capacity / 1024, allocated / 1024, free, reserved / 1024)
+for name, mib in zip(("missing", "unused", "others"), found, strict=True):
+    print(f"{name:8} {result(f'{mib:,.0f} MiB')} (virtual)")
+
+# %% [markdown]
+# ### Exercise 9: the largest micro-batch
+#
+# Fill in `BATCH`: the largest micro-batch that fits on these cards, with one micro-batch per rank and step.
+# Everything else stays as it is. The check works out what the job would take.
+
+# %% nbgrader={"grade": false, "grade_id": "my-largest", "locked": false, "schema_version": 3, "solution": true, "task": false}
+%%writefile code/my_largest.sh
+#!/bin/bash
+#SBATCH --job-name=my_largest
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --gpus-per-node=2
+#SBATCH --time=00:10:00
+#SBATCH --output=megatron/logs/%x_%j.txt
+set -euo pipefail
+
+export OMP_NUM_THREADS=1
+DATA=$LAB_HOME/data/GPT-2_assets
+MODEL="--num-layers 12 --hidden-size 768 --num-attention-heads 32 \
+       --seq-length 1024 --max-position-embeddings 1024"
+### BEGIN SOLUTION
+BATCH="--micro-batch-size 3 --global-batch-size 12"
+### END SOLUTION
+OTHER="--train-iters 3 --lr 1.5e-4 --log-interval 1 --eval-iters 0 \
+       --data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
+       --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+
+srun --kill-on-bad-exit=1 bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
+    --nnodes 2 --nproc_per_node 2 --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
+    "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
+    --device virtual:v100 --virtual-network ethernet:25gbit $MODEL $BATCH $OTHER
+
+# %% tags=["check-setup"]
+def whole_model(flags):
+    """Whether these flags still train the lab's GPT-2 small, in fp32 and keeping all activations."""
+    return ((flags.num_layers, flags.hidden_size, flags.num_attention_heads, flags.seq_length,
+             flags.max_position_embeddings) == (12, 768, 32, 1024, 1024)
+            and flags.ffn_hidden_size in (None, 3072) and flags.kv_channels in (None, 24)
+            and flags.attention_dropout == flags.hidden_dropout == 0.1
+            and not (flags.fp16 or flags.bf16 or flags.use_flash_attn or flags.recompute_activations
+                     or flags.recompute_granularity or flags.sequence_parallel
+                     or flags.use_distributed_optimizer))
+
+# %% nbgrader={"grade": true, "grade_id": "my-largest-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
+script = check.script("code/my_largest.sh")
+check.that(not script.problems, "This would go wrong. " + " ".join(script.problems))
+flags = script.flags
+check.that(whole_model(flags), "The model is another one now, or it keeps less: only BATCH is yours.")
+check.that((script.nodes, script.ranks_per_node) == (2, 2) and flags.data_parallel_size == 4,
+           "Four data-parallel ranks on two nodes are asked for: only BATCH is yours.")
+check.that(flags.global_batch_size == 4 * flags.micro_batch_size,
+           "With this global batch each rank has more than one micro-batch per step.")
+cost = check.figures(script, "virtual:v100", network="ethernet:25gbit")
+check.that(cost.fits, "It does not fit: this job would end in CUDA out of memory.")
+check.that(cost.capacity - cost.peak_memory < 4,
+           "It fits, and there is room left for another sample of every rank.")
+
+# %% [raw] tags=["mutant"] answer="my-largest" hint="It does not fit"
+# -BATCH="--micro-batch-size 3 --global-batch-size 12"
+# +BATCH="--micro-batch-size 4 --global-batch-size 16"
+
+# %% [raw] tags=["mutant"] answer="my-largest" hint="room left for another sample"
+# -BATCH="--micro-batch-size 3 --global-batch-size 12"
+# +BATCH="--micro-batch-size 2 --global-batch-size 8"
+
+# %% [raw] tags=["mutant"] answer="my-largest" hint="This would go wrong"
+# -BATCH="--micro-batch-size 3 --global-batch-size 12"
+# +BATCH="--micro-batch-size 3 --global-batch-size 8"
+
+# %% [raw] tags=["mutant"] answer="my-largest" hint="more than one micro-batch per step"
+# -BATCH="--micro-batch-size 3 --global-batch-size 12"
+# +BATCH="--micro-batch-size 3 --global-batch-size 24"
+
+# %% [raw] tags=["mutant"] answer="my-largest" hint="keeps less"
+# -BATCH="--micro-batch-size 3 --global-batch-size 12"
+# +BATCH="--micro-batch-size 8 --global-batch-size 32 --fp16 --recompute-activations"
+
+# %% [raw] tags=["mutant"] answer="my-largest" hint="Four data-parallel ranks"
+# -BATCH="--micro-batch-size 3 --global-batch-size 12"
+# +BATCH="--micro-batch-size 6 --global-batch-size 24 --tensor-model-parallel-size 2"
+
+# %% [markdown]
+# Was it worth it? Compare the tokens per second, and the share of the time in which the cards wait.
+
+# %% tags=["explore"]
+sizes = costs.of({f"micro-batch {size}": f"--micro-batch-size {size}" for size in (1, 2, 3, 4)},
+                 FOUR + "--virtual-network ethernet:25gbit")
+costs.show(sizes)
+check.compare("the largest that fits (virtual)", guess_largest, sum(one.fits for one in sizes))
+
+# %% [markdown]
+# ## Divide the model: a hybrid job
+#
+# So far every GPU held the whole model. There are two ways to divide it:
+#
+# - **Tensor parallelism** (TP): every matrix product is divided between ranks, which put the parts together
+#   again several times in each layer. That is many messages, so these ranks belong **on one node**, where
+#   NVLink is.
+# - **Pipeline parallelism** (PP): the first stage has the first layers, the next one the layers after them.
+#   Only activations go from stage to stage, and their gradients back: little, so the network will do.
+#
+# ![Two nodes side by side. Ranks 0 and 1 on the first node are stage 0: the embedding and layers 1 to 6;
+# each has a half of every product, and they talk all the time over NVLink. Ranks 2 and 3 on the second node
+# are stage 1: layers 7 to 12, the logits and the loss. Between the nodes activations go from 0 to 2 and
+# from 1 to 3, and their gradients back.](../images/hybrid_ranks.svg)
+#
+# A stage has nothing to do until the one before it has sent something. So the batch is cut into
+# micro-batches that follow each other through the pipeline, and the more there are, the less it matters
+# that the pipeline fills at the beginning and runs empty at the end. With p stages and m micro-batches in a
+# step the cards are idle for a share (p - 1) / (m + p - 1) of the time, the **bubble**. (That is for
+# stages that take equally long. If they do not, the quicker ones wait some more.)
+
+# %% [markdown]
+# ### Exercise 10: a hybrid script
+#
+# Write the script of such a job: 2 nodes with 2 ranks each, TP 2 inside the nodes, PP 2 between them, and a
+# **global batch of 16**. Choose the micro-batch so that the job fits and its cards wait for other stages
+# for less than **20 %** of the time.
+# The head, the model and the flags for the text are there; what to ask of Slurm, the layout, the batch, and
+# how to start the ranks is yours. `code/dp_two_nodes.sh` starts its ranks the same way; look at it as often
+# as you like. The trainer's flags are `--tensor-model-parallel-size` and `--pipeline-model-parallel-size`;
+# it makes neighbours (0 and 1, 2 and 3) tensor-parallel.
+#
+# The check reads no text. It finds out what your script would start, where and with which flags, complains
+# about what would hang or fail, and works out what the job would take.
+
+# %% nbgrader={"grade": false, "grade_id": "my-script", "locked": false, "schema_version": 3, "solution": true, "task": false}
+%%writefile code/my_hybrid.sh
+#!/bin/bash
+#SBATCH --job-name=my_hybrid
+#SBATCH --gpus-per-node=2
+#SBATCH --time=00:10:00
+#SBATCH --output=megatron/logs/%x_%j.txt
+### BEGIN SOLUTION
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+### END SOLUTION
+set -euo pipefail
+
+NAME=$SLURM_JOB_NAME
+export OMP_NUM_THREADS=1
+DATA=$LAB_HOME/data/GPT-2_assets
+
+DEVICE="--device virtual:v100 --virtual-network ethernet:25gbit"
+MODEL="--num-layers 12 --hidden-size 768 --num-attention-heads 32 \
+       --seq-length 1024 --max-position-embeddings 1024"
+TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
+      --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
+OUTPUT="--train-iters 5 --lr 1.5e-4 --log-interval 1 --eval-iters 0 \
+        --profile-execution yes --profile-name hybrid \
+        --tensorboard-dir $LAB_HOME/megatron/tensorboard/$NAME"
+### BEGIN SOLUTION
+LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
+BATCH="--micro-batch-size 2 --global-batch-size 16"
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+
+srun --kill-on-bad-exit=1 bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
+    --nnodes 2 --nproc_per_node 2 --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
+    "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
+    $DEVICE $LAYOUT $MODEL $BATCH $TEXT $OUTPUT
+### END SOLUTION
+
+# %% nbgrader={"grade": true, "grade_id": "my-script-check", "locked": true, "points": 5, "schema_version": 3, "solution": false, "task": false}
+script = check.script("code/my_hybrid.sh")
+check.that(not script.problems, "This would go wrong. " + " ".join(script.problems))
+flags = script.flags
+check.that(script.nodes == 2 and script.ranks_per_node == 2,
+           "Two nodes with two ranks each are asked for: --nnodes 2 --nproc_per_node 2.")
+check.that(str(flags.device).startswith("virtual"),
+           "The device is not named: hand DEVICE on to the trainer.")
+check.that(whole_model(flags),
+           "The model is another one now: leave MODEL as it was and hand it on to the trainer.")
+check.that(flags.tensor_model_parallel_size <= 2,
+           "So many tensor-parallel ranks sit on both nodes: their many messages cross the network.")
+check.that(flags.tensor_model_parallel_size == 2,
+           "Nothing is tensor-parallel inside the nodes: LAYOUT says how the model is divided.")
+check.that(flags.pipeline_model_parallel_size == 2,
+           "The two nodes are two stages of a pipeline: LAYOUT says how the model is divided.")
+check.that(flags.global_batch_size == 16,
+           "The global batch is not 16. With a larger one it is another training.")
+cost = check.figures(script, "virtual:v100", network="ethernet:25gbit")
+check.that(cost.fits, "It does not fit: this job would end in CUDA out of memory.")
+check.that(cost.bubble < 0.20, "It fits, but the pipeline is empty for too long: with this "
+           "micro-batch, how many of them does the global batch have?")
+
+# %% [raw] tags=["mutant"] answer="my-script" hint="This would go wrong"
+# -srun --kill-on-bad-exit=1 bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
+# +srun --kill-on-bad-exit=1 torchrun --node_rank "$SLURM_NODEID" \
+
+# %% [raw] tags=["mutant"] answer="my-script" hint="This would go wrong"
+# -srun --kill-on-bad-exit=1 bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
+# +torchrun --node_rank "$SLURM_NODEID" \
+
+# %% [raw] tags=["mutant"] answer="my-script" hint="This would go wrong"
+# -#SBATCH --nodes=2
+# +# SBATCH --nodes=2
+
+# %% [raw] tags=["mutant"] answer="my-script" hint="This would go wrong"
+# -BATCH="--micro-batch-size 2 --global-batch-size 16"
+# +BATCH="--micro-batch-size 3 --global-batch-size 16"
+
+# %% [raw] tags=["mutant"] answer="my-script" hint="empty for too long"
+# -BATCH="--micro-batch-size 2 --global-batch-size 16"
+# +BATCH="--micro-batch-size 4 --global-batch-size 16"
+
+# %% [raw] tags=["mutant"] answer="my-script" hint="It does not fit"
+# -BATCH="--micro-batch-size 2 --global-batch-size 16"
+# +BATCH="--micro-batch-size 8 --global-batch-size 16"
+
+# %% [raw] tags=["mutant"] answer="my-script" hint="global batch is not 16"
+# -BATCH="--micro-batch-size 2 --global-batch-size 16"
+# +BATCH="--micro-batch-size 4 --global-batch-size 64"
+
+# %% [raw] tags=["mutant"] answer="my-script" hint="cross the network"
+# -LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
+# +LAYOUT="--tensor-model-parallel-size 4 --pipeline-model-parallel-size 1"
+
+# %% [raw] tags=["mutant"] answer="my-script" hint="Nothing is tensor-parallel"
+# -LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
+# +LAYOUT="--tensor-model-parallel-size 1 --pipeline-model-parallel-size 4"
+
+# %% [raw] tags=["mutant"] answer="my-script" hint="two stages of a pipeline"
+# -LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
+# +LAYOUT="--tensor-model-parallel-size 2"
+
+# %% [raw] tags=["mutant"] answer="my-script" hint="Two nodes with two ranks each"
+# -    --nnodes 2 --nproc_per_node 2 --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
+# +    --nnodes 2 --nproc_per_node 4 --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
+
+# %% [raw] tags=["mutant"] answer="my-script" hint="The model is another one"
+# -MODEL="--num-layers 12 --hidden-size 768 --num-attention-heads 32 \
+# +MODEL="--num-layers 6 --hidden-size 768 --num-attention-heads 32 \
+
+# %% [raw] tags=["mutant"] answer="my-script" hint="The device is not named"
+# -    $DEVICE $LAYOUT $MODEL $BATCH $TEXT $OUTPUT
+# +    $LAYOUT $MODEL $BATCH $TEXT $OUTPUT
+
+# %% [markdown]
+# Does it run? Guess first: how many GiB will a rank of the first stage take at its peak? (With four copies
+# of the model and two samples each, every rank took what the table above says.)
+
+# %% nbgrader={"grade": false, "grade_id": "guess-peak", "locked": false, "schema_version": 3, "solution": true, "task": false}
+### BEGIN SOLUTION
+guess_peak = 3
+### END SOLUTION
+
+# %% tags=["explore"]
+!sbatch --export=ALL,NCCL_DEBUG=INFO code/my_hybrid.sh
+
+# %% tags=["explore"]
+hybrid = jobs.wait()
+
+# %% tags=["explore"]
+print(mark(logs.lines(hybrid.log, "elapsed time")[-1], r"iteration \(ms\): [^ |]+"))
+for ranks, lines in channels.of(hybrid.log).items():
+    print(f"ranks {ranks} of the job, numbered anew from 0:", talks(lines))
+
+# %% [markdown]
+# Each group of ranks that talk to each other is a *communicator* of its own. Find the tensor-parallel pairs
+# (only `P2P`), and the pairs that pass activations on from stage to stage (only `NET`). Does it say that TP
+# stays inside the nodes? That is how you check a layout on any cluster.
+#
+# (0, 1, 2, 3 together is used once per step, for the norm of all gradients.)
+
+# %% [markdown]
+# ## The memory curve
+#
+# Here is the memory of one rank of each stage, from your job's profile. (The profiler shows it too: run
+# `my_hybrid/run_hybrid`, view *Memory*.) The longest stretch where a curve stays near its peak is shaded.
+
+# %% tags=["explore"]
+stages = traces.read("megatron/tensorboard/my_hybrid/run_hybrid", 0, 2)
+traces.memory(stages)
+
+# %% tags=["explore"]
+check.compare("GiB at the peak of stage 0, without CUDA's own part (virtual)", guess_peak,
+              stages[0].peak)
+
+# %% [markdown]
+# Every hill is a micro-batch: up in its forward pass, one stair per layer, down in its backward pass. The
+# first stage climbs higher, although it has as many layers: the second micro-batch goes into the pipeline
+# before the first one's gradients are back, so **stage 0 keeps the activations of two micro-batches**.
+#
+# ### Exercise 11: why is there a constant step between forward and backward?
+#
+# All hills are flat on top. On neither stage the forward pass goes directly over into the backward pass.
+# What happens there? This is what the two cards did in the shaded stretch:
+
+# %% tags=["explore"]
+traces.show(stages)
+
+# %% [markdown]
+# The reasons are not the same. One stage *works*: behind its last layer come the **logits** (for each token
+# of the micro-batch one number per word of the vocabulary, in fp32, 4 bytes) and the loss. That is a large
+# product, and two more in the backward pass; but they allocate nothing except the logits, which the loss and
+# its gradient then overwrite in place. So the curve makes one step up, stays, and steps down when the
+# logits are freed. The other stage has no logits. Why does its curve stay where it is?
+#
+# Write down how high the step is: how many GiB of logits a rank holds while its curve is flat. Under tensor
+# parallelism the vocabulary is divided as well.
+
+# %% nbgrader={"grade": false, "grade_id": "logits-step", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def logits_gib(stage, stages, micro_batch, tensor_parallel, sequence=1024, vocabulary=50304):
+    """GiB (a float) of logits on a rank between the forward and the backward pass.
+
+    stage: this rank's, counted from 0; stages: of the pipeline.
+    """
+    ### BEGIN SOLUTION
+    if stage < stages - 1:
+        return 0.0
+    return micro_batch * sequence * vocabulary / tensor_parallel * 4 / 2**30
+    ### END SOLUTION
+
+# %% nbgrader={"grade": true, "grade_id": "logits-step-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
+check.function(
+    logits_gib, rel=1e-4,
+    cases=[(1, 2, 2, 2), (0, 2, 2, 2), (0, 1, 4, 1), (3, 4, 1, 4, 2048, 131072)],
+    expected=[0.1918945, 0.0, 0.7675781, 0.25],
+    hints={
+        "Which stage computes the logits? The other one only waits for gradients.":
+            [0.1918945, 0.1918945, 0.7675781, 0.25],
+        "The first stage has the embedding; the logits come after the last layer.":
+            [0.0, 0.1918945, 0.7675781, 0.0],
+        "Each rank has its part of the vocabulary only.": [0.3837891, 0.0, 0.7675781, 1.0],
+        "Those are numbers; each has four bytes.": [0.04797363, 0.0, 0.1918945, 0.0625],
+        "Every sample of the micro-batch has logits of its own.":
+            [0.09594727, 0.0, 0.1918945, 0.25],
+        "Every token has logits, not only the last one of a sample.":
+            [0.0001873970, 0.0, 0.0007495880, 0.0001220703],
+    })
+### BEGIN HIDDEN TESTS
+drawn = check.draw(24, stages=[1, 2, 4, 8], place=range(8), micro_batch=range(1, 17),
+                   tensor_parallel=[1, 2, 4, 8], sequence=[512, 1024, 4096],
+                   vocabulary=[32768, 50304, 131072])
+check.function(
+    logits_gib, rel=1e-4,
+    cases=[(case["place"] % case["stages"], case["stages"], case["micro_batch"],
+            case["tensor_parallel"], case["sequence"], case["vocabulary"]) for case in drawn],
+    expected=lambda stage, stages, micro_batch, tensor_parallel, sequence, vocabulary:
+        micro_batch * sequence * vocabulary / tensor_parallel / 2**28
+        if stage + 1 == stages else 0.0)
+### END HIDDEN TESTS
+
+# %% [raw] tags=["mutant"] answer="logits-step" hint="only waits for gradients"
+# -    if stage < stages - 1:
+# +    if stage >= stages:
+
+# %% [raw] tags=["mutant"] answer="logits-step" hint="after the last layer"
+# -    if stage < stages - 1:
+# +    if stage > 0:
+
+# %% [raw] tags=["mutant"] answer="logits-step" hint="part of the vocabulary"
+# -    return micro_batch * sequence * vocabulary / tensor_parallel * 4 / 2**30
+# +    return micro_batch * sequence * vocabulary * 4 / 2**30
+
+# %% [raw] tags=["mutant"] answer="logits-step" hint="four bytes"
+# -    return micro_batch * sequence * vocabulary / tensor_parallel * 4 / 2**30
+# +    return micro_batch * sequence * vocabulary / tensor_parallel / 2**30
+
+# %% [raw] tags=["mutant"] answer="logits-step" hint="logits of its own"
+# -    return micro_batch * sequence * vocabulary / tensor_parallel * 4 / 2**30
+# +    return sequence * vocabulary / tensor_parallel * 4 / 2**30
+
+# %% [raw] tags=["mutant"] answer="logits-step" hint="Every token has logits"
+# -    return micro_batch * sequence * vocabulary / tensor_parallel * 4 / 2**30
+# +    return micro_batch * vocabulary / tensor_parallel * 4 / 2**30
+
+# %% tags=["explore"]
+micro_batch = int(re.search(r"micro_batch_size \.+ (\d+)", hybrid.log.read_text())[1])
+print(f"your function, last stage: {result(f'{logits_gib(1, 2, micro_batch, 2):.3f} GiB')}")
+traces.show(traces.read("megatron/tensorboard/virtual_v100/run_four", 0))
+
+# %% [markdown]
+# Compare it with what the last stage freed at once. And look at the job that divided nothing, printed below:
+# it has the same flat top, with logits that are not divided.
+#
+# So a constant step has one of two causes, and the profiler tells them apart. **Kernels run: it is the
+# logits and the loss**, much work in little new memory. **Nothing runs: the stage waits** for the gradients
+# of the stage after it, and keeps all activations until they come. The first is work that has to be
+# done; the second is the bubble, and a better schedule can shrink it.
 
 # %% [markdown]
 # ## Discuss
@@ -749,8 +1263,8 @@ for name, gigabits in [("1 Gbit/s Ethernet", 1), ("100 Gbit/s InfiniBand", 100)]
 #    prints it, and why is the loss in it that of all ranks?
 # 2. **The second node.** The same four ranks could sit on one node. What becomes faster, what becomes
 #    slower, and when would you still take two nodes?
-# 3. **The larger batch.** You doubled the micro-batch and with it the global batch. Which other flag
-#    would you look at before you compare the two losses after a whole day?
+# 3. **Divided or copied?** At a global batch of 16, compare the hybrid job with four copies of the model:
+#    time, memory, and who has to wait for whom. When would you choose which?
 # 4. **A silent mistake.** A colleague forgets `srun` and writes `--nnodes 1`. The job runs, the loss
 #    falls. How do you notice?
 
@@ -763,8 +1277,8 @@ for name, gigabits in [("1 Gbit/s Ethernet", 1), ("100 Gbit/s InfiniBand", 100)]
 # %% tags=["explore"]
 !scancel --user=$USER
 !du -sh megatron/checkpoints megatron/tensorboard
-!rm -rf megatron/checkpoints/dp_two_nodes megatron/checkpoints/my_two_nodes
-!rm -rf megatron/tensorboard/dp_two_nodes/run_default
+!rm -rf megatron/checkpoints/dp_two_nodes
+!rm -rf megatron/tensorboard/virtual_v100/run_four megatron/tensorboard/my_hybrid/run_hybrid
 !squeue
 
 # %% [markdown]
@@ -772,10 +1286,17 @@ for name, gigabits in [("1 Gbit/s Ethernet", 1), ("100 Gbit/s InfiniBand", 100)]
 #
 # - `sbatch` takes a form (`#SBATCH`) and a script; `srun` starts one launcher per node; `torchrun`
 #   starts one rank per GPU and numbers them node by node.
-# - Global batch = micro-batch x data-parallel ranks x micro-batches per step.
-# - Compare runs by tokens per second, losses over samples; look at the world size before anything else.
+# - Global batch = micro-batch x data-parallel ranks x micro-batches per step. Look at the world size in
+#   the log before anything else.
+# - NCCL's lines say who reaches whom: `P2P` inside a node, `NET` between nodes.
 # - In a ring all-reduce each rank sends less than twice the size of the gradients, whatever the number
-#   of ranks; the slowest link sets the pace.
+#   of ranks; the slowest link sets the pace. A GPU that waits for it looks busy.
+# - `CUDA out of memory`: the first line counts, and every number in it says something.
+# - Tensor parallelism stays inside a node, the pipeline goes between nodes, and enough micro-batches keep
+#   it full. A flat top of the memory curve is either the logits at work, or a stage that waits.
+#
+# **Next:** [04 training optimizations](04_training_optimizations.ipynb) makes all this cheaper: half
+# precision, recomputation, gradient accumulation, and the bill.
 #
 # **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded. Your
-# script is in it.
+# scripts are in it.

@@ -43,7 +43,7 @@ def broken_pictures(page):
 def test_the_released_lab_is_whole_and_stops_at_the_first_exercise(page, jupyter, traffic,
                                                                    screenshot):
     open_notebook(page, jupyter, LAB)
-    until(page, lambda: page.locator(f"{NOTEBOOK} img").count() == 2, 20, "the figures")
+    until(page, lambda: page.locator(f"{NOTEBOOK} img").count() == 3, 20, "the figures")
     until(page, lambda: not broken_pictures(page), 20, "whole pictures")
     screenshot(page, "lab-top")
     for text in ("os.chdir", "from lab import check", "jobs.connect()"):
@@ -73,7 +73,7 @@ def test_a_wrong_answer_gets_its_hint_and_the_right_one_passes(page, jupyter, sc
     run_cell(page, answer)
     said = run_cell(page, check).inner_text()
     assert "place(rank=13, ranks_per_node=8) returned (5, 1). Node and local rank have" in said
-    page.locator(f"{NOTEBOOK} h3", has_text="Exercise 1").scroll_into_view_if_needed()
+    page.locator(f"{NOTEBOOK} h3", has_text="Exercise 1:").scroll_into_view_if_needed()
     screenshot(page, "lab-hint")
     write(page, answer, "def place(rank, ranks_per_node):\n"
                         "    return divmod(rank, ranks_per_node)")
@@ -89,7 +89,7 @@ def test_the_stuck_link_opens_the_worked_notebook(page, jupyter, screenshot):
     screenshot(page, "lab-worked")
 
 
-def test_a_student_submits_a_job_and_sees_its_curves_and_profile(page, jupyter, course, traffic,
+def test_a_student_submits_a_job_and_sees_its_curves(page, jupyter, course, traffic,
                                                                  screenshot):
     open_notebook(page, jupyter, WORKED)
     for text in ("os.chdir", "from lab import check", "jobs.connect()", "guess_milliseconds =",
@@ -100,18 +100,13 @@ def test_a_student_submits_a_job_and_sees_its_curves_and_profile(page, jupyter, 
     until(page, lambda: "COMPLETED" in run_cell(page, waiting, 90).inner_text(), 240, "its end")
     assert "world size: 4" in run_cell(page, number_of(page, "!grep \"world size\"")).inner_text()
     run_cell(page, number_of(page, "times = [line.milliseconds for line in log"))
-    run_cell(page, number_of(page, "def tokens_per_second"))
     run_cell(page, number_of(page, "plots.loss(first=log)"))
     page.locator("img[alt^='Training loss over samples']").wait_for(timeout=20_000)
     screenshot(page, "lab-loss")
-    for text in ("tensorboard.link()", "tensorboard.link(\"profiler\")"):
-        run_cell(page, number_of(page, text))
+    run_cell(page, number_of(page, "tensorboard.link()"))
     with page.context.expect_page() as opened:
         page.locator(f"{NOTEBOOK} a", has_text="Open TensorBoard").click()
     curves(opened.value, screenshot)
-    with page.context.expect_page() as opened:
-        page.locator(f"{NOTEBOOK} a", has_text="Open the profiler").click()
-    views(opened.value, screenshot)
     assert traffic.outside == [] and traffic.errors == []
     assert (course.home / f"megatron/logs/dp_two_nodes_{job}.txt").is_file()
 
@@ -124,19 +119,42 @@ def curves(page, screenshot):
     screenshot(page, "lab-scalars")
 
 
+def test_a_student_profiles_virtual_gpus_and_reads_the_views(page, jupyter, traffic, screenshot):
+    open_notebook(page, jupyter, WORKED)
+    for text in ("os.chdir", "from lab import check", "jobs.connect()", "--profile-name four"):
+        run_cell(page, number_of(page, text))
+    waiting = number_of(page, "four = jobs.wait()")
+    until(page, lambda: "COMPLETED" in run_cell(page, waiting, 90).inner_text(), 240, "its end")
+    said = run_cell(page, number_of(page, "!grep -h \"NCCL INFO Channel 00 \"")).inner_text()
+    assert "via P2P/IPC" in said and "[send] via NET/Socket/0" in said
+    run_cell(page, number_of(page, "found.add((int(hop[1])"))
+    said = run_cell(page, number_of(page, "talks(four.log")).inner_text()
+    assert "(1, 2, 'NET')" in said
+    run_cell(page, number_of(page, "tensorboard.link(\"profiler\")"))
+    with page.context.expect_page() as opened:
+        page.locator(f"{NOTEBOOK} a", has_text="Open the profiler").click()
+    views(opened.value, screenshot)
+    assert traffic.outside == [] and traffic.errors == []
+
+
 def views(page, screenshot):
-    """The profiler's tab shows all four ranks of this run, in every view that the lab names."""
+    """The profiler's tab shows all four ranks of this run, in every view that the lab names, and
+    in the overview what exercise 6 asks for. (Its figures are other ones: this course's
+    vocabulary is a small one.)"""
     frame = profiler(page)
+    for text in ("Tesla V100-SXM2-16GB (virtual)", "GPU Utilization", "0.0 %", "Execution Summary",
+                 "Communication", "Performance Recommendation"):
+        frame.locator(f"text={text}").first.wait_for(timeout=60_000)
     for view, selector in (("Overview", ".pielayer .slice"), ("Distributed", ".barlayer .point"),
-                           ("Memory", ".scatterlayer .trace")):
+                           ("Memory", ".scatterlayer .trace"), ("GPU Kernel", "text=volta_sgemm")):
         if view != "Overview":
             choose(page, frame, 1, view)
         until(page, lambda s=selector: frame.locator(s).count(), 60, f"the view {view}")
         page.wait_for_timeout(500)
-        screenshot(page, f"lab-{view.lower()}")
+        screenshot(page, f"lab-{view.lower().replace(' ', '-')}")
         if view == "Distributed":
             for rank in range(4):
-                label = frame.locator(f"text=run_default_gpu{rank}").first
+                label = frame.locator(f"text=run_four_gpu{rank}").first
                 label.wait_for(state="attached", timeout=20_000)
     choose(page, frame, 1, "Trace")
     until(page, lambda: any("trace_embedding" in one.url for one in page.frames), 60, "the trace")

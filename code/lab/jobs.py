@@ -53,13 +53,23 @@ def connect() -> None:
 def show(job: int | str | None = None) -> State:
     """The state of `job`, or of the latest job of this user. Raises LabError if Slurm knows
     none."""
-    lines = _scontrol("show", "job", *([] if job is None else [str(job)]))
-    uid = os.getuid() if job is None else None
-    found = [state for line in lines if (state := _parse(line, uid))]
+    if job is None:
+        return latest(1)[0]
+    found = [state for line in _scontrol("show", "job", str(job)) if (state := _parse(line, None))]
     if not found:
-        raise LabError("there is no job yet: submit one with sbatch" if job is None
-                       else f"Slurm does not know job {job} (any more); sacct lists old jobs")
+        raise LabError(f"Slurm does not know job {job} (any more); sacct lists old jobs")
     return max(found, key=lambda state: state.job)
+
+
+def latest(count: int) -> list[State]:
+    """The `count` latest jobs of this user, as they were submitted. Raises LabError if there are
+    fewer."""
+    lines = _scontrol("show", "job")
+    found = [state for line in lines if (state := _parse(line, os.getuid()))]
+    if len(found) < count:
+        raise LabError(f"Slurm knows {len(found)} of your {count} latest jobs: submit them again"
+                       if found else "there is no job yet: submit one with sbatch")
+    return sorted(found, key=lambda state: state.job)[-count:]
 
 
 def wait(job: int | str | None = None, seconds: float = LONGEST_WAIT) -> State:
@@ -80,6 +90,13 @@ def wait(job: int | str | None = None, seconds: float = LONGEST_WAIT) -> State:
             _link(now.log)
             return now
         time.sleep(0.5)
+
+
+def wait_latest(count: int, seconds: float = LONGEST_WAIT) -> list[State]:
+    """Wait up to `seconds` in all for the `count` latest jobs of this user, as wait() does."""
+    begin = time.monotonic()
+    return [wait(one.job, max(0.0, seconds - (time.monotonic() - begin)))
+            for one in latest(count)]
 
 
 def _shown(now: State) -> str:

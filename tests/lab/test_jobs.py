@@ -54,6 +54,32 @@ def test_waiting_gives_up_before_a_minute_and_says_how_to_go_on(here, capsys):
 
 
 @pytest.mark.cluster
+def test_several_jobs_are_waited_for_in_the_order_of_their_submission(here, capsys):
+    slow, quick = submit(here, "sleep 2", "slow"), submit(here, "true", "quick")
+    states = jobs.wait_latest(2)
+    assert [(state.job, state.is_over) for state in states] == [(slow, True), (quick, True)]
+    assert capsys.readouterr().out.count("COMPLETED") == 2
+
+
+@pytest.mark.cluster
+def test_one_that_is_not_over_does_not_make_the_others_wait_longer(here, capsys):
+    long, quick = submit(here, "sleep 300", "long"), submit(here, "true", "quick")
+    jobs.wait(quick)
+    capsys.readouterr()
+    states = jobs.wait_latest(2, seconds=1)
+    assert [state.is_over for state in states] == [False, True]
+    assert capsys.readouterr().out.count("run this cell again") == 1
+    here.run(f"scancel {long}")
+
+
+@pytest.mark.cluster
+def test_more_jobs_than_there_were_are_asked_for_again(here):
+    submit(here, "true")
+    with pytest.raises(LabError, match="of your 99 latest jobs: submit them again"):
+        jobs.wait_latest(99)
+
+
+@pytest.mark.cluster
 def test_a_job_that_never_was_is_named(here):
     with pytest.raises(LabError, match="does not know job 99999"):
         jobs.wait(99999)

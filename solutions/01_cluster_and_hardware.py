@@ -880,5 +880,5 @@ roofline.plot_sizes(roofline.virtual("a100", "fp16", [(2048, n, 4096)
 #
 # **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded.
 #
-# **The way on:** in the next lab you train on one node, with one GPU and with two, and see which of
-# these limits you meet.
+# **The way on:** in [the next lab](02_single_node.ipynb) you train on one node, with one GPU and with
+# two, and see which of these limits you meet.

@@ -1,0 +1,36 @@
+#!/bin/bash
+# A small GPT on one node, trained for real on the CPU. How the ranks share the work, flags say.
+# From the workspace:
+#   sbatch code/single_node.sh                                          two ranks, data-parallel
+#   sbatch code/single_node.sh --tensor-model-parallel-size 2           ... tensor-parallel
+#   sbatch code/single_node.sh --pipeline-model-parallel-size 2         ... a pipeline of two stages
+#   RANKS=1 sbatch code/single_node.sh                                  one rank alone
+#SBATCH --job-name=single_node
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=2
+#SBATCH --time=00:20:00
+#SBATCH --output=megatron/logs/%x_%j.txt
+set -euo pipefail
+
+RANKS_PER_NODE=${RANKS:-2}
+NAME=$SLURM_JOB_NAME
+export OMP_NUM_THREADS=1  # each rank computes on one CPU, as it would on one GPU
+DATA=$LAB_HOME/data/bpe-4096
+
+MODEL="--num-layers 4 --hidden-size 256 --num-attention-heads 8 \
+       --seq-length 256 --max-position-embeddings 256"
+BATCH="--micro-batch-size 2 --global-batch-size 8 --train-iters 100"
+OPTIMIZER="--lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-fraction 0.05 \
+           --weight-decay 0.01 --clip-grad 1.0"
+TEXT="--data-path $DATA/text_document --vocab-file $DATA/vocab.json \
+      --merge-file $DATA/merges.txt --split 949,50,1"
+OUTPUT="--log-interval 10 --eval-interval 50 --eval-iters 4 \
+        --save $LAB_HOME/megatron/checkpoints/$NAME --save-interval 100 \
+        --tensorboard-dir $LAB_HOME/megatron/tensorboard/$NAME"
+
+# One launcher starts this node's ranks; --standalone needs no address to meet at.
+srun --kill-on-bad-exit=1 \
+    torchrun --standalone --nproc_per_node "$RANKS_PER_NODE" \
+    "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
+    --device cpu $MODEL $BATCH $OPTIMIZER $TEXT $OUTPUT "$@"

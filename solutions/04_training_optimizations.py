@@ -1465,5 +1465,6 @@ print("GPUs for a month:", result(gpus_for(30, size, 450e9, rate, recompute=True
 # **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded. Your
 # scripts are in it.
 #
-# **The way on:** so far every rank held a whole model, and you made it smaller and faster. The next labs
-# take the model itself apart: what a pipeline of stages is, and how to keep all of its stages busy.
+# **The way on:** so far every rank held a whole model, and you made it smaller and faster. Now
+# take the model itself apart: what a pipeline of stages is, and how to keep all of its stages busy, in
+# [Pipeline I](05_pipeline_1.ipynb).

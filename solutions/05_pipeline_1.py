@@ -1,0 +1,1088 @@
+# ---
+# jupyter:
+#   jupytext:
+#     comment_magics: false
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Pipeline I: from one device at a time to GPipe
+#
+# A model that is too large for one GPU can be cut between its layers: the first layers live on one
+# GPU, the next ones on another. This is **inter-layer model parallelism**. It is easy to do, and easy to do
+# badly, for then all GPUs but one stand idle. In this lab you see that happen, and write the cure
+# yourself: GPipe, the first of the pipeline schedules. The trainer runs what you wrote.
+#
+# **You will be able to**
+#
+# - cut a training step in two, so that only numbers cross the cut;
+# - split a mini-batch into micro-batches and still get the very same gradient;
+# - write GPipe's schedule for any number of stages, see it as a timeline, and train with it;
+# - derive the bubble, and choose the number of micro-batches for it;
+# - say what a pipeline keeps in memory, and what recomputation costs and saves there;
+# - use `torchgpipe`, which does all this in one process.
+#
+# **How it works.** Cells run with <kbd>Shift</kbd>+<kbd>Enter</kbd>, from top to bottom. Where it
+# says *Your turn*, you replace a line by your answer; the cell below it checks the answer at once.
+# Where you are asked for a guess, guess *before* you run: it gives no marks.
+#
+# **Real and virtual.** The trainings on the CPU are real: their losses are those of your schedule. Where
+# the stages should each have a GPU to themselves, the GPUs are **virtual**: modelled from data sheets and
+# published measurements, the same on every machine.
+
+# %% tags=["setup"]
+import math
+import os
+
+from lab import workspace
+
+os.chdir(workspace.home())  # all paths in this lab begin at the workspace
+
+# %% tags=["check-setup"]
+import numpy as np
+
+from lab import check
+
+# %% tags=["explore"]
+from lab import costs, curves, jobs, logs, plots
+
+jobs.connect()
+!scancel --user=$USER
+
+# %% [markdown]
+# ## One device at a time
+#
+# ![A model of six layers is cut into three stages of two layers, each on a GPU of its own. Activations go
+# from stage to stage in the forward pass, gradients of activations come back in the backward pass.](../images/pipeline_stages.svg)
+#
+# Each part of the model is a **stage**, and each stage has its device. In the **forward pass** a stage
+# computes its layers and sends the result, its *activations*, to the next one. The last stage computes the loss.
+# In the **backward pass** each stage gets the gradient of what it sent, computes the gradients of its own
+# weights, and sends the gradient of its input back.
+#
+# Let us cut a GPT-2 into four stages, on two nodes with two **virtual** V100s each, and send one batch
+# of 8 samples through. Which share of the time will the four cards work, on average? Guess, from 0 to 1.
+
+# %% nbgrader={"grade": false, "grade_id": "guess-share", "locked": false, "schema_version": 3, "solution": true, "task": false}
+### BEGIN SOLUTION
+guess_share = 0.25
+### END SOLUTION
+
+# %% tags=["explore"]
+!sbatch code/virtual_v100.sh --pipeline-model-parallel-size 4 --schedule gpipe --train-iters 4 --log-interval 1 \
+    --micro-batch-size 8 --global-batch-size 8 --timeline megatron/timeline/one_at_a_time
+
+# %% tags=["explore"]
+one_at_a_time = jobs.wait()
+
+# %% tags=["explore"]
+alone = plots.timeline("megatron/timeline/one_at_a_time")
+check.compare("share of the time that a card works (virtual)", guess_share, 1 - alone.bubble_fraction)
+plots.pipeline("megatron/timeline/one_at_a_time", "One batch, four stages")
+
+# %% [markdown]
+# Read the figure from left to right. Each row is a stage, `F0` is the forward pass of batch 0, `B0` its backward
+# pass. At any moment **one** card works and the others wait: for the activations in the first half, for the
+# gradients in the second. Four cards, and not even as quick as one that had the memory: the messages came on top.
+#
+# The grey part is called the **bubble**. Backward boxes are about twice as long as forward boxes: the
+# backward pass has two matrix products for each one of the forward pass. The last stage's are longer
+# still, since it also computes the logits and the loss.
+
+# %% [markdown]
+# ### Exercise 1: a schedule as data
+#
+# From now on a **schedule** is a list with one text per stage: what the stage computes, in order. For
+# one batch and two stages it is `["F0 B0", "F0 B0"]`. Who waits for whom need not be said: `F0` of stage 1 needs
+# `F0` of stage 0, and `B0` of stage 0 needs `B0` of stage 1.
+#
+# Write the schedule in which `batches` batches go through the stages one at a time: a batch begins when
+# the backward pass of the one before is over.
+
+# %% nbgrader={"grade": false, "grade_id": "one-by-one", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def one_by_one(stages, batches):
+    """A list with the text of each stage, such as ["F0 B0", "F0 B0"] for 2 stages and 1 batch."""
+    ### BEGIN SOLUTION
+    return [" ".join(f"F{k} B{k}" for k in range(batches))] * stages
+    ### END SOLUTION
+
+# %% nbgrader={"grade": true, "grade_id": "one-by-one-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
+check.schedule(
+    one_by_one,
+    cases=[(2, 1), (2, 3), (4, 2)],
+    live=[1, 1, 1],
+    hints={"All forwards come before the backwards here: so the batches overlap. One at a time!": "gpipe",
+           "A list with one text for each stage: how many are there?": "wrong stages",
+           "Batches count from 0, and every batch needs one F and one B on every stage.": "incomplete"})
+### BEGIN HIDDEN TESTS
+check.schedule(one_by_one, cases=check.draw(12, stages=range(1, 9), batches=range(1, 9)), live=lambda stages, batches: 1)
+### END HIDDEN TESTS
+
+# %% [raw] tags=["mutant"] answer="one-by-one" hint="so the batches overlap"
+# def one_by_one(stages, batches):
+#     return [" ".join([f"F{k}" for k in range(batches)] + [f"B{k}" for k in range(batches)])] * stages
+
+# %% [raw] tags=["mutant"] answer="one-by-one" hint="how many are there"
+# def one_by_one(stages, batches):
+#     return [" ".join(f"F{k} B{k}" for k in range(batches))] * batches
+
+# %% [raw] tags=["mutant"] answer="one-by-one" hint="Batches count from 0"
+# def one_by_one(stages, batches):
+#     return [" ".join(f"F{k} B{k}" for k in range(1, batches + 1))] * stages
+
+# %% [markdown]
+# Now look at yours, with a backward pass twice as long as the forward pass. The slider goes through it step by
+# step:
+
+# %% tags=["explore"]
+from minimegatron.schedules import Durations, parse, problems, simulate
+
+CLOCK = Durations(forward=1, backward=1, weight=1)  # a backward: its two products, one unit each
+if one_by_one(3, 2):
+    display(plots.pipeline(simulate(parse(one_by_one(3, 2)), CLOCK), "One at a time", steps=True))
+
+# %% [markdown]
+# ### Exercise 2: how many cards are you paying for?
+#
+# Say that all stages take the same time, and messages none. Which share of the time does a card work when the
+# batches go through `stages` stages one at a time? And how many GPU-hours does a training take that takes
+# `hours` on one (imaginary, large enough) card?
+
+# %% nbgrader={"grade": false, "grade_id": "naive-costs", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def naive_costs(stages, hours):
+    """(share of the time that a card works, 0 to 1; GPU-hours that are paid for)."""
+    ### BEGIN SOLUTION
+    return 1 / stages, float(hours * stages)
+    ### END SOLUTION
+
+# %% nbgrader={"grade": true, "grade_id": "naive-costs-check", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check.function(
+    naive_costs,
+    cases=[(4, 100), (1, 10), (2, 50)],
+    expected=[(0.25, 400.0), (1.0, 10.0), (0.5, 100.0)],
+    hints={"That is the share in which a card waits.": [(0.75, 400.0), (0.0, 10.0), (0.5, 100.0)],
+           "The training does not get quicker: only one card works at a time. And all of them are paid for.":
+               [(0.25, 100.0), (1.0, 10.0), (0.5, 50.0)]})
+### BEGIN HIDDEN TESTS
+check.function(naive_costs, cases=check.draw(10, stages=range(1, 65), hours=range(1, 1000)),
+               expected=lambda stages, hours: (1 / stages, float(hours * stages)))
+### END HIDDEN TESTS
+
+# %% [raw] tags=["mutant"] answer="naive-costs" hint="in which a card waits"
+# -    return 1 / stages, float(hours * stages)
+# +    return (stages - 1) / stages, float(hours * stages)
+
+# %% [raw] tags=["mutant"] answer="naive-costs" hint="all of them are paid for"
+# -    return 1 / stages, float(hours * stages)
+# +    return 1 / stages, float(hours)
+
+# %% [markdown]
+# ## Cutting a step in two
+#
+# Inside one process, PyTorch follows every tensor from the loss back to the first layer. Over a network it
+# cannot: what arrives are numbers, without a history. So each stage runs its own small backward pass, and
+# somebody has to hand the gradient over. That is you:
+#
+# - a tensor that arrived is a new beginning: `arrived.requires_grad_()` asks PyTorch to compute its gradient,
+#   which is in `arrived.grad` after the backward pass;
+# - `out.backward(gradient)` starts the backward pass at `out`, which is no loss: `gradient` says how the loss
+#   depends on it.
+
+# %% [markdown]
+# ### Exercise 3: only numbers cross the cut
+#
+# Run one training step over two stages. `send(tensor)` stands for the network: it returns what arrives at the
+# other stage, a copy without a history. Leave the gradients in the weights (`.grad`), and return the two
+# tensors that you sent.
+
+# %% nbgrader={"grade": false, "grade_id": "train-step", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def train_step(first, second, x, y, loss_of, send):
+    """One step over two stages: first and second are modules, loss_of(output, y) is the loss.
+
+    Returns (the activations that went forward, the gradient that came back).
+    """
+    ### BEGIN SOLUTION
+    out = first(x)
+    arrived = send(out).requires_grad_()
+    loss_of(second(arrived), y).backward()
+    out.backward(send(arrived.grad))
+    return out, arrived.grad
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def step_over_the_cut(first, second, x, y):
+    """The step with matrices of these weights: what was sent, and the weights' gradients."""
+    import torch
+
+    stages = []
+    for weight in (first, second):
+        matrix = torch.tensor(weight, dtype=torch.float64)
+        stage = torch.nn.Linear(matrix.shape[1], matrix.shape[0], bias=False, dtype=torch.float64)
+        stage.weight.data = matrix
+        stages.append(stage)
+    sent = train_step(*stages, torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64),
+                      torch.nn.functional.mse_loss, lambda tensor: tensor.detach().clone())
+    grads = [stage.weight.grad for stage in stages]
+    return {"sent forward": sent[0].tolist(), "sent back": sent[1].tolist(),
+            "gradient of the first": None if grads[0] is None else grads[0].tolist(),
+            "gradient of the second": None if grads[1] is None else grads[1].tolist()}
+
+# %% nbgrader={"grade": true, "grade_id": "train-step-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
+check.function(
+    step_over_the_cut,
+    cases=[([[2.0]], [[3.0]], [[1.0]], [[5.0]])],
+    expected=[{"sent forward": [[2.0]], "sent back": [[6.0]],
+               "gradient of the first": [[6.0]], "gradient of the second": [[4.0]]}],
+    hints={
+        "The first stage has no gradients: its backward pass begins at what it sent, with the gradient that came back.":
+            [{"sent forward": [[2.0]], "sent back": [[6.0]],
+              "gradient of the first": None, "gradient of the second": [[4.0]]}],
+        "Back goes the gradient of what arrived, not what arrived.":
+            [{"sent forward": [[2.0]], "sent back": [[2.0]],
+              "gradient of the first": [[2.0]], "gradient of the second": [[4.0]]}],
+    })
+### BEGIN HIDDEN TESTS
+def matrices(seed, size, samples):
+    draw = np.random.default_rng(seed)
+    return [draw.normal(size=shape).round(3).tolist()
+            for shape in ((size + 1, size), (2, size + 1), (samples, size), (samples, 2))]
+
+
+def right_step(first, second, x, y):
+    first, second, x, y = map(np.array, (first, second, x, y))
+    out = x @ first.T
+    slope = 2 * (out @ second.T - y) / y.size
+    back = slope @ second
+    return {"sent forward": out.tolist(), "sent back": back.tolist(),
+            "gradient of the first": (back.T @ x).tolist(), "gradient of the second": (slope.T @ out).tolist()}
+
+
+check.function(step_over_the_cut, cases=[matrices(**case) for case in check.draw(
+    6, seed=range(10**6), size=range(1, 5), samples=range(1, 5))], expected=right_step)
+### END HIDDEN TESTS
+
+# %% [raw] tags=["mutant"] answer="train-step" hint="The first stage has no gradients"
+# -    out.backward(send(arrived.grad))
+# +    send(arrived.grad)
+
+# %% [raw] tags=["mutant"] answer="train-step" hint="Back goes the gradient of what arrived"
+# -    out.backward(send(arrived.grad))
+# -    return out, arrived.grad
+# +    out.backward(send(arrived.detach()))
+# +    return out, arrived.detach()
+
+# %% [markdown]
+# This is all that a pipeline sends: activations forward, their gradients back, both of the same shape, `samples x
+# sequence length x hidden size` numbers. No weights, no gradients of weights.
+#
+# ## Micro-batches
+#
+# Now the idea of **GPipe** (Huang et al. 2019). Cut the batch, now called the **mini-batch**, into
+# **micro-batches**. When stage 0 has sent the first micro-batch on, it does not wait: it takes the second one.
+# The gradients of the micro-batches add up in `.grad`, and the optimizer makes one step for all. Is that still the
+# same training? It is, if the sum is taken with care.
+
+# %% [markdown]
+# ### Exercise 4: the gradient of the whole mini-batch
+#
+# `loss_of` returns the *mean* over the samples it is given. Add the gradients of all micro-batches up so that
+# `.grad` holds what one backward pass over the whole mini-batch would give. The last micro-batch may be smaller
+# than the others.
+
+# %% nbgrader={"grade": false, "grade_id": "accumulate", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def accumulate(model, loss_of, micro_batches):
+    """Leave the mini-batch's gradient in the weights. micro_batches: a list of (x, y); len(x) samples each."""
+    ### BEGIN SOLUTION
+    samples = sum(len(x) for x, _ in micro_batches)
+    for x, y in micro_batches:
+        loss = loss_of(model(x), y)
+        (loss * len(x) / samples).backward()
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def accumulated(weight, x, y, size):
+    """The gradient of the weights after micro-batches of `size` samples."""
+    import torch
+
+    x, y = torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64)
+    model = torch.nn.Linear(x.shape[1], y.shape[1], bias=False, dtype=torch.float64)
+    model.weight.data = torch.tensor(weight, dtype=torch.float64)
+    accumulate(model, torch.nn.functional.mse_loss, list(zip(x.split(size), y.split(size))))
+    return None if model.weight.grad is None else model.weight.grad.tolist()
+
+# %% nbgrader={"grade": true, "grade_id": "accumulate-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
+check.function(
+    accumulated,
+    cases=[{"weight": [[1.0]], "x": [[1.0], [1.0], [4.0]], "y": [[0.0], [0.0], [0.0]], "size": 2}],
+    expected=[[[12.0]]],
+    hints={
+        "That is the sum over the micro-batches; the loss of the mini-batch is a mean.": [[[34.0]]],
+        "That is the mean over the micro-batches. The small one counts as much as the large one: should it?": [[[17.0]]],
+        "That is the last micro-batch alone: nothing may be reset between micro-batches.": [[[32.0 / 3]]],
+    })
+### BEGIN HIDDEN TESTS
+def drawn_samples(seed, samples, inputs, size):
+    draw = np.random.default_rng(seed)
+    weight, x, y = (draw.normal(size=shape).round(3).tolist()
+                    for shape in ((2, inputs), (samples, inputs), (samples, 2)))
+    return {"weight": weight, "x": x, "y": y, "size": size}
+
+
+def whole_gradient(weight, x, y, size):
+    weight, x, y = map(np.array, (weight, x, y))
+    return ((2 * (x @ weight.T - y) / y.size).T @ x).tolist()
+
+
+check.function(accumulated, cases=[drawn_samples(**case) for case in check.draw(
+    8, seed=range(10**6), samples=range(1, 9), inputs=range(1, 4), size=range(1, 6))], expected=whole_gradient)
+### END HIDDEN TESTS
+
+# %% [raw] tags=["mutant"] answer="accumulate" hint="the loss of the mini-batch is a mean"
+# -        (loss * len(x) / samples).backward()
+# +        loss.backward()
+
+# %% [raw] tags=["mutant"] answer="accumulate" hint="should it?"
+# -        (loss * len(x) / samples).backward()
+# +        (loss / len(micro_batches)).backward()
+
+# %% [raw] tags=["mutant"] answer="accumulate" hint="nothing may be reset"
+# -        loss = loss_of(model(x), y)
+# +        model.zero_grad()
+# +        loss = loss_of(model(x), y)
+
+# %% [markdown]
+# (With text it is tokens that count, not samples: padding has no loss. The trainer divides by the number of
+# tokens, too.)
+#
+# ## GPipe
+#
+# GPipe's order is simple. Every stage runs the forward passes of **all** micro-batches; then it runs all backward
+# passes; then the optimizer makes its step. Between the two phases nothing is thrown away: the **flush** at the
+# end, when the pipeline runs empty, is what makes the result the same as without a pipeline.
+
+# %% [markdown]
+# ### Exercise 5: write GPipe
+#
+# Write the schedule for any number of stages and micro-batches, in the same form as above: a text per stage. There is
+# more than one right answer; yours is judged by what it does. Is every micro-batch there? Does nobody wait for
+# each other in a circle? Do the stages work at the same time?
+
+# %% nbgrader={"grade": false, "grade_id": "my-gpipe", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def my_gpipe(stages, micro_batches):
+    """GPipe as a list with the text of each stage: all forwards, then all backwards."""
+    ### BEGIN SOLUTION
+    forwards = [f"F{k}" for k in range(micro_batches)]
+    backwards = [f"B{k}" for k in reversed(range(micro_batches))]  # the last one's activations are fresh
+    return [" ".join(forwards + backwards)] * stages
+    ### END SOLUTION
+
+# %% nbgrader={"grade": true, "grade_id": "my-gpipe-check", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
+check.schedule(
+    my_gpipe,
+    cases=[{"stages": 4, "micro_batches": 8}, {"stages": 2, "micro_batches": 3}, {"stages": 1, "micro_batches": 2}],
+    like="gpipe",
+    hints={
+        "It is right for some pipelines: which number did you write out?": "some sizes",
+        "One micro-batch at a time: that is what GPipe does away with. Who works meanwhile?": "one at a time",
+        "The stages wait for each other in a circle. Follow micro-batch 0 by hand: in which order do its forwards "
+        "and backwards reach you?": "deadlock",
+        "The micro-batches come in an order in which no two stages work at once. A stage should take them as they "
+        "arrive.": "no overlap",
+        "A backward pass stands before a forward pass: in GPipe all forwards come first.": "forwards first",
+        "Each stage needs an F and a B of each micro-batch, and these count from 0.": "incomplete",
+    })
+### BEGIN HIDDEN TESTS
+check.schedule(my_gpipe, cases=check.draw(16, stages=range(1, 9), micro_batches=range(1, 17)), like="gpipe")
+### END HIDDEN TESTS
+
+# %% [raw] tags=["mutant"] answer="my-gpipe" hint="One micro-batch at a time"
+# def my_gpipe(stages, micro_batches):
+#     return [" ".join(f"F{k} B{k}" for k in range(micro_batches))] * stages
+
+# %% [raw] tags=["mutant"] answer="my-gpipe" hint="which number did you write out"
+# def my_gpipe(stages, micro_batches):
+#     order = [f"F{k}" for k in range(micro_batches)] + [f"B{k}" for k in range(micro_batches)]
+#     return [" ".join(order)] * 4
+
+# %% [raw] tags=["mutant"] answer="my-gpipe" hint="wait for each other in a circle"
+# def my_gpipe(stages, micro_batches):
+#     last = [f"F{k}" for k in range(micro_batches)] + [f"B{k}" for k in range(micro_batches)]
+#     others = [f"F{k} B{k}" for k in range(micro_batches)]
+#     return [" ".join(others)] * (stages - 1) + [" ".join(last)]
+
+# %% [raw] tags=["mutant"] answer="my-gpipe" hint="no two stages work at once"
+# def my_gpipe(stages, micro_batches):
+#     forwards, backwards = range(micro_batches), range(micro_batches)
+#     text = []
+#     for stage in range(stages):
+#         order = forwards if stage % 2 == 0 else reversed(forwards)
+#         text.append(" ".join([f"F{k}" for k in order] + [f"B{k}" for k in backwards]))
+#     return text
+
+# %% [raw] tags=["mutant"] answer="my-gpipe" hint="all forwards come first"
+# def my_gpipe(stages, micro_batches):
+#     text = []
+#     for stage in range(stages):
+#         early = min(stages - 1 - stage, micro_batches)
+#         order = [f"F{k}" for k in range(early)]
+#         for k in range(early, micro_batches):
+#             order += [f"F{k}", f"B{k - early}"]
+#         order += [f"B{k}" for k in range(micro_batches - early, micro_batches)]
+#         text.append(" ".join(order))
+#     return text
+
+# %% [raw] tags=["mutant"] answer="my-gpipe" hint="these count from 0"
+# -    forwards = [f"F{k}" for k in range(micro_batches)]
+# +    forwards = [f"F{k}" for k in range(1, micro_batches)]
+
+# %% [markdown]
+# Look at it. Move the slider and count how many stages work at each moment. Below each stage you see how many
+# micro-batches' activations it keeps: more about them later.
+
+# %% tags=["explore"]
+if my_gpipe(4, 6):
+    display(plots.pipeline(simulate(parse(my_gpipe(4, 6)), CLOCK), "My GPipe", steps=True))
+
+# %% [markdown]
+# The trainer checks every schedule before it runs it, in words. This one is wrong on purpose: stage 0 insists
+# on finishing micro-batch 0, and stage 1 wants micro-batch 1 first.
+
+# %% tags=["explore"]
+for problem in problems(parse(["F0 B0 F1 B1", "F0 F1 B0 B1"])):
+    print(problem)
+
+# %% [markdown]
+# ### Train with it
+#
+# Your function goes into a file, and the trainer takes it with `--schedule`. The small GPT on four ranks, on the CPU
+# of two nodes: first with the trainer's own GPipe, then with yours. Then yours with two stages, on one
+# node.
+
+# %% tags=["explore"]
+import inspect
+from pathlib import Path
+
+Path("code/my_gpipe.py").write_text(inspect.getsource(my_gpipe))
+!cat code/my_gpipe.py
+
+# %% tags=["explore"] short={"--train-iters 6": "--train-iters 3"}
+SHORT = "--train-iters 6 --log-interval 1 --eval-iters 0"
+!sbatch code/pp_two_nodes.sh {SHORT} --schedule gpipe --timeline megatron/timeline/built_in
+
+# %% tags=["explore"]
+built_in = jobs.wait()
+
+# %% tags=["explore"]
+!sbatch code/pp_two_nodes.sh {SHORT} --schedule code/my_gpipe.py --timeline megatron/timeline/mine
+
+# %% tags=["explore"]
+mine = jobs.wait()
+
+# %% tags=["explore"]
+!sbatch --nodes=1 code/pp_two_nodes.sh {SHORT} --schedule code/my_gpipe.py --pipeline-model-parallel-size 2
+
+# %% tags=["explore"]
+two_stages = jobs.wait()
+
+# %% tags=["explore"]
+print("iteration   built-in       mine   mine, 2 stages")
+for lines in zip(*(logs.read(job.log).iterations for job in (built_in, mine, two_stages))):
+    print(f"{lines[0].iteration:9}" + "".join(f"{line.loss or math.nan:11.6f}" for line in lines))
+
+# %% [markdown]
+# The same losses, up to rounding: the order of the work is yours, the result is the mini-batch's. That holds for four
+# stages as for two. And this is how it ran, with what the clock of the schedule says below it, for the same mean times:
+
+# %% tags=["explore"]
+plots.pipeline("megatron/timeline/mine", "My GPipe", simulated=True)
+
+# %% [markdown]
+# Do not be surprised if the real one is ragged. All the ranks share this machine's cores, so a stage that works alone is
+# quicker than four that work at once. Four stages would need four devices to show what a pipeline is good for.
+# Here they are, virtual: the same batch of 8 samples as in the beginning, now in 8 micro-batches. How many times as
+# fast will it be?
+
+# %% nbgrader={"grade": false, "grade_id": "guess-times", "locked": false, "schema_version": 3, "solution": true, "task": false}
+### BEGIN SOLUTION
+guess_times = 3
+### END SOLUTION
+
+# %% tags=["explore"]
+!sbatch code/virtual_v100.sh --pipeline-model-parallel-size 4 --schedule code/my_gpipe.py --train-iters 4 \
+    --log-interval 1 --micro-batch-size 1 --global-batch-size 8 --timeline megatron/timeline/eight_parts
+
+# %% tags=["explore"]
+eight_parts = jobs.wait()
+
+# %% tags=["explore"]
+parts = plots.timeline("megatron/timeline/eight_parts")
+check.compare("times as fast (virtual)", guess_times, float(alone.total / parts.total))
+plots.pipelines(one_batch="megatron/timeline/one_at_a_time", eight_micro_batches="megatron/timeline/eight_parts")
+
+# %% [markdown]
+# ## The bubble
+#
+# How large is the grey part that is left? Count in units of one micro-batch on one stage, with *p* stages and *m*
+# micro-batches. Look at one row of your GPipe:
+#
+# - a stage **works** for *m* forwards and *m* backwards;
+# - the last stage's first forward waits until *p - 1* stages have done theirs, and at the end stage 0 waits for as
+#   many backwards. Each stage loses as much, at the beginning, in the middle or at the end.
+#
+# So everything takes as long as *m + p - 1* micro-batches, of which *m* are work. The **bubble fraction** is the idle
+# share of the whole time.
+
+# %% [markdown]
+# ### Exercise 6: the bubble fraction
+#
+# When all stages take the same time, and messages take none:
+
+# %% nbgrader={"grade": false, "grade_id": "bubble", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def bubble(p, m):
+    """The share of the time in which a stage is idle, 0 to 1, in GPipe with p stages and m micro-batches."""
+    ### BEGIN SOLUTION
+    return (p - 1) / (m + p - 1)
+    ### END SOLUTION
+
+# %% nbgrader={"grade": true, "grade_id": "bubble-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
+check.function(
+    bubble,
+    cases=[(4, 1), (4, 7), (1, 5), (5, 16)],
+    expected=[0.75, 0.3, 0.0, 0.2],
+    hints={
+        "That is idle time for each unit of work, the bubble overhead. The fraction is idle time in all the time.":
+            [3.0, 3 / 7, 0.0, 0.25],
+        "That is the share of the time in which a stage works.": [0.25, 0.7, 1.0, 0.8],
+        "All the stages but one wait, in the beginning: how many are those?": [0.8, 4 / 11, 1 / 6, 5 / 21],
+        "One number for all pipelines? More micro-batches must make it smaller.": [0.75, 0.75, 0.75, 0.75],
+    })
+### BEGIN HIDDEN TESTS
+check.function(bubble, cases=check.draw(20, p=range(1, 65), m=range(1, 257)),
+               expected=lambda p, m: (p - 1) / (m + p - 1))
+### END HIDDEN TESTS
+
+# %% [raw] tags=["mutant"] answer="bubble" hint="the bubble overhead"
+# -    return (p - 1) / (m + p - 1)
+# +    return (p - 1) / m
+
+# %% [raw] tags=["mutant"] answer="bubble" hint="in which a stage works"
+# -    return (p - 1) / (m + p - 1)
+# +    return m / (m + p - 1)
+
+# %% [raw] tags=["mutant"] answer="bubble" hint="how many are those"
+# -    return (p - 1) / (m + p - 1)
+# +    return p / (m + p)
+
+# %% [raw] tags=["mutant"] answer="bubble" hint="One number for all pipelines"
+# -    return (p - 1) / (m + p - 1)
+# +    return 0.75
+
+# %% tags=["explore"]
+curves.bubbles(bubble)
+
+# %% [markdown]
+# Each line is a number of stages. What counts is how many micro-batches there are *for each stage*: with four times as many
+# micro-batches as stages the bubble is below a fifth.
+#
+# Does the formula hold in the runs? The last stage of the virtual ones is slower than the others, and the real one
+# shares its cores:
+
+# %% tags=["explore"]
+if bubble(4, 1) is not None:
+    for name, m, run in (("one batch, virtual", 1, "one_at_a_time"), ("8 micro-batches, virtual", 8, "eight_parts"),
+                         ("4 micro-batches, real, on shared cores", 4, "mine")):
+        measured = float(plots.timeline(f"megatron/timeline/{run}").bubble_fraction)
+        print(f"{name:40} formula {bubble(4, m):6.1%}   run {measured:6.1%}")
+
+# %% [markdown]
+# With one batch in flight it does not matter how long the stages are. With eight it does: the formula is for equal stages,
+# and whoever waits for a slower one is idle, too. Exercise 8 gets this right.
+
+# %% [markdown]
+# ### Exercise 7: how many micro-batches?
+#
+# How many micro-batches does a pipeline of `p` stages need at least so that the bubble is not more than `percent`
+# percent of the time? (Whole numbers can be compared without rounding: `100 * (p - 1) <= percent * (m + p - 1)`.)
+
+# %% nbgrader={"grade": false, "grade_id": "micro-batches-for", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def micro_batches_for(p, percent):
+    """The smallest number of micro-batches, at least 1. percent: a whole number, 1 to 100."""
+    ### BEGIN SOLUTION
+    m = 1
+    while 100 * (p - 1) > percent * (m + p - 1):
+        m += 1
+    return m
+    ### END SOLUTION
+
+# %% nbgrader={"grade": true, "grade_id": "micro-batches-for-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
+check.function(
+    micro_batches_for,
+    cases=[(4, 20), (8, 10), (5, 30), (1, 5), (2, 60)],
+    expected=[12, 63, 10, 1, 1],
+    hints={
+        "One fewer is enough: at exactly that share it is not *more* than that.": [13, 64, 10, 1, 1],
+        "Rounded down, it is not enough: a bit more bubble than asked for.": [12, 63, 9, 1, 1],
+        "That is m + p - 1, the length of everything: how many of these are micro-batches?": [15, 70, 14, 1, 2],
+        "A pipeline runs at least one micro-batch.": [12, 63, 10, 0, 1],
+    })
+### BEGIN HIDDEN TESTS
+check.function(micro_batches_for, cases=check.draw(20, p=range(1, 65), percent=range(1, 101)),
+               expected=lambda p, percent: max(1, -(-100 * (p - 1) // percent) - (p - 1)))
+### END HIDDEN TESTS
+
+# %% [raw] tags=["mutant"] answer="micro-batches-for" hint="One fewer is enough"
+# -    while 100 * (p - 1) > percent * (m + p - 1):
+# +    while p > 1 and 100 * (p - 1) >= percent * (m + p - 1):
+
+# %% [raw] tags=["mutant"] answer="micro-batches-for" hint="Rounded down"
+# def micro_batches_for(p, percent):
+#     return max(1, 100 * (p - 1) // percent - (p - 1))
+
+# %% [raw] tags=["mutant"] answer="micro-batches-for" hint="the length of everything"
+# def micro_batches_for(p, percent):
+#     return max(1, -(-100 * (p - 1) // percent))
+
+# %% [raw] tags=["mutant"] answer="micro-batches-for" hint="at least one micro-batch"
+# -    m = 1
+# +    m = 0 if p == 1 else 1
+
+# %% [markdown]
+# ### Exercise 8: stages that are not equal
+#
+# Real stages differ: the last one has the logits. Follow the micro-batches through the forward phase. The first one takes
+# the time of every stage, one after the other. Each of the others comes out of the pipeline one *slowest stage* later than the
+# one before. The backward phase goes the same way, in the other direction.
+#
+# How long does a step of GPipe take?
+
+# %% nbgrader={"grade": false, "grade_id": "step-time", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def step_time(forward, backward, m):
+    """Milliseconds of a step with m micro-batches. forward, backward: a list with each stage's milliseconds."""
+    ### BEGIN SOLUTION
+    return sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
+    ### END SOLUTION
+
+# %% nbgrader={"grade": true, "grade_id": "step-time-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
+check.function(
+    step_time,
+    cases=[([10, 10], [20, 20], 1), ([10, 10], [20, 20], 4), ([10, 10, 16], [20, 20, 40], 5), ([10, 14], [30, 20], 2)],
+    expected=[60, 150, 340, 118],
+    hints={
+        "That is without the pipeline's filling and emptying: only the slowest stage's work.": [30, 120, 280, 88],
+        "That is all of it one after the other: the stages work at the same time.": [60, 240, 580, 148],
+        "All stages as slow as the slowest? The first micro-batch takes every stage's own time.": [60, 150, 392, 132],
+        "The forward and the backward phase have each their own slowest stage.": [60, 150, 340, 114],
+        "m micro-batches: how many come after the first?": [90, 180, 396, 162],
+    })
+### BEGIN HIDDEN TESTS
+drawn = check.draw(20, m=range(1, 33), stages=range(1, 9), seed=range(10**6))
+cases = []
+for case in drawn:
+    times = np.random.default_rng(case["seed"]).integers(1, 100, size=(2, case["stages"])).tolist()
+    cases.append((*times, case["m"]))
+check.function(step_time, cases=cases, expected=lambda forward, backward, m: (
+    sum(forward) + sum(backward) + (m - 1) * (max(forward) + max(backward))))
+### END HIDDEN TESTS
+
+# %% [raw] tags=["mutant"] answer="step-time" hint="filling and emptying"
+# -    return sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
+# +    return m * (max(forward) + max(backward))
+
+# %% [raw] tags=["mutant"] answer="step-time" hint="all of it one after the other"
+# -    return sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
+# +    return m * (sum(forward) + sum(backward))
+
+# %% [raw] tags=["mutant"] answer="step-time" hint="every stage's own time"
+# -    return sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
+# +    return (m + len(forward) - 1) * (max(forward) + max(backward))
+
+# %% [raw] tags=["mutant"] answer="step-time" hint="each their own slowest stage"
+# -    return sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
+# +    return sum(forward) + sum(backward) + (m - 1) * max(f + b for f, b in zip(forward, backward))
+
+# %% [raw] tags=["mutant"] answer="step-time" hint="how many come after the first"
+# -    return sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
+# +    return sum(forward) + m * max(forward) + sum(backward) + m * max(backward)
+
+# %% [markdown]
+# Try it on your virtual run: the mean times of its stages give the whole.
+
+# %% tags=["explore"]
+def mean_time(run, kind):
+    """Mean milliseconds of such an action, for each stage."""
+    return [float(sum(span.end - span.start for span in spans if span.kind == kind))
+            / sum(span.kind == kind for span in spans) for spans in run.spans.values()]
+
+
+if step_time([1], [1], 1):
+    print("stage by stage, forward ", [round(one, 1) for one in mean_time(parts, "F")], "ms")
+    print("stage by stage, backward", [round(one, 1) for one in mean_time(parts, "B")], "ms")
+    print(f"your function: {step_time(mean_time(parts, 'F'), mean_time(parts, 'B'), 8):.1f} ms")
+    print(f"the run:       {float(parts.total):.1f} ms")
+
+# %% [markdown]
+# What is missing are the messages: each cut adds the time of one message in the forward phase, and of one in the backward phase.
+#
+# ## What GPipe keeps
+#
+# A micro-batch's activations are needed in its backward pass, and GPipe begins with these only when all forwards are
+# done. So every stage keeps the activations of **all** micro-batches at once: the strips in the figures above
+# rise up to *m*. Cutting a mini-batch into more micro-batches does not help the memory at all, and the pipeline
+# wants many of them.
+#
+# GPipe therefore came with **checkpointing**: a stage keeps only its *input* of each micro-batch, and computes the rest
+# again just before the backward pass. `torchgpipe` has three modes:
+#
+# | `checkpoint=` | keeps after the forward pass |
+# |---|---|
+# | `"never"` | everything, of every micro-batch |
+# | `"always"` | the input only, of every micro-batch |
+# | `"except_last"` | the input only, but everything of the last micro-batch: its backward pass comes next, so it need not be computed again |
+
+# %% [markdown]
+# ### Exercise 9: activations at the peak
+#
+# How many bytes does a stage keep at most? In GPipe's backward phase the last micro-batch comes first. Before a
+# checkpointed micro-batch's backward pass its activations are computed again, from its input, which stays until the end of that pass.
+# After the backward pass of a micro-batch nothing of it is left. (Count the input as a part of its own, besides `everything`.)
+
+# %% nbgrader={"grade": false, "grade_id": "kept-bytes", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def kept_bytes(mode, m, everything, input):
+    """Bytes at the peak. mode: "never", "always" or "except_last"; m: micro-batches;
+
+    everything, input: bytes of one micro-batch's activations inside of the stage, and of its input.
+    """
+    ### BEGIN SOLUTION
+    whole = m if mode == "never" else 1
+    return m * input + whole * everything
+    ### END SOLUTION
+
+# %% nbgrader={"grade": true, "grade_id": "kept-bytes-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
+check.function(
+    kept_bytes,
+    cases=[("never", 8, 100, 5), ("always", 8, 100, 5), ("except_last", 8, 100, 5), ("always", 1, 70, 3)],
+    expected=[840, 140, 140, 73],
+    hints={
+        "The inputs are kept, too.": [800, 100, 100, 70],
+        "While one micro-batch goes backward, its activations are there again, however checkpointed it is.":
+            [840, 40, 140, 3],
+        "Two at once? The last micro-batch's activations are gone when the next is computed again.":
+            [840, 140, 240, 73],
+        "Checkpointing is the other way round: without it everything is kept.": [140, 840, 840, 73],
+    })
+### BEGIN HIDDEN TESTS
+check.function(kept_bytes, cases=check.draw(24, mode=["never", "always", "except_last"], m=range(1, 65),
+                                            everything=range(10**6, 10**9), input=range(10**4, 10**6)),
+               expected=lambda mode, m, everything, input: m * input + (m if mode == "never" else 1) * everything)
+### END HIDDEN TESTS
+
+# %% [raw] tags=["mutant"] answer="kept-bytes" hint="The inputs are kept, too"
+# -    return m * input + whole * everything
+# +    return whole * everything
+
+# %% [raw] tags=["mutant"] answer="kept-bytes" hint="its activations are there again"
+# -    whole = m if mode == "never" else 1
+# +    whole = {"never": m, "always": 0, "except_last": 1}[mode]
+
+# %% [raw] tags=["mutant"] answer="kept-bytes" hint="Two at once?"
+# -    whole = m if mode == "never" else 1
+# +    whole = {"never": m, "always": 1, "except_last": 2}[mode]
+
+# %% [raw] tags=["mutant"] answer="kept-bytes" hint="the other way round"
+# -    whole = m if mode == "never" else 1
+# +    whole = 1 if mode == "never" else m
+
+# %% [markdown]
+# ### Exercise 10: the price
+#
+# Computing again costs time. Say that the backward pass takes twice as long as the forward pass. How many times as much
+# work is a step, compared with `"never"`?
+
+# %% nbgrader={"grade": false, "grade_id": "extra-work", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def extra_work(mode, m):
+    """1.0 is the work without checkpointing. mode: "never", "always" or "except_last"; m: micro-batches."""
+    ### BEGIN SOLUTION
+    again = {"never": 0, "always": m, "except_last": m - 1}[mode]
+    return (3 * m + again) / (3 * m)
+    ### END SOLUTION
+
+# %% nbgrader={"grade": true, "grade_id": "extra-work-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
+check.function(
+    extra_work,
+    cases=[("never", 4), ("always", 4), ("except_last", 4), ("except_last", 1)],
+    expected=[1.0, 4 / 3, 1.25, 1.0],
+    hints={
+        "Only the forward pass is computed again, not the whole step.": [1.0, 2.0, 1.75, 1.0],
+        "Forward and backward are not equally long here.": [1.0, 1.5, 1.375, 1.0],
+        "One micro-batch need not be computed again.": [1.0, 4 / 3, 4 / 3, 4 / 3],
+    })
+### BEGIN HIDDEN TESTS
+check.function(extra_work, cases=check.draw(20, mode=["never", "always", "except_last"], m=range(1, 65)),
+               expected=lambda mode, m: 1 + {"never": 0, "always": m, "except_last": m - 1}[mode] / (3 * m))
+### END HIDDEN TESTS
+
+# %% [raw] tags=["mutant"] answer="extra-work" hint="not the whole step"
+# -    return (3 * m + again) / (3 * m)
+# +    return (m + again) / m
+
+# %% [raw] tags=["mutant"] answer="extra-work" hint="not equally long"
+# -    return (3 * m + again) / (3 * m)
+# +    return (2 * m + again) / (2 * m)
+
+# %% [raw] tags=["mutant"] answer="extra-work" hint="One micro-batch need not"
+# -    again = {"never": 0, "always": m, "except_last": m - 1}[mode]
+# +    again = 0 if mode == "never" else m
+
+# %% [markdown]
+# ### Exercise 11: a pipeline that fits
+#
+# Now for a card: GPT-2 in fp16 on four **virtual** V100s of 16 GB, two on each node, with GPipe and 32 samples for each step. Which
+# micro-batch, and how many of each stage's three layers should be computed again? Look at what the trainer
+# estimates (`block N`: N layers of each stage are computed again):
+
+# %% tags=["explore"]
+PIPELINE = ("--device virtual:v100 --virtual-network ethernet:25gbit --world-size 4 --gpus-per-node 2 "
+            "--pipeline-model-parallel-size 4 --schedule gpipe --fp16 --global-batch-size 32 --num-layers 12 "
+            "--hidden-size 768 --num-attention-heads 32 --seq-length 1024 --max-position-embeddings 1024")
+BLOCK = " --recompute-granularity full --recompute-method block --recompute-num-layers 3"
+costs.show(costs.of({"micro-batch 4, nothing again": "--micro-batch-size 4",
+                     "micro-batch 1, nothing again": "--micro-batch-size 1",
+                     "micro-batch 4, block 3": "--micro-batch-size 4" + BLOCK,
+                     "micro-batch 16, block 3": "--micro-batch-size 16" + BLOCK}, PIPELINE))
+
+# %% [markdown]
+# The first two lines show it: smaller micro-batches save time, and no memory. Now write it so that an iteration takes **less than
+# 545 ms** and fits. *Your turn:* replace the line with `BATCH`.
+
+# %% nbgrader={"grade": false, "grade_id": "my-pipeline", "locked": false, "schema_version": 3, "solution": true, "task": false}
+%%writefile code/my_pipeline.sh
+#!/bin/bash
+#SBATCH --job-name=my_pipeline
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --time=00:10:00
+#SBATCH --output=megatron/logs/%x_%j.txt
+set -euo pipefail
+
+export OMP_NUM_THREADS=1
+DATA=$LAB_HOME/data/GPT-2_assets
+MODEL="--fp16 --num-layers 12 --hidden-size 768 --num-attention-heads 32 \
+       --seq-length 1024 --max-position-embeddings 1024"
+LAYOUT="--pipeline-model-parallel-size 4 --schedule gpipe --global-batch-size 32"
+### BEGIN SOLUTION
+BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
+### END SOLUTION
+TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
+      --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+
+srun --kill-on-bad-exit=1 bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
+    --nnodes 2 --nproc_per_node 2 --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
+    "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
+    --device virtual:v100 --virtual-network ethernet:25gbit $MODEL $LAYOUT $BATCH $TEXT \
+    --lr 1.5e-4 --train-iters 3 --log-interval 1 --eval-iters 0 "$@"
+
+# %% nbgrader={"grade": true, "grade_id": "my-pipeline-check", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
+script = check.script("code/my_pipeline.sh")
+check.that(not script.problems, "This would go wrong. " + " ".join(script.problems))
+flags = script.flags
+check.that((script.nodes, script.world_size) == (2, 4) and flags.fp16 and flags.schedule == "gpipe"
+           and (flags.tensor_model_parallel_size, flags.pipeline_model_parallel_size) == (1, 4)
+           and (flags.num_layers, flags.hidden_size, flags.seq_length) == (12, 768, 1024)
+           and flags.num_attention_heads == 32 and not flags.use_flash_attn and flags.balance is None
+           and flags.attention_dropout == 0.1 and flags.hidden_dropout == 0.1
+           and flags.global_batch_size == 32,
+           "Only BATCH is yours: the model, the layout and the 32 samples stay as they were.")
+cost = check.figures(script, "virtual:v100", network="ethernet:25gbit")
+check.that(cost.fits, "It does not fit. A smaller micro-batch does not help: GPipe keeps all of them. What does?")
+check.that(cost.milliseconds < 545, "It fits, but it takes too long. Two things cost time: the bubble, and whatever "
+           "is computed again without need.")
+
+# %% [raw] tags=["mutant"] answer="my-pipeline" hint="GPipe keeps all of them"
+# -BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
+# +BATCH="--micro-batch-size 1"
+
+# %% [raw] tags=["mutant"] answer="my-pipeline" hint="it takes too long"
+# -BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
+# +BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method uniform"
+
+# %% [raw] tags=["mutant"] answer="my-pipeline" hint="it takes too long"
+# -BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
+# +BATCH="--micro-batch-size 8 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
+
+# %% [raw] tags=["mutant"] answer="my-pipeline" hint="This would go wrong"
+# -BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
+# +BATCH="--micro-batch-size 5 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
+
+# %% [raw] tags=["mutant"] answer="my-pipeline" hint="stay as they were"
+# -BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
+# +BATCH="--micro-batch-size 1 --global-batch-size 8"
+
+# %% tags=["explore"]
+!sbatch code/my_pipeline.sh
+
+# %% tags=["explore"]
+fitting = jobs.wait()
+
+# %% tags=["explore"]
+!grep -E "elapsed time|out of memory" {fitting.log} | tail -n 2
+
+# %% [markdown]
+# ## torchgpipe: a pipeline in one process
+#
+# [torchgpipe](https://torchgpipe.readthedocs.io) is GPipe as a library. One process drives all the devices, with a thread for
+# each. It wants the model as an `nn.Sequential`, and the **balance**: how many of its layers each device gets.
+# Here are eight blocks of a GPT, on four devices, which are all this CPU:
+
+# %% tags=["explore"]
+import copy
+import sys
+
+import torch
+
+sys.path.insert(0, "code/examples")
+from gpt_layers import Block, Size, build
+from lab import torchgpipe_cpu  # small changes, so that the stages run side by side on a CPU
+from torchgpipe import GPipe
+
+small = Size(layers=8, hidden=128, heads=4, positions=64, vocabulary=1000)
+plain = torch.nn.Sequential(*(build(Block, small, seed) for seed in range(8)))
+piped = GPipe(copy.deepcopy(plain), balance=[2, 2, 2, 2], devices=["cpu"] * 4, chunks=4, checkpoint="except_last")
+
+x = torch.randn(8, 64, 128)
+for model in (plain, piped):
+    model(x).square().mean().backward()
+worst = max((one.grad - other.grad).abs().max().item() for one, other in zip(plain.parameters(), piped.parameters()))
+print(f"largest difference between the gradients: {worst:.1e}")
+
+# %% [markdown]
+# The same gradient, up to rounding. You did not have to say anything about messages: on GPUs the library copies from device to
+# device.
+#
+# The workspace has a whole program with it, `code/examples/gpipe.py`: it trains a GPT of 14 layers (the
+# embedding, 12 blocks, the head) in the classic layout `[4, 3, 3, 4]`. First with one chunk, then with four, without
+# and with checkpointing:
+
+# %% tags=["explore"] short={"--iterations 3": "--iterations 1"}
+RUN = "python code/examples/gpipe.py --preset tiny --iterations 3"
+!{RUN} --chunks 1 --checkpoint never | tail -n 3
+
+# %% tags=["explore"]
+!{RUN} --chunks 4 --checkpoint never | tail -n 3
+
+# %% tags=["explore"]
+!{RUN} --chunks 4 --checkpoint always | tail -n 3
+
+# %% [markdown]
+# Compare the three: the loss, the time, the activations. (Seconds are your machine's: stages that share a few cores
+# have little to gain. The memory is counted, tensor by tensor.)
+#
+# The library can also choose the balance: by the time that the layers take, or by their size (activations, weights, and what the
+# optimizer keeps). Here are the eight blocks once more, with a large matrix behind them, as in the last stage of a GPT. Where
+# do the nine layers go? (The program has `--balance time` and `--balance size`.)
+
+# %% tags=["explore"]
+from torchgpipe.balance import balance_by_size, balance_by_time
+
+with_head = torch.nn.Sequential(*copy.deepcopy(plain), torch.nn.Linear(128, 16_000))
+with_head.zero_grad()  # the library insists
+print("layers on each device, balanced by time:", balance_by_time(4, with_head, x, device="cpu"))
+print("layers on each device, balanced by size:",
+      balance_by_size(4, with_head, x, chunks=4, param_scale=4.0, device="cpu"))
+
+# %% [markdown]
+# ### Exercise 12: chunks
+#
+# `chunks` is torchgpipe's word for the number of micro-batches. It cuts as `torch.chunk` does: all chunks get
+# `samples / chunks`, rounded *up*; the last one gets what is left; and if nothing is left, there are fewer chunks. Which sizes do the
+# micro-batches have?
+
+# %% nbgrader={"grade": false, "grade_id": "chunk-sizes", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def chunk_sizes(samples, chunks):
+    """The sizes of the micro-batches, a list of ints. samples: of the mini-batch."""
+    ### BEGIN SOLUTION
+    size = math.ceil(samples / chunks)
+    return [min(size, samples - begin) for begin in range(0, samples, size)]
+    ### END SOLUTION
+
+# %% nbgrader={"grade": true, "grade_id": "chunk-sizes-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
+check.function(
+    chunk_sizes,
+    cases=[(8, 4), (10, 4), (9, 4), (3, 4)],
+    expected=[[2, 2, 2, 2], [3, 3, 3, 1], [3, 3, 3], [1, 1, 1]],
+    hints={
+        "As even as can be, but that is not how it cuts: every chunk but the last has the rounded-up size.":
+            [[2, 2, 2, 2], [3, 3, 2, 2], [3, 2, 2, 2], [1, 1, 1, 0]],
+        "Samples are missing: rounded down, the rest has no place.": [[2, 2, 2, 2], [2, 2, 2, 2], [2, 2, 2, 2], [0, 0, 0, 0]],
+        "An empty chunk is left out.": [[2, 2, 2, 2], [3, 3, 3, 1], [3, 3, 3, 0], [1, 1, 1, 0]],
+        "More samples than there are: the last chunk gets what is left.":
+            [[2, 2, 2, 2], [3, 3, 3, 3], [3, 3, 3, 3], [1, 1, 1, 1]],
+    })
+### BEGIN HIDDEN TESTS
+def cut(samples, chunks):
+    size = -(-samples // chunks)
+    return [size] * (samples // size) + [samples % size] * (samples % size > 0)
+
+
+check.function(chunk_sizes, cases=check.draw(24, samples=range(1, 200), chunks=range(1, 40)), expected=cut)
+### END HIDDEN TESTS
+
+# %% [raw] tags=["mutant"] answer="chunk-sizes" hint="As even as can be"
+# def chunk_sizes(samples, chunks):
+#     return [samples // chunks + (k < samples % chunks) for k in range(chunks)]
+
+# %% [raw] tags=["mutant"] answer="chunk-sizes" hint="Samples are missing"
+# def chunk_sizes(samples, chunks):
+#     return [samples // chunks] * chunks
+
+# %% [raw] tags=["mutant"] answer="chunk-sizes" hint="An empty chunk is left out"
+# def chunk_sizes(samples, chunks):
+#     size = math.ceil(samples / chunks)
+#     return [max(0, min(size, samples - k * size)) for k in range(chunks)]
+
+# %% [raw] tags=["mutant"] answer="chunk-sizes" hint="More samples than there are"
+# def chunk_sizes(samples, chunks):
+#     return [math.ceil(samples / chunks)] * chunks
+
+# %% [markdown]
+# ## Discuss
+#
+# 1. **More micro-batches for nothing?** The bubble shrinks with every micro-batch more. Why does nobody take a thousand?
+# 2. **Two ways to four GPUs.** The model fits one card. Would you rather use data parallelism or a pipeline? And if the network is
+#    slow?
+# 3. **The price of the flush.** The bubble exists because the pipeline runs empty at every step. What would happen if
+#    the next mini-batch simply followed?
+# 4. **A batch in the wrong order.** Your GPipe runs the backwards in some order. Does it change the gradient? The memory?
+
+# %% [markdown]
+# ## Clean up
+#
+# Nothing of yours should go on running, and checkpoints are large.
+
+# %% tags=["explore"]
+!scancel --user=$USER
+!rm -rf megatron/checkpoints/pp_two_nodes
+!squeue
+
+# %% [markdown]
+# ## Summary
+#
+# - Cut between layers, one device works at a time. Only activations and their gradients cross the cut.
+# - Micro-batches let the stages work at the same time; their gradients add up to the mini-batch's, if each counts by its
+#   size.
+# - GPipe: all forwards, all backwards, flush. Its bubble is *p - 1* out of *m + p - 1*.
+# - The slowest stage sets the pace. Balance by time, not by the number of layers.
+# - Every stage keeps all *m* micro-batches. Checkpointing keeps their inputs instead, for a third more work at most.
+#
+# **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded. Your
+# scripts are in it.
+#
+# **The way on:** the same bubble with less memory, and then less bubble: Pipeline II.

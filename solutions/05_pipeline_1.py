@@ -313,7 +313,7 @@ def accumulated(weight, x, y, size):
     x, y = torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64)
     model = torch.nn.Linear(x.shape[1], y.shape[1], bias=False, dtype=torch.float64)
     model.weight.data = torch.tensor(weight, dtype=torch.float64)
-    accumulate(model, torch.nn.functional.mse_loss, list(zip(x.split(size), y.split(size))))
+    accumulate(model, torch.nn.functional.mse_loss, list(zip(x.split(size), y.split(size), strict=True)))
     return None if model.weight.grad is None else model.weight.grad.tolist()
 
 # %% nbgrader={"grade": true, "grade_id": "accumulate-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
@@ -492,7 +492,7 @@ two_stages = jobs.wait()
 
 # %% tags=["explore"]
 print("iteration   built-in       mine   mine, 2 stages")
-for lines in zip(*(logs.read(job.log).iterations for job in (built_in, mine, two_stages))):
+for lines in zip(*(logs.read(job.log).iterations for job in (built_in, mine, two_stages)), strict=True):
     print(f"{lines[0].iteration:9}" + "".join(f"{line.loss or math.nan:11.6f}" for line in lines))
 
 # %% [markdown]
@@ -949,9 +949,10 @@ import sys
 import torch
 
 sys.path.insert(0, "code/examples")
+from torchgpipe import GPipe
+
 from gpt_layers import Block, Size, build
 from lab import torchgpipe_cpu  # small changes, so that the stages run side by side on a CPU
-from torchgpipe import GPipe
 
 small = Size(layers=8, hidden=128, heads=4, positions=64, vocabulary=1000)
 plain = torch.nn.Sequential(*(build(Block, small, seed) for seed in range(8)))
@@ -960,7 +961,8 @@ piped = GPipe(copy.deepcopy(plain), balance=[2, 2, 2, 2], devices=["cpu"] * 4, c
 x = torch.randn(8, 64, 128)
 for model in (plain, piped):
     model(x).square().mean().backward()
-worst = max((one.grad - other.grad).abs().max().item() for one, other in zip(plain.parameters(), piped.parameters()))
+pairs = zip(plain.parameters(), piped.parameters(), strict=True)
+worst = max((one.grad - other.grad).abs().max().item() for one, other in pairs)
 print(f"largest difference between the gradients: {worst:.1e}")
 
 # %% [markdown]

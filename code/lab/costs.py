@@ -20,7 +20,8 @@ class Cost:
     """Of one setting, as `pretrain_gpt.py --estimate` has it.
 
     states, activations, total, capacity: GiB of the fullest rank at its peak; states are weights,
-    gradients and the optimizer's. share_of_peak, communication: 1.0 is all.
+    gradients and the optimizer's. share_of_peak, communication, bubble: 1.0 is all.
+    by_stage: GiB of activations of a rank of each pipeline stage.
     """
 
     name: str
@@ -34,6 +35,8 @@ class Cost:
     fits: bool
     share_of_peak: float
     communication: float
+    bubble: float
+    by_stage: tuple[float, ...]
 
 
 def of(settings: Mapping[str, str], flags: str) -> list[Cost]:
@@ -58,7 +61,8 @@ def of(settings: Mapping[str, str], flags: str) -> list[Cost]:
             config.global_batch_size * config.seq_length / plan.seconds_per_iteration,
             (full.weights + full.gradients + full.optimizer) / GIB, full.activations / GIB,
             full.total / GIB, plan.capacity / GIB, plan.fits, plan.share_of_peak,
-            plan.communication))
+            plan.communication, plan.bubble,
+            tuple(stage.activations / GIB for stage in plan.memory)))
     return found
 
 

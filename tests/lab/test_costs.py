@@ -25,6 +25,13 @@ def test_every_setting_has_its_figures(found):
     assert fp16.activations < fp32.activations < fp32.total
     assert fp32.tokens_per_second == pytest.approx(2 * 128 / fp32.milliseconds * 1000)
     assert fp32.fits and not large.fits and large.total > large.capacity
+    assert fp32.bubble == 0 and fp32.by_stage == (fp32.activations,)
+
+
+def test_every_stage_of_a_pipeline_has_its_activations():
+    (cost,) = costs.of({"1f1b": "--pipeline-model-parallel-size 2 --world-size 2 "
+                        "--global-batch-size 8"}, MODEL)
+    assert cost.by_stage[0] > cost.by_stage[1] > 0 and 0 < cost.bubble < 1
 
 
 def test_the_table_and_the_figure_say_what_does_not_fit(found, capsys):

@@ -1035,19 +1035,68 @@ draw(timeline.read("megatron/timeline/balance/timeline.json"), "My balance (virt
 # %% [markdown]
 # ## The same in DeepSpeed
 #
-# You will meet 1F1B in libraries. **DeepSpeed** has it in its `PipelineModule`: a model that is a list of
-# layers, cut into stages. `code/examples/pipe_dream.py` trains a GPT with it, on one rank per stage. The
-# script starts it with `srun`, as you know it. (DeepSpeed also has a launcher of its own, `deepspeed`, which
-# reads a file of host names and connects with ssh. Under Slurm one does not need it.)
+# You will meet 1F1B in libraries. **DeepSpeed** has it in its `PipelineModule`: the model is a list of layers,
+# cut into stages. `code/examples/pipe_dream.py` trains a GPT with it: the embedding, 12 blocks and the head,
+# 14 layers in all. Its script starts one process for each stage with `srun`, here four on two nodes.
+
+# %% tags=["explore"]
+!sbatch code/examples/pipe_dream.sh --iterations 4
+
+# %% tags=["explore"]
+four = jobs.wait()
+!grep -E "DeepSpeed|stage|iteration|speed" {four.log}
+
+# %% [markdown]
+# The log begins with how the layers were cut (the classic `[4, 3, 3, 4]`) and with DeepSpeed's own schedule.
+# At the end each stage says how much it kept. Compare with what you know: which stage keeps the most? Now two
+# stages, cut in the middle:
+
+# %% tags=["explore"]
+!sbatch --ntasks-per-node=1 code/examples/pipe_dream.sh --balance 7,7 --iterations 4
+
+# %% tags=["explore"]
+two = jobs.wait()
+pairs = zip(logs.lines(four.log, "| loss "), logs.lines(two.log, "| loss "), strict=True)
+for one, other in pairs:
+    print("4 stages:", one, "   2 stages:", other)
+
+# %% [markdown]
+# The same losses again, but for the last digits: where the model is cut does not matter.
+#
+# **How it is started.** DeepSpeed has a launcher of its own, `deepspeed`. It starts one process for each GPU
+# and tells them their ranks, as `torchrun` does, and reaches further nodes from a list of host names
+# (`--hostfile`) with ssh. Under Slurm nobody needs it, since `srun` starts processes on all nodes, and many
+# clusters do not allow ssh. On one machine it would be
+# `deepspeed --num_accelerators 2 code/examples/pipe_dream.py --balance 7,7`.
+#
+# **How it is configured.** In a JSON file. This is the one of the two jobs:
+
+# %% tags=["explore"]
+!cat code/examples/pipe_dream.json
+
+# %% [markdown]
+# DeepSpeed makes the optimizer, clips the gradient, and asks the data loader for as many micro-batches as one step
+# needs: all that the program does is `engine.train_batch(batches)`. (`torch_adam` takes PyTorch's own Adam; the
+# usual one would be compiled first. `steps_per_print` keeps it quiet.) On GPUs the same file would also have
+# `"fp16": {"enabled": true}`, and ZeRO.
+
+# %% [markdown]
+# And its schedule, in its own words? This is what the last of four stages does first:
+
+# %% tags=["explore"]
+from lab import deepspeed_cpu  # makes DeepSpeed work without GPUs and compilers; comes before it
+from deepspeed.runtime.pipe.schedule import TrainSchedule
+
+
+def commands_of(stages, stage, micro_batches):
+    steps = TrainSchedule(micro_batches=micro_batches, stages=stages, stage_id=stage)
+    return [repr(command) for step in steps for command in step]
+
+
+print("\n".join(commands_of(4, 3, 8)[:10]))
 
 # %% [markdown]
 # ### Exercise 9: read DeepSpeed's schedule
-#
-# DeepSpeed writes a schedule as commands, for example
-#
-# ```
-# LoadMicroBatch(buffer_id=0), ForwardPass(buffer_id=0), SendActivation(buffer_id=0), ...
-# ```
 #
 # A **buffer** is a place for the activations of a micro-batch. It is used again when the micro-batch is done,
 # so its number is *not* the micro-batch's. Micro-batches come in their order, forward and backward. Translate
@@ -1118,6 +1167,11 @@ check.function(from_deepspeed, cases=[[commands] for commands, _ in drawn],
 # -        kind = {"ForwardPass": "F", "BackwardPass": "B"}.get(command.partition("(")[0])
 # +        kind = {"ForwardPass": "F", "BackwardPass": "B", "RecvGrad": "B"}.get(
 # +            command.partition("(")[0])
+
+# %% tags=["explore"]
+for stage, mine in enumerate(to_text(parse(one_f_one_b(4, 8)))):
+    theirs = " ".join(from_deepspeed(commands_of(4, stage, 8)))
+    print(f"stage {stage}: {theirs}  {good('as mine') if theirs == mine else bad('not as mine')}")
 
 # %% [markdown]
 # ### Exercise 10: three numbers that must agree

@@ -48,10 +48,9 @@ from lab import check
 from minimegatron import formulas
 
 # %% tags=["explore"]
-from lab import async_pipeline, costs, jobs, layers, logs, saved
+from lab import async_pipeline, costs, jobs, layers, logs, plots, saved
 from lab.colours import bad, good, result
-from minimegatron import timeline
-from minimegatron.schedules import draw, load, parse, peak_live, simulate, to_text
+from minimegatron.schedules import load, parse, peak_live, simulate, timeline_of, to_text
 
 jobs.connect()
 !scancel --user=$USER
@@ -239,10 +238,11 @@ print(f"yours keeps {result(f'{yours / theirs:.0%}')} of it")
 #
 # A stage keeps the activations of a micro-batch from its forward to its backward pass; between the two the
 # micro-batch is **in flight**, its activations are **live**. GPipe runs all forwards first. Here it is with
-# 4 stages and 8 micro-batches; a backward takes twice as long as a forward.
+# 4 stages and 8 micro-batches; a backward takes twice as long as a forward. The curve below a stage is the
+# number of live micro-batches.
 
 # %% tags=["explore"]
-draw(simulate(load("gpipe", 4, 8)), "GPipe")
+plots.pipeline(load("gpipe", 4, 8), "GPipe")
 
 # %% [markdown]
 # The last stage could run the backward of micro-batch 0 right after its forward. It keeps that work for
@@ -347,14 +347,14 @@ check.schedule(one_f_one_b, cases=check.draw(12, stages=range(1, 10), micro_batc
 # +                actions.append(f"B{k}")
 
 # %% tags=["explore"]
-mine, gpipe = simulate(parse(one_f_one_b(4, 8))), simulate(load("gpipe", 4, 8))
-check.compare("idle time, GPipe's is 1.0", guess_bubble, mine.bubble_fraction / gpipe.bubble_fraction)
-draw(mine, "My 1F1B")
+idle = [simulate(made).bubble_fraction for made in (parse(one_f_one_b(4, 8)), load("gpipe", 4, 8))]
+check.compare("idle time, GPipe's is 1.0", guess_bubble, idle[0] / idle[1])
+plots.pipeline(one_f_one_b(4, 8), "My 1F1B", steps=True)
 
 # %% [markdown]
 # **Same bubble, less memory.** Many people believe that 1F1B waits less. It does not: the first
-# stage still has to wait until the last one has handed its first gradient all the way back. What is gained
-# is in the last line above the picture: the peak of live activations.
+# stage still has to wait until the last one has handed its first gradient all the way back. (Move the slider,
+# step by step, and see who waits for what.) What is gained is the peak of live activations.
 
 # %% [markdown]
 # ### Exercise 4: how many are live?
@@ -445,40 +445,36 @@ for cost in flushed:
 # ### On real ranks
 #
 # The trainer takes your schedule: write it to a file, and give the file to `--schedule`. This job has four
-# ranks on two nodes, a stage each, and 4 micro-batches in every step. `--timeline` records one step.
+# ranks on two nodes, a stage each, and 8 micro-batches in every step. `--timeline` records one step.
 
 # %% tags=["explore"]
 import json
 from pathlib import Path
 
-Path("code/my_1f1b.json").write_text(json.dumps(one_f_one_b(4, 4)))
-SHORT = "--train-iters 4 --log-interval 1 --eval-iters 0 --timeline-iteration 4"
-!sbatch code/pp_two_nodes.sh --schedule code/my_1f1b.json {SHORT} --timeline megatron/timeline/my_1f1b
+Path("code/my_1f1b.json").write_text(json.dumps(one_f_one_b(4, 8)))
+SHORT = "--train-iters 3 --log-interval 1 --eval-iters 0 --micro-batch-size 1 --timeline"
+!sbatch code/pp_two_nodes.sh --schedule code/my_1f1b.json {SHORT} megatron/timeline/my_1f1b
 
 # %% tags=["explore"]
 mine = jobs.wait()
 
 # %% tags=["explore"]
-!sbatch code/pp_two_nodes.sh --schedule gpipe {SHORT} --timeline megatron/timeline/gpipe
+!sbatch code/pp_two_nodes.sh --schedule gpipe {SHORT} megatron/timeline/gpipe
 
 # %% tags=["explore"]
-theirs = jobs.wait()
+gpipes = jobs.wait()
 
 # %% tags=["explore"]
-both = zip(logs.read(mine.log).iterations, logs.read(theirs.log).iterations, strict=True)
+both = zip(logs.read(mine.log).iterations, logs.read(gpipes.log).iterations, strict=True)
 for one, other in both:
     print(f"iteration {one.iteration}: loss {result(one.loss)} with my 1F1B, {other.loss} with GPipe")
-real = timeline.read("megatron/timeline/my_1f1b/timeline.json")
-draw(real, "My 1F1B, on four real ranks", "ms")
+plots.pipelines(mine="megatron/timeline/my_1f1b", gpipe="megatron/timeline/gpipe")
 
 # %% [markdown]
 # The losses are the same: a schedule says *when*, not *what*. (A last digit may differ: gradients are added
 # in another order.) In the picture the boxes are not as even as in the simulation. The last stage
-# has the output matrix and the loss besides its layer, and four ranks may share fewer cores. Compare
-# with GPipe's peak of live activations:
-
-# %% tags=["explore"]
-draw(timeline.read("megatron/timeline/gpipe/timeline.json"), "GPipe, on four real ranks", "ms")
+# has the output matrix and the loss besides its layer, and four ranks may share fewer cores. But the live
+# activations are exactly those that you predicted.
 
 # %% [markdown]
 # ## Without a flush
@@ -767,17 +763,17 @@ gpt2_times = layers.virtual(GPT2)
 layers.table(gpt2_times)
 
 # %% [markdown]
-# And for the small GPT, on your CPU? `--balance 0-4-4-0` gives the first stage the embedding alone and the last
-# one the head alone. One run shows what all parts take.
+# And for a small GPT of four layers, on your CPU? `--balance 0-2-2-0` gives the first stage the embedding alone
+# and the last one the head alone. One run shows what all parts take.
 
 # %% tags=["explore"]
-!sbatch code/uneven_pipeline.sh --balance 0-4-4-0 {SHORT} --timeline megatron/timeline/profile
+!sbatch code/uneven_pipeline.sh --num-layers 4 --balance 0-2-2-0 {SHORT} megatron/timeline/profile
 
 # %% tags=["explore"]
 profile = jobs.wait()
 
 # %% tags=["explore"]
-my_times = layers.measured(timeline.read("megatron/timeline/profile/timeline.json"), "0-4-4-0")
+my_times = layers.measured(timeline_of("megatron/timeline/profile"), "0-2-2-0")
 layers.table(my_times)
 
 # %% [markdown]
@@ -936,7 +932,8 @@ for find in (best_split, brute_force):
     print(f"{find.__name__:11} {split}: slowest stage {max(stage_times(gpt2_times, split)):.1f} ms "
           f"(virtual), found in {1000 * seconds:.1f} ms")
 my_split = best_split(my_times, 4)
-print("your CPU's small GPT:", my_split, [f"{one:.0f} ms" for one in stage_times(my_times, my_split)])
+spelled = ", ".join(f"{one:.0f} ms" for one in stage_times(my_times, my_split))
+print(f"the small GPT on your CPU: {my_split}, stages of {spelled}")
 
 # %% [markdown]
 # The two may differ in the split, where several are equally good. Never in the slowest stage.
@@ -1030,7 +1027,7 @@ check.that(cost.milliseconds < 275, "Too slow: all wait for one stage. Which one
 balanced = jobs.wait()
 
 # %% tags=["explore"]
-draw(timeline.read("megatron/timeline/balance/timeline.json"), "My balance (virtual V100)", "ms")
+plots.pipeline("megatron/timeline/balance", "My balance (virtual V100)")
 
 # %% [markdown]
 # ## The same in DeepSpeed
@@ -1339,11 +1336,11 @@ check.schedule(interleaved, cases=[(case["stages"], case["stages"] * case["group
 #     return [actions] * stages
 
 # %% tags=["explore"]
-draw(simulate(parse(interleaved(4, 8, 2))), "Interleaved, 2 chunks")
+plots.pipelines(one_f_one_b=one_f_one_b(4, 8), interleaved=interleaved(4, 8, 2))
 
 # %% [markdown]
-# Compare with 1F1B's picture: the bubble is smaller, and more is live on the first stage (each of them is a
-# half now). That is not the only price.
+# The bubble is smaller, and more is live on the first stage (each of them is a half now). That is not the only
+# price.
 
 # %% [markdown]
 # ### Exercise 12: what interleaving buys, and what it costs
@@ -1432,16 +1429,15 @@ fast = costs.of({f"{chunks} chunks": flags for chunks, flags in CHUNKS.items()},
 # %% tags=["explore"]
 slow = costs.of({f"{chunks} chunks": flags for chunks, flags in CHUNKS.items()},
                 SMALL_BATCH + "--gpus-per-node 1 --virtual-network ethernet:25gbit")
-for one, other in zip(fast, slow, strict=True):
-    print(f"{one.name}: NVLink {one.milliseconds:.0f} ms, bubble {one.bubble:.1%}; "
-          f"Ethernet {other.milliseconds:.0f} ms, bubble {other.bubble:.1%} (virtual)")
+for chunks, one, other in zip(CHUNKS, fast, slow, strict=True):
+    print(f"chunks {chunks}, messages {interleaving(4, 8, chunks)[1]:3}: NVLink "
+          f"{one.milliseconds:.0f} ms, Ethernet {other.milliseconds:.0f} ms (virtual)")
 best = min(zip(slow, CHUNKS, strict=True), key=lambda pair: pair[0].milliseconds)
 check.compare("the best number of chunks on the slow network", guess_chunks, best[1])
 
 # %% [markdown]
-# On the fast link every further chunk helps, a little less each time. On the slow one, a few chunks
-# help, and with too many the stages wait for messages: the bubble comes back as communication. (Here it is
-# counted as `bubble`: whoever waits for a message waits for another stage.)
+# On the fast link every further chunk helps, a little less each time. On the slow one a few chunks help; with
+# too many, the messages take more time than the bubble gives back.
 
 # %% [markdown]
 # ### Exercise 13: interleave for the slow network
@@ -1537,7 +1533,7 @@ guess_left = 0.33
 zero, usual = simulate(load("zb-h1", 4, 8)), simulate(load("1f1b", 4, 8))
 idle = [made.total - sum(made.busy) / len(made.busy) for made in (zero, usual)]
 check.compare("share of 1F1B's idle time", guess_left, idle[0] / idle[1])
-draw(zero, "Zero-bubble (ZB-H1)")
+plots.pipeline(load("zb-h1", 4, 8), "Zero-bubble (ZB-H1)")
 
 # %% [markdown]
 # The hatched boxes fill the end of the pipeline, and the way back is shorter, since only B is on it. The

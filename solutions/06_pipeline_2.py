@@ -401,6 +401,10 @@ check.function(
 # -        return micro_batches
 # +        return min(stages - stage, micro_batches)
 
+# %% [raw] tags=["mutant"] answer="live" hint="GPipe keeps all"
+# def live(schedule, stages, stage, micro_batches):
+#     return 4
+
 # %% [raw] tags=["mutant"] answer="live" hint="it counts, too"
 # -    return min(stages - stage, micro_batches)
 # +    return min(stages - stage - 1, micro_batches)
@@ -648,8 +652,9 @@ for stage, actions in enumerate(to_text(parse(one_f_one_b(4, 16)))):
 # The first stage keeps as many versions as there are stages: for a large model that is a lot of memory.
 # **PipeDream-2BW** (*double-buffered weights*) keeps **two** on every stage. It adds up the gradients of a
 # batch of at least as many micro-batches as there are stages, and updates once per batch. All micro-batches
-# of a batch use the version that was the newest when the batch before began. Each gradient is a true one, of
-# weights that are one update old. With a **flush** one version is enough, and nothing is old.
+# of a batch use the same version: that of all batches before but the last one, which is still under way. So
+# each gradient is a true one, of weights that are one update old. With a **flush** one version is enough, and
+# nothing is old.
 #
 # ### Fill in the table
 #
@@ -1374,6 +1379,8 @@ check.function(
             [(0.375, 48), (0.375, 112), (0.125, 112)],
         "The last piece has nobody to send its output to.":
             [(0.375, 64), (0.1875, 128), (0.03125, 128)],
+        "Those are the figures of one pipeline: they depend on the arguments.":
+            [(0.1875, 112), (0.1875, 112), (0.1875, 112)],
     })
 ### BEGIN HIDDEN TESTS
 check.function(
@@ -1388,6 +1395,10 @@ check.function(
 # -    return (stages - 1) / (chunks * micro_batches), 2 * micro_batches * (pieces - 1)
 # +    idle = (stages - 1) / (chunks * micro_batches + stages - 1)
 # +    return idle, 2 * micro_batches * (pieces - 1)
+
+# %% [raw] tags=["mutant"] answer="interleaving" hint="figures of one pipeline"
+# def interleaving(stages, micro_batches, chunks):
+#     return 0.1875, 112
 
 # %% [raw] tags=["mutant"] answer="interleaving" hint="Gradients come back"
 # -    return (stages - 1) / (chunks * micro_batches), 2 * micro_batches * (pieces - 1)

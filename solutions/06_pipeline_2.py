@@ -1025,15 +1025,6 @@ check.that(cost.milliseconds < 275, "Too slow: all wait for one stage. Which one
 # -LAYOUT="--pipeline-model-parallel-size 4 --balance 4-4-4-0"
 # +LAYOUT="--pipeline-model-parallel-size 4 --balance 4-4-4-0 --schedule zb-h1"
 
-# %% tags=["explore"]
-!sbatch code/my_balance.sh --timeline megatron/timeline/balance
-
-# %% tags=["explore"]
-balanced = jobs.wait()
-
-# %% tags=["explore"]
-plots.pipeline("megatron/timeline/balance", "My balance (virtual V100)")
-
 # %% [markdown]
 # ## The same in DeepSpeed
 #
@@ -1060,7 +1051,8 @@ four = jobs.wait()
 two = jobs.wait()
 pairs = zip(logs.lines(four.log, "| loss "), logs.lines(two.log, "| loss "), strict=True)
 for one, other in pairs:
-    print("4 stages:", one, "   2 stages:", other)
+    number, loss, norm, _ = one.split(" | ")
+    print(f"{number}: 4 stages {loss}, {norm}; 2 stages {', '.join(other.split(' | ')[1:3])}")
 
 # %% [markdown]
 # The same losses again, but for the last digits: where the model is cut does not matter.

@@ -48,11 +48,16 @@ def of(settings: Mapping[str, str], flags: str) -> list[Cost]:
     from minimegatron.errors import UserError
     from minimegatron.planner import VirtualGpuError, estimator_of, make
 
-    found = []
+    found, estimators = [], {}
     for name, own in settings.items():
         try:
             config = parse_arguments(["--estimate", *flags.split(), *own.split()], {})
-            plan = make(config, estimator_of(config))
+            # What they have in common is measured once.
+            cluster = (config.device, config.precision, config.virtual_network,
+                       config.gpus_per_node)
+            if cluster not in estimators:
+                estimators[cluster] = estimator_of(config)
+            plan = make(config, estimators[cluster])
         except (UserError, VirtualGpuError) as error:
             raise LabError(f"{name}: {error}") from None
         full = max(plan.memory, key=lambda stage: stage.total)

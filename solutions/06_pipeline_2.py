@@ -14,10 +14,10 @@
 # %% [markdown]
 # # Pipelines II: less memory, less waiting
 #
-# GPipe fills the pipeline, but it keeps the activations of *all* micro-batches until the last forward
-# pass is done. In this lab you write **1F1B**, which waits no longer and keeps far less, and train with
-# it. Then you find out what else can be bought, and what it costs: never to wait for an update, to cut
-# the model where the time is, to give every stage several small pieces.
+# You know GPipe, micro-batches and the bubble. GPipe keeps the activations of *all* micro-batches until the
+# last forward pass is done. In this lab you write **1F1B**, which keeps far less, and train with it. Then you
+# find out what else can be bought, and what it costs: never to wait for an update, to cut the model where the
+# time is, to give every stage several small pieces.
 #
 # **You will be able to**
 #
@@ -493,7 +493,7 @@ plots.pipelines(mine="megatron/timeline/my_1f1b", gpipe="megatron/timeline/gpipe
 # backward passes of earlier micro-batches, and updates after each. So **the backward pass meets other weights
 # than the forward pass did.** PyTorch notices when you try:
 #
-# > **Watch out: the next cell is meant to fail** (and catches its error).
+# > **Watch out: the next backward pass is meant to fail.** The cell catches the error and prints it.
 
 # %% tags=["explore"]
 weight = torch.randn(4, 4, requires_grad=True)

@@ -451,7 +451,7 @@ for cost in flushed:
 # The trainer takes your schedule: write it to a file, and give the file to `--schedule`. This job has four
 # ranks on two nodes, a stage each, and 8 micro-batches in every step. `--timeline` records one step.
 
-# %% tags=["explore"] short={"--train-iters 3": "--train-iters 2 --timeline-iteration 2 --seq-length 64"}
+# %% tags=["explore"] short={"--train-iters 3": "--train-iters 1 --timeline-iteration 1 --seq-length 64"}
 import json
 from pathlib import Path
 
@@ -1026,7 +1026,7 @@ check.that(cost.milliseconds < 275, "Too slow: all wait for one stage. Which one
 # cut into stages. `code/examples/pipe_dream.py` trains a GPT with it: the embedding, 12 blocks and the head,
 # 14 layers in all. Its script starts one process for each stage with `srun`, here four on two nodes.
 
-# %% tags=["explore"] short={"--iterations 4": "--iterations 2 --seq-length 32 --micro-batches 4"}
+# %% tags=["explore"] short={"code/examples/pipe_dream.sh --iterations 4": "--ntasks-per-node=1 code/examples/pipe_dream.sh --balance 7,7 --iterations 1 --seq-length 32"}
 !sbatch code/examples/pipe_dream.sh --iterations 4
 
 # %% tags=["explore"]
@@ -1038,7 +1038,7 @@ four = jobs.wait()
 # At the end each stage says how much it kept. Compare with what you know: which stage keeps the most? Now two
 # stages, cut in the middle:
 
-# %% tags=["explore"] short={"--iterations 4": "--iterations 2 --seq-length 32 --micro-batches 4"}
+# %% tags=["explore"] short={"--iterations 4": "--iterations 1 --seq-length 32"}
 !sbatch --ntasks-per-node=1 code/examples/pipe_dream.sh --balance 7,7 --iterations 4
 
 # %% tags=["explore"]

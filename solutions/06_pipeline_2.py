@@ -1026,8 +1026,8 @@ check.that(cost.milliseconds < 275, "Too slow: all wait for one stage. Which one
 # cut into stages. `code/examples/pipe_dream.py` trains a GPT with it: the embedding, 12 blocks and the head,
 # 14 layers in all. Its script starts one process for each stage with `srun`, here four on two nodes.
 
-# %% tags=["explore"] short={"code/examples/pipe_dream.sh --iterations 4": "--ntasks-per-node=1 code/examples/pipe_dream.sh --balance 7,7 --iterations 1 --seq-length 32"}
-!sbatch code/examples/pipe_dream.sh --iterations 4
+# %% tags=["explore"] short={"code/examples/pipe_dream.sh --iterations 3": "--ntasks-per-node=1 code/examples/pipe_dream.sh --balance 7,7 --iterations 1 --seq-length 32"}
+!sbatch code/examples/pipe_dream.sh --iterations 3
 
 # %% tags=["explore"]
 four = jobs.wait()
@@ -1038,8 +1038,8 @@ four = jobs.wait()
 # At the end each stage says how much it kept. Compare with what you know: which stage keeps the most? Now two
 # stages, cut in the middle:
 
-# %% tags=["explore"] short={"--iterations 4": "--iterations 1 --seq-length 32"}
-!sbatch --ntasks-per-node=1 code/examples/pipe_dream.sh --balance 7,7 --iterations 4
+# %% tags=["explore"] short={"--iterations 3": "--iterations 1 --seq-length 32"}
+!sbatch --ntasks-per-node=1 code/examples/pipe_dream.sh --balance 7,7 --iterations 3
 
 # %% tags=["explore"]
 two = jobs.wait()
@@ -1412,9 +1412,6 @@ check.function(
 ### BEGIN SOLUTION
 guess_chunks = 2
 ### END SOLUTION
-
-# %% [markdown]
-# The next two cells take some ten seconds each.
 
 # %% tags=["explore"]
 CHUNKS = {chunks: "" if chunks == 1 else f"--num-layers-per-virtual-pipeline-stage {6 // chunks}"

@@ -1087,4 +1087,4 @@ check.function(chunk_sizes, cases=check.draw(24, samples=range(1, 200), chunks=r
 # **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded. Your
 # scripts are in it.
 #
-# **The way on:** the same bubble with less memory, and then less bubble: Pipeline II.
+# **The way on:** the same bubble with less memory, and then less bubble: [Pipeline II](06_pipeline_2.ipynb).

@@ -38,6 +38,7 @@ def draw() -> Figure:
                 newest += 1
                 axes.text(x + width, y - 0.1, f"w{newest}", fontsize=7, color=GREY, ha="center",
                           va="center")
-    axes.text(1.1, 0.12, "F3: forward pass of micro-batch 3, B3: its backward pass; w1 in a box: the "
-              "version that it uses; below: the version that is new then", fontsize=8, color=INK)
+    axes.text(1.1, 0.12, "F3: forward pass of micro-batch 3, B3: its backward pass; w1 in a box: "
+              "the version that it uses; below: the version that is new then", fontsize=8,
+              color=INK)
     return figure

@@ -14,10 +14,10 @@
 # %% [markdown]
 # # Pipeline II: less memory, less waiting
 #
-# You know GPipe, micro-batches and the bubble from [Pipeline I](05_pipeline_1.ipynb). GPipe keeps the activations of *all* micro-batches until the
-# last forward pass is done. In this lab you write **1F1B**, which keeps far less, and train with it. Then you
-# find out what else can be bought, and what it costs: never to wait for an update, to cut the model where the
-# time is, to give every stage several small pieces.
+# You know GPipe, micro-batches and the bubble from [Pipeline I](05_pipeline_1.ipynb). GPipe keeps the
+# activations of *all* micro-batches until the last forward pass is done. In this lab you write **1F1B**, which
+# keeps far less, and train with it. Then you find out what else can be bought, and what it costs: never to
+# wait for an update, to cut the model where the time is, to give every stage several small pieces.
 #
 # **You will be able to**
 #

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lab import workspace
+from lab import costs, workspace
 from lab.build import read
 from tests.labs import graded
 
@@ -55,3 +55,14 @@ def test_other_ways_to_start_the_ranks_are_right(judged, name):
 def test_other_trainings_are_wrong_and_told_why(judged, name):
     lines, said = WRONG[name]
     assert said in judged(lines)
+
+
+def test_what_exercise_6_reads_in_the_profiler_is_what_the_model_of_the_cards_says():
+    lab = read(workspace.CHECKOUT / "solutions" / "03_multi_node.py")
+    names = {}
+    exec(lab.answers["overview"].source, names)
+    (cost,) = costs.of({"the job": "--virtual-network ethernet:25gbit --micro-batch-size 2"},
+                       "--device virtual:v100 --world-size 4 --gpus-per-node 2 --num-layers 12 "
+                       "--hidden-size 768 --num-attention-heads 32 --seq-length 1024 "
+                       "--max-position-embeddings 1024")
+    assert names["overview"]["communication"] == pytest.approx(100 * cost.communication, abs=0.2)

@@ -909,12 +909,12 @@ for times, stages in [*problems, ([4 + 3 * number % 7 for number in range(60)], 
 
 # %% tags=["explore"]
 import itertools
-import time
+from time import perf_counter
 
 
 def stage_times(times, split):
     ends = list(itertools.accumulate(split))
-    return [sum(times[end - count:end]) for end, count in zip(ends, split)]
+    return [sum(times[end - count:end]) for end, count in zip(ends, split, strict=True)]
 
 
 def brute_force(times, stages):
@@ -925,9 +925,9 @@ def brute_force(times, stages):
 
 
 for find in (best_split, brute_force):
-    begin = time.perf_counter()
+    begin = perf_counter()
     split = find(gpt2_times, 4)
-    seconds = time.perf_counter() - begin
+    seconds = perf_counter() - begin
     print(f"{find.__name__:11} {split}: slowest stage {max(stage_times(gpt2_times, split)):.1f} ms "
           f"(virtual), found in {1000 * seconds:.1f} ms")
 my_split = best_split(my_times, 4)
@@ -1073,6 +1073,8 @@ for one, other in pairs:
 
 # %% tags=["explore"]
 from lab import deepspeed_cpu  # makes DeepSpeed work without GPUs and compilers; comes before it
+
+# %% tags=["explore"]
 from deepspeed.runtime.pipe.schedule import TrainSchedule
 
 
@@ -1274,7 +1276,7 @@ def interleaved(stages, micro_batches, chunks):
         warm_up = min(2 * (stages - stage - 1) + (chunks - 1) * stages, len(forwards))
         actions = forwards[:warm_up]
         for number, backward in enumerate(backwards):
-            actions += forwards[warm_up + number:warm_up + number + 1] + [backward]
+            actions += [*forwards[warm_up + number:warm_up + number + 1], backward]
         schedule.append(actions)
     return schedule
     ### END SOLUTION

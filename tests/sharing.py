@@ -1,4 +1,4 @@
-"""How `make test` shares the tests out among its workers (pytest -n 2).
+"""How `make test` shares the tests out among its workers (pytest -n).
 
 The tests of a file stay on one worker, since they use what its fixtures made. So do files with a
 costly fixture in common. All that use the common Slurm cluster: it is made once, their jobs are

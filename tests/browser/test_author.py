@@ -22,6 +22,6 @@ def test_a_source_opens_as_a_notebook(page, make_jupyter, tmp_path, traffic, scr
     until(page, lambda: cells.count() > 10, 30, "cells")
     sources = "\n".join(cells.evaluate_all("all => all.map(one => one.innerText)"))
     screenshot(page, "author")
-    assert "!sbatch code/dp_two_nodes.sh" in sources and "%%writefile code/my_two" in sources
+    assert "!sbatch code/dp_two_nodes.sh" in sources and "%%writefile code/my_" in sources
     assert page.locator(f"{NOTEBOOK} .jp-RawCell").count() > 10  # the mutants
     assert traffic.outside == [] and traffic.errors == []

@@ -71,7 +71,9 @@ def test_the_shipped_scripts_launchers_can_be_followed(path):
     nodes = 2 if "--nodes=2" in text else 1
     gpus = 2 * nodes if "--gpus-per-node=2" in text else None
     if "--nproc_per_node" in text:
-        assert asked.ranks_asked(job(node_count=nodes, gpus=gpus), text) == 2 * nodes
+        # What the submitter's environment decides, no script says.
+        said = None if "${RANKS:-" in text else 2 * nodes
+        assert asked.ranks_asked(job(node_count=nodes, gpus=gpus), text) == said
     assert asked.flags(text)["--num-layers"].isdigit()
 
 

@@ -1,5 +1,6 @@
 """Slurm's commands on the shared default cluster."""
 
+import contextlib
 import os
 import re
 import signal
@@ -61,8 +62,11 @@ def daemon(cluster, name):
     pid = int(cluster.layout.init_pid.read_text().split()[0])
     import psutil
 
-    return [child.pid for child in psutil.Process(pid).children()
-            if name in " ".join(child.cmdline())]
+    found = []
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # ended meanwhile, or a zombie
+            found += [child.pid] * (name in " ".join(child.cmdline()))
+    return found
 
 
 def test_sinfo_shows_two_idle_nodes_with_two_v100_each(cluster):

@@ -1,7 +1,6 @@
 """Rules of the repository that a machine can check."""
 
 import ast
-import re
 import subprocess
 import sys
 import tomllib
@@ -48,11 +47,6 @@ def test_what_is_installed_is_what_is_pinned():
             if pin.marker is None or pin.marker.evaluate():
                 (exact,) = pin.specifier
                 assert Version(version(name)).public == Version(exact.version).public, name
-
-
-def test_environment_yml_names_no_dependency_of_its_own():
-    listed = re.findall(r"^ +- (.*)$", (ROOT / "environment.yml").read_text(), re.M)
-    assert listed == ["python=3.11", "pip", "pip:", "-r requirements.lock", "-e ."]
 
 
 def calls(path):

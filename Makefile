@@ -2,7 +2,7 @@
 PYTHON ?= python3
 RUN = $(PYTHON) tools/bootstrap.py
 
-.PHONY: lab build grade formgrader test test-fast test-image oracle stress bench lock clean
+.PHONY: lab build docs grade formgrader test test-fast test-image oracle stress bench lock clean
 
 lab:  ## set up everything, start the cluster and JupyterLab
 	@$(RUN) lab start
@@ -10,6 +10,9 @@ lab:  ## set up everything, start the cluster and JupyterLab
 build:  ## the figures and notebooks of the labs, from their sources
 	@$(RUN) python images/src/draw.py
 	@$(RUN) lab build
+
+docs:  ## the documentation's site: open site/index.html
+	@NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict
 
 grade:  ## for instructors: grade what is in course/submitted
 	@$(RUN) lab install-sandbox
@@ -49,4 +52,4 @@ lock:  ## pin the dependencies of pyproject.toml again
 
 clean:  ## stop the cluster, forget the environment; the workspace stays
 	-@if [ -x .venv/bin/lab ]; then .venv/bin/lab cluster down; fi
-	rm -rf .venv .slurm .setup.lock .pytest_cache .ruff_cache
+	rm -rf .venv .slurm .setup.lock site .pytest_cache .ruff_cache

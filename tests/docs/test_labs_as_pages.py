@@ -1,0 +1,100 @@
+"""The parts that the site is made of: labs as Markdown, formulas, links, the navigation."""
+
+import json
+import xml.etree.ElementTree as xml
+
+import pytest
+from markdown import Markdown
+from mkdocs.config import load_config
+
+import site_hooks
+from docs_site import LABS, PAGES, ROOT, formulas, labs, links, matching
+
+PATH = "notebooks/07_new.ipynb"
+
+
+def cell(source, kind="code", **grading):
+    metadata = {"nbgrader": grading} if grading else {}
+    return {"cell_type": kind, "metadata": metadata, "source": source.splitlines(True)}
+
+
+def page(*cells):
+    first = cell("# New: a lab\n\nWhat it is about.", "markdown")
+    return labs.to_markdown(json.dumps({"cells": [first, *cells]}), PATH)
+
+
+def test_a_lab_says_how_to_open_it_below_its_title():
+    lines = page().splitlines()
+    assert lines[0] == "# New: a lab"
+    assert PATH in "".join(lines[1:5]) and lines[-1] == "What it is about."
+
+
+def test_answers_and_checks_are_boxes_that_say_so():
+    made = page(cell("raise NotImplementedError\n\n# here", solution=True),
+                cell("check.value(x, 3)", grade=True, points=2),
+                cell("check.value(y, 3)", grade=True, points=1))
+    assert '!!! question "Your turn"\n    ```ipython3\n    raise NotImplementedError\n\n' in made
+    assert '"Check (2 points)"' in made and '"Check (1 point)"' in made
+
+
+def test_the_line_that_leads_to_the_worked_notebook_is_left_out():
+    made = page(cell("### Exercise 1\n\nDo *it*.\n\n*Stuck? [The worked notebook]"
+                     "(worked/07_new.ipynb#cell-id=do) shows one way.*", "markdown"))
+    assert made.endswith("Do *it*.\n")
+
+
+def test_code_with_a_fence_in_it_stays_whole():
+    assert "````ipython3\nprint('''\n```\n''')\n````" in page(cell("print('''\n```\n''')"))
+
+
+def test_a_shell_script_is_coloured_as_one():
+    assert "```bash\n%%writefile code/mine.sh" in page(cell("%%writefile code/mine.sh\nsrun x"))
+
+
+@pytest.mark.parametrize("tex", [
+    r"\text{seconds} = \text{latency} + \frac{\text{bytes}}{\text{bandwidth}}",
+    r"\frac{p - 1}{m + p - 1}", r"\sum_{i=1}^{n} x_i \cdot \sqrt{2}", r"\lceil m / p \rceil \le 4"])
+def test_a_formula_becomes_mathml(tex):
+    made = formulas.replace_in(f'<p>So <span class="arithmatex">\\({tex}\\)</span>.</p>')
+    assert xml.fromstring(made).find("{http://www.w3.org/1998/Math/MathML}math") is not None
+
+
+@pytest.mark.parametrize("tex", [r"\nonsense{x}", r"\frac{a}", r"\left( x", "x^{"])
+def test_a_formula_that_is_not_understood_is_an_error_that_names_it(tex):
+    with pytest.raises(ValueError, match="formula") as error:
+        formulas.to_mathml(tex)
+    assert repr(tex) in str(error.value)
+
+
+def rendered(text, repository=""):
+    here = links.SourceLinks(repository)
+    here.page, here.pages = "docs/site.md", {"docs/site.md", "docs/trainer.md"}
+    return Markdown(extensions=[here]).convert(text)
+
+
+def test_a_link_to_a_source_file_leads_to_the_repository_or_is_text():
+    text = "[the license](../LICENSE)"
+    assert rendered(text) == "<p><span>the license</span></p>"
+    assert 'href="https://host/o/n/blob/HEAD/LICENSE"' in rendered(text, "https://host/o/n/")
+
+
+@pytest.mark.parametrize("address", ["trainer.md", "trainer.md#x", "#here", "https://host/LICENSE",
+                                     "no_such_file.md", "../../elsewhere"])
+def test_every_other_link_is_left_to_mkdocs(address):
+    assert f'href="{address}"' in rendered(f"[text]({address})", "https://host/o/n")
+
+
+def leaves(nav):
+    for entry in nav:
+        for value in entry.values() if isinstance(entry, dict) else [entry]:
+            yield from leaves(value) if isinstance(value, list) else [value]
+
+
+def test_the_navigation_has_every_page_and_no_other():
+    config = load_config(str(ROOT / "mkdocs.yml"))
+    named = list(leaves(site_hooks.on_config(config).nav))
+    assert sorted(named) == sorted(matching(*PAGES, "docs/*.md", LABS)), "mkdocs.yml, nav"
+
+
+def test_labs_are_named_by_number_and_title():
+    assert labs.title_of(ROOT / "notebooks/03_multi_node.ipynb") == "03 Multi-node training"

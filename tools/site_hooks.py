@@ -10,7 +10,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from docs_site import ASSETS, LABS, PAGES, ROOT, STATIC, formulas, labs, links, matching
+from docs_site import ASSETS, LABS, PAGES, ROOT, STATIC, flags, formulas, labs, links, matching
 
 SOURCE_LINKS = "source_links"  # among config.extra
 
@@ -62,6 +62,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     try:
-        return formulas.replace_in(html)
+        return flags.kept_whole(formulas.replace_in(html))
     except ValueError as error:
         raise PluginError(f"{page.file.src_uri}: {error}") from error

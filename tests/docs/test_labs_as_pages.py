@@ -8,7 +8,7 @@ from markdown import Markdown
 from mkdocs.config import load_config
 
 import site_hooks
-from docs_site import LABS, PAGES, ROOT, formulas, labs, links, matching
+from docs_site import LABS, PAGES, ROOT, flags, formulas, labs, links, matching
 
 PATH = "notebooks/07_new.ipynb"
 
@@ -64,6 +64,14 @@ def test_a_formula_that_is_not_understood_is_an_error_that_names_it(tex):
     with pytest.raises(ValueError, match="formula") as error:
         formulas.to_mathml(tex)
     assert repr(tex) in str(error.value)
+
+
+def test_a_flag_stays_in_one_piece_in_a_line_and_blocks_are_left_alone():
+    made = flags.kept_whole("<p><code>lab up --gpus a100:4 -q</code> a-b</p>")
+    assert made == ('<p><code>lab up <span class="flag">--gpus</span> a100:4 '
+                    '<span class="flag">-q</span></code> a-b</p>')
+    block = "<pre><span></span><code>lab up --gpus</code></pre>"
+    assert flags.kept_whole(block) == block
 
 
 def rendered(text, repository=""):

@@ -16,7 +16,7 @@ GRADE = """examples:
   lab grade 03_multi_node              that lab, all students
   lab grade 03_multi_node ada grace    that lab, two students
   lab grade --all --workers 8          eight submissions at a time
-  lab grade --all --slurm              on the cluster, see docs/instructors.md
+  lab grade --all --slurm              on the cluster, see docs/grading.md
 """
 REGRADE = """examples:
   lab regrade 03_multi_node              that lab, all students, whatever they have

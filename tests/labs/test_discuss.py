@@ -6,7 +6,7 @@ from lab import workspace
 from lab.build import read
 from tests.labs.test_labs import each_lab
 
-GUIDE = workspace.CHECKOUT / "docs" / "instructors.md"
+GUIDE = workspace.CHECKOUT / "docs" / "teaching.md"
 
 
 @each_lab

@@ -8,7 +8,7 @@ from lab.build.lab import Role
 from lab.workspace import CHECKOUT
 from tests.labs.test_labs import lab_of
 
-GUIDE = (CHECKOUT / "docs" / "instructors.md").read_text()
+GUIDE = (CHECKOUT / "docs" / "teaching.md").read_text()
 ROW = re.compile(r"^\| (\d\d) [\w -]+ \| \d+ \| \d+ \| \d+ \| exercises? ([\d, ]+) \|$", re.M)
 
 NUMBERS = [row[0] for row in ROW.findall(GUIDE)]

@@ -1,0 +1,246 @@
+"""The guides' pictures, taken in headless Chromium:  python tools/pictures.py [NAME ...]
+
+Everything that they show is made for them in a folder that is thrown away: a workspace with its
+data and its cluster, one job of lab 03 on the CPU and one on virtual GPUs, and a course of three.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "code")]
+
+from lab import cluster, data, workspace  # noqa: E402
+from lab.jupyter import Jupyter  # noqa: E402
+from tests.browser import driver  # noqa: E402
+from tests.browser.conftest import ARGUMENTS, find_chromium  # noqa: E402
+from tests.ports import free_port  # noqa: E402
+
+FOLDER = ROOT / "docs" / "pictures"
+MOST_BYTES = 150_000
+COLOURS = 96  # of a picture; screens have few, and a small palette makes small files
+LAB, WORKED = "notebooks/03_multi_node.ipynb", "notebooks/worked/03_multi_node.ipynb"
+GRADED = "00_welcome"
+WRONG = "def place(rank, ranks_per_node):\n    return rank % ranks_per_node, rank // ranks_per_node"
+
+
+def save(page: Page, name: str) -> None:
+    path = FOLDER / f"{name}.png"
+    page.screenshot(path=path)
+    with Image.open(path) as picture:
+        small = picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    small.save(path, optimize=True)
+    size = path.stat().st_size
+    print(f"{path.relative_to(ROOT)}: {size / 1000:.0f} kB")
+    if size > MOST_BYTES:
+        raise SystemExit(f"{path}: {size} bytes are more than {MOST_BYTES}")
+
+
+def number_of(page: Page, text: str) -> int:
+    """The code cell which holds `text`, counted from 0."""
+    sources = page.locator(f"{driver.NOTEBOOK} .jp-CodeCell").evaluate_all(
+        "all => all.map(one => one.innerText)")
+    (found,) = [n for n, source in enumerate(sources) if text in source]
+    return found
+
+
+def run(page: Page, *texts: str) -> None:
+    for text in texts:
+        driver.run_cell(page, number_of(page, text), 120)
+
+
+def put_at_top(page: Page, text: str, more: int = 0) -> None:
+    """Scroll the notebook so that what holds `text` is at its top, `more` pixels further down."""
+    page.locator(f"{driver.NOTEBOOK} .jp-Cell", has_text=text).first.evaluate(
+        "one => one.scrollIntoView({block: 'start'})")
+    page.locator(f"{driver.NOTEBOOK} .jp-WindowedPanel-outer").evaluate(
+        "(panel, more) => panel.scrollBy(0, more)", more)
+    page.wait_for_timeout(500)
+
+
+def start_page(page: Page, jupyter: Jupyter, home: Path) -> None:
+    """JupyterLab as it opens, with a terminal's `sinfo` in it."""
+    driver.open_lab(page, jupyter)
+    page.locator(".jp-LauncherCard", has_text="Terminal").first.click()
+    terminal = page.locator(".jp-Terminal .xterm-helper-textarea").first
+    terminal.wait_for(state="attached", timeout=30_000)
+    page.wait_for_timeout(2000)
+    for line in ("cd $LAB_HOME; PS1='$ '; clear", "sinfo", "lab cluster status"):
+        page.keyboard.type(line + "\n")
+        page.wait_for_timeout(4000)
+    save(page, "jupyterlab")
+
+
+def hint(page: Page, jupyter: Jupyter, home: Path) -> None:
+    """A wrong answer, its check, and the hint."""
+    driver.open_notebook(page, jupyter, LAB)
+    run(page, "from lab import check")
+    answer = number_of(page, "def place")
+    driver.code_cell(page, answer).locator(".cm-content").click()
+    page.keyboard.press("Control+a")
+    page.keyboard.insert_text(WRONG)
+    driver.run_cell(page, answer)
+    run(page, '"Node and local rank')
+    put_at_top(page, "Exercise 1:", -260)
+    save(page, "hint")
+
+
+def job(page: Page, jupyter: Jupyter, home: Path) -> None:
+    """A job that learns: its loss in the notebook, and in TensorBoard."""
+    driver.open_notebook(page, jupyter, WORKED)
+    run(page, "os.chdir", "from lab import check", "jobs.connect()", "guess_milliseconds =",
+        "!sbatch code/dp_two_nodes.sh")
+    wait(page, "job = jobs.wait()")
+    run(page, "times = [line.milliseconds for line in log", "plots.loss(first=log)",
+        "tensorboard.link()")
+    page.locator("img[alt^='Training loss over samples']").wait_for(timeout=20_000)
+    put_at_top(page, "math.log(4096)")
+    save(page, "loss")
+    with page.context.expect_page() as opened:
+        page.locator(f"{driver.NOTEBOOK} a", has_text="Open TensorBoard").click()
+    board = opened.value
+    board.locator("text=lm loss").first.wait_for(timeout=90_000)
+    board.wait_for_timeout(5000)  # the lines are drawn after the cards
+    save(board, "tensorboard")
+    board.close()
+
+
+def wait(page: Page, text: str) -> None:
+    cell = number_of(page, text)
+    driver.until(page, lambda: "COMPLETED" in driver.run_cell(page, cell, 120).inner_text(), 400,
+                 f"the end of the job of {text}")
+
+
+def profile(page: Page, jupyter: Jupyter, home: Path) -> None:
+    """Four virtual V100s in the profiler's tab."""
+    driver.open_notebook(page, jupyter, WORKED)
+    run(page, "os.chdir", "from lab import check", "jobs.connect()", "--profile-name four")
+    wait(page, "four = jobs.wait()")
+    run(page, 'tensorboard.link("profiler")')
+    with page.context.expect_page() as opened:
+        page.locator(f"{driver.NOTEBOOK} a", has_text="Open the profiler").click()
+    frame = driver.profiler(opened.value, 90)
+    frame.locator(".pielayer .slice").first.wait_for(timeout=60_000)
+    opened.value.wait_for_timeout(2000)
+    save(opened.value, "profiler")
+    opened.value.close()
+
+
+def formgrader(page: Page, jupyter: Jupyter, course: Path) -> None:
+    """The submissions of a lab."""
+    driver.open_lab(page, jupyter)  # which signs the browser in
+    page.goto(f"{jupyter.root}/formgrader/manage_submissions/{GRADED}")
+    page.locator("tr", has_text="Lovelace").wait_for(timeout=60_000)
+    page.wait_for_timeout(1000)
+    save(page, "formgrader")
+
+
+def feedback(page: Page, jupyter: Jupyter, course: Path) -> None:
+    """The page that Jane gets: one answer of hers is wrong."""
+    page.goto((course / "feedback" / "jane" / GRADED / f"{GRADED}.html").as_uri())
+    page.locator("text=steps_for(tokens").last.scroll_into_view_if_needed()
+    page.wait_for_timeout(500)
+    save(page, "feedback")
+
+
+@contextlib.contextmanager
+def student(folder: Path) -> Iterator[tuple[Jupyter, Path]]:
+    """JupyterLab over a workspace with its data, beside a cluster."""
+    home = folder / "workspace"
+    workspace.make(home, print)
+    data.make(home, print, data.Options())
+    cluster.ensure_up(home)
+    try:
+        with serving(Jupyter(home, cluster.environment(home), free_port())) as jupyter:
+            yield jupyter, home
+    finally:
+        cluster.down(home)
+
+
+@contextlib.contextmanager
+def instructor(folder: Path) -> Iterator[tuple[Jupyter, Path]]:
+    """JupyterLab with formgrader over a graded course: all right, nothing done, one answer wrong."""
+    course, source = folder / "course", ROOT / "grader" / "source" / GRADED / f"{GRADED}.ipynb"
+    right, wrong = "return -(-tokens // per_step)", "return tokens // per_step"
+    hands = {"ada": source.read_text(), "jane": source.read_text().replace(right, wrong),
+             "grace": (ROOT / "notebooks" / source.name).read_text()}
+    assert hands["jane"] != hands["ada"]
+    for name, text in hands.items():
+        path = course / "submitted" / name / GRADED / source.name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    (folder / "students.csv").write_text("id,first_name,last_name\nada,Ada,Lovelace\n"
+                                         "grace,Grace,Hopper\njane,Jane,Doe\n")
+    environment = {**os.environ, "LAB_COURSE": str(course)}
+    for words in (("roster", "import", str(folder / "students.csv")), ("grade", GRADED)):
+        subprocess.run([Path(sys.executable).with_name("lab"), *words], env=environment, check=True)
+    (course / ".cluster").mkdir(exist_ok=True)
+    with serving(Jupyter(course, {"LAB_COURSE": str(course)}, free_port(), instructor=True)) as one:
+        yield one, course
+
+
+@contextlib.contextmanager
+def serving(jupyter: Jupyter) -> Iterator[Jupyter]:
+    try:
+        jupyter.wait_until_ready()
+        yield jupyter
+    finally:
+        jupyter.stop()
+
+
+Shot = Callable[[Page, Jupyter, Path], None]
+SHOTS: dict[str, tuple[Callable, Shot]] = {
+    "jupyterlab": (student, start_page), "hint": (student, hint), "loss": (student, job),
+    "profiler": (student, profile), "formgrader": (instructor, formgrader),
+    "feedback": (instructor, feedback)}
+
+
+def take(browser: Browser, names: list[str], folder: Path) -> None:
+    for world in (student, instructor):
+        wanted = [name for name in SHOTS if name in names and SHOTS[name][0] is world]
+        if not wanted:
+            continue
+        with world(folder) as (jupyter, place):
+            for name in wanted:
+                context = browser.new_context(viewport={"width": 1300, "height": 860})
+                SHOTS[name][1](context.new_page(), jupyter, place)
+                context.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("names", nargs="*", choices=[*SHOTS, []], metavar="NAME",
+                        help=f"of {', '.join(SHOTS)} (all)")
+    names = parser.parse_args().names or list(SHOTS)
+    program = find_chromium()
+    if program is None:
+        raise SystemExit("there is no Chromium: apt-get install chromium")
+    FOLDER.mkdir(exist_ok=True)
+    for name in [name for name in os.environ if re.match("SLURM_", name)]:
+        del os.environ[name]
+    folder = Path(tempfile.mkdtemp(prefix="pictures"))
+    try:
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
+            take(browser, names, folder)
+            browser.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 RUN = $(PYTHON) tools/bootstrap.py
 
-.PHONY: lab build docs grade formgrader test test-fast test-image oracle stress bench lock clean
+.PHONY: lab build docs grade formgrader test test-fast test-image oracle stress bench pictures lock clean
 
 lab:  ## set up everything, start the cluster and JupyterLab
 	@$(RUN) lab start
@@ -45,6 +45,9 @@ stress:  ## hundreds of repeats
 
 bench:  ## the figures of docs/benchmarks.md
 	@$(RUN) python benchmarks/run.py
+
+pictures:  ## the guides' screenshots, in docs/pictures
+	@$(RUN) python tools/pictures.py
 
 lock:  ## pin the dependencies of pyproject.toml again
 	@$(RUN) python -m pip install --quiet uv

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 CLUSTER = ("tests/cluster/", "tests/jobs/", "tests/examples/test_jobs.py", "tests/lab/test_jobs.py",
            "tests/browser/test_every_lab.py", "tests/browser/test_lab.py",
-           "tests/labs/test_run.py")
+           "tests/docs/test_commands.py", "tests/labs/test_run.py")
 TRACED = ("tests/virtualgpu/test_trace.py", "tests/browser/test_virtual_profile.py")
 # What takes long is begun first, so that both workers end at about the same time.
 LONG = (*CLUSTER, "tests/grader/", "tests/lab/test_start.py", "tests/browser/",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -24,21 +25,24 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "code")]
 
 from lab import cluster, data, workspace  # noqa: E402
-from lab.jupyter import Jupyter  # noqa: E402
+from lab.jupyter import Jupyter, offline_settings  # noqa: E402
 from tests.browser import driver  # noqa: E402
 from tests.browser.conftest import ARGUMENTS, find_chromium  # noqa: E402
 from tests.ports import free_port  # noqa: E402
 
 FOLDER = ROOT / "docs" / "pictures"
 MOST_BYTES = 150_000
+WIDTH = 1300
 COLOURS = 96  # of a picture; screens have few, and a small palette makes small files
 LAB, WORKED = "notebooks/03_multi_node.ipynb", "notebooks/worked/03_multi_node.ipynb"
 GRADED = "00_welcome"
 WRONG = "def place(rank, ranks_per_node):\n    return rank % ranks_per_node, rank // ranks_per_node"
 
 
-def save(page: Page, name: str) -> None:
+def save(page: Page, name: str, height: int = 860) -> None:
     path = FOLDER / f"{name}.png"
+    page.set_viewport_size({"width": WIDTH, "height": height})
+    page.wait_for_timeout(500)
     page.screenshot(path=path)
     with Image.open(path) as picture:
         small = picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
@@ -72,16 +76,19 @@ def put_at_top(page: Page, text: str, more: int = 0) -> None:
 
 
 def start_page(page: Page, jupyter: Jupyter, home: Path) -> None:
-    """JupyterLab as it opens, with a terminal's `sinfo` in it."""
+    """JupyterLab with a terminal, in which a job is submitted."""
     driver.open_lab(page, jupyter)
     page.locator(".jp-LauncherCard", has_text="Terminal").first.click()
     terminal = page.locator(".jp-Terminal .xterm-helper-textarea").first
     terminal.wait_for(state="attached", timeout=30_000)
     page.wait_for_timeout(2000)
-    for line in ("cd $LAB_HOME; PS1='$ '; clear", "sinfo", "lab cluster status"):
+    for line in ("cd $LAB_HOME; PS1='$ '; clear", "sinfo", "srun --nodes=2 hostname",
+                 "sbatch code/dp_two_nodes.sh", "squeue"):
         page.keyboard.type(line + "\n")
         page.wait_for_timeout(4000)
-    save(page, "jupyterlab")
+    save(page, "jupyterlab", 480)
+    page.keyboard.type("scancel --me\n")
+    page.wait_for_timeout(2000)
 
 
 def hint(page: Page, jupyter: Jupyter, home: Path) -> None:
@@ -145,15 +152,15 @@ def formgrader(page: Page, jupyter: Jupyter, course: Path) -> None:
     page.goto(f"{jupyter.root}/formgrader/manage_submissions/{GRADED}")
     page.locator("tr", has_text="Lovelace").wait_for(timeout=60_000)
     page.wait_for_timeout(1000)
-    save(page, "formgrader")
+    save(page, "formgrader", 520)
 
 
 def feedback(page: Page, jupyter: Jupyter, course: Path) -> None:
     """The page that Jane gets: one answer of hers is wrong."""
     page.goto((course / "feedback" / "jane" / GRADED / f"{GRADED}.html").as_uri())
-    page.locator("text=steps_for(tokens").last.scroll_into_view_if_needed()
+    page.locator("text=Student's answer").nth(1).evaluate("one => one.scrollIntoView()")
     page.wait_for_timeout(500)
-    save(page, "feedback")
+    save(page, "feedback", 600)
 
 
 @contextlib.contextmanager
@@ -164,6 +171,11 @@ def student(folder: Path) -> Iterator[tuple[Jupyter, Path]]:
     data.make(home, print, data.Options())
     cluster.ensure_up(home)
     try:
+        (home / ".cluster").mkdir(exist_ok=True)
+        # All cells are in the page, not only those in view.
+        overrides = {"@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"}}
+        path = offline_settings(home) / "labconfig" / "default_setting_overrides.json"
+        path.write_text(json.dumps(overrides))
         with serving(Jupyter(home, cluster.environment(home), free_port())) as jupyter:
             yield jupyter, home
     finally:
@@ -215,7 +227,7 @@ def take(browser: Browser, names: list[str], folder: Path) -> None:
             continue
         with world(folder) as (jupyter, place):
             for name in wanted:
-                context = browser.new_context(viewport={"width": 1300, "height": 860})
+                context = browser.new_context(viewport={"width": WIDTH, "height": 860})
                 SHOTS[name][1](context.new_page(), jupyter, place)
                 context.close()
 

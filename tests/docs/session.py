@@ -10,13 +10,20 @@ from pathlib import Path
 from tests.docs.pages import Block, missing
 
 MARK = "@@@@"
-# A program that does not end by itself: run it until it prints a text, then press Ctrl-C.
+# A program that does not end by itself: run it until it prints a text, then press Ctrl-C. One that
+# ends before is tried again for a while, as a reader does: a job's log is not there at once.
 UNTIL = r"""
 until_it_says() {
+  local pid tries
   set -m; bash "$1" > "$1.out" 2>&1 & set +m
-  local pid=$! tries
+  pid=$!
   for tries in $(seq 600); do
-    if grep -qF -- "$2" "$1.out" || ! kill -0 $pid 2>/dev/null; then break; fi
+    if grep -qF -- "$2" "$1.out"; then break; fi
+    if ! kill -0 $pid 2>/dev/null; then
+      if [ $tries -gt 60 ]; then break; fi
+      set -m; bash "$1" > "$1.out" 2>&1 & set +m
+      pid=$!
+    fi
     sleep 0.2
   done
   kill -INT -- -$pid 2>/dev/null || true

@@ -7,7 +7,7 @@ ASSETS = ("iframe-worker.js", "site.css")  # beside this file
 # What the site holds besides the labs and docs/: patterns of paths in the repository.
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docker/README.md",
          "benchmarks/results/*.md")
-STATIC = ("images/*.svg", "docs/*.png")
+STATIC = ("images/*.svg", "docs/pictures/*.png")
 LABS = "notebooks/*.ipynb"
 
 

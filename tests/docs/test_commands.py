@@ -1,0 +1,58 @@
+"""Every command of README, CONTRIBUTING and the guides is run as it stands there, or a comment
+before it says why not. `pytest -s` prints what is not run, and how long each page took.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from lab import cluster as lab_cluster
+from tests.docs import session
+from tests.docs.pages import ROOT, blocks, pages
+
+READ = {str(path.relative_to(ROOT)): blocks(path.read_text(), str(path.relative_to(ROOT)))
+        for path in pages()}
+RUN = {name: found for name, found in READ.items()
+       if any(block.orders.run and not block.orders.stress for block in found)}
+LONG = {name: found for name, found in READ.items()
+        if any(block.orders.run and block.orders.stress for block in found)}
+
+
+def follow(name, found, places, environment, tmp_path, course):
+    start = time.monotonic()
+    try:
+        wrong = session.run(found, places, environment, tmp_path / "steps", 280)
+    finally:
+        course.run("scancel --me")
+        if (places.new / ".cluster").exists():
+            lab_cluster.down(places.new)
+    print(f"{name}: {time.monotonic() - start:.0f} s")
+    assert not wrong, "\n\n".join(wrong)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUN)
+def test_a_page_is_followed_from_its_top_to_its_end(name, places, environment, tmp_path, course):
+    found = [block for block in RUN[name] if block.orders.run and not block.orders.stress]
+    follow(name, found, places, environment, tmp_path, course)
+
+
+@pytest.mark.cluster
+@pytest.mark.stress
+@pytest.mark.parametrize("name", LONG)
+def test_a_page_is_followed_with_what_takes_long(name, places, environment, tmp_path, course):
+    follow(name, [block for block in LONG[name] if block.orders.run], places, environment,
+           tmp_path, course)
+
+
+def test_every_block_is_run_or_says_why_not():
+    for name, found in READ.items():
+        for block in found:
+            if not block.orders.run:
+                print(f"{block.where}: {block.orders.excuse or 'run in ' + block.orders.elsewhere}")
+            assert block.orders.run != bool(block.orders.excuse or block.orders.elsewhere), name
+    assert sum(len(found) for found in READ.values()) > 30
+    assert RUN

@@ -39,9 +39,9 @@ GRADED = "00_welcome"
 WRONG = "def place(rank, ranks_per_node):\n    return rank % ranks_per_node, rank // ranks_per_node"
 
 
-def save(page: Page, name: str, height: int = 860) -> None:
+def save(page: Page, name: str, height: int = 860, width: int = WIDTH) -> None:
     path = FOLDER / f"{name}.png"
-    page.set_viewport_size({"width": WIDTH, "height": height})
+    page.set_viewport_size({"width": width, "height": height})
     page.wait_for_timeout(500)
     page.screenshot(path=path)
     with Image.open(path) as picture:
@@ -120,8 +120,10 @@ def job(page: Page, jupyter: Jupyter, home: Path) -> None:
         page.locator(f"{driver.NOTEBOOK} a", has_text="Open TensorBoard").click()
     board = opened.value
     board.locator("text=lm loss").first.wait_for(timeout=90_000)
+    board.locator("input[placeholder^='Filter tags']").fill("^lm loss$")
+    board.locator("button", has_text="Settings").first.click()
     board.wait_for_timeout(5000)  # the lines are drawn after the cards
-    save(board, "tensorboard")
+    save(board, "tensorboard", 600)
     board.close()
 
 
@@ -142,7 +144,7 @@ def profile(page: Page, jupyter: Jupyter, home: Path) -> None:
     frame = driver.profiler(opened.value, 90)
     frame.locator(".pielayer .slice").first.wait_for(timeout=60_000)
     opened.value.wait_for_timeout(2000)
-    save(opened.value, "profiler")
+    save(opened.value, "profiler", 840, 1720)
     opened.value.close()
 
 
@@ -184,7 +186,7 @@ def student(folder: Path) -> Iterator[tuple[Jupyter, Path]]:
 
 @contextlib.contextmanager
 def instructor(folder: Path) -> Iterator[tuple[Jupyter, Path]]:
-    """JupyterLab with formgrader over a graded course: all right, nothing done, one answer wrong."""
+    """JupyterLab with formgrader over a graded course: all right, nothing done, one mistake."""
     course, source = folder / "course", ROOT / "grader" / "source" / GRADED / f"{GRADED}.ipynb"
     right, wrong = "return -(-tokens // per_step)", "return tokens // per_step"
     hands = {"ada": source.read_text(), "jane": source.read_text().replace(right, wrong),

@@ -112,7 +112,8 @@ def order(part: str, where: str) -> tuple[str, object]:
         return "code", int(value)
     if part == "stress":
         return "stress", True
-    raise PageError(f"{where}: {part!r} is none of in={'|'.join(PLACES)}, until=TEXT, exit=N, stress")
+    raise PageError(f"{where}: {part!r} is none of in={'|'.join(PLACES)}, until=TEXT, exit=N, "
+                    "stress")
 
 
 def read_steps(token, where: str) -> list[Step]:

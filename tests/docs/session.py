@@ -66,8 +66,8 @@ def run(blocks: list[Block], places: Places, environment: dict[str, str], folder
             last = outputs[-1] if outputs else said
             return [*wrong, f"{block.where}: {step.command}\n{ended}\n{last}"]
         if line := missing(step.output, outputs[number]):
-            wrong.append(f"{block.where}: {step.command}\nThe page shows\n  {line}\nbut it printed\n"
-                         f"{outputs[number]}")
+            wrong.append(f"{block.where}: {step.command}\nThe page shows\n  {line}\n"
+                         f"but it printed\n{outputs[number]}")
     return wrong
 
 

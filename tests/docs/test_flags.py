@@ -1,0 +1,98 @@
+"""What the pages say of `lab`, of the trainer's flags and of `make` is what these take."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+import pytest
+from markdown_it import MarkdownIt
+
+from lab.cli import parser as lab_parser
+from minimegatron.arguments.parse import build_parser
+from tests.docs.pages import ROOT, blocks, pages
+
+NAMES = [str(page.relative_to(ROOT)) for page in pages()]
+FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+
+
+def spans(text: str) -> list[str]:
+    """All that stands in backquotes, and every command of the page's blocks."""
+    tokens = MarkdownIt("commonmark").enable("table").parse(text)
+    found = [child.content for token in tokens for child in token.children or []
+             if child.type == "code_inline"]
+    commands = [step.command for block in blocks(text, "page") for step in block.steps]
+    return found + [line for command in commands
+                    for line in command.replace("\\\n", " ").splitlines()]
+
+
+def lab_commands(text: str) -> list[list[str]]:
+    """The words after `lab` of every command that begins with it, one list for each."""
+    found = []
+    for span in spans(text):
+        for command in re.split(r"&&|\|\||[|;]| #|\$\(", span):
+            words = command.replace(')"', "").split()
+            while words and words[0] in ("python3", "tools/bootstrap.py", "eval"):
+                words = words[1:]
+            if len(words) > 1 and words[0] in ("lab", ".venv/bin/lab"):
+                found.append(words[1:])
+    return found
+
+
+def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    return next((action.choices for action in parser._actions
+                 if isinstance(action, argparse._SubParsersAction)), {})
+
+
+def refused(words: list[str]) -> str | None:
+    """Why `lab` would not take these words: its subcommands and the names of its flags."""
+    parser, rest = lab_parser(), list(words)
+    while known := subparsers(parser):
+        if not rest:
+            return None  # the name of a group of commands
+        if rest[0] not in known:
+            return f"{parser.prog} has no {rest[0]!r}"
+        parser = known[rest.pop(0).rstrip(",")]
+        if parser.prog == "lab estimate":  # it hands the trainer's flags on
+            return next((f"{flag} is no flag of the trainer" for flag in map(FLAG.match, rest)
+                         if flag and flag[0] not in every_flag()), None)
+        if rest and rest[0] == "...":
+            return None
+    unknown = [word for word in rest if FLAG.match(word)
+               and FLAG.match(word)[0] not in parser._option_string_actions]
+    return f"{parser.prog} has no {unknown[0]}" if unknown else None
+
+
+def every_flag() -> set[str]:
+    """Of the trainer and of every subcommand of `lab`."""
+    waiting, found = [lab_parser(), build_parser()], set()
+    while waiting:
+        parser = waiting.pop()
+        found |= set(parser._option_string_actions)
+        waiting += subparsers(parser).values()
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lab_takes_what_the_page_types(name):
+    assert not [f"{' '.join(words)}: {said}" for words in lab_commands((ROOT / name).read_text())
+                if (said := refused(words))]
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("`lab grade --everybody`", "lab grade has no --everybody"),
+    ("`lab garde 03`", "lab has no 'garde'"),
+    ("    lab cluster go", "lab cluster has no 'go'"),
+    ("    cd x && .venv/bin/lab top --twice | cat", "lab top has no --twice"),
+    ('    eval "$(lab cluster env --for me)"', "lab cluster env has no --for")])
+def test_what_lab_does_not_take_is_seen(text, said):
+    (words,) = lab_commands(text)
+    assert refused(words) == said
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_make_has_the_targets_that_the_page_names(name):
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+    named = {found[1] for span in spans((ROOT / name).read_text())
+             if (found := re.match(r"make ([\w-]+)", span))}
+    assert named <= targets

@@ -21,11 +21,15 @@ LONG = {name: found for name, found in READ.items()
 
 
 def follow(name, found, places, environment, tmp_path, course):
-    start = time.monotonic()
+    """Run these blocks, and leave the cluster as it was: without jobs and logs of theirs."""
+    start, logs = time.monotonic(), course.home / "megatron" / "logs"
+    before = set(logs.iterdir())
     try:
         wrong = session.run(found, places, environment, tmp_path / "steps", 280)
     finally:
         course.run("scancel --me")
+        for log in {*logs.iterdir()} - before:
+            log.unlink()
         if (places.new / ".cluster").exists():
             lab_cluster.down(places.new)
     print(f"{name}: {time.monotonic() - start:.0f} s")

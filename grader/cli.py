@@ -37,7 +37,8 @@ The course folder is $LAB_COURSE, else course/ in the checkout; docs/instructors
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    from lab.start import jupyter_port
+    from lab.jupyter import LOOPBACK
+    from lab.start import address, jupyter_port
 
     grade = _parser(subparsers, "grade", "grade what was submitted and is not graded yet", GRADE)
     grade.add_argument("lab", nargs="?", metavar="LAB", help="for example 03_multi_node")
@@ -64,6 +65,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     form = _parser(subparsers, "formgrader", "JupyterLab with nbgrader's formgrader", "")
     form.add_argument("--port", type=jupyter_port,
                       help="JupyterLab's port (the first free from 8888)")
+    form.add_argument("--ip", type=address, default=LOOPBACK,
+                      help=f"where JupyterLab listens ({LOOPBACK}: only this machine reaches it)")
     form.set_defaults(run=run_formgrader)
     from grader import similar_cli
     from grader.collect import cli as collecting
@@ -92,7 +95,7 @@ def _count(text: str) -> int:
 def run_formgrader(arguments: argparse.Namespace) -> int:
     from grader.formgrader import serve
 
-    return serve(arguments.port)
+    return serve(arguments.port, arguments.ip)
 
 
 def run_grade(arguments: argparse.Namespace) -> int:

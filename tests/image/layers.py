@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tarfile
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
-from tests.image.engine import Podman
+from image import Engine
 
 COURSE = "opt/course/"
-# What a student may find in the course's folder.
+# What a student may find in the course's folder; `ready`: token files, wanted.py: of the build.
 ALLOWED = {"LICENSE", "LICENSE-text", ".venv", "code", "images", "notebooks", "pyproject.toml",
-           "requirements.lock", "README.md"}
+           "ready", "requirements.lock", "README.md", "wanted.py"}
 FOREIGN = (
-    (re.compile(r"(^|/)(solutions|grader)/"), "answers or hidden tests"),
+    (re.compile(r"(^|/)(solutions|grader|nbgrader)(/|$)"), "answers or hidden tests"),
+    (re.compile(r"(^|/)worked(/|$)"), "worked answers"),
     (re.compile(r"(^|/)gradebook[^/]*\.db$|\.sqlite3?$"), "a gradebook"),
     (re.compile(r"(^|/)munge\.key$|\.key$|(^|/)id_(rsa|ed25519)$"), "a secret key"),
+    (re.compile(r"(^|/)(jupyter_cookie_secret|jpserver-[^/]*\.json|start\.lock)$"), "a token"),
     (re.compile(r"(^|/)(\.netrc|\.pypirc|pip\.conf)$|^mnt/.|^run/secrets/."),
      "settings of the machine that built it"),
     (re.compile(r"^usr/local/share/ca-certificates/.|^root/\.(cache|config)/."),
      "leavings of the machine that built it"),
     (re.compile(r"(^|/)(oom|\.git|\.cluster)(/|$)"), "leavings of a run"),
 )
+# Marks of what is stripped from a lab before students get it.
+MARKS = (b"BEGIN HIDDEN TESTS", b"BEGIN SOLUTION")
 
 
-def files(podman: Podman, image: str) -> Iterator[tuple[str, tarfile.TarInfo, bytes]]:
+def files(podman: Engine, image: str) -> Iterator[tuple[str, tarfile.TarInfo, bytes]]:
     """Every file of every layer as (path, entry, content); content of notebooks only."""
     process = subprocess.Popen(["podman", "save", "--format", "docker-archive", image],
                                stdout=subprocess.PIPE, env=podman.environment)
@@ -50,9 +56,21 @@ def problems(entries: Iterable[tuple[str, bytes]]) -> list[str]:
         top = name.removeprefix(COURSE).partition("/")[0]
         if name.startswith(COURSE) and top and top not in ALLOWED:
             found.append(f"{name}: not for students")
-        if b"BEGIN HIDDEN TESTS" in content:
-            found.append(f"{name}: has hidden tests")
+        if "/site-packages/nbgrader" in name:
+            found.append(f"{name}: of the grader")
+        found += [f"{name}: has {mark.decode()}" for mark in MARKS if mark in content]
     return found
+
+
+def answers(checkout: Path) -> set[bytes]:
+    """The lines of code of the worked notebooks that the released ones have not."""
+    def lines(folder: Path) -> set[str]:
+        cells = (cell for path in folder.glob("*.ipynb")
+                 for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code")
+        return {line.strip() for cell in cells for line in "".join(cell["source"]).splitlines()}
+
+    found = lines(checkout / "notebooks" / "worked") - lines(checkout / "notebooks")
+    return {json.dumps(line)[1:-1].encode() for line in found if len(line) >= 25}
 
 
 def in_packages(name: str) -> bool:

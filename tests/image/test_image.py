@@ -1,12 +1,14 @@
 """The container: built, started without privileges, used, stopped (`make test-image`)."""
 
 import json
+import os
 import subprocess
 
 import pytest
 
+import image as images
 from lab.workspace import CHECKOUT
-from tests.image import engine, layers
+from tests.image import layers
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(2400)]
 
@@ -15,7 +17,7 @@ JOB = ("sbatch --wait --parsable code/dp_two_nodes.sh --train-iters 4 --log-inte
 
 
 def test_hadolint_finds_nothing(hadolint):
-    done = subprocess.run([hadolint, engine.DOCKERFILE], capture_output=True, text=True)
+    done = subprocess.run([hadolint, images.DOCKERFILE], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -23,15 +25,20 @@ def test_a_student_finds_no_answers_no_secrets_and_nothing_of_the_builder(podman
     names = [(name, content) for name, _, content in layers.files(podman, image)]
     assert any(name == "opt/course/code/lab/start.py" for name, _ in names)
     assert not layers.problems(names)
+    answers = layers.answers(CHECKOUT)
+    assert len(answers) > 50
+    notebooks = [content for _, content in names if content]
+    assert notebooks and not [one for one in answers for text in notebooks if one in text]
     config = json.loads(podman("image", "inspect", "--format", "{{json .Config}}", image))
     assert config["User"] == "1000:100" and "8888/tcp" in config["ExposedPorts"]
     variables = {text.partition("=")[0] for text in config["Env"]}
-    assert variables == {"PATH", "LANG", "LAB_HOME"}
+    assert variables == {"PATH", "LANG", "LAB_HOME", "HOME", "NB_USER", "NB_UID", "NB_GID"}
+    assert not layers.problems([(text, b"") for text in config["Env"] + config["Cmd"]])
 
 
 def test_it_is_no_larger_than_the_cpu_build_needs(podman, image):
     size = int(podman("image", "inspect", "--format", "{{.Size}}", image))
-    assert size < 2.2e9, "has a CUDA build of torch, or another large package, slipped in?"
+    assert size < 2.6e9, "has a CUDA build of torch, or another large package, slipped in?"
 
 
 def test_jupyterlab_answers_from_outside_and_only_with_the_token(container):
@@ -62,6 +69,22 @@ def test_the_cluster_is_up_over_loopback(container):
     assert "loopback mode" in container.log()
     nodes = container.run("sinfo --noheader --Node --format '%N %t'")
     assert nodes.stdout.split() == ["slurmnode1", "idle", "slurmnode2", "idle"], nodes.stderr
+
+
+def test_it_starts_within_seconds(container, say):
+    """The limits are for an idle machine; the report's line says what else went on."""
+    phases = container.phases()
+    load = f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
+    say("after the container's start, " + ", ".join(
+        f"{name} {seconds:.1f} s" for name, seconds in phases.items()) + f" ({load})")
+    assert "copying the data that was made with this image" in container.log()
+    busy = max(1.0, os.getloadavg()[0] / os.cpu_count())
+    assert phases["nodes idle"] <= 10 * busy and phases["JupyterLab answers"] <= 10 * busy
+
+
+def test_no_link_leads_to_a_notebook_that_is_not_there(container):
+    assert "worked" not in container.run("ls notebooks").stdout
+    assert container.run("grep -c Stuck? notebooks/*.ipynb | grep -v :0").stdout == ""
 
 
 def test_the_labs_lie_in_the_workspace(container):

@@ -160,3 +160,16 @@ def test_a_workspace_has_copies_of_the_labs_pictures(tmp_path):
     theirs = {path.name: path.read_bytes() for path in (tmp_path / "images").iterdir()}
     assert theirs == ours and len(ours) >= 2
     assert not (tmp_path / "images").is_symlink()  # Jupyter's server would refuse it
+
+
+def test_a_lab_whose_worked_notebook_is_not_there_has_no_links_to_it(course):
+    text = "What is p?" + shipping.WAY_OUT.format("worked/04_y.ipynb#cell-id=a-b")
+    course.put("notebooks/04_y.ipynb", notebook(text, "p = 1"))
+    course.ship()
+    assert course.copy("notebooks/04_y.ipynb").read_text().count("Stuck?") == 0
+    cells = json.loads(course.copy("notebooks/04_y.ipynb").read_text())["cells"]
+    assert ["".join(cell["source"]) for cell in cells] == ["What is p?", "p = 1"]
+    course.put("notebooks/worked/04_y.ipynb", notebook("worked"))
+    course.ship()
+    assert "Stuck?" in course.copy("notebooks/04_y.ipynb").read_text()
+    assert not course.said

@@ -9,6 +9,7 @@ from lab.build import prose
 from lab.build.lab import Cell, Lab, Role
 from lab.build.stubs import answered
 from lab.build.visible import without_hidden
+from lab.shipping import WAY_OUT
 
 METADATA = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python",
                            "name": "python3"},
@@ -55,8 +56,7 @@ def _with_links(lab: Lab) -> dict[int, str]:
             if place is not None:
                 # JupyterLab's own kind of fragment: it scrolls to the cell with this id.
                 address = f"worked/{lab.name}.ipynb#cell-id={cell.grade_id}"
-                changed[place] = (f"{cells[place].source}\n\n*Stuck? [The worked notebook]"
-                                  f"({address}) shows one way.*")
+                changed[place] = cells[place].source + WAY_OUT.format(address)
     return changed
 
 

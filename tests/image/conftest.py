@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import re
 import subprocess
@@ -101,6 +103,7 @@ class Container:
         return self.state("ExitCode")
 
 
+NUMBERS = itertools.count()
 SAID = pytest.StashKey[list[str]]()
 
 
@@ -159,26 +162,35 @@ def instructor(podman, image, say) -> str:
     return build(podman, say, "instructor")
 
 
-@pytest.fixture(scope="module")
-def start(podman, image) -> Iterator[Callable[..., Container]]:
+@contextlib.contextmanager
+def containers(podman: Engine) -> Iterator[Callable[..., Container]]:
     """Start containers with any flags; they are gone at the end."""
     names: list[str] = []
 
     def start(*flags: str, **more) -> Container:
-        names.append(f"labs-test-{os.getpid()}-{len(names)}")
+        names.append(f"labs-test-{os.getpid()}-{next(NUMBERS)}")
         return Container(podman, names[-1], *flags, **more)
 
-    yield start
-    for name in names:
-        podman("rm", "--force", "--volumes", "--time", "10", name)
+    try:
+        yield start
+    finally:
+        for name in names:
+            podman("rm", "--force", "--ignore", "--volumes", "--time", "10", name)
+
+
+@pytest.fixture
+def start(podman, image) -> Iterator[Callable[..., Container]]:
+    with containers(podman) as start:
+        yield start
 
 
 @pytest.fixture(scope="module")
-def container(start) -> Container:
+def container(podman, image) -> Iterator[Container]:
     """One that is ready, with nothing mounted into it."""
-    container = start()
-    container.token()
-    return container
+    with containers(podman) as start:
+        container = start()
+        container.token()
+        yield container
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ HOOKS = "/usr/local/bin/{}.d"
 
 @pytest.mark.parametrize("user", ["12345:100", "12345:0", "12345:12345"])
 def test_any_user_will_do(start, user):
-    container = start("--user", user)
+    container = start("--user", user, "--passwd=false")  # docker adds no line to /etc/passwd either
     container.token()
     seen = container.run('echo "$(id -u):$(id -g) $(id -un) $HOME"; srun -N2 --gres=gpu:1 whoami; '
                          'touch ~/mine && echo kept')
@@ -64,7 +64,7 @@ def test_hooks_run_in_order_and_may_set_variables(start, tmp_path):
     container = start(*mounts, command=["sh", "-c", "echo $SAID"])
     said, code = container.ended()
     text = " ".join(said)
-    assert code == 0 and "never" not in text and text.endswith("one,two") and "ran one" in text
+    assert code == 0 and "never" not in text and "ran one one,two" in text
     assert "30-c.txt is neither *.sh nor executable" in text
     assert "40-d.sh has failed, going on" in text
 

@@ -33,6 +33,7 @@ name_the_user() {
     fi
     if ! getent passwd "$uid" > /dev/null; then
         if getent passwd "$name" > /dev/null; then name=user$uid; fi
+        if [ "$gid" -lt 500 ]; then gid=100; fi # a member of the system's groups would be ignored
         echo "$name:x:$uid:$gid::$HOME:/bin/bash" >> "$names/passwd" || complain \
             "user $uid has no name, and $names cannot be written: start as 1000:100 (no --user)," \
             "or without --read-only"

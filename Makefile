@@ -2,7 +2,7 @@
 PYTHON ?= python3
 RUN = $(PYTHON) tools/bootstrap.py
 
-.PHONY: lab build docs grade formgrader test test-fast test-image oracle stress bench pictures lock clean
+.PHONY: lab build docs grade formgrader test test-fast image test-image oracle stress bench pictures lock clean
 
 lab:  ## set up everything, start the cluster and JupyterLab
 	@$(RUN) lab start
@@ -31,6 +31,9 @@ test:  ## everything but the long soaks
 
 test-fast:  ## what one runs while working
 	@$(RUN) pytest -n 2 -m "not slow and not cluster and not stress and not image and not oracle" -q
+
+image:  ## the container's two images, with podman or docker (IMAGE_BASE=registry|local)
+	@$(RUN) python tools/image.py
 
 test-image:  ## build the container with podman, run the lab in it (IMAGE_BASE=registry|local)
 	@$(RUN) pytest tests/image -q

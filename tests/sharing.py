@@ -1,8 +1,9 @@
 """How `make test` shares the tests out among its workers (pytest -n).
 
 The tests of a file stay on one worker, since they use what its fixtures made. So do files with a
-costly fixture in common. All that use the common Slurm cluster: it is made once, their jobs are
-not held up by each other's, and while they wait for Slurm the cores are the other worker's.
+costly fixture in common. Those that use the common Slurm cluster are two units, each with a cluster
+of its own: their jobs are not held up by each other's, while they wait for Slurm the cores are
+another worker's, and one unit of all would take longer than all other tests on the other workers.
 """
 
 from __future__ import annotations
@@ -13,18 +14,22 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
 CLUSTER = ("tests/cluster/", "tests/jobs/", "tests/examples/test_jobs.py", "tests/lab/test_jobs.py",
-           "tests/browser/test_every_lab.py", "tests/browser/test_lab.py",
-           "tests/docs/test_commands.py", "tests/labs/test_run.py")
+           "tests/docs/test_commands.py")
+LABS = ("tests/labs/test_run.py", "tests/browser/test_every_lab.py", "tests/browser/test_lab.py")
 TRACED = ("tests/virtualgpu/test_trace.py", "tests/browser/test_virtual_profile.py")
-# What takes long is begun first, so that both workers end at about the same time.
-LONG = (*CLUSTER, "tests/grader/", "tests/lab/test_start.py", "tests/browser/",
+ESTIMATED = tuple(f"tests/labs/test_{file}.py" for file in (
+    "elsewhere", "labs", "multi_node", "single_node"))  # estimates that were made are kept
+UNITS = (LABS, CLUSTER, TRACED, ESTIMATED)
+# What takes long is begun first, so that the workers end at about the same time.
+LONG = (*LABS, *CLUSTER, "tests/grader/test_slurm.py", "tests/grader/test_labs.py",
+        "tests/grader/", "tests/lab/test_start.py", "tests/browser/", *ESTIMATED,
         "tests/minimegatron/", "tests/virtualgpu/")
 PATIENCE = 120  # seconds for a worker to stop its clusters after ^C, before it is killed
 
 
 def unit(name: str) -> str:
     """What a test is kept together with, by its name: tests/FOLDER/FILE.py::TEST."""
-    together = next((start for start in (CLUSTER, TRACED) if name.startswith(start)), None)
+    together = next((start for start in UNITS if name.startswith(start)), None)
     return " ".join(together) if together else name.partition("::")[0]
 
 

@@ -11,13 +11,18 @@ def test_what_it_names_is_there(path):
     assert (ROOT / path).exists()
 
 
-@pytest.mark.parametrize("fixtures, unit", [
-    ({"cluster", "make_cluster"}, sharing.unit(sharing.CLUSTER[0])),
-    ({"traced", "dataset"}, sharing.unit(sharing.TRACED[0]))])
-def test_all_that_use_a_costly_fixture_are_one_unit(request, fixtures, unit):
+@pytest.mark.parametrize("fixtures, units", [
+    ({"cluster", "make_cluster"}, (sharing.LABS, sharing.CLUSTER)),
+    ({"traced", "dataset"}, (sharing.TRACED,))])
+def test_all_that_use_a_costly_fixture_are_in_its_units(request, fixtures, units):
     """Of the tests of this run."""
     users = [item.nodeid for item in request.session.items if fixtures <= {*item.fixturenames}]
-    assert {sharing.unit(name) for name in users} <= {unit}, users
+    assert {sharing.unit(name) for name in users} <= {sharing.unit(one[0]) for one in units}, users
+
+
+def test_all_of_a_unit_go_to_one_worker():
+    for together in sharing.UNITS:
+        assert len({sharing.unit(f"{start}::test_x") for start in together}) == 1
 
 
 def test_other_files_are_units_of_their_own():
@@ -26,6 +31,7 @@ def test_other_files_are_units_of_their_own():
         "tests/data/test_b.py"] * 2
 
 
-def test_the_cluster_comes_first():
-    assert sharing.turn("tests/cluster/test_x.py::test_y") < sharing.turn(
+def test_clusters_come_first():
+    assert sharing.turn("tests/labs/test_run.py::test_y") < sharing.turn(
+        "tests/cluster/test_x.py::test_y") < sharing.turn(
         "tests/browser/test_x.py::test_y") < sharing.turn("tests/data/test_x.py::test_y")

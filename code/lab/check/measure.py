@@ -7,6 +7,8 @@ student's is. The same command line has the same figures everywhere.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import subprocess
@@ -89,15 +91,31 @@ def program(words: Sequence[str]) -> list[str]:
 
 
 def run_here(words: Sequence[str]) -> dict[str, Any]:
-    """Estimate in a process of its own, which sees nothing of this one's. Raises LabError."""
+    """Estimate in a process of its own, which sees nothing of this one's; or as it was before in
+    this one: checks are run again and again. Raises LabError."""
     environment = {name: value for name, value in os.environ.items()
                    if name in ("PATH", "HOME", "LANG", "PYTHONPATH")} | {"OMP_NUM_THREADS": "1"}
+    return printed(*_run(tuple(program(words)), tuple(environment.items())))
+
+
+@functools.lru_cache(maxsize=1000)
+def _run(command: tuple[str, ...], environment: tuple[tuple[str, str], ...]
+         ) -> tuple[int, bytes, str]:
+    """Exit code, output and last words of an estimate. What raises is not kept: a library that
+    had no memory for a thread may have it the next time."""
     try:
-        done = subprocess.run(program(words), env=environment, capture_output=True,
+        done = subprocess.run(command, env=dict(environment), capture_output=True,
                               stdin=subprocess.DEVNULL, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
         raise LabError(f"the estimate took more than {SECONDS} s") from error
-    return printed(done.returncode, done.stdout, done.stderr.decode(errors="replace"))
+    answer = done.returncode, done.stdout, done.stderr.decode(errors="replace")
+    with contextlib.suppress(Refused):
+        printed(*answer)
+    return answer
+
+
+class Refused(LabError):
+    """The trainer's words on why it does not estimate this."""
 
 
 class Crashed(LabError):
@@ -105,12 +123,12 @@ class Crashed(LabError):
 
 
 def printed(code: int, out: bytes, err: str) -> dict[str, Any]:
-    """The JSON that the trainer printed. Raises LabError with its words where it refused, and
-    Crashed where it ended otherwise or printed no object."""
+    """The JSON that the trainer printed. Raises Refused where it refused, and Crashed where it
+    ended otherwise or printed no object."""
     if code != 0:
         _, refusal, words = f"\n{err.strip()}".rpartition(f"\n{REFUSAL}")
         if code == REFUSED and refusal:
-            raise LabError(words[:1000])
+            raise Refused(words[:1000])
         last = words.splitlines()[-1] if words.strip() else "it says nothing"
         raise Crashed(f"the trainer ended with exit code {code}: {last[:1000]}")
     try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import re
+import sys
 
 import pytest
 
@@ -200,6 +202,23 @@ def test_an_end_in_an_error_is_an_error():
 def test_a_crash_is_told_from_a_refusal(code, err):
     with pytest.raises(measure.Crashed, match=f"exit code {code}"):
         measure.printed(code, b"{}", err)
+
+
+def test_an_estimate_is_made_once_and_so_is_a_refusal_but_not_a_crash(tmp_path, monkeypatch):
+    def runs(source):
+        """How often it runs when it is asked for twice."""
+        count = tmp_path / "count"
+        count.write_bytes(b"")
+        program = [sys.executable, "-IS", "-c",
+                   f"import sys; open({str(count)!r}, 'a').write('x'); {source}"]
+        monkeypatch.setattr(measure, "program", lambda words: [*program, *words])
+        for _ in range(2):
+            with contextlib.suppress(LabError):
+                assert measure.run_here(["a"]) == {"fits": True}
+        return len(count.read_bytes())
+
+    assert runs("print('{\"fits\": true}')") == runs("sys.exit('error: no')") == 1
+    assert runs("sys.exit(3)") == runs("print('half')") == 2
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The parts that the site is made of: labs as Markdown, formulas, links, the navigation."""
 
 import json
+import re
 import xml.etree.ElementTree as xml
 
 import pytest
@@ -105,6 +106,13 @@ def test_the_navigation_has_every_page_and_no_other():
     assert not set(there) - set(named), "not in nav of mkdocs.yml"
     assert not set(named) - set(there), "in nav of mkdocs.yml only"
     assert len(named) == len(there)
+
+
+def test_boxes_have_the_figures_colours():
+    light = (ROOT / "tools/docs_site/site.css").read_text().partition("}")[0]
+    colours = set(re.findall("#[0-9a-f]{6}", light))
+    assert len(colours) == 4
+    assert colours <= set(re.findall("#[0-9a-f]{6}", (ROOT / "images/src/style.py").read_text()))
 
 
 def test_labs_are_named_by_number_and_title():

@@ -3,10 +3,12 @@
 import json
 import re
 import xml.etree.ElementTree as xml
+from types import SimpleNamespace
 
 import pytest
 from markdown import Markdown
 from mkdocs.config import load_config
+from mkdocs.exceptions import PluginError
 
 import site_hooks
 from docs_site import LABS, PAGES, ROOT, flags, formulas, labs, links, matching
@@ -73,6 +75,12 @@ def test_a_flag_stays_in_one_piece_in_a_line_and_blocks_are_left_alone():
                     '<span class="flag">-q</span></code> a-b</p>')
     block = "<pre><span></span><code>lab up --gpus</code></pre>"
     assert flags.kept_whole(block) == block
+
+
+def test_a_formula_that_fails_ends_the_build_and_names_the_page():
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="docs/data.md"))
+    with pytest.raises(PluginError, match=r"docs/data\.md: formula '.*nonsense"):
+        site_hooks.on_page_content(r'<span class="arithmatex">\(\nonsense\)</span>', page, {}, [])
 
 
 def rendered(text, repository=""):

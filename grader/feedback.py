@@ -35,6 +35,8 @@ POLICY = ("default-src 'none'; img-src data:; style-src 'unsafe-inline' " + MATH
           + f"; font-src data: {MATHJAX}; script-src 'unsafe-eval' {MATHJAX}; base-uri 'none'; "
           "form-action 'none'; connect-src 'none'; frame-src 'none'; object-src 'none'")
 FIRST_IN_HEAD = "<head>"
+# A hint is a long line: all of it is to be seen.
+WRAPPED = "<style>.output_error pre { white-space: pre-wrap !important; }</style>"
 LARGEST_CELL = 200_000  # characters of text outputs that a page shows of one cell
 LARGEST_PICTURE = 3_000_000  # characters of one output that is no plain text, as HTML or an image
 LARGEST_PAGE = 10_000_000  # characters of all of a notebook's outputs
@@ -50,7 +52,7 @@ class Page(HTMLExporter):
         if FIRST_IN_HEAD not in text:
             raise LabError(f"nbgrader's template for feedback has no {FIRST_IN_HEAD}")
         policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        return text.replace(FIRST_IN_HEAD, FIRST_IN_HEAD + policy, 1), resources
+        return text.replace(FIRST_IN_HEAD, FIRST_IN_HEAD + policy + WRAPPED, 1), resources
 
 
 class Bounded(Preprocessor):

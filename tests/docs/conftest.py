@@ -14,8 +14,6 @@ from lab import cluster as lab_cluster
 from tests.docs.pages import ROOT
 from tests.docs.session import Places
 
-LEFT_OUT = ("tests/", "benchmarks/", ".ci/", ".github/")
-
 
 @pytest.fixture(scope="session")
 def checkout(tmp_path_factory) -> Path:
@@ -24,7 +22,7 @@ def checkout(tmp_path_factory) -> Path:
     listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
                             cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in listed.split("\0"):
-        if name and not name.startswith(LEFT_OUT) and (ROOT / name).is_file():
+        if name and (ROOT / name).is_file():  # not one that was removed and is not committed
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, copy / name)
     (copy / ".venv").symlink_to(sys.prefix)

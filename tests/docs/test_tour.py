@@ -9,7 +9,8 @@ import pytest
 from tests.docs.pages import ROOT
 
 TRAINER = ROOT / "code" / "minimegatron"
-STOP = re.compile(r"\[`([\w/]+\.py)`\]\(\.\./code/minimegatron/([\w/]+\.py)\)\s\((\d+)(?:: ([^)]*))?\)")
+STOP = re.compile(r"\[`([\w/]+\.py)`\]\(\.\./code/minimegatron/([\w/]+\.py)\)\s"
+                  r"\((\d+)(?:: ([^)]*))?\)")
 STOPS = STOP.findall((ROOT / "docs" / "trainer.md").read_text())
 
 

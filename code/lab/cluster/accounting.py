@@ -12,8 +12,8 @@ from lab.cluster.layout import Layout
 from lab.errors import LabError
 
 if TYPE_CHECKING:
-    from lab.cluster.config import Place
     from lab.cluster.daemons import Daemon
+    from lab.cluster.place import Place
 
 PROGRAMS = ("mariadbd", "mariadb", "mariadb-install-db", "slurmdbd")
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 import argparse
 
 from lab import workspace
-from lab.cluster import clients, config, control, health, requests, site_clients, status
+from lab.cluster import (
+    clients,
+    config,
+    containers,
+    control,
+    health,
+    requests,
+    serve,
+    site_clients,
+    status,
+)
 from lab.cluster.layout import Layout
 from lab.cluster.profile import MODES, from_json, parse_link
 from lab.errors import LabError
@@ -38,6 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     use = leaves.add_parser("use", help="this machine's cluster (local) or the site's own (site)")
     use.add_argument("which", choices=("local", "site"))
     use.set_defaults(run=run_use)
+    serve.add_parser(leaves)
 
 
 def _add_up(leaves: argparse._SubParsersAction) -> None:
@@ -74,7 +85,7 @@ def run_env(arguments: argparse.Namespace) -> None:
     layout.prepare()
     if layout.site.exists():
         site_clients.refresh(layout)
-    else:
+    elif not containers.here(layout):
         clients.write_stubs(layout)
     print(clients.exports(layout.home), end="")
 
@@ -101,6 +112,8 @@ def _ask(layout: Layout, **request: str) -> None:
 def run_link(arguments: argparse.Namespace) -> None:
     rate = parse_link(arguments.rate)
     layout = Layout(workspace.home())
+    if containers.here(layout):
+        containers.refuse_link(rate)
     with control.locked_if_there(layout):
         record = _running(layout)
         if record["place"]["mode"] == "loopback":
@@ -119,6 +132,8 @@ def run_node(arguments: argparse.Namespace) -> None:
     names = from_json(record["profile"]).node_names
     if arguments.name not in names:
         raise LabError(f"no node is called {arguments.name!r}: {', '.join(names)}")
+    if containers.here(layout):
+        containers.refuse_node(arguments.name, arguments.action)
     loopback = record["place"]["mode"] == "loopback"
     if loopback and arguments.action in ("cut", "heal"):
         raise LabError(f"node {arguments.name} {arguments.action}: in loopback mode a node has no "
@@ -132,6 +147,7 @@ def run_node(arguments: argparse.Namespace) -> None:
 
 def run_use(arguments: argparse.Namespace) -> None:
     layout = Layout(workspace.home())
+    control.refuse_containers(layout, f"use {arguments.which}", "down")
     layout.prepare()
     if arguments.which == "local":
         layout.site.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from lab.cluster import namespaces
 from lab.cluster.config import put
 from lab.cluster.install import CLIENTS, Slurm
 from lab.cluster.layout import Layout
+from lab.cluster.place import COMPOSE, Place
 from lab.cluster.profile import CPUS, Profile
 
 # Descriptor of the supervisor that holds the login node's mount namespace.
@@ -18,6 +19,7 @@ LOGIN_MOUNTS = 60
 
 SMI = "nvidia-smi"
 NOT_RUNNING = "the cluster is not running: lab cluster up"
+NO_CONTROLLER = f"the controller's container does not run; on the machine itself: {COMPOSE} up -d"
 
 
 def program_folders(layout: Layout) -> list[str]:
@@ -48,39 +50,42 @@ def exports(home: Path) -> str:
                    for name, value in environment(home).items())
 
 
-def write_wrappers(layout: Layout, slurm: Slurm, profile: Profile, loopback: bool) -> None:
-    put(layout.bin / SMI, virtual_smi(layout, loopback), 0o755)
+def write_wrappers(layout: Layout, slurm: Slurm, profile: Profile, place: Place) -> None:
+    put(layout.bin / SMI, virtual_smi(layout, place), 0o755)
     for name in CLIENTS:
         target = slurm.find(name)
         if target is None:
             (layout.bin / name).unlink(missing_ok=True)
         elif name == "sacct" and not profile.accounting:
             words = shlex.join([sys.executable, "-I", "-m", "lab.cluster.sacct"])
-            put(layout.bin / name, _wrapper(layout, slurm, name, words, loopback), 0o755)
+            put(layout.bin / name, _wrapper(layout, slurm, name, words, place), 0o755)
         else:
-            hint = too_large(profile) if name == "sbatch" else ""
-            text = _wrapper(layout, slurm, name, shlex.quote(target), loopback, hint)
+            hint = too_large(profile, place) if name == "sbatch" else ""
+            text = _wrapper(layout, slurm, name, shlex.quote(target), place, hint)
             put(layout.bin / name, text, 0o755)
 
 
-def too_large(profile: Profile) -> str:
+def too_large(profile: Profile, place: Place) -> str:
     """What to say after Slurm refused a job for its size: what there is, and the way to more."""
     nodes = len(profile.nodes)
-    return (f"the cluster has {nodes} node(s) of {CPUS} CPUs, GPUs per node: {profile.gpus} (lab "
-            f"cluster status). For more: lab cluster down; lab cluster up --nodes {nodes + 1}")
+    there = (f"the cluster has {nodes} node(s) of {CPUS} CPUs, GPUs per node: {profile.gpus} (lab "
+             "cluster status)")
+    if place.containers:
+        return there
+    return f"{there}. For more: lab cluster down; lab cluster up --nodes {nodes + 1}"
 
 
 def write_stubs(layout: Layout) -> None:
     """Before the first `up`: commands that say what to do."""
     if not (layout.bin / SMI).exists():
-        put(layout.bin / SMI, virtual_smi(layout, loopback=True), 0o755)
+        put(layout.bin / SMI, virtual_smi(layout, Place("loopback")), 0o755)
     for name in CLIENTS:
         if not (layout.bin / name).exists():
             text = f'#!/bin/sh\necho "{name}: error: {NOT_RUNNING}" >&2\nexit 1\n'
             put(layout.bin / name, text, 0o755)
 
 
-def _wrapper(layout: Layout, slurm: Slurm, name: str, words: str, loopback: bool, hint: str = ""
+def _wrapper(layout: Layout, slurm: Slurm, name: str, words: str, place: Place, hint: str = ""
              ) -> str:
     quoted = shlex.quote(str(layout.state))
     lines = ["#!/bin/sh", f"# {name}, on this workspace's cluster. Written by `lab cluster up`.",
@@ -88,14 +93,19 @@ def _wrapper(layout: Layout, slurm: Slurm, name: str, words: str, loopback: bool
     if slurm.library_folders:
         extra = shlex.quote(":".join(slurm.library_folders))
         lines.append(f'export LD_LIBRARY_PATH="${{LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}}"{extra}')
-    if loopback and slurm.nss_wrapper:
+    if place.loopback and slurm.nss_wrapper:
         lines += [f"export LD_PRELOAD={shlex.quote(slurm.nss_wrapper)}",
                   f"export NSS_WRAPPER_HOSTS={layout.short}/etc/hosts"]
-    if not loopback:
-        lines += [f"if read -r inside 2>/dev/null <{namespaces.MARKER} "
-                  f'&& [ "$inside" = {layout.run.name} ]; then exec {words} "$@"; fi']
-    lines.append(_alive(name))
-    command = f'exec {words} "$@"' if loopback else _enter(words)
+    if place.containers:  # the controller's processes are not to be seen from here
+        lines.append(f'[ -e "$state/ready" ] || {{ echo "{name}: error: {NO_CONTROLLER}" >&2; '
+                     "exit 1; }")
+    else:
+        if not place.loopback:
+            lines += [f"if read -r inside 2>/dev/null <{namespaces.MARKER} "
+                      f'&& [ "$inside" = {layout.run.name} ]; then exec {words} "$@"; fi']
+        lines.append(_alive(name))
+    plain = place.loopback or place.containers
+    command = f'exec {words} "$@"' if plain else _enter(words)
     lines.append(_explain(command, name, hint) if hint else command)
     return "\n".join(lines) + "\n"
 
@@ -144,7 +154,7 @@ def _alive(name: str, code: int = 1) -> str:
             .replace("CODE", str(code)))
 
 
-def virtual_smi(layout: Layout, loopback: bool) -> str:
+def virtual_smi(layout: Layout, place: Place) -> str:
     """The wrapper of nvidia-smi for virtual cards. It needs no Slurm, so it enters nothing; but it
     must find the processes by the numbers of the cluster's PID namespace."""
     program = Path(__file__).parents[1] / "nvidia_smi" / "__main__.py"
@@ -155,11 +165,14 @@ def virtual_smi(layout: Layout, loopback: bool) -> str:
 
     lines = ["#!/bin/sh", "# nvidia-smi of the virtual cards; a real one comes first. "
              "Written by `lab cluster up`.", _REAL_SMI, f"state={shlex.quote(str(layout.state))}"]
-    if not loopback:
+    if place.containers:  # outside of a job the processes are in other containers
+        return "\n".join([*lines, f'if [ -n "$SLURMD_NODENAME" ]; then {command("/proc")}; fi',
+                          command("elsewhere")]) + "\n"
+    if not place.loopback:
         lines += [f"if read -r inside 2>/dev/null <{namespaces.MARKER} "
                   f'&& [ "$inside" = {layout.run.name} ]; then {command("/proc")}', "fi"]
     lines.append(_alive(SMI, 9))  # what the real one says without a driver
-    lines.append(command("/proc" if loopback else '"/proc/$pid/root/proc"'))
+    lines.append(command("/proc" if place.loopback else '"/proc/$pid/root/proc"'))
     return "\n".join(lines) + "\n"
 
 

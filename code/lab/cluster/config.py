@@ -9,14 +9,14 @@ import shlex
 import socket
 import stat
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from lab.cluster import keeping, namespaces
 from lab.cluster.install import Slurm
-from lab.cluster.layout import Layout
+from lab.cluster.layout import Layout, link
+from lab.cluster.place import Place
 from lab.cluster.profile import CPUS, PARTITION, Profile, virtual_network
 from lab.errors import LabError
 
@@ -24,30 +24,6 @@ from lab.errors import LabError
 STATUS_VARIABLE = "RANK_STATUS"  # where a job's ranks say what they do now
 RUN_VARIABLE = "LAB_CLUSTER_RUN"  # marks every process of a cluster, to find strays by
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the daemons listen: in namespaces of their own, or on the machine's loopback."""
-
-    mode: str  # "namespaces" or "loopback"
-    controller_port: int = 6817
-    accounting_port: int = 6819
-    node_ports: tuple[int, ...] = ()
-
-    @property
-    def loopback(self) -> bool:
-        return self.mode == "loopback"
-
-    @property
-    def interface(self) -> str:
-        return "lo" if self.loopback else namespaces.INTERFACE
-
-    def node_address(self, index: int) -> str:
-        return "127.0.0.1" if self.loopback else namespaces.address(index)
-
-    def node_port(self, index: int) -> int:
-        return self.node_ports[index] if self.loopback else 6818
 
 
 def memory_per_cpu() -> int:
@@ -89,10 +65,9 @@ def user_name() -> str:
 def slurm_conf(layout: Layout, profile: Profile, place: Place, slurm: Slurm) -> str:
     short = layout.short
     user = user_name()
-    host = "localhost(127.0.0.1)" if place.loopback else "login"
     lines = f"""\
 ClusterName=lab
-SlurmctldHost={host}
+SlurmctldHost={place.controller}
 SlurmctldPort={place.controller_port}
 SlurmUser={user}
 SlurmdUser={user}
@@ -129,6 +104,8 @@ GresTypes=gpu
 """.splitlines()
     if place.loopback:
         lines.append("CommunicationParameters=NoInAddrAny,NoCtldInAddrAny")
+    if place.containers:
+        lines.append("CommunicationParameters=NoAddrCache")
     if slurm.plugin_folder:
         lines.append(f"PluginDir={short}/plugins")
     if profile.accounting:
@@ -147,7 +124,7 @@ GresTypes=gpu
 
 def _node_line(profile: Profile, place: Place, index: int) -> str:
     node = profile.nodes[index]
-    where = f"NodeAddr={place.node_address(index)} Port={place.node_port(index)}"
+    where = f"NodeAddr={place.node_address(index, node.name)} Port={place.node_port(index)}"
     if place.loopback:
         where = f"NodeHostname=localhost {where}"
     gpus = f" Gres={node.gres} Feature={node.gpu_type}" if node.gpus else ""
@@ -178,7 +155,7 @@ def hosts_file(profile: Profile, place: Place) -> str:
         lines += [f"127.0.0.1 {os.uname().nodename}", "127.0.0.1 login"]
     else:
         lines.append(f"{namespaces.LOGIN_ADDRESS} login")
-    lines += [f"{place.node_address(index)} {name}"
+    lines += [f"{place.node_address(index, name)} {name}"
               for index, name in enumerate(profile.node_names)]
     # torch listens on IPv6 and asks for the names of such addresses; other names, so that
     # looking up slurmnode1 still finds one plain address.
@@ -187,7 +164,7 @@ def hosts_file(profile: Profile, place: Place) -> str:
         if has_ipv6_loopback():  # libnss-wrapper's passive look-ups lead servers there
             lines += [f"::1 {name}" for name in profile.node_names]
     else:
-        lines += [f"::ffff:{place.node_address(index)} {name}.lab"
+        lines += [f"::ffff:{place.node_address(index, name)} {name}.lab"
                   for index, name in enumerate(profile.node_names)]
         lines.append(f"::ffff:{namespaces.LOGIN_ADDRESS} login.lab")
     return "\n".join(lines) + "\n"
@@ -258,11 +235,13 @@ def script(name: str, *arguments: str) -> str:
 
 
 def write(layout: Layout, profile: Profile, place: Place, slurm: Slurm,
-          programs: list[str]) -> None:
+          programs: list[str], key: Path | None = None) -> None:
+    """key: munge's, where it is not kept with the rest."""
     etc, sbin = layout.state / "etc", layout.state / "sbin"
     put(etc / "slurm.conf", slurm_conf(layout, profile, place, slurm))
     put(etc / "gres.conf", gres_conf(profile))
-    put(etc / "hosts", hosts_file(profile, place))
+    if not place.containers:  # those ask their network's name server
+        put(etc / "hosts", hosts_file(profile, place))
     if slurm.version() >= (24, 5):  # before, this line is unknown and Slurm refuses the file
         put(etc / "cgroup.conf", "CgroupPlugin=disabled\n")
     write_network(layout, profile.link)
@@ -273,7 +252,7 @@ def write(layout: Layout, profile: Profile, place: Place, slurm: Slurm,
         link(sbin / name, Path(slurm.program(name)))
     if slurm.plugin_folder:
         link(layout.state / "plugins", slurm.plugin_folder)
-    key = etc / "munge.key"
+    key = key or etc / "munge.key"
     if not key.exists():
         put(key, secrets.token_hex(64), 0o600)
     layout.job_records.touch()
@@ -285,11 +264,4 @@ def put(path: Path, text: str, mode: int = 0o644) -> None:
     fresh.touch(mode)
     fresh.write_text(text)
     fresh.chmod(mode)
-    fresh.replace(path)
-
-
-def link(path: Path, target: Path) -> None:
-    fresh = path.with_name(path.name + ".new")
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(target)
     fresh.replace(path)

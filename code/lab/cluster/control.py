@@ -17,6 +17,7 @@ from lab.cluster import (
     accounting,
     clients,
     config,
+    containers,
     dli,
     health,
     keeping,
@@ -24,12 +25,12 @@ from lab.cluster import (
     requests,
     site_clients,
 )
-from lab.cluster.config import Place
 from lab.cluster.ending import cancel_jobs, end_supervisor, sweep
 from lab.cluster.healing import finish_completing, revive_ghosts, wait_for_nodes
 from lab.cluster.install import Slurm, ensure_slurm
 from lab.cluster.layout import Layout
 from lab.cluster.namespaces import MARKER
+from lab.cluster.place import COMPOSE, Place
 from lab.cluster.profile import Profile, from_json, make
 from lab.errors import LabError
 
@@ -86,6 +87,9 @@ def ensure_up(home: Path, profile: Profile | None = None, say: Say = print) -> b
         site_clients.refresh(layout)
         keeping.prune(layout)
         return False
+    if containers.here(layout):
+        keeping.prune(layout)
+        return containers.ensure_up(layout, say)
     options = Options()
     if profile:
         options = Options(len(profile.nodes), profile.gpus, None, profile.accounting or None,
@@ -98,6 +102,7 @@ def up(home: Path, options: Options, say: Say = print) -> bool:
     refuse_inside()
     layout = Layout(home)
     refuse_site(layout)
+    refuse_containers(layout, "up", "up -d")
     profile = options.profile()  # complain about the command line first
     slurm = ensure_slurm(say)
     layout.prepare()
@@ -109,6 +114,8 @@ def up(home: Path, options: Options, say: Say = print) -> bool:
             check_agreement(record, options)
             if keep_running(layout, record, say):
                 return False
+        if record and record["place"]["mode"] == containers.PLACE.mode:
+            record = None  # of containers that are gone
         if record and not options.given():  # a crash: bring back what was there
             profile = from_json(record["profile"])
         began = time.monotonic()
@@ -127,6 +134,11 @@ def refuse_site(layout: Layout) -> None:
     if layout.site.exists():
         raise LabError("this workspace uses the site's own Slurm, which is not ours to start; "
                        "for a cluster on this machine: lab cluster use local")
+
+
+def refuse_containers(layout: Layout, what: str, command: str) -> None:
+    if containers.here(layout):
+        containers.refuse(what, f"{COMPOSE} {command}")
 
 
 def check_agreement(record: dict, options: Options) -> None:
@@ -212,7 +224,7 @@ def launch(layout: Layout, profile: Profile, place: Place, slurm: Slurm, lock: i
     config.write(layout, profile, place, slurm, programs)
     if profile.accounting:
         accounting.write(layout, place, slurm)
-    clients.write_wrappers(layout, slurm, profile, place.loopback)
+    clients.write_wrappers(layout, slurm, profile, place)
     write_record(layout, {"profile": profile.to_json(), "place": asdict(place)})
     read, write = os.pipe()
     with open(layout.log("init"), "w") as log:
@@ -249,6 +261,7 @@ def announce(layout: Layout, profile: Profile, seconds: float, say: Say) -> None
 def down(home: Path, say: Say = print) -> None:
     refuse_inside()
     layout = Layout(home)
+    refuse_containers(layout, "down", "down")
     if not layout.state.exists():
         say("the cluster is not running")
         return

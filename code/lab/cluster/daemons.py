@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab.cluster import accounting
-from lab.cluster.config import RUN_VARIABLE, Place
+from lab.cluster.config import RUN_VARIABLE
 from lab.cluster.install import SYSTEM_FOLDERS, Slurm
 from lab.cluster.layout import Layout
+from lab.cluster.place import Place
 from lab.cluster.profile import Profile
 
 
@@ -60,23 +61,32 @@ def listening(port: int) -> bool:
 
 
 def all_daemons(layout: Layout, profile: Profile, place: Place, slurm: Slurm) -> list[Daemon]:
-    daemons = [_munged(layout, slurm)]
+    daemons = [munged(layout, slurm)]
     if profile.accounting:
         daemons += accounting.daemons(layout, place, slurm)
+    return [*daemons, slurmctld(layout, place),
+            *(slurmd(layout, name) for name in profile.node_names)]
+
+
+def slurmctld(layout: Layout, place: Place) -> Daemon:
+    return Daemon("slurmctld", [f"{layout.short}/sbin/slurmctld", "-D", "-i"],
+                  is_up=lambda: listening(place.controller_port))
+
+
+def slurmd(layout: Layout, name: str) -> Daemon:
     sbin = layout.short / "sbin"
-    daemons.append(Daemon(
-        "slurmctld", [f"{sbin}/slurmctld", "-D", "-i"],
-        is_up=lambda: listening(place.controller_port)))
-    for name in profile.node_names:
-        command = [f"{sbin}/slurmd", "-D", "-N", name, "-d", f"{sbin}/stepd"]
-        daemons.append(Daemon(f"slurmd.{name}", command, node=name))
-    return daemons
+    command = [f"{sbin}/slurmd", "-D", "-N", name, "-d", f"{sbin}/stepd"]
+    return Daemon(f"slurmd.{name}", command, node=name)
 
 
-def _munged(layout: Layout, slurm: Slurm) -> Daemon:
+def munged(layout: Layout, slurm: Slurm, key: Path | None = None, host: str = "") -> Daemon:
+    """key: where it is not in the workspace. host: where several containers write logs there."""
+    name = f"munged.{host}" if host else "munged"
+    key = key or layout.short / "etc" / "munge.key"
+    seed = layout.run / "munge.seed" if host else f"{layout.short}/etc/munge.seed"
     # --force: inside a user namespace the owners of / and /tmp look foreign.
     command = [slurm.program("munged"), "--foreground", "--force",
-               f"--key-file={layout.short}/etc/munge.key", f"--socket={layout.munge_socket}",
-               f"--pid-file={layout.run}/munged.pid", f"--log-file={layout.short}/log/munged.log",
-               f"--seed-file={layout.short}/etc/munge.seed", "--num-threads=2"]
-    return Daemon("munged", command, is_up=layout.munge_socket.exists)
+               f"--key-file={key}", f"--socket={layout.munge_socket}",
+               f"--pid-file={layout.run}/munged.pid", f"--log-file={layout.short}/log/{name}.log",
+               f"--seed-file={seed}", "--num-threads=2"]
+    return Daemon(name, command, is_up=layout.munge_socket.exists)

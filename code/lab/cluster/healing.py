@@ -36,11 +36,16 @@ def finish_completing(layout: Layout) -> None:
         health.client(layout, "scontrol", "reconfigure")
 
 
-def revive_ghosts(layout: Layout) -> None:
+def running_jobs(layout: Layout, *chosen: str) -> list[str]:
+    """What Slurm takes for running; chosen: further options of squeue."""
+    listed = health.client(layout, "squeue", "-h", "-t", "R,S", "-o", "%A", *chosen)
+    return list(dict.fromkeys(listed.stdout.split()))
+
+
+def revive_ghosts(layout: Layout, ghosts: list[str] | None = None) -> None:
     """Jobs that a crash left "running" without processes: run them again, or cancel them."""
-    listed = health.client(layout, "squeue", "-h", "-t", "R,S", "-o", "%A")
     again = set()
-    for job in dict.fromkeys(listed.stdout.split()):
+    for job in running_jobs(layout) if ghosts is None else ghosts:
         if health.client(layout, "scontrol", "requeue", job).returncode:
             health.client(layout, "scancel", job)
         else:

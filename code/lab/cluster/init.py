@@ -21,10 +21,11 @@ from lab.cluster import daemons as daemons_
 from lab.cluster import namespaces, requests
 from lab.cluster import syscalls as sys_
 from lab.cluster.clients import LOGIN_MOUNTS
-from lab.cluster.config import Place, put
+from lab.cluster.config import put
 from lab.cluster.daemons import Daemon
-from lab.cluster.install import require_slurm
+from lab.cluster.install import Slurm, require_slurm
 from lab.cluster.layout import Layout
+from lab.cluster.place import Place
 from lab.cluster.processes import kill_descendants, start_time
 from lab.cluster.profile import Profile, from_json
 
@@ -40,8 +41,11 @@ class Supervisor:
         self.link = profile.link
         self.ending = False
         self.environment = daemons_.base_environment(layout, place, slurm)
-        self.daemons = daemons_.all_daemons(layout, profile, place, slurm)
+        self.daemons = self.make_daemons(slurm)
         self.selector = selectors.DefaultSelector()
+
+    def make_daemons(self, slurm: Slurm) -> list[Daemon]:
+        return daemons_.all_daemons(self.layout, self.profile, self.place, slurm)
 
     # --- building -------------------------------------------------------------------------
 
@@ -134,14 +138,18 @@ class Supervisor:
     def reap(self, restart: bool = True) -> None:
         while True:
             try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
+            self.note_child(pid, status)
             for daemon in self.daemons:
                 if daemon.pid == pid:
                     self.note_end(daemon, restart)
+
+    def note_child(self, pid: int, status: int) -> None:
+        """For those who start more than daemons."""
 
     def note_end(self, daemon: Daemon, restart: bool) -> None:
         now = time.monotonic()
@@ -150,7 +158,7 @@ class Supervisor:
         daemon.retry_at = now + min(0.1 * 2 ** daemon.failures, 2.0)
         if restart and not daemon.stopped:
             self.complain(f"{daemon.name} ended: {self.last_words(daemon)}")
-        if daemon.name == "munged":  # left behind by kill -9, it stops the next one
+        if daemon.name.startswith("munged"):  # left behind by kill -9, it stops the next one
             self.layout.munge_socket.unlink(missing_ok=True)
 
     def complain(self, text: str) -> None:

@@ -114,10 +114,17 @@ class Layout:
 
     def prepare_run(self) -> None:
         """Make the runtime folder, unless there is one that may be used."""
-        if not self._run_is_ours():
+        if not self.run_is_ours():
             self._make_run()
 
-    def _run_is_ours(self) -> bool:
+    def adopt_run(self, run: Path) -> None:
+        """Make the runtime folder where another container of this cluster has its own."""
+        run.mkdir(0o700, exist_ok=True)
+        link(run / "cluster", self.state)
+        if self.run != run:
+            link(self._run_link, run)
+
+    def run_is_ours(self) -> bool:
         """A folder of this user, closed to others, that belongs to this very workspace."""
         try:
             about = os.lstat(self.run)
@@ -138,7 +145,7 @@ class Layout:
 
     def remove_run(self) -> None:
         """Take the runtime folder away, once nothing runs."""
-        if not self._run_is_ours():
+        if not self.run_is_ours():
             return
         run = self.run
         for entry in run.iterdir():
@@ -147,3 +154,11 @@ class Layout:
         with contextlib.suppress(OSError):
             run.rmdir()
             self._run_link.unlink()
+
+
+def link(path: Path, target: Path) -> None:
+    """Make or replace a symbolic link in one step."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(target)
+    fresh.replace(path)

@@ -6,7 +6,7 @@ import contextlib
 import random
 import socket
 
-from lab.cluster.config import Place
+from lab.cluster.place import Place
 from lab.errors import LabError
 
 # Below the range from which the kernel gives ports to programs that name none.

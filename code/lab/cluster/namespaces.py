@@ -109,6 +109,17 @@ def set_up_login() -> None:
         f"link set {INTERFACE} up")))
 
 
+def shape(device: str, rate: str) -> None:
+    """The rate at which a network device sends. Raises OSError where that is not allowed."""
+    if rate == "unlimited":
+        with contextlib.suppress(OSError):  # none there to delete
+            run_tool("tc", "qdisc", "del", "dev", device, "root")
+        return
+    burst = max(256 * 1024, bits_per_second(rate) // 8 // 5000)  # 0.2 ms of the rate
+    run_tool("tc", "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate,
+             "burst", str(burst), "latency", "50ms")
+
+
 @dataclass
 class NodeSpace:
     """The namespaces of one node, held open by the supervisor's descriptors."""
@@ -138,13 +149,7 @@ class NodeSpace:
 
     def set_rate(self, rate: str) -> None:
         """Shape what the node receives: every transfer between two nodes passes here once."""
-        if rate == "unlimited":
-            with contextlib.suppress(OSError):  # none there to delete
-                run_tool("tc", "qdisc", "del", "dev", self.cable, "root")
-            return
-        burst = max(256 * 1024, bits_per_second(rate) // 8 // 5000)  # 0.2 ms of the rate
-        run_tool("tc", "qdisc", "replace", "dev", self.cable, "root", "tbf", "rate", rate,
-                 "burst", str(burst), "latency", "50ms")
+        shape(self.cable, rate)
 
 
 def make_node(name: str, index: int) -> NodeSpace:

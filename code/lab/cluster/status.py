@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from lab.cluster import health, site
-from lab.cluster.config import Place
+from lab.cluster import containers, health, site
 from lab.cluster.layout import Layout
+from lab.cluster.place import COMPOSE, Place
 from lab.cluster.profile import from_json
 
 HEALTHY, DAMAGED, DOWN = 0, 1, 3
@@ -35,12 +35,14 @@ def show(home: Path) -> int:
 def _lines(layout: Layout, record: dict, found: health.Health) -> list[str]:
     profile = from_json(record["profile"])
     place = Place(**record["place"])
+    link = (containers.links(layout, profile) if place.containers
+            else found.report.get("link", "?"))
     lines = [f"cluster of {layout.home}",
-             f"mode {place.mode}   link {found.report.get('link', '?')}   "
+             f"mode {place.mode}   link {link}   "
              f"accounting {'slurmdbd' if profile.accounting else 'light (finished jobs only)'}",
              "", f"{'NODE':<14}{'STATE':<10}{'ADDRESS':<20}GPUS"]
     for index, node in enumerate(profile.nodes):
-        where = place.node_address(index)
+        where = place.node_address(index, node.name)
         if place.loopback:
             where += f":{place.node_port(index)}"
         gpus = f"{node.gpus} x {node.gpu_type} (virtual)" if node.gpus else "none"
@@ -55,5 +57,5 @@ def _lines(layout: Layout, record: dict, found: health.Health) -> list[str]:
                                   or "empty"))
     if found.problems:
         lines += ["", "damaged:", *(f"  {problem}" for problem in found.problems),
-                  "mend it: lab cluster up"]
+                  f"mend it: {f'{COMPOSE} up -d' if place.containers else 'lab cluster up'}"]
     return lines

@@ -9,6 +9,7 @@ import pytest
 
 from lab.cluster import clients
 from lab.cluster.layout import Layout
+from lab.cluster.place import Place
 from lab.nvidia_smi import cli
 
 PROGRAM = Path(cli.__file__).with_name("__main__.py")
@@ -106,7 +107,7 @@ def test_a_real_one_comes_first(layout, tmp_path, monkeypatch, written):
     real.write_text('#!/bin/sh\necho "real: $*"\nexit 3\n')
     real.chmod(0o755)
     if written == "by up":
-        (layout.bin / "nvidia-smi").write_text(clients.virtual_smi(layout, loopback=False))
+        (layout.bin / "nvidia-smi").write_text(clients.virtual_smi(layout, Place("namespaces")))
         (layout.bin / "nvidia-smi").chmod(0o755)
     else:
         clients.write_stubs(layout)

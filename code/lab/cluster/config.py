@@ -104,8 +104,6 @@ GresTypes=gpu
 """.splitlines()
     if place.loopback:
         lines.append("CommunicationParameters=NoInAddrAny,NoCtldInAddrAny")
-    if place.containers:
-        lines.append("CommunicationParameters=NoAddrCache")
     if slurm.plugin_folder:
         lines.append(f"PluginDir={short}/plugins")
     if profile.accounting:
@@ -190,10 +188,17 @@ def virtual_gpus(layout: Layout, profile: Profile) -> list[str]:
             nodes.setdefault(node.card, []).append(node.name)
     cases = [f"{'|'.join(names)}) echo export VIRTUAL_GPU={card} ;;"
              for card, names in nodes.items()]
+    cases += [_real_gpus(node.name) for node in profile.nodes if node.real]
     return ['case "$SLURMD_NODENAME" in', *cases, "*) echo unset VIRTUAL_GPU ;;", "esac",
             f"read -r network < {layout.short}/etc/virtual-network",
             'if [ -n "$network" ]; then echo "export VIRTUAL_NETWORK=$network"',
             "else echo unset VIRTUAL_NETWORK; fi"]
+
+
+def _real_gpus(node: str) -> str:
+    from minimegatron.arguments.device import INSTEAD_OF_CPU
+
+    return f"{node}) echo unset VIRTUAL_GPU; echo export {INSTEAD_OF_CPU}=cuda ;;"
 
 
 def write_network(layout: Layout, rate: str) -> None:

@@ -114,8 +114,8 @@ def up(home: Path, options: Options, say: Say = print) -> bool:
             check_agreement(record, options)
             if keep_running(layout, record, say):
                 return False
-        if record and record["place"]["mode"] == containers.PLACE.mode:
-            record = None  # of containers that are gone
+        if from_containers(record):  # which are gone
+            record = None
         if record and not options.given():  # a crash: bring back what was there
             profile = from_json(record["profile"])
         began = time.monotonic()
@@ -139,6 +139,10 @@ def refuse_site(layout: Layout) -> None:
 def refuse_containers(layout: Layout, what: str, command: str) -> None:
     if containers.here(layout):
         containers.refuse(what, f"{COMPOSE} {command}")
+
+
+def from_containers(record: dict | None) -> bool:
+    return bool(record) and record["place"]["mode"] == containers.PLACE.mode
 
 
 def check_agreement(record: dict, options: Options) -> None:

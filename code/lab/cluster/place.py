@@ -38,7 +38,7 @@ class Place:
         return {"loopback": "lo", "containers": INTERFACE}.get(self.mode, namespaces.INTERFACE)
 
     def node_address(self, index: int, name: str) -> str:
-        """Containers are found by their names: their addresses change when they start again."""
+        """Containers are found by their names, which compose.yml puts into their /etc/hosts."""
         if self.containers:
             return name
         return "127.0.0.1" if self.loopback else namespaces.address(index)

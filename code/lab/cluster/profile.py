@@ -12,6 +12,7 @@ MAX_GPUS = 8
 CPUS = 32
 PARTITION = "slurmpar"
 MODES = ("auto", "namespaces", "loopback")
+CUDA, CUDA_NODE = "cuda", "slurmgpu1"  # the type of a GPU that is there, its partition; its node
 UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 SLOWEST, FASTEST = 10**6, 400 * 10**9
 
@@ -23,11 +24,16 @@ class Node:
     gpus: int
 
     @property
+    def real(self) -> bool:
+        """Whether its GPUs are hardware."""
+        return self.gpu_type == CUDA
+
+    @property
     def card(self) -> str | None:
         """The virtual card that this type of GPU is."""
         from virtualgpu import cards
 
-        return cards.find(self.gpu_type).name if self.gpus else None
+        return cards.find(self.gpu_type).name if self.gpus and not self.real else None
 
     @property
     def gres(self) -> str:
@@ -41,6 +47,7 @@ class Profile:
     link: str = "unlimited"
     accounting: bool = False
     mode: str = "auto"
+    cuda: int = 0  # GPUs of a further node that has real ones
     node_names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,28 +56,34 @@ class Profile:
     @property
     def gpu_types(self) -> list[str]:
         """The kinds of GPU, in the order of the nodes."""
-        return list(dict.fromkeys(n.gpu_type for n in self.nodes if n.gpu_type))
+        return list(dict.fromkeys(n.gpu_type for n in self.nodes if n.gpu_type and not n.real))
 
     def partitions(self) -> dict[str, list[Node]]:
         """The default partition holds every node; a mixed cluster has one more per kind of GPU."""
-        partitions = {PARTITION: list(self.nodes)}
+        partitions = {PARTITION: [node for node in self.nodes if not node.real]}
         if len(self.gpu_types) > 1:
             for kind in self.gpu_types:
                 partitions[kind] = [node for node in self.nodes if node.gpu_type == kind]
+        if self.cuda:
+            partitions[CUDA] = [node for node in self.nodes if node.real]
         return partitions
 
     def to_json(self) -> dict:
         return {key: value for key, value in asdict(self).items() if key not in
-                ("node_names", "nodes")} | {"nodes": len(self.nodes)}
+                ("node_names", "nodes")} | {"nodes": sum(not node.real for node in self.nodes)}
 
 
 def make(nodes: int | None = None, gpus: str | None = None, link: str | None = None,
-         accounting: bool = False, mode: str = "auto") -> Profile:
+         accounting: bool = False, mode: str = "auto", cuda: int = 0) -> Profile:
     """A profile from what the user typed; raises LabError that names the value."""
     if mode not in MODES:
         raise LabError(f"--mode {mode!r}: one of {', '.join(MODES)}")
+    if not 0 <= cuda <= MAX_GPUS:
+        raise LabError(f"--cuda {cuda}: from 0 to {MAX_GPUS} GPUs; nearest: "
+                       f"{min(max(cuda, 0), MAX_GPUS)}")
     gpus = gpus or "v100:2"
-    return Profile(nodes=parse_nodes(nodes, gpus), gpus=gpus.lower(),
+    real = (Node(CUDA_NODE, CUDA, cuda),) if cuda else ()
+    return Profile(nodes=parse_nodes(nodes, gpus) + real, gpus=gpus.lower(), cuda=cuda,
                    link=parse_link(link or "unlimited"), accounting=accounting, mode=mode)
 
 

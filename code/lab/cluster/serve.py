@@ -22,14 +22,14 @@ from dataclasses import asdict
 from lab import workspace
 from lab.cluster import clients, config, containers, daemons, healing, namespaces
 from lab.cluster.containers import KEY, PLACE, RUN
-from lab.cluster.control import Options, write_record
+from lab.cluster.control import write_record
 from lab.cluster.daemons import Daemon
 from lab.cluster.init import Supervisor
 from lab.cluster.install import Slurm, require_slurm
 from lab.cluster.layout import Layout
 from lab.cluster.place import INTERFACE
 from lab.cluster.processes import start_time
-from lab.cluster.profile import Profile, from_json
+from lab.cluster.profile import CUDA_NODE, Profile, from_json, make
 from lab.errors import LabError
 
 ROLES = ("controller", "node", "login")
@@ -47,6 +47,8 @@ def add_parser(leaves: argparse._SubParsersAction) -> None:
         role.add_argument("--gpus", metavar="SPEC", help="as in lab cluster up")
         role.add_argument("--link", metavar="RATE",
                           help="rate at which nodes send, as in 1gbit (default: unlimited)")
+        role.add_argument("--cuda", type=int, default=0, metavar="N",
+                          help=f"GPUs of a further node {CUDA_NODE}, which has real ones")
         role.set_defaults(run=run)
     login = roles.add_parser("login")
     login.add_argument("command", nargs=argparse.REMAINDER, help="as in lab start --port 8888")
@@ -59,7 +61,7 @@ def say(line: str) -> None:
 
 def profile_of(arguments: argparse.Namespace) -> Profile:
     """Raises LabError for a bad value. An empty one, of a variable that is not set, is none."""
-    return Options(arguments.nodes, arguments.gpus or None, arguments.link or None).profile()
+    return make(arguments.nodes, arguments.gpus, arguments.link, cuda=arguments.cuda)
 
 
 class Role(Supervisor):

@@ -45,7 +45,8 @@ def _lines(layout: Layout, record: dict, found: health.Health) -> list[str]:
         where = place.node_address(index, node.name)
         if place.loopback:
             where += f":{place.node_port(index)}"
-        gpus = f"{node.gpus} x {node.gpu_type} (virtual)" if node.gpus else "none"
+        kind = node.gpu_type if node.real else f"{node.gpu_type} (virtual)"
+        gpus = f"{node.gpus} x {kind}" if node.gpus else "none"
         lines.append(f"{node.name:<14}{found.states.get(node.name, '?'):<10}{where:<20}{gpus}")
     lines.append("")
     lines.append("partitions: " + ", ".join(

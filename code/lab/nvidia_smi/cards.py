@@ -74,7 +74,7 @@ class Gpu:
 
 def nodes_of(record: dict) -> dict[str, list[Card]]:
     """{node: its cards} of the running cluster's record; an empty list where it has none."""
-    return {node.name: [CARDS[node.card]] * node.gpus if node.gpus else []
+    return {node.name: [CARDS[node.card]] * node.gpus if node.card else []
             for node in from_json(record["profile"]).nodes}
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import image as images
 from image import Engine
-
 from lab.errors import LabError
 
 FILE = images.DOCKERFILE.with_name("compose.yml")

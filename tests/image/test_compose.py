@@ -3,9 +3,9 @@
 import re
 import time
 
-import image as images
 import pytest
 
+import image as images
 from tests.image.compose import NODES, PACKAGE, SERVICES, Compose
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(2400)]

@@ -5,13 +5,14 @@ import re
 import pytest
 import yaml
 
+import image as images
 from lab import cli as program
 from lab.cluster.containers import COMPOSE, KEY
 from lab.cluster.place import CONTROLLER
 from lab.cluster.profile import make
-from tests.image import engine
+from lab.workspace import CHECKOUT
 
-FILE = engine.DOCKERFILE.with_name("compose.yml")
+FILE = images.DOCKERFILE.with_name("compose.yml")
 TEXT = FILE.read_text()
 SERVICES = yaml.safe_load(TEXT)["services"]
 
@@ -23,7 +24,7 @@ def words(service):
 
 
 def test_it_is_where_the_messages_say():
-    assert COMPOSE.split()[-1] == str(FILE.relative_to(engine.CHECKOUT))
+    assert COMPOSE.split()[-1] == str(FILE.relative_to(CHECKOUT))
 
 
 def test_every_node_of_the_cluster_is_a_service():
@@ -33,7 +34,7 @@ def test_every_node_of_the_cluster_is_a_service():
 
 
 def test_only_targets_that_there_are():
-    there = set(re.findall(r"^FROM \S+ AS (\w+)$", engine.DOCKERFILE.read_text(), re.M))
+    there = set(re.findall(r"^FROM \S+ AS (\w+)$", images.DOCKERFILE.read_text(), re.M))
     wanted = {service["build"]["target"] for service in SERVICES.values()}
     assert wanted <= there
 

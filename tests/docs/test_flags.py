@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import argparse
 import re
+from functools import cache
 
 import pytest
 from markdown_it import MarkdownIt
 
 from lab.cli import parser as lab_parser
 from minimegatron.arguments.parse import build_parser
+from minimegatron.data.preprocess import parser as preprocess_parser
 from tests.docs.pages import ROOT, blocks, pages
 
 NAMES = [str(page.relative_to(ROOT)) for page in pages()]
+# Programs of ours whose parsers are not one object, and flags of others' programs.
+OURS = ("code/examples/*.py", "code/lab/nvidia_smi/*.py", "tools/*.py", "benchmarks/*.py")
+FOREIGN = {"docker": "--build-arg --cap-add --cap-drop --privileged --security-opt --user",
+           "slurm": "--begin --dependency --mem --time --account",
+           "torchrun": "--nnodes --nproc_per_node --shutdown-timeout", "nbgrader": "--exporter"}
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 
 
@@ -63,9 +70,10 @@ def refused(words: list[str]) -> str | None:
     return f"{parser.prog} has no {unknown[0]}" if unknown else None
 
 
+@cache
 def every_flag() -> set[str]:
-    """Of the trainer and of every subcommand of `lab`."""
-    waiting, found = [lab_parser(), build_parser()], set()
+    """Of the trainer, of preprocessing and of every subcommand of `lab`."""
+    waiting, found = [lab_parser(), build_parser(), preprocess_parser()], set()
     while waiting:
         parser = waiting.pop()
         found |= set(parser._option_string_actions)
@@ -88,6 +96,29 @@ def test_lab_takes_what_the_page_types(name):
 def test_what_lab_does_not_take_is_seen(text, said):
     (words,) = lab_commands(text)
     assert refused(words) == said
+
+
+@cache
+def flags_elsewhere() -> set[str]:
+    files = [path.read_text() for pattern in OURS for path in ROOT.glob(pattern)]
+    return {flag for text in files for flag in re.findall(r"""["'](--[a-z][\w-]*)""", text)} | {
+        flag for flags in FOREIGN.values() for flag in flags.split()}
+
+
+def unknown_flags(text: str) -> list[str]:
+    """Of what begins with a flag in backquotes, or starts the trainer: what no program takes."""
+    return [flag for span in spans(text) if span.startswith("--") or "pretrain_gpt.py" in span
+            for flag in FLAG.findall(span) if flag not in every_flag() | flags_elsewhere()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_flag_that_the_page_names_is_a_programs(name):
+    assert not unknown_flags((ROOT / name).read_text())
+
+
+def test_a_flag_that_nobody_takes_is_seen():
+    page = "`--train-itters 3`, `--seed 1`\n\n    python code/pretrain_gpt.py --fp17 --bf16\n"
+    assert unknown_flags(page) == ["--train-itters", "--fp17"]
 
 
 @pytest.mark.parametrize("name", NAMES)

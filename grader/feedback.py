@@ -36,7 +36,8 @@ POLICY = ("default-src 'none'; img-src data:; style-src 'unsafe-inline' " + MATH
           "form-action 'none'; connect-src 'none'; frame-src 'none'; object-src 'none'")
 FIRST_IN_HEAD = "<head>"
 # A hint is a long line: all of it is to be seen.
-WRAPPED = "<style>.output_error pre { white-space: pre-wrap !important; }</style>"
+WRAPPED = ("<style>.output_error pre { white-space: pre-wrap !important; "
+           "word-break: normal !important; }</style>")
 LARGEST_CELL = 200_000  # characters of text outputs that a page shows of one cell
 LARGEST_PICTURE = 3_000_000  # characters of one output that is no plain text, as HTML or an image
 LARGEST_PAGE = 10_000_000  # characters of all of a notebook's outputs

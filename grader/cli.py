@@ -67,6 +67,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                       help="JupyterLab's port (the first free from 8888)")
     form.add_argument("--ip", type=address, default=LOOPBACK,
                       help=f"where JupyterLab listens ({LOOPBACK}: only this machine reaches it)")
+    form.add_argument("--hub", nargs=argparse.REMAINDER, metavar="ARGUMENT",
+                      help="what a JupyterHub starts for an instructor")
     form.set_defaults(run=run_formgrader)
     from grader import similar_cli
     from grader.collect import cli as collecting
@@ -95,7 +97,7 @@ def _count(text: str) -> int:
 def run_formgrader(arguments: argparse.Namespace) -> int:
     from grader.formgrader import serve
 
-    return serve(arguments.port, arguments.ip)
+    return serve(arguments.port, arguments.ip, arguments.hub)
 
 
 def run_grade(arguments: argparse.Namespace) -> int:

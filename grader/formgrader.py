@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+from collections.abc import Sequence
 
 from grader.course import Course, default_root
 from grader.steps import ISOLATED_VARIABLE
 from lab.errors import LabError
+from lab.hub import HubServer, place_from
 from lab.jupyter import Jupyter
 from lab.start import only_once, say, undisturbed
 
 
-def serve(port: int | None, ip: str) -> int:
-    """Until Ctrl-C. Raises LabError when it cannot start, or already runs."""
+def serve(port: int | None, ip: str, hub: Sequence[str] | None = None) -> int:
+    """Until Ctrl-C; `hub`: as a hub's server, with these arguments. Raises LabError when it cannot
+    start, or already runs."""
     course = Course(default_root())
     course.make()
     course.settings()
@@ -23,8 +27,7 @@ def serve(port: int | None, ip: str) -> int:
     with only_once(course.root), contextlib.ExitStack() as started:
         say("Starting JupyterLab with formgrader")
         try:
-            jupyter = Jupyter(course.root, {"LAB_COURSE": str(course.root), ISOLATED_VARIABLE: "1"},
-                              port, ip, instructor=True)
+            jupyter = _jupyter(course, port, ip, hub)
             started.callback(jupyter.stop)
             started.callback(undisturbed)
             jupyter.wait_until_ready()
@@ -37,3 +40,10 @@ def serve(port: int | None, ip: str) -> int:
         if code:
             raise LabError(f"JupyterLab ended by itself (exit code {code}): see {jupyter.log}")
     return 0
+
+
+def _jupyter(course: Course, port: int | None, ip: str, hub: Sequence[str] | None) -> Jupyter:
+    variables = {"LAB_COURSE": str(course.root), ISOLATED_VARIABLE: "1"}
+    if hub is None:
+        return Jupyter(course.root, variables, port, ip, instructor=True)
+    return HubServer(course.root, variables, place_from(os.environ), hub, instructor=True)

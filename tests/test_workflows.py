@@ -11,7 +11,8 @@ ROOT = Path(__file__).resolve().parents[1]
 WORKFLOWS = {path.stem: yaml.safe_load(path.read_text())
              for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))}
 PINNED = re.compile(r"uses: [\w.-]+/[\w.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
-MAY_WRITE: dict[tuple[str, str], set[str]] = {}  # by workflow and job
+MAY_WRITE = {("release", "image"): {"packages"}, ("release", "name"): {"packages"},
+             ("release", "pages"): {"pages", "id-token"}}
 JOBS = [(name, job) for name, workflow in WORKFLOWS.items() for job in workflow["jobs"]]
 
 
@@ -28,14 +29,27 @@ def targets():
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
 
 
-def test_they_are_found():
-    assert set(WORKFLOWS) == {"test", "image"}
+def stages():
+    return set(re.findall(r"^FROM .* AS (\S+)$", (ROOT / "docker" / "Dockerfile").read_text(),
+                          re.M))
+
+
+def test_there_are_three():
+    assert set(WORKFLOWS) == {"test", "image", "release"}
 
 
 def test_each_make_target_is_there():
     called = [word for script in scripts() for word in re.findall(r"\bmake ([\w-]+)", script)]
-    assert {"test", "test-image"} == set(called)
+    assert {"test", "test-image", "docs"} == set(called)
     assert set(called) <= targets()
+
+
+def test_each_image_is_a_stage_of_the_dockerfile():
+    jobs = WORKFLOWS["release"]["jobs"]
+    wanted = {target for job in jobs.values()
+              for target in job.get("strategy", {}).get("matrix", {}).get("target", [])}
+    assert {"student", "instructor"} == wanted
+    assert wanted <= stages()
 
 
 def test_actions_are_pinned_to_a_commit_and_say_which_release_it_is():

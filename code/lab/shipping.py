@@ -75,6 +75,11 @@ def content_of(source: Path) -> bytes:
     content = source.read_bytes()
     if source.suffix != ".ipynb" or (source.parent / "worked" / source.name).exists():
         return content
+    return without_way_out(content)
+
+
+def without_way_out(content: bytes) -> bytes:
+    """A notebook without its links to the worked one; as it is where it has none."""
     way_out = re.compile(r"[^)]*".join(map(re.escape, WAY_OUT.split("{}"))))
     notebook = json.loads(content)
     removed = 0

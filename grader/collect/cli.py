@@ -15,6 +15,7 @@ COLLECT = """examples:
   lab collect submissions.zip --received "2026-01-31 23:59 Europe/Berlin"
   lab collect handed-in/ --keep-times            STUDENT/LAB.ipynb or STUDENT/LAB/LAB.ipynb
   lab collect scans/ --pattern '{student}_{any}.ipynb'
+  lab collect /srv/homes --below work/notebooks --lab 03_multi_node    a hub's homes
   lab collect exchange                           $LAB_EXCHANGE, or nbgrader's c.Exchange.root
 
 An archive does not say when a student handed in: without --received, it was when you collect.
@@ -39,6 +40,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     collect.add_argument("--as-is", action="store_true",
                          help="folder names are the students' ids, on the roster or not")
     collect.add_argument("--pattern", help="how a flat folder names files: {student}, {lab}, {any}")
+    collect.add_argument("--below", metavar="FOLDER", help="SOURCE holds students' homes: take "
+                         "STUDENT/FOLDER/LAB.ipynb and nothing else of them")
     collect.set_defaults(run=run_collect)
     roster = subparsers.add_parser("roster", help="for instructors: the list of students",
                                    epilog=ROSTER, **raw)
@@ -73,7 +76,8 @@ def run_collect(arguments: argparse.Namespace) -> int:
     if arguments.lab:
         require_known("lab", arguments.lab, course.labs(), str(course.sources))
     lines = collect(course, arguments.source, Options(
-        arguments.lab, received, arguments.keep_times, arguments.as_is, arguments.pattern))
+        arguments.lab, received, arguments.keep_times, arguments.as_is, arguments.pattern,
+        arguments.below))
     show(lines)
     if any(line.verdict != "refused" for line in lines):
         return 0

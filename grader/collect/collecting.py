@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from grader.collect import exchange, receipts, store
+from grader.collect import exchange, homes, receipts, store
 from grader.collect.layouts import Claim, layout_of
 from grader.collect.receipts import Receipt
 from grader.collect.sources import File, Folder, Refused, Source, opened
@@ -37,6 +37,7 @@ class Options:
     keep_times: bool = False  # trust the files' own
     as_is: bool = False  # folder names are ids, of students who may not be on the roster
     pattern: str | None = None
+    below: str | None = None  # the source is a folder of homes; this folder of each is looked at
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,14 @@ def collect(course: Course, said: str, options: Options) -> list[Line]:
 @contextlib.contextmanager
 def _source(course: Course, said: str, roster: Roster, options: Options) -> Iterator[Source]:
     path = Path(said)
+    if options.below is not None:
+        if options.pattern or options.keep_times:
+            flag = "--pattern" if options.pattern else "--keep-times"
+            raise LabError(f"--below takes no {flag}: a home says whose it is, and its file "
+                           "system says when")
+        labs = [options.lab] if options.lab else course.labs()
+        yield homes.Homes(path, options.below, labs)
+        return
     if said == "exchange" or exchange.is_exchange(path):
         if options.pattern:
             raise LabError("--pattern is for flat folders; the exchange has names of its own")
@@ -103,6 +112,8 @@ def _sort(source: Source, files: list[File], roster: Roster, options: Options
             notebooks.append(file)
     if isinstance(source, exchange.Inbound):
         layout = exchange.layout(roster, options.as_is)
+    elif isinstance(source, homes.Homes):
+        layout = homes.layout(roster, options.as_is)
     else:
         layout = layout_of([file.path for file in notebooks], roster, as_is=options.as_is,
                            pattern=options.pattern)
@@ -141,10 +152,12 @@ def _read(course: Course, source: Source, wanted: list[tuple[File, Claim]], opti
             content = source.read(file)
             bytes_of[claim.student] += len(content)
             lab = labs.of(content, claim.name, options.lab)
+            if isinstance(source, homes.Homes):
+                homes.require_begun(lab, content)
+            when, said_by, why = _when(source, file, options, moment)
         except (Refused, LookupError) as error:
             lines.append(Line(file.path, claim.student, why=str(error)))
             continue
-        when, said_by, why = _when(source, file, options, moment)
         digest = store.keep(course, lab, claim.student, content)
         versions.append(_Version(file, Receipt(
             claim.student, lab, digest, when.isoformat(), said_by, _source_key(source, file, claim),
@@ -159,6 +172,8 @@ def _when(source: Source, file: File, options: Options, moment: datetime.datetim
         return moment, "--received", ""
     if isinstance(source, exchange.Inbound):
         return source.when(file, options.keep_times)
+    if isinstance(source, homes.Homes):
+        return source.when(file)
     if options.keep_times and file.changed:
         return file.changed, "--keep-times: the file's own time", ""
     return moment, "when it was collected", ""

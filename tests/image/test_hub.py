@@ -1,0 +1,160 @@
+"""A class behind a hub: two students with a cluster each, an instructor who collects and grades."""
+
+import csv
+import io
+import json
+import re
+import time
+from typing import NamedTuple
+
+import pytest
+
+from tests.browser.conftest import ARGUMENTS, browser, chromium, screenshot  # noqa: F401  fixtures
+from tests.browser.driver import open_notebook, run_cell, until
+from tests.browser.test_lab import curves, number_of, write
+from tests.image.hub import running
+
+pytestmark = [pytest.mark.image, pytest.mark.browser, pytest.mark.timeout(900)]
+
+ROSTER = "id,first_name,last_name\nada,Ada,Lovelace\ngrace,Grace,Hopper\nlise,Lise,Meitner\n"
+LAB = "03_multi_node"
+BELOW = "work/notebooks"
+# All cells are in the page, not only those in view.
+WHOLE = json.dumps({"@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"}})
+SETTINGS = "$LAB_HOME/.cluster/jupyter/labconfig/default_setting_overrides.json"
+
+
+class Server(NamedTuple):
+    root: str
+    token: str = ""  # the hub's cookie lets in
+
+
+@pytest.fixture(scope="module")
+def hub(podman, image, instructor, tmp_path_factory):
+    with running(podman, tmp_path_factory.mktemp("hub"), ROSTER, "prof") as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def contexts(hub, browser):  # noqa: F811
+    """Browsers of the people, logged in at the first use."""
+    found = {}
+
+    def context(user):
+        if user not in found:
+            found[user] = browser.new_context(viewport={"width": 1500, "height": 1000})
+            hub.log_in(found[user], user).close()
+        return found[user]
+
+    yield context
+    for one in found.values():
+        one.close()
+
+
+def test_a_student_works_in_lab_03_behind_the_hub(hub, contexts, screenshot, say):  # noqa: F811
+    begun = time.monotonic()
+    page = contexts("ada").new_page()
+    say(f"hub: JupyterLab {time.monotonic() - begun:.0f} s after the login")
+    assert hub.inside("ada", f"echo '{WHOLE}' > {SETTINGS}").returncode == 0
+    server = Server(f"{hub.root}/user/ada")
+    open_notebook(page, server, f"notebooks/{LAB}.ipynb")
+    for text in ("os.chdir", "from lab import check"):
+        run_cell(page, number_of(page, text))
+    assert "slurmnode[1-2]" in run_cell(page, number_of(page, "jobs.connect()")).inner_text()
+    write(page, number_of(page, "define guess_milliseconds"), "guess_milliseconds = 300")
+    run_cell(page, number_of(page, "guess_milliseconds = 300"))
+    said = run_cell(page, number_of(page, "!sbatch code/dp_two_nodes.sh")).inner_text()
+    assert re.search(r"Submitted batch job \d+", said)
+    waiting = number_of(page, "job = jobs.wait()")
+    until(page, lambda: "COMPLETED" in run_cell(page, waiting, 90).inner_text(), 240, "its end")
+    run_cell(page, number_of(page, "tensorboard.link()"))
+    with page.context.expect_page() as opened:
+        page.get_by_role("link", name="Open TensorBoard").first.click()
+    curves(opened.value, screenshot)
+    assert opened.value.url.startswith(f"{server.root}/tensorboard")
+    page.keyboard.press("Control+s")
+    page.locator(".jp-NotebookPanel-toolbar").first.wait_for()
+    until(page, lambda: "guess_milliseconds = 300" in hub.inside(
+        "ada", f"cat {BELOW}/{LAB}.ipynb").stdout, 30, "the saved notebook")
+    screenshot(page, "hub-lab-03")
+
+
+def test_each_student_has_a_cluster_and_a_home_of_her_own(hub, contexts):
+    contexts("ada")
+    contexts("grace")
+    jobs = {user: hub.inside(user, 'eval "$(lab cluster env)"; sinfo -h -o %T; sacct -n -X').stdout
+            for user in ("ada", "grace")}
+    assert "COMPLETED" in jobs["ada"] and "COMPLETED" not in jobs["grace"]
+    assert "idle" in jobs["grace"]
+    assert "guess_milliseconds = 300" not in hub.inside("grace", f"cat {BELOW}/{LAB}.ipynb").stdout
+    assert hub.inside("grace", "ls /home /srv").stdout.split() == ["/home:", "jovyan", "/srv:"]
+
+
+def test_one_student_cannot_read_anothers(hub, contexts):
+    asked = contexts("grace").request.get(f"{hub.root}/user/ada/api/contents")
+    assert asked.status == 403
+    address = hub.podman("inspect", "--format",
+                         f'{{{{(index .NetworkSettings.Networks "{hub.name}").IPAddress}}}}',
+                         "jupyter-ada")
+    script = ("import urllib.request as u, urllib.error as e\n"
+              f"try: print(u.urlopen('http://{address}:8888/user/ada/api/contents').status)\n"
+              "except (e.URLError, OSError) as error: print(error)")
+    assert "403" in hub.inside("grace", f'python -c "{script}"').stdout
+
+
+def test_a_students_container_has_limits_and_no_privileges(hub, contexts):
+    contexts("ada")
+    (found,) = json.loads(hub.podman("inspect", "jupyter-ada"))
+    limits = found["HostConfig"]
+    assert limits["Memory"] == 3 << 30 and limits["CpuQuota"] == 2 * limits["CpuPeriod"]
+    assert found["EffectiveCaps"] in ([], None) and limits["PidsLimit"] == 4096
+    assert [mount["Name"] for mount in found["Mounts"]] == ["labs-ada"]
+
+
+def test_students_have_no_formgrader_and_no_grader(hub, contexts):
+    assert contexts("ada").request.get(f"{hub.root}/user/ada/formgrader").status == 404
+    assert hub.inside("ada", "lab grade --help").returncode == 2
+
+
+# Exercise 1 of lab 03, answered in the notebook as it lies in the home.
+ANSWER = f"""
+import json
+path = "{BELOW}/{LAB}.ipynb"
+notebook = json.load(open(path))
+(cell,) = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"
+           and "def place" in "".join(cell["source"])]
+cell["source"] = "def place(rank, ranks_per_node):\\n    return divmod(rank, ranks_per_node)"
+json.dump(notebook, open(path, "w"))
+"""
+
+
+def test_the_instructor_collects_and_grades(hub, contexts, screenshot):  # noqa: F811
+    for student in ("ada", "grace"):
+        contexts(student)
+    done = hub.inside("ada", f"python - <<'end'\n{ANSWER}\nend")
+    assert done.returncode == 0, done
+    page = contexts("prof").new_page()
+    assert hub.inside("prof", "ls /srv/homes").stdout.split() == ["ada", "grace"]
+    assert hub.inside("prof", "touch /srv/homes/ada/x").returncode != 0
+    hub.podman("cp", str(hub.folder / "students.csv"), "jupyter-prof:/tmp/students.csv")
+    done = hub.inside("prof", "lab roster import /tmp/students.csv && "
+                      f"lab collect /srv/homes --below {BELOW} --lab {LAB}")
+    assert done.returncode == 0 and "1 new, 0 same, 0 other, 1 refused" in done.stdout, done
+    assert f"grace/{BELOW}/{LAB}.ipynb (grace): as it was given out" in done.stdout
+    done = hub.inside("prof", f"lab grade {LAB}", timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    grades = csv.DictReader(io.StringIO(hub.inside("prof", "cat course/grades.csv").stdout))
+    (ada,) = [row for row in grades if (row["student"], row["lab"]) == ("ada", LAB)]
+    assert ada["state"] == "graded" and float(ada["score"]) > 0, ada
+    page.goto(f"{hub.root}/user/prof/formgrader/manage_submissions/{LAB}")
+    page.locator("tr", has_text="ada").wait_for(timeout=60_000)
+    screenshot(page, "hub-formgrader")
+
+
+def test_a_stopped_server_stops_in_order_and_its_home_stays(hub, contexts):
+    page = contexts("ada").new_page()
+    page.goto(f"{hub.root}/hub/home")
+    page.locator("#stop").click()
+    page.locator("#start", has_text="Start").wait_for(timeout=60_000)
+    assert "jupyter-ada" not in hub.podman("ps", "--all", "--format", "{{.Names}}").split()
+    assert "labs-ada" in hub.podman("volume", "ls", "--quiet").split()

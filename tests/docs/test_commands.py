@@ -20,12 +20,12 @@ LONG = {name: found for name, found in READ.items()
         if any(block.orders.run and block.orders.stress for block in found)}
 
 
-def follow(name, found, places, environment, tmp_path, course):
+def follow(name, found, places, environment, tmp_path, course, seconds=280):
     """Run these blocks, and leave the cluster as it was: without jobs and logs of theirs."""
     start, logs = time.monotonic(), course.home / "megatron" / "logs"
     before = set(logs.iterdir())
     try:
-        wrong = session.run(found, places, environment, tmp_path / "steps", 280)
+        wrong = session.run(found, places, environment, tmp_path / "steps", seconds)
     finally:
         course.run("scancel --me")
         for log in {*logs.iterdir()} - before:
@@ -46,10 +46,11 @@ def test_a_page_is_followed_from_its_top_to_its_end(name, places, environment, t
 
 @pytest.mark.cluster
 @pytest.mark.stress
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", LONG)
 def test_a_page_is_followed_with_what_takes_long(name, places, environment, tmp_path, course):
     follow(name, [block for block in LONG[name] if block.orders.run], places, environment,
-           tmp_path, course)
+           tmp_path, course, seconds=840)
 
 
 def test_every_block_is_run_or_says_why_not():

@@ -53,11 +53,11 @@ def test_a_page_is_followed_with_what_takes_long(name, places, environment, tmp_
            tmp_path, course, seconds=840)
 
 
-def test_every_block_is_run_or_says_why_not():
-    for name, found in READ.items():
-        for block in found:
-            if not block.orders.run:
-                print(f"{block.where}: {block.orders.excuse or 'run in ' + block.orders.elsewhere}")
-            assert block.orders.run != bool(block.orders.excuse or block.orders.elsewhere), name
-    assert sum(len(found) for found in READ.values()) > 30
-    assert RUN
+def test_the_guides_are_run_and_what_is_not_is_listed():
+    """A block without a comment is run; `pytest -s` lists the others with their reasons."""
+    excused = [block for found in READ.values() for block in found if not block.orders.run]
+    for block in excused:
+        print(f"{block.where}: {block.orders.excuse or 'run in ' + block.orders.elsewhere}")
+    assert {"README.md", "docs/students.md", "docs/instructors.md", "docs/first-lab.md",
+            "docs/trainer.md"} <= {*RUN, *LONG}
+    assert sum(bool(block.orders.excuse) for block in excused) < len(excused)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from lab.errors import LabError
+from minimegatron.imports import quick_imports
 
 GRADE = """examples:
   lab grade --all                      everything in submitted/ that is not graded yet
@@ -101,12 +102,13 @@ def run_formgrader(arguments: argparse.Namespace) -> int:
 
 
 def run_grade(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
+    with quick_imports():
+        from rich.console import Console
 
-    from grader.batch import Stopped, grade_all
-    from grader.course import Course, default_root
-    from grader.report import save
-    from grader.show import progress, show
+        from grader.batch import Stopped, grade_all
+        from grader.course import Course, default_root
+        from grader.report import save
+        from grader.show import progress, show
 
     course = Course(default_root())
     course.make()
@@ -173,11 +175,12 @@ def require_lab(course, lab: str) -> None:
 
 
 def run_release(arguments: argparse.Namespace) -> int:
-    from grader import assign, forgeable
-    from grader.course import Course, default_root
-    from grader.late import set_due
-    from grader.log import logging_to
-    from grader.times import parse_time
+    with quick_imports():
+        from grader import assign, forgeable
+        from grader.course import Course, default_root
+        from grader.late import set_due
+        from grader.log import logging_to
+        from grader.times import parse_time
 
     due = parse_time(arguments.due, "--due") if arguments.due else None
     course = Course(default_root())
@@ -198,12 +201,13 @@ def run_release(arguments: argparse.Namespace) -> int:
 
 
 def run_feedback(arguments: argparse.Namespace) -> int:
-    from grader.batch import pages_again
-    from grader.course import Course, default_root
-    from grader.log import log_file
-    from grader.pages import page
-    from grader.records import printable, state
-    from grader.show import progress
+    with quick_imports():
+        from grader.batch import pages_again
+        from grader.course import Course, default_root
+        from grader.log import log_file
+        from grader.pages import page
+        from grader.records import printable, state
+        from grader.show import progress
 
     course = Course(default_root())
     course.make()

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from grader import timing
 from lab.errors import LabError
+from minimegatron.imports import quick_imports
 
 MEMORY = 2 << 30  # bytes of data: the parent replaces a worker long before
 LONGEST_TRACEBACK = 4000
@@ -72,7 +73,8 @@ def _chosen(name: str) -> Any:
 def main() -> int:
     guard()
     questions, answers = channel()
-    desk = Desk(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    with quick_imports():
+        desk = Desk(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
     if AGAIN not in sys.argv:
         say(answers, {"ready": os.getpid()})
     for line in questions:

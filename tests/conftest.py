@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ from . import sharing
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell's background jobs ignore ^C, and every program that a test starts would, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+gc.disable()  # until all tests are imported: its walks would be a third of that
 NOT_RUN: list[tuple[str, str]] = []  # browser tests, and why
 
 
@@ -34,6 +36,11 @@ def pytest_xdist_make_scheduler(config, log):
 def pytest_collection_modifyitems(config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):  # in a worker of -n
         items.sort(key=lambda item: sharing.turn(item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -22,7 +22,8 @@ ESTIMATED = tuple(f"tests/labs/test_{file}.py" for file in (
 UNITS = (LABS, CLUSTER, TRACED, ESTIMATED)
 # What takes long is begun first, so that the workers end at about the same time.
 LONG = (*LABS, *CLUSTER, "tests/grader/test_slurm.py", "tests/grader/test_labs.py",
-        "tests/grader/", "tests/lab/test_start.py", "tests/browser/", *ESTIMATED,
+        "tests/grader/", "tests/attacks/", "tests/data/test_lab_data.py",
+        "tests/lab/test_start.py", "tests/browser/", *ESTIMATED, "tests/examples/",
         "tests/minimegatron/", "tests/virtualgpu/")
 PATIENCE = 120  # seconds for a worker to stop its clusters after ^C, before it is killed
 

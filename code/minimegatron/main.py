@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from minimegatron.console import emit
 from minimegatron.errors import SharedError, UserError, lost_peer
+from minimegatron.imports import quick_imports
 
 if TYPE_CHECKING:
     from minimegatron.arguments import Config
@@ -36,8 +37,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if config.exit_signal_handler:  # during the start it waits: then Exits stops after one step
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     # Slow to import: after the command line is right.
-    from minimegatron.device import VirtualGpuError
-    from minimegatron.training import pretrain
+    with quick_imports():
+        from minimegatron.device import VirtualGpuError
+        from minimegatron.training import pretrain
 
     try:
         pretrain(config, notes(argv, config))
@@ -65,7 +67,8 @@ def say_once(text: str, first: bool) -> None:
 
 def estimate(config: Config) -> int:
     """Print the estimate; the exit code."""
-    from minimegatron.planner import VirtualGpuError, plan  # slow to import
+    with quick_imports():
+        from minimegatron.planner import VirtualGpuError, plan
 
     try:
         emit(plan(config))

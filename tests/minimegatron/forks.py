@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import gc
 import json
 import os
 import signal
@@ -23,6 +22,8 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from minimegatron.imports import quick_imports
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 30  # seconds that torchrun leaves ranks between SIGTERM and SIGKILL
@@ -132,10 +133,10 @@ def send(pids: set[int], number: int) -> None:
 
 
 def serve() -> None:
-    import minimegatron.planner
-    import minimegatron.training  # noqa: F401  before the forks: once for all
+    with quick_imports():  # before the forks: once for all
+        import minimegatron.planner
+        import minimegatron.training  # noqa: F401
 
-    gc.freeze()  # else each collection in each fork walks, and copies, all of torch: 0.1 s
     # All that runs ends with this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     for line in sys.stdin:

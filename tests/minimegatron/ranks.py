@@ -6,13 +6,14 @@ python ranks.py PROGRAM RANKS ARGUMENT ..       PROGRAM: a module with main(), b
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from minimegatron.imports import quick_imports
 
 
 def run_ranks(program: str, ranks: int, words: list[str], timeout: float = 300,
@@ -33,15 +34,15 @@ def be(rank: int, ranks: int, port: int, program: str) -> None:
 
 
 def main() -> None:
-    from torch.multiprocessing import start_processes
-
     sys.path.append(str(Path(__file__).parents[2]))
-    from tests.ports import free_port
-
     program, ranks = sys.argv[1], int(sys.argv[2])
     sys.argv[1:3] = []
-    importlib.import_module(program)  # before the fork: once for all
-    gc.freeze()  # else each collection in each rank walks, and copies, all of torch: 0.1 s
+    with quick_imports():  # before the fork: once for all
+        from torch.multiprocessing import start_processes
+
+        importlib.import_module(program)
+    from tests.ports import free_port
+
     start_processes(be, (ranks, free_port(), program), nprocs=ranks, start_method="fork")
 
 

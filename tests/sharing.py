@@ -1,9 +1,9 @@
 """How `make test` shares the tests out among its workers (pytest -n).
 
 The tests of a file stay on one worker, since they use what its fixtures made. So do files with a
-costly fixture in common. Those that use the common Slurm cluster are two units, each with a cluster
-of its own: their jobs are not held up by each other's, while they wait for Slurm the cores are
-another worker's, and one unit of all would take longer than all other tests on the other workers.
+costly fixture in common. Those that use the common Slurm cluster are three units, each with a
+cluster of its own: within one, jobs are not held up by other tests'; while they wait for Slurm the
+cores are another worker's; and one unit of all would be the last to end by minutes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
 CLUSTER = ("tests/cluster/", "tests/jobs/", "tests/examples/test_jobs.py", "tests/lab/test_jobs.py",
            "tests/docs/test_commands.py")
-LABS = ("tests/labs/test_run.py", "tests/browser/test_every_lab.py", "tests/browser/test_lab.py")
+LABS = ("tests/labs/test_run.py",)
+PAGES = ("tests/browser/test_every_lab.py", "tests/browser/test_lab.py")
 TRACED = ("tests/virtualgpu/test_trace.py", "tests/browser/test_virtual_profile.py")
 ESTIMATED = tuple(f"tests/labs/test_{file}.py" for file in (
     "elsewhere", "labs", "multi_node", "single_node"))  # estimates that were made are kept
-UNITS = (LABS, CLUSTER, TRACED, ESTIMATED)
+UNITS = (LABS, CLUSTER, PAGES, TRACED, ESTIMATED)
 # What takes long is begun first, so that the workers end at about the same time.
-LONG = (*LABS, *CLUSTER, "tests/grader/test_slurm.py", "tests/grader/test_labs.py",
+LONG = (*LABS, *CLUSTER, *PAGES, "tests/grader/test_slurm.py", "tests/grader/test_labs.py",
         "tests/grader/", "tests/attacks/", "tests/data/test_lab_data.py",
         "tests/lab/test_start.py", "tests/browser/", *ESTIMATED, "tests/examples/",
         "tests/minimegatron/", "tests/virtualgpu/")

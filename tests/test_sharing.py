@@ -12,7 +12,7 @@ def test_what_it_names_is_there(path):
 
 
 @pytest.mark.parametrize("fixtures, units", [
-    ({"cluster", "make_cluster"}, (sharing.LABS, sharing.CLUSTER)),
+    ({"cluster", "make_cluster"}, (sharing.LABS, sharing.CLUSTER, sharing.PAGES)),
     ({"traced", "dataset"}, (sharing.TRACED,))])
 def test_all_that_use_a_costly_fixture_are_in_its_units(request, fixtures, units):
     """Of the tests of this run."""

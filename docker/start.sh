@@ -29,15 +29,17 @@ run_hooks() {
 name_the_user() {
     local names=/var/lib/extrausers uid=$1 gid=$2 name=${NB_USER:-jovyan}
     if ! getent group "$gid" > /dev/null; then
-        echo "group$gid:x:$gid:" >> "$names/group" || complain "group $gid has no name"
+        echo "group$gid:x:$gid:" >> "$names/group" || true
     fi
     if ! getent passwd "$uid" > /dev/null; then
         if getent passwd "$name" > /dev/null; then name=user$uid; fi
-        if [ "$gid" -lt 500 ]; then gid=100; fi # a member of the system's groups would be ignored
-        echo "$name:x:$uid:$gid::$HOME:/bin/bash" >> "$names/passwd" || complain \
-            "user $uid has no name, and $names cannot be written: start as 1000:100 (no --user)," \
-            "or without --read-only"
+        # Names of the system's groups are not read from there; group 0 may write the other file.
+        if [ -w /etc/passwd ]; then names=/etc; fi
+        echo "$name:x:$uid:$gid::$HOME:/bin/bash" >> "$names/passwd" || true
     fi
+    getent passwd "$uid" > /dev/null || complain "user $uid of group $gid has no name here, and" \
+        "Slurm wants one: start as 1000:100 (no --user), or without --read-only; the group may be" \
+        "100, 0, or 500 and above"
 }
 
 # What jupyter/docker-stacks, DockerSpawner and zero-to-jupyterhub start is one thing here.

@@ -1,4 +1,4 @@
-"""Docker's default profile for system calls, and what bubblewrap needs besides.
+"""Docker's default profile for system calls, and what bubblewrap and our cluster need besides.
 
 python tools/seccomp_profile.py DEFAULT.json > docker/seccomp-sandbox.json
 
@@ -18,6 +18,7 @@ NEEDED = {
     "clone": "new namespaces",
     "mount": "the sandbox's view of the file system",
     "pivot_root": "no way back to the container's root",
+    "setns": "into the namespaces of the cluster's nodes, which the cluster made",
     "sethostname": "the sandbox's own name",
     "umount2": "no way back to the container's root",
     "unshare": "a second user namespace, without rights over the first",
@@ -29,7 +30,7 @@ def profile(default: dict) -> dict:
     if default.get("defaultAction") != "SCMP_ACT_ERRNO" or not default.get("syscalls"):
         raise ValueError("not a profile that refuses what it does not name")
     rule = {"names": sorted(NEEDED), "action": "SCMP_ACT_ALLOW",
-            "comment": "for bubblewrap, in which students' code is graded"}
+            "comment": "for bubblewrap, in which students' code is graded, and the cluster's nodes"}
     return default | {"syscalls": [*default["syscalls"], rule]}
 
 

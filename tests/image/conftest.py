@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import subprocess
@@ -22,6 +23,7 @@ from lab.errors import LabError
 from lab.workspace import CHECKOUT
 
 STUDENT, INSTRUCTOR = (images.tag(target) for target in images.TARGETS)
+PROFILE = CHECKOUT / "docker" / "seccomp-sandbox.json"
 ADDRESS = re.compile(r"http://127\.0\.0\.1:8888/lab\?token=(\w+)")
 SECONDS_TO_START = 240
 
@@ -176,6 +178,15 @@ def containers(podman: Engine) -> Iterator[Callable[..., Container]]:
     finally:
         for name in names:
             podman("rm", "--force", "--ignore", "--volumes", "--time", "10", name)
+
+
+@pytest.fixture
+def dockers_profile(tmp_path) -> str:
+    """The flag for Docker's own profile of system calls: ours without the rule that was added."""
+    path = tmp_path / "docker-default.json"
+    ours = json.loads(PROFILE.read_text())
+    path.write_text(json.dumps(ours | {"syscalls": ours["syscalls"][:-1]}))
+    return f"--security-opt=seccomp={path}"
 
 
 @pytest.fixture

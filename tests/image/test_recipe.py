@@ -114,7 +114,7 @@ def test_what_students_get_is_copied_by_name():
 
 
 def test_a_build_without_a_target_is_the_students():
-    assert recipe.stages() == ["environment", "instructor", "student"]
+    assert recipe.stages() == ["environment", "course", "instructor", "student"]
     assert {name for name, _ in recipe.steps("student")} >= {"RUN", "COPY", "CMD"}
     graders = [text for name, text in recipe.steps("instructor") if "grader" in text]
     assert graders and not [text for _, text in recipe.steps("student") if "grader/" in text]

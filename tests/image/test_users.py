@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.image.conftest import PROFILE
+
 pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
 
 HOOKS = "/usr/local/bin/{}.d"
@@ -16,6 +18,11 @@ def test_any_user_will_do(start, user):
     assert seen.stdout.split() == [user, "user12345", "/home/jovyan", "user12345", "user12345",
                                    "kept"], seen.stderr
     assert container.stop() == "130"
+
+
+def test_a_user_without_a_name_is_told_which_would_do(start):
+    said, code = start("--user=12345:7", "--passwd=false").ended()
+    assert code == 1 and "the group may be 100, 0, or 500 and above" in " ".join(said)
 
 
 def test_root_becomes_the_named_user(start):
@@ -84,6 +91,21 @@ def test_a_hubs_command_is_recognised(start, command):
     text = " ".join(said)
     assert code == 1 and "the cluster is up" in text and "127.0.0.1:9" in text
     assert "the cluster is down" in text
+
+
+def test_dockers_own_profile_leaves_the_cluster_on_loopback(start, dockers_profile):
+    container = start(dockers_profile)
+    container.token()
+    assert "loopback mode" in container.log()
+    assert container.run("srun -N2 true").returncode == 0
+
+
+def test_where_namespaces_are_open_the_nodes_have_networks_of_their_own(start):
+    container = start(f"--security-opt=seccomp={PROFILE}", "--security-opt=unmask=ALL")
+    container.token()
+    assert "2 nodes (namespaces)" in container.log()
+    named = container.run("srun -N2 hostname")
+    assert sorted(named.stdout.split()) == ["slurmnode1", "slurmnode2"], named.stderr
 
 
 def test_a_command_of_ones_own_replaces_the_lab(start):

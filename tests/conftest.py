@@ -24,7 +24,6 @@ from . import sharing
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell's background jobs ignore ^C, and every program that a test starts would, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-gc.disable()  # until all tests are imported: its walks would be a third of that
 NOT_RUN: list[tuple[str, str]] = []  # browser tests, and why
 
 
@@ -36,6 +35,13 @@ def pytest_xdist_make_scheduler(config, log):
 def pytest_collection_modifyitems(config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):  # in a worker of -n
         items.sort(key=lambda item: sharing.turn(item.nodeid))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """All tests are imported without the garbage collector, whose walks would be a third of it."""
+    if session.config.getoption("dist", "no") == "no":  # else only the workers import them
+        gc.disable()
 
 
 def pytest_collection_finish() -> None:

@@ -41,6 +41,11 @@ def test_the_lock_pins_what_pyproject_asks_for():
             assert requirement.specifier.contains(exact.version), f"{pin}: run `make lock`"
 
 
+def test_no_program_builds_a_grammar_at_its_start():
+    """jsonschema, which reading any notebook imports, does where this package is there."""
+    assert "rfc3987-syntax" not in pins()
+
+
 def test_what_is_installed_is_what_is_pinned():
     for name, choices in pins().items():
         for pin in choices:

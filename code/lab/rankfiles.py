@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 LARGEST = 2**16  # bytes; the trainer's have about one thousand
+ELSEWHERE = "elsewhere"  # in place of a /proc: the processes are in other containers
 WHOLE = 2**53  # no count of bytes, iterations or processes is larger
 
 

@@ -7,6 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from lab import rankfiles
 from lab.cluster import namespaces
 from lab.cluster.config import put
 from lab.cluster.install import CLIENTS, Slurm
@@ -167,7 +168,7 @@ def virtual_smi(layout: Layout, place: Place) -> str:
              "Written by `lab cluster up`.", _REAL_SMI, f"state={shlex.quote(str(layout.state))}"]
     if place.containers:  # outside of a job the processes are in other containers
         return "\n".join([*lines, f'if [ -n "$SLURMD_NODENAME" ]; then {command("/proc")}; fi',
-                          command("elsewhere")]) + "\n"
+                          command(rankfiles.ELSEWHERE)]) + "\n"
     if not place.loopback:
         lines += [f"if read -r inside 2>/dev/null <{namespaces.MARKER} "
                   f'&& [ "$inside" = {layout.run.name} ]; then {command("/proc")}', "fi"]

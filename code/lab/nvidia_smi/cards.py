@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from virtualgpu.cards import CARDS
 from virtualgpu.slots import bus
 
 MIB = 2**20
+FRESH = 15.0  # seconds since a rank there wrote, for it to be alive; it writes twice a second
 JOBS = 50  # whose files are read at one look: those written to last, as live ranks do
 
 
@@ -80,16 +82,24 @@ def nodes_of(record: dict) -> dict[str, list[Card]]:
 
 def running(folder: Path, proc: Path) -> list[Rank]:
     """The ranks that live. folder: of the jobs' folders of rank files. proc: where the processes
-    have the numbers that they themselves know."""
+    have the numbers that they themselves know, or ELSEWHERE of
+    rankfiles: there whoever wrote lately lives."""
     found = []
     for path in (path for job in _latest(folder) for path in job.glob("*.json")):
         try:
             rank = parse(rankfiles.read(path) or {})
         except (ValueError, KeyError, TypeError, OverflowError):  # not a rank on a virtual card
             continue
-        if is_alive(proc, rank):
+        if is_fresh(path) if str(proc) == rankfiles.ELSEWHERE else is_alive(proc, rank):
             found.append(rank)
     return found
+
+
+def is_fresh(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime < FRESH
+    except OSError:  # it went meanwhile
+        return False
 
 
 def _latest(folder: Path) -> list[Path]:

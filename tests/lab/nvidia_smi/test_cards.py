@@ -2,9 +2,12 @@
 
 import json
 import os
+import time
+from pathlib import Path
 
 import pytest
 
+from lab import rankfiles
 from lab.nvidia_smi import cards, cli
 
 MIB = 2**20
@@ -51,6 +54,15 @@ def test_only_ranks_that_live_count(cluster):
     zombie = cluster.rank(job=7, gpu=1)
     (cluster.proc / str(zombie) / "environ").write_bytes(b"")
     assert cluster.look() == {}
+
+
+def test_where_processes_cannot_be_seen_those_that_wrote_lately_live(cluster):
+    cluster.rank(job=5, gpu=0, alive=False)
+    elsewhere = Path(rankfiles.ELSEWHERE)
+    assert len(cards.running(cluster.state / "ranks", elsewhere)) == 1
+    for path in cluster.state.glob("ranks/*/*.json"):
+        os.utime(path, (0, time.time() - 2 * cards.FRESH))
+    assert cards.running(cluster.state / "ranks", elsewhere) == []
 
 
 @pytest.mark.parametrize("text", [

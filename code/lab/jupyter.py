@@ -94,6 +94,7 @@ class Jupyter:
                           "JUPYTER_CONFIG_PATH": str(offline_settings(home, instructor))}
         self.token = self._make_token()
         self.starts = 0
+        self.asked = False
         self._start()
 
     def _make_token(self) -> str:
@@ -156,10 +157,16 @@ class Jupyter:
         last = self.log.read_text(errors="replace").splitlines()[-5:]
         raise LabError(f"JupyterLab did not start; the end of {self.log}:\n  " + "\n  ".join(last))
 
+    def ask_to_stop(self) -> None:
+        """Once: a second SIGTERM would disturb the server in ending its kernels."""
+        if not self.asked and self.process.poll() is None:
+            self.asked = True
+            self.process.terminate()
+
     def stop(self) -> None:
         """End the server and the kernels and terminals it started."""
+        self.ask_to_stop()
         if self.process.poll() is None:
-            self.process.terminate()
             try:
                 self.process.wait(10)
             except subprocess.TimeoutExpired:

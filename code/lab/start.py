@@ -118,6 +118,8 @@ def serve(home: Path, start_jupyter: Callable[[dict[str, str]], Jupyter]) -> int
         if note:
             say(f"in notebooks and terminals: {note}")
         started.callback(unlink_dli, home)
+        servers: list[Jupyter] = []
+        started.callback(lambda: [server.stop() for server in servers])
         if not supervisor(layout) and not layout.site.exists():
             started.callback(stop_cluster, home)  # before it is up: Ctrl-C may come in between
         cluster.ensure_up(home, say=say)
@@ -125,7 +127,8 @@ def serve(home: Path, start_jupyter: Callable[[dict[str, str]], Jupyter]) -> int
             say(f"this is job {job}; what notebooks submit goes to the queue as any other job")
         say("Starting JupyterLab")
         jupyter = start_jupyter(cluster.environment(home))
-        started.callback(jupyter.stop)
+        servers.append(jupyter)
+        started.callback(jupyter.ask_to_stop)  # it ends while the cluster does
         started.callback(undisturbed)
         jupyter.wait_until_ready()
         (home / ".cluster" / "start.lock").write_text(jupyter.address)

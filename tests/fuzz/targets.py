@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 from grader.attempt import Attempt, Damaged
+from grader.collect.homes import require_begun
 from grader.copies import merged
 from grader.rebuild import Unusable, parse, rebuild
 from lab.check import options, torchrun, wire
@@ -152,6 +153,8 @@ def record(random: Random) -> Any:
 
 TARGETS = {
     "notebook": Target(hostile_json(NOTEBOOK, MARKS, b'{"cells":['), _notebook, (Unusable,)),
+    "homes": Target(hostile_json(NOTEBOOK, MARKS, b'{"cells":['),
+                    lambda content: require_begun("00_welcome", content), ()),
     "copies": Target(pieces, lambda given: merged(*given).encode("utf-8", "surrogatepass"), ()),
     "record": Target(record, _record, (LabError,)),
     "torchrun": Target(lambda random: words(random, TORCHRUN), _command, (torchrun.BadCommand,)),

@@ -52,6 +52,10 @@ class Hub:
         self.log = folder / "hub.log"
 
     def start(self) -> None:
+        there = self.volumes & set(self.podman("volume", "ls", "--quiet").split())
+        if there:  # another hub's, with people's work
+            raise LabError(f"there is a volume {min(there)} already, and this test would remove "
+                           f"it: podman volume rm {min(there)}, if nobody needs it")
         with self.stack:
             self._install()
             self._network()
@@ -62,6 +66,7 @@ class Hub:
                        f"--JupyterHub.hub_port={free_port()}",
                        f"--ConfigurableHTTPProxy.api_url=http://127.0.0.1:{free_port()}",
                        "--JupyterHub.authenticator_class=dummy",
+                       f"--DockerSpawner.prefix={self.name}",
                        f"--DummyAuthenticator.password={PASSWORD}"], self.environment)
             self._wait(self._answers)
             self.stack = self.stack.pop_all()
@@ -89,7 +94,7 @@ class Hub:
     def _clear(self) -> None:
         """The users' containers and volumes."""
         for name in self.podman("ps", "--all", "--format", "{{.Names}}").split():
-            if name.startswith("jupyter-"):
+            if name.startswith(f"{self.name}-"):
                 self.podman("rm", "--force", name)
         for name in self.podman("volume", "ls", "--quiet").split():
             if name in self.volumes:
@@ -131,10 +136,14 @@ class Hub:
         page.locator("#jp-main-dock-panel").wait_for(timeout=SECONDS * 1000)
         return page
 
+    def container(self, user: str) -> str:
+        return f"{self.name}-{user}"
+
     def inside(self, user: str, script: str, timeout: float = 300
                ) -> subprocess.CompletedProcess[str]:
         """In the user's container, as he would in a terminal."""
-        return self.podman.try_to("exec", f"jupyter-{user}", "bash", "-c", script, timeout=timeout)
+        return self.podman.try_to("exec", self.container(user), "bash", "-c", script,
+                                  timeout=timeout)
 
 
 @contextlib.contextmanager

@@ -82,20 +82,23 @@ def test_a_student_works_in_lab_03_behind_the_hub(hub, contexts, screenshot, say
 def test_each_student_has_a_cluster_and_a_home_of_her_own(hub, contexts):
     contexts("ada")
     contexts("grace")
-    jobs = {user: hub.inside(user, 'eval "$(lab cluster env)"; sinfo -h -o %T; sacct -n -X').stdout
-            for user in ("ada", "grace")}
-    assert "COMPLETED" in jobs["ada"] and "COMPLETED" not in jobs["grace"]
-    assert "idle" in jobs["grace"]
-    assert "guess_milliseconds = 300" not in hub.inside("grace", f"cat {BELOW}/{LAB}.ipynb").stdout
+    submit = 'eval "$(lab cluster env)"; sbatch --wrap hostname --job-name of-ada; '
+    look = 'eval "$(lab cluster env)"; sinfo -h -o %T; sacct -n -X -o jobname%20'
+    assert "of-ada" in hub.inside("ada", submit + look).stdout
+    of_grace = hub.inside("grace", look).stdout
+    assert "idle" in of_grace and "of-ada" not in of_grace
+    assert hub.inside("ada", "touch mine").returncode == 0
+    assert hub.inside("grace", "ls").stdout.split() == ["work"]
     assert hub.inside("grace", "ls /home /srv").stdout.split() == ["/home:", "jovyan", "/srv:"]
 
 
 def test_one_student_cannot_read_anothers(hub, contexts):
+    contexts("ada")
     asked = contexts("grace").request.get(f"{hub.root}/user/ada/api/contents")
     assert asked.status == 403
     address = hub.podman("inspect", "--format",
                          f'{{{{(index .NetworkSettings.Networks "{hub.name}").IPAddress}}}}',
-                         "jupyter-ada")
+                         hub.container("ada"))
     script = ("import urllib.request as u, urllib.error as e\n"
               f"try: print(u.urlopen('http://{address}:8888/user/ada/api/contents').status)\n"
               "except (e.URLError, OSError) as error: print(error)")
@@ -104,7 +107,7 @@ def test_one_student_cannot_read_anothers(hub, contexts):
 
 def test_a_students_container_has_limits_and_no_privileges(hub, contexts):
     contexts("ada")
-    (found,) = json.loads(hub.podman("inspect", "jupyter-ada"))
+    (found,) = json.loads(hub.podman("inspect", hub.container("ada")))
     limits = found["HostConfig"]
     assert limits["Memory"] == 3 << 30 and limits["CpuQuota"] == 2 * limits["CpuPeriod"]
     assert found["EffectiveCaps"] in ([], None) and limits["PidsLimit"] == 4096
@@ -136,7 +139,7 @@ def test_the_instructor_collects_and_grades(hub, contexts, screenshot):  # noqa:
     page = contexts("prof").new_page()
     assert hub.inside("prof", "ls /srv/homes").stdout.split() == ["ada", "grace"]
     assert hub.inside("prof", "touch /srv/homes/ada/x").returncode != 0
-    hub.podman("cp", str(hub.folder / "students.csv"), "jupyter-prof:/tmp/students.csv")
+    hub.podman("cp", str(hub.folder / "students.csv"), f"{hub.container('prof')}:/tmp/students.csv")
     done = hub.inside("prof", "lab roster import /tmp/students.csv && "
                       f"lab collect /srv/homes --below {BELOW} --lab {LAB}")
     assert done.returncode == 0 and "1 new, 0 same, 0 other, 1 refused" in done.stdout, done
@@ -156,5 +159,5 @@ def test_a_stopped_server_stops_in_order_and_its_home_stays(hub, contexts):
     page.goto(f"{hub.root}/hub/home")
     page.locator("#stop").click()
     page.locator("#start", has_text="Start").wait_for(timeout=60_000)
-    assert "jupyter-ada" not in hub.podman("ps", "--all", "--format", "{{.Names}}").split()
+    assert hub.container("ada") not in hub.podman("ps", "--all", "--format", "{{.Names}}").split()
     assert "labs-ada" in hub.podman("volume", "ls", "--quiet").split()

@@ -17,7 +17,8 @@ from tests.docs.pages import ROOT, blocks, pages
 NAMES = [str(page.relative_to(ROOT)) for page in pages()]
 # Programs of ours whose parsers are not one object, and flags of others' programs.
 OURS = ("code/examples/*.py", "code/lab/nvidia_smi/*.py", "tools/*.py", "benchmarks/*.py")
-FOREIGN = {"docker": "--build --build-arg --cap-add --cap-drop --privileged --security-opt --user",
+FOREIGN = {"docker": "--build --build-arg --cap-add --cap-drop --memory --memory-swap --privileged "
+                     "--read-only --security-opt --tmpfs --user",
            "slurm": "--begin --dependency --mem --time --account",
            "torchrun": "--nnodes --nproc_per_node --shutdown-timeout", "nbgrader": "--exporter"}
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")

@@ -119,8 +119,8 @@ plots.loss(first_job=logs.read(job.log))
 # tries cost nothing.
 #
 # Write all that your answer needs (an `import`, a function that helps) into the answer's own cell:
-# cells that you add are not graded. A link *Stuck?* above an answer, where your course has left it in,
-# leads to a worked one. You learn more if you follow it late.
+# cells that you add are not graded. Where your course has left them in, links above the answers lead
+# to worked ones. You learn more if you follow them late.
 #
 # When your notebook is graded, your answers run once more. Each of them meets the check that you see,
 # and others of the same kind with other numbers: what passes here because it knows these numbers does

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,7 +38,8 @@ def spawner(config, name, volumes=()):
     made = SimpleNamespace(user=SimpleNamespace(name=name), docker=docker,
                            **{key: config.DockerSpawner[key]
                               for key in ("image", "cmd", "volumes", "extra_host_config")})
-    asyncio.run(config.DockerSpawner.pre_spawn_hook(made))
+    with ThreadPoolExecutor(1) as thread:  # this one's loop may be a browser's
+        thread.submit(asyncio.run, config.DockerSpawner.pre_spawn_hook(made)).result()
     return made
 
 

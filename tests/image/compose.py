@@ -53,8 +53,8 @@ class Compose:
                               capture_output=True, timeout=timeout, env=environment,
                               stdin=subprocess.DEVNULL, cwd=self.podman.scratch)
 
-    def up(self, *services: str, **variables: str) -> None:
-        done = self("up", "--detach", "--no-build", *services, **variables)
+    def up(self, *words: str, **variables: str) -> None:
+        done = self("up", "--detach", "--no-build", *words, **variables)
         if done.returncode:
             raise LabError(f"up ended with {done.returncode}:\n{done.stdout}{done.stderr}")
 

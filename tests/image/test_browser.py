@@ -6,13 +6,6 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.browser.conftest import (  # noqa: F401  fixtures
-    browser,
-    chromium,
-    page,
-    screenshot,
-    traffic,
-)
 from tests.browser.driver import code_cell, open_notebook, run_cell, until
 from tests.browser.test_lab import curves, number_of, write
 
@@ -28,8 +21,8 @@ class Server(NamedTuple):
     token: str
 
 
-def test_a_student_submits_lab_03s_job_and_sees_its_loss(container, page, traffic,  # noqa: F811
-                                                         screenshot):  # noqa: F811
+def test_a_student_submits_lab_03s_job_and_sees_its_loss(container, page, traffic,
+                                                         screenshot):
     server = Server(f"http://{container.outside()}", container.token())
     settings = ".cluster/jupyter/labconfig/default_setting_overrides.json"
     assert container.run(f"echo '{WHOLE}' > {settings}").returncode == 0

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.browser.conftest import ARGUMENTS, browser, chromium, screenshot  # noqa: F401  fixtures
 from tests.browser.driver import open_notebook, run_cell, until
 from tests.browser.test_lab import curves, number_of, write
 from tests.image.hub import running
@@ -36,7 +35,7 @@ def hub(podman, image, instructor, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def contexts(hub, browser):  # noqa: F811
+def contexts(hub, browser):
     """Browsers of the people, logged in at the first use."""
     found = {}
 
@@ -51,7 +50,7 @@ def contexts(hub, browser):  # noqa: F811
         one.close()
 
 
-def test_a_student_works_in_lab_03_behind_the_hub(hub, contexts, screenshot, say):  # noqa: F811
+def test_a_student_works_in_lab_03_behind_the_hub(hub, contexts, screenshot, say):
     begun = time.monotonic()
     page = contexts("ada").new_page()
     say(f"hub: JupyterLab {time.monotonic() - begun:.0f} s after the login")
@@ -131,7 +130,7 @@ json.dump(notebook, open(path, "w"))
 """
 
 
-def test_the_instructor_collects_and_grades(hub, contexts, screenshot):  # noqa: F811
+def test_the_instructor_collects_and_grades(hub, contexts, screenshot):
     for student in ("ada", "grace"):
         contexts(student)
     done = hub.inside("ada", f"python - <<'end'\n{ANSWER}\nend")

@@ -68,7 +68,7 @@ def rate(cluster):
 
 def test_notebooks_see_two_nodes_with_virtual_gpus(cluster):
     assert "the cluster is up: 2 nodes, a container each" in cluster.log("lab")
-    assert cluster.address()
+    cluster.wait_for(lambda: bool(cluster.address()), "the address")
     seen = cluster.run("srun -N2 --gres=gpu:v100:2 bash -c 'echo $(hostname) $(id -un) "
                        "$CUDA_VISIBLE_DEVICES $VIRTUAL_GPU $(readlink /dli)' | sort").splitlines()
     assert seen == [f"{name} jovyan 0,1 v100-sxm2-16gb /home/jovyan/work" for name in NODES]

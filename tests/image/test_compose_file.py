@@ -49,12 +49,12 @@ def test_only_networks_and_volumes_that_there_are():
 
 
 def test_every_address_stands_in_everybodys_hosts():
-    for name in (CONTROLLER, "lab", *make(cuda=1).node_names):
+    names = {CONTROLLER, "lab", *make(cuda=1).node_names}
+    for name in names:
         service = SERVICES[name]
         hosts = dict(line.split(":", 1) for line in service["extra_hosts"])
-        assert set(hosts) == {CONTROLLER, *make(cuda=1).node_names}
-        if name in hosts:
-            assert service["networks"]["cluster"]["ipv4_address"] == hosts[name]
+        assert set(hosts) == names
+        assert service["networks"]["cluster"]["ipv4_address"] == hosts[name]
 
 
 def test_the_nodes_have_no_way_out_and_only_this_machine_reaches_the_lab():

@@ -1,9 +1,13 @@
 """Every lab's checks say the same of a student in another process, seen through stand-ins only."""
 
+import pytest
+
 from lab import workspace
 from lab.build import Cell, Lab
 from tests.labs import elsewhere, graded
 from tests.labs.test_labs import each_lab, lab_of
+
+pytestmark = pytest.mark.slow
 
 EACH = 2  # mutants of an answer that are tried
 

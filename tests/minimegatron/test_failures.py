@@ -13,6 +13,8 @@ from tests.ports import free_port
 
 from .conftest import MODEL
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("failing_rank.py")
 
 

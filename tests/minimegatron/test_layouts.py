@@ -7,6 +7,8 @@ import pytest
 from .draws import draw, write
 from .ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 STEPS = 5
 MODELS = {
     "": "",

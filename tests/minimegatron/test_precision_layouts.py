@@ -7,6 +7,8 @@ from minimegatron.formulas import state_bytes
 from .scaler_rules import scales
 from .test_layouts import PP2, SP, TP, ZERO, run
 
+pytestmark = pytest.mark.slow
+
 STEPS = 20
 FP16, BF16, BUCKETS, OVERLAP = "--fp16", "--bf16", "--ddp-bucket-size 1001", "--overlap-grad-reduce"
 LAYOUTS = [(2, ""), (2, f"{TP} 2"), (2, f"{TP} 2 {SP}"), (2, ZERO), (2, PP2),

@@ -15,6 +15,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from .conftest import MODEL, PRETRAIN
 
+pytestmark = pytest.mark.slow
+
 STEPS = "--global-batch-size 8 --train-iters 20 --log-interval 5 --eval-interval 10 --eval-iters 1 "
 
 

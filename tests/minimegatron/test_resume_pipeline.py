@@ -4,6 +4,8 @@ import pytest
 
 from .ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 RANKS = 4  # two replicas, where nothing else takes them
 LAYERS = "--num-layers 4"
 PP2, TP2 = f"{LAYERS} --pipeline-model-parallel-size 2", "--tensor-model-parallel-size 2"

@@ -21,7 +21,8 @@ from virtualgpu.trace import Edge, Message, Place, Profile, Recorder
 from .traced import GPT2, PROFILE, traced  # noqa: F401  fixture
 
 # The profiler's own parser, under today's pandas.
-pytestmark = pytest.mark.filterwarnings("ignore:The copy keyword is deprecated")
+pytestmark = [pytest.mark.slow,
+              pytest.mark.filterwarnings("ignore:The copy keyword is deprecated")]
 
 V100 = CARDS["v100-sxm2-16gb"]
 HERE = Place(rank=0, world=1, index=0, cards=1)

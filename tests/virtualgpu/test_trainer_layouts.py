@@ -8,6 +8,8 @@ from minimegatron.schedules import Durations, load, simulate
 from ..minimegatron.ranks import run_ranks
 from .trainer_steps import EVEN, STEPS
 
+pytestmark = pytest.mark.slow
+
 ON = "--device virtual "
 TP2, SP = f"{ON}--tensor-model-parallel-size 2", "--sequence-parallel"
 PP2, PP4 = (f"{ON}--pipeline-model-parallel-size {stages}" for stages in (2, 4))

@@ -53,17 +53,9 @@ def save(page: Page, name: str, height: int = 860, width: int = WIDTH) -> None:
         raise SystemExit(f"{path}: {size} bytes are more than {MOST_BYTES}")
 
 
-def number_of(page: Page, text: str) -> int:
-    """The code cell which holds `text`, counted from 0."""
-    sources = page.locator(f"{driver.NOTEBOOK} .jp-CodeCell").evaluate_all(
-        "all => all.map(one => one.innerText)")
-    (found,) = [n for n, source in enumerate(sources) if text in source]
-    return found
-
-
 def run(page: Page, *texts: str) -> None:
     for text in texts:
-        driver.run_cell(page, number_of(page, text), 120)
+        driver.run_cell(page, driver.number_of(page, text), 120)
 
 
 def put_at_top(page: Page, text: str, more: int = 0) -> None:
@@ -95,7 +87,7 @@ def hint(page: Page, jupyter: Jupyter, home: Path) -> None:
     """A wrong answer, its check, and the hint."""
     driver.open_notebook(page, jupyter, LAB)
     run(page, "from lab import check")
-    answer = number_of(page, "def place")
+    answer = driver.number_of(page, "def place")
     driver.code_cell(page, answer).locator(".cm-content").click()
     page.keyboard.press("Control+a")
     page.keyboard.insert_text(WRONG)
@@ -128,7 +120,7 @@ def job(page: Page, jupyter: Jupyter, home: Path) -> None:
 
 
 def wait(page: Page, text: str) -> None:
-    cell = number_of(page, text)
+    cell = driver.number_of(page, text)
     driver.until(page, lambda: "COMPLETED" in driver.run_cell(page, cell, 120).inner_text(), 400,
                  f"the end of the job of {text}")
 

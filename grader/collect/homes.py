@@ -57,16 +57,8 @@ class Homes(Folder):
 
     def _status(self, path: str) -> os.stat_result:
         """Of the file, through no link. Raises OSError."""
-        *folders, name = path.split("/")
-        here = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            for folder in folders:
-                inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
-                os.close(here)
-                here = inner
-            return os.stat(name, dir_fd=here, follow_symlinks=False)
-        finally:
-            os.close(here)
+        with self.folder_of(path) as (folder, name):
+            return os.stat(name, dir_fd=folder, follow_symlinks=False)
 
     def when(self, file: File) -> tuple[datetime.datetime, str, str]:
         """When it was last changed, by the clock of its disk, which its owner cannot set; asked

@@ -128,7 +128,19 @@ class Folder:
             raise Refused(f"it cannot be read: {error.strerror}") from error
 
     def open(self, path: str) -> BinaryIO:
-        """Open folder by folder, so that no part of the path can be a link. Raises OSError."""
+        """Through no link. Raises OSError."""
+        with self.folder_of(path) as (folder, name):
+            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        opened = os.fdopen(file, "rb")
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            opened.close()
+            raise OSError(0, "it is no plain file")
+        return opened
+
+    @contextlib.contextmanager
+    def folder_of(self, path: str) -> Iterator[tuple[int, str]]:
+        """The descriptor of the folder that holds the file, and the file's name in it. Opened
+        folder by folder, so that no part of the path can be a link. Raises OSError."""
         *folders, name = path.split("/")
         here = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -136,14 +148,9 @@ class Folder:
                 inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
                 os.close(here)
                 here = inner
-            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=here)
+            yield here, name
         finally:
             os.close(here)
-        opened = os.fdopen(file, "rb")
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            opened.close()
-            raise OSError(0, "it is no plain file")
-        return opened
 
 
 class Zip:

@@ -50,6 +50,14 @@ def code_cell(page: Page, n: int) -> Locator:
     return page.locator(f"{NOTEBOOK} .jp-CodeCell").nth(n)
 
 
+def number_of(page: Page, text: str) -> int:
+    """The one code cell which holds `text`."""
+    sources = page.locator(f"{NOTEBOOK} .jp-CodeCell").evaluate_all(
+        "all => all.map(one => one.innerText)")
+    (found,) = [n for n, source in enumerate(sources) if text in source]
+    return found
+
+
 def prompt(page: Page, n: int) -> str:
     """Of a code cell: "[ ]:" before it ran, "[*]:" while it runs, "[3]:" after."""
     return code_cell(page, n).locator(".jp-InputPrompt").inner_text().strip()

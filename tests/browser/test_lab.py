@@ -10,6 +10,7 @@ from tests.browser.driver import (
     choose,
     code_cell,
     failures,
+    number_of,
     open_notebook,
     profiler,
     run_all,
@@ -25,14 +26,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def jupyter(course, make_jupyter):
     return make_jupyter(course.home, environment=cluster.environment(course.home))
-
-
-def number_of(page, text):
-    """The code cell which holds `text`, counted from 0."""
-    cells = page.locator(f"{NOTEBOOK} .jp-CodeCell")
-    sources = cells.evaluate_all("all => all.map(one => one.innerText)")
-    (found,) = [n for n, source in enumerate(sources) if text in source]
-    return found
 
 
 def broken_pictures(page):

@@ -1,31 +1,21 @@
 """A class behind a hub: two students with a cluster each, an instructor who collects and grades."""
 
 import csv
+import functools
 import io
 import json
-import re
 import time
-from typing import NamedTuple
 
 import pytest
 
-from tests.browser.driver import open_notebook, run_cell, until
-from tests.browser.test_lab import curves, number_of, write
+from tests.browser.driver import until
+from tests.image import lab_03
 from tests.image.hub import running
 
 pytestmark = [pytest.mark.image, pytest.mark.browser, pytest.mark.timeout(900)]
 
 ROSTER = "id,first_name,last_name\nada,Ada,Lovelace\ngrace,Grace,Hopper\nlise,Lise,Meitner\n"
-LAB = "03_multi_node"
 BELOW = "work/notebooks"
-# All cells are in the page, not only those in view.
-WHOLE = json.dumps({"@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"}})
-SETTINGS = "$LAB_HOME/.cluster/jupyter/labconfig/default_setting_overrides.json"
-
-
-class Server(NamedTuple):
-    root: str
-    token: str = ""  # the hub's cookie lets in
 
 
 @pytest.fixture(scope="module")
@@ -54,27 +44,13 @@ def test_a_student_works_in_lab_03_behind_the_hub(hub, contexts, screenshot, say
     begun = time.monotonic()
     page = contexts("ada").new_page()
     say(f"hub: JupyterLab {time.monotonic() - begun:.0f} s after the login")
-    assert hub.inside("ada", f"echo '{WHOLE}' > {SETTINGS}").returncode == 0
-    server = Server(f"{hub.root}/user/ada")
-    open_notebook(page, server, f"notebooks/{LAB}.ipynb")
-    for text in ("os.chdir", "from lab import check"):
-        run_cell(page, number_of(page, text))
-    assert "slurmnode[1-2]" in run_cell(page, number_of(page, "jobs.connect()")).inner_text()
-    write(page, number_of(page, "define guess_milliseconds"), "guess_milliseconds = 300")
-    run_cell(page, number_of(page, "guess_milliseconds = 300"))
-    said = run_cell(page, number_of(page, "!sbatch code/dp_two_nodes.sh")).inner_text()
-    assert re.search(r"Submitted batch job \d+", said)
-    waiting = number_of(page, "job = jobs.wait()")
-    until(page, lambda: "COMPLETED" in run_cell(page, waiting, 90).inner_text(), 240, "its end")
-    run_cell(page, number_of(page, "tensorboard.link()"))
-    with page.context.expect_page() as opened:
-        page.get_by_role("link", name="Open TensorBoard").first.click()
-    curves(opened.value, screenshot)
-    assert opened.value.url.startswith(f"{server.root}/tensorboard")
+    server = lab_03.Server(f"{hub.root}/user/ada")
+    lab_03.train(page, server, functools.partial(hub.inside, "ada"))
+    assert lab_03.tensorboard(page, screenshot).startswith(f"{server.root}/tensorboard")
     page.keyboard.press("Control+s")
     page.locator(".jp-NotebookPanel-toolbar").first.wait_for()
     until(page, lambda: "guess_milliseconds = 300" in hub.inside(
-        "ada", f"cat {BELOW}/{LAB}.ipynb").stdout, 30, "the saved notebook")
+        "ada", f"cat {BELOW}/{lab_03.NAME}.ipynb").stdout, 30, "the saved notebook")
     screenshot(page, "hub-lab-03")
 
 
@@ -121,7 +97,7 @@ def test_students_have_no_formgrader_and_no_grader(hub, contexts):
 # Exercise 1 of lab 03, answered in the notebook as it lies in the home.
 ANSWER = f"""
 import json
-path = "{BELOW}/{LAB}.ipynb"
+path = "{BELOW}/{lab_03.NAME}.ipynb"
 notebook = json.load(open(path))
 (cell,) = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"
            and "def place" in "".join(cell["source"])]
@@ -140,15 +116,15 @@ def test_the_instructor_collects_and_grades(hub, contexts, screenshot):
     assert hub.inside("prof", "touch /srv/homes/ada/x").returncode != 0
     hub.podman("cp", str(hub.folder / "students.csv"), f"{hub.container('prof')}:/tmp/students.csv")
     done = hub.inside("prof", "lab roster import /tmp/students.csv && "
-                      f"lab collect /srv/homes --below {BELOW} --lab {LAB}")
+                      f"lab collect /srv/homes --below {BELOW} --lab {lab_03.NAME}")
     assert done.returncode == 0 and "1 new, 0 same, 0 other, 1 refused" in done.stdout, done
-    assert f"grace/{BELOW}/{LAB}.ipynb (grace): as it was given out" in done.stdout
-    done = hub.inside("prof", f"lab grade {LAB}", timeout=600)
+    assert f"grace/{BELOW}/{lab_03.NAME}.ipynb (grace): as it was given out" in done.stdout
+    done = hub.inside("prof", f"lab grade {lab_03.NAME}", timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     grades = csv.DictReader(io.StringIO(hub.inside("prof", "cat course/grades.csv").stdout))
-    (ada,) = [row for row in grades if (row["student"], row["lab"]) == ("ada", LAB)]
+    (ada,) = [row for row in grades if (row["student"], row["lab"]) == ("ada", lab_03.NAME)]
     assert ada["state"] == "graded" and float(ada["score"]) > 0, ada
-    page.goto(f"{hub.root}/user/prof/formgrader/manage_submissions/{LAB}")
+    page.goto(f"{hub.root}/user/prof/formgrader/manage_submissions/{lab_03.NAME}")
     page.locator("tr", has_text="ada").wait_for(timeout=60_000)
     screenshot(page, "hub-formgrader")
 

@@ -74,7 +74,7 @@ jobs.connect()
 guess_share = 0.25
 ### END SOLUTION
 
-# %% tags=["explore"] short={"--train-iters 4": "--train-iters 2"}
+# %% tags=["explore"] short={"--train-iters 4": "--train-iters 3"}
 !sbatch code/virtual_v100.sh --pipeline-model-parallel-size 4 --schedule gpipe --train-iters 4 --log-interval 1 \
     --micro-batch-size 8 --global-batch-size 8 --timeline megatron/timeline/one_at_a_time
 
@@ -471,7 +471,7 @@ from pathlib import Path
 Path("code/my_gpipe.py").write_text(inspect.getsource(my_gpipe))
 !cat code/my_gpipe.py
 
-# %% tags=["explore"] short={"--train-iters 6": "--train-iters 2"}
+# %% tags=["explore"] short={"--train-iters 6": "--train-iters 3"}
 SHORT = "--train-iters 6 --log-interval 1 --eval-iters 0"
 !sbatch code/pp_two_nodes.sh {SHORT} --schedule gpipe --timeline megatron/timeline/built_in
 
@@ -513,7 +513,7 @@ plots.pipeline("megatron/timeline/mine", "My GPipe", simulated=True)
 guess_times = 3
 ### END SOLUTION
 
-# %% tags=["explore"] short={"--train-iters 4": "--train-iters 2"}
+# %% tags=["explore"] short={"--train-iters 4": "--train-iters 3"}
 !sbatch code/virtual_v100.sh --pipeline-model-parallel-size 4 --schedule code/my_gpipe.py --train-iters 4 \
     --log-interval 1 --micro-batch-size 1 --global-batch-size 8 --timeline megatron/timeline/eight_parts
 

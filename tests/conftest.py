@@ -21,6 +21,8 @@ from lab.cluster.layout import Layout
 
 from . import sharing
 
+pytest_plugins = ["tests.browser.fixtures"]
+
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell's background jobs ignore ^C, and every program that a test starts would, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "code")]
 from lab import cluster, data, workspace  # noqa: E402
 from lab.jupyter import Jupyter, offline_settings  # noqa: E402
 from tests.browser import driver  # noqa: E402
-from tests.browser.conftest import ARGUMENTS, find_chromium  # noqa: E402
+from tests.browser.fixtures import ARGUMENTS, find_chromium  # noqa: E402
 from tests.ports import free_port  # noqa: E402
 
 FOLDER = ROOT / "docs" / "pictures"

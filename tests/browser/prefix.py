@@ -43,8 +43,8 @@ class Handler(socketserver.StreamRequestHandler):
         try:
             while data := self.rfile.read1(2**16):
                 upstream.sendall(data)
-        except OSError:
-            pass  # one of the two has closed
+        except (OSError, ValueError):
+            pass  # one of the two has closed, or our side while it was being read
 
 
 class PrefixProxy(socketserver.ThreadingTCPServer):

@@ -14,7 +14,6 @@ from bs4 import BeautifulSoup
 from markdown_it import MarkdownIt
 
 from docs_site import LABS, PAGES, ROOT, labs, matching
-from tests.browser.conftest import browser, chromium, page, traffic  # noqa: F401  fixtures
 
 pytestmark = pytest.mark.slow
 TEXTS = matching(*PAGES, "docs/*.md")
@@ -169,7 +168,7 @@ WIDE = ("README.md", "docs/instructors.md", "docs/trainer.md", "docs/virtual-gpu
 
 
 @pytest.mark.browser
-def test_from_the_disk_a_phone_shows_the_labs_and_finds_a_word(site, page, traffic):  # noqa: F811
+def test_from_the_disk_a_phone_shows_the_labs_and_finds_a_word(site, page, traffic):
     page.set_viewport_size({"width": 380, "height": 800})
     for path in WIDE:
         page.goto((site / html_of(path)).as_uri())

@@ -22,9 +22,6 @@ from image import Engine
 from lab.errors import LabError
 from lab.workspace import CHECKOUT
 
-# The fixtures of tests/browser: one browser for all files here.
-from tests.browser.conftest import browser, chromium, page, screenshot, traffic  # noqa: F401
-
 STUDENT, INSTRUCTOR = (images.tag(target) for target in images.TARGETS)
 PROFILE = CHECKOUT / "docker" / "seccomp-sandbox.json"
 ADDRESS = re.compile(r"http://127\.0\.0\.1:8888/lab\?token=(\w+)")

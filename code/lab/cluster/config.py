@@ -106,18 +106,20 @@ GresTypes=gpu
         lines.append("CommunicationParameters=NoInAddrAny,NoCtldInAddrAny")
     if slurm.plugin_folder:
         lines.append(f"PluginDir={short}/plugins")
-    if profile.accounting:
-        lines += ["AccountingStorageType=accounting_storage/slurmdbd",
-                  f"AccountingStorageHost={'localhost' if place.loopback else 'login'}",
-                  f"AccountingStoragePort={place.accounting_port}",
-                  f"AccountingStoragePass={layout.munge_socket}",
-                  "AccountingStorageTRES=gres/gpu"]
-    else:
-        lines += ["AccountingStorageType=accounting_storage/none",
-                  "JobCompType=jobcomp/filetxt", f"JobCompLoc={short}/log/jobcomp.txt"]
+    lines += _accounting_lines(layout, profile, place)
     lines += [_node_line(profile, place, index) for index in range(len(profile.nodes))]
     lines += _partition_lines(profile)
     return "\n".join(lines) + "\n"
+
+
+def _accounting_lines(layout: Layout, profile: Profile, place: Place) -> list[str]:
+    if not profile.accounting:
+        return ["AccountingStorageType=accounting_storage/none", "JobCompType=jobcomp/filetxt",
+                f"JobCompLoc={layout.short}/log/jobcomp.txt"]
+    return ["AccountingStorageType=accounting_storage/slurmdbd",
+            f"AccountingStorageHost={'localhost' if place.loopback else 'login'}",
+            f"AccountingStoragePort={place.accounting_port}",
+            f"AccountingStoragePass={layout.munge_socket}", "AccountingStorageTRES=gres/gpu"]
 
 
 def _node_line(profile: Profile, place: Place, index: int) -> str:

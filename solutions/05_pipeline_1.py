@@ -471,14 +471,14 @@ from pathlib import Path
 Path("code/my_gpipe.py").write_text(inspect.getsource(my_gpipe))
 !cat code/my_gpipe.py
 
-# %% tags=["explore"] short={"--train-iters 6": "--train-iters 3"}
+# %% tags=["explore"] short={"--train-iters 6": "--train-iters 3", "sbatch code": "sbatch --nodes=1 code", "--timeline": "--pipeline-model-parallel-size 2 --timeline"}
 SHORT = "--train-iters 6 --log-interval 1 --eval-iters 0"
 !sbatch code/pp_two_nodes.sh {SHORT} --schedule gpipe --timeline megatron/timeline/built_in
 
 # %% tags=["explore"]
 built_in = jobs.wait()
 
-# %% tags=["explore"]
+# %% tags=["explore"] short={"sbatch code": "sbatch --nodes=1 code", "--timeline": "--pipeline-model-parallel-size 2 --timeline"}
 !sbatch code/pp_two_nodes.sh {SHORT} --schedule code/my_gpipe.py --timeline megatron/timeline/mine
 
 # %% tags=["explore"]
@@ -973,7 +973,7 @@ print(f"largest difference between the gradients: {worst:.1e}")
 # embedding, 12 blocks, the head) in the classic layout `[4, 3, 3, 4]`. First with one chunk, then with four, without
 # and with checkpointing:
 
-# %% tags=["explore"] short={"--iterations 3": "--iterations 1"}
+# %% tags=["explore"] short={"--iterations 3": "--iterations 1 --batch-size 4"}
 RUN = "python code/examples/gpipe.py --preset tiny --iterations 3"
 !{RUN} --chunks 1 --checkpoint never | tail -n 3
 

@@ -484,7 +484,7 @@ built_in = jobs.wait()
 # %% tags=["explore"]
 mine = jobs.wait()
 
-# %% tags=["explore"]
+# %% tags=["explore"] short={"!sbatch --nodes=1 code/pp_two_nodes.sh {SHORT} --schedule code/my_gpipe.py --pipeline-model-parallel-size 2": "!squeue"}
 !sbatch --nodes=1 code/pp_two_nodes.sh {SHORT} --schedule code/my_gpipe.py --pipeline-model-parallel-size 2
 
 # %% tags=["explore"]

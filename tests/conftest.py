@@ -23,6 +23,8 @@ from . import sharing
 
 pytest_plugins = ["tests.browser.fixtures"]
 
+# Before torch is imported: threads that spin while they wait take the cores from the other tests.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell's background jobs ignore ^C, and every program that a test starts would, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lab.check import record
 from lab.check.checks import Failed, passed
 from lab.check.launches import MOST_TEXT, Launch, launches_of
 from lab.check.sides import side
@@ -89,24 +90,25 @@ def script(path: str) -> Job:
     return job
 
 
-def resolve(record: dict[str, Any]) -> Job:
+def resolve(recorded: dict[str, Any]) -> Job:
     """A Job from lab.check.record's result, which may come from anybody. Raises LabError."""
-    launches = launches_of(record)
-    problems = list(record["notes"])
+    launches = launches_of(recorded)
+    problems = list(recorded["notes"])
     runs: list[Run] = []
     for group in _together(launches):
         runs += _runs_of(group, problems)
         if len(runs) > MOST_RUNS:
             raise LabError(f"the script starts {TRAINER} more than {MOST_RUNS} times")
-    status = record["exit"]
+    status = recorded["exit"]
     if status is None:
-        problems.append("the script still ran after 20 seconds, although nothing trains here")
+        problems.append(f"the script still ran after {record.SECONDS} seconds, although nothing "
+                        "trains here")
     elif status != 0:
-        lines = [line[:200] for line in record["output"].splitlines()
+        lines = [line[:200] for line in recorded["output"].splitlines()
                  if line.strip() and not line.startswith("+")]  # those with + come from set -x
         problems.append(f"the script ends with exit code {status}: " + " / ".join(lines[-3:]))
     problems += [problem for run in runs for problem in run.problems]
-    return Job(dict(record["directives"]), tuple(runs),
+    return Job(dict(recorded["directives"]), tuple(runs),
                tuple(dict.fromkeys(problem[:MOST_TEXT] for problem in problems)))
 
 

@@ -44,7 +44,7 @@ def record(home: Path, path: str) -> dict[str, Any]:
     """What the script at `path` (relative to the workspace `home`) would run.
 
     {"directives": {...}, "notes": [...], "launches": [...], "exit": int | None, "output": str},
-    where `exit` is None when it was still running after 20 seconds, and paths in the workspace
+    where `exit` is None when it was still running after SECONDS, and paths in the workspace
     begin with $LAB_HOME. Raises LabError when there is no such script.
     """
     script = _read(home, path)

@@ -321,7 +321,7 @@ def test_the_librarys_text_is_deterministic_and_capped():
     assert not any("site-packages" in path.parts for path in corpus.files())
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_the_default(tmp_path):
     run = lab(home=tmp_path)
     stderr = run.communicate(timeout=280)[1]

@@ -9,7 +9,8 @@ from tests.labs.test_labs import each_lab, lab_of
 
 pytestmark = pytest.mark.slow
 
-EACH = 2  # mutants of an answer that are tried
+# Mutants of an answer that are tried.
+EACH = [1, pytest.param(2, marks=pytest.mark.stress)]
 
 
 def rests_on(lab: Lab, check: Cell) -> set[str]:
@@ -22,15 +23,15 @@ def rests_on(lab: Lab, check: Cell) -> set[str]:
     return found
 
 
-def together(lab: Lab) -> list[dict[str, Cell]]:
-    """The first mutants of every tested answer in as few rounds as it takes for each to meet its
-    checks alone: all else that those rest on is right."""
+def together(lab: Lab, each: int) -> list[dict[str, Cell]]:
+    """The first `each` mutants of every tested answer in as few rounds as it takes for every one to
+    meet its checks alone: all else that those rest on is right."""
     needs = {check.grade_id: rests_on(lab, check) for check in lab.checks.values()}
     checked = {name: set().union(*(needs[check.grade_id] for check in checks))
                for name, checks in lab.tested_by.items() if checks}
     rounds: list[dict[str, Cell]] = []
     for name in checked:
-        for mutant in lab.mutants[name][:EACH]:
+        for mutant in lab.mutants[name][:each]:
             fits = (one for one in rounds if name not in one and not checked[name] & set(one)
                     and not any(name in checked[other] for other in one))
             free = next(fits, None)
@@ -40,13 +41,14 @@ def together(lab: Lab) -> list[dict[str, Cell]]:
     return rounds
 
 
+@pytest.mark.parametrize("each", EACH)
 @each_lab
-def test_checks_work_across_processes(path, tmp_path):
+def test_checks_work_across_processes(path, each, tmp_path):
     home = tmp_path / "workspace"
     workspace.make(home)
     lab = lab_of(path)
     assert elsewhere.run(lab, home, {}).failed() == set()
-    rounds = together(lab)
+    rounds = together(lab, each)
     for mutants in rounds:
         checks = {check.grade_id for name in mutants for check in lab.tested_by[name]}
         found = elsewhere.run(
@@ -56,4 +58,4 @@ def test_checks_work_across_processes(path, tmp_path):
             texts = [graded.text(error) for error in errors if error]
             assert any(mutant.hint in text for text in texts), f"{mutant.title}: {texts}"
     assert sum(map(len, rounds)) == sum(
-        len(lab.mutants[name][:EACH]) for name, checks in lab.tested_by.items() if checks)
+        len(lab.mutants[name][:each]) for name, checks in lab.tested_by.items() if checks)

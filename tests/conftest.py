@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 
@@ -25,6 +26,8 @@ pytest_plugins = ["tests.browser.fixtures"]
 
 # Before torch is imported: threads that spin while they wait take the cores from the other tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("untimed")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell's background jobs ignore ^C, and every program that a test starts would, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -38,7 +38,7 @@ def test_a_sample_is_seq_length_plus_one_tokens(in_order):
         train[9]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None,
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture],
           max_examples=60)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any), st.integers(1, 6),
        st.integers(0, 20), st.integers(0, 9))

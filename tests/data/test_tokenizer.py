@@ -18,7 +18,7 @@ from minimegatron.data.tokenizer import (
 from minimegatron.data.train_vocabulary import train_merges
 from minimegatron.errors import UserError
 
-fixed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+fixed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def test_the_byte_alphabet_is_gpt2s():

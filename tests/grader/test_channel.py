@@ -163,7 +163,7 @@ bodies = st.binary(max_size=60) | st.recursive(
     ).map(lambda value: repr(value).replace("'", '"').encode())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(bodies.map(frame) | st.binary(max_size=20), max_size=3))
 def test_any_bytes_are_a_response_or_an_error_that_is_declared(contents):
     try:

@@ -282,7 +282,7 @@ JSON = st.recursive(
         max_size=6), max_leaves=12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_whatever_a_guest_answers_there_is_a_verdict(data):
     def guest(do: str, **fields: Any) -> dict:

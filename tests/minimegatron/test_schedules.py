@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minimegatron.schedules import (
@@ -28,7 +28,6 @@ from minimegatron.schedules import (
 )
 
 STAGES, MICRO_BATCHES, CHUNKS = st.integers(1, 7), st.integers(1, 14), st.integers(1, 4)
-UNTIMED = settings(deadline=None)  # a busy machine is no failure
 TIMES = st.fractions(Fraction(1, 7), 5, max_denominator=7)
 
 
@@ -114,14 +113,12 @@ def test_zb_h1_delays_the_weight_gradients_of_later_stages():
         "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3"]
 
 
-@UNTIMED
 @given(built_in())
 def test_every_schedule_is_complete_and_free_of_deadlock(case):
     stages, micro_batches, chunks, schedule = case
     assert not problems(schedule, stages=stages, micro_batches=micro_batches, chunks=chunks)
 
 
-@UNTIMED
 @given(built_in(), st.data())
 def test_peers_agree_on_every_message_whatever_the_durations(case, data):
     stages, _, _, schedule = case
@@ -133,7 +130,6 @@ def test_peers_agree_on_every_message_whatever_the_durations(case, data):
     assert not program_problems(program, sends_wait=False)
 
 
-@UNTIMED
 @given(STAGES, MICRO_BATCHES, TIMES, TIMES, TIMES)
 def test_bubble_of_gpipe_and_1f1b(p, m, forward, backward, weight):
     for schedule in (gpipe(p, m), one_f_one_b(p, m)):
@@ -142,7 +138,6 @@ def test_bubble_of_gpipe_and_1f1b(p, m, forward, backward, weight):
         assert timeline.bubble_overhead == Fraction(p - 1, m)
 
 
-@UNTIMED
 @given(STAGES, st.integers(1, 4), CHUNKS, TIMES, TIMES, TIMES)
 def test_interleaving_divides_the_bubble_by_the_chunks(p, groups, v, forward, backward, weight):
     m = p * groups
@@ -151,7 +146,6 @@ def test_interleaving_divides_the_bubble_by_the_chunks(p, groups, v, forward, ba
     assert timeline.bubble_fraction == Fraction(p - 1, v * m + p - 1)
 
 
-@UNTIMED
 @given(STAGES, MICRO_BATCHES, TIMES, TIMES, TIMES)
 def test_bubble_of_zb_h1_where_w_is_the_shortest(p, m, forward, backward, weight):
     """Qi et al. 2023, table 2: (p-1)(F+B-W) for m >= p; with fewer there are fewer W to fill in."""
@@ -163,7 +157,6 @@ def test_bubble_of_zb_h1_where_w_is_the_shortest(p, m, forward, backward, weight
         assert bubble(zb_h1(p, m), m, durations) == (p - 1) * (forward + backward - weight)
 
 
-@UNTIMED
 @given(STAGES, MICRO_BATCHES)
 def test_zb_h1_keeps_no_more_than_1f1b_and_has_a_third_of_its_bubble(p, m):
     assert max(peak_live(zb_h1(p, m))) == max(peak_live(one_f_one_b(p, m))) == min(p, m)
@@ -172,7 +165,6 @@ def test_zb_h1_keeps_no_more_than_1f1b_and_has_a_third_of_its_bubble(p, m):
         assert 3 * bubble(zb_h1(p, m), m, thirds) == bubble(one_f_one_b(p, m), m, thirds)
 
 
-@UNTIMED
 @given(STAGES, MICRO_BATCHES)
 def test_peak_live_activations(p, m):
     assert peak_live(gpipe(p, m)) == [m] * p
@@ -184,7 +176,6 @@ def test_peak_live_activations_of_the_textbook():
     assert peak_live(one_f_one_b(4, 8)) == [4, 3, 2, 1]
 
 
-@UNTIMED
 @given(st.integers(2, 7), st.integers(2, 4), st.integers(2, 4))
 def test_interleaving_costs_memory(p, groups, v):
     """Korthikanti et al. 2022, section 4.2.3: stage 0 keeps 1 + (p-1)/(p v) of 1F1B's."""

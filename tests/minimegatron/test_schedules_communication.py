@@ -215,7 +215,7 @@ def exchange(program, chunks, sends_wait):
     return None
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_shuffled_exchanges_are_refused_exactly_when_tokens_do_not_get_through(data):
     stages, chunks = data.draw(st.integers(2, 3)), data.draw(st.integers(1, 2))

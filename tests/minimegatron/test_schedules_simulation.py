@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minimegatron.schedules import (
@@ -64,7 +64,6 @@ def test_a_chunk_takes_its_share_of_the_stage_s_time():
     assert {span.end - span.start for span in spans if span.kind == "F"} == {2}
 
 
-@settings(deadline=None)
 @given(st.integers(1, 5), st.integers(1, 8), st.data())
 def test_nothing_starts_before_what_it_needs_and_no_stage_does_two_things(p, m, data):
     per_stage = st.lists(st.floats(0, 9), min_size=p, max_size=p)

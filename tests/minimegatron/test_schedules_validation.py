@@ -181,7 +181,7 @@ def runs_through(schedule, stages, micro_batches, chunks):
     return True
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_shuffled_schedules_are_refused_exactly_when_they_cannot_run(data):
     stages, chunks = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 2))

@@ -116,7 +116,7 @@ def test_results_are_those_of_torch(program):
 SIDES = st.integers(1, 4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(SIDES, min_size=1, max_size=4), st.randoms(use_true_random=False),
        st.sampled_from((torch.float32, HALF, INT, torch.bool)),
        st.sampled_from((torch.float32, HALF, INT)))

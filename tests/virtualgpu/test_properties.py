@@ -60,7 +60,7 @@ def program(gpu, seed):
     return gpu.now()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(card_names, factors, factors, factors, st.integers(0, 10**9))
 def test_more_of_anything_never_slows(name, speed, bandwidth, links, seed):
     card = CARDS[name]
@@ -98,7 +98,7 @@ def peak(batch, again, layers, width, sequence):
     return gpu.memory.peak, gpu.memory.peak_requested
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(1, 40), st.integers(1, 8), st.booleans(), st.integers(1, 3),
        st.integers(1, 64), st.integers(2, 64))
 def test_a_bigger_batch_never_shrinks_the_peak(batch, more, again, layers, width, sequence):
@@ -134,7 +134,7 @@ def test_clocks_never_run_back_and_kernels_of_a_stream_never_overlap(events):
     assert clock.synchronize() >= max(ends.values(), default=0.0)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(card_names, st.integers(0, 10**9))
 def test_the_same_program_takes_the_same_time(name, seed):
     first, again = (program(VirtualGpu(CARDS[name]), seed).hex() for _ in range(2))

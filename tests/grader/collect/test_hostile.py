@@ -216,7 +216,7 @@ def test_a_name_that_is_let_through_stays_in_its_folder(name):
     assert visible(name) == name and key_of(key_of(name)) == key_of(name)
 
 
-@settings(max_examples=60, deadline=None,
+@settings(max_examples=60,
           suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_bytes_that_were_damaged_give_a_table_or_an_error(course, tmp_path, answer, data):

@@ -90,7 +90,7 @@ def test_the_commands(command, tmp_path):
 WORDS = st.text("=+-@'\"aé;, \u4e2d", max_size=8).map(str.strip)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.builds(Person, st.text("=+-@'aéb,;", min_size=1, max_size=8), WORDS, WORDS),
                 min_size=1, unique_by=lambda person: person.id.casefold()))
 def test_export_and_import_are_inverse_and_no_cell_is_a_formula(tmp_path_factory, found):

@@ -73,7 +73,7 @@ def test_what_students_were_given_does_not_count():
     assert similarity(of(ONE + OTHER, ONE), of(ONE + RENAMED, ONE)) < 0.3
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(max_size=300), st.text(max_size=300))
 def test_any_text_has_a_measure(one, other):
     first, second = of(ONE + one), of(RENAMED + other)
@@ -91,7 +91,7 @@ class _Tags(html.parser.HTMLParser):
         self.attributes |= {name for name, _ in attributes}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text("<>&\"'/=\n\t\u202e scriptonloadimg!-", max_size=120))
 def test_students_text_is_text_on_the_page(text):
     hostile = f"<script>alert(1)</script></pre><img src=x onerror=y>'\"{text}\n{ONE}"

@@ -30,7 +30,7 @@ test:  ## everything but the long soaks
 	@$(RUN) pytest -m alone
 
 test-fast:  ## what one runs while working
-	@$(RUN) pytest -n 2 -m "not slow and not cluster and not stress and not image and not oracle" -q
+	@$(RUN) pytest -n 3 -m "not slow and not cluster and not stress and not image and not oracle" -q
 
 image:  ## the container's two images, with podman or docker (IMAGE_BASE=registry|local)
 	@$(RUN) python tools/image.py

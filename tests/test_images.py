@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.slow
 def test_every_figure_is_what_its_code_draws():
     done = subprocess.run([sys.executable, ROOT / "images" / "src" / "draw.py", "--check"],
                           capture_output=True, text=True)

@@ -199,6 +199,7 @@ def test_a_request_that_would_leave_this_machine_is_stopped_and_seen(page, traff
     assert "example.com" in traffic.failed[0]
 
 
+@pytest.mark.slow
 def test_tests_that_cannot_run_are_named_in_the_last_lines(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q",

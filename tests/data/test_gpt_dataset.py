@@ -179,6 +179,7 @@ def test_a_worker_process_gets_the_paths_not_the_data(in_order):
     assert (pickle.loads(pickled)[17]["text"] == train[17]["text"]).all()
 
 
+@pytest.mark.slow
 def test_two_builders_at_once_agree(in_order, tmp_path):
     prefix = in_order([50] * 200)
     code = ("import sys\n"

@@ -239,6 +239,7 @@ def test_an_unwritable_home_is_refused(tmp_path, jsonl):
         data.make(tmp_path / "home", quiet, small(jsonl))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.4, 1.0])
 def test_killed_at_any_point_the_next_run_is_complete(tmp_path, seconds):
     """The real command, killed; then a run on the same text."""
@@ -254,6 +255,7 @@ def test_killed_at_any_point_the_next_run_is_complete(tmp_path, seconds):
     assert hidden(tmp_path) == {".lock", ".stamp.json"}
 
 
+@pytest.mark.slow
 def test_killed_while_files_are_put_in_place(jsonl, tmp_path, monkeypatch):
     """Stopped after each rename in turn: no stamp, and never an .idx beside another text's .bin."""
     rename = os.replace

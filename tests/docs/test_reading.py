@@ -94,7 +94,8 @@ def test_a_page_is_one_shell(tmp_path):
     ("    false\n    touch never", "page.md:1: false\ntouch never\nexit code 1"),
     ("```console\n$ echo 1 file\n1 fold\n```", "The page shows\n  1 fold\nbut it printed\n1 file"),
     ("<!-- run: exit=2 -->\n\n    exit 3", "exit code 1"),
-    ("<!-- run: until=ready -->\n\n    echo steady", "exit code 1\nsteady"),
+    pytest.param("<!-- run: until=ready -->\n\n    echo steady", "exit code 1\nsteady",
+                 marks=pytest.mark.slow),
 ])
 def test_what_goes_wrong_is_said_with_its_place(tmp_path, text, said):
     (wrong,) = followed(tmp_path, text)

@@ -77,6 +77,7 @@ def test_the_program_trains_as_the_plain_model_does(in_home):
     assert "MB of activations at most" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_trained_gpt2_and_questions_with_padding(in_home, checkpoint, rows_file):
     """In the pipeline as on one device."""
     words = ("--pretrained", str(checkpoint), "--dataset", str(rows_file))

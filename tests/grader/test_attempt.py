@@ -290,6 +290,7 @@ def test_a_check_that_is_no_plain_python_is_refused_before_anybody_is_graded(tmp
         _ = Bench(tmp_path, lab).plan
 
 
+@pytest.mark.slow
 def test_a_worker_whose_check_was_interrupted_goes_on_as_a_new_program(tmp_path):
     """The alarm may have struck in an import, which would be broken for the next student."""
     lab = small_lab.source()

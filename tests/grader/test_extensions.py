@@ -26,6 +26,7 @@ def listing(*words: str, settings: Path) -> str:
     return re.sub(r"\x1b\[\d*m", "", done.stdout + done.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("instructor", [True, False])
 def test_jupyterlab_takes_nbgraders_extension(tmp_path, instructor):
     """nbgrader 0.9.5 is marked X (incompatible) with this JupyterLab, and pip does not mind."""

@@ -97,6 +97,7 @@ JSON = st.recursive(st.none() | st.booleans() | st.floats() | st.text(),
                                          "cell_type"]) | st.text(), inner), max_leaves=30)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(JSON | st.fixed_dictionaries({"cells": st.lists(JSON)}))
 def test_whatever_json_is_submitted_is_unusable_or_rebuilt(submitted):

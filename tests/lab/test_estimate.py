@@ -28,6 +28,7 @@ def test_every_layout_that_can_be_is_costed_and_the_fastest_comes_first(capsys):
     assert {one["recompute"] for one in found} == {"as given"}
 
 
+@pytest.mark.slow
 def test_no_other_is_faster_and_smaller_than_one_of_the_pareto(capsys):
     found = choices(capsys)
     assert len({(one["micro_batch"], one["recompute"]) for one in found}) == 12

@@ -156,6 +156,7 @@ def served(tmp_path):
     assert one.process.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_traces_that_come_late_are_seen_and_those_that_go_are_forgotten(served, tmp_path):
     run = tmp_path / "run_a"
     trace(run, "run_a_gpu0")

@@ -61,6 +61,7 @@ def test_the_untouched_release_has_no_marks_and_says_what_to_do(path, home):
         assert "Your turn" in said or "waits for your answer" in said, (name, said)
 
 
+@pytest.mark.slow
 @each_lab
 def test_every_mutant_is_rejected_with_its_hint(path, home):
     assert graded.unproven(lab_of(path), home) == []

@@ -18,6 +18,7 @@ KILLED_SAVE = Path(__file__).with_name("killed_save.py")
 SHARD = "mp_rank_00/model_optim_rng.pt"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", [2, 1], ids=["the next one", "the same one again"])
 def test_a_kill_at_any_point_of_a_save_costs_no_checkpoint(tmp_path, second):
     done = subprocess.run([sys.executable, KILLED_SAVE, tmp_path, "1", str(second)],

@@ -77,6 +77,7 @@ def test_a_missing_file_says_which_flag_writes_it(tmp_path):
         timeline.read(tmp_path / "x.json")
 
 
+@pytest.mark.slow
 def test_clocks_that_differ_by_minutes_are_aligned_to_milliseconds():
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "3", "--master_port",

@@ -84,6 +84,7 @@ BIG = ("--num-layers 4 --hidden-size 2048 --num-attention-heads 16 --seq-length 
        "--log-interval 1 --eval-iters 0 ")
 
 
+@pytest.mark.slow
 def test_a_batch_too_big_ends_the_job_with_the_classic_line(pretrain, dataset):
     """The rank that it does not fit says so, and all end."""
     run = pretrain("--device virtual --micro-batch-size 24 --pipeline-model-parallel-size 2 "

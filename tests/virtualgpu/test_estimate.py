@@ -24,6 +24,7 @@ def estimate(flags, world_size=1, card=V100, vocab_size=1024, **cluster):
     return Estimator(card, **cluster).estimate(config, vocab_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "ranks"), [
     ("--pipeline-model-parallel-size 2 --tensor-model-parallel-size 2 --fp16 "
      "--num-layers-per-virtual-pipeline-stage 2 --sequence-parallel", 4),

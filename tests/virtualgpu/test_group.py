@@ -40,6 +40,7 @@ def same(ranks, name):
     return first
 
 
+@pytest.mark.slow
 def test_the_slowest_rank_decides_for_all(of):
     each = collectives.all_reduce(ALL, 4 * 10**6)
     assert same(of("slowest"), "first") == max(LATE) + each

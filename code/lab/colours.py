@@ -1,34 +1,45 @@
-"""What matters in a cell's output stands out, in the same way in every lab: bold and in colour.
+"""Highlighting for the cells' output, the same in every lab: bold text in one of three colors.
 
-JupyterLab, nbgrader's feedback and terminals draw these codes. (The termcolor package leaves them
-out where stdout is no terminal, and a notebook's is none.)
+Notebooks, nbgrader's feedback, and terminals render these codes. Only a terminal's user can turn
+them off, in the usual way: https://no-color.org.
 """
 
 from __future__ import annotations
 
 import re
+import sys
+
+from termcolor import colored
 
 from lab.errors import LabError
 
-GREEN, RED, BLUE, BOLD, PLAIN = "\033[1;32m", "\033[1;31m", "\033[1;34m", "\033[1m", "\033[0m"
-
 
 def result(value: object) -> str:
-    """A figure that the lab is about: `print(f"{result(f'{factor:.1f}')} times as fast")`."""
-    return f"{BLUE}{value}{PLAIN}"
+    """Highlight the figure that a cell is about: `print(f"{result(f'{factor:.1f}')} x faster")`."""
+    return _bold(value, "blue")
 
 
 def good(value: object) -> str:
-    return f"{GREEN}{value}{PLAIN}"
+    """Highlight what worked, or what fits."""
+    return _bold(value, "green")
 
 
 def bad(value: object) -> str:
-    """What went wrong, or does not fit."""
-    return f"{RED}{value}{PLAIN}"
+    """Highlight what went wrong, or what does not fit."""
+    return _bold(value, "red")
+
+
+def strong(value: object) -> str:
+    """Make a name stand out without a color."""
+    return _bold(value, None)
 
 
 def mark(text: str, *patterns: str) -> str:
-    """`text`, a line of a log for example, with what these regular expressions match as results.
+    """Return `text`, a line of a log for example, with every match highlighted as a result.
+
+    Args:
+        text: the line.
+        patterns: regular expressions; each must match somewhere.
 
     Raises LabError for a pattern that matches nothing.
     """
@@ -36,3 +47,10 @@ def mark(text: str, *patterns: str) -> str:
         if not re.search(pattern, text):
             raise LabError(f"there is no {pattern!r} in the line {text!r}")
     return re.sub("|".join(patterns), lambda match: result(match[0]), text)
+
+
+def _bold(value: object, color: str | None) -> str:
+    # On a terminal, termcolor decides (NO_COLOR, TERM=dumb). A notebook's stdout is no terminal,
+    # and neither is the grader's, so there it would leave out the codes that both render.
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return colored(value, color, attrs=["bold"], force_color=None if on_terminal else True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lab import logs, wire, workspace
-from lab.colours import BLUE, PLAIN
+from lab.colours import result
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def show(runs: Sequence[Run]) -> None:
         for _, size, values, form, best in columns:
             cell = f"{form.format(values[row]):>{size}}"
             stands_out = best and values[row] == best(values)
-            line += f"{BLUE}{cell}{PLAIN}" if stands_out else cell
+            line += result(cell) if stands_out else cell
         print(line)
 
 

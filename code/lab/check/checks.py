@@ -8,7 +8,7 @@ from typing import Any
 from lab.check.same import NEAR, difference
 from lab.check.sides import Raised, side
 from lab.check.wire import CannotCross
-from lab.colours import BOLD, PLAIN, bad, good, result
+from lab.colours import bad, good, result, strong
 
 Case = Mapping[str, Any] | Sequence[Any]
 Answers = Sequence[Any] | Callable[..., Any]  # a value per case, or a function of the case
@@ -128,7 +128,7 @@ def compare(what: str, guess: Any, measured: float) -> None:
     if isinstance(guess, bool) or not isinstance(guess, int | float):
         print(f"No prediction of {what} yet: write a number first, it costs nothing.")
         return
-    print(f"{BOLD}{what}{PLAIN}: you said {_rounded(guess)}, it is {result(_rounded(measured))}")
+    print(f"{strong(what)}: you said {_rounded(guess)}, it is {result(_rounded(measured))}")
     if guess == measured:
         print("Spot on.")
     elif measured:

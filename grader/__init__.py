@@ -13,6 +13,7 @@ results.py   attempts as files
 merge.py     step 4: from there into the gradebook; records.py, ungraded.py, byhand.py the rest
 batch.py     all of it for many submissions; one that breaks stops no other; slurm.py on a cluster
 pages.py, feedback.py   the page that a student gets back
+nbgrader_plugin/        students' HTML made harmless, in formgrader and in the feedback
 report.py    grades.csv; show.py the table
 
 roster.py    the class, and who is meant by a name

@@ -15,8 +15,10 @@ from nbgrader import preprocessors as stock
 from traitlets.config import Config
 
 from grader.execute import RunSubmission
-from grader.feedback import Bounded, EmbedImages, Harmless, HideTests, Page, SayUnscored
+from grader.feedback import Bounded, EmbedImages, HideTests, Page, SayUnscored
 from grader.late import AssignPenalties, LatePenalty
+from grader.nbgrader_plugin import formgrader_pages
+from grader.nbgrader_plugin.exporter import Harmless
 from grader.outputs import CountErrorsOnly
 from grader.rebuild import Rebuild
 from grader.report import GradesCsv
@@ -40,6 +42,7 @@ def configure(c: Config) -> None:
         os.environ["PATH"] = programs + os.pathsep + os.environ.get("PATH", os.defpath)
     copy_plain_files_only()
     show_receipts()
+    formgrader_pages.harden()
     if os.environ.get(ISOLATED_VARIABLE):
         c.Autograde.sanitize_preprocessors = [GradeIsolated]
         c.Autograde.autograde_preprocessors = []

@@ -9,14 +9,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bleach import ALLOWED_TAGS
-from nbconvert.exporters import HTMLExporter
 from nbconvert.preprocessors import Preprocessor
-from nbconvert.preprocessors.sanitize import SanitizeHTML
 from nbformat import NotebookNode, v4
-from nbgrader import utils
 from nbgrader.preprocessors import ClearHiddenTests, NbGraderPreprocessor
 
+from grader.nbgrader_plugin import mathjax
+from grader.nbgrader_plugin.exporter import Sanitized
 from grader.records import last, place, state
 from lab.errors import LabError
 from lab.workspace import CHECKOUT
@@ -24,16 +22,12 @@ from lab.workspace import CHECKOUT
 IMAGES = CHECKOUT / "images"
 PICTURE = re.compile(r"\.\./images/([\w./-]+\.(?:png|svg|jpe?g|gif|webp))")
 NOTEBOOK_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\([\w./-]+\.ipynb(?:#[^)\s]*)?\)")
-TAGS = sorted({*ALLOWED_TAGS, "br", "div", "h1", "h2", "h3", "h4", "hr", "p", "pre", "span",
-               "table", "tbody", "td", "th", "thead", "tr"})
 
-
-# The page is read from a disk or a course site. Only MathJax, which the template loads, may run;
-# it makes functions of texts, and styles and fonts of its own.
-MATHJAX = "https://cdnjs.cloudflare.com/ajax/libs/mathjax/"
-POLICY = ("default-src 'none'; img-src data:; style-src 'unsafe-inline' " + MATHJAX
-          + f"; font-src data: {MATHJAX}; script-src 'unsafe-eval' {MATHJAX}; base-uri 'none'; "
-          "form-action 'none'; connect-src 'none'; frame-src 'none'; object-src 'none'")
+# The page is read from a disk or a course site. Only MathJax may run, which brings its own styles
+# and fonts.
+POLICY = (f"default-src 'none'; img-src data:; style-src 'unsafe-inline' {mathjax.FOLDER}; "
+          f"font-src data: {mathjax.FOLDER}; script-src {mathjax.HASH} {mathjax.FOLDER}; "
+          "base-uri 'none'; form-action 'none'")
 FIRST_IN_HEAD = "<head>"
 # A hint is a long line: all of it is to be seen.
 WRAPPED = ("<style>.output_error pre { white-space: pre-wrap !important; "
@@ -44,7 +38,7 @@ LARGEST_PAGE = 10_000_000  # characters of all of a notebook's outputs
 CUT = "\n... the rest is not shown ...\n"
 
 
-class Page(HTMLExporter):
+class Page(Sanitized):
     """nbgrader's page, with a policy that lets no script of a student run, whatever got through."""
 
     def from_notebook_node(self, nb: NotebookNode, resources: Any = None, **more: Any
@@ -126,41 +120,6 @@ class HideTests(ClearHiddenTests):
             for output in cell.outputs:
                 output.traceback = [f"{output.ename}: {output.evalue}"]
         return cell, resources
-
-
-class Harmless(SanitizeHTML):
-    """No script of a student runs in the page of whoever reads it.
-
-    Outputs and written answers are cleaned; the course's own text is not the student's and stays.
-    """
-
-    def __init__(self, **keywords: Any) -> None:
-        super().__init__(**keywords)
-        self.tags, self.strip = TAGS, True
-
-    def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
-                   ) -> tuple[NotebookNode, dict[str, Any]]:
-        nb.metadata.pop("widgets", None)
-        return super().preprocess(nb, resources)
-
-    def preprocess_cell(self, cell: NotebookNode, resources: dict[str, Any], cell_index: int
-                        ) -> tuple[NotebookNode, dict[str, Any]]:
-        if cell.cell_type == "markdown":
-            cell["attachments"] = Attached(cell.get("attachments", {}))
-        if cell.cell_type == "code" or utils.is_solution(cell):
-            return super().preprocess_cell(cell, resources, cell_index)
-        return cell, resources
-
-
-class Attached(NotebookNode):
-    """Pictures of a written answer. nbconvert makes no page where one is named that is not there;
-    here it is an empty one."""
-
-    def __contains__(self, name: object) -> bool:
-        return True
-
-    def __missing__(self, name: str) -> dict[str, str]:
-        return {"image/png": ""}
 
 
 class EmbedImages(Preprocessor):

@@ -8,11 +8,11 @@ import copy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nbconvert.exporters import HTMLExporter
 from nbformat import v4
 
 from grader.copies import merged
-from grader.feedback import NOTEBOOK_LINK, PICTURE, Harmless, data_uri
+from grader.feedback import NOTEBOOK_LINK, PICTURE, data_uri
+from grader.nbgrader_plugin.exporter import Harmless, Sanitized
 from grader.rebuild import Unusable, rebuild
 from grader.report import harmless
 from tests.grader.small_lab import RIGHT, WRONG, answered, find, marks, source
@@ -152,8 +152,7 @@ def written(text: str, attachments: object = None):
 
 
 def shown(notebook) -> str:
-    exporter = HTMLExporter(preprocessors=[Harmless], sanitize_html=True)
-    return exporter.from_notebook_node(notebook)[0]
+    return Sanitized(preprocessors=[Harmless]).from_notebook_node(notebook)[0]
 
 
 def test_a_pasted_picture_stays_in_a_written_answer():

@@ -15,6 +15,7 @@ batch.py     all of it for many submissions; one that breaks stops no other; slu
 pages.py, feedback.py   the page that a student gets back
 nbgrader_plugin/        students' HTML made harmless, in formgrader and in the feedback
 report.py    grades.csv; show.py the table
+export/      scores and pages in the formats of Canvas and Moodle
 
 roster.py    the class, and who is meant by a name
 late.py      late penalties: a plugin of nbgrader

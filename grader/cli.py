@@ -73,9 +73,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     form.set_defaults(run=run_formgrader)
     from grader import similar_cli
     from grader.collect import cli as collecting
+    from grader.export import cli as exporting
     from grader.sandbox import cli as isolating
 
-    for part in (collecting, similar_cli, isolating):
+    for part in (collecting, exporting, similar_cli, isolating):
         part.add_parser(subparsers)
 
 

@@ -1,0 +1,176 @@
+"""`lab export`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from grader.collect.names import visible
+from lab.errors import LabError
+from minimegatron.imports import quick_imports
+
+if TYPE_CHECKING:
+    from grader.course import Course
+    from grader.export.filling import Filled
+    from grader.export.layout import Layout
+    from grader.export.matching import Matches
+
+MOST_SHOWN = 20  # students of one kind on the terminal
+EXAMPLES = """examples:
+  lab export canvas --roster Grades-CS336.csv --to upload.csv
+  lab export canvas --roster Grades-CS336.csv --to upload.csv --column 03_multi_node="Lab 3 (910)"
+  lab export moodle --roster worksheet.csv --lab 03_multi_node --to upload.csv
+  lab export moodle --roster worksheet.csv --lab 03_multi_node --to upload.csv --feedback pages.zip
+
+FILE is what the LMS itself exports: Canvas's gradebook, or Moodle's grading worksheet or gradebook.
+The scores are filled in (after late penalties; EX for excused students in Canvas), and no other
+byte is changed. Students who are ungraded keep what the LMS has. More: docs/collecting.md."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    parser = subparsers.add_parser(
+        "export", help="for instructors: scores and feedback for Canvas or Moodle",
+        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lms", choices=("canvas", "moodle"), metavar="canvas|moodle")
+    parser.add_argument("--roster", type=Path, required=True, metavar="FILE",
+                        help="the CSV file that you downloaded from the LMS")
+    parser.add_argument("--to", type=Path, required=True, metavar="FILE",
+                        help="where to write the file to upload")
+    parser.add_argument("--lab", action="append", default=[], metavar="LAB",
+                        help="export this lab (may be repeated; default: every lab with a column)")
+    parser.add_argument("--column", action="append", default=[], metavar="LAB=TITLE",
+                        help="the column of a lab whose assignment has another name")
+    parser.add_argument("--scale", action="store_true",
+                        help="multiply scores where the LMS's maximum is not the lab's")
+    parser.add_argument("--feedback", type=Path, metavar="ZIP",
+                        help="also write one lab's feedback pages, as the LMS takes them")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with quick_imports():
+        from grader.course import Course, default_root, require_known
+        from grader.export import canvas, columns, moodle, sheet
+        from grader.export.filling import fill
+        from grader.export.matching import match
+        from lab.workspace import put_whole
+
+    _require_places(arguments)
+    course = Course(default_root())
+    course.make()
+    course.settings()
+    for lab in arguments.lab:
+        require_known("lab", lab, course.labs(), str(course.sources))
+    lms = canvas if arguments.lms == "canvas" else moodle
+    layout = lms.layout(sheet.read(arguments.roster, lms.REQUIRED))
+    people, rows = _ours(course)
+    labs = {lab: columns.names_of(course, lab) for lab in sorted({row.lab for row in rows})}
+    if unknown := [lab for lab in arguments.lab if lab not in labs]:
+        raise LabError(f"--lab {unknown[0]}: nothing of it was graded yet: `lab grade "
+                       f"{unknown[0]}` comes first")
+    found = columns.chosen(layout, labs, arguments.lab, arguments.column)
+    if arguments.feedback and len(found) > 1:
+        raise LabError("--feedback takes one lab, since an upload belongs to one assignment: "
+                       f"name it with --lab; there are {', '.join(found)}")
+    matches = match(layout.entries, people)
+    if not matches.entries:
+        raise LabError(f"{arguments.roster}: none of its {len(layout.entries)} students is in "
+                       "this course; `lab roster list` shows who is, and `lab roster import` adds "
+                       "their email addresses and LMS ids")
+    filled = [fill(layout, matches, lab, column, [row for row in rows if row.lab == lab],
+                   arguments.scale) for lab, column in found.items()]
+    content = layout.sheet.replaced({place: text for one in filled
+                                     for place, text in one.cells.items()})
+    if arguments.feedback:
+        _feedback(course, layout, matches, next(iter(found)), arguments.feedback)
+    put_whole(arguments.to, content)
+    _report(layout, matches, filled)
+    print(f"{arguments.to}: ready to upload")
+    return 0
+
+
+def _require_places(arguments: argparse.Namespace) -> None:
+    for flag, path in (("--to", arguments.to), ("--feedback", arguments.feedback)):
+        if path is None:
+            continue
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise LabError(f"{flag} {path}: " + ("it is a folder; give a file's name" if
+                           path.is_dir() else f"there is no folder {path.absolute().parent}"))
+        if path.exists() and arguments.roster.exists() and path.samefile(arguments.roster):
+            raise LabError(f"{flag} {path}: that is the LMS's own file; give another name, so that "
+                           "you can compare the two")
+    if arguments.feedback and arguments.feedback.absolute() == arguments.to.absolute():
+        raise LabError(f"--feedback {arguments.feedback}: --to is the same file")
+
+
+def _ours(course: Course) -> tuple[list, list]:
+    """The class, with those who only submitted; and the rows of grades.csv."""
+    from grader.policy import counted
+    from grader.records import gradebook
+    from grader.report import rows
+    from grader.roster import Person, people
+
+    with gradebook(course) as book:
+        known = people(book)
+        found = list(counted(course, rows(course, book)))
+    ids = {person.id for person in known}
+    return known + [Person(student) for student in course.students() if student not in ids], found
+
+
+def _report(layout: Layout, matches: Matches, filled: list[Filled]) -> None:
+    for one in filled:
+        print(f"{one.lab} -> {visible(one.column.heading)}: {one.new} new, {one.changed} changed, "
+              f"{one.same} as before, {len(one.excused)} excused, {len(one.kept)} without a score",
+              flush=True)  # before what follows on standard error
+        _list(f"{one.lab}: not written", one.lost)
+        _list(f"{one.lab}: ungraded, left as it is in the file", one.kept)
+        _list(f"{one.lab}: written, but part of it still has to be graded by hand",
+              one.provisional)
+        if not layout.excused:
+            _list(f"{one.lab}: excused; {layout.lms}'s file has no word for it: tick Excluded in "
+                  "its gradebook for", one.excused)
+        if one.column.most is None:
+            print(f"note: {layout.sheet.path.name} does not tell the maximum points of "
+                  f"{visible(one.column.heading)}; compare it with the lab's", file=sys.stderr)
+    rows = {entry.row: entry for entry in layout.entries}
+    _list(f"in {layout.sheet.path.name}, but nobody here for certain", (
+        f"line {layout.sheet.lines[row]}, {visible(rows[row].name)}: {why}"
+        for row, why in sorted(matches.refused.items())))
+    _list(f"here, but not in {layout.sheet.path.name}", map(visible, matches.missing))
+
+
+def _list(what: str, lines: Iterable[str]) -> None:
+    """To standard error, so that the counts stay readable."""
+    lines = list(lines)
+    for line in lines[:MOST_SHOWN]:
+        print(f"{what}: {line}", file=sys.stderr)
+    if len(lines) > MOST_SHOWN:
+        print(f"{what}: and {len(lines) - MOST_SHOWN} more", file=sys.stderr)
+
+
+def _feedback(course: Course, layout: Layout, matches: Matches, lab: str, path: Path) -> None:
+    """Write the zip. Raises LabError when there is nothing to put into it."""
+    from grader.batch import pages_again
+    from grader.export.archive import names, zipped
+    from grader.pages import page
+    from grader.show import progress
+    from lab.workspace import put_whole
+
+    if layout.lms == "Moodle" and not layout.one_assignment:
+        raise LabError("--feedback needs Moodle's grading worksheet as --roster: the gradebook "
+                       "does not have the participants' numbers")
+    named, without = names(course, layout, lab, matches.entries)
+    graded = [student for student in matches.entries
+              if course.notebook("autograded", lab, student).exists()]
+    work = [(lab, student) for student in graded if student in named]
+    with progress(len(work)) as step:
+        made = {student for _, student in pages_again(course, work, step)} if work else set()
+    _list("no page in the zip", (f"{visible(student)}: {without.get(student, 'no page was made')}"
+                                 for student in graded if student not in made))
+    if not made:
+        raise LabError(f"--feedback {path}: there is no page of {lab} to give back")
+    put_whole(path, zipped({named[student]: page(course, lab, student) for student in made}))
+    print(f"{path}: {len(made)} pages to upload to the assignment in {layout.lms}")

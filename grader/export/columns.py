@@ -1,0 +1,105 @@
+"""Which column of the LMS's file a lab's scores go into."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import nbformat
+
+from grader.collect.names import visible
+from grader.course import Course
+from grader.export.layout import Column, Layout
+from lab.errors import LabError
+
+MOST_SHOWN = 30
+
+
+def chosen(layout: Layout, labs: Mapping[str, Sequence[str]], wanted: Sequence[str],
+           said: Sequence[str]) -> dict[str, Column]:
+    """Return the column of each lab that has one.
+
+    Args:
+        layout: the LMS's file.
+        labs: for every lab of the course, what an assignment of it may be called.
+        wanted: the labs that the user named; empty for all that have a column.
+        said: the values of --column, `LAB=TITLE`.
+
+    Raises:
+        LabError: a named lab has no column, a column could be of two labs, or none is found.
+    """
+    named = dict(_said(layout, labs, text) for text in said)
+    if layout.one_assignment:
+        return _only(layout, list(wanted) or list(named), named)
+    found = {}
+    for lab in wanted or labs:
+        if lab in named:
+            found[lab] = named[lab]
+            continue
+        fitting = [column for column in layout.columns
+                   if column not in named.values() and _fits(column.title, labs[lab])]
+        if len(fitting) > 1:
+            raise LabError(f"{layout.sheet.path}: {lab} may be any of these columns: "
+                           f"{_titles(fitting)}; choose one with --column {lab}=TITLE")
+        if fitting:
+            found[lab] = fitting[0]
+        elif wanted:
+            raise LabError(f"{layout.sheet.path} has no column that is called {lab}: choose one "
+                           f"with --column {lab}=TITLE; there are {_titles(layout.columns)}")
+    for lab, column in found.items():
+        if others := [other for other in found if other != lab and found[other] == column]:
+            raise LabError(f"{layout.sheet.path}: column {visible(column.heading)!r} may be of "
+                           f"{lab} or {others[0]}: name the lab with --lab")
+    if not found:
+        raise LabError(f"{layout.sheet.path}: no column is called like a lab: choose one with "
+                       f"--column LAB=TITLE; there are {_titles(layout.columns)}")
+    return found
+
+
+def names_of(course: Course, lab: str) -> list[str]:
+    """Return what an assignment of this lab may be called: the lab's name, or its heading."""
+    path = course.notebook("release", lab)
+    if not path.is_file():
+        return [lab]
+    first = next((cell.source for cell in nbformat.read(path, as_version=4).cells
+                  if cell.cell_type == "markdown"), "")
+    heading = re.match(r"#\s+(.+)", first)
+    return [lab, heading[1].strip()] if heading else [lab]
+
+
+def _only(layout: Layout, labs: list[str], named: Mapping[str, Column]) -> dict[str, Column]:
+    if len(set(labs)) != 1:
+        raise LabError(f"{layout.sheet.path} is the worksheet of one assignment, and does not say "
+                       f"of which: name its lab with --lab" + (
+                           f"; you named {', '.join(labs)}" if labs else ""))
+    return {labs[0]: named.get(labs[0], layout.columns[0])}
+
+
+def _said(layout: Layout, labs: Mapping[str, Sequence[str]], text: str) -> tuple[str, Column]:
+    lab, equals, title = text.partition("=")
+    if not equals or lab not in labs:
+        raise LabError(f"--column {text!r}: give LAB=TITLE, where LAB is one of "
+                       + ", ".join(labs))
+    fitting = [column for column in layout.columns
+               if title.strip() in (column.heading, column.title, column.number) and title.strip()]
+    if len(fitting) != 1:
+        which = "no column is" if not fitting else f"{len(fitting)} columns are"
+        raise LabError(f"--column {text!r}: {which} called {title.strip()!r}; there are "
+                       f"{_titles(layout.columns)}")
+    return lab, fitting[0]
+
+
+def _fits(title: str, names: Sequence[str]) -> bool:
+    """Whether an assignment's title is one of the names, or has the lab's name in it."""
+    letters = _letters(title)
+    return _letters(names[0]) in letters or letters in map(_letters, names)
+
+
+def _letters(text: str) -> str:
+    return "".join(letter for letter in text.casefold() if letter.isalnum())
+
+
+def _titles(columns: Sequence[Column]) -> str:
+    shown = [repr(visible(column.heading)) for column in columns[:MOST_SHOWN]]
+    more = [f"and {len(columns) - MOST_SHOWN} more"] * (len(columns) > MOST_SHOWN)
+    return ", ".join(shown + more) or "none"

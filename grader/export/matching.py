@@ -1,0 +1,84 @@
+"""Which student of ours a row of the LMS's file is. Never a guess: one student, or a reason."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from grader.collect.names import key_of, visible
+from grader.export.layout import Entry, Identity
+from grader.roster import Person, Roster
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Both sides, compared."""
+
+    entries: Mapping[str, Entry]  # by our student
+    refused: Mapping[int, str] = field(default_factory=dict)  # by row: why it is nobody for certain
+    missing: tuple[str, ...] = ()  # students of ours who have no row
+
+
+def match(entries: Sequence[Entry], people: Sequence[Person]) -> Matches:
+    """Compare the rows of an LMS's file with the class.
+
+    What identifies a person (ids, login, email address) counts first, and all of it has to agree. A
+    name counts only where none of that is known on one of the two sides, and only if no second
+    person on either side has it.
+    """
+    index: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for person in people:
+        for kind in ("id", "email", "lms_user_id"):
+            if value := getattr(person, kind):
+                index[kind, key_of(value)].add(person.id)
+    roster, found, refused = Roster(list(people)), {}, {}
+    for entry in entries:
+        try:
+            found[entry.row] = _one(entry, index, roster)
+        except LookupError as error:
+            refused[entry.row] = str(error)
+    rows: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        if entry.row in found:
+            rows[found[entry.row]].append(entry)
+    for student, several in rows.items():
+        if len(several) > 1:
+            refused |= {entry.row: f"{len(several)} rows may be {visible(student)}"
+                        for entry in several}
+    single = {student: several[0] for student, several in rows.items() if len(several) == 1}
+    return Matches(single, refused, tuple(person.id for person in people
+                                          if person.id not in rows))
+
+
+def _one(entry: Entry, index: Mapping[tuple[str, str], set[str]], roster: Roster) -> str:
+    """The student of one row. Raises LookupError with the reason why there is none."""
+    for identities in (entry.identities, _user_number_as_id(entry)):
+        meant = {identity: students for identity in identities
+                 if (students := index.get((identity.kind, key_of(_plain(identity.value)))))}
+        if students := set().union(*meant.values()):
+            if len(students) > 1:
+                raise LookupError("; ".join(
+                    f"{identity.heading} {visible(identity.value)} is "
+                    + " or ".join(map(visible, sorted(several)))
+                    for identity, several in meant.items()))
+            return students.pop()
+    student = roster.by_name(_plain(entry.name))
+    person = roster.ids[student]
+    for identity in entry.identities:
+        ours = getattr(person, identity.kind) if identity.kind != "id" else ""
+        if ours:
+            raise LookupError(f"its name is {visible(student)}'s, whose {identity.kind} is "
+                              f"{visible(ours)}, not {visible(identity.value)}")
+    return student
+
+
+def _user_number_as_id(entry: Entry) -> tuple[Identity, ...]:
+    """For a class whose ids are Canvas's own user numbers."""
+    return tuple(Identity(one.heading, "id", one.value) for one in entry.identities
+                 if one.kind == "lms_user_id" and one.heading == "ID")
+
+
+def _plain(text: str) -> str:
+    """Without the apostrophe that an LMS puts before what a spreadsheet takes for a formula."""
+    return text[1:] if text[:1] == "'" and text[1:2] in ("=", "+", "-", "@") else text

@@ -25,6 +25,7 @@ from grader.walk import Walk
 STATES = ("graded", "ungraded")
 MOST = 1e15  # points and seconds
 LARGEST = 64_000_000  # bytes of an attempt as JSON
+SECONDS_TO_READ = 10.0  # everything is bounded, so an honest notebook takes well under one
 
 
 class Damaged(ValueError):
@@ -52,6 +53,7 @@ class Attempt:
     seconds: float = 0.0
     backend: str = ""
     isolated: bool = True
+    own_doing: bool = False  # ungraded because of the submission itself, on a machine in order
 
     def dumps(self) -> bytes:
         """As JSON."""
@@ -64,7 +66,8 @@ class Attempt:
             if len(content) > LARGEST:
                 raise Damaged(f"{len(content):,} bytes are too much")
             found = json.loads(content)
-            if not isinstance(found, dict) or set(found) != {field.name for field in fields(cls)}:
+            names = {field.name for field in fields(cls)}
+            if not isinstance(found, dict) or not names - {"own_doing"} <= set(found) <= names:
                 raise Damaged("not the fields of an attempt")
             made = cls(**found | {name: tuple(found[name]) for name in ("notes", "unscored")})
         except (ValueError, TypeError, RecursionError) as error:
@@ -80,7 +83,7 @@ class Attempt:
         if not (all(isinstance(text, str) for text in texts) and self.state in STATES
                 and all(type(number) in (int, float) and 0 <= number < MOST
                         for number in numbers)
-                and isinstance(self.isolated, bool)
+                and isinstance(self.isolated, bool) and isinstance(self.own_doing, bool)
                 and (self.notebook is None or isinstance(self.notebook, dict))
                 and not set(self.scores) & set(self.unscored)
                 and (self.state == "graded") == (not self.reason)):
@@ -100,17 +103,19 @@ def grade(course: Course, plan: Plan, student: str, backend: Backend, settings: 
         path = course.notebook("submitted", plan.lab, student)
         content = read(path)
         digest = hashlib.sha256(content).hexdigest()
-        with limited(settings.seconds_per_cell):
+        with limited(SECONDS_TO_READ):
             notebook, notes = rebuild(plan.skeleton, parse(content, path.name))
     except Unusable as error:
         return made(state="ungraded", reason=explain(error))
     except (Late, MemoryError):
-        return made(state="ungraded", reason="it takes too much time or memory to read")
+        return made(state="ungraded", reason="it takes too much time or memory to read",
+                    own_doing=True)
     walk = Walk(plan, notebook, backend, settings, course.seed(plan.lab, student, digest))
     reason = walk.run()
     if not reason:  # what an answer did that no check needed
         notes += walk.session.incidents.values()
     notebook.metadata["grader"] = {"notes": notes}
     return made(state="ungraded" if reason else "graded", reason=reason, notes=tuple(notes),
+                own_doing=bool(reason) and walk.own_doing,
                 notebook=json.loads(json.dumps(notebook)), scores=walk.scores,
                 unscored=tuple(walk.unscored))

@@ -35,6 +35,7 @@ SECONDS_PER_PAGE = 120.0
 NO_PAGE = "no feedback"
 NO_BACKEND = "-"  # for workers that make pages only
 OURS = "the grader itself failed: "
+THEIRS = "grading it failed: "  # with this submission, while others are graded
 
 
 @dataclass(frozen=True)
@@ -79,22 +80,34 @@ class Batch:
             # A node that was given up may say later that it ran out of time: no news by then.
             if result and (result.attempt.state == "graded" or not is_current):
                 self.enter(result)
-            elif is_current:
+            elif is_current or (not anew and self.is_final(lab, student)):
                 self.keep(lab, student)
             else:
                 rest.append((lab, student))
         return rest
 
-    def keep(self, lab: str, student: str) -> None:
-        """It is graded already. What it loses for being late is worked out anew, and a page that is
-        missing is made."""
+    def is_final(self, lab: str, student: str) -> bool:
+        """Whether this very submission is ungraded by its own doing, tried often enough."""
+        result, record = results.read(self.course, lab, student), records.last(
+            self.course, lab, student)
+        return (result is not None and record is not None and result.is_final
+                and record.state == "ungraded" and record.attempt == result.id
+                and result.settings == self.settings.digest()
+                and of_now(self.course, result.attempt))
+
+    def keep(self, lab: str, student: str, *, page_again: bool = False) -> None:
+        """Leave it as it is: graded, or ungraded for good. What it loses for being late is
+        recalculated, and a page that is missing is made, unless that failed before."""
         record, is_other = records.last(self.course, lab, student), False
         if current(self.course, lab, student, self.book):
             record = replace(record, state="graded", reason="")  # by a person's scores, maybe
             with contextlib.suppress(records.Unusable):  # timestamp.txt: then as it was
                 is_other = penalise_again(self.course, self.config, self.book, lab, student)
         outcome = Outcome(student, lab, record, 0.0, False)
-        if page(self.course, lab, student).exists() and not is_other:
+        wanted = page_again or not (page(self.course, lab, student).exists() or any(
+            note.startswith(NO_PAGE) for note in record.notes))
+        has_content = self.course.notebook("autograded", lab, student).exists()
+        if not has_content or not (wanted or is_other):
             self.end(outcome)
         else:
             self.make_page(outcome)
@@ -119,12 +132,14 @@ class Batch:
         self.enter(result)
 
     def failed(self, lab: str, student: str, ended: Done) -> Result:
-        """The grader's own fault, as a result."""
+        """A grading without a result: the submission broke a worker, or the grader is at fault."""
         what = (f"a worker process {ended.fault}" if ended.answer is None
                 else ended.answer.get("failed", "its result is damaged"))
+        ours = ended.answer is not None and ended.answer.get("ours", True)
         return results.write(self.course, self.settings.digest(), Attempt(
             student, lab, self.course.digest(lab, student),
-            records.digest_of_lab(self.course, lab), "ungraded", OURS + self.see(what)))
+            records.digest_of_lab(self.course, lab), "ungraded",
+            (OURS if ours else THEIRS) + self.see(what), own_doing=not ours))
 
     def see(self, what: str) -> str:
         return f"{what}; see {log_file(self.course).name}"
@@ -139,7 +154,7 @@ class Batch:
                                exc_info=True)
             reason = records.explain(error)
             if not isinstance(error, records.Unusable):
-                reason = OURS + self.see(reason)
+                reason = (OURS if records.is_ours(error) else THEIRS) + self.see(reason)
             attempt = replace(attempt, state="ungraded", notebook=None, scores={}, unscored=(),
                               reason=reason)
             record = merge(self.course, self.config, self.book, replace(result, attempt=attempt))
@@ -193,9 +208,13 @@ def waiting(course: Course, settings: Grading, lab: str, student: str) -> Result
         return None
     record, attempt = records.last(course, lab, student), result.attempt
     is_new = record is None or record.attempt != result.id
-    of_now = (attempt.digest == course.digest(lab, student)
-              and attempt.lab_digest == records.digest_of_lab(course, lab))
-    return result if is_new and of_now else None
+    return result if is_new and of_now(course, attempt) else None
+
+
+def of_now(course: Course, attempt: Attempt) -> bool:
+    """Whether it graded the submission and the lab that are there now."""
+    return (attempt.digest == course.digest(attempt.lab, attempt.student)
+            and attempt.lab_digest == records.digest_of_lab(course, attempt.lab))
 
 
 def worker_command(course: Course, backend: str) -> list[str]:
@@ -260,6 +279,6 @@ def pages_again(course: Course, work: Work, done: Callable[[Outcome], None]
             for lab, student in work:
                 page(course, lab, student).unlink(missing_ok=True)
                 if records.last(course, lab, student) and records.is_entered(book, lab, student):
-                    batch.keep(lab, student)
+                    batch.keep(lab, student, page_again=True)
             batch.grade([])
     return made

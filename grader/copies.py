@@ -8,8 +8,10 @@ import warnings
 
 from lab.build.names import analyse
 from lab.build.reading import python_of
+from lab.guest.magics import transform_work
 
 LONGEST = 100_000  # characters that are looked into; more is no answer that a person wrote
+MOST_WORK = 400_000  # characters to tokenize, for all copies of one answer together
 
 
 def merged(pieces: list[str], kind: str) -> str:
@@ -20,26 +22,43 @@ def merged(pieces: list[str], kind: str) -> str:
     Python together are not joined; then the last one counts that is. Text is always joined.
     """
     distinct = list(dict.fromkeys(piece for piece in pieces if piece.strip())) or pieces[:1]
-    text = distinct[0]
+    text, reader = distinct[0], _Reader()
     for piece in distinct[1:]:
-        text = f"{text}\n\n{piece}" if kind != "code" else _and_then(text, piece)
+        text = f"{text}\n\n{piece}" if kind != "code" else _and_then(text, piece, reader)
     return text
 
 
-def _and_then(text: str, piece: str) -> str:
+def _and_then(text: str, piece: str, reader: _Reader) -> str:
     joined = f"{text}\n{piece}"
     if text.startswith("%%"):  # a file's text, of which any part may look like Python
         return piece if piece.startswith("%%") else joined
-    before, new = _defines(text), _defines(piece)
+    before, new = reader.defines(text), reader.defines(piece)
     if before is not None and new is not None and before <= new and new:
         return piece
-    if _defines(joined) is not None:
+    if reader.defines(joined) is not None:
         return joined
     return text if new is None and before is not None else piece
 
 
+class _Reader:
+    """Finds the names that cells bind, within a bounded amount of work for all of them together.
+
+    Past the bound a cell counts as not Python, so the last copy wins.
+    """
+
+    def __init__(self) -> None:
+        self.left = MOST_WORK
+        self.known: dict[str, set[str] | None] = {}
+
+    def defines(self, source: str) -> set[str] | None:
+        """Return the global names that the cell binds, or None when it is not Python."""
+        if source not in self.known:
+            self.left -= transform_work(source)
+            self.known[source] = _defines(source) if self.left >= 0 else None
+        return self.known[source]
+
+
 def _defines(source: str) -> set[str] | None:
-    """The global names that the cell binds; None when it is not Python."""
     if len(source) > LONGEST:
         return None
     try:
@@ -48,5 +67,5 @@ def _defines(source: str) -> set[str] | None:
             tree = ast.parse(python_of(source))
             compile(tree, "cell", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
             return set(analyse(tree).binds)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, RuntimeError, MemoryError):  # IPython's loop limit, too
         return None

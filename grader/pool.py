@@ -31,6 +31,7 @@ SECONDS_TO_START = 120.0
 SECONDS_TO_STOP = 2.0
 TICK = 0.2  # seconds between two looks at clocks and memory
 MOST_TRIES = 2
+TOO_LATE = "gave no answer in time"
 
 
 @dataclass
@@ -105,7 +106,7 @@ class Worker:
         if code is not None:
             return f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
         if (self.task or not self.ready) and time.monotonic() > self.deadline:
-            return "gave no answer in time"
+            return TOO_LATE
         if self.memory() > LARGEST_MEMORY:
             return f"took more than {LARGEST_MEMORY / 1e6:.0f} MB of memory"
         return ""
@@ -239,7 +240,7 @@ class Pool:
             if self.failed_starts > MOST_TRIES:
                 raise LabError(f"the grader's worker processes do not start (one {fault}): see "
                                f"{self.log_path}")
-        if task and task.tries < MOST_TRIES:
+        if task and task.tries < MOST_TRIES and fault != TOO_LATE:  # it would hang again
             self.waiting.appendleft(task)
         elif task:
             self.done.append(Done(task.body, None, fault))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nbgrader.api import Gradebook, MissingEntry
+from sqlalchemy.exc import OperationalError
 from traitlets.config import Config
 
 from grader.course import Course, digest_of_folder
@@ -179,6 +180,12 @@ def explain(error: BaseException) -> str:
     if not isinstance(error, (Unusable, LabError)):
         text = f"{type(error).__name__}: {text}" if str(error) else text
     return text if len(text) <= LONGEST_REASON else text[:LONGEST_REASON] + "..."
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether the machine or the course is at fault, rather than one submission."""
+    return isinstance(error, OSError | LabError | OperationalError) and not isinstance(
+        error, Unusable)
 
 
 def printable(text: str) -> str:

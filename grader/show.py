@@ -44,9 +44,13 @@ def show(console, outcomes, rows, seconds: float) -> None:
     if waiting := sum((row.lab, row.student) in tried and row.reason == WANTS_A_LOOK
                       for row in rows):
         console.print(f"to grade by hand: {waiting} of the graded, whose scores are those so far")
-    kept = sum(not one.again for one in outcomes)
+    kept = sum(not one.again and one.record.state == "graded" for one in outcomes)
+    final = [one for one in outcomes if not one.again and one.record.state == "ungraded"]
     console.print(f"{len(outcomes)} submissions in {seconds:.1f} s"
                   + (f", {kept} of them were graded already" if kept else ""))
+    for lab in sorted({one.lab for one in final}):
+        console.print(f"{sum(one.lab == lab for one in final)} of {lab} failed in the same way "
+                      f"before and were not tried again: `lab regrade {lab} --ungraded` does")
 
 
 def table(outcomes, rows):

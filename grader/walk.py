@@ -15,6 +15,7 @@ from grader.measure import figures
 from grader.probe import Trusted, Verdict
 from grader.remote import Remote
 from grader.sandbox import Backend
+from grader.sandbox.watchdog import SHORT_OF_MEMORY
 from grader.session import Failed, Session, Spent
 from grader.settings import Grading
 from lab.build.lab import Role
@@ -39,6 +40,7 @@ class Walk:
         self.scores: dict[str, float] = {}
         self.unscored: dict[str, str] = {}  # by grade_id: why
         self.count, self.room = 0, MOST_OUTPUT
+        self.own_doing = True  # whether the student's code is why something is unscored
 
     def run(self) -> str:
         """All cells in their order; why the submission is ungraded, or nothing."""
@@ -47,15 +49,19 @@ class Walk:
             for at in self.plan.cells:
                 self._cell(at)
         except CourseFailed as error:
+            self.own_doing = False
             self.scores.clear()
             self.unscored.clear()
             self._leave_the_rest(str(error))
         except Failed as error:
+            self.own_doing = False
             self._leave_the_rest(str(error))
         except Spent:
             self._leave_the_rest(self.session.explain(None, at.name, 0) if at else "")
         finally:
             self.session.discard()
+        if any(SHORT_OF_MEMORY in why for why in self.unscored.values()):
+            self.own_doing = False  # perhaps: the next batch tries again
         for cell in self.plan.cells:
             if cell.grade_id in self.unscored:
                 self._say_unscored(cell)
@@ -115,6 +121,8 @@ class Walk:
             self.scores[cell.grade_id] = cell.points if verdict.passed else 0.0
 
     def _why_lost(self, cell: PlannedCell, verdict: Verdict, seconds: float) -> str:
+        if self.remote.unmeasured:
+            self.own_doing = False
         if self.remote.lost is None and not verdict.late:
             return f"{verdict.lost}, at cell {cell.name}"
         return self.session.explain(self.remote.lost, cell.name, seconds)

@@ -82,8 +82,11 @@ def main() -> int:
         try:
             answer = {"grade": desk.grade, "feedback": desk.feedback}[task["do"]](task)
         except Exception as error:  # the parent says whose it was; the next task has a chance
+            from grader.records import is_ours
+
             log_error(task, error)
-            answer = {"failed": str(error) if isinstance(error, LabError) else type(error).__name__}
+            answer = {"failed": str(error) if isinstance(error, LabError) else type(error).__name__,
+                      "ours": is_ours(error)}
         say(answers, answer | {"task": task.get("task")})
         if timing.interrupted():
             renew(questions, answers)

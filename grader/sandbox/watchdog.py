@@ -18,6 +18,7 @@ from grader.sandbox.cgroups import Group
 from grader.sandbox.interface import GB, MB, Limits
 
 PERIOD = 0.05  # seconds
+SHORT_OF_MEMORY = "the whole machine ran short of memory"
 SCARCE = 0.03  # of the machine's memory: below this much free, the sandbox is ended
 INODE = 1024  # bytes of kernel memory for a file, even an empty one
 SETRESUID = {"x86_64": 117}  # elsewhere 147
@@ -69,7 +70,7 @@ class Watchdog(threading.Thread):
         if self.group and (self.group.memory_passed() or self.group.used() > self.limits.memory):
             return self.memory_words()
         if _scarce():
-            return "the whole machine ran short of memory"
+            return SHORT_OF_MEMORY
         if self.group or not self._entered():
             return ""
         members = list(self.members())

@@ -7,7 +7,7 @@ import stat
 import pytest
 from nbgrader.api import MissingEntry
 
-from grader import records
+from grader import records, results
 from grader.course import Course
 from lab.errors import LabError
 from tests.grader import small_lab
@@ -58,6 +58,15 @@ def test_a_setup_cell_that_fails_leaves_ungraded(tmp_path, released):
     row = table(course.root / "grades.csv")["ada"]
     assert row["state"] == "ungraded"
     assert "`import no_such_module` failed: ModuleNotFoundError" in row["reason"]
+
+
+@pytest.mark.slow
+def test_code_that_ended_its_sandbox_twice_is_remembered_until_something_changes(course, released):
+    submit(course, "ada", answered(released, RIGHT + "\nimport os; os._exit(3)"))
+    said = [run(course, "grade", NAME).stdout for _ in range(3)]
+    assert results.read(course, NAME, "ada").tries == 2
+    assert ["not tried again" in one for one in said] == [False, False, True]
+    assert "exit code 3" in table(course.root / "grades.csv")["ada"]["reason"]
 
 
 @pytest.mark.slow

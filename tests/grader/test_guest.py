@@ -119,6 +119,12 @@ def test_nothing_that_python_calls_an_exit_ends_it(guest, source):
     assert guest.outputs("print('still here')") == [stream("still here\n")]
 
 
+def test_a_cell_whose_magics_take_minutes_to_transform_is_not_run(guest):
+    (said,) = guest.outputs("%timeit 1\n" * 2_000)
+    assert said["ename"] == "RuntimeError" and "this cell is not run" in said["evalue"]
+    assert guest.outputs("%%writefile notes.txt\n" + "Really?\n" * 20_000)
+
+
 def test_input_is_refused_as_where_nobody_types(guest):
     assert guest.cell("input('name? ')")["error"]["names"][0] == "StdinNotImplementedError"
 

@@ -68,6 +68,12 @@ def test_written_answers_lose_nothing():
     assert merged(["One.", "Two.", "One."], "markdown") == "One.\n\nTwo."
 
 
+@pytest.mark.parametrize("line", ["%timeit 1", "!ls", "print?", "files = !ls", ",print 1"])
+def test_forty_copies_full_of_magics_are_merged_within_bounded_work(line):
+    copies = [f"{line}\n" * 400 + f"answer = {number}" for number in range(40)]
+    assert merged(copies, "code") == copies[-1]
+
+
 def with_copies(name, copies):
     """The untouched release, with these sources (None: untouched) in cells called `name`."""
     submitted = copy.deepcopy(RELEASE)

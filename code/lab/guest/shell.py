@@ -21,7 +21,9 @@ from traitlets import Type
 from traitlets.config import Config
 
 from lab.guest.capture import Capture
+from lab.guest.magics import transform_work
 
+MOST_WORK = 3_000_000  # characters that IPython may tokenize for one cell: a few seconds
 MOST_TEXT = 10_000  # characters of an exception's text
 MOST_LINES = 100  # of a traceback
 
@@ -88,6 +90,12 @@ class Shell(InteractiveShell):
 
     async def run(self, source: str) -> BaseException | None:
         """Run one cell as ipykernel does, inside the running loop; what it raised."""
+        work = 0 if source.startswith("%%") else transform_work(source)
+        if work > MOST_WORK:
+            error = RuntimeError(f"this cell is not run: IPython would tokenize {work:,} "
+                                 f"characters to transform its magics; at most {MOST_WORK:,}")
+            self.showtraceback((RuntimeError, error, None))
+            return error
         try:
             transformed, failed = self.transform_cell(source), None
         except Exception:

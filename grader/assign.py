@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import nbformat
 from nbgrader.api import Gradebook
 from nbgrader.converters import GenerateAssignment
 from nbgrader.coursedir import CourseDirectory
@@ -16,6 +17,7 @@ from grader.course import OUR_SOURCES, Course, read_stamps
 from grader.log import log_file
 from grader.records import digest_of_lab, explain, gradebook
 from lab.build.cli import build
+from lab.build.notebooks import is_draft
 from lab.errors import LabError
 from lab.workspace import CHECKOUT, put_whole
 
@@ -48,6 +50,7 @@ def release(course: Course, lab: str) -> bool:
     """Bring source/ up to date and generate the assignment from it; whether there was anything to
     do. Raises LabError."""
     changed = course.bring_source(lab)
+    require_finished(course, lab)
     made, source = course.notebook("release", lab), course.notebook("source", lab)
     stamps = course.root / "release" / ".made.json"
     digest, before = digest_of_lab(course, lab), read_stamps(stamps)
@@ -73,14 +76,27 @@ def release(course: Course, lab: str) -> bool:
 
 
 def require_built(course: Course, lab: str) -> None:
-    """Raises LabError when the checkout's lab was changed and not built since."""
-    if course.sources != OUR_SOURCES or not (CHECKOUT / "solutions" / f"{lab}.py").is_file():
+    """Raises LabError when a lab was changed and not built since."""
+    own = course.labs_folder(lab)
+    root = own or CHECKOUT
+    if (own is None and course.sources != OUR_SOURCES) \
+            or not (root / "solutions" / f"{lab}.py").is_file():
         return
-    stale = [path for path in build(CHECKOUT, [lab], write=False)
+    stale = [path for path in build(root, [lab], write=False, missing=[])
              if not path.startswith("notebooks/worked/")]  # which one may leave out
     if stale:
-        raise LabError(f"{stale[0]} is not what solutions/{lab}.py makes: `lab build {lab}`, then "
-                       "release it")
+        where = f" --labs {own}" if own else ""
+        raise LabError(f"{stale[0]} is not what solutions/{lab}.py makes: "
+                       f"`lab build {lab}{where}`, then release it")
+
+
+def require_finished(course: Course, lab: str) -> None:
+    """Raises LabError when the lab's source is a draft."""
+    source = course.notebook("source", lab)
+    with contextlib.suppress(OSError, ValueError):
+        if is_draft(nbformat.read(source, as_version=4)):
+            raise LabError(f"{lab} is a draft: `lab build {lab}` without --draft says what it "
+                           "lacks")
 
 
 def _generate(course: Course, lab: str) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from lab import own_labs
 from lab.errors import LabError
 from minimegatron.imports import quick_imports
 
@@ -27,6 +28,7 @@ REGRADE = """examples:
 RELEASE = """examples:
   lab release 03_multi_node                                  release/03_multi_node/, to hand out
   lab release 03_multi_node --due "2026-12-01 18:00 +01:00"  also when it is due, for late penalties
+  lab release 20_mine --labs my-labs                         a lab of your own
 """
 FEEDBACK = """examples:
   lab feedback 03_multi_node                  the pages of one lab again, after grading by hand
@@ -55,9 +57,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         parser.add_argument("--workers", type=_count, metavar="N",
                             help="submissions at one time (one per core)")
         parser.add_argument("--slurm", action="store_true", help="as one array job on the cluster")
+        own_labs.add_option(parser)
     release = _parser(subparsers, "release", "the notebook that students get of a lab", RELEASE)
     release.add_argument("lab", metavar="LAB", help="for example 03_multi_node")
     release.add_argument("--due", metavar="TIME", help="with its zone; then `lab grade` again")
+    own_labs.add_option(release)
     release.set_defaults(run=run_release)
     back = _parser(subparsers, "feedback", "the pages that students get back", FEEDBACK)
     back.add_argument("lab", nargs="?", metavar="LAB", help="(all labs)")
@@ -111,6 +115,7 @@ def run_grade(arguments: argparse.Namespace) -> int:
         from grader.report import save
         from grader.show import progress, show
 
+    own_labs.chosen(arguments.folder)
     course = Course(default_root())
     course.make()
     course.settings()
@@ -184,6 +189,7 @@ def run_release(arguments: argparse.Namespace) -> int:
         from grader.times import parse_time
 
     due = parse_time(arguments.due, "--due") if arguments.due else None
+    own_labs.chosen(arguments.folder)
     course = Course(default_root())
     course.make()
     course.settings()

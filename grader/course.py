@@ -18,6 +18,7 @@ from pathlib import Path
 from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
 
+from lab import own_labs
 from lab.errors import LabError
 from lab.workspace import CHECKOUT, put_whole
 
@@ -25,6 +26,7 @@ OUR_SOURCES = CHECKOUT / "grader" / "source"
 CONFIG = ("from grader.config import configure  # settings of your own may follow these two lines\n"
           "configure(get_config())  # noqa: F821\n")
 MOST_DIGESTED = 20_000_001  # bytes; grader.submitted reads one less
+REMEMBERED = ".labs.json"  # in source/: by lab, the folder of an author's own
 FOLDERS = ("source", "release", "submitted", "autograded", "feedback")
 
 
@@ -78,9 +80,30 @@ class Course:
         found.CourseDirectory.root = str(self.root)
         return found
 
+    def source_of(self, lab: str) -> Path:
+        """Return the folder that `lab build` makes of a lab: an author's own (LAB_LABS, or where
+        the lab was released from), else the checkout's. It may not exist. Raises LabError if both
+        have a lab of this name."""
+        own, ours = self.labs_folder(lab), self.sources / lab
+        if own is None:
+            return ours
+        if ours.is_dir():
+            raise LabError(f"{own} and {CHECKOUT} both have a lab {lab}: give yours another name")
+        return own / "grader" / "source" / lab
+
+    def labs_folder(self, lab: str) -> Path | None:
+        """Return the folder outside the checkout that an author's own lab comes from, if any."""
+        remembered = read_stamps(self.root / "source" / REMEMBERED).get(lab)
+        for folder in (own_labs.folder(), Path(remembered) if remembered else None):
+            if folder and (folder / "grader" / "source" / lab).is_dir():
+                return folder
+        return None
+
     def labs(self) -> list[str]:
-        """Names of the labs that have a source, here or in the checkout."""
+        """Names of the labs that have a source: here, in LAB_LABS, or in the checkout."""
+        own = own_labs.folder()
         folders = [self.sources, self.root / "source"]
+        folders += [own / "grader" / "source"] if own else []
         return sorted({path.parent.name for folder in folders for path in folder.glob("*/*.ipynb")
                        if path.stem == path.parent.name})
 
@@ -121,11 +144,12 @@ class Course:
         return hmac.new(key, text.encode(errors="surrogateescape"), hashlib.sha256).hexdigest()
 
     def bring_source(self, lab: str) -> bool:
-        """Copy the checkout's source of `lab` here, if it is another. Whether source/ changed.
+        """Copy a lab's source here, if it is another, and remember where it came from. Whether
+        source/ changed.
 
         Raises LabError when somebody edited the copy: it is theirs to keep or to throw away.
         """
-        ours, copy = self.sources / lab, self.root / "source" / lab
+        ours, copy = self.source_of(lab), self.root / "source" / lab
         stamps = self.root / "source" / ".copied.json"
         copied = read_stamps(stamps)
         new, have = digest_of_folder(ours), digest_of_folder(copy)
@@ -133,13 +157,16 @@ class Course:
             return False
         if have and have != copied.get(lab):
             raise LabError(f"{copy} was edited, and {ours} is another: remove the first to grade "
-                           "with the checkout's, or rename it to keep a lab of your own")
+                           "with the second, or rename it to keep a lab of your own")
         unfinished = copy.with_name(f".{lab}.{os.getpid()}")
         shutil.copytree(ours, unfinished)
         if copy.exists():
             shutil.rmtree(copy)
         unfinished.rename(copy)
         put_whole(stamps, json.dumps(copied | {lab: new}, indent=1).encode())
+        if folder := self.labs_folder(lab):
+            known = self.root / "source" / REMEMBERED
+            put_whole(known, json.dumps(read_stamps(known) | {lab: str(folder)}, indent=1).encode())
         return True
 
     @contextlib.contextmanager

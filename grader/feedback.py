@@ -16,6 +16,7 @@ from nbgrader.preprocessors import ClearHiddenTests, NbGraderPreprocessor
 from grader.nbgrader_plugin import mathjax
 from grader.nbgrader_plugin.exporter import Sanitized
 from grader.records import last, place, state
+from lab import own_labs
 from lab.errors import LabError
 from lab.workspace import CHECKOUT
 
@@ -136,6 +137,9 @@ class EmbedImages(Preprocessor):
 
 def data_uri(found: re.Match[str], folder: Path | None = None) -> str | None:
     """The picture as `data:...;base64,...`, or None when there is none of that name."""
+    own = own_labs.folder()
+    if folder is None and own and (picture := data_uri(found, own / "images")):
+        return picture
     folder = (folder or IMAGES).resolve()
     path = (folder / found[1]).resolve()
     if not path.is_relative_to(folder) or not path.is_file():

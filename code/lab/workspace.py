@@ -36,11 +36,13 @@ def require_writable(folder: Path) -> None:
 
 def make(home: Path, say: Callable[[str], object] = print) -> None:
     """Lay out the workspace. What the student wrote stays; labs and scripts come as copies."""
-    from lab import shipping
+    from lab import own_labs, shipping
 
     for folder in FOLDERS:
         require_writable(home / folder)
     shipping.ship(CHECKOUT, home, say)
+    if own := own_labs.folder():
+        shipping.ship(own, home, say)
     point(home / "megatron" / "Megatron-LM", CODE)
 
 

@@ -44,7 +44,7 @@ class Labs:
 
 def _cells(course: Course, lab: str) -> set[str]:
     """Names in the lab's source, here or in the checkout."""
-    for path in (course.notebook("source", lab), course.sources / lab / f"{lab}.ipynb"):
+    for path in (course.notebook("source", lab), course.source_of(lab) / f"{lab}.ipynb"):
         if path.is_file():
             return _names(path.read_bytes()[:LARGEST])
     return set()

@@ -19,8 +19,9 @@ def check(lab: Lab, problems: Problems) -> None:
         _stub(answer, problems)
         count = len(lab.mutants[answer.grade_id])
         if tested[answer.grade_id] and count < LEAST_MUTANTS:
-            problems.add(answer, None, f"{count} mutants; give it at least {LEAST_MUTANTS}: "
-                         f"# %% [raw] tags=[\"mutant\"] answer=\"{answer.grade_id}\" hint=\"...\"")
+            problems.add_missing(answer, None, f"{count} mutants; give it at least "
+                                 f"{LEAST_MUTANTS}: # %% [raw] mutant=\"{answer.grade_id}\" "
+                                 "hint=\"...\"")
     for mutant in lab.of(Role.MUTANT):
         if mutant.grade_id in lab.answers:
             _mutant(mutant, lab, problems)
@@ -99,4 +100,5 @@ def _hints(checking: Cell, lab: Lab, problems: Problems) -> None:
             if isinstance(hint, ast.Name | ast.DictComp | ast.Dict):
                 problems.add(checking, hint.lineno, "write hints out, as {\"text\": wrong, ...}")
         elif not any(text.strip() and hint.says(text) for text in texts):
-            problems.add(checking, hint.line, f"no mutant triggers the hint {hint.pieces[0]!r}")
+            problems.add_missing(checking, hint.line,
+                                 f"no mutant triggers the hint {hint.pieces[0]!r}")

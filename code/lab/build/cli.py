@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
-from lab import workspace
+from lab import own_labs, workspace
 from lab.errors import LabError
 
 # The folders that hold made notebooks and nothing else that ends with .ipynb.
@@ -20,12 +21,19 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                        help="without the worked notebooks and the links to them")
     build.add_argument("--check", action="store_true",
                        help="write nothing; name what is stale and exit with 1")
+    build.add_argument("--draft", action="store_true",
+                       help="also build labs that lack mutants; `lab release` refuses these")
+    own_labs.add_option(build)
     build.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    changed = build(workspace.CHECKOUT, arguments.labs, worked=not arguments.no_worked,
-                    write=not arguments.check)
+    root = own_labs.chosen(arguments.folder) or workspace.CHECKOUT
+    missing: list[str] = []
+    changed = build(root, arguments.labs, worked=not arguments.no_worked,
+                    write=not arguments.check, missing=missing if arguments.draft else None)
+    for line in missing:
+        print(f"draft: {line}", file=sys.stderr)
     for path in changed:
         print(f"{path}: stale" if arguments.check else path)
     if arguments.check and changed:
@@ -35,12 +43,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if arguments.check and changed else 0
 
 
-def build(root: Path, names: list[str] | None = None, *, worked: bool = True, write: bool = True
-          ) -> list[str]:
-    """Make what is stale of the named labs (all: also remove what no lab makes), or with
-    `write=False` only find it. Returns the paths, relative to `root`. Raises LabError with all
-    errors of all these labs, and then nothing is written."""
-    made = make(root, _solutions(root, names or []), worked)
+def build(root: Path, names: list[str] | None = None, *, worked: bool = True, write: bool = True,
+          missing: list[str] | None = None) -> list[str]:
+    """Make the stale notebooks of some labs, and return their paths relative to `root`.
+
+    Args:
+        root: the folder that has solutions/ and gets notebooks/ and grader/source/.
+        names: the labs; without them all, and notebooks that no lab makes are removed.
+        worked: whether to make worked notebooks.
+        write: whether to write anything, or only find what is stale.
+        missing: for drafts: gets a line for everything that a finished lab would need.
+
+    Raises LabError with all errors of all these labs, and then nothing is written.
+    """
+    made = make(root, _solutions(root, names or []), worked, missing)
     stale = {path: text for path, text in made.items()
              if not (root / path).is_file() or (root / path).read_bytes() != text.encode()}
     gone = _left_over(root, made, names or [])
@@ -53,7 +69,8 @@ def build(root: Path, names: list[str] | None = None, *, worked: bool = True, wr
     return sorted([*stale, *gone])
 
 
-def make(root: Path, solutions: list[Path], worked: bool) -> dict[str, str]:
+def make(root: Path, solutions: list[Path], worked: bool, missing: list[str] | None = None
+         ) -> dict[str, str]:
     """The text of all files that are made from these solutions, by path relative to `root`."""
     from lab.build.notebooks import notebooks
     from lab.build.problems import Problems
@@ -65,8 +82,10 @@ def make(root: Path, solutions: list[Path], worked: bool) -> dict[str, str]:
         raise LabError("lab build needs nbgrader: pip install -e '.[grader]'") from error
     labs, lines = [], []
     for path in solutions:
-        problems = Problems(path)
+        problems = Problems(path, draft=missing is not None)
         labs.append(read_into(path, problems))
+        if missing is not None:
+            missing += problems.missing_lines()
         lines += problems.lines()
     for stray in sorted((root / "solutions").glob("*.ipynb")):
         lines.append(f"solutions/{stray.name}: outputs live in it; keep the .py only")

@@ -26,6 +26,8 @@ class Role(Enum):
     DRIVER = "driver"
     CHECK = "check"
     MUTANT = "mutant"
+    WRITTEN = "written answer"
+    RUBRIC = "rubric"
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Cell:
     source: str
     line: int
     metadata: Mapping[str, Any]
-    grade_id: str = ""  # a mutant's: of the answer that it replaces
+    grade_id: str = ""  # a mutant's: of the answer that it replaces; a rubric's: that it is for
     points: float = 0
     hint: str = ""  # a mutant's: part of what the student must read
     path: str | None = None  # of %%writefile, in an answer or its mutant
@@ -70,6 +72,7 @@ class Lab:
 
     path: Path
     cells: tuple[Cell, ...]
+    draft: bool = False  # it lacks mutants, so nothing proves that its checks reject wrong answers
 
     @property
     def name(self) -> str:
@@ -86,6 +89,11 @@ class Lab:
     @cached_property
     def checks(self) -> dict[str, Cell]:
         return {cell.grade_id: cell for cell in self.of(Role.CHECK)}
+
+    @cached_property
+    def rubrics(self) -> dict[str, Cell]:
+        """By the grade_id of the written answer."""
+        return {cell.grade_id: cell for cell in self.of(Role.RUBRIC)}
 
     @cached_property
     def mutants(self) -> dict[str, list[Cell]]:

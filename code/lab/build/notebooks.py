@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from lab.build import prose
+from lab.build import prose, rubrics
 from lab.build.lab import Cell, Lab, Role
 from lab.build.stubs import answered
 from lab.build.visible import without_hidden
 from lab.shipping import WAY_OUT
 
+IN_NO_NOTEBOOK = (Role.MUTANT, Role.RUBRIC)
 METADATA = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python",
                            "name": "python3"},
             "language_info": {"name": "python"}}
@@ -21,7 +22,7 @@ def notebooks(lab: Lab, worked: bool = True) -> dict[str, str]:
     `worked`: no worked notebook, and no link to it."""
     from lab.build.release import release
 
-    source = _notebook(lab, _with_links(lab) if worked else {})
+    source = _notebook(lab, _additions(lab, worked))
     made = {release_path(lab.name): _text(release(source)), source_path(lab.name): _text(source)}
     if worked:
         made[worked_path(lab.name)] = _text(_worked(lab))
@@ -47,29 +48,40 @@ def _text(notebook: Any) -> str:
     return nbformat.writes(notebook) + "\n"
 
 
-def _with_links(lab: Lab) -> dict[int, str]:
-    """The text cells that lead to an exercise with a check, by index, with the link at the end."""
-    cells, changed = list(lab.cells), {}
+def _additions(lab: Lab, worked: bool) -> dict[int, str]:
+    """What the text above an exercise ends with, by the text's index: how a written answer is
+    graded, and the link to the worked notebook."""
+    cells = list(lab.cells)
+    graded: dict[int, str] = {}
+    links: dict[int, str] = {}
     for index, cell in enumerate(cells):
-        if cell.role is Role.ANSWER and lab.tested_by[cell.grade_id]:
-            place = prose.text_of(cells, index)
-            if place is not None:
-                # JupyterLab's own kind of fragment: it scrolls to the cell with this id.
-                address = f"worked/{lab.name}.ipynb#cell-id={cell.grade_id}"
-                changed[place] = cells[place].source + WAY_OUT.format(address)
-    return changed
+        place = prose.text_of(cells, index)
+        if place is None:
+            continue
+        if cell.role is Role.WRITTEN:
+            rubric = rubrics.read(lab.rubrics[cell.grade_id])
+            graded[place] = graded.get(place, "") + rubrics.for_students(rubric)
+        if worked and (cell.role is Role.WRITTEN or (
+                cell.role is Role.ANSWER and lab.tested_by[cell.grade_id])):
+            # JupyterLab's own kind of fragment: it scrolls to the cell with this id.
+            address = f"worked/{lab.name}.ipynb#cell-id={cell.grade_id}"
+            links[place] = WAY_OUT.format(address)
+    return {place: graded.get(place, "") + links.get(place, "") for place in {**graded, **links}}
 
 
-def _notebook(lab: Lab, changed: dict[int, str]) -> Any:
-    """All cells but the mutants, with `changed` sources by index."""
+def _notebook(lab: Lab, added: dict[int, str]) -> Any:
+    """All cells but mutants and rubrics; `added`: text at the end of cells, by their index."""
     from nbformat.v4 import new_notebook
 
     ids, made = _Ids(), []
     for index, cell in enumerate(lab.cells):
-        if cell.role is not Role.MUTANT:
-            source = changed.get(index, cell.source)
+        if cell.role not in IN_NO_NOTEBOOK:
+            source = cell.source + added.get(index, "")
+            if cell.role is Role.WRITTEN:
+                rubric = rubrics.read(lab.rubrics[cell.grade_id])
+                source = rubrics.for_graders(cell, rubric)
             made.append(_cell(cell, source, ids, ("nbgrader", "tags")))
-    return new_notebook(cells=made, metadata=METADATA)
+    return new_notebook(cells=made, metadata=_metadata(lab))
 
 
 def _worked(lab: Lab) -> Any:
@@ -78,19 +90,29 @@ def _worked(lab: Lab) -> Any:
 
     ids, made = _Ids(), []
     for cell in lab.cells:
-        if cell.role is Role.MUTANT:
+        if cell.role in IN_NO_NOTEBOOK:
             continue
         source = cell.source
+        if cell.role in (Role.ANSWER, Role.WRITTEN):
+            source = answered(source)
         if cell.kind == "markdown":
             source = prose.moved_down(source)
-        elif cell.role is Role.ANSWER:
-            source = answered(source)
         elif cell.role is Role.CHECK:
             source = without_hidden(source)
         made.append(_cell(cell, source, ids, ("tags",)))
     made[0].source += (f"\n\n*This is the worked notebook of [the lab](../{lab.name}.ipynb): "
                        "it shows one way to solve it.*")
-    return new_notebook(cells=made, metadata=METADATA)
+    return new_notebook(cells=made, metadata=_metadata(lab))
+
+
+def _metadata(lab: Lab) -> dict[str, Any]:
+    return {**METADATA, "lab": {"draft": True}} if lab.draft else METADATA
+
+
+def is_draft(notebook: Any) -> bool:
+    """Whether `lab build --draft` made this notebook of a lab that is not finished."""
+    marks = notebook.metadata.get("lab")
+    return isinstance(marks, dict) and marks.get("draft") is True
 
 
 class _Ids:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from lab.build.lab import Cell, Lab, Role
 from lab.build.problems import Problems, nearest
+from lab.build.stubs import without_markers
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,10 @@ def _html(text: str, line: int) -> list[Part]:
 
 def check(lab: Lab, problems: Problems) -> None:
     """Add what is wrong with the text of `lab`."""
-    texts = [cell for cell in lab.cells if cell.kind == "markdown"]
+    texts = [cell if cell.role is Role.TEXT else replace(cell, source=without_markers(cell.source))
+             for cell in lab.cells if cell.kind == "markdown"]
     headings = [(cell, part) for cell in texts for part in parts(cell.source)
-                if part.kind == "heading"]
+                if part.kind == "heading" and cell.role is Role.TEXT]
     _headings(lab, headings, problems)
     anchors = {part.anchor for _, part in headings}
     for cell in texts:

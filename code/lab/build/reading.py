@@ -10,6 +10,7 @@ from typing import Any
 
 from lab.build.edits import edited, is_edit
 from lab.build.lab import Cell, Lab, Role
+from lab.build.marks import SHORT, spelled_out
 from lab.build.names import analyse
 from lab.build.problems import Problems, nearest
 from lab.errors import LabError
@@ -35,7 +36,7 @@ def read(path: Path | str) -> Lab:
 
 def read_into(path: Path, problems: Problems) -> Lab:
     """The lab as far as it can be read; what is wrong with it goes to `problems`."""
-    from lab.build import answers, metadata, prose, rules, short, visible
+    from lab.build import answers, metadata, prose, rubrics, rules, short, visible
 
     if not NUMBER.fullmatch(path.stem):
         problems.add_at(1, f"{path.name} is no lab's name; nearest: 03_multi_node.py")
@@ -44,15 +45,17 @@ def read_into(path: Path, problems: Problems) -> Lab:
         cell = _cell(raw, problems)
         if cell.role is Role.MUTANT:
             cell = _whole(cell, cells, problems)
-        cells.append(cell if cell.role is Role.TEXT else _with_names(cell, problems))
+        has_names = cell.kind != "markdown" and cell.role is not Role.TEXT
+        cells.append(_with_names(cell, problems) if has_names else cell)
     lab = Lab(path, tuple(cells))
     metadata.check(lab, problems)
     rules.check(lab, problems)
     answers.check(lab, problems)
+    rubrics.check(lab, problems)
     visible.check(lab, problems)
     short.check(lab, problems)
     prose.check(lab, problems)
-    return lab
+    return replace(lab, draft=bool(problems.missing))
 
 
 def _raw_cells(path: Path, problems: Problems) -> list[tuple[Any, int, list[str]]]:
@@ -93,7 +96,11 @@ def _markers(lines: list[str]) -> list[int]:
 
 def _cell(raw: tuple[Any, int, list[str]], problems: Problems) -> Cell:
     found, marker, lines = raw
-    metadata = dict(found.metadata)
+    metadata, wrong = dict(found.metadata), ""
+    try:
+        metadata = spelled_out(found.cell_type, metadata)
+    except ValueError as error:
+        wrong = str(error)
     # A cell in triple quotes begins one line later.
     line = marker + 1 + ("cell_marker" in metadata and len(metadata["cell_marker"]) >= 3)
     source = _uncommented(lines) if found.cell_type == "raw" else found.source
@@ -101,11 +108,15 @@ def _cell(raw: tuple[Any, int, list[str]], problems: Problems) -> Cell:
     nbgrader = metadata.get("nbgrader")
     nbgrader = nbgrader if isinstance(nbgrader, dict) else {}
     cell = Cell(Role.TEXT, found.cell_type, source.strip("\n"), line + blank, metadata,
-                grade_id=str(nbgrader.get("grade_id") or metadata.get("answer", "")),
+                grade_id=str(nbgrader.get("grade_id") or metadata.get("answer")
+                             or metadata.get("rubric", "")),
                 hint=str(metadata.get("hint", "")))
+    if wrong:
+        problems.add(cell, None, wrong)
+        return cell
     cell = replace(cell, role=_role(cell, nbgrader, problems))
     points = nbgrader.get("points", 0)
-    if cell.role is Role.CHECK and isinstance(points, int | float):
+    if cell.role in (Role.CHECK, Role.WRITTEN) and isinstance(points, int | float):
         cell = replace(cell, points=points)
     return cell
 
@@ -138,15 +149,23 @@ def _role(cell: Cell, nbgrader: dict[str, Any], problems: Problems) -> Role:
         return Role.TEXT
     tags = cell.metadata.get("tags", [])
     marks = [TAGS[tag] for tag in tags if tag in TAGS]
-    marks += [Role.ANSWER] if nbgrader.get("solution") else []
-    marks += [Role.CHECK] if nbgrader.get("grade") else []
-    kinds = {"raw": (Role.MUTANT,), "markdown": ()}.get(
-        cell.kind, tuple(role for role in Role if role not in (Role.MUTANT, Role.TEXT)))
-    if cell.kind == "markdown" and (marks or nbgrader):
-        problems.add(cell, None, "text has no role and no nbgrader metadata: nobody could grade it")
+    marks += [Role.RUBRIC] if "rubric" in cell.metadata else []
+    if cell.kind == "markdown" and nbgrader.get("solution") and nbgrader.get("grade"):
+        marks.append(Role.WRITTEN)
+    else:
+        marks += [Role.ANSWER] if nbgrader.get("solution") else []
+        marks += [Role.CHECK] if nbgrader.get("grade") else []
+    texts = (Role.WRITTEN, Role.RUBRIC)
+    kinds = {"raw": (Role.MUTANT,), "markdown": texts}.get(
+        cell.kind, tuple(role for role in Role if role not in (Role.MUTANT, Role.TEXT, *texts)))
+    if cell.kind == "markdown":
+        if (marks or nbgrader) and (len(marks) != 1 or marks[0] not in texts):
+            problems.add(cell, None, "a text cell is either plain text, without marks, or a "
+                         f"written answer ({SHORT['written'][1]}), or its rubric")
     elif cell.kind != "markdown" and (len(marks) != 1 or marks[0] not in kinds):
         names = ", ".join(role.value for role in kinds)
-        close = "".join(nearest(tag, TAGS) for tag in tags if tag not in TAGS)
+        close = "".join([*(nearest(tag, TAGS) for tag in tags if tag not in TAGS),
+                         *(nearest(key, SHORT) for key in cell.metadata if key not in SHORT)])
         problems.add(cell, None, f"this {cell.kind} cell's roles: "
                      f"{' and '.join(role.value for role in marks) or 'none'}{close}; "
                      f"give it exactly one of: {names}")

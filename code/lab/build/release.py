@@ -22,7 +22,7 @@ class ClearAnswers(ClearSolutions):
     """nbgrader's step, with a stub that says what to do, in the language of the cell."""
 
     def _replace_solution_region(self, cell: NotebookNode, language: str) -> bool:
-        before, cell.source = cell.source, unanswered(cell.source)
+        before, cell.source = cell.source, unanswered(cell.source, cell.cell_type)
         if BEGIN.lstrip("# ") in cell.source:
             raise RuntimeError(f"a solution without its end, or not on a line of its own: {before}")
         return cell.source != before

@@ -11,12 +11,20 @@ REGION = re.compile(rf"^([ \t]*){BEGIN}[ \t]*\n(.*?)^[ \t]*{END}[ \t]*$", re.M |
 
 PYTHON = 'raise NotImplementedError("Your turn: {what}, then run this cell again")'
 BASH = 'echo "Your turn: put your lines here, then run the cell again" >&2; exit 1'
+TEXT = "*Your turn: replace this line with your answer.*"
 # The stub of a file that %%writefile writes, by the end of its name.
 SUFFIXES = {".sh": BASH, ".py": PYTHON.format(what="replace this line by your code")}
 
 
-def unanswered(source: str) -> str:
-    """The source of an answer cell, with a stub for each solution."""
+def unanswered(source: str, kind: str = "code") -> str:
+    """Return the source of an answer cell with a stub for each solution.
+
+    Args:
+        source: with the markers in it.
+        kind: the cell's type, code or markdown.
+    """
+    if kind == "markdown":
+        return REGION.sub(lambda found: found[1] + TEXT, source)
     first = source.split("\n")[0]
     if first.startswith("%%writefile"):
         stub = next((stub for suffix, stub in SUFFIXES.items() if first.endswith(suffix)), BASH)
@@ -27,6 +35,11 @@ def unanswered(source: str) -> str:
 def answered(source: str) -> str:
     """The source of an answer cell, without the markers around its solutions."""
     return "\n".join(line for line in source.split("\n") if line.strip() not in (BEGIN, END))
+
+
+def without_markers(source: str) -> str:
+    """The source with an empty line for each marker, so that every other line keeps its number."""
+    return "\n".join("" if line.strip() in (BEGIN, END) else line for line in source.split("\n"))
 
 
 def _python(indent: str, solution: str) -> str:

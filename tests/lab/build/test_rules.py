@@ -32,7 +32,7 @@ REFUSED = [
     ('[raw] tags=["mutant"]', "[raw]", "this raw cell's roles: none; give it exactly one of: "
      "mutant", None),
     ("# %% [markdown]\n# ## Exercise 2", '# %% [markdown] tags=["setup"]\n# ## Exercise 2',
-     "text has no role", HEADING),
+     "a text cell is either", HEADING),
     # the short setting
     (f"{EXPLORED}\n{EXPLORE}", f'{EXPLORED} short={{"empty": "short"}}\n{EXPLORE}', None, None),
     (EXPLORED, f'{EXPLORED} short={{"full": "x"}}', "'full', which stands 0 times", None),

@@ -1,0 +1,124 @@
+"""An author's own labs: built, released and graded from a folder outside the checkout."""
+
+import json
+
+import pytest
+
+from lab import cli, own_labs, workspace
+from lab.build import read
+from lab.build.cli import build
+from lab.errors import LabError
+from tests.lab.build.conftest import SAMPLE
+
+MUTANT = '# %% [raw] tags=["mutant"] answer="global-batch" hint="nobody adds"'
+LACKING = SAMPLE.replace(SAMPLE[SAMPLE.index(MUTANT):SAMPLE.index('# %% tags=["check-setup"]')], "")
+SOURCE = "grader/source/90_sample/90_sample.ipynb"
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A folder with the sample lab; LAB_LABS is taken back at the end."""
+    monkeypatch.setenv(own_labs.VARIABLE, "")
+    folder = tmp_path / "mine"
+    (folder / "images").mkdir(parents=True)
+    (folder / "images" / "sample.svg").write_text("<svg/>")
+    (folder / "solutions").mkdir()
+    (folder / "solutions" / "90_sample.py").write_text(SAMPLE)
+    return folder
+
+
+@pytest.fixture
+def course(own, tmp_path):
+    from grader.course import Course
+
+    made = Course(tmp_path / "course")
+    made.make()
+    return made
+
+
+def checkout():
+    return {path: path.stat().st_mtime_ns for folder in ("solutions", "notebooks", "grader")
+            for path in (workspace.CHECKOUT / folder).rglob("*")
+            if path.suffix in (".py", ".ipynb")}
+
+
+def test_a_lab_is_built_beside_its_source_and_the_checkout_stays(own, capsys):
+    before = checkout()
+    assert cli.main(["build", "--labs", str(own)]) == 0
+    assert capsys.readouterr().out.split() == [
+        SOURCE, "notebooks/90_sample.ipynb", "notebooks/worked/90_sample.ipynb"]
+    assert (own / SOURCE).is_file() and checkout() == before
+    assert cli.main(["build", "--check", "--labs", str(own)]) == 0
+
+
+def test_the_variable_names_the_folder_as_well(own, monkeypatch):
+    monkeypatch.setenv(own_labs.VARIABLE, str(own))
+    assert cli.main(["build"]) == 0
+    assert (own / SOURCE).is_file()
+
+
+def test_a_folder_that_is_not_there(own, capsys):
+    assert cli.main(["build", "--labs", str(own / "no")]) == 1
+    assert "there is no such folder" in capsys.readouterr().err
+
+
+def test_a_course_takes_the_lab_and_remembers_where_it_came_from(own, course, monkeypatch):
+    build(own)
+    with monkeypatch.context() as patch:
+        patch.setenv(own_labs.VARIABLE, str(own))
+        assert "90_sample" in course.labs() and course.bring_source("90_sample")
+    assert "90_sample" in course.labs() and not course.bring_source("90_sample")
+    (own / "solutions" / "90_sample.py").write_text(SAMPLE.replace("lab may hold", "lab may have"))
+    build(own)
+    assert course.bring_source("90_sample")
+    assert "may have" in course.notebook("source", "90_sample").read_text()
+
+
+def test_a_lab_that_has_the_name_of_one_of_the_courses(own, course, monkeypatch):
+    from grader.course import Course
+
+    (own / "grader" / "source" / "00_welcome").mkdir(parents=True)
+    monkeypatch.setenv(own_labs.VARIABLE, str(own))
+    with pytest.raises(LabError, match="both have a lab 00_welcome: give yours another name"):
+        Course(course.root).source_of("00_welcome")
+
+
+def test_a_stale_lab_is_not_released(own, course, monkeypatch):
+    from grader.assign import require_built
+
+    build(own)
+    monkeypatch.setenv(own_labs.VARIABLE, str(own))
+    require_built(course, "90_sample")
+    (own / "solutions" / "90_sample.py").write_text(SAMPLE.replace("lab may hold", "lab may have"))
+    with pytest.raises(LabError, match=f"lab build 90_sample --labs {own}"):
+        require_built(course, "90_sample")
+
+
+def test_a_draft_is_built_and_marked_and_not_released(own, course, monkeypatch, capsys):
+    from grader import assign
+
+    path = own / "solutions" / "90_sample.py"
+    path.write_text(LACKING)
+    with pytest.raises(LabError, match="1 mutants; give it at least 2"):
+        read(path)
+    assert cli.main(["build", "--draft", "--labs", str(own)]) == 0
+    said = capsys.readouterr().err
+    assert f"draft: {path}:" in said and "1 mutants" in said and "no mutant triggers" in said
+    marks = json.loads((own / SOURCE).read_text())["metadata"]["lab"]
+    assert marks == {"draft": True}
+    assert cli.main(["build", "--check", "--draft", "--labs", str(own)]) == 0
+    with pytest.raises(LabError, match="90_sample is a draft"):
+        assign.release(course, "90_sample")
+
+
+def test_a_finished_lab_is_no_draft(own):
+    build(own, missing=[])
+    assert "lab" not in json.loads((own / SOURCE).read_text())["metadata"]
+
+
+def test_a_workspace_gets_the_labs_and_their_figures(own, tmp_path, monkeypatch):
+    build(own)
+    monkeypatch.setenv(own_labs.VARIABLE, str(own))
+    workspace.make(tmp_path / "home")
+    assert (tmp_path / "home" / "notebooks" / "90_sample.ipynb").is_file()
+    assert (tmp_path / "home" / "images" / "sample.svg").is_file()

@@ -17,6 +17,8 @@ nbgrader_plugin/        students' HTML made harmless, in formgrader and in the f
 report.py    grades.csv; show.py the table
 export/      scores and pages in the formats of Canvas and Moodle
 
+gradebook/   the gradebook's backups, its guard against loss, and `lab gradebook`
+
 roster.py    the class, and who is meant by a name
 late.py      late penalties: a plugin of nbgrader
 policy.py    which of several attempts counts

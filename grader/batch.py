@@ -20,6 +20,8 @@ from traitlets.log import get_logger
 from grader import assign, lab_plan, records, results
 from grader.attempt import Attempt
 from grader.course import Course
+from grader.gradebook.faults import fault_of
+from grader.gradebook.guard import protected
 from grader.late import penalise_again
 from grader.log import log_file, logging_to
 from grader.merge import given, merge
@@ -150,6 +152,8 @@ class Batch:
         try:
             record = merge(self.course, self.config, self.book, result)
         except Exception as error:
+            if fault := fault_of(error, self.course.root):
+                raise fault from error  # it says nothing about the submission, whose result waits
             get_logger().error("%r of %r cannot be entered", attempt.lab, attempt.student,
                                exc_info=True)
             reason = records.explain(error)
@@ -224,8 +228,10 @@ def worker_command(course: Course, backend: str) -> list[str]:
 
 @contextlib.contextmanager
 def prepared(course: Course, labs: list[str]) -> Iterator[tuple[Grading, Config, Gradebook]]:
-    """The course is ours, its labs are released, its gradebook is open. Raises LabError."""
-    with course.held(), logging_to(course):
+    """The course is ours, its labs are released, its gradebook is open, and backed up before and
+    after. Raises LabError."""
+    with (course.held(), logging_to(course),
+          protected(records.gradebook_file(course))):
         results.tidy(course)
         config = course.settings()
         settings = settings_of(config)

@@ -78,9 +78,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     from grader import similar_cli
     from grader.collect import cli as collecting
     from grader.export import cli as exporting
+    from grader.gradebook import cli as gradebooks
     from grader.sandbox import cli as isolating
 
-    for part in (collecting, exporting, similar_cli, isolating):
+    for part in (collecting, exporting, similar_cli, isolating, gradebooks):
         part.add_parser(subparsers)
 
 
@@ -184,8 +185,10 @@ def run_release(arguments: argparse.Namespace) -> int:
     with quick_imports():
         from grader import assign, forgeable
         from grader.course import Course, default_root
+        from grader.gradebook.guard import protected
         from grader.late import set_due
         from grader.log import logging_to
+        from grader.records import gradebook_file
         from grader.times import parse_time
 
     due = parse_time(arguments.due, "--due") if arguments.due else None
@@ -194,7 +197,7 @@ def run_release(arguments: argparse.Namespace) -> int:
     course.make()
     course.settings()
     require_lab(course, arguments.lab)
-    with course.held(), logging_to(course):
+    with course.held(), logging_to(course), protected(gradebook_file(course)):
         assign.require_built(course, arguments.lab)
         made = assign.release(course, arguments.lab)
         if due:

@@ -16,6 +16,7 @@ from traitlets.config import Config
 
 from grader.execute import RunSubmission
 from grader.feedback import Bounded, EmbedImages, HideTests, Page, SayUnscored
+from grader.gradebook.watch import watch
 from grader.late import AssignPenalties, LatePenalty
 from grader.nbgrader_plugin import formgrader_pages
 from grader.nbgrader_plugin.exporter import Harmless
@@ -43,6 +44,7 @@ def configure(c: Config) -> None:
     copy_plain_files_only()
     show_receipts()
     formgrader_pages.harden()
+    watch()
     if os.environ.get(ISOLATED_VARIABLE):
         c.Autograde.sanitize_preprocessors = [GradeIsolated]
         c.Autograde.autograde_preprocessors = []

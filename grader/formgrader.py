@@ -8,6 +8,8 @@ import signal
 from collections.abc import Sequence
 
 from grader.course import Course, default_root
+from grader.gradebook.guard import protected
+from grader.records import gradebook_file
 from grader.steps import ISOLATED_VARIABLE
 from lab.errors import LabError
 from lab.hub import HubServer, place_from
@@ -24,7 +26,8 @@ def serve(port: int | None, ip: str, hub: Sequence[str] | None = None) -> int:
     (course.root / ".cluster").mkdir(exist_ok=True)  # where Jupyter keeps its log and settings
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    with only_once(course.root), contextlib.ExitStack() as started:
+    with (only_once(course.root), protected(gradebook_file(course)),
+          contextlib.ExitStack() as started):
         say("Starting JupyterLab with formgrader")
         try:
             jupyter = _jupyter(course, port, ip, hub)

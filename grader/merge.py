@@ -19,6 +19,7 @@ from traitlets.config import Config
 from grader import byhand
 from grader.attempt import Attempt
 from grader.course import Course
+from grader.gradebook import entered
 from grader.late import penalise
 from grader.records import (
     NOT_ISOLATED,
@@ -73,6 +74,7 @@ def merge(course: Course, settings: Config, book: Gradebook, result: Result) -> 
     byhand.set_aside_older(course, lab, student, digest, book)
     try:
         submission = _enter(course, settings, book, attempt)
+        entered.write(book, lab, student, digest, result.id)
         aside, of = byhand.give_back(course, lab, student, digest, submission)
         book.db.commit()
     except BaseException:

@@ -19,6 +19,8 @@ from sqlalchemy.exc import OperationalError
 from traitlets.config import Config
 
 from grader.course import Course, digest_of_folder
+from grader.gradebook.faults import explained
+from grader.gradebook.mark import sqlite_file
 from lab.errors import LabError
 from lab.workspace import put_whole
 
@@ -59,13 +61,20 @@ def database(settings: Config, course: Course) -> str:
     return settings.CourseDirectory.get("db_url", f"sqlite:///{course.root / 'gradebook.db'}")
 
 
+def gradebook_file(course: Course) -> Path | None:
+    """The gradebook's file; None when it is in a database server."""
+    return sqlite_file(database(course.settings(), course))
+
+
 @contextlib.contextmanager
 def gradebook(course: Course, book: Gradebook | None = None) -> Iterator[Gradebook]:
-    """`book` if it is open already (and stays so), else the course's, for a while."""
+    """`book` if it is open already (and stays so), else the course's, for a while. Raises LabError
+    when it is lost, locked or cannot be written."""
     if book is not None:
         yield book
         return
-    with Gradebook(database(course.settings(), course)) as opened:
+    url = database(course.settings(), course)
+    with explained(sqlite_file(url) or Path(url.partition(":")[0])), Gradebook(url) as opened:
         yield opened
 
 

@@ -18,6 +18,7 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 
 from grader import byhand
 from grader.course import Course
+from grader.gradebook import entered
 from grader.records import (
     NOT_ISOLATED,
     Record,
@@ -51,6 +52,7 @@ class SaveRecord(NbGraderPreprocessor):
             enrol(book, student)
             submission = book.find_submission(lab, student)
             aside, of = byhand.give_back(course, lab, student, digest, submission)
+            entered.write(book, lab, student, digest)
             book.db.commit()
             history = with_this(last(course, lab, student), digest, at=now(), state="graded",
                                 received=received(course, lab, student), score=net(submission))

@@ -115,11 +115,13 @@ def show(lines) -> None:
 
 
 def run_import(arguments: argparse.Namespace) -> int:
-    from grader.records import gradebook
+    from grader.gradebook.guard import protected
+    from grader.records import gradebook, gradebook_file
     from grader.roster import add, read_file
 
     found, notes = read_file(arguments.file)
-    with gradebook(_course()) as book:
+    course = _course()
+    with course.held(), protected(gradebook_file(course)), gradebook(course) as book:
         added, changed = add(book, found)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)

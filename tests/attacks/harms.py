@@ -23,7 +23,8 @@ LARGEST = 50_000_000  # bytes of a file whose content is looked at
 ESCAPES = re.compile("[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\u202a-\u202e\u2066-\u2069]")
 # What grading writes; all else in a course folder must stay as it was.
 WRITTEN = ("autograded", "feedback", "attempts", "results", "gradebook.db", "gradebook.db-journal",
-           "grades.csv", "grading.log", ".grading.lock", ".nbgrader.log", "release", ".measured")
+           ".gradebook.json", "backups", "grades.csv", "grading.log", ".grading.lock",
+           ".nbgrader.log", "release", ".measured")
 TAKEN = re.compile(r"(HOLDS|FORKED|THREADS|OPENED|ZOMBIES) (\d+)")
 TOO_MUCH = {"HOLDS": 1_000_000_000, "FORKED": 250, "THREADS": 5_000, "OPENED": 50_000,
             "ZOMBIES": 1_500}

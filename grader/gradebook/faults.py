@@ -1,0 +1,110 @@
+"""What SQLite and the disk report, as one sentence that says what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from lab.errors import LabError
+
+SECONDS_TO_WAIT = 10.0  # for another process to release the gradebook
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+RESTORE = "`lab gradebook restore` brings back the last backup (`lab gradebook backups` lists them)"
+
+
+class StorageFault(LabError):
+    """The gradebook or the disk failed, not a submission: nothing may be concluded about one."""
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and everything that led to it; nbgrader wraps SQLAlchemy's, which wrap SQLite's."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        original = getattr(error, "orig", None)
+        if isinstance(original, BaseException):
+            yield original
+        error = error.__cause__ or error.__context__
+
+
+def fault_of(error: BaseException, path: Path) -> StorageFault | None:
+    """The error as a fault of the gradebook at `path` or of the disk; None for any other error."""
+    for one in chain(error):
+        if isinstance(one, StorageFault):
+            return one
+        if isinstance(one, sqlite3.DatabaseError) and not isinstance(one, sqlite3.IntegrityError):
+            return StorageFault(sentence(one, path))
+        if isinstance(one, OSError) and one.errno in NO_ROOM:
+            return StorageFault(no_room(one, path))
+    return None
+
+
+def sentence(error: sqlite3.Error, path: Path) -> str:
+    """What an error of SQLite means for the gradebook at `path`."""
+    name, text = getattr(error, "sqlite_errorname", "") or "", str(error)
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) or "is locked" in text:
+        who = "; ".join(holders(path)) or "a process that cannot be seen from here"
+        return (f"{path} is locked, and still was after {SECONDS_TO_WAIT:.0f} s. It is held by "
+                f"{who}. Close it, then run the command again")
+    if name.startswith(DAMAGED) or "malformed" in text or "not a database" in text:
+        return f"{path} is damaged ({text}): {RESTORE}"
+    if name == "SQLITE_FULL" or "is full" in text:
+        return (f"{path} cannot grow because the disk is full: free some space, then run the "
+                "command again; every change so far is complete")
+    if name.startswith("SQLITE_READONLY") or "readonly" in text:
+        return (f"{path} cannot be written: make the file and its folder {path.parent} writable "
+                "for your user, then run the command again")
+    return f"{path} cannot be used ({text})"
+
+
+def no_room(error: OSError, path: Path | str) -> str:
+    """What a full or read-only disk means; names the file the error is about."""
+    what = {errno.EROFS: "is on a read-only file system", errno.EDQUOT: "exceeds your disk quota",
+            errno.EFBIG: "exceeds the file size limit"}.get(error.errno, "does not fit on the disk")
+    return (f"{error.filename or path} {what} ({os.strerror(error.errno)}): make room there, then "
+            "run the command again; no file was left half written")
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Raise StorageFault instead of what SQLite, SQLAlchemy or nbgrader raise about `path`."""
+    try:
+        yield
+    except LabError:
+        raise
+    except Exception as error:
+        fault = fault_of(error, path)
+        if fault is None:
+            raise
+        raise fault from error
+
+
+def holders(path: Path) -> list[str]:
+    """The other processes that have the gradebook open, as "process 123 (COMMAND)"."""
+    try:
+        wanted = path.stat()
+    except OSError:
+        return []
+    found = []
+    for process in Path("/proc").iterdir():
+        if not process.name.isdecimal() or int(process.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if any(_same(link, wanted) for link in (process / "fd").iterdir()):
+                words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(
+                    errors="replace").strip()
+                found.append(f"process {process.name} ({words[:100]})")
+    return found
+
+
+def _same(link: Path, wanted: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(link.stat(), wanted)
+    except OSError:
+        return False

@@ -1,0 +1,133 @@
+"""Refuses a gradebook that is missing, damaged, replaced, or older than it was.
+
+nbgrader makes a new, empty gradebook wherever there is none, and never says so: the class, every
+score entered by hand, and every extension would be gone. So each opening comes through here first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from grader.gradebook import backups, entered, mark
+from grader.gradebook.faults import DAMAGED, RESTORE, StorageFault, explained
+from lab.errors import LabError
+
+ACCEPT = "if it is meant to be as it is, `lab gradebook accept` keeps it"
+_sound: set[tuple[str, int, int, int]] = set()  # files as this process last checked them
+
+
+class LostGradebook(StorageFault):
+    """The gradebook is not the one this course had; no command may write into it."""
+
+
+def require_sound(path: Path) -> None:
+    """Raise LostGradebook unless the gradebook at `path` is the one the course had, or the course
+    never had one. Raises StorageFault when it is locked or cannot be opened."""
+    if is_missing(path):
+        if reason := _evidence(path):
+            raise LostGradebook(f"{path} is {_missing(path)}, but {reason}: {RESTORE}; {ACCEPT}")
+        return
+    if not path.is_file():
+        raise LostGradebook(f"{path} is no file: {RESTORE}")
+    if not os.access(path, os.R_OK):
+        raise LabError(f"{path} cannot be read by your user: make it readable, or {RESTORE}")
+    with explained(path):
+        try:
+            connection = mark.connect(path)
+        except sqlite3.OperationalError as error:
+            raise LostGradebook(f"{path} cannot be opened ({error}): {RESTORE}") from error
+        try:
+            _require_intact(path, connection)
+            if problem := other(path, connection):
+                raise LostGradebook(f"{path} {problem}: {RESTORE}; {ACCEPT}")
+        finally:
+            connection.close()
+
+
+@contextlib.contextmanager
+def protected(path: Path | None) -> Iterator[None]:
+    """Around everything of ours that writes: the gradebook is sound, and is backed up before and
+    after. None: it is in a database server, which has backups of its own. Raises LabError."""
+    if path is None:
+        yield
+        return
+    require_sound(path)
+    with backups.backed_up(path):
+        yield
+
+
+def is_missing(path: Path) -> bool:
+    """Whether SQLite would make a new gradebook there."""
+    return not os.path.lexists(path) or (path.is_symlink() and not path.exists()) or (
+        path.is_file() and path.stat().st_size == 0 and not _journal(path))
+
+
+def _journal(path: Path) -> bool:
+    return any(path.with_name(path.name + ending).exists() for ending in ("-journal", "-wal"))
+
+
+def _missing(path: Path) -> str:
+    return "empty (0 bytes)" if path.is_file() else "missing"
+
+
+def _evidence(path: Path) -> str:
+    """Why the course must have had a gradebook; empty if it never had one."""
+    if lacking := entered.lacking(path.parent, None):
+        return f"attempts/ has {_count(lacking)}"
+    if found := backups.listed(path):
+        return f"backups/ has a copy from {found[0].time:%Y-%m-%d %H:%M:%S} UTC"
+    if mark.file_of(path).exists():
+        return f"{mark.file_of(path).name} says that the course had one"
+    return ""
+
+
+def _count(keys: list[entered.Key]) -> str:
+    grades = f"{len(keys)} grade" + "s" * (len(keys) != 1)
+    return f"{grades} (the first: {keys[0][1]}, {keys[0][0]})"
+
+
+def _require_intact(path: Path, connection: sqlite3.Connection) -> None:
+    """Check the pages, unless this process has checked them and the file has not changed since."""
+    status = path.stat()
+    key = str(path), status.st_ino, status.st_mtime_ns, status.st_size
+    if key in _sound:
+        return
+    try:
+        found = [line for line, in connection.execute("PRAGMA quick_check(3)")]
+    except sqlite3.DatabaseError as error:
+        if not (error.sqlite_errorname or "").startswith(DAMAGED):
+            raise
+        found = [str(error)]
+    if found != ["ok"]:
+        raise LostGradebook(f"{path} is damaged ({'; '.join(found)[:200]}): {RESTORE}")
+    _sound.add(key)
+
+
+def other(path: Path, connection: sqlite3.Connection) -> str:
+    """How this gradebook differs from the one the course had; empty if it is that one."""
+    now, before = mark.inside(connection), mark.noted(path)
+    if before is None:
+        return _without_mark(path, connection)
+    if now.name != before.name:
+        return "is not the gradebook this course had, but another one or a new one"
+    if now.changes < before.changes:
+        return (f"is an older copy: it has {now.changes} changes, and the course's gradebook had "
+                f"{before.changes}")
+    return ""
+
+
+def _without_mark(path: Path, connection: sqlite3.Connection) -> str:
+    """A course from before there were marks, or one whose mark is lost: compare the contents."""
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'student'").fetchone():
+        return ""  # nbgrader was stopped while it made it
+    if lacking := entered.lacking(path.parent, connection):
+        return f"lacks {_count(lacking)} that attempts/ has"
+    newest = next(iter(backups.listed(path)), None)
+    if newest and backups.counts(connection).students < newest.counts.students:
+        return (f"has {backups.counts(connection).students} students, and the backup from "
+                f"{newest.time:%Y-%m-%d %H:%M:%S} UTC has {newest.counts.students}")
+    return ""

@@ -1,0 +1,125 @@
+"""Every opening of a gradebook goes through the guard, in nbgrader's own commands too.
+
+`grader.config.configure` calls `watch`, so this holds for whatever reads the course's
+nbgrader_config.py: the `lab` commands, `nbgrader ...`, and formgrader.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from nbgrader.api import Gradebook
+from nbgrader.apps import NbGrader
+from sqlalchemy import event
+from sqlalchemy.engine import make_url
+from traitlets.config import Application
+
+from grader.gradebook import entered, guard, mark
+from grader.gradebook.faults import SECONDS_TO_WAIT
+from grader.gradebook.guard import LostGradebook
+from lab.errors import LabError
+
+CHANGES = ("INSERT", "UPDATE", "DELETE")
+CHANGED = "lab: changes"  # in a connection's notes: the new count, until it is committed
+
+
+def watch() -> None:
+    """Put the guard and the mark around nbgrader's Gradebook, once."""
+    opened = Gradebook.__init__
+    if hasattr(opened, "__wrapped__"):
+        return
+
+    @functools.wraps(opened)
+    def guarded(book: Gradebook, db_url: str, *rest: Any, **more: Any) -> None:
+        path = mark.sqlite_file(db_url)
+        if path is None or not _is_course(path.parent):
+            opened(book, db_url, *rest, **more)
+            return
+        try:
+            guard.require_sound(path)
+        except LabError as error:
+            _end_nbgrader(error)
+            raise
+        url = make_url(db_url).update_query_dict({"timeout": str(SECONDS_TO_WAIT)})
+        opened(book, url.render_as_string(hide_password=False), *rest, **more)
+        entered.TABLES.create_all(book.engine)
+        begin(path)
+        _count_changes(book, path)
+
+    Gradebook.__init__ = guarded
+
+
+def _is_course(folder: Path) -> bool:
+    return (folder / "nbgrader_config.py").is_file()
+
+
+def _end_nbgrader(error: LabError) -> None:
+    """nbgrader logs most errors and goes on; a command of its own ends here instead."""
+    if Application.initialized() and isinstance(Application.instance(), NbGrader):
+        print(f"nbgrader: error: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
+
+
+def begin(path: Path) -> None:
+    """Give the gradebook its name, unless it has one, and note it beside the file."""
+    before = mark.noted(path)
+    if before is not None:
+        return
+    connection = mark.connect(path)
+    try:
+        now = mark.inside(connection)
+        if not now.name:
+            now = mark.Mark(mark.new_name(), now.changes)
+            connection.execute("BEGIN IMMEDIATE")
+            mark.put_inside(connection, now)
+            connection.execute("COMMIT")
+        mark.note(path, now)
+    finally:
+        connection.close()
+
+
+def _count_changes(book: Gradebook, path: Path) -> None:
+    """Count every transaction that writes, inside the file and then beside it."""
+    inode = path.stat().st_ino
+
+    @event.listens_for(book.engine, "begin")
+    def _same_file(connection: Any) -> None:
+        try:
+            now = os.stat(path).st_ino
+        except OSError:
+            now = None
+        if now != inode:
+            raise LostGradebook(f"{path} was removed or replaced while it was open: close whatever "
+                                "has it open (formgrader, say); `lab gradebook restore` may help")
+
+    @event.listens_for(book.engine, "before_cursor_execute")
+    def _note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if statement.lstrip()[:6].upper() in CHANGES:
+            connection.info[CHANGED] = None
+
+    @event.listens_for(book.engine, "commit")
+    def _count(connection: Any) -> None:
+        if CHANGED in connection.info:
+            raw = connection.connection.driver_connection
+            now = mark.inside(raw)
+            connection.info[CHANGED] = now = mark.Mark(now.name, now.changes + 1)
+            mark.put_inside(raw, now)
+            pending.append(now)
+            del connection.info[CHANGED]
+
+    @event.listens_for(book.engine, "rollback")
+    def _forget(connection: Any) -> None:
+        connection.info.pop(CHANGED, None)
+        pending.clear()
+
+    pending: list[mark.Mark] = []
+
+    @event.listens_for(book.db, "after_commit")
+    def _keep(session: Any) -> None:
+        if pending:
+            mark.note(path, pending[-1])
+            pending.clear()

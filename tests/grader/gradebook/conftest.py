@@ -1,0 +1,58 @@
+"""A course with a class, a grade, and a score that a person entered, as after a week of work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from grader import batch, records
+from grader.gradebook import backups
+from grader.gradebook.guard import LostGradebook
+from grader.roster import Person, add
+from lab.cli import main
+from tests.grader.conftest import course, released, template  # noqa: F401
+from tests.grader.test_merge import Desk
+
+
+class Office(Desk):
+    """The desk of an instructor, who types commands."""
+
+    def lab(self, *words: str) -> int:
+        return main(list(words))
+
+    @property
+    def book(self) -> Path:
+        return self.course.root / "gradebook.db"
+
+    def roster(self) -> list[str]:
+        with records.gradebook(self.course) as book:
+            return sorted(student.id for student in book.students)
+
+    def row_or_fault(self) -> object:
+        try:
+            return self.row()
+        except LostGradebook:
+            return "lost"
+
+    def enter(self, result, book) -> None:
+        """As a batch does it."""
+        pool = SimpleNamespace(add=lambda *_, **__: None)
+        limits = SimpleNamespace(digest=lambda: "limits")
+        batch.Batch(self.course, limits, self.config, book, pool, lambda _: None).enter(result)
+
+    def back_up(self) -> Path | None:
+        return backups.back_up(self.book)
+
+
+@pytest.fixture
+def office(course, released, monkeypatch) -> Office:  # noqa: F811
+    monkeypatch.setenv("LAB_COURSE", str(course.root))
+    made = Office(course, released)
+    with records.gradebook(course) as book:
+        add(book, [Person("ada", "Ada", "Lovelace"), Person("mary", "Mary", "Shelley")])
+    made.merge(made.result())
+    made.by_hand("batch-check", 1)
+    made.back_up()
+    return made

@@ -23,6 +23,7 @@ roster.py    the class, and who is meant by a name
 late.py      late penalties: a plugin of nbgrader
 policy.py    which of several attempts counts
 times.py     times that people write
+contest/     contests: submissions, secret cases, ranks
 similar.py   whose answers look alike; similar_page.py shows it, similar_cli.py is `lab similar`
 
 config.py    which steps nbgrader's own commands take; steps.py, execute.py, outputs.py those steps

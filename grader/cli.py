@@ -77,11 +77,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     form.set_defaults(run=run_formgrader)
     from grader import similar_cli
     from grader.collect import cli as collecting
+    from grader.contest import cli as contests
     from grader.export import cli as exporting
     from grader.gradebook import cli as gradebooks
     from grader.sandbox import cli as isolating
 
-    for part in (collecting, exporting, similar_cli, isolating, gradebooks):
+    for part in (collecting, contests, exporting, similar_cli, isolating, gradebooks):
         part.add_parser(subparsers)
 
 

@@ -137,19 +137,41 @@ def _answer(f: Any, case: Case, limits: Limits) -> tuple[Any, Fault | None]:
 
 def judge(got: Any, of: Sizes, limits: Limits) -> Fault | None:
     """The first fault of an answer, which may be anything that crosses."""
-    stages, micro_batches, chunks = of
     try:
-        _refuse_huge(got, of)
-        made = parse(got, "the answer")
+        made = read(got, of)
     except ScheduleError as error:
         return Fault("no schedule", str(error))
+    return unsound(made, of) or next(_faults(made, limits), None)
+
+
+def read(got: Any, of: Sizes) -> Schedule:
+    """Parse an answer, which may be anything that crosses.
+
+    Args:
+        got: the answer.
+        of: the sizes that it is meant for; what is far too large for them is not parsed.
+
+    Raises ScheduleError.
+    """
+    _refuse_huge(got, of)
+    return parse(got, "the answer")
+
+
+def unsound(made: Schedule, of: Sizes) -> Fault | None:
+    """Return what keeps a schedule from running: missing or repeated work, or a deadlock.
+
+    Args:
+        made: the schedule.
+        of: the sizes that it is meant for.
+    """
+    stages, micro_batches, chunks = of
     found = problems(made, stages=stages, micro_batches=micro_batches, chunks=chunks)
-    if found:
-        kind = ("wrong stages" if len(made) != stages else
-                "deadlock" if found[0].startswith("deadlock") else "incomplete")
-        more = f" (and {len(found) - 2} more like it)" if len(found) > 2 else ""
-        return Fault(kind, ". ".join(found[:2]) + more)
-    return next(_faults(made, limits), None)
+    if not found:
+        return None
+    kind = ("wrong stages" if len(made) != stages else
+            "deadlock" if found[0].startswith("deadlock") else "incomplete")
+    more = f" (and {len(found) - 2} more like it)" if len(found) > 2 else ""
+    return Fault(kind, ". ".join(found[:2]) + more)
 
 
 def _refuse_huge(got: Any, of: Sizes) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lab.check import wire
 from lab.check.sides import Raised, called, raised, title
 from lab.guest import protocol
-from lab.guest.capture import Capture
-from lab.guest.shell import Shell
+
+if TYPE_CHECKING:  # IPython takes longer to import than all the rest
+    from lab.guest.capture import Capture
+    from lab.guest.shell import Shell
 
 
 class Guest:
@@ -35,25 +37,25 @@ class Guest:
     async def cell(self, source: str) -> dict[str, Any]:
         error = await self.shell.run(source)
         outputs = self.capture.take()
-        return {"outputs": outputs, "error": None if error is None else _coded(raised(error))}
+        return {"outputs": outputs, "error": None if error is None else coded(raised(error))}
 
     def value(self, name: str) -> dict[str, Any]:
         try:
             value = self.shell.user_ns[name]
         except KeyError:
-            return {"raised": _coded(raised(NameError(f"name {name!r} is not defined")))}
-        return _sent(value)
+            return {"raised": coded(raised(NameError(f"name {name!r} is not defined")))}
+        return sent(value)
 
     def call(self, name: str, arguments: str, keywords: str) -> dict[str, Any]:
         try:
             function = self.shell.user_ns[name]
         except KeyError:
-            return {"raised": _coded(raised(NameError(f"name {name!r} is not defined")))}
+            return {"raised": coded(raised(NameError(f"name {name!r} is not defined")))}
         try:
-            return _sent(called(function, wire.loads(arguments.encode()),
+            return sent(called(function, wire.loads(arguments.encode()),
                                 wire.loads(keywords.encode())))
         except BaseException as error:  # KeyboardInterrupt and the like end no check either
-            return {"raised": _coded(raised(error))}
+            return {"raised": coded(raised(error))}
 
     def kind(self, name: str) -> dict[str, Any]:
         if name not in self.shell.user_ns:
@@ -79,16 +81,18 @@ class Guest:
             return {"error": str(error)}
 
 
-def _sent(value: Any) -> dict[str, Any]:
+def sent(value: Any) -> dict[str, Any]:
+    """Return a call's response: its value or the exception, encoded."""
     if isinstance(value, Raised):
-        return {"raised": _coded(value)}
+        return {"raised": coded(value)}
     try:
         return {"value": wire.dumps(value).decode()}
     except wire.CannotCross as error:
         return {"cannot": str(error)}
 
 
-def _coded(error: Raised) -> dict[str, Any]:
+def coded(error: Raised) -> dict[str, Any]:
+    """Return an exception as it is sent."""
     return {"names": list(error.names), "text": error.text}
 
 
@@ -144,7 +148,7 @@ def main() -> None:
     os.close(nothing)
     import asyncio
 
-    from lab.guest.capture import Stream
+    from lab.guest.capture import Capture, Stream
     from lab.guest.place import settle
     from lab.guest.shell import make
 

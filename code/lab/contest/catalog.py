@@ -1,0 +1,27 @@
+"""The contests that there are: every module of lab.contest.contests declares one, CONTEST."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+
+from lab.contest import contests
+from lab.contest.declaration import Contest
+from lab.errors import LabError
+
+
+def names() -> list[str]:
+    """Return the names of all contests, without importing any."""
+    return sorted(module.name for module in pkgutil.iter_modules(contests.__path__))
+
+
+def find(name: str) -> Contest:
+    """Return the contest of that name. Raises LabError that names the nearest one."""
+    if name not in names():
+        near = difflib.get_close_matches(name, names(), n=1, cutoff=0.3) or names()
+        raise LabError(f"no contest {name}; there is {', '.join(near)}")
+    found = importlib.import_module(f"{contests.__name__}.{name}").CONTEST
+    if found.name != name:
+        raise ValueError(f"contests/{name}.py declares a contest called {found.name}")
+    return found

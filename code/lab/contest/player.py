@@ -1,0 +1,70 @@
+"""The player's side: loads a submitted file and calls its function.
+
+As a program, `python -P -m lab.contest.player FILE ENTRY`, it answers frames (lab.guest.protocol)
+on its standard streams:
+
+    load {}            -> {} | {raised: {names, text}}
+    call {arguments}   -> {value} | {raised: {names, text}} | {cannot: text}
+
+In the grader's sandbox lab.guest does that, with the same `load`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from lab.check import wire
+from lab.check.sides import called, raised
+from lab.guest import serving
+
+MODULE = "contest_entry"  # the submitted file's __name__, whatever the file is called
+
+
+def load(path: str, entry: str) -> Callable[..., Any]:
+    """Run a file and return its function.
+
+    Args:
+        path: the file, Python in UTF-8.
+        entry: the function's name.
+
+    Raises what the file raises, and NameError when it defines no such function.
+    """
+    module = ModuleType(MODULE)
+    module.__file__ = path
+    sys.modules[MODULE] = module  # dataclasses look their own module up
+    exec(compile(Path(path).read_bytes(), Path(path).name, "exec"), module.__dict__)
+    function = module.__dict__.get(entry)
+    if not callable(function):
+        raise NameError(f"{Path(path).name} defines no function {entry}(case)")
+    return function
+
+
+def main() -> None:
+    """Serve until the parent closes the pipe. What the file prints goes to standard error."""
+    path, entry = sys.argv[1:]
+    requests, responses = serving.apart(0), serving.apart(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    loaded: list[Callable[..., Any]] = []
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            if request["do"] == "load":
+                loaded.append(load(path, entry))
+                return {}
+            return serving.sent(called(loaded[0], wire.loads(request["arguments"].encode()), {}))
+        except BaseException as error:  # KeyboardInterrupt and the like, too
+            return {"raised": serving.coded(raised(error))}
+
+    serving.serve(requests, responses, answer)
+    os._exit(0)  # without waiting for threads that the file left running
+
+
+if __name__ == "__main__":
+    main()

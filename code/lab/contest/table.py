@@ -1,0 +1,91 @@
+"""Scores on a terminal: every case, the player's score, and the ghosts beside it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from lab.contest.declaration import Contest
+from lab.contest.play import FLOOR, Outcome, points, points_by_group
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+WIDTH = 110  # where there is no terminal
+MOST_SHOWN = 300  # characters of a reason
+OUT = "out"
+
+
+def console() -> Console:
+    """Return a console that is wide enough for a table in a file or a pipe."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+
+
+def show(contest: Contest, players: Mapping[str, Sequence[Outcome]], mine: str | None = None
+         ) -> None:
+    """Print the table, and below it why cases of `mine` do not count.
+
+    Args:
+        contest: the contest.
+        players: outcomes by name, all of the same cases.
+        mine: the player to explain; without it, the table alone.
+    """
+    from rich.markup import escape
+
+    out = console()
+    out.print(_table(contest, players))
+    out.print(f"Points are 100 times a score. {OUT}: disqualified, counts as "
+              f"{100 * FLOOR:g}. The total is the geometric mean over all cases.")
+    if mine is None:
+        return
+    for line in explained(players[mine]):
+        out.print(escape(line), soft_wrap=True)
+    total = points(players[mine])
+    behind = [name for name, outcomes in players.items()
+              if name != mine and points(outcomes) < total]
+    level = [name for name, outcomes in players.items()
+             if name != mine and points(outcomes) == total]
+    out.print(escape(f"{mine}: {total:.2f} points, ahead of {', '.join(behind) or 'no ghost'}"
+                     + (f"; level with {', '.join(level)}" if level else "")), soft_wrap=True)
+
+
+def explained(outcomes: Iterable[Outcome]) -> list[str]:
+    """Return a line or two for every case: what the score is made of, or why it does not count."""
+    lines = []
+    for one in outcomes:
+        if one.kind:
+            reason = " ".join(one.reason.split())
+            if len(reason) > MOST_SHOWN:
+                reason = reason[:MOST_SHOWN] + "..."
+            lines.append(f"{one.case}: {one.kind}: {reason}")
+            lines += [f"    hint: {one.hint}"] * bool(one.hint)
+        elif one.note:
+            lines.append(f"{one.case}: {one.note}")
+    return lines
+
+
+def _table(contest: Contest, players: Mapping[str, Sequence[Outcome]]) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("case", title=f"{contest.title}: points")
+    for name in players:
+        table.add_column(escape(name), justify="right")
+    for number, case in enumerate(next(iter(players.values()))):
+        table.add_row(case.case, *(_cell(outcomes[number]) for outcomes in players.values()))
+    table.add_section()
+    for group in contest.groups:
+        table.add_row(f"{group.name}, all", *(f"{points_by_group(outcomes)[group.name]:.2f}"
+                                              for outcomes in players.values()))
+    table.add_section()
+    table.add_row("total", *(f"{points(outcomes):.2f}" for outcomes in players.values()),
+                  style="bold")
+    return table
+
+
+def _cell(outcome: Outcome) -> str:
+    return OUT if outcome.kind else f"{points([outcome]):.2f}"

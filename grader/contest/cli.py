@@ -1,0 +1,160 @@
+"""`lab contest collect`, `lab contest grade` and `lab contest table`: for instructors."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lab.contest import catalog
+from lab.contest.cli import steps
+from lab.errors import LabError
+
+if TYPE_CHECKING:
+    from grader.contest.grading import Played
+    from grader.course import Course
+
+COLLECT = """examples:
+  lab contest collect pipelines submissions.zip     a Canvas or Moodle download
+  lab contest collect pipelines files/ --as-is      STUDENT/pipelines.py
+
+Takes one Python file per student into contests/NAME/STUDENT/; every version is kept in received/."""
+GRADE = """examples:
+  lab contest grade pipelines                every file that was not played yet
+
+Students' files are taken from contests/NAME/STUDENT/FILE in the course folder. All students get the
+same secret cases; docs/contests.md is the guide."""
+TABLE = """examples:
+  lab contest table pipelines                contest-results/pipelines/pipelines.html and .csv
+  lab contest table pipelines --pseudonyms --to public/
+
+With --pseudonyms, who.csv in contest-results/ says who is who: keep that file to yourself."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    raw = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    collect = steps(subparsers).add_parser(
+        "collect", help="for instructors: take in what students submitted", epilog=COLLECT, **raw)
+    collect.add_argument("contest", metavar="NAME", help="for example pipelines")
+    collect.add_argument("source", type=Path, metavar="SOURCE", help="a folder, a zip, or a tar")
+    collect.add_argument("--received", metavar="TIME", help="when all of it came in, with its zone")
+    collect.add_argument("--as-is", action="store_true",
+                         help="folder names are the students' ids, on the roster or not")
+    collect.set_defaults(run=run_collect)
+    grade = steps(subparsers).add_parser(
+        "grade", help="for instructors: score submissions on the secret cases", epilog=GRADE, **raw)
+    grade.add_argument("contest", metavar="NAME", help="for example pipelines")
+    grade.add_argument("--workers", type=_count, metavar="N",
+                       help="submissions at one time (one per core)")
+    grade.set_defaults(run=run_grade)
+    table = steps(subparsers).add_parser(
+        "table", help="for instructors: the ranks, as HTML and CSV", epilog=TABLE, **raw)
+    table.add_argument("contest", metavar="NAME", help="for example pipelines")
+    table.add_argument("--pseudonyms", action="store_true", help="name nobody")
+    table.add_argument("--to", type=Path, metavar="FOLDER", help="(contest-results/NAME)")
+    table.set_defaults(run=run_table)
+
+
+def _count(text: str) -> int:
+    from grader.cli import _count as at_least_one
+
+    return at_least_one(text)
+
+
+def _course() -> Course:
+    from grader.course import Course, default_root
+
+    course = Course(default_root())
+    course.make()
+    course.settings()
+    return course
+
+
+def run_collect(arguments: argparse.Namespace) -> int:
+    from grader.collect.cli import show
+    from grader.contest.collecting import collect
+    from grader.times import now, parse_time
+
+    contest = catalog.find(arguments.contest)
+    received = parse_time(arguments.received, "--received") if arguments.received else None
+    if received and received > now() + datetime.timedelta(minutes=5):
+        raise LabError(f"--received {arguments.received!r} is in the future")
+    lines = collect(_course(), contest, arguments.source, received=received,
+                    as_is=arguments.as_is)
+    show(lines)
+    if any(line.verdict != "refused" for line in lines):
+        return 0
+    print("lab: nothing was taken" + ("" if lines else f": no Python file in {arguments.source}"),
+          file=sys.stderr)
+    return 1
+
+
+def run_grade(arguments: argparse.Namespace) -> int:
+    from grader.contest import grading
+    from grader.records import printable
+    from lab.contest.table import explained
+
+    contest, course = catalog.find(arguments.contest), _course()
+    unplayed = []
+
+    def done(played: Played) -> None:
+        attempt = played.attempt
+        if attempt.reason:
+            unplayed.append(played)
+            print(printable(f"{played.student}: not played: {attempt.reason}"), flush=True)
+            return
+        lines = [f"{played.student}: {attempt.points:.2f} points"]
+        lines += explained(one for one in attempt.outcomes if one.kind)
+        print("\n    ".join(printable(line) for line in lines), flush=True)
+
+    refused = grading.grade(course, contest, done, arguments.workers)
+    for student, reason in refused.items():
+        print(printable(f"{student}: refused: {reason}"))
+    print(f"Attempts: {_results(course, contest)}/attempts; ranks: "
+          f"lab contest table {contest.name}")
+    return 1 if unplayed else 0
+
+
+def _results(course: Course, contest: Any) -> Path:
+    from grader.contest.attempts import results
+
+    return results(course, contest)
+
+
+def run_table(arguments: argparse.Namespace) -> int:
+    from grader.contest import page, secret, submissions
+    from grader.contest.standings import standings
+    from lab.workspace import put_whole
+
+    contest, course = catalog.find(arguments.contest), _course()
+    ids = submissions.students(course, contest)
+    named = secret.pseudonyms(course, ids) if arguments.pseudonyms else _names(course, ids)
+    rows = standings(course, contest, named, hide=arguments.pseudonyms)
+    private = _results(course, contest)
+    folder = arguments.to or private
+    for one in (private, folder):
+        one.mkdir(parents=True, exist_ok=True)
+    stem = contest.name + "-pseudonyms" * arguments.pseudonyms
+    put_whole(folder / f"{stem}.html", page.page(contest, rows).encode(errors="replace"))
+    put_whole(folder / f"{stem}.csv", page.table(contest, rows).encode(errors="replace"))
+    if arguments.pseudonyms:
+        put_whole(private / "who.csv", page.who(named).encode(errors="replace"), 0o600)
+    students = sum(not row.ghost for row in rows)
+    print(f"{students} students and {len(rows) - students} ghosts: {folder / stem}.html and .csv"
+          + (f"; who is who: {private / 'who.csv'}" if arguments.pseudonyms else ""))
+    return 0
+
+
+def _names(course: Course, students: list[str]) -> dict[str, str]:
+    """Return students' names as the roster has them, with their ids."""
+    from grader.records import gradebook
+    from grader.roster import people
+
+    if not (course.root / "gradebook.db").exists():
+        return {}
+    with gradebook(course) as book:
+        found = {person.id: person.name for person in people(book)}
+    return {student: f"{found[student]} ({student})" for student in students
+            if found.get(student) not in (None, "", student)}

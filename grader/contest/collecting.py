@@ -1,0 +1,116 @@
+"""Take in a contest's files from an LMS's archive or a folder, by the same rules as notebooks."""
+
+from __future__ import annotations
+
+import datetime
+from collections import defaultdict
+from pathlib import Path
+
+from grader.collect import receipts
+from grader.collect.collecting import Line
+from grader.collect.layouts import Claim, layout_of
+from grader.collect.receipts import Receipt
+from grader.collect.sources import File, Refused, Source, opened
+from grader.contest import submissions
+from grader.course import Course
+from grader.records import Unusable, gradebook
+from grader.roster import Roster, people
+from grader.times import now
+from lab.contest.cli import problem_of
+from lab.contest.declaration import Contest
+from lab.errors import LabError
+from lab.workspace import put_whole
+
+Wanted = tuple[File, Claim]
+
+
+def collect(course: Course, contest: Contest, source: Path, *,
+            received: datetime.datetime | None = None, as_is: bool = False) -> list[Line]:
+    """Take one file per student; every file of the source is taken, or listed with a reason.
+
+    Args:
+        course: the course.
+        contest: the contest.
+        source: a folder, a zip, or a tar.
+        received: when all of it came in; by default now.
+        as_is: whether folder names are students' ids, on the roster or not.
+
+    Raises LabError for the source as a whole.
+    """
+    with gradebook(course) as book:
+        roster = Roster(people(book))
+    if not roster.people and not as_is:
+        raise LabError("the roster is empty: fill it with `lab roster import students.csv`, or say "
+                       "--as-is to take folder names as the students' ids")
+    moment, said_by = received or now(), "--received" if received else "when it was collected"
+    with course.held(), opened(source) as files:
+        lines, wanted = _sort(files, roster, as_is)
+        for student, group in sorted(wanted.items()):
+            chosen, refused = _choose(contest, student, group)
+            lines += refused
+            if chosen:
+                lines.append(_take(course, contest, files, chosen, moment, said_by))
+    return lines
+
+
+def _sort(source: Source, roster: Roster, as_is: bool
+          ) -> tuple[list[Line], dict[str, list[Wanted]]]:
+    """Return what is refused by its name alone, and Python files by student."""
+    lines, found, wanted = [], [], defaultdict(list)
+    for file in source.files():
+        if file.problem:
+            lines.append(Line(file.path, why=file.problem))
+        elif file.path.lower().endswith(".py"):
+            found.append(file)
+    layout = layout_of([file.path for file in found], roster, as_is=as_is, pattern=None)
+    for file in found:
+        claim = layout(file.path)
+        if claim.problem:
+            lines.append(Line(file.path, claim.student, why=claim.problem))
+        else:
+            wanted[claim.student].append((file, claim))
+    return lines, wanted
+
+
+def _choose(contest: Contest, student: str, group: list[Wanted]
+            ) -> tuple[Wanted | None, list[Line]]:
+    """Return the file to take: the one with the contest's name, else the only or the newest one."""
+    said = {claim.said for _, claim in group}
+    if len(said) > 1:
+        why = f"more than one may be {student}: {', '.join(sorted(said))}"
+        return None, [Line(file.path, student, why=why) for file, _ in group]
+    newest = max(claim.serial for _, claim in group)
+    group = [one for one in group if one[1].serial == newest]
+    named = [one for one in group if one[1].name == contest.file] or group
+    if len(named) > 1:
+        why = f"{len(group)} Python files, and none is called {contest.file}"
+        return None, [Line(file.path, student, why=why) for file, _ in group]
+    return named[0], []
+
+
+def _take(course: Course, contest: Contest, source: Source, wanted: Wanted,
+          moment: datetime.datetime, said_by: str) -> Line:
+    file, claim = wanted
+    label = submissions.label(contest)
+    path = submissions.folder(course, contest) / claim.student / contest.file
+    try:
+        content = source.read(file)
+        if problem := problem_of(content):
+            raise Refused(problem)
+        before = submissions.read(course, contest, claim.student)
+        if before is not None:  # perhaps put there by hand
+            submissions.register(course, contest, claim.student, before)
+        is_new = before != content
+        path.parent.mkdir(parents=True, exist_ok=True)
+        digest = submissions.keep(course, contest, claim.student, content)
+        if digest not in submissions.versions(course, contest, claim.student):
+            receipts.add(course, Receipt(claim.student, label, digest, moment.isoformat(), said_by,
+                                         file=claim.name, serial=claim.serial,
+                                         lms_late=claim.late))
+        if is_new:
+            put_whole(path, content)
+    except (Refused, Unusable, OSError) as error:
+        return Line(file.path, claim.student, why=str(error))
+    when = submissions.versions(course, contest, claim.student)[digest]
+    return Line(file.path, claim.student, label, "new" if is_new else "same",
+                "the LMS calls it late" * claim.late, when.isoformat())

@@ -1,0 +1,136 @@
+"""Plays every version that was not played yet, each in a sandbox of its own; one that breaks stops
+no other. Killed at any moment, the next call goes on from there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from grader import records
+from grader.contest import attempts as store
+from grader.contest import sandboxed, secret, submissions
+from grader.contest.attempts import Attempt
+from grader.course import Course
+from grader.log import log_file
+from grader.pool import Done, Pool
+from grader.settings import settings_of
+from lab.contest.declaration import Contest
+from lab.contest.play import Outcome
+from lab.errors import LabError
+
+SECONDS_OF_GRACE = 120.0  # beyond what the sandboxes may take, before a worker counts as hung
+
+
+@dataclass(frozen=True)
+class Played:
+    """One version that was played this time. `attempt.reason` says why it could not be."""
+
+    student: str
+    attempt: Attempt
+
+
+def grade(course: Course, contest: Contest, done: Callable[[Played], None],
+          workers: int | None = None) -> dict[str, str]:
+    """Play what is new, and what was played with other cases or limits than today's.
+
+    Args:
+        course: the course.
+        contest: the contest.
+        done: called with each version once its result is on the disk.
+        workers: how many at a time; by default c.Grading.workers.
+
+    Returns why current files were refused, by student. Raises LabError when nobody submitted
+    anything, and where no sandbox holds.
+    """
+    from grader import sandbox
+
+    settings = settings_of(course.settings())
+    drawn = secret.cases(course, contest)
+    made_with = secret.digest(contest, drawn, settings)
+    with course.held():
+        store.tidy(course, contest)
+        refused = take_in(course, contest)
+        tasks = waiting(course, contest, made_with)
+        if tasks:
+            backend = sandbox.choose(settings.sandbox or None)
+            sandbox.self_test(backend, course.root)
+            count = min(workers or settings.worker_count(), len(tasks))
+            command = [sys.executable, "-P", "-m", "grader.contest.worker", str(course.root),
+                       backend.name]
+            with Pool(count, command, log_file(course)) as pool:
+                for student, digest in tasks:
+                    pool.add({"do": "play", "lab": contest.name, "student": student,
+                              "digest": digest}, _most_seconds(contest, len(drawn)))
+                while ended := pool.next():
+                    done(enter(course, contest, made_with, ended))
+    return refused
+
+
+def _most_seconds(contest: Contest, cases: int) -> float:
+    return (2 * sandboxed.PATIENCE * contest.seconds + sandboxed.SECONDS_TO_SCORE
+            ) * (cases + 1) + SECONDS_OF_GRACE
+
+
+def take_in(course: Course, contest: Contest) -> dict[str, str]:
+    """Register every student's current file; return why those that are not played were refused.
+
+    Raises LabError when nobody ever submitted anything.
+    """
+    students, found = submissions.students(course, contest), {}
+    if not students:
+        raise LabError(f"nothing to grade: put each student's file at "
+                       f"{submissions.folder(course, contest)}/STUDENT/{contest.file}, or use "
+                       f"lab contest collect {contest.name} SOURCE")
+    for student in students:
+        try:
+            content = submissions.read(course, contest, student)
+            if content is not None:
+                submissions.register(course, contest, student, content)
+        except records.Unusable as error:
+            found[student] = records.explain(error)
+        kept, before = store.read(course, contest, student)
+        if before != found.get(student, ""):
+            store.write(course, contest, student, kept, found.get(student, ""))
+    return found
+
+
+def waiting(course: Course, contest: Contest, made_with: str) -> list[tuple[str, str]]:
+    """Return (student, digest) of all versions without a result of now.
+
+    Args:
+        course: the course.
+        contest: the contest.
+        made_with: secret.digest of now.
+    """
+    tasks = []
+    for student in submissions.students(course, contest):
+        played, _ = store.read(course, contest, student)
+        for digest in submissions.versions(course, contest, student):
+            one = played.get(digest)
+            if one is None or not one.outcomes or one.made_with != made_with:
+                tasks.append((student, digest))
+    return tasks
+
+
+def enter(course: Course, contest: Contest, made_with: str, ended: Done) -> Played:
+    """Write down what a worker found out.
+
+    Args:
+        course: the course.
+        contest: the contest.
+        made_with: secret.digest of now.
+        ended: the worker's answer, or its fault.
+    """
+    student, digest = ended.body["student"], ended.body["digest"]
+    answer = ended.answer or {"unplayed": f"a worker process {ended.fault}"}
+    received = submissions.versions(course, contest, student)[digest]
+    attempt = Attempt(digest, received.isoformat(), records.now(), made_with,
+                      tuple(Outcome(**one) for one in answer.get("outcomes", ())),
+                      answer.get("unplayed", ""))
+    played, refused = store.read(course, contest, student)
+    before = played.get(digest)
+    # An older result of the same version, with other cases, is of no use any more.
+    if attempt.outcomes or before is None or before.made_with != made_with:
+        store.write(course, contest, student, played | {digest: attempt}, refused)
+    return Played(student, attempt)

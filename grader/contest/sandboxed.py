@@ -1,0 +1,171 @@
+"""A file on the secret cases: its function runs in the sandbox, and all scoring happens here.
+
+Only plain values come out of the sandbox, and nothing but the scorer's judgment of such a value
+becomes a score. What the code prints is dropped: it has seen the secret cases.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from grader import cleaning
+from grader.channel import OutOfTime
+from grader.lab_plan import PlannedCell
+from grader.measure import Unmeasured
+from grader.proxies import Function
+from grader.remote import Lost, Remote
+from grader.sandbox import HOME, Backend
+from grader.sandbox.watchdog import SHORT_OF_MEMORY
+from grader.session import Failed, Session, Spent
+from grader.settings import Grading
+from grader.timing import Budget, Late, limited
+from lab.build.lab import Role
+from lab.check import wire
+from lab.check.sides import Raised
+from lab.contest.declaration import Case, Contest, Disqualified, Given
+from lab.contest.play import Outcome, play_one
+
+PATIENCE = 3  # times a contest's seconds: a busy grading machine costs nobody a case
+SECONDS_TO_SCORE = 30.0  # for one answer, on this side
+MOST_TRIES = 3  # at one case, where the machine and not the code was short of memory
+NAME = "_contest_entry"  # of the function, in the sandbox
+
+
+class Unplayed(Exception):
+    """No fault of the student's: the sandbox could not be used. Its text is the reason."""
+
+
+def play(contest: Contest, cases: Sequence[Case], content: bytes, backend: Backend,
+         settings: Grading) -> list[Outcome]:
+    """Play one file on all cases; to be called in the main thread, which has the alarm.
+
+    Args:
+        contest: the contest.
+        cases: its secret cases.
+        content: the file.
+        backend: the sandbox that holds on this machine.
+        settings: the course's limits.
+
+    Raises Unplayed, and ValueError when the contest's own scorer fails.
+    """
+    with _Player(contest, len(cases), content, backend, settings) as player:
+        return [_scored(contest, case, player) for case in cases]
+
+
+def _scored(contest: Contest, case: Case, player: _Player) -> Outcome:
+    answer = _held(player, case.given)
+    with limited(SECONDS_TO_SCORE):
+        try:
+            return play_one(contest, case, answer)
+        except Late:
+            pass
+    return play_one(contest, case, _too_much)
+
+
+def _held(player: _Player, given: Given) -> Callable[[Given], Any]:
+    """Ask now, and return what gives the answer again, so that the alarm times the scorer alone."""
+    try:
+        value = player.ask(given)
+    except (Disqualified, wire.CannotCross) as error:
+        failed = error
+    else:
+        return lambda given: value
+
+    def fail(given: Given) -> Any:
+        raise failed
+
+    return fail
+
+
+def _too_much(given: Given) -> Any:
+    raise Disqualified("too large", f"its answer could not be scored in {SECONDS_TO_SCORE:g} s")
+
+
+class _Player:
+    """One file in a sandbox, which is replaced when the code ends it."""
+
+    def __init__(self, contest: Contest, cases: int, content: bytes, backend: Backend,
+                 settings: Grading) -> None:
+        self.contest, self.seconds = contest, PATIENCE * contest.seconds
+        path = f"contest/{contest.file}"
+        mine = Grading(seconds_per_cell=self.seconds, memory_mb=settings.memory_mb,
+                       disk_mb=settings.disk_mb, processes=settings.processes,
+                       seconds_per_notebook=2 * self.seconds * (cases + 1) + 60)
+        self.session = Session(backend, mine, {path: content})
+        self.remote = Remote(self._not_ready, "", self._no_figures)
+        self.cell = PlannedCell(0, Role.ANSWER, contest.file)
+        self.source = (f"from lab.contest.player import load as {NAME}\n"
+                       f"{NAME} = {NAME}({HOME + '/' + path!r}, {contest.entry!r})")
+        self.unusable: Disqualified | None = None  # the file itself
+
+    def __enter__(self) -> _Player:
+        self._load()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.session.discard()
+
+    def ask(self, given: Given) -> Any | Raised:
+        """Call the function. Raises Disqualified, CannotCross and Unplayed."""
+        if self.unusable:
+            raise self.unusable
+        for _ in range(MOST_TRIES):
+            try:
+                return self._call(given)
+            except Lost:
+                error = self.remote.lost
+                self.session.discard()
+                if str(error) != SHORT_OF_MEMORY:
+                    break
+        if str(error) == SHORT_OF_MEMORY:
+            raise Unplayed(SHORT_OF_MEMORY)
+        if isinstance(error, OutOfTime):
+            raise Disqualified("out of time", f"no answer after {self.seconds:g} s",
+                               "Search less in large cases.")
+        raise Disqualified("crash", f"its code ended the sandbox: {cleaning.line(str(error), 200)}",
+                           "Return a value instead of ending the process.")
+
+    def _load(self) -> None:
+        for _ in range(MOST_TRIES):
+            try:
+                ran = self.session.run(self.cell, self.source)
+            except (Failed, Spent) as error:
+                raise Unplayed(str(error) or "the sandbox took too long to start") from error
+            if ran is not None:
+                if ran.raised:
+                    self.unusable = Disqualified(
+                        "error", f"{self.contest.file} cannot be run: {ran.raised}",
+                        "Run it with python first.")
+                return
+            why = self.session.incidents.pop(self.cell.name)
+            if SHORT_OF_MEMORY not in why:
+                kind = "out of time" if why.startswith("out of time") else "crash"
+                self.unusable = Disqualified(kind, f"{self.contest.file} cannot be run: {why}")
+                return
+        raise Unplayed(SHORT_OF_MEMORY)
+
+    def _call(self, given: Given) -> Any | Raised:
+        try:
+            self.session.ready()
+        except (Failed, Spent) as error:
+            raise Unplayed(str(error) or "the sandbox took too long to start") from error
+        self.remote.lost = None
+        self.remote.ask = self.session.ask(Budget(self.seconds))
+        return self.remote.call(Function(NAME, self.remote), [dict(given)], {})
+
+    @staticmethod
+    def _not_ready(*arguments: Any, **fields: Any) -> dict[str, Any]:
+        raise RuntimeError("the sandbox was asked before it was ready")
+
+    @staticmethod
+    def _no_figures(words: Any) -> dict[str, Any]:
+        raise Unmeasured("a contest measures nothing")
+
+
+def as_json(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """Return outcomes as they are kept, with what came from the sandbox cleaned and bounded."""
+    found = [vars(outcome) | {"reason": cleaning.line(outcome.reason, 500),
+                              "note": cleaning.line(outcome.note, 200)} for outcome in outcomes]
+    return json.loads(json.dumps(found))

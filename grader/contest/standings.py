@@ -1,0 +1,102 @@
+"""Ranks: students and ghosts in one table, each student by the best attempt."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from grader.contest import attempts, secret, submissions
+from grader.course import Course
+from grader.settings import settings_of
+from lab.contest.declaration import Contest
+from lab.contest.play import Outcome, ghosts, points, points_by_group
+
+NOT_PLAYED = "not played yet"
+HIDDEN = "the newest file was not played"  # where students are not named
+
+
+@dataclass(frozen=True)
+class Row:
+    """A student or a ghost. Without a rank there are no points.
+
+    Attributes:
+        name: for people.
+        rank: 1 more than the number of rows with more points.
+        points: the total.
+        by_group: the points of every group of cases.
+        out: how many cases were disqualified, by kind.
+        attempt: which of how many attempts counts; empty for a ghost.
+        received: when that one came in, ISO 8601, UTC; for a ghost, who published it.
+        note: what else to know.
+        ghost: whether it is one.
+    """
+
+    name: str
+    rank: int = 0
+    points: float = 0.0
+    by_group: Mapping[str, float] = field(default_factory=dict)
+    out: Mapping[str, int] = field(default_factory=dict)
+    attempt: str = ""
+    received: str = ""
+    note: str = ""
+    ghost: bool = False
+
+
+def standings(course: Course, contest: Contest, named: Mapping[str, str] | None = None,
+              *, hide: bool = False) -> list[Row]:
+    """Return all rows, the best first; those without a score come last.
+
+    Args:
+        course: the course.
+        contest: the contest.
+        named: what to call students, by their ids; by default their ids.
+        hide: whether to leave out what could tell who a student is.
+    """
+    drawn = secret.cases(course, contest)
+    made_with = secret.digest(contest, drawn, settings_of(course.settings()))
+    named, rows = named or {}, []
+    for student in submissions.students(course, contest):
+        row = _student(course, contest, student, made_with)
+        note = HIDDEN if hide and row.note not in ("", NOT_PLAYED) else row.note
+        rows.append(replace(row, name=named.get(student, student), note=note))
+    sources = {ghost.name: ghost.source for ghost in contest.ghosts}
+    rows += [_scored(Row(name, received=sources[name], ghost=True), outcomes)
+             for name, outcomes in ghosts(contest, drawn).items()]
+    return ranked(rows)
+
+
+def ranked(rows: Sequence[Row]) -> list[Row]:
+    """Return rows in their order, with ranks. Equal points share a rank; there, ghosts come first,
+    then whoever was earlier, then names decide."""
+    def order(row: Row) -> tuple:
+        when = 0.0 if row.ghost else datetime.fromisoformat(row.received).timestamp()
+        return -row.points, not row.ghost, when, row.name
+
+    with_points = sorted((row for row in rows if row.by_group), key=order)
+    return [*(replace(row, rank=1 + sum(other.points > row.points for other in with_points))
+              for row in with_points),
+            *sorted((row for row in rows if not row.by_group), key=lambda row: row.name)]
+
+
+def _student(course: Course, contest: Contest, student: str, made_with: str) -> Row:
+    played, refused = attempts.read(course, contest, student)
+    versions = list(submissions.versions(course, contest, student))
+    note = f"the newest file is not played: {refused}" if refused else ""
+    missing = [digest for digest in versions if digest not in played
+               or not played[digest].outcomes or played[digest].made_with != made_with]
+    if missing and not note:
+        reason = played[missing[-1]].reason if missing[-1] in played else ""
+        note = f"not played: {reason}" if reason else NOT_PLAYED
+    counts = attempts.best([played[digest] for digest in versions if digest in played], made_with)
+    if counts is None:
+        return Row(student, note=note)
+    number = versions.index(counts.digest) + 1
+    return _scored(Row(student, attempt=f"{number} of {len(versions)}", received=counts.received,
+                       note=note), counts.outcomes)
+
+
+def _scored(row: Row, outcomes: Sequence[Outcome]) -> Row:
+    return replace(row, points=points(outcomes), by_group=points_by_group(outcomes),
+                   out=Counter(one.kind for one in outcomes if one.kind))

@@ -1,0 +1,109 @@
+"""What students submitted: contests/NAME/STUDENT/FILE, read once, plain files only, with limits.
+
+As with notebooks, every version is kept in received/, and receipts.jsonl says when each came in.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from pathlib import Path
+
+from grader.collect import receipts, store
+from grader.collect.names import problem_of_id
+from grader.collect.receipts import Receipt
+from grader.course import Course
+from grader.records import Unusable
+from grader.submitted import read as read_plain
+from lab.contest.cli import problem_of
+from lab.contest.declaration import Contest
+from lab.errors import LabError
+from lab.workspace import put_whole
+
+BY_HAND = "found in contests/: when its file was put there (ctime)"
+
+
+def folder(course: Course, contest: Contest) -> Path:
+    """Return the folder with one folder per student."""
+    return course.root / "contests" / contest.name
+
+
+def label(contest: Contest) -> str:
+    """Return what receipts have in place of a lab's name; no lab has a slash in its own."""
+    return f"contests/{contest.name}"
+
+
+def students(course: Course, contest: Contest) -> list[str]:
+    """Return the ids of all who submitted anything, now or before."""
+    here = folder(course, contest)
+    found = {path.name for path in here.iterdir() if not problem_of_id(path.name)
+             } if here.is_dir() else set()
+    return sorted(found | {student for student, of in receipts.read(course)
+                           if of == label(contest)})
+
+
+def read(course: Course, contest: Contest, student: str) -> bytes | None:
+    """Return a student's current file; None when there is no folder for it.
+
+    Raises records.Unusable for what is not played: a link, a special file, a file that is too large
+    or not UTF-8.
+    """
+    path = folder(course, contest) / student / contest.file
+    if not os.path.lexists(path.parent):
+        return None
+    content = read_plain(path)
+    if problem := problem_of(content):
+        raise Unusable(f"{contest.file}: {problem}")
+    return content
+
+
+def register(course: Course, contest: Contest, student: str, content: bytes) -> None:
+    """Keep the current file as a version; its receipt has the time at which it was put there.
+
+    Students can set a file's modification time (`cp -p` and archives keep it), but not its ctime.
+
+    Args:
+        course: the course.
+        contest: the contest.
+        student: whose file it is.
+        content: the file, as `read` returned it.
+    """
+    digest = keep(course, contest, student, content)
+    if digest not in versions(course, contest, student):
+        status = os.stat(folder(course, contest) / student / contest.file, follow_symlinks=False)
+        when = datetime.datetime.fromtimestamp(status.st_ctime, datetime.UTC)
+        receipts.add(course, Receipt(student, label(contest), digest, when.isoformat(), BY_HAND))
+
+
+def keep(course: Course, contest: Contest, student: str, content: bytes) -> str:
+    """Store a version and return its digest; one that is there stays as it is."""
+    digest = store.digest_of(content)
+    path = _version(course, contest, student, digest)
+    if not path.is_file() or path.stat().st_size != len(content):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        put_whole(path, content)
+    return digest
+
+
+def versions(course: Course, contest: Contest, student: str) -> dict[str, datetime.datetime]:
+    """Return when each version first came in, by its digest, in the order of their receipts."""
+    found: dict[str, datetime.datetime] = {}
+    for receipt in receipts.read(course).get((student, label(contest)), []):
+        found.setdefault(receipt.digest, receipt.time)
+    return found
+
+
+def version(course: Course, contest: Contest, student: str, digest: str) -> bytes:
+    """Return a kept version. Raises LabError when it is gone or was changed."""
+    path = _version(course, contest, student, digest)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise LabError(f"{path}: {error.strerror}; restore it from a backup") from error
+    if store.digest_of(content) != digest:
+        raise LabError(f"{path} was changed; restore it from a backup")
+    return content
+
+
+def _version(course: Course, contest: Contest, student: str, digest: str) -> Path:
+    return course.root / "received" / student / "contests" / contest.name / f"{digest}.py"

@@ -1,0 +1,71 @@
+"""`python -P -m grader.contest.worker ROOT BACKEND`: a trusted process that plays submissions.
+
+One JSON line in and one out for each, as grader.worker does; grader.pool watches it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from grader import timing
+from grader.worker import AGAIN, channel, guard, log_error, renew, say
+
+
+class Desk:
+    """What a worker keeps from one task to the next."""
+
+    def __init__(self, root: Path, backend: str) -> None:
+        """
+        Args:
+            root: the course folder.
+            backend: the sandbox's name; the parent chose and tested it.
+        """
+        from grader import sandbox
+        from grader.course import Course
+        from grader.settings import settings_of
+
+        self.course = Course(root)
+        self.settings = settings_of(self.course.settings())
+        self.backend = sandbox.choose(backend)
+        self.drawn: dict[str, Any] = {}
+
+    def play(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Return {"outcomes": [...]}, or {"unplayed": reason}."""
+        from grader.contest import sandboxed, secret, submissions
+        from lab.contest import catalog
+
+        contest = catalog.find(task["lab"])
+        if contest.name not in self.drawn:
+            self.drawn[contest.name] = secret.cases(self.course, contest)
+        content = submissions.version(self.course, contest, task["student"], task["digest"])
+        try:
+            outcomes = sandboxed.play(contest, self.drawn[contest.name], content, self.backend,
+                                      self.settings)
+        except sandboxed.Unplayed as error:
+            return {"unplayed": str(error)}
+        return {"outcomes": sandboxed.as_json(outcomes)}
+
+
+def main() -> None:
+    guard()
+    questions, answers = channel()
+    desk = Desk(Path(sys.argv[1]), sys.argv[2])
+    if AGAIN not in sys.argv:
+        say(answers, {"ready": True})
+    for line in questions:
+        task = json.loads(line)
+        try:
+            answer = desk.play(task)
+        except Exception as error:  # of ours, or of the contest's scorer; the next one has a chance
+            log_error(task, error)
+            answer = {"unplayed": f"the grader itself failed ({type(error).__name__})"}
+        say(answers, answer | {"task": task["task"]})
+        if timing.interrupted():
+            renew(questions, answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -20,7 +20,7 @@ COLLECT = """examples:
   lab contest collect pipelines submissions.zip     a Canvas or Moodle download
   lab contest collect pipelines files/ --as-is      STUDENT/pipelines.py
 
-Takes one Python file per student into contests/NAME/STUDENT/; every version is kept in received/."""
+Takes one Python file per student into contests/NAME/STUDENT/, and keeps every version."""
 GRADE = """examples:
   lab contest grade pipelines                every file that was not played yet
 

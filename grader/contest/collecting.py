@@ -112,5 +112,5 @@ def _take(course: Course, contest: Contest, source: Source, wanted: Wanted,
     except (Refused, Unusable, OSError) as error:
         return Line(file.path, claim.student, why=str(error))
     when = submissions.versions(course, contest, claim.student)[digest]
-    return Line(file.path, claim.student, label, "new" if is_new else "same",
+    return Line(file.path, claim.student, contest.name, "new" if is_new else "same",
                 "the LMS calls it late" * claim.late, when.isoformat())

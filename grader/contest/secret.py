@@ -16,9 +16,9 @@ from grader.settings import Grading
 from lab.contest.declaration import Case, Contest
 
 COLORS = ("amber", "azure", "black", "blue", "bronze", "brown", "coral", "copper", "crimson",
-          "cyan", "gold", "gray", "green", "indigo", "ivory", "jade", "lilac", "lime", "maroon", "navy",
-          "olive", "orange", "pearl", "pink", "plum", "purple", "red", "silver", "teal", "violet",
-          "white", "yellow")
+          "cyan", "gold", "gray", "green", "indigo", "ivory", "jade", "lilac", "lime", "maroon",
+          "navy", "olive", "orange", "pearl", "pink", "plum", "purple", "red", "silver", "teal",
+          "violet", "white", "yellow")
 ANIMALS = ("badger", "bear", "beaver", "bison", "camel", "cat", "condor", "crane", "deer",
            "dolphin", "eagle", "falcon", "fox", "gecko", "hare", "heron", "horse", "ibis", "koala",
            "lemur", "lynx", "moose", "otter", "owl", "panda", "puma", "raven", "seal", "swan",

@@ -42,7 +42,7 @@ HINTS = {
     "wrong stages": 'Return one entry for each of case["stages"].',
     "incomplete": "Run F and B (and W, where you split the backward pass) of every micro-batch on "
                   "every chunk exactly once, each after what it needs.",
-    "deadlock": "Draw who waits for whom: a stage can run ahead only as far as its neighbor lets it.",
+    "deadlock": "Draw who waits for whom: neighbors must agree on the order of micro-batches.",
     "memory": "Run a backward pass earlier, or start fewer micro-batches before the first one.",
     "chunks": 'Use one of the numbers in case["chunks"], and count chunks from 0.',
 }

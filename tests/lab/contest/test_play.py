@@ -1,0 +1,98 @@
+"""The mechanism, on a contest that has nothing to do with schedules."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from lab.check.sides import Raised
+from lab.check.wire import CannotCross
+from lab.contest import catalog, contests
+from lab.contest.declaration import RESERVED, Group, Scored
+from lab.contest.play import FLOOR, ghost, ghosts, play, points, points_by_group
+from lab.errors import LabError
+from tests.lab.contest.toy import draw, toy
+
+
+def test_every_case_is_scored_and_one_that_fails_stops_no_other():
+    def ask(given):
+        if given["x"] == 1:
+            raise CannotCross("a set")
+        return Raised(("KeyError",), "'y'") if given["x"] == 2 else 4 * given["x"]
+
+    found = play(toy(), toy().open_cases(), ask)
+    assert [(one.case, one.kind, one.score) for one in found] == [
+        ("small 1", "no plain value", FLOOR), ("small 2", "error", FLOOR), ("small 3", "", 0.25),
+        ("large 1", "", 0.25)]
+    assert "raised KeyError: 'y'" in found[1].reason and found[1].hint
+    assert found[2].note == "4 times x"
+
+
+def test_points_are_a_geometric_mean():
+    found = play(toy(2), toy(2).open_cases(), lambda given: 4 * given["x"] if given["x"] == 1
+                 else given["x"] if given["x"] == 2 else "nothing")
+    assert points_by_group(found) == {"small": 50.0, "large": 1.0}
+    assert points(found) == round(100 * (0.25 * 1 * FLOOR) ** (1 / 3), 2)
+
+
+def test_ghosts_are_scored_as_a_student_with_the_same_answers():
+    cases = toy().open_cases()
+    found = ghosts(toy(), cases)
+    assert found["twice"] == play(toy(), cases, lambda given: 2 * given["x"])
+    assert points(found["x itself"]) == 100 and points(found["twice"]) == 50
+    # What a ghost returns is copied and judged as a student's is.
+    assert {one.kind for one in play(toy(), cases, ghost(lambda case: {case["x"]}))} == {
+        "no plain value"}
+    assert {one.kind for one in play(toy(), cases, ghost(lambda case: case["y"]))} == {"error"}
+
+
+def test_a_scorer_that_gives_no_score_is_the_authors_error():
+    for wrong in (0.0, 1.5, float("nan"), float("inf"), -1.0, 1, "1.0", None):
+        broken = toy(score=lambda case, answer, wrong=wrong: Scored(wrong))
+        with pytest.raises(ValueError, match="is no score"):
+            play(broken, broken.open_cases(), lambda given: 1)
+
+
+def test_secret_cases_repeat_for_a_seed_and_are_none_of_the_open_ones():
+    contest = toy(groups=[Group("few", "", [{"x": 1}, {"x": 2}],
+                                lambda random: {"x": random.randint(1, 6)}, 4)])
+    for seed in map(str, range(20)):
+        drawn = contest.secret_cases(seed)
+        assert drawn == contest.secret_cases(seed)
+        assert sorted(case.given["x"] for case in drawn) == [3, 4, 5, 6]
+    assert len({str(contest.secret_cases(str(seed))) for seed in range(20)}) > 5
+    with pytest.raises(ValueError, match="no new case"):
+        toy(groups=[Group("few", "", [{"x": 1}], lambda random: {"x": random.randint(1, 3)}, 3)]
+            ).secret_cases("")
+
+
+@pytest.mark.parametrize("wrong", [
+    *({"name": name} for name in (*RESERVED, "No", "a-b", "")), {"file": "../a.py"},
+    {"file": "a.txt"}, {"entry": "a b"}, {"seconds": 0}, {"seconds": 3600}, {"groups": ()},
+    {"groups": (Group("a", "", [{}], draw, 1),) * 2}, {"groups": (Group("a", "", [], draw, 1),)},
+    {"groups": (Group("a", "", [{}], draw, 0),)}])
+def test_a_declaration_that_will_not_do_is_refused(wrong):
+    with pytest.raises(ValueError, match="will not do"):
+        toy(**wrong)
+
+
+def test_another_contest_is_one_more_file(tmp_path, monkeypatch):
+    (tmp_path / "toy.py").write_text("from tests.lab.contest.toy import toy\nCONTEST = toy()\n")
+    (tmp_path / "other.py").write_text("from tests.lab.contest.toy import toy\nCONTEST = toy()\n")
+    monkeypatch.setattr(contests, "__path__", [*contests.__path__, str(tmp_path)])
+    importlib.invalidate_caches()
+    assert catalog.names() == ["other", "pipelines", "toy"]
+    assert catalog.find("toy").title == "A toy"
+    with pytest.raises(ValueError, match="a contest called toy"):
+        catalog.find("other")
+    with pytest.raises(LabError, match="no contest pipeline; there is pipelines"):
+        catalog.find("pipeline")
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_every_contest_that_ships_can_be_played(name):
+    contest = catalog.find(name)
+    for cases in (contest.open_cases(), contest.secret_cases("any")):
+        found = ghosts(contest, cases)
+        assert any(not one.kind for outcomes in found.values() for one in outcomes)

@@ -37,7 +37,8 @@ class Attempt:
     """What came of one grading.
 
     `scores` has the points of every check that could be decided, `unscored` the grade_ids of the
-    others; cells that a person grades are in neither. Without a notebook there was nothing to run.
+    others. A check with partial credit is in both if some of its parts could be decided. Cells that
+    a person grades are in neither. Without a notebook there was nothing to run.
     """
 
     student: str
@@ -85,7 +86,6 @@ class Attempt:
                         for number in numbers)
                 and isinstance(self.isolated, bool) and isinstance(self.own_doing, bool)
                 and (self.notebook is None or isinstance(self.notebook, dict))
-                and not set(self.scores) & set(self.unscored)
                 and (self.state == "graded") == (not self.reason)):
             raise Damaged("a field of the wrong kind")
 

@@ -104,6 +104,9 @@ class SayUnscored(NbGraderPreprocessor):
             if cell.metadata.get("nbgrader", {}).get("grade_id") in record.unscored:
                 text = (f"This check could not be scored: {record.reason}. A score of 0 here is "
                         "none: only what your instructor enters counts.\n")
+                text += "".join(f"{line}\n" for output in cell.outputs
+                                if output.output_type == "error" and output.ename == "NotScored"
+                                for line in output.evalue.splitlines()[1:])
                 cell.outputs = [v4.new_output("stream", name="stdout", text=text)]
         return nb, resources
 

@@ -10,10 +10,11 @@ on the trusted side, too, since tests use them and students must not be able to 
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from nbgrader import utils
 
 from grader.course import Course
 from grader.records import digest_of_lab
+from lab.build import parts
 from lab.build.lab import Role
 from lab.build.names import Names, analyse
 from lab.build.reading import python_of
@@ -55,6 +57,16 @@ class PlannedCell:
     required: bool = False  # the course's own: when it fails, nothing is said about the student
     trusted: ast.Module | None = field(default=None, compare=False, repr=False)
     names: Names | None = field(default=None, compare=False, repr=False)  # of `trusted`
+    parts: tuple[PlannedPart, ...] = field(default=(), compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class PlannedPart:
+    """A part of a check with partial credit, to be run as a check of its own."""
+
+    points: float
+    title: str
+    cell: PlannedCell
 
 
 @dataclass(frozen=True)
@@ -144,8 +156,24 @@ def planned(index: int, cell: NotebookNode) -> PlannedCell:
     elif role is Role.SETUP and not tagged:
         tree = definitions(cell.source)
     required = role is Role.CHECK_SETUP or (role is Role.SETUP and tagged)
-    return PlannedCell(index, role, name, grade_id, points, cell.source, required, tree,
+    made = PlannedCell(index, role, name, grade_id, points, cell.source, required, tree,
                        analyse(tree) if tree else None)
+    return replace(made, parts=_parts(made)) if role is Role.CHECK else made
+
+
+def _parts(check: PlannedCell) -> tuple[PlannedPart, ...]:
+    """The parts of a check with partial credit. Raises LabError when they cannot be graded."""
+    try:
+        found = parts.split(check.trusted)
+    except parts.Misplaced as error:
+        raise LabError(f"the check {check.name}, line {error.line}: {error}") from error
+    total = math.fsum(part.points for part in found)
+    if found and not math.isclose(total, check.points):
+        raise LabError(f"the check {check.name}: its parts sum to {total:g} points, but it is "
+                       f"worth {check.points:g}")
+    return tuple(PlannedPart(part.points, part.title, replace(
+        check, name=f"{check.name}, part {part.title!r}", points=part.points, trusted=part.tree,
+        names=analyse(part.tree))) for part in found)
 
 
 def role_of(cell: NotebookNode) -> Role:

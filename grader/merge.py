@@ -107,8 +107,9 @@ def _enter(course: Course, settings: Config, book: Gradebook, attempt: Attempt) 
         if name in attempt.scores:
             grade.auto_score = min(float(attempt.scores[name]), float(grade.max_score))
             grade.needs_manual_grade = grade.manual_score is not None
-        elif name in attempt.unscored:
-            grade.auto_score, grade.needs_manual_grade = None, True
+        if name in attempt.unscored:  # a part may have points all the same
+            grade.auto_score = grade.auto_score if name in attempt.scores else None
+            grade.needs_manual_grade = True
     book.db.flush()
     book.db.refresh(found)  # its score is the sum of what was just entered
     penalise(settings, submission, found, student)

@@ -182,16 +182,28 @@ def shown(error: Exception, cell: PlannedCell) -> NotebookNode:
     """The error output of a check, as a kernel has it; of what lab.check says the text alone."""
     from lab.check import Failed
 
-    try:
-        text = str(error)
-    except Exception as another:
-        text = f"(its text cannot be shown: {type(another).__name__})"
-    text = cleaning.terminal(text[:10_000])
+    text = _text(error)
     if isinstance(error, Failed):
         lines = Failed(text)._render_traceback_()
     else:
         lines = [cleaning.terminal(line) for line in _traceback(error, cell)]
     return cleaning.error(type(error).__name__, text, lines)
+
+
+def text_of(error: Exception) -> str:
+    """Return what a failed check says, in one piece of text."""
+    from lab.check import Failed
+
+    text = _text(error)
+    return text if isinstance(error, Failed) else f"{type(error).__name__}: {text}"
+
+
+def _text(error: Exception) -> str:
+    try:
+        text = str(error)
+    except Exception as another:
+        text = f"(its text cannot be shown: {type(another).__name__})"
+    return cleaning.terminal(text[:10_000])
 
 
 def _traceback(error: Exception, cell: PlannedCell) -> list[str]:

@@ -12,13 +12,16 @@ from nbformat import NotebookNode
 from grader import cleaning
 from grader.lab_plan import Plan, PlannedCell
 from grader.measure import figures
-from grader.probe import Trusted, Verdict
+from grader.probe import Trusted, Verdict, text_of
 from grader.remote import Remote
 from grader.sandbox import Backend
 from grader.sandbox.watchdog import SHORT_OF_MEMORY
 from grader.session import Failed, Session, Spent
 from grader.settings import Grading
 from lab.build.lab import Role
+from lab.check.checks import Failed as Incorrect
+from lab.check.partial import Outcome, earned, report
+from lab.colours import bad, good
 
 MOST_OUTPUT = 10_000_000  # bytes of all outputs of a notebook, as JSON
 LONGEST_REASON = 300
@@ -39,6 +42,7 @@ class Walk:
         self.trusted = Trusted(self.remote, plan.answers)
         self.scores: dict[str, float] = {}
         self.unscored: dict[str, str] = {}  # by grade_id: why
+        self.said: dict[str, str] = {}  # of checks with partial credit: what each part earned
         self.count, self.room = 0, MOST_OUTPUT
         self.own_doing = True  # whether the student's code is why something is unscored
 
@@ -69,8 +73,8 @@ class Walk:
 
     def _leave_the_rest(self, reason: str) -> None:
         for name in self.plan.points:
-            if name not in self.scores:
-                self.unscored.setdefault(name, reason)
+            if name not in self.scores or name in self.unscored:
+                self.unscored[name] = self.unscored.get(name) or reason
 
     def _cell(self, cell: PlannedCell) -> None:
         if cell.role is Role.CHECK:
@@ -107,18 +111,56 @@ class Walk:
             raise CourseFailed(_failed(cell, type(verdict.failed).__name__, str(verdict.failed)))
 
     def _check(self, cell: PlannedCell) -> None:
+        if cell.parts:
+            self._check_parts(cell)
+            return
+        verdict, why = self._judge(cell)
+        self._put(cell, verdict.outputs)
+        if why:
+            self.unscored[cell.grade_id] = why
+        else:
+            self.scores[cell.grade_id] = cell.points if verdict.passed else 0.0
+
+    def _judge(self, cell: PlannedCell) -> tuple[Verdict, str]:
+        """Run a check, or a part of one; why it cannot be scored, if so. Raises Failed and
+        Spent."""
         self.session.ready()
         budget = self.session.budget()
         self.remote.ask = self.session.ask(budget)
         verdict = self.trusted.check(cell, budget)
-        self._put(cell, verdict.outputs)
         if verdict.lost:
             self.session.discard()  # after an alarm nobody knows what it was asked for
-            self.unscored[cell.grade_id] = self._why_lost(cell, verdict, budget.seconds)
-        elif verdict.failed is not None and self.session.incidents:
-            self.unscored[cell.grade_id] = "; ".join(self.session.incidents.values())
-        else:
-            self.scores[cell.grade_id] = cell.points if verdict.passed else 0.0
+            return verdict, self._why_lost(cell, verdict, budget.seconds)
+        if verdict.failed is not None and self.session.incidents:
+            return verdict, "; ".join(self.session.incidents.values())
+        return verdict, ""
+
+    def _check_parts(self, cell: PlannedCell) -> None:
+        """A check with partial credit: which parts passed is decided here, one by one. One that
+        hangs or dies leaves the others' points; the check is unscored until a person decides."""
+        name, outputs, reasons = cell.grade_id, [], []
+        outcomes = [Outcome(part.points, part.title, is_decided=False) for part in cell.parts]
+        self.unscored[name] = ""  # until all parts are decided; _leave_the_rest gives the reason
+        try:
+            for at, part in enumerate(cell.parts):
+                verdict, why = self._judge(part.cell)
+                outputs += [one for one in verdict.outputs if one.output_type == "stream"]
+                reasons += [why] if why else []
+                said = None if verdict.passed else why or text_of(verdict.failed)
+                outcomes[at] = Outcome(part.points, part.title, said, is_decided=not why)
+        finally:
+            text = self.said[name] = report(outcomes)
+            if any(one.is_decided for one in outcomes):
+                self.scores[name] = min(earned(outcomes), cell.points)
+            if all(one.is_decided for one in outcomes):
+                del self.unscored[name]
+                passed = all(one.error is None for one in outcomes)
+                lines = [f"{good('✓') if passed else bad('✗')} {text}"]
+                outputs.append(cleaning.stream(lines[0] + "\n") if passed
+                               else cleaning.error(Incorrect.__name__, text, lines))
+            self._put(cell, outputs)
+        if reasons:
+            self.unscored[name] = "; ".join(dict.fromkeys(reasons))
 
     def _why_lost(self, cell: PlannedCell, verdict: Verdict, seconds: float) -> str:
         if self.remote.unmeasured:
@@ -138,6 +180,8 @@ class Walk:
     def _say_unscored(self, cell: PlannedCell) -> None:
         """An error, too, so that nothing that reads outputs takes the check for passed."""
         text = f"not scored: {self.unscored[cell.grade_id]}"
+        if cell.grade_id in self.said:
+            text += f"\n{self.said[cell.grade_id]}"
         found = self.notebook.cells[cell.index]
         found.outputs = [*[output for output in found.outputs if output.output_type == "stream"],
                          cleaning.error("NotScored", text, [text])]

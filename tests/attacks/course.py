@@ -55,6 +55,19 @@ assert sum(1 for turn in range(rounds())) == 3
 assert math.factorial(rounds()) == 6  # {HIDDEN}
 ### END HIDDEN TESTS"""
 
+PARTED = """def halve(x):
+    ### BEGIN SOLUTION
+    return x // 2
+    ### END SOLUTION"""
+PARTED_CHECK = f"""with check.parts():
+    with check.part(1, "even numbers"):
+        check.function(halve, cases=[{{"x": 2}}, {{"x": 8}}], expected=[1, 4])
+    with check.part(1, "odd numbers"):
+        check.function(halve, cases=[{{"x": 3}}, {{"x": 9}}], expected=[1, 4])
+        ### BEGIN HIDDEN TESTS
+        check.that(check.call(halve, 41) == 20, "Round down.")  # {HIDDEN}
+        ### END HIDDEN TESTS"""
+
 RIGHT_DOUBLE = "def double(x):\n    return 2 * x"
 RIGHT_TRIPLE = "def triple(x):\n    return 3 * x"
 PEERS = {"aaron": 5.0, "mona": 3.0, "zoe": 5.0}  # in the order of grading: first, between, last
@@ -76,7 +89,9 @@ def source(whole: bool) -> Any:
             cell(ROUNDS, **marks("rounds", solution=True, locked=False)),
             cell(ROUNDS_CHECK, **marks("rounds-check", grade=True, points=2)),
             cell(JOB, **marks("job", solution=True, locked=False)),
-            cell(JOB_CHECK, **marks("job-check", grade=True, points=2))]
+            cell(JOB_CHECK, **marks("job-check", grade=True, points=2)),
+            cell(PARTED, **marks("halve", solution=True, locked=False)),
+            cell(PARTED_CHECK, **marks("halve-check", grade=True, points=2))]
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3",
                                     "language": "python"}
     return notebook
@@ -88,10 +103,10 @@ def find(notebook: Notebook, name: str) -> dict[str, Any]:
                 if cell["metadata"].get("nbgrader", {}).get("grade_id") == name)
 
 
-def answered(release: Notebook, double: str, triple: str, rounds: str = "", job: str = ""
-             ) -> Notebook:
+def answered(release: Notebook, double: str, triple: str, rounds: str = "", job: str = "",
+             parted: str = "") -> Notebook:
     notebook = json.loads(json.dumps(release))
-    for name, source in (("rounds", rounds), ("job", job)):
+    for name, source in (("rounds", rounds), ("job", job), ("halve", parted)):
         if source:
             find(notebook, name)["source"] = source
     find(notebook, "double")["source"] = double
@@ -124,7 +139,8 @@ def hand_in(root: Path, attacks: list[Attack]) -> None:
 def submit(root: Path, one: Attack) -> None:
     release = json.loads((root / "release" / LAB / f"{LAB}.ipynb").read_text())
     notebook = answered(release, *(text.replace(ROOT, str(root)).replace("@LAB@", LAB)
-                                   for text in (one.double, one.triple, one.rounds, one.job)))
+                                   for text in (one.double, one.triple, one.rounds, one.job,
+                                                one.parted)))
     if one.change:
         one.change(notebook)
     path = put(root, one.name, notebook)

@@ -13,6 +13,7 @@ def all_attacks() -> list[Attack]:
         endless,
         folder,
         notebook,
+        partial,
         reading,
         scripts,
         store,
@@ -22,5 +23,5 @@ def all_attacks() -> list[Attack]:
     )
 
     modules = (reading, verdict, store, endless, notebook, folder, browser, channel, values, system,
-               scripts)
+               scripts, partial)
     return [one for module in modules for one in module.ATTACKS]

@@ -3,7 +3,7 @@
 nbconvert's template configures MathJax with a `text/x-mathjax-config` block, which MathJax
 evaluates wherever it finds one in a page. Here the configuration is an ordinary inline script that
 the policy knows by its hash. MathJax's extension Safe takes what is no math out of a student's
-formulas: links, classes, ids, styles, and the loading of extensions.
+formulas: links, classes, ids, and styles.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 
 FOLDER = "https://cdnjs.cloudflare.com/ajax/libs/mathjax/2.7.7/"
 ADDRESS = FOLDER + "MathJax.js?config=TeX-AMS_CHTML-full,Safe"
-NOT_IN_FORMULAS = dict.fromkeys(("URLs", "classes", "cssIDs", "styles", "require"), "none")
+NOT_IN_FORMULAS = dict.fromkeys(("URLs", "classes", "cssIDs", "styles"), "none")
 CONFIGURATION = {
     "TeX": {"equationNumbers": {"autoNumber": "AMS", "useLabelIds": True}},
     "tex2jax": {"inlineMath": [["$", "$"], ["\\(", "\\)"]],

@@ -83,6 +83,8 @@ def source(whole: bool) -> Any:
         cell(DOUBLE_CHECK, **marks("double-check", grade=True, points=3)),
         cell(TRIPLE, **marks("triple", solution=True, locked=False)),
         cell(TRIPLE_CHECK, **marks("triple-check", grade=True, points=2)),
+        v4.new_markdown_cell("*Your answer here.*", metadata=marks(
+            "why", grade=True, solution=True, locked=False, points=0)),
     ])
     if whole:
         notebook.cells += [

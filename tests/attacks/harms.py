@@ -187,9 +187,10 @@ class Live(html.parser.HTMLParser):
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.inside = tag
         for name, value in attributes:
-            # Plain links and titles may say what they like; what runs or loads by itself may not.
-            inert = name in ("title", "alt", "class", "id") or (
-                name == "href" and tag == "a" and not _runs(value)) or (
+            # Plain links and titles may say what they like; what runs or loads by itself may not,
+            # nor what formgrader's own scripts or addresses would act on.
+            inert = name in ("title", "alt") or (
+                name == "href" and tag == "a" and _leads_away(value)) or (
                 name == "src" and tag == "img" and (value or "").startswith("data:image/"))
             if "pwned" in (value or "") and not inert:
                 self.found = self.found or f"<{tag} {name}={value!r}"[:120]
@@ -202,6 +203,6 @@ class Live(html.parser.HTMLParser):
         self.inside = ""
 
 
-def _runs(address: str | None) -> bool:
-    plain = re.sub(r"[\x00-\x20]", "", address or "").lower()
-    return plain.startswith(("javascript:", "data:", "vbscript:"))
+def _leads_away(address: str | None) -> bool:
+    """Return whether a link is an ordinary one, neither a script nor into the reader's server."""
+    return re.match(r"(?:https?://|mailto:)", address or "", re.IGNORECASE) is not None

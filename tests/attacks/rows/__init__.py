@@ -20,8 +20,9 @@ def all_attacks() -> list[Attack]:
         system,
         values,
         verdict,
+        written,
     )
 
     modules = (reading, verdict, store, endless, notebook, folder, browser, channel, values, system,
-               scripts, partial)
+               scripts, partial, written)
     return [one for module in modules for one in module.ATTACKS]

@@ -60,7 +60,7 @@ def unchanged(text: str) -> str:
 
 def by_student(cell: NotebookNode) -> bool:
     """Return whether a cell's text or outputs are a student's."""
-    return cell.get("cell_type") != "markdown" or utils.is_solution(cell) or utils.is_task(cell)
+    return cell.get("cell_type") != "markdown" or utils.is_solution(cell)
 
 
 class Harmless(Preprocessor):

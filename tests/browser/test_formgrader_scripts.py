@@ -144,6 +144,7 @@ def test_no_script_of_a_student_runs(graded, jupyter, page):
     assert link.get_attribute("href") == "https://example.org/x"
     assert link.get_attribute("rel") == "noopener noreferrer"
     assert link.get_attribute("target") == "_blank" and "$a<b$" in why.inner_text()
+    assert page.evaluate("MathJax.Safe.allow.URLs") == "none"  # no links in formulas
 
 
 def test_a_click_on_an_answer_gives_no_credit(graded, jupyter, page):

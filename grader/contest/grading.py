@@ -92,7 +92,7 @@ def take_in(course: Course, contest: Contest) -> dict[str, str]:
         kept, before = store.read(course, contest, student)
         if before != found.get(student, ""):
             store.write(course, contest, student, kept, found.get(student, ""))
-    return found
+    return found | submissions.no_ids(course, contest)
 
 
 def waiting(course: Course, contest: Contest, made_with: str) -> list[tuple[str, str]]:

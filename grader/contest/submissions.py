@@ -35,11 +35,20 @@ def label(contest: Contest) -> str:
 
 def students(course: Course, contest: Contest) -> list[str]:
     """Return the ids of all who submitted anything, now or before."""
-    here = folder(course, contest)
-    found = {path.name for path in here.iterdir() if not problem_of_id(path.name)
-             } if here.is_dir() else set()
+    found = {name for name in _folders(course, contest) if not problem_of_id(name)}
     return sorted(found | {student for student, of in receipts.read(course)
                            if of == label(contest)})
+
+
+def no_ids(course: Course, contest: Contest) -> dict[str, str]:
+    """Return folders whose names cannot be a student's id, with the reason."""
+    return {name: f"no student's id: {problem_of_id(name)}" for name in _folders(course, contest)
+            if problem_of_id(name) and not name.startswith(".")}
+
+
+def _folders(course: Course, contest: Contest) -> list[str]:
+    here = folder(course, contest)
+    return sorted(path.name for path in here.iterdir()) if here.is_dir() else []
 
 
 def read(course: Course, contest: Contest, student: str) -> bytes | None:

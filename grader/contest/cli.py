@@ -149,12 +149,8 @@ def run_table(arguments: argparse.Namespace) -> int:
 
 def _names(course: Course, students: list[str]) -> dict[str, str]:
     """Return students' names as the roster has them, with their ids."""
-    from grader.records import gradebook
-    from grader.roster import people
+    from grader.contest.standings import roster_of
 
-    if not (course.root / "gradebook.db").exists():
-        return {}
-    with gradebook(course) as book:
-        found = {person.id: person.name for person in people(book)}
+    found = {person.id: person.name for person in roster_of(course)}
     return {student: f"{found[student]} ({student})" for student in students
             if found.get(student) not in (None, "", student)}

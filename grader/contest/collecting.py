@@ -12,9 +12,10 @@ from grader.collect.layouts import Claim, layout_of
 from grader.collect.receipts import Receipt
 from grader.collect.sources import File, Refused, Source, opened
 from grader.contest import submissions
+from grader.contest.standings import roster_of
 from grader.course import Course
-from grader.records import Unusable, gradebook
-from grader.roster import Roster, people
+from grader.records import Unusable
+from grader.roster import Roster
 from grader.times import now
 from lab.contest.cli import problem_of
 from lab.contest.declaration import Contest
@@ -37,8 +38,7 @@ def collect(course: Course, contest: Contest, source: Path, *,
 
     Raises LabError for the source as a whole.
     """
-    with gradebook(course) as book:
-        roster = Roster(people(book))
+    roster = Roster(roster_of(course))
     if not roster.people and not as_is:
         raise LabError("the roster is empty: fill it with `lab roster import students.csv`, or say "
                        "--as-is to take folder names as the students' ids")

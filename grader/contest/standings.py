@@ -9,6 +9,8 @@ from datetime import datetime
 
 from grader.contest import attempts, secret, submissions
 from grader.course import Course
+from grader.records import gradebook, gradebook_file
+from grader.roster import Person, people
 from grader.settings import settings_of
 from lab.contest.declaration import Contest
 from lab.contest.play import Outcome, ghosts, points, points_by_group
@@ -78,6 +80,15 @@ def ranked(rows: Sequence[Row]) -> list[Row]:
     return [*(replace(row, rank=1 + sum(other.points > row.points for other in with_points))
               for row in with_points),
             *sorted((row for row in rows if not row.by_group), key=lambda row: row.name)]
+
+
+def roster_of(course: Course) -> list[Person]:
+    """Return the class; nobody where there is no gradebook yet, which a contest does not need."""
+    path = gradebook_file(course)
+    if path is not None and not path.exists():
+        return []
+    with gradebook(course) as book:
+        return people(book)
 
 
 def _student(course: Course, contest: Contest, student: str, made_with: str) -> Row:

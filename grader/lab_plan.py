@@ -24,8 +24,10 @@ from nbgrader import utils
 
 from grader.course import Course
 from grader.records import digest_of_lab
+from grader.sandbox.masks import Masks
 from lab.build import parts
 from lab.build.lab import Role
+from lab.build.masks import masked
 from lab.build.names import Names, analyse
 from lab.build.reading import python_of
 from lab.errors import LabError
@@ -79,6 +81,7 @@ class Plan:
     cells: tuple[PlannedCell, ...]
     answers: frozenset[str]  # global names that answers and drivers of the source bind or change
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # that lie beside it
+    masks: Masks = field(default=Masks(()), compare=False)  # what answers may not use
 
     def of(self, *roles: Role) -> list[PlannedCell]:
         return [cell for cell in self.cells if cell.role in roles]
@@ -93,10 +96,14 @@ def read(course: Course, lab: str) -> Plan:
     """The plan of a lab whose release/ is up to date (assign.release makes it). Raises LabError."""
     source = _notebook(course, "source", lab)
     skeleton = with_hidden_tests(_notebook(course, "release", lab), source)
-    return Plan(lab, digest_of_lab(course, lab), skeleton,
-                tuple(planned(index, cell) for index, cell in enumerate(skeleton.cells)
-                      if cell.cell_type == "code"), bound_by_answers(source),
-                beside(course.notebook("release", lab).parent))
+    cells = tuple(planned(index, cell) for index, cell in enumerate(skeleton.cells)
+                  if cell.cell_type == "code")
+    names = [name for cell in cells if cell.role is Role.CHECK_SETUP and cell.trusted
+             for name in masked(cell.trusted)]
+    masks = Masks(names)
+    masks.shown  # noqa: B018  a name that is nowhere stops the lab here, not its first submission
+    return Plan(lab, digest_of_lab(course, lab), skeleton, cells, bound_by_answers(source),
+                beside(course.notebook("release", lab).parent), masks)
 
 
 def _notebook(course: Course, step: str, lab: str) -> NotebookNode:

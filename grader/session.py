@@ -14,6 +14,7 @@ from grader.channel import BrokenChannel, Channel, ChannelError, OutOfTime
 from grader.lab_plan import PlannedCell
 from grader.remote import MOST_TITLE, as_raised
 from grader.sandbox import Backend
+from grader.sandbox.masks import Masks
 from grader.settings import Grading
 from grader.timing import Budget
 from lab.check.sides import Raised
@@ -44,8 +45,9 @@ class Session:
     """Runs cells in the sandbox. When one ends it, by time, memory or otherwise, the next request
     finds a fresh sandbox in which all cells before have run again, but not that one."""
 
-    def __init__(self, backend: Backend, settings: Grading, files: Mapping[str, bytes]) -> None:
-        self.backend, self.settings, self.files = backend, settings, files
+    def __init__(self, backend: Backend, settings: Grading, files: Mapping[str, bytes],
+                 masks: Masks | None = None) -> None:
+        self.backend, self.settings, self.files, self.masks = backend, settings, files, masks
         self.whole = Budget(settings.seconds_per_notebook)
         self.channel: Channel | None = None
         self.done: list[tuple[PlannedCell, str]] = []
@@ -102,7 +104,8 @@ class Session:
         return f"its code ended the sandbox at cell {name}: {cleaning.line(str(error), 200)}"
 
     def _start(self) -> None:
-        running = self.backend.start(GUEST, self.settings.limits(), files=self.files)
+        running = self.backend.start(GUEST, self.settings.limits(), files=self.files,
+                                     masks=self.masks)
         self.channel = Channel(running)
         try:
             self.channel.request("ready", START_SECONDS)

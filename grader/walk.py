@@ -37,7 +37,7 @@ class Walk:
     def __init__(self, plan: Plan, notebook: NotebookNode, backend: Backend, settings: Grading,
                  seed: str) -> None:
         self.plan, self.notebook = plan, notebook
-        self.session = Session(backend, settings, plan.files)
+        self.session = Session(backend, settings, plan.files, plan.masks)
         self.remote = Remote(_nothing_to_ask, seed, partial(figures, backend=backend))
         self.trusted = Trusted(self.remote, plan.answers)
         self.scores: dict[str, float] = {}

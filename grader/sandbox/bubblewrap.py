@@ -13,6 +13,7 @@ from pathlib import Path
 
 from grader.sandbox import cgroups, inside, mounts, seccomp, slots
 from grader.sandbox.interface import Limits, Unavailable
+from grader.sandbox.masks import Masks
 from grader.sandbox.running import Running
 from grader.sandbox.watchdog import Watchdog
 
@@ -61,7 +62,8 @@ class Bubblewrap:
 
     def start(self, command: Sequence[str], limits: Limits, *,
               files: Mapping[str, bytes] | None = None,
-              environment: Mapping[str, str] | None = None) -> Running:
+              environment: Mapping[str, str] | None = None,
+              masks: Masks | None = None) -> Running:
         packed = mounts.archive(dict(files or {}))
         with contextlib.ExitStack() as undo:
             uid = slots.FIRST
@@ -73,7 +75,8 @@ class Bubblewrap:
             if group:
                 undo.callback(group.remove)
             with Inherited() as inherited:
-                words = self.words(command, limits, uid, packed, environment or {}, inherited.data)
+                words = self.words(command, limits, uid, packed, environment or {}, inherited.data,
+                                   masks)
                 doors = group.doors if group else []
                 running, pid = launched(["/bin/sh", "-c", _ENTER, "sh", *doors, "--", *words],
                                         inherited)
@@ -84,14 +87,15 @@ class Bubblewrap:
         return running
 
     def words(self, command: Sequence[str], limits: Limits, uid: int, packed: bytes | None,
-              environment: Mapping[str, str], data: Callable[[bytes], str]) -> list[str]:
+              environment: Mapping[str, str], data: Callable[[bytes], str],
+              masks: Masks | None = None) -> list[str]:
         """The whole command line; `data` makes an inherited descriptor with that content."""
         words = [*outside(uid), self.bwrap, *namespaces(uid), "--seccomp", data(seccomp.program())]
         for option in self.optional:
             words += OPTIONAL[option]
         if "proc" not in self.optional:
             words += _fixed_proc()
-        words += folders(mounts.visible(uid), limits, data)
+        words += folders(mounts.visible(uid, shown=masks.shown if masks else None), limits, data)
         for pair in mounts.environment(dict(environment)).items():
             words += ["--setenv", *pair]
         if packed is not None:

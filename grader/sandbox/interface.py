@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from grader.sandbox.masks import Masks
 from grader.sandbox.running import Running
 from lab.errors import LabError
 
@@ -45,10 +46,17 @@ class Backend(Protocol):
 
     def start(self, command: Sequence[str], limits: Limits, *,
               files: Mapping[str, bytes] | None = None,
-              environment: Mapping[str, str] | None = None) -> Running:
-        """Start `command` in a new sandbox; `files` by their path below its home folder.
+              environment: Mapping[str, str] | None = None,
+              masks: Masks | None = None) -> Running:
+        """Start a program in a new sandbox, which ends with the *thread* that started it.
 
-        The sandbox ends with the *thread* that started it, so start from one that lives long.
+        Args:
+            command: the program and its arguments.
+            limits: on what it may take.
+            files: extra files, by their path below the sandbox's home folder.
+            environment: extra variables.
+            masks: what its programs cannot see or import; keep it for as long as they run.
+
         Raises LabError for a file outside the home, Unavailable where nothing can be started.
         """
         ...

@@ -6,7 +6,7 @@ import io
 import os
 import sys
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -58,8 +58,20 @@ class Visible:
 
 
 def visible(uid: int, prefixes: Iterable[str] | None = None, code: Path = CODE,
-            checkout: Path = CHECKOUT, grader: Path | None = None) -> Visible:
-    """For a student with this number. Raises LabError for an environment that cannot be shown."""
+            checkout: Path = CHECKOUT, grader: Path | None = None,
+            shown: Mapping[str, str] | None = None) -> Visible:
+    """Return what the student with this number sees.
+
+    Args:
+        uid: the user's number inside.
+        prefixes: the folders of the Python environment; those of this interpreter by default.
+        code: the checkout's code/.
+        checkout: the checkout, hidden except for `code`.
+        grader: the installed grader, hidden.
+        shown: files and folders to show in place of others, as grader.sandbox.masks makes them.
+
+    Raises LabError for an environment that cannot be shown.
+    """
     prefixes = (sys.base_prefix, sys.prefix) if prefixes is None else tuple(prefixes)
     grader = Path(__file__).resolve().parents[1] if grader is None else grader
     links, binds = [], {}
@@ -75,7 +87,16 @@ def visible(uid: int, prefixes: Iterable[str] | None = None, code: Path = CODE,
     sources = {Path(source) for source in binds.values()}
     masks = [str(path) for path in {checkout.resolve(), grader.resolve()}
              if any(path.is_relative_to(folder) for folder in sources)]
+    binds |= dict(_replaced(binds, shown or {}))
     return Visible(tuple(links), tuple(sorted(binds.items())), tuple(sorted(masks)), _texts(uid))
+
+
+def _replaced(binds: Mapping[str, str], shown: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the replacements at every place where a bind would show the original."""
+    for original, replacement in shown.items():
+        for where, source in binds.items():
+            if Path(original).is_relative_to(source):
+                yield os.path.normpath(f"{where}/{Path(original).relative_to(source)}"), replacement
 
 
 def _require_narrow(folder: str) -> None:

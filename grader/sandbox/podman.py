@@ -16,6 +16,7 @@ from pathlib import Path
 
 from grader.sandbox import cgroups, inside, mounts, seccomp, slots
 from grader.sandbox.interface import Limits, Unavailable
+from grader.sandbox.masks import Masks
 from grader.sandbox.running import Running
 from grader.sandbox.watchdog import Watchdog
 
@@ -69,7 +70,8 @@ class Podman:
 
     def start(self, command: Sequence[str], limits: Limits, *,
               files: Mapping[str, bytes] | None = None,
-              environment: Mapping[str, str] | None = None) -> Running:
+              environment: Mapping[str, str] | None = None,
+              masks: Masks | None = None) -> Running:
         packed = mounts.archive(dict(files or {}))
         name = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         with contextlib.ExitStack() as undo:
@@ -80,7 +82,8 @@ class Podman:
                 uid = slot.uid
             scratch = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
             undo.callback(shutil.rmtree, scratch, ignore_errors=True)
-            words = self.words(command, limits, uid, scratch, packed, environment or {}, name)
+            words = self.words(command, limits, uid, scratch, packed, environment or {}, name,
+                               masks)
             process = subprocess.Popen(
                 words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 bufsize=0, cwd="/", start_new_session=True)
@@ -99,7 +102,8 @@ class Podman:
         return running
 
     def words(self, command: Sequence[str], limits: Limits, uid: int, scratch: Path,
-              packed: bytes | None, environment: Mapping[str, str], name: str) -> list[str]:
+              packed: bytes | None, environment: Mapping[str, str], name: str,
+              masks: Masks | None = None) -> list[str]:
         """The whole command line; what it mounts is made in `scratch`."""
         words = [*self.podman, "run", "--rm", "--interactive", f"--name={name}", "--network=none",
                  "--read-only", "--read-only-tmpfs=false", "--cap-drop=all",
@@ -119,7 +123,8 @@ class Podman:
             words += [f"--security-opt=seccomp={scratch / 'seccomp.json'}"]
         for pair in mounts.environment(dict(environment)).items():
             words += ["--env", "=".join(pair)]
-        words += _mounted(mounts.visible(uid), limits, scratch / "root", packed)
+        view = mounts.visible(uid, shown=masks.shown if masks else None)
+        words += _mounted(view, limits, scratch / "root", packed)
         return [*words, "--rootfs", str(scratch / "root"), "/bin/sh", "-c", _FIRST, "sh",
                 *inside.stage(command, limits, uid=None, unpack=packed is not None)]
 

@@ -67,6 +67,17 @@ PARTED_CHECK = f"""with check.parts():
         ### BEGIN HIDDEN TESTS
         check.that(check.call(halve, 41) == 20, "Round down.")  # {HIDDEN}
         ### END HIDDEN TESTS"""
+BUBBLE = """def bubble(p, m):
+    ### BEGIN SOLUTION
+    return (p - 1) / (m + p - 1)
+    ### END SOLUTION"""
+BUBBLE_CHECK = f"""check.function(bubble, cases=[{{"p": 4, "m": 1}}], expected=[0.75])
+### BEGIN HIDDEN TESTS
+check.function(bubble, cases=check.draw(20, p=range(2, 9), m=range(1, 65)),
+               expected=lambda p, m: (p - 1) / (m + p - 1))  # {HIDDEN}
+### END HIDDEN TESTS"""
+
+MASK = '\ncheck.mask("minimegatron.formulas", "minimegatron.schedules.gpipe")'
 
 RIGHT_DOUBLE = "def double(x):\n    return 2 * x"
 RIGHT_TRIPLE = "def triple(x):\n    return 3 * x"
@@ -78,7 +89,7 @@ def source(whole: bool) -> Any:
     notebook = v4.new_notebook(cells=[
         v4.new_markdown_cell("# A lab that is attacked"),
         cell(small_lab.SETUP if whole else "import math", ["setup"]),
-        cell("from lab import check", ["check-setup"]),
+        cell("from lab import check" + MASK * whole, ["check-setup"]),
         cell(DOUBLE, **marks("double", solution=True, locked=False)),
         cell(DOUBLE_CHECK, **marks("double-check", grade=True, points=3)),
         cell(TRIPLE, **marks("triple", solution=True, locked=False)),
@@ -90,6 +101,8 @@ def source(whole: bool) -> Any:
         notebook.cells += [
             cell(ROUNDS, **marks("rounds", solution=True, locked=False)),
             cell(ROUNDS_CHECK, **marks("rounds-check", grade=True, points=2)),
+            cell(BUBBLE, **marks("bubble", solution=True, locked=False)),
+            cell(BUBBLE_CHECK, **marks("bubble-check", grade=True, points=2)),
             cell(JOB, **marks("job", solution=True, locked=False)),
             cell(JOB_CHECK, **marks("job-check", grade=True, points=2)),
             cell(PARTED, **marks("halve", solution=True, locked=False)),
@@ -106,9 +119,9 @@ def find(notebook: Notebook, name: str) -> dict[str, Any]:
 
 
 def answered(release: Notebook, double: str, triple: str, rounds: str = "", job: str = "",
-             parted: str = "") -> Notebook:
+             parted: str = "", bubble: str = "") -> Notebook:
     notebook = json.loads(json.dumps(release))
-    for name, source in (("rounds", rounds), ("job", job), ("halve", parted)):
+    for name, source in (("rounds", rounds), ("job", job), ("halve", parted), ("bubble", bubble)):
         if source:
             find(notebook, name)["source"] = source
     find(notebook, "double")["source"] = double
@@ -142,7 +155,7 @@ def submit(root: Path, one: Attack) -> None:
     release = json.loads((root / "release" / LAB / f"{LAB}.ipynb").read_text())
     notebook = answered(release, *(text.replace(ROOT, str(root)).replace("@LAB@", LAB)
                                    for text in (one.double, one.triple, one.rounds, one.job,
-                                                one.parted)))
+                                                one.parted, one.bubble)))
     if one.change:
         one.change(notebook)
     path = put(root, one.name, notebook)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from grader.sandbox import HOME, Limits, Running
+from grader.sandbox.masks import Masks
 from grader.sandbox.mounts import environment as variables
 
 
@@ -23,7 +24,8 @@ class Plain:
 
     def start(self, command: Sequence[str], limits: Limits, *,
               files: Mapping[str, bytes] | None = None,
-              environment: Mapping[str, str] | None = None) -> Running:
+              environment: Mapping[str, str] | None = None,
+              masks: Masks | None = None) -> Running:
         home = Path(tempfile.mkdtemp(dir=self.folder))
         for name, content in (files or {}).items():
             path = home / os.path.relpath(os.path.join(HOME, name), HOME)

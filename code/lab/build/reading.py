@@ -36,7 +36,7 @@ def read(path: Path | str) -> Lab:
 
 def read_into(path: Path, problems: Problems) -> Lab:
     """The lab as far as it can be read; what is wrong with it goes to `problems`."""
-    from lab.build import answers, metadata, parts, prose, rubrics, rules, short, visible
+    from lab.build import answers, masks, metadata, parts, prose, rubrics, rules, short, visible
 
     if not NUMBER.fullmatch(path.stem):
         problems.add_at(1, f"{path.name} is no lab's name; nearest: 03_multi_node.py")
@@ -52,6 +52,7 @@ def read_into(path: Path, problems: Problems) -> Lab:
     rules.check(lab, problems)
     answers.check(lab, problems)
     rubrics.check(lab, problems)
+    masks.check(lab, problems)
     visible.check(lab, problems)
     parts.check(lab, problems)
     short.check(lab, problems)

@@ -11,14 +11,15 @@ if TYPE_CHECKING:
     from lab.check.checks import Failed, call, compare, function, raises, that, value
     from lab.check.draws import between, draw
     from lab.check.job import script
+    from lab.check.masking import mask
     from lab.check.measure import figures
     from lab.check.partial import part, parts
     from lab.check.pipelines import schedule
 
-__all__ = ["Failed", "between", "call", "compare", "draw", "figures", "function", "part", "parts",
-           "raises", "schedule", "script", "that", "value"]
-_MODULES = {"between": "draws", "draw": "draws", "figures": "measure", "part": "partial",
-            "parts": "partial", "schedule": "pipelines", "script": "job"}
+__all__ = ["Failed", "between", "call", "compare", "draw", "figures", "function", "mask", "part",
+           "parts", "raises", "schedule", "script", "that", "value"]
+_MODULES = {"between": "draws", "draw": "draws", "figures": "measure", "mask": "masking",
+            "part": "partial", "parts": "partial", "schedule": "pipelines", "script": "job"}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,10 +11,13 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lab import workspace
 from lab.check import wire
+
+if TYPE_CHECKING:
+    from lab.check.masking import Masks
 
 SEED_VARIABLE = "LAB_CHECK_SEED"
 MOST_NAMES, LONGEST_NAME = 100, 100  # of an exception's classes; letters of a name
@@ -51,6 +54,9 @@ class Side(Protocol):
         """What the job script at `path` (relative to the workspace) would run:
         lab.check.record.record's result. Raises LabError when it cannot be read."""
 
+    def mask(self, names: Sequence[str]) -> None:
+        """Make modules and names unavailable to the student's code."""
+
     def figures(self, words: Sequence[str]) -> dict[str, Any]:
         """What the trainer prints for these flags, which lab.check.allowed composed: an estimate
         as JSON. Raises LabError in its words where it refuses."""
@@ -58,6 +64,8 @@ class Side(Protocol):
 
 class Kernel:
     """The student's own kernel."""
+
+    masks: Masks | None = None
 
     @property
     def seed(self) -> str:
@@ -68,7 +76,11 @@ class Kernel:
 
     def call(self, function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
              ) -> Any | Raised:
-        result = called(function, *wire.copy((tuple(arguments), dict(keywords))))
+        given, words = wire.copy((tuple(arguments), dict(keywords)))
+        if self.masks is None:
+            result = called(function, given, words)
+        else:
+            result = self.masks.watched(function, lambda: called(function, given, words))
         return result if isinstance(result, Raised) else wire.copy(result)
 
     def title(self, function: Any) -> str:
@@ -78,6 +90,12 @@ class Kernel:
         from lab.check.record import record
 
         return record(workspace.home(), path)
+
+    def mask(self, names: Sequence[str]) -> None:
+        from lab.check.masking import Masks
+
+        self.masks = Masks(names)
+        self.masks.places  # noqa: B018  an unknown name is an error in this cell, not in a check
 
     def figures(self, words: Sequence[str]) -> dict[str, Any]:
         from lab.check.measure import run_here

@@ -8,6 +8,7 @@ from tests.attacks.attack import Attack
 
 def all_attacks() -> list[Attack]:
     from tests.attacks.rows import (
+        borrowed,
         browser,
         channel,
         endless,
@@ -24,5 +25,5 @@ def all_attacks() -> list[Attack]:
     )
 
     modules = (reading, verdict, store, endless, notebook, folder, browser, channel, values, system,
-               scripts, partial, written)
+               scripts, partial, written, borrowed)
     return [one for module in modules for one in module.ATTACKS]

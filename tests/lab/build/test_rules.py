@@ -19,6 +19,7 @@ END = 'check.compare("milliseconds", milliseconds, 50)'
 BODY = "    return math.prod((micro_batch, ranks))"
 EXPLORE = "# !echo the queue is empty"
 EXPLORED = '# %% tags=["explore"]'
+IMPORTED = "from lab import check"
 HEADING = "# ## Exercise 2: a script"
 
 # What is replaced, by what, what must be said, and (in the changed file) on which line.
@@ -124,6 +125,20 @@ REFUSED = [
      "it uses global_batch, which the answer cell in line", "right = global"),
     ("from lab import check", "from lab import check\nimport os\nx = os.times()",
      "os.times: no clock", "x = os"),
+    # masks
+    (IMPORTED, f'{IMPORTED}\ncheck.mask("minimegatron", "lab.costs", "statistics.sqrt")', None,
+     None),
+    (IMPORTED, f'{IMPORTED}\ncheck.mask("minimegatron.formula")', "there is no such module or "
+     "name (nearest: minimegatron.formulas)", "check.mask("),
+    (IMPORTED, f'{IMPORTED}\ncheck.mask("lab.check.wire")', "every sandbox needs lab.check.wire",
+     "check.mask("),
+    (IMPORTED, f'{IMPORTED}\ncheck.mask("lab")', "every sandbox needs lab", "check.mask("),
+    (IMPORTED, f'{IMPORTED}\ncheck.mask("statistics")\ncheck.mask("lab.costs")',
+     "check.mask is called once in a lab", 'check.mask("lab.costs")'),
+    (IMPORTED, f"{IMPORTED}\nname = 'lab.costs'\ncheck.mask(name)", "write the names out",
+     "check.mask(name"),
+    (SUMS, f'{SUMS}\ncheck.mask("lab.costs")', "check.mask belongs in a check-setup cell",
+     "check.mask("),
     # drivers
     (COUNTER, "    import time\n    counter = Counter()", "time: no clock", "import time"),
     (COUNTER, "    from time import perf_counter as p\n    counter = Counter()",

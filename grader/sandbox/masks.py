@@ -1,0 +1,159 @@
+"""What a sandbox shows in place of modules and names that a lab masks (lab.masks finds them).
+
+A masked module's file raises the message of lab.masks; of a masked package only such an
+`__init__.py` is shown. A file that defines a masked name is shown with a stub in its place. The
+`__pycache__` beside a file is shown without what was compiled from the original. All of it is made
+once, in a folder of its own, and mounted over the originals.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import py_compile
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import psutil
+
+from lab.masks import Place, definition, message, parsed, places
+
+PREFIX = "lab-masks-"
+OLDEST = 24 * 3600  # seconds, after which a folder of a process that was killed is removed
+CACHE = "__pycache__"
+
+MODULE = "raise ImportError({message!r})\n"
+FUNCTION = """def {name}(*args, **kwargs):
+    raise ImportError({message!r})
+"""
+# Other modules may derive from the class or test for it; only making an instance is refused.
+CLASS = """class {name}:
+    def __init__(self, *args, **kwargs):
+        raise ImportError({message!r})
+"""
+VALUE = """class {name}:
+    def __getattr__(self, name):
+        raise ImportError({message!r})
+    __call__ = __getitem__ = __iter__ = __len__ = lambda self, *args, **kwargs: self.masked
+{name} = {name}()
+"""
+# What compiled code defines can only be bound anew, after all else that the module does.
+LATE = """
+def _masked(*args, **kwargs):
+    raise ImportError({message!r})
+{name} = _masked
+del _masked
+"""
+
+
+class Masks:
+    """The files and folders to show in place of others, by the path of the original."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+
+    @cached_property
+    def shown(self) -> dict[str, str]:
+        """The replacement of each path. Raises lab.masks.UnknownName."""
+        found = [place for name in self.names for place in places(name)]
+        packages = {place.path for place in found if place.path.is_dir()}
+        files: dict[Path, list[Place]] = {}
+        for place in found:
+            if not any(folder in (place.path, *place.path.parents) for folder in packages):
+                files.setdefault(place.path, []).append(place)
+        result = {}
+        for path in packages:
+            (own := self._new_folder()).chmod(0o755)
+            _write(own / "__init__.py", MODULE.format(message=message(
+                next(place.name for place in found if place.path == path))))
+            result[str(path)] = str(own)
+        for folder in {path.parent for path in files}:
+            result |= self._beside(folder, {path: masked for path, masked in files.items()
+                                            if path.parent == folder})
+        return result
+
+    @cached_property
+    def _folder(self) -> tempfile.TemporaryDirectory:
+        sweep()
+        return tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-")
+
+    def _new_folder(self) -> Path:
+        return Path(tempfile.mkdtemp(dir=self._folder.name))
+
+    def _beside(self, folder: Path, files: dict[Path, list[Place]]) -> dict[str, str]:
+        """Replace `files`, which all lie in `folder`, and the `__pycache__` there."""
+        own, result = self._new_folder(), {}
+        cache = own / CACHE
+        cache.mkdir()
+        with contextlib.suppress(OSError):  # what is compiled later must not show up either
+            (folder / CACHE).mkdir(exist_ok=True)
+        if (folder / CACHE).is_dir():
+            stems = {path.stem for path in files}
+            for compiled in (folder / CACHE).iterdir():
+                if compiled.name.partition(".")[0] not in stems and compiled.is_file():
+                    shutil.copy2(compiled, cache)
+            result[str(folder / CACHE)] = str(cache)
+        for path, masked in files.items():
+            _write(own / path.name, rewritten(path, masked))
+            py_compile.compile(str(own / path.name), dfile=str(path), doraise=True,
+                               invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+            result[str(path)] = str(own / path.name)
+            for legacy in (path.with_suffix(".pyc"), path.with_suffix(".pyi")):
+                if legacy.is_file():
+                    _write(own / legacy.name, "")
+                    result[str(legacy)] = str(own / legacy.name)
+        for made in (cache, *own.iterdir(), *cache.iterdir()):
+            made.chmod(0o755 if made.is_dir() else 0o644)
+        return result
+
+
+def rewritten(path: Path, masked: Sequence[Place]) -> str:
+    """Return the text of a module's file with stubs for what is masked in it."""
+    for place in masked:
+        if not place.qualname:
+            return MODULE.format(message=message(place.name))
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    for first, last, stub in sorted(_stubs(path, masked), reverse=True):
+        lines[first - 1:last] = [stub]
+    late = [LATE.format(name=place.qualname, message=message(place.name))
+            for place in masked if not place.defined]
+    return "".join([*lines, "\n" * bool(late), *late])
+
+
+def _stubs(path: Path, masked: Sequence[Place]) -> Iterator[tuple[int, int, str]]:
+    """Yield the first and the last line of each masked definition, and what takes their place."""
+    spans = {}
+    for place in masked:
+        for node in (place.defined and definition(parsed(path), place.qualname)) or ():
+            decorators = getattr(node, "decorator_list", [])
+            first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
+            kind = CLASS if isinstance(node, ast.ClassDef) else \
+                VALUE if isinstance(node, ast.Assign | ast.AnnAssign) else FUNCTION
+            stub = kind.format(name=place.qualname.rpartition(".")[2], message=message(place.name))
+            indent = " " * node.col_offset
+            spans[first, node.end_lineno] = re.sub("^(?=.)", indent, stub, flags=re.MULTILINE)
+    for (first, last), stub in spans.items():
+        if not any(other != (first, last) and other[0] <= first and last <= other[1]
+                   for other in spans):
+            yield first, last, stub
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o644)
+
+
+def sweep() -> None:
+    """Remove the folders that this user's killed processes left behind."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}[0-9]*-*"):
+        with contextlib.suppress(OSError, ValueError):  # gone by now, or not ours
+            status = folder.lstat()
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime > OLDEST \
+                    and not psutil.pid_exists(int(folder.name.split("-")[2])):
+                shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,89 @@
+"""Masks in a kernel: what a sandbox would refuse fails its check there, too; the rest passes."""
+
+from __future__ import annotations
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from lab import check
+from lab.check import sides
+from lab.masks import UnknownName, message
+
+MASKED = ("minimegatron.formulas", "minimegatron.schedules.gpipe")
+FORMULAS = message("minimegatron.formulas")
+HONEST = "def bubble(p, m):\n    return (p - 1) / (m + p - 1)"
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """Runs cells as a notebook does, then a check of `bubble`; returns why it failed."""
+    monkeypatch.setattr(sides, "_current", sides.Kernel())
+    InteractiveShell.clear_instance()
+    shell = InteractiveShell.instance()
+    check.mask(*MASKED)
+
+    def run(*cells: str) -> str:
+        for cell in cells:
+            shell.run_cell(cell, store_history=True).raise_error()
+        try:
+            check.function(shell.user_ns["bubble"], cases=[{"p": 4, "m": 1}], expected=[0.75])
+        except check.Failed as error:
+            return str(error)
+        return ""
+
+    yield run
+    InteractiveShell.clear_instance()
+
+
+@pytest.mark.parametrize("answer", [
+    "from minimegatron.formulas import bubble_fraction as bubble",
+    "import functools\nfrom minimegatron.formulas import bubble_fraction\n"
+    "bubble = functools.partial(bubble_fraction, v=1)",
+    "def bubble(p, m):\n    from minimegatron import formulas\n"
+    "    return formulas.bubble_fraction(p, m)",
+    "import importlib\ndef bubble(p, m):\n"
+    "    return importlib.import_module('minimegatron.formulas').bubble_fraction(p, m)",
+    "import minimegatron.formulas\n" + HONEST,  # the sandbox stops at the import
+    "from minimegatron import formulas\ndef mine(p, m):\n    return formulas.bubble_fraction(p, m)"
+    "\nclass Mine:\n    @staticmethod\n    def of(p, m):\n        return mine(p, m)"
+    "\ndef bubble(p, m):\n    return Mine.of(p, m)"],
+    ids=["import", "partial", "inside", "importlib", "unused", "helpers"])
+def test_an_answer_that_uses_it_fails_as_in_the_sandbox(kernel, answer):
+    assert kernel(answer).endswith(f"raised ImportError: {FORMULAS}")
+
+
+@pytest.mark.parametrize("cells", [
+    (HONEST,), ("from minimegatron.formulas import bubble_fraction; bubble_fraction(2, 2)", HONEST),
+    (HONEST, "from minimegatron.schedules import gpipe, simulate; simulate(gpipe(2, 2))"),
+    ("%%time\nimport minimegatron.formulas", f"%%time\n{HONEST}")],
+    ids=["alone", "explored before", "explored after", "magics"])
+def test_an_honest_answer_passes_beside_cells_that_explore(kernel, cells):
+    assert kernel(*cells) == ""
+
+
+def test_a_name_is_masked_whichever_way_leads_to_it(kernel):
+    said = kernel("from minimegatron.schedules import simulate\n"
+                  "from minimegatron.schedules import builtin\n"
+                  "def bubble(p, m):\n    return simulate(builtin.gpipe(p, m)).bubble_fraction")
+    assert said.endswith(message("minimegatron.schedules.gpipe"))
+
+
+def test_what_compiled_code_defines_is_noticed(kernel):
+    import math
+    import statistics
+
+    assert statistics.sqrt is math.sqrt
+    assert check.mask("statistics.sqrt") is None  # which statistics imports from math
+    assert kernel("import math\ndef bubble(p, m):\n    return math.sqrt(0.5625)").endswith(
+        message("statistics.sqrt"))
+    assert math.sqrt(4) == 2
+
+
+def test_without_masks_nothing_is_watched(kernel):
+    check.mask()
+    assert kernel("from minimegatron.formulas import bubble_fraction as bubble") == ""
+
+
+def test_an_unknown_name_is_an_error_in_its_cell(kernel):
+    with pytest.raises(UnknownName, match="nosuch is no module here"):
+        check.mask("nosuch")

@@ -67,6 +67,7 @@ PARTED_CHECK = f"""with check.parts():
         ### BEGIN HIDDEN TESTS
         check.that(check.call(halve, 41) == 20, "Round down.")  # {HIDDEN}
         ### END HIDDEN TESTS"""
+
 BUBBLE = """def bubble(p, m):
     ### BEGIN SOLUTION
     return (p - 1) / (m + p - 1)

@@ -24,7 +24,7 @@ late.py      late penalties: a plugin of nbgrader
 policy.py    which of several attempts counts
 times.py     times that people write
 contest/     contests: submissions, secret cases, ranks
-similar.py   whose answers look alike; similar_page.py shows it, similar_cli.py is `lab similar`
+similarity/  whose answers look alike: each other's, the worked solution's, or last year's
 
 config.py    which steps nbgrader's own commands take; steps.py, execute.py, outputs.py those steps
 """

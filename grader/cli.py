@@ -75,14 +75,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     form.add_argument("--hub", nargs=argparse.REMAINDER, metavar="ARGUMENT",
                       help="what a JupyterHub starts for an instructor")
     form.set_defaults(run=run_formgrader)
-    from grader import similar_cli
     from grader.collect import cli as collecting
     from grader.contest import cli as contests
     from grader.export import cli as exporting
     from grader.gradebook import cli as gradebooks
     from grader.sandbox import cli as isolating
+    from grader.similarity import cli as comparing
 
-    for part in (collecting, contests, exporting, similar_cli, isolating, gradebooks):
+    for part in (collecting, contests, exporting, comparing, isolating, gradebooks):
         part.add_parser(subparsers)
 
 

@@ -1,0 +1,89 @@
+"""One student's own code, cut into tokens.
+
+Only answer cells count, without the lines that the release has. Pygments cuts code into tokens;
+all names are alike, all strings are alike, and comments and blanks are left out. Two answers are as
+alike as they have sequences of tokens in common, in whatever order, so renaming and reordering gain
+nothing. MOSS (Schleimer, Wilkerson, and Aiken, "Winnowing", SIGMOD 2003) compares a selection of
+such sequences; a class is small enough to compare all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from pygments import lexers, token
+
+SHORTEST = 25  # tokens: shorter answers are alike by themselves
+GRAM = 10  # tokens in a row that two answers have in common by copying
+LONGEST = 20_000  # characters of an answer that are looked at
+
+NAMES = (token.Name.Builtin, token.Name.Exception, token.Name.Builtin.Pseudo)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """One student's answers to one lab, by the cell's name."""
+
+    texts: Mapping[str, str]
+    tokens: Mapping[str, str]  # one character for one token
+
+    @classmethod
+    def of(cls, texts: Mapping[str, str], release: Mapping[str, str]) -> Answers:
+        """Return what is the student's own in `texts`, given what everybody got in `release`."""
+        own = {name: without(text[:LONGEST], release.get(name, "")) for name, text in texts.items()}
+        tokens = {name: tokens_of(text) for name, text in own.items()}
+        tokens = {name: found for name, found in tokens.items() if len(found) >= SHORTEST}
+        return cls({name: own[name] for name in tokens}, tokens)
+
+    @property
+    def key(self) -> tuple[tuple[str, str], ...]:
+        """Equal for two students whose code differs in names, strings, and comments alone."""
+        return tuple(sorted(self.tokens.items()))
+
+
+def grams(tokens: str) -> frozenset[str]:
+    """Return all sequences of GRAM tokens."""
+    return frozenset(tokens[at:at + GRAM] for at in range(len(tokens) - GRAM + 1))
+
+
+def without(text: str, release: str) -> str:
+    """Return the lines that the release does not have."""
+    given = {line.strip() for line in release.splitlines()}
+    return "\n".join(line for line in text.splitlines() if line.strip() not in given)
+
+
+@lru_cache(maxsize=4096)  # copies are what we look for
+def tokens_of(text: str) -> str:
+    """Return one character for each token that says how an answer works."""
+    bash = text.lstrip().startswith(("%%writefile", "%%bash", "#!"))
+    found = []
+    for kind, word in (_bash() if bash else _python()).get_tokens(text):
+        if kind in token.Comment or kind in token.Text or not word.strip():
+            continue
+        if kind in token.String:
+            word = "a string" if not found or found[-1] != "a string" else ""
+        elif kind in token.Name and kind not in NAMES and not bash:
+            word = "a name"
+        if word:
+            found.append(word)
+    return "".join(map(_letter, found))
+
+
+_letters: dict[str, str] = {}
+
+
+def _letter(word: str) -> str:
+    return _letters.setdefault(word, chr(0xE000 + len(_letters) if len(_letters) < 6000
+                                         else 0x20000 + len(_letters) % 900_000))
+
+
+@lru_cache
+def _python():
+    return lexers.PythonLexer()
+
+
+@lru_cache
+def _bash():
+    return lexers.BashLexer()

@@ -1,0 +1,84 @@
+"""`lab similar`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from lab.errors import LabError
+from minimegatron.imports import quick_imports
+
+MOST_SHOWN = 20  # submissions that were left out, on the terminal
+EXAMPLES = """examples:
+  lab similar 03_multi_node                        writes similar/03_multi_node.html
+  lab similar 03_multi_node --over 80 --to alike.html
+  lab similar 03_multi_node --with ../course-2025/submitted
+
+Compares the students' own answers with each other, with the worked solution, and with earlier
+submissions, without the text that everybody was given. It names groups to look at; it proves
+nothing and changes no grade."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    parser = subparsers.add_parser(
+        "similar", help="for instructors: whose answers look alike", epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lab", metavar="LAB")
+    parser.add_argument("--over", type=float, default=60, metavar="PERCENT",
+                        help="name those who are at least that alike (60)")
+    parser.add_argument("--with", type=Path, action="append", default=[], dest="earlier",
+                        metavar="FOLDER", help="also compare with these submissions, of last year "
+                        "say: a folder like submitted/, or a zip or tar of one (may be repeated)")
+    parser.add_argument("--to", type=Path, metavar="FILE", help="(similar/LAB.html, in the course)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with quick_imports():
+        from grader.course import Course, default_root, require_known
+        from grader.similarity.page import page
+        from grader.similarity.reading import Reader, described
+        from grader.similarity.report import report
+        from lab.workspace import put_whole
+
+    if not 0 <= arguments.over <= 100:
+        raise LabError(f"--over {arguments.over:g}: it is from 0 to 100")
+    course = Course(default_root())
+    course.make()
+    require_known("lab", arguments.lab, course.labs(), str(course.sources))
+    reader = Reader(course, arguments.lab)
+    earlier, left_out = {}, {}
+    for folder in arguments.earlier:
+        found = reader.earlier(folder)
+        earlier |= {f"{folder.name}: {who}": one for who, one in found.students.items()}
+        left_out |= {f"{folder.name}: {who}": why for who, why in found.left_out.items()}
+    ours = reader.of_class()
+    left_out = ours.left_out | left_out
+    made = report(arguments.lab, ours.students, arguments.over / 100, worked=reader.worked(),
+                  earlier=earlier, left_out=left_out)
+    path = arguments.to or course.root / "similar" / f"{arguments.lab}.html"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    put_whole(path, page(made).encode(errors="replace"))
+    _left_out(left_out)
+    in_groups = sum(len(group.students) for group in made.groups)
+    print(f"{described(made.count)}: {len(made.groups)} groups with {in_groups} students are over "
+          f"{arguments.over:g} % alike, {made.across_count} more pairs across groups, "
+          f"{len(made.worked)} like the worked solution (half of all pairs are above "
+          f"{made.median:.0%})")
+    if earlier:
+        students = {pair.one for pair in made.earlier}
+        print(f"{described(len(earlier))} of earlier years: {len(students)} students are over "
+              f"{arguments.over:g} % like one of them")
+    print(path)
+    return 0
+
+
+def _left_out(left_out: dict[str, str]) -> None:
+    from grader.records import printable
+
+    for student, reason in list(left_out.items())[:MOST_SHOWN]:
+        print(printable(f"left out: {student}: {reason}"), file=sys.stderr)
+    if len(left_out) > MOST_SHOWN:
+        print(f"left out: and {len(left_out) - MOST_SHOWN} more, which the page names",
+              file=sys.stderr)

@@ -1,0 +1,122 @@
+"""The class, the worked solution, and earlier years. Every submission is read within the limits of
+grading, and one that breaks or takes long is left out with a reason; it never ends the run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+from nbgrader import utils
+
+from grader.collect.sources import Refused, opened
+from grader.course import Course
+from grader.rebuild import rebuild
+from grader.records import Unusable, explain
+from grader.similarity.answers import Answers
+from grader.submitted import parse, read
+from grader.timing import Late, limited
+from lab.errors import LabError
+
+SECONDS = 20.0  # for one submission
+MOST_EARLIER = 10_000  # submissions of earlier years
+MARKS = re.compile(r"^\s*### (BEGIN|END) SOLUTION.*\n?", re.MULTILINE)
+
+
+@dataclass
+class Read:
+    """Answers by student, and why the others were left out."""
+
+    students: dict[str, Answers] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+class Reader:
+    """Reads submissions of one lab. Raises LabError without a release: what everybody was given
+    must not count."""
+
+    def __init__(self, course: Course, lab: str) -> None:
+        self.course, self.lab = course, lab
+        path = course.notebook("release", lab)
+        if not path.is_file():
+            raise LabError(f"{path} is not there yet: `lab grade {lab}` makes it")
+        self.release = nbformat.read(path, as_version=4)
+        self.given = sources(self.release)
+
+    def of_class(self) -> Read:
+        """Return the submissions of this course."""
+        place = self.course.notebook
+        return self._each((student, lambda student=student: read(
+            place("submitted", self.lab, student))) for student in self.course.students(self.lab))
+
+    def earlier(self, path: Path) -> Read:
+        """Return the submissions in a folder like submitted/, or in an archive of one."""
+        with opened(path) as source:
+            files = {}
+            for file in source.files():
+                student = student_of(file.path, self.lab)
+                if student and not file.problem:
+                    files.setdefault(student, file)
+            if not files:
+                raise LabError(f"--with {path}: no STUDENT/{self.lab}/{self.lab}.ipynb in it")
+            if len(files) > MOST_EARLIER:
+                raise LabError(f"--with {path}: {len(files)} submissions; at most {MOST_EARLIER} "
+                               "are compared")
+            return self._each((student, lambda file=file: source.read(file))
+                              for student, file in files.items())
+
+    def worked(self) -> Answers:
+        """Return the worked solution, as it is published."""
+        path = self.course.notebook("source", self.lab)
+        if not path.is_file():
+            path = self.course.sources / self.lab / f"{self.lab}.ipynb"
+        solved = {name: MARKS.sub("", text)
+                  for name, text in sources(nbformat.read(path, as_version=4)).items()}
+        return Answers.of(solved, self.given)
+
+    def _each(self, found: Iterable[tuple[str, Callable[[], bytes]]]) -> Read:
+        result = Read()
+        for student, content in found:
+            try:
+                with limited(SECONDS) as rang:
+                    result.students[student] = self._answers(content())
+                if rang:
+                    raise Late
+            except Late:
+                result.students.pop(student, None)
+                result.left_out[student] = f"it takes more than {SECONDS:.0f} s to read"
+            except (Unusable, Refused) as error:
+                result.left_out[student] = str(error)
+            except Exception as error:  # whatever one notebook does, the others are compared
+                result.left_out[student] = explain(error)
+        return result
+
+    def _answers(self, content: bytes) -> Answers:
+        submitted = parse(content, f"{self.lab}.ipynb")
+        return Answers.of(sources(rebuild(self.release, submitted)[0]), self.given)
+
+
+def sources(notebook: NotebookNode) -> dict[str, str]:
+    """Return the sources of the answer cells, by grade_id."""
+    return {cell.metadata.nbgrader.grade_id: cell.source for cell in notebook.cells
+            if utils.is_solution(cell)}
+
+
+def student_of(path: str, lab: str) -> str:
+    """Return whose notebook a path is: STUDENT/LAB/LAB.ipynb or STUDENT/LAB.ipynb, below any
+    folders. Empty for every other file."""
+    *folders, name = path.split("/")
+    if name != f"{lab}.ipynb":
+        return ""
+    if folders and folders[-1] == lab:
+        folders.pop()
+    return folders[-1] if folders else ""
+
+
+def described(value: Any) -> str:
+    """Return a number of submissions in words."""
+    return f"{value} submission{'s' if value != 1 else ''}"

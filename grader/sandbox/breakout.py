@@ -7,6 +7,7 @@ the grader's files. Each attempt returns what it reached, in words, or None.
 import contextlib
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ TASK = json.loads(sys.argv[1])
 LIBC = ctypes.CDLL(None, use_errno=True)
 CLONE_NEWUSER, PTRACE_ATTACH = 0x10000000, 16
 GET_KEYRING, USER_KEYRING = 0, -4
+OPEN_FILE_LOCK = 36  # F_OFD_GETLK, which Python 3.11 has no name for
 KEYCTL = {"x86_64": 250}.get(os.uname().machine, 219)
 
 
@@ -141,6 +143,52 @@ def tracing():
 def keyring():
     if LIBC.syscall(KEYCTL, GET_KEYRING, USER_KEYRING, 1) >= 0:
         return "a keyring that the next submission sees, too"
+
+
+def locking():
+    with open(os.__file__, "rb") as file:
+        for number in (fcntl.F_GETLK, fcntl.F_GETLEASE, OPEN_FILE_LOCK):
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(file, number, bytes(64))
+                return "locks on files that other sandboxes see, too"
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return "locks on files that other sandboxes see, too"
+
+
+def watching():
+    if LIBC.inotify_init1(0) >= 0:
+        return "notifications of what other sandboxes open"
+
+
+def stamping():
+    for name, inode in TASK["devices"].items():
+        with contextlib.suppress(OSError):
+            status = os.stat(f"/dev/{name}")
+            if [status.st_dev, status.st_ino] == inode:
+                os.utime(f"/dev/{name}")
+                return f"the host's /dev/{name}, whose time stamp other sandboxes see"
+
+
+def counting():
+    """Counters of the whole machine move with what is done in here."""
+    before, kept = counters(), [os.pipe() for _ in range(8)]
+    kept += [os.openpty() for _ in range(4)]
+    changed = [path for path, text in counters().items() if text != before[path]]
+    for descriptor in (number for pair in kept for number in pair):
+        os.close(descriptor)
+    if changed:
+        return f"counters of the whole machine ({changed[0]}), which other sandboxes move"
+
+
+def counters():
+    found = {}
+    for path in ("/proc/sys/fs/file-nr", "/proc/sys/kernel/pty/nr", "/proc/loadavg",
+                 "/proc/meminfo", "/proc/vmstat", "/proc/stat", "/proc/interrupts"):
+        found[path] = ""
+        with contextlib.suppress(OSError), open(path) as file:
+            found[path] = file.read()
+    return found
 
 
 def processes():

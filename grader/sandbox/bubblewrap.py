@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from grader.sandbox import cgroups, inside, mounts, seccomp, slots
+from grader.sandbox import cgroups, devices, inside, mounts, proc, seccomp, slots
 from grader.sandbox.interface import Limits, Unavailable
 from grader.sandbox.masks import Masks
 from grader.sandbox.running import Running
@@ -56,9 +56,15 @@ class Bubblewrap:
         """Those of OPTIONAL that can be had here. In some containers the kernel refuses them."""
         cgroups.sweep()
         uid = slots.FIRST
-        return tuple(option for option in OPTIONAL if not subprocess.run(
-            [*outside(uid), self.bwrap, *namespaces(uid), "--ro-bind", "/", "/", *OPTIONAL[option],
-             "/bin/true"], capture_output=True).returncode)
+        bwrap, found = self.bwrap, []
+        for option, words in OPTIONAL.items():
+            with Inherited() as inherited:
+                tried = subprocess.run(
+                    [*before(uid, inherited.data(devices.table())), bwrap, *namespaces(uid),
+                     "--ro-bind", "/", "/", *words, "/bin/true"], capture_output=True,
+                    pass_fds=tuple(inherited.for_child()))
+            found += [] if tried.returncode else [option]
+        return tuple(found)
 
     def start(self, command: Sequence[str], limits: Limits, *,
               files: Mapping[str, bytes] | None = None,
@@ -90,14 +96,16 @@ class Bubblewrap:
               environment: Mapping[str, str], data: Callable[[bytes], str],
               masks: Masks | None = None) -> list[str]:
         """The whole command line; `data` makes an inherited descriptor with that content."""
-        words = [*outside(uid), self.bwrap, *namespaces(uid), "--seccomp", data(seccomp.program())]
+        bwrap, table = self.bwrap, data(devices.table())
+        words = [*before(uid, table), bwrap, *namespaces(uid),
+                 "--seccomp", data(seccomp.program())]
         for option in self.optional:
             words += OPTIONAL[option]
-        if "proc" not in self.optional:
-            words += _fixed_proc()
+        words += _proc(limits, fresh="proc" in self.optional, data=data)
         words += folders(mounts.visible(uid, shown=masks.shown if masks else None), limits, data)
         for pair in mounts.environment(dict(environment)).items():
             words += ["--setenv", *pair]
+        words += ["--ro-bind-data", table, devices.TABLE]  # or the command would inherit it
         if packed is not None:
             words += ["--perms", "0444", "--ro-bind-data", data(packed), mounts.FILES]
         return [*words, "--remount-ro", "/", "--", *inside.stage(
@@ -121,6 +129,16 @@ def outside(uid: int) -> list[str]:
         return []
     return [inside.program("setpriv"), f"--reuid={uid}", f"--regid={uid}", "--clear-groups",
             "--inh-caps=-all", "--"]
+
+
+def before(uid: int, table: str) -> list[str]:
+    """Return what is put before bwrap: the user it starts as, with the host's devices sealed.
+
+    Args:
+        uid: of the sandbox.
+        table: number of an inherited descriptor that holds `devices.table()`.
+    """
+    return [*outside(uid), *devices.sealed(table, own_user=not privileged())]
 
 
 def namespaces(uid: int) -> list[str]:
@@ -163,9 +181,24 @@ def _folder(where: str) -> list[str]:
     return ["--perms", "0755", "--dir", where]
 
 
-def _fixed_proc() -> list[str]:
-    return [*_folder("/proc"),
-            *(word for path in mounts.PROC for word in ("--ro-bind-try", path, path))]
+def _proc(limits: Limits, *, fresh: bool, data: Callable[[bytes], str]) -> list[str]:
+    """Return bwrap's options for /proc, as grader/sandbox/proc.py describes it.
+
+    Args:
+        limits: of the sandbox; its memory is what /proc/meminfo shows.
+        fresh: whether a new /proc has been mounted, of which parts have to be covered.
+        data: makes an inherited descriptor with that content.
+    """
+    texts = proc.texts(limits)
+    if not fresh:
+        texts["/proc/version"] = Path("/proc/version").read_bytes()
+    files, folders = proc.hidden() if fresh else ((), ())
+    words = [] if fresh else _folder("/proc")
+    for where, text in (dict.fromkeys(files, b"") | texts).items():
+        words += ["--perms", "0444", "--ro-bind-data", data(text), where]
+    for where in folders:
+        words += ["--perms", "0555", "--size", "65536", "--tmpfs", where, "--remount-ro", where]
+    return words
 
 
 class Inherited:

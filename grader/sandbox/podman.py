@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from grader.sandbox import cgroups, inside, mounts, seccomp, slots
+from grader.sandbox import cgroups, inside, mounts, proc, seccomp, slots
 from grader.sandbox.interface import Limits, Unavailable
 from grader.sandbox.masks import Masks
 from grader.sandbox.running import Running
@@ -123,6 +123,7 @@ class Podman:
             words += [f"--security-opt=seccomp={scratch / 'seccomp.json'}"]
         for pair in mounts.environment(dict(environment)).items():
             words += ["--env", "=".join(pair)]
+        words += _proc(limits, scratch)
         view = mounts.visible(uid, shown=masks.shown if masks else None)
         words += _mounted(view, limits, scratch / "root", packed)
         return [*words, "--rootfs", str(scratch / "root"), "/bin/sh", "-c", _FIRST, "sh",
@@ -167,6 +168,24 @@ def _mounted(view: mounts.Visible, limits: Limits, root: Path, packed: bytes | N
             words.append(f"--tmpfs={where}:rw,nosuid,nodev,mode=0755,size=64k")
         else:
             words.append(f"--mount=type=bind,src={source},dst={where},ro=true")
+    return words
+
+
+def _proc(limits: Limits, scratch: Path) -> list[str]:
+    """Return podman's options for /proc, as grader/sandbox/proc.py describes it, and for /sys.
+
+    Args:
+        limits: of the sandbox; its memory is what /proc/meminfo shows.
+        scratch: folder for the files that are made up.
+    """
+    texts = proc.texts(limits)
+    files, folders = proc.hidden()
+    masked = ["/sys", *(path for path in (*files, *folders) if path not in texts)]
+    words = [f"--security-opt=mask={':'.join(masked)}"]
+    for where, text in texts.items():
+        made_up = scratch / where.replace("/", "-")
+        made_up.write_bytes(text)
+        words.append(f"--mount=type=bind,src={made_up},dst={where},ro=true")
     return words
 
 

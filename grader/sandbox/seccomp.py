@@ -1,6 +1,9 @@
 """The system calls that students' code has no use for, as a filter program for the kernel.
 
-Namespaces leave some of the kernel shared: keyrings, AF_VSOCK, memory that no folder shows.
+Namespaces leave some of the kernel shared: keyrings, AF_VSOCK, memory that no folder shows. They
+also leave files shared. Two sandboxes that see the same read-only file see the same inode, and what
+the kernel attaches to an inode (locks, leases, watches, cached pages) carries messages between
+them.
 """
 
 from __future__ import annotations
@@ -29,7 +32,22 @@ DENIED = {
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194),
     "shmat": (30, 196), "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180),
 }
+# Each of these shows what another sandbox does with a file that both see. They fail as on a kernel
+# without them (ENOSYS), which libraries are prepared for: filelock falls back to a lock file.
+UNSUPPORTED = {
+    "flock": (73, 32), "inotify_init": (253, None), "inotify_init1": (294, 26),
+    "fanotify_init": (300, 262),
+    # cached pages of a file: which there are (preadv2 with RWF_NOWAIT), and dropping them
+    "mincore": (27, 232), "cachestat": (451, 451), "preadv2": (327, 286), "fadvise64": (221, 223),
+    "process_madvise": (440, 440),
+}
 CLONE3, CLONE, IOCTL, SOCKET = (435, 435), (56, 220), (16, 29), (41, 198)
+FCNTL, MADVISE = (72, 25), (28, 233)
+# Commands of fcntl about descriptors, pipes, and seals. All others are about inodes: record locks,
+# leases, directory notifications, write hints.
+DESCRIPTOR_COMMANDS = (0, 1, 2, 3, 4, 8, 9, 10, 11, 15, 16, 17, 1027, 1030, 1031, 1032, 1033, 1034)
+# All advice but MADV_COLD and MADV_PAGEOUT, which drop cached pages of a mapped file.
+ADVICE = (4, *range(4), *range(8, 20), *range(22, 26), 102, 103)
 NEW_NAMESPACE = 0x7E020000  # clone's flags CLONE_NEW*
 TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into somebody's terminal
 FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
@@ -37,29 +55,41 @@ FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
 MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1), "riscv64": (0xC00000F3, 1)}
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _MACHINE, _ARGUMENT_0, _ARGUMENT_1 = 0, 4, 16, 24  # offsets in struct seccomp_data
+# Offsets in struct seccomp_data.
+_NUMBER, _MACHINE, _ARGUMENT_0, _ARGUMENT_1, _ARGUMENT_2 = 0, 4, 16, 24, 32
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 
 def oci(default: dict) -> dict:
     """A container engine's default profile without those calls, in the engine's own format."""
-    closed = {*DENIED, "clone", "clone3", "socket"}
+    conditional = {"clone", "clone3", "socket", "fcntl", "madvise"}
+    closed = {*DENIED, *UNSUPPORTED, *conditional}
     rules = []
     for rule in default["syscalls"]:
         names = [name for name in rule["names"]
                  if rule["action"] != "SCMP_ACT_ALLOW" or name not in closed]
-        if names and not {"socket", "clone", "clone3"} & set(names):
+        if names and not conditional & set(names):
             rules.append(rule | {"names": names})
-    rules.append({"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": ENOSYS})
-    rules.append(_when("clone", NEW_NAMESPACE, "SCMP_CMP_MASKED_EQ"))
-    rules += [_when("socket", family, "SCMP_CMP_EQ") for family in FAMILIES]
+    rules.append({"names": ["clone3", *UNSUPPORTED], "action": "SCMP_ACT_ERRNO",
+                  "errnoRet": ENOSYS})
+    rules.append(_when("clone", 0, "SCMP_CMP_MASKED_EQ", NEW_NAMESPACE))
+    rules += [_when("socket", 0, "SCMP_CMP_EQ", family) for family in FAMILIES]
+    rules += [_when("fcntl", 1, "SCMP_CMP_EQ", command) for command in DESCRIPTOR_COMMANDS]
+    rules += [_when("madvise", 2, "SCMP_CMP_EQ", advice) for advice in ADVICE]
     return default | {"syscalls": rules}
 
 
-def _when(name: str, value: int, comparison: str) -> dict:
-    """Allow the call where its first argument compares so (masked: those bits are all clear)."""
+def _when(name: str, index: int, comparison: str, value: int) -> dict:
+    """Return the rule that allows a call where one of its arguments compares so.
+
+    Args:
+        name: of the system call.
+        index: of the argument, from 0.
+        comparison: libseccomp's; SCMP_CMP_MASKED_EQ means that the bits of `value` are all clear.
+        value: what the argument is compared with.
+    """
     return {"names": [name], "action": "SCMP_ACT_ALLOW",
-            "args": [{"index": 0, "value": value, "valueTwo": 0, "op": comparison}]}
+            "args": [{"index": index, "value": value, "valueTwo": 0, "op": comparison}]}
 
 
 def program(machine: str | None = None) -> bytes:
@@ -73,8 +103,10 @@ def program(machine: str | None = None) -> bytes:
              (_LOAD, 0, 0, _NUMBER)]
     if machine == "x86_64":  # calls of the x32 ABI have this bit, and the same meaning
         lines += [(_AT_LEAST, 0, 1, 0x40000000), _refuse(ENOSYS)]
-    for numbers in DENIED.values():
-        lines += [(_EQUAL, 0, 1, numbers[column]), _refuse(EPERM)]
+    for calls, error in ((DENIED, EPERM), (UNSUPPORTED, ENOSYS)):
+        for numbers in calls.values():
+            if numbers[column] is not None:
+                lines += [(_EQUAL, 0, 1, numbers[column]), _refuse(error)]
     # Its flags lie in memory, which a filter cannot read; libc then falls back to clone.
     lines += [(_EQUAL, 0, 1, CLONE3[column]), _refuse(ENOSYS)]
     lines += [(_EQUAL, 0, 4, CLONE[column]), (_LOAD, 0, 0, _ARGUMENT_0),
@@ -82,11 +114,24 @@ def program(machine: str | None = None) -> bytes:
     lines += [(_EQUAL, 0, 5, IOCTL[column]), (_LOAD, 0, 0, _ARGUMENT_1),
               (_EQUAL, 1, 0, TERMINAL_INPUT[0]), (_EQUAL, 0, 1, TERMINAL_INPUT[1]),
               _refuse(EPERM), _allow()]
-    allowed = [(_EQUAL, len(FAMILIES) - index, 0, family)
-               for index, family in enumerate(FAMILIES)]
-    lines += [(_EQUAL, 0, len(FAMILIES) + 2, SOCKET[column]), (_LOAD, 0, 0, _ARGUMENT_0),
-              *allowed, _refuse(EPERM), _allow()]
+    lines += _only(MADVISE[column], _ARGUMENT_2, ADVICE)
+    lines += _only(FCNTL[column], _ARGUMENT_1, DESCRIPTOR_COMMANDS)
+    lines += [*_only(SOCKET[column], _ARGUMENT_0, FAMILIES), _allow()]
     return b"".join(struct.pack("=HBBI", *line) for line in lines)
+
+
+def _only(number: int, argument: int, values: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
+    """Return the lines that end a call: allowed with one of these values, refused with any other.
+
+    Args:
+        number: of the system call.
+        argument: offset of the argument that is looked at.
+        values: those that are allowed.
+    """
+    count = len(values)
+    return [(_EQUAL, 0, count + 3, number), (_LOAD, 0, 0, argument),
+            *((_EQUAL, count - index, 0, value) for index, value in enumerate(values)),
+            _refuse(EPERM), _allow()]
 
 
 def _refuse(error: int) -> tuple[int, int, int, int]:

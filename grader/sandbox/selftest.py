@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from grader.sandbox import advice, mounts
+from grader.sandbox import advice, devices, mounts
 from grader.sandbox.interface import MB, Backend, Limits, Unavailable
 from grader.sandbox.running import Running
 from lab.errors import LabError
@@ -26,8 +26,8 @@ LIMITS = Limits(memory=96 * MB, processes=16, file_size=4 * MB, disk=1 * MB, ope
 PROGRAM = Path(__file__).with_name("breakout.py")
 ATTEMPTS = ("network", "abstract_socket", "machine_socket", "reading", "writing", "environment",
             "descriptors", "seeing_processes", "signalling_processes", "another_user",
-            "capabilities", "mounting", "namespace", "tracing", "keyring", "processes",
-            "disk", "file_size", "survival")
+            "capabilities", "mounting", "namespace", "tracing", "keyring", "locking", "watching",
+            "stamping", "counting", "processes", "disk", "file_size", "survival")
 VICTIM = "victim:"
 SECONDS = 20  # for one answer; on an idle machine it takes a fraction of one
 SOME = 40  # files of a folder that are tried
@@ -101,7 +101,8 @@ def bait(course_root: Path | None) -> Iterator[Bait]:
                            sys.prefix],
                    variables=[*mounts.environment({}), "PWD", "OLDPWD", "SHLVL", "_", "HOSTNAME",
                               "container", "LC_CTYPE"],
-                   folders=mounts.WRITABLE, processes=LIMITS.processes, disk=LIMITS.disk,
+                   devices=dict(_devices()), folders=mounts.WRITABLE,
+                   processes=LIMITS.processes, disk=LIMITS.disk,
                    file_size=LIMITS.file_size, memory=LIMITS.memory)
 
 
@@ -112,6 +113,14 @@ def _addresses() -> list[str]:
         asked.connect(("192.0.2.1", 53))  # sends nothing
         found.append(asked.getsockname()[0])
     return list(dict.fromkeys(found))
+
+
+def _devices() -> Iterator[tuple[str, list[int]]]:
+    """The host's own devices: the name and the inode of each."""
+    for name in devices.NAMES:
+        with contextlib.suppress(OSError):
+            status = os.stat(f"/dev/{name}")
+            yield name, [status.st_dev, status.st_ino]
 
 
 def _secrets(course_root: Path | None) -> Iterator[tuple[str, Path]]:

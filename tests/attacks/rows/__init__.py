@@ -13,6 +13,7 @@ def all_attacks() -> list[Attack]:
         channel,
         endless,
         folder,
+        neighbors,
         notebook,
         partial,
         reading,
@@ -25,5 +26,5 @@ def all_attacks() -> list[Attack]:
     )
 
     modules = (reading, verdict, store, endless, notebook, folder, browser, channel, values, system,
-               scripts, partial, written, borrowed)
+               scripts, partial, written, borrowed, neighbors)
     return [one for module in modules for one in module.ATTACKS]

@@ -66,7 +66,7 @@ def test_dockers_own_profile_closes_the_sandbox_and_we_say_what_to_do(inside):
     default = shipped()
     default["syscalls"].pop()
     said = inside(default, "--user=1000:100")
-    assert "No permissions to create new namespace" in said
+    assert "unshare failed: Operation not permitted" in said
     assert f"docker run --security-opt seccomp={advice.PROFILE}" in said
 
 

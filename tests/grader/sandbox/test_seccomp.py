@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import struct
 
@@ -40,11 +41,13 @@ MACHINES = pytest.mark.parametrize(("machine", "column"), [
 
 @MACHINES
 def test_refuses_what_it_names_and_nothing_else(machine, column):
-    special = [numbers[column] for numbers in
-               (seccomp.CLONE3, seccomp.CLONE, seccomp.IOCTL, seccomp.SOCKET)]
-    refused = {number for number in range(600) if number not in special
-               and verdict(machine, number) != ALLOWED}
-    assert refused == {numbers[column] for numbers in seccomp.DENIED.values()}
+    special = [numbers[column] for numbers in (seccomp.CLONE3, seccomp.CLONE, seccomp.IOCTL,
+                                               seccomp.SOCKET, seccomp.FCNTL, seccomp.MADVISE)]
+    verdicts = {number: verdict(machine, number) for number in range(600) if number not in special}
+    for calls, error in ((seccomp.DENIED, REFUSED), (seccomp.UNSUPPORTED, MISSING)):
+        named = {numbers[column] for numbers in calls.values()} - {None}
+        assert {number for number, found in verdicts.items() if found == error} == named
+    assert set(verdicts.values()) == {ALLOWED, REFUSED, MISSING}
 
 
 @MACHINES
@@ -58,8 +61,20 @@ def test_looks_at_the_arguments(machine, column):
         assert of(seccomp.CLONE, 17 | flag) == REFUSED
     assert of(seccomp.IOCTL, 0, 0x5413) == ALLOWED  # the size of a window
     assert [of(seccomp.IOCTL, 0, request) for request in seccomp.TERMINAL_INPUT] == [REFUSED] * 2
-    families = {family for family in range(50) if of(seccomp.SOCKET, family) == ALLOWED}
-    assert families == set(seccomp.FAMILIES)
+    for call, before, values in ((seccomp.SOCKET, (), seccomp.FAMILIES),
+                                 (seccomp.FCNTL, (3,), seccomp.DESCRIPTOR_COMMANDS),
+                                 (seccomp.MADVISE, (0, 4096), seccomp.ADVICE)):
+        allowed = {value for value in range(1100) if of(call, *before, value) == ALLOWED}
+        assert allowed == set(values)
+
+
+def test_locks_leases_and_hints_on_files_are_refused():
+    """Each is an attribute of an inode, and two sandboxes that see one file see the same inode."""
+    commands = {getattr(fcntl, name) for name in (
+        "F_GETLK", "F_SETLK", "F_SETLKW", "F_OFD_GETLK", "F_OFD_SETLK", "F_OFD_SETLKW",
+        "F_SETLEASE", "F_GETLEASE", "F_NOTIFY") if hasattr(fcntl, name)}
+    assert len(commands) >= 6
+    assert not (commands | {36, 37, 38} | set(range(1035, 1041))) & set(seccomp.DESCRIPTOR_COMMANDS)
 
 
 def test_another_machines_calls_are_refused():
@@ -75,12 +90,15 @@ def test_a_machine_without_numbers():
 
 def test_podmans_profile_loses_what_ours_refuses():
     default = {"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [
-        {"names": ["read", "keyctl", "mount", "clone", "socket"], "action": "SCMP_ACT_ALLOW"},
+        {"names": ["read", "keyctl", "mount", "clone", "socket", "flock", "fcntl", "madvise"],
+         "action": "SCMP_ACT_ALLOW"},
         {"names": ["socket"], "action": "SCMP_ACT_ALLOW", "args": []}]}
     rules = seccomp.oci(default)["syscalls"]
     names = [name for rule in rules for name in rule["names"] if not rule.get("args")
              and rule["action"] == "SCMP_ACT_ALLOW"]
     assert names == ["read"]
+    locks = [rule["args"][0]["value"] for rule in rules if rule["names"] == ["fcntl"]]
+    assert locks == list(seccomp.DESCRIPTOR_COMMANDS)
 
 
 def test_dockers_profile_is_the_default_and_one_rule():

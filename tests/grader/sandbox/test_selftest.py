@@ -81,6 +81,11 @@ def an_open_file(line, data):
     return line
 
 
+def unsealed(line, data):
+    """Devices are not made read-only first; the table of what to seal is still read by bwrap."""
+    return line[line.index("/bin/sh") + 4:]
+
+
 def showing(folder: Path):
     """Show a folder that ought not to be there; its parents are made so that anybody may pass."""
     above = [word for path in mounts.folders_above([str(folder)])
@@ -92,7 +97,11 @@ HOLES = {
     "network": (without("--unshare-net"), ["a port of the host", "a socket of another program"]),
     "system calls": (without("--seccomp", words=2),
                      ["AF_VSOCK", "a user namespace of its own",
-                      "a keyring that the next submission sees"]),
+                      "a keyring that the next submission sees",
+                      "locks on files that other sandboxes see",
+                      "notifications of what other sandboxes open"]),
+    "devices": (unsealed, ["the host's /dev/null, whose time stamp other sandboxes see"]),
+    "counters": (with_("--proc", "/proc"), ["counters of the whole machine (/proc/"]),
     "folder": (with_("--perms", "1777", "--tmpfs", "/run"), ["writing into /run"]),
     "variable": (with_("--setenv", "COURSE_SECRET", "x"), ["the grader's variable COURSE_SECRET"]),
     "descriptor": (an_open_file, ["an open file of the grader"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 
 import pytest
 
@@ -12,6 +13,7 @@ from lab.contest import catalog, contests
 from lab.contest.declaration import RESERVED, Group, Scored
 from lab.contest.play import FLOOR, ghost, ghosts, play, points, points_by_group
 from lab.errors import LabError
+from lab.workspace import CHECKOUT
 from tests.lab.contest.toy import draw, toy
 
 
@@ -88,6 +90,25 @@ def test_another_contest_is_one_more_file(tmp_path, monkeypatch):
         catalog.find("other")
     with pytest.raises(LabError, match="no contest pipeline; there is pipelines"):
         catalog.find("pipeline")
+
+
+def test_the_guides_contest_can_be_played():
+    page = (CHECKOUT / "docs" / "contests.md").read_text()
+    (source,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict = {}
+    exec(source, names)
+    contest = names["CONTEST"]
+    cases = contest.secret_cases("any")
+    assert len(cases) == 8
+
+    def smallest_prime(given):
+        return next(given["n"] // factor for factor in range(2, given["n"] + 1)
+                    if given["n"] % factor == 0)
+
+    mine = play(contest, cases, smallest_prime)
+    assert points(mine) > points(ghosts(contest, cases)["one"])
+    assert points_by_group(mine)["even"] == 50.0
+    assert play(contest, cases, lambda given: 0)[0].kind == "no factor"
 
 
 @pytest.mark.parametrize("name", catalog.names())

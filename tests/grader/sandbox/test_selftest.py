@@ -23,8 +23,9 @@ class Leaky(Bubblewrap):
     def __init__(self, change) -> None:
         self.change = change
 
-    def words(self, *arguments):
-        return self.change(super().words(*arguments), arguments[-1])
+    def words(self, command, limits, uid, packed, environment, data, masks=None):
+        return self.change(super().words(command, limits, uid, packed, environment, data, masks),
+                           data)
 
 
 class Generous(Bubblewrap):

@@ -26,6 +26,7 @@ from grader.course import Course
 from grader.records import digest_of_lab
 from grader.sandbox.masks import Masks
 from lab.build import parts
+from lab.build.given import error_in
 from lab.build.lab import Role
 from lab.build.masks import masked
 from lab.build.names import Names, analyse
@@ -160,6 +161,7 @@ def planned(index: int, cell: NotebookNode) -> PlannedCell:
     tree = None
     if role in (Role.CHECK, Role.CHECK_SETUP):
         tree = _python(cell.source, name)
+        _require_given(tree, name)
     elif role is Role.SETUP and not tagged:
         tree = definitions(cell.source)
     required = role is Role.CHECK_SETUP or (role is Role.SETUP and tagged)
@@ -205,6 +207,15 @@ def _python(source: str, name: str) -> ast.Module:
     except (SyntaxError, ValueError) as error:
         raise LabError(f"the cell {name} runs on the trusted side, so it must be plain Python, "
                        f"without magics, `!` or top-level await: {error}") from error
+
+
+def _require_given(tree: ast.Module, name: str) -> None:
+    """Raise LabError for a script check that would fail every student, for the course's fault."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "check.script":
+            words = {word.arg: word.value for word in node.keywords}
+            if error := error_in(words.get("only"), words.get("given")):
+                raise LabError(f"the cell {name}: check.script: {error}")
 
 
 def definitions(source: str) -> ast.Module:

@@ -108,7 +108,7 @@ torchrun --nproc_per_node 1 $LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py \\
     --data-path $LAB_HOME/data/x --vocab-file v --merge-file m --device virtual \\
     --save $LAB_HOME/out --save-interval 5
 """
-CHECK = """job = check.script("code/mine.sh")
+CHECK = """job = check.script("code/mine.sh", given=None)
 cost = check.figures(job, "virtual:v100")
 check.that(cost.fits, "It does not fit.")
 check.that(cost.peak_memory > 0.9 * cost.capacity, "There is room for more.")

@@ -36,7 +36,18 @@ def read(path: Path | str) -> Lab:
 
 def read_into(path: Path, problems: Problems) -> Lab:
     """The lab as far as it can be read; what is wrong with it goes to `problems`."""
-    from lab.build import answers, masks, metadata, parts, prose, rubrics, rules, short, visible
+    from lab.build import (
+        answers,
+        given,
+        masks,
+        metadata,
+        parts,
+        prose,
+        rubrics,
+        rules,
+        short,
+        visible,
+    )
 
     if not NUMBER.fullmatch(path.stem):
         problems.add_at(1, f"{path.name} is no lab's name; nearest: 03_multi_node.py")
@@ -57,7 +68,8 @@ def read_into(path: Path, problems: Problems) -> Lab:
     parts.check(lab, problems)
     short.check(lab, problems)
     prose.check(lab, problems)
-    return replace(lab, draft=bool(problems.missing))
+    given.check(lab, problems)
+    return replace(given.with_given(lab, problems), draft=bool(problems.missing))
 
 
 def _raw_cells(path: Path, problems: Problems) -> list[tuple[Any, int, list[str]]]:

@@ -3,38 +3,24 @@ problems."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lab.check import record
 from lab.check.checks import Failed, passed
+from lab.check.given import differences, report
 from lab.check.launches import MOST_TEXT, Launch, launches_of
+from lab.check.options import BadOption
+from lab.check.runs import TRAINER, Run, is_trainer, runs_of, together
 from lab.check.sides import side
-from lab.check.torchrun import BadCommand, Torchrun
+from lab.check.torchrun import BadCommand
 from lab.errors import LabError
-from minimegatron.arguments import Config, parse_arguments
-from minimegatron.errors import UserError
+from minimegatron.arguments import Config
 
-TRAINER = "pretrain_gpt.py"
 MOST_RUNS = 64
-LOCAL = ("localhost", "127.0.0.1", "::1", "")
-
-
-@dataclass(frozen=True)
-class Run:
-    """One training: the ranks that meet."""
-
-    nodes: int
-    ranks_per_node: int
-    flags: Config | None  # None where the trainer refuses its command line
-    problems: tuple[str, ...]
-
-    @property
-    def world_size(self) -> int:
-        return self.nodes * self.ranks_per_node
+LAUNCHERS = ("deepspeed", "mpirun", "sbatch", "salloc")
+MOST_OPTIONS = 20  # of python, before the program's name
 
 
 @dataclass(frozen=True)
@@ -45,6 +31,20 @@ class Job:
     directives: dict[str, str]
     runs: tuple[Run, ...]
     problems: tuple[str, ...]
+    programs: tuple[str, ...]  # other programs than the trainer that it starts to train something
+
+    @property
+    def allocated_nodes(self) -> int:
+        """The nodes that its #SBATCH lines ask for."""
+        try:
+            return record.allocated(self.directives)[0]
+        except BadOption:  # resolved as one node, with a note
+            return 1
+
+    @property
+    def gpus_per_node(self) -> int:
+        """The GPUs that its #SBATCH lines ask for on each node."""
+        return record.gpus_on_node(self.directives, self.allocated_nodes)
 
     @property
     def run(self) -> Run:
@@ -76,15 +76,29 @@ class Job:
         return self.run.flags
 
 
-def script(path: str) -> Job:
-    """What the job script at `path` (relative to the workspace) would run. Raises Failed when it
-    cannot be read or starts nothing."""
+def script(path: str, *, only: Sequence[str] = (), given: Mapping[str, Any] | None) -> Job:
+    """Return what the student's job script would run, if it is the job that the exercise gives.
+
+    Args:
+        path: the script, relative to the workspace.
+        only: the flags that the student may choose; the check judges them.
+        given: everything else, which `lab build` takes from the reference; None compares nothing,
+            and lets problems pass.
+
+    Raises Failed where the script cannot be read, starts nothing, would go wrong, or differs from
+    `given` in a flag that is not in `only`.
+    """
     try:
         job = resolve(side().script(path))
     except LabError as error:
         raise Failed(str(error)) from None
     if not job.runs:
         raise Failed("\n".join((f"{path} does not start the trainer.", *job.problems)))
+    if given is not None:
+        if job.problems:
+            raise Failed("This would go wrong. " + " ".join(job.problems))
+        if found := differences(job, given, only):
+            raise Failed(report(found, path, only))
     size = f"{job.runs[0].nodes} x {job.runs[0].ranks_per_node}"
     passed(f"{path} starts {TRAINER} on {size} ranks")
     return job
@@ -95,8 +109,8 @@ def resolve(recorded: dict[str, Any]) -> Job:
     launches = launches_of(recorded)
     problems = list(recorded["notes"])
     runs: list[Run] = []
-    for group in _together(launches):
-        runs += _runs_of(group, problems)
+    for group in together(launches):
+        runs += runs_of(group, problems)
         if len(runs) > MOST_RUNS:
             raise LabError(f"the script starts {TRAINER} more than {MOST_RUNS} times")
     status = recorded["exit"]
@@ -109,158 +123,19 @@ def resolve(recorded: dict[str, Any]) -> Job:
         problems.append(f"the script ends with exit code {status}: " + " / ".join(lines[-3:]))
     problems += [problem for run in runs for problem in run.problems]
     return Job(dict(recorded["directives"]), tuple(runs),
-               tuple(dict.fromkeys(problem[:MOST_TEXT] for problem in problems)))
+               tuple(dict.fromkeys(problem[:MOST_TEXT] for problem in problems)),
+               tuple(dict.fromkeys(_other_programs(launches))))
 
 
-def _together(launches: list[Launch]) -> list[list[Launch]]:
-    """The launches that run at the same time: those of one srun, and torchruns that one srun per
-    node starts side by side (`srun -w NODE torchrun ... &`) to meet at one place."""
-    groups: list[list[Launch]] = []
-    for step in sorted({launch.step for launch in launches}):
-        started = [launch for launch in launches if launch.step == step]
-        for group in [started] if step >= 0 else [[launch] for launch in started]:
-            waiting = [before for before in groups
-                       if step >= 0 and before[-1].step >= 0 and _awaits(before, group[0])]
-            if waiting:
-                waiting[0].extend(group)
-            else:
-                groups.append(group)
-    return groups
-
-
-def _awaits(group: list[Launch], other: Launch) -> bool:
-    """Whether a group in the background lacks nodes, and `other` meets it."""
-    told, more = group[-1].torchrun, other.torchrun
-    if isinstance(told, BadCommand) or isinstance(more, BadCommand):
-        return False
-    return group[-1].background and len(group) < told.nnodes and told.meets_at == more.meets_at
-
-
-def _runs_of(group: list[Launch], problems: list[str]) -> list[Run]:
-    """The trainings among the programs of one step, which start together."""
-    problems += [f"srun refuses this: {launch.arguments[0]}" for launch in group
-                 if launch.program == "srun-refused"]
-    by_torchrun = [launch for launch in group if launch.program == "torchrun"]
-    if by_torchrun:
-        told = [launch.torchrun for launch in by_torchrun]
-        refused = [str(one) for one in told if isinstance(one, BadCommand)]
-        if refused:
-            problems.append(refused[0])
-            return []
-        if _is_trainer(told[0].program):
-            return [_torchrun_run(by_torchrun, told)]
-    direct = [launch for launch in group if launch.program == "python"
-              and _is_trainer(launch.arguments)]
-    return [_direct_run(direct)] if direct else []
-
-
-def _is_trainer(words: Sequence[str]) -> bool:
-    return _trainer_at(words) is not None
-
-
-def _trainer_at(words: Sequence[str]) -> int | None:
-    """Where the trainer's file stands among python's arguments, after python's own flags."""
-    for position, word in enumerate(words):
-        if word.rsplit("/", 1)[-1] == TRAINER:
-            return position
-        if not word.startswith("-"):
-            return None
-    return None
-
-
-def _flags(words: Sequence[str], world_size: int) -> tuple[Config | None, list[str]]:
-    at = _trainer_at(words)
-    assert at is not None
-    if any(word.partition("=")[0] == "--plot" for word in words):
-        # The parser would look for the figure's folder, and it reads this on the trusted side.
-        return None, ["--plot belongs to --estimate, which trains nothing; leave it out"]
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):  # --help
-            return parse_arguments(words[at + 1:], {"RANK": "0", "WORLD_SIZE": str(world_size)}), []
-    except UserError as error:
-        return None, [str(error)[:MOST_TEXT]]
-    except SystemExit:
-        return None, [f"{TRAINER} only prints its help"]
-
-
-def _torchrun_run(launches: list[Launch], told: list[Torchrun]) -> Run:
-    first = told[0]
-    flags, problems = _flags(first.program, first.nnodes * first.nproc_per_node)
-    nodes = {launch.host for launch in launches}
-    if len(launches) > len(nodes):
-        problems.append(f"srun starts torchrun {len(launches)} times on {len(nodes)} node(s): "
-                        f"start it once per node (`srun --ntasks={len(nodes)}`, or "
-                        "`#SBATCH --ntasks-per-node=1`); torchrun itself starts the ranks")
-    elif first.nnodes > len(launches):
-        problems.append(f"torchrun is told --nnodes {first.nnodes} but starts on {len(launches)} "
-                        "node(s): the ranks wait for the others for ever; "
-                        "srun starts it on every node")
-    elif first.nnodes < len(launches):
-        problems.append(f"torchrun starts on {len(launches)} nodes, each with --nnodes "
-                        f"{first.nnodes}: these are {len(launches)} separate trainings")
-    problems += _meeting_problems(told, [launch.host for launch in launches])
-    if any(one.program != first.program for one in told):
-        problems.append("the nodes start the trainer with different flags")
-    return Run(first.nnodes, first.nproc_per_node, flags, tuple(problems))
-
-
-def _meeting_problems(told: list[Torchrun], hosts: list[str]) -> list[str]:
-    problems = []
-    first = told[0]
-    if len({one.meets_at for one in told}) > 1 or len({one.nnodes for one in told}) > 1 or \
-            len({one.nproc_per_node for one in told}) > 1:
-        problems.append("the nodes are told different things: --nnodes, --nproc_per_node and the "
-                        "address where the ranks meet must be the same on all")
-    if not first.assigns_ranks and first.nnodes > 1 and \
-            sorted(one.node_rank for one in told) != list(range(len(told))):
-        ranks = ", ".join(str(one.node_rank) for one in told)
-        problems.append(f"the nodes say --node_rank {ranks}: each needs its own, which "
-                        "$SLURM_NODEID holds inside srun "
-                        "(in single quotes, so that it is not expanded before)")
-    firsts = [host for one, host in zip(told, hosts, strict=True)
-              if first.assigns_ranks or one.node_rank == 0]
-    return problems + (_address_problems(first.meets_at[0], firsts, hosts)
-                       if first.nnodes > 1 else [])
-
-
-def _address_problems(address: str, firsts: Sequence[str], hosts: Sequence[str]) -> list[str]:
-    """What is wrong with the place where ranks on several hosts are to meet, which is one of
-    `firsts`."""
-    if len(set(hosts)) == 1 or not firsts or address.split(".")[0] in firsts:
-        return []
-    place = f"the ranks are to meet at {address or 'no address'}"
-    if address in LOCAL:
-        return [f"{place}: on every node that is the node itself; name the first node of the job"]
-    return [f"{place}, but rank 0 runs on {firsts[0]}: name the first node of the job, which "
-            "`scontrol show hostnames` prints first"]
-
-
-def _direct_run(launches: list[Launch]) -> Run:
-    """Ranks that srun starts without torchrun: each finds its place in RANK and WORLD_SIZE."""
-    worlds = {launch.variables.get("WORLD_SIZE", "1") for launch in launches}
-    ranks = sorted(launch.variables.get("RANK", "0") for launch in launches)
-    hosts = [launch.host for launch in launches]
-    nodes = len(set(hosts))
-    per_node = -(-len(launches) // nodes)
-    problems = []
-    if worlds != {str(len(launches))} or \
-            ranks != sorted(str(rank) for rank in range(len(launches))):
-        problems.append(f"{len(launches)} ranks start with WORLD_SIZE {', '.join(sorted(worlds))} "
-                        f"and RANK {', '.join(ranks)}: they do not meet; torchrun sets both")
-        nodes = per_node = 1
-    elif len(launches) > 1:
-        problems += _direct_meeting(launches, hosts)
-    flags, refused = _flags(launches[0].arguments, nodes * per_node)
-    return Run(nodes, per_node, flags, tuple(refused + problems))
-
-
-def _direct_meeting(launches: list[Launch], hosts: list[str]) -> list[str]:
-    """What is wrong with MASTER_ADDR and MASTER_PORT, which nobody sets but the script."""
-    told = {(launch.variables.get("MASTER_ADDR", ""), launch.variables.get("MASTER_PORT", ""))
-            for launch in launches}
-    address, port = min(told)
-    if len(told) > 1 or not address or not port.isdigit():
-        return [f"MASTER_ADDR is {address or 'not set'} and MASTER_PORT {port or 'not set'}: "
-                "without torchrun every rank needs both, the same everywhere; export them"]
-    firsts = [launch.host for launch in launches if launch.variables.get("RANK", "0") == "0"]
-    return _address_problems(address, firsts, hosts)
+def _other_programs(launches: list[Launch]) -> Iterator[str]:
+    """What the script starts that could train something besides the trainer."""
+    for launch in launches:
+        words = launch.arguments
+        if launch.program == "torchrun":
+            words = () if isinstance(launch.torchrun, BadCommand) else launch.torchrun.program
+        elif launch.program not in ("python", *LAUNCHERS):
+            continue
+        if launch.program in LAUNCHERS:
+            yield launch.program
+        elif not is_trainer(words):
+            yield from [word for word in words[:MOST_OPTIONS] if word.endswith(".py")][:1]

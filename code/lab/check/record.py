@@ -193,13 +193,13 @@ def _allocation(found: dict[str, str], notes: list[str]) -> dict[str, str]:
                          ("gpus-per-node", "SLURM_GPUS_PER_NODE"), ("gpus", "SLURM_GPUS")):
         if option in found:
             variables[name] = found[option]
-    gpus = _gpus_on_node(found, nodes)
+    gpus = gpus_on_node(found, nodes)
     if gpus:
         variables["SLURM_GPUS_ON_NODE"] = str(gpus)
     return variables
 
 
-def _gpus_on_node(found: dict[str, str], nodes: int) -> int:
+def gpus_on_node(found: dict[str, str], nodes: int) -> int:
     """GPUs of the first node: --gpus-per-node=v100:2, --gres=gpu:v100:2, --gpus=4 of all nodes."""
     for option, of in (("gpus-per-node", 1), ("gres", 1), ("gpus", nodes)):
         text = found.get(option, "")
@@ -207,7 +207,7 @@ def _gpus_on_node(found: dict[str, str], nodes: int) -> int:
             continue
         last = text.rpartition(":")[2]
         if text:
-            return -(-int(last) // of) if last.isdecimal() else 1
+            return -(-int(last) // of) if last.isdecimal() and len(last) < 7 else 1
     return 0
 
 

@@ -70,6 +70,24 @@ def parse_arguments(argv: Sequence[str], env: Mapping[str, str] = os.environ) ->
 
     Raises UserError with the flag, its value and the nearest right value.
     """
+    config = parse_unchecked(argv, require_all=True)
+    if config.estimate:
+        return check(planned(config), rank=0, world_size=config.world_size)
+    for name in (field.name for field in dataclasses.fields(Planning)):
+        if getattr(config, name) != Planning.__dataclass_fields__[name].default:
+            raise UserError(f"--{name.replace('_', '-')} belongs to --estimate, which is not given")
+    return check(config, rank=number(env, "RANK", 0), world_size=number(env, "WORLD_SIZE", 1))
+
+
+def parse_unchecked(argv: Sequence[str], require_all: bool = False) -> Config:
+    """Parse `argv` without any check between flags: a field that no flag sets has its default.
+
+    Args:
+        argv: the words of the command line.
+        require_all: whether to refuse a command line that lacks a required flag.
+
+    Raises UserError.
+    """
     parser = build_parser()
     # Unknown flags first: with them on the line, "required" errors would mislead.
     parser_of_rest = build_parser()
@@ -77,19 +95,13 @@ def parse_arguments(argv: Sequence[str], env: Mapping[str, str] = os.environ) ->
         action.required = False
     _, extras = parser_of_rest.parse_known_args(argv)
     refuse_unknown(parser, extras)
-    if "--estimate" in argv:
-        for action in parser._actions:
-            action.required = action.required and action.dest not in NOT_ESTIMATED
+    not_needed = NOT_ESTIMATED if "--estimate" in argv else ()
+    for action in parser._actions:
+        action.required = action.required and require_all and action.dest not in not_needed
     values = vars(parser.parse_args(argv))
     flags = {field.name for field in dataclasses.fields(Config)}
-    config = Config(**{name: tuple(value) if isinstance(value, list) else value
-                       for name, value in values.items() if name in flags})
-    if config.estimate:
-        return check(planned(config), rank=0, world_size=config.world_size)
-    for name in (field.name for field in dataclasses.fields(Planning)):
-        if getattr(config, name) != Planning.__dataclass_fields__[name].default:
-            raise UserError(f"--{name.replace('_', '-')} belongs to --estimate, which is not given")
-    return check(config, rank=number(env, "RANK", 0), world_size=number(env, "WORLD_SIZE", 1))
+    return Config(**{name: tuple(value) if isinstance(value, list) else value
+                     for name, value in values.items() if name in flags})
 
 
 def planned(config: Config) -> Config:

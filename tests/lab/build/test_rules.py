@@ -12,7 +12,7 @@ from tests.lab.build.conftest import line_of
 MUTANTS = '# %% [raw] tags=["mutant"] answer="global-batch" hint="nobody adds"'
 BATCH = '"grade_id": "global-batch", "locked": false'
 CHECKED = '"grade_id": "global-batch-check", "locked": true, "points": 2'
-SCRIPT = 'job = check.script("code/mine.sh")'
+SCRIPT = 'job = check.script("code/mine.sh", only=["--nproc_per_node", "--micro-batch-size"])'
 SUMS = "found = check.call(sums, [2, 3, 4])"
 COUNTER = "    counter = Counter()"
 END = 'check.compare("milliseconds", milliseconds, 50)'

@@ -15,7 +15,8 @@ from lab import check, workspace
 from lab.check import allowed, measure
 from lab.check.allowed import Cluster, flags_for_estimate
 from lab.check.checks import Failed
-from lab.check.job import Job, Run
+from lab.check.job import Job
+from lab.check.runs import TRAINER, Run
 from lab.errors import LabError
 from minimegatron.arguments import Config, parse_arguments
 from minimegatron.planner import Plan, estimator_of, make
@@ -32,7 +33,9 @@ def parsed(line: str, world_size: int = 1) -> Config:
 
 
 def job(flags: str = "", nodes: int = 1, ranks: int = 1) -> Job:
-    return Job({}, (Run(nodes, ranks, parsed(f"{MODEL} {flags}", nodes * ranks), ()),), ())
+    words = f"{MODEL} {flags}"
+    run = Run(nodes, ranks, parsed(words, nodes * ranks), (), TRAINER, tuple(words.split()), {})
+    return Job({}, (run,), (), ())
 
 
 def test_every_flag_of_the_trainer_is_in_one_class():
@@ -156,7 +159,7 @@ def test_a_script_that_only_estimates_trains_nothing(monkeypatch):
     monkeypatch.setattr(measure, "run_here", lambda words: pytest.fail("it ran"))
     flags = parsed(f"{MODEL} --estimate --device {CARD} --json")
     with pytest.raises(Failed, match="--estimate: what the script starts trains nothing"):
-        check.figures(Job({}, (Run(1, 1, flags, ()),), ()), CARD)
+        check.figures(Job({}, (Run(1, 1, flags, (), TRAINER, (), {}),), (), ()), CARD)
 
 
 def test_a_job_that_would_hang_has_no_figures(monkeypatch):
@@ -232,6 +235,6 @@ def test_a_forged_log_convinces_nobody(tmp_path, monkeypatch):
     (tmp_path / "code" / "mine.sh").write_text(
         f"#!/bin/bash\necho 'fits: yes'\ntorchrun x/pretrain_gpt.py {MODEL}\n")
     monkeypatch.chdir(tmp_path)
-    found = check.figures(check.script("code/mine.sh"), CARD)
+    found = check.figures(check.script("code/mine.sh", given=None), CARD)
     honest = in_process(flags_for_estimate(job().flags, Cluster(CARD, 1), 50257))
     assert found.milliseconds == 1000 * honest.seconds_per_iteration > 1

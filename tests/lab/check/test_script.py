@@ -32,7 +32,7 @@ def home(tmp_path, monkeypatch):
 def job(home):
     def write(text: str):
         (home / "code" / "mine.sh").write_text(text)
-        return check.script("code/mine.sh")
+        return check.script("code/mine.sh", given=None)
 
     return write
 
@@ -191,25 +191,25 @@ def test_nothing_of_the_workspace_is_touched(home, job):
 def test_a_script_that_is_not_there_is_named(home, path, says):
     (home.parent / "outside.sh").write_text(SHEBANG)
     with pytest.raises(Failed, match=says):
-        check.script(path)
+        check.script(path, given=None)
 
 
 def test_a_large_file_is_no_script(home):
     (home / "code" / "big.sh").write_bytes(b"#" * 70_000)
     with pytest.raises(Failed, match="64 KiB"):
-        check.script("code/big.sh")
+        check.script("code/big.sh", given=None)
 
 
 def test_shipped_scripts_have_no_problems(home):
     for path in sorted((home / "code").glob("*.sh")):
-        found = check.script(f"code/{path.name}")
+        found = check.script(f"code/{path.name}", given=None)
         assert found.problems == () and found.world_size >= 2
 
 
 def test_the_classic_script_is_understood(home):
     text = (Path(__file__).parents[2] / "jobs" / "classic.sh").read_text()
     (home / "code" / "classic.sh").write_text(text)
-    found = check.script("code/classic.sh")
+    found = check.script("code/classic.sh", given=None)
     assert found.problems == () and found.world_size == 4
 
 

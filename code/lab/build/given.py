@@ -1,0 +1,234 @@
+"""What a script check compares with: resolved from the reference, and written into the check.
+
+`check.script("code/mine.sh", only=["--micro-batch-size"])` becomes, in all notebooks,
+`check.script("code/mine.sh", only=["--micro-batch-size"], given={...})`: so a notebook needs no
+file beside it, and the grader has what stands in the course's own cell.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import io
+import json
+import re
+import shlex
+import tempfile
+import textwrap
+import tokenize
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lab import workspace
+from lab.build.calls import Call, check_calls
+from lab.build.lab import Cell, Lab, Role
+from lab.build.names import analyse
+from lab.build.problems import Problems
+from lab.build.stubs import REGION, answered
+from lab.errors import LabError
+
+HEADING = re.compile(r"^#+ .*", re.M)
+WIDTH = 80  # characters of a line of flags
+NONE = ast.Constant(None)
+BLANK = (tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT,
+         tokenize.ENDMARKER)
+
+
+def check(lab: Lab, problems: Problems) -> None:
+    """Add what is wrong with the arguments of script checks."""
+    for cell in lab.of(Role.CHECK, Role.CHECK_SETUP):
+        for call in script_calls(cell):
+            if cell.role is Role.CHECK_SETUP:
+                problems.add(cell, call.node.lineno, "check.script belongs into the check cell")
+            elif error := error_in(call.arguments.get("only"), call.arguments.get("given", NONE)):
+                problems.add(cell, call.node.lineno, f"check.script: {error}")
+            elif not is_none(call.arguments.get("given", NONE)):
+                problems.add(cell, call.node.lineno, "check.script: `lab build` writes given= "
+                             "from the reference: leave it out, or compare nothing: given=None")
+
+
+def error_in(only: ast.expr | None, given: ast.expr | None) -> str:
+    """Return what is wrong with the arguments of check.script as they are written, or "".
+
+    Args:
+        only: the value of `only=`, or None where it is missing.
+        given: the value of `given=`, or None where it is missing.
+    """
+    from lab.check.compared import freed
+    from lab.check.given import require_sound
+
+    if given is None:
+        return ("it has nothing to compare with: `lab build` writes given= into the checks of a "
+                "lab; in a notebook of your own write given=None, and compare job.flags yourself")
+    try:
+        freed(names_in(only))
+        if not is_none(given):
+            require_sound(ast.literal_eval(given))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def is_none(node: ast.expr) -> bool:
+    """Return whether an expression is the constant None."""
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def with_given(lab: Lab, problems: Problems) -> Lab:
+    """Return the lab with `given=` in every script check. The references of a lab in which other
+    things are wrong are not run; then it comes back as it is."""
+    if problems.found:
+        return lab
+    return replace(lab, cells=tuple(_filled_in(cell, lab, problems) if cell.role is Role.CHECK
+                                    else cell for cell in lab.cells))
+
+
+def _filled_in(cell: Cell, lab: Lab, problems: Problems) -> Cell:
+    source = cell.source
+    # From the last call on, so that the places of the others stay.
+    for call in sorted(script_calls(cell), key=lambda call: call.node.lineno, reverse=True):
+        if "given" in call.arguments:
+            continue
+        try:
+            source = _inserted(source, call.node, _literal(_of(call, cell, lab)))
+        except (LabError, ValueError) as error:
+            problems.add(cell, call.node.lineno, f"check.script: {error}")
+    if source == cell.source:
+        return cell
+    tree = ast.parse(source)
+    return replace(cell, source=source, tree=tree, names=analyse(tree))
+
+
+def script_calls(cell: Cell) -> list[Call]:
+    """Return the calls of check.script in a cell."""
+    return [call for call in check_calls(cell) if call.function == "script"]
+
+
+def names_in(node: ast.expr | None) -> list[str]:
+    """Return the flags in `only=`, as it is written. Raises ValueError."""
+    if node is None:
+        return []
+    if not (isinstance(node, ast.List | ast.Tuple) and all(
+            isinstance(one, ast.Constant) and isinstance(one.value, str) for one in node.elts)):
+        raise ValueError("write only= out, as in only=[\"--micro-batch-size\"]")
+    return [one.value for one in node.elts if isinstance(one, ast.Constant)]
+
+
+def _of(call: Call, cell: Cell, lab: Lab) -> dict[str, Any]:
+    """What the check of a call compares with. Raises LabError and ValueError."""
+    from lab.check import given
+    from lab.check.job import resolve
+
+    only = names_in(call.arguments.get("only"))
+    path = ast.literal_eval(call.arguments["path"])
+    files = tuple((answer.path, answered(answer.source).partition("\n")[2] + "\n")
+                  for answer in lab.of(Role.ANSWER) if answer.path and answer.line < cell.line)
+    first, second = (resolve(json.loads(_recorded(files, path, turn))) for turn in (1, 2))
+    if first.problems or not first.runs:
+        raise LabError("the reference would go wrong: " +
+                       (" ".join(first.problems) or "it does not start the trainer"))
+    kept = given.of_reference(first, only)
+    if found := given.differences(second, kept, only):
+        raise LabError(f"the reference differs from itself when it runs again: {found[0]}; let its "
+                       "flags depend on no time and no random number")
+    (answer,) = [answer for answer in lab.of(Role.ANSWER) if answer.path == path]
+    if told := list(dict.fromkeys(_untold(kept, answer, lab))):
+        raise LabError(f"students would read {' and '.join(told)} in given=, and the exercise's "
+                       "text does not say so: name it in only=, or state it in the text")
+    return kept
+
+
+@functools.lru_cache(maxsize=100)
+def _recorded(files: tuple[tuple[str, str], ...], path: str, turn: int) -> str:
+    """What lab.check.record makes of a reference, as JSON; `turn` counts the runs of one."""
+    from lab.check.record import record
+
+    with tempfile.TemporaryDirectory(prefix="lab-reference-") as folder:
+        home = Path(folder)
+        shipped = (workspace.CODE / "jobs").glob("*.sh")
+        texts = {f"code/{script.name}": script.read_text() for script in shipped} | dict(files)
+        for name, text in texts.items():
+            (home / name).parent.mkdir(parents=True, exist_ok=True)
+            (home / name).write_text(text)
+        return json.dumps(record(home, path))
+
+
+def _untold(kept: dict[str, Any], answer: Cell, lab: Lab) -> Iterator[str]:
+    """What `given=` would say of the part of a script that the student writes, though nothing that
+    the student reads says so."""
+    from lab.check.compared import spellings
+
+    solution = "\n".join(found[2] for found in REGION.finditer(answer.source))
+    frame = REGION.sub("", answer.source)
+    text = "\n".join(_exercise(answer, lab))
+    for flag, value in _pairs(kept):
+        ways = spellings(flag)
+        if any(_names(way, solution) for way in ways) and not any(
+                _names(way, frame) for way in ways) and not _names(value or flag, text):
+            yield f"{flag} {value}".strip()
+
+
+def _pairs(kept: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The flags in what is kept, each with its value, or with "" where it has none."""
+    from lab.check.compared import GPUS, NODES, RANKS
+
+    runs = kept["runs"]
+    for flag, name, places in ((NODES, "nodes", [kept]), (GPUS, "gpus_per_node", [kept]),
+                               (RANKS, "ranks_per_node", runs)):
+        yield from ((flag, str(one[name])) for one in places if name in one)
+    for run in runs:
+        words = shlex.split(run["flags"])
+        for word, value in zip(words, [*words[1:], "--"], strict=True):
+            if word.startswith("--"):
+                yield word, "" if value.startswith("--") else value
+
+
+def _exercise(answer: Cell, lab: Lab) -> Iterator[str]:
+    """The text below the exercise's heading."""
+    cells = list(lab.cells)
+    for cell in reversed(cells[:cells.index(answer)]):
+        if cell.role is Role.TEXT:
+            yield HEADING.sub("", cell.source)
+            if HEADING.search(cell.source):
+                return
+
+
+def _names(word: str, text: str) -> bool:
+    return re.search(rf"(?<![\w.-]){re.escape(word)}(?![\w-]|\.\d)", text) is not None
+
+
+def _inserted(source: str, node: ast.Call, literal: str) -> str:
+    """`source` with `literal` as the last argument of a call."""
+    lines = source.split("\n")[:node.end_lineno]
+    lines[-1] = lines[-1].encode()[:node.end_col_offset].decode()
+    found = []
+    with contextlib.suppress(tokenize.TokenError):  # the call is a part of something longer
+        for token in tokenize.generate_tokens(io.StringIO("\n".join(lines)).readline):
+            if token.type not in BLANK:
+                found.append(token)
+    row, column = found[-2].end  # of what comes before the closing parenthesis
+    at = len("\n".join([*lines[:row - 1], lines[row - 1][:column]]))
+    comma = "" if found[-2].string == "," else ","
+    return f"{source[:at]}{comma}\n{literal}{source[at:]}"
+
+
+def _literal(kept: dict[str, Any]) -> str:
+    """`given=` as it stands in a notebook, one line of flags after the other."""
+    def pairs(values: dict[str, Any], without: str) -> str:
+        return "".join(f"{_string(name)}: {_string(value)}, "
+                       for name, value in values.items() if name != without)
+
+    runs = []
+    for run in kept["runs"]:
+        lines = textwrap.wrap(run["flags"], WIDTH, break_long_words=False, break_on_hyphens=False)
+        ends = [*(f"{line} " for line in lines[:-1]), *lines[-1:]] or [""]
+        flags = "\n".join(f"            {_string(line)}" for line in ends)
+        runs.append(f"        {{{pairs(run, 'flags')[:-1]}\n         \"flags\":\n{flags}}}")
+    return f"    given={{{pairs(kept, 'runs')}\"runs\": [\n" + ",\n".join(runs) + "]}"
+
+
+def _string(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -38,9 +38,12 @@ JOB = """%%writefile code/mine.sh
 ### BEGIN SOLUTION
 #!/bin/bash
 ### END SOLUTION"""
-JOB_CHECK = f"""job = check.script("code/mine.sh")
-check.that(not job.problems, " ".join(job.problems))
-check.that(job.nodes == 2 and job.ranks_per_node == 2, "Two nodes, two ranks.")
+FLAGS = ("--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "
+         "--max-position-embeddings 64 --global-batch-size 16 --train-iters 1 --device cpu "
+         "--lr 1e-4 --data-path data/x --vocab-file data/v.json --merge-file data/m.txt")
+JOB_CHECK = f"""job = check.script("code/mine.sh", only=["--micro-batch-size"], given={{
+    "nodes": 2, "runs": [{{"nodes": 2, "ranks_per_node": 2, "trainer": "code/pretrain_gpt.py",
+                          "flags": "{FLAGS}"}}]}})
 ### BEGIN HIDDEN TESTS
 check.that(job.flags.micro_batch_size == 4, "Micro-batches of 4.")  # {HIDDEN}
 ### END HIDDEN TESTS"""

@@ -21,6 +21,7 @@ from grader.proxies import Function, NotHere, Proxy
 from grader.remote import Remote
 from grader.timing import Budget
 from lab.check import wire
+from lab.errors import LabError
 from tests.grader.small_lab import marks
 
 
@@ -292,7 +293,7 @@ def test_whatever_a_guest_answers_there_is_a_verdict(data):
             ["value", "raised", "cannot", "kind", "title", "record", "error"]), JSON))
 
     for source in ("check.function(f, [(1,)], [2])", "assert f(1) == 2", "assert one == 1",
-                   "check.raises(f, ValueError, (1,))", "check.script('code/x.sh')"):
+                   "check.raises(f, ValueError, (1,))", "check.script('code/x.sh', given=None)"):
         verdict = checked(source, guest)
         assert verdict.passed or verdict.failed is not None or verdict.lost
         json.dumps(verdict.outputs).encode()
@@ -303,3 +304,17 @@ def test_a_value_that_was_said_to_be_plain_and_is_not():
         return {"kind": "plain"} if do == "kind" else {"value": wire.dumps(1).decode() + "x"}
 
     assert isinstance(checked("assert one == 1", guest).failed, NotHere)
+
+
+@pytest.mark.parametrize(("call", "says"), [
+    ("check.script('code/x.sh')", "it has nothing to compare with"),
+    ("check.script('code/x.sh', only=['--lrr'], given=None)", "--lrr is no flag of the trainer "
+     "(nearest: --lr)"),
+    ("check.script('code/x.sh', given={'runs': 3})", "given= is not what `lab build` writes"),
+    ("check.script('code/x.sh', given=dict(runs=[]))", "malformed node"),
+    ("check.script('code/x.sh', **{})", "it has nothing to compare with")])
+def test_a_script_check_that_would_fail_everybody_is_refused_before_anybody_is_graded(call, says):
+    with pytest.raises(LabError) as caught:
+        planned(0, new_code_cell(f"if 1:\n    job = {call}", metadata=marks(
+            "script-check", grade=True, points=2)))
+    assert says in str(caught.value) and "the cell script-check: check.script" in str(caught.value)

@@ -15,6 +15,7 @@ def all_attacks() -> list[Attack]:
         folder,
         neighbors,
         notebook,
+        other_jobs,
         partial,
         reading,
         scripts,
@@ -26,5 +27,5 @@ def all_attacks() -> list[Attack]:
     )
 
     modules = (reading, verdict, store, endless, notebook, folder, browser, channel, values, system,
-               scripts, partial, written, borrowed, neighbors)
+               scripts, partial, written, borrowed, neighbors, other_jobs)
     return [one for module in modules for one in module.ATTACKS]

@@ -17,6 +17,8 @@ from grader.nbgrader_plugin import mathjax
 from grader.nbgrader_plugin.exporter import Sanitized
 from grader.records import last, place, state
 from lab import own_labs
+from lab.build.visible import hidden_lines
+from lab.check.checks import HIDDEN_FAILED
 from lab.errors import LabError
 from lab.workspace import CHECKOUT
 
@@ -29,6 +31,10 @@ NOTEBOOK_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\([\w./-]+\.ipynb(?:#[^)\s]*)?\)"
 POLICY = (f"default-src 'none'; img-src data:; style-src 'unsafe-inline' {mathjax.FOLDER}; "
           f"font-src data: {mathjax.FOLDER}; script-src {mathjax.HASH} {mathjax.FOLDER}; "
           "base-uri 'none'; form-action 'none'")
+# What the grader and lab.check write themselves.
+OUR_WORDS = ("Failed", "NotScored", "Skipped")
+FRAME = re.compile(r'(?:File "<cell [^"\n]*>"|Cell In\[(\d+)\]), line (\d+)')
+ESCAPE = re.compile("\x1b\\[[0-9;]*m")
 FIRST_IN_HEAD = "<head>"
 # A hint is a long line: all of it is to be seen.
 WRAPPED = ("<style>.output_error pre { white-space: pre-wrap !important; "
@@ -112,18 +118,35 @@ class SayUnscored(NbGraderPreprocessor):
 
 
 class HideTests(ClearHiddenTests):
-    """Takes hidden tests out of the page: the text itself, tracebacks that quote it, and what they
-    printed."""
+    """Takes hidden tests out of the page: the text itself, tracebacks that quote it, what they
+    printed, and messages other than those of lab.check. `np.testing`, for one, prints the array
+    that it expected."""
 
     def preprocess_cell(self, cell: NotebookNode, resources: dict[str, Any], cell_index: int
                         ) -> tuple[NotebookNode, dict[str, Any]]:
         hidden = self.begin_test_delimeter in cell.source
+        lines = hidden_lines(cell.source)
         cell, resources = super().preprocess_cell(cell, resources, cell_index)
         if hidden and cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if output.output_type == "error"]
             for output in cell.outputs:
+                seen = failing_lines(output, cell.execution_count)
+                in_view = seen and lines and seen.isdisjoint(lines)
+                if output.ename not in OUR_WORDS and not in_view:
+                    output.ename, output.evalue = "Failed", HIDDEN_FAILED
                 output.traceback = [f"{output.ename}: {output.evalue}"]
         return cell, resources
+
+
+def failing_lines(error: NotebookNode, number: int | None) -> set[int]:
+    """Return the lines of a check that an error passed through, of its own traceback.
+
+    Args:
+        error: the output, from the grader or from a kernel.
+        number: the cell's execution count; a kernel's frames name their cells by it.
+    """
+    text = ESCAPE.sub("", "\n".join(error.traceback))
+    return {int(line) for cell, line in FRAME.findall(text) if cell in ("", str(number))}
 
 
 class EmbedImages(Preprocessor):

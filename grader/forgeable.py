@@ -1,16 +1,20 @@
-"""Tests that students could turn: they take from the sandbox what the course put there, or run a
-text that may be a student's."""
+"""Warnings about tests: those that students could turn, since they take from the sandbox what the
+course put there or run a text that may be a student's, and hidden ones without words for students.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 
 from grader.course import Course
-from grader.lab_plan import Plan, read
+from grader.lab_plan import Plan, PlannedCell, read
 from lab.build.lab import Role
 from lab.build.names import analyse
 from lab.build.reading import python_of
+from lab.build.visible import hidden_lines
 
+COMPARES = re.compile(r"(?:^|\.)(?:testing\..+|assert_\w+|allclose|array_equal)$")
 RUNS_TEXT = frozenset(("eval", "exec", "compile", "__import__"))
 
 
@@ -39,11 +43,23 @@ def of(plan: Plan) -> list[str]:
                        "gets there runs outside of the sandbox, with your rights; let the test "
                        "call a function of the assignment instead"
                        for name in sorted(uses & RUNS_TEXT)]
+            result += _without_words(plan.lab, cell)
             for name in sorted(uses & given - made - plan.answers):
                 result.append(f"{plan.lab}: the test {cell.name} uses {name}, which a cell without "
                               "a tag calculates beside the students' code, and that could change "
                               "it: calculate it in the test, or in a cell with the tag check-setup")
     return result
+
+
+def _without_words(lab: str, cell: PlannedCell) -> list[str]:
+    """Return a warning for hidden comparisons whose messages feedback leaves out."""
+    hidden = hidden_lines(cell.source)
+    calls = {ast.unparse(node.func) for node in ast.walk(cell.trusted or ast.Module([], []))
+             if isinstance(node, ast.Call) and node.lineno in hidden}
+    return [f"{lab}: the hidden test {cell.name} calls {name}: feedback leaves out its message, "
+            "which may hold the expected values, so students learn only that a hidden test failed; "
+            "check.value, check.function, and check.that(..., hint) give them a hint"
+            for name in sorted(calls) if COMPARES.search(name)]
 
 
 def _binds(source: str) -> set[str]:

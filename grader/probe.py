@@ -27,7 +27,9 @@ from grader.proxies import Function, Proxy, name_of
 from grader.remote import Lost, Remote
 from grader.timing import Budget, Late, limited
 from lab.build.names import analyse
+from lab.build.visible import hidden_lines
 from lab.check import wire
+from lab.check.checks import HIDDEN_FAILED
 from lab.check.sides import Raised, checking_on
 
 MOST_PRINTED = 200_000  # characters that one check may print
@@ -196,6 +198,22 @@ def text_of(error: Exception) -> str:
 
     text = _text(error)
     return text if isinstance(error, Failed) else f"{type(error).__name__}: {text}"
+
+
+def text_for_students(error: Exception, cell: PlannedCell) -> str:
+    """Return what a student may read of a failed check: of a hidden test only lab.check's words.
+
+    Args:
+        error: what the check raised.
+        cell: the check, or the part of one.
+    """
+    from lab.check import Failed
+
+    lines = {frame.lineno for frame in traceback.extract_tb(error.__traceback__)
+             if frame.filename == _file(cell)}
+    if not isinstance(error, Failed) and lines & hidden_lines(cell.source):
+        return HIDDEN_FAILED
+    return text_of(error)
 
 
 def _text(error: Exception) -> str:

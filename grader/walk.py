@@ -12,7 +12,7 @@ from nbformat import NotebookNode
 from grader import cleaning
 from grader.lab_plan import Plan, PlannedCell
 from grader.measure import figures
-from grader.probe import Trusted, Verdict, text_of
+from grader.probe import Trusted, Verdict, text_for_students, text_of
 from grader.remote import Remote
 from grader.sandbox import Backend
 from grader.sandbox.watchdog import SHORT_OF_MEMORY
@@ -140,14 +140,17 @@ class Walk:
         hangs or dies leaves the others' points; the check is unscored until a person decides."""
         name, outputs, reasons = cell.grade_id, [], []
         outcomes = [Outcome(part.points, part.title, is_decided=False) for part in cell.parts]
+        full = outcomes.copy()  # what an instructor reads
         self.unscored[name] = ""  # until all parts are decided; _leave_the_rest gives the reason
         try:
             for at, part in enumerate(cell.parts):
                 verdict, why = self._judge(part.cell)
                 outputs += [one for one in verdict.outputs if one.output_type == "stream"]
                 reasons += [why] if why else []
-                said = None if verdict.passed else why or text_of(verdict.failed)
-                outcomes[at] = Outcome(part.points, part.title, said, is_decided=not why)
+                for found, said in ((outcomes, partial(text_for_students, cell=part.cell)),
+                                    (full, text_of)):
+                    text = None if verdict.passed else why or said(verdict.failed)
+                    found[at] = Outcome(part.points, part.title, text, is_decided=not why)
         finally:
             text = self.said[name] = report(outcomes)
             if any(one.is_decided for one in outcomes):
@@ -155,7 +158,7 @@ class Walk:
             if all(one.is_decided for one in outcomes):
                 del self.unscored[name]
                 passed = all(one.error is None for one in outcomes)
-                lines = [f"{good('✓') if passed else bad('✗')} {text}"]
+                lines = [f"{good('✓') if passed else bad('✗')} {report(full)}"]
                 outputs.append(cleaning.stream(lines[0] + "\n") if passed
                                else cleaning.error(Incorrect.__name__, text, lines))
             self._put(cell, outputs)

@@ -49,3 +49,20 @@ def test_a_tagged_lab_has_none():
 def test_a_test_that_runs_a_text_is_named():
     (line,) = told("", "assert eval(f) == 4", "f = '2 + 2'")
     assert line.startswith("mine: the test a-test uses eval: ") and "outside of the sandbox" in line
+
+
+HIDDEN = "### BEGIN HIDDEN TESTS\n{}\n### END HIDDEN TESTS"
+
+
+@pytest.mark.parametrize("call", [
+    "np.testing.assert_allclose(f, [1.5])", "assert np.allclose(f, 2)", "assert allclose(f, 1)",
+    "testing.assert_equal(f, 1)", "torch.testing.assert_close(f, 1)"])
+def test_a_hidden_comparison_without_words_for_students_is_named(call):
+    setup = "import numpy as np, torch\nfrom numpy import allclose, testing"
+    (line,) = told(setup, HIDDEN.format(call), tags=("check-setup",))
+    assert line.startswith("mine: the hidden test a-test calls ") and "check.value" in line
+    assert told(setup, f"{call}\n{HIDDEN.format('assert f')}", tags=("check-setup",)) == []
+
+
+def test_a_hidden_check_of_labs_is_not():
+    assert told("from lab import check", HIDDEN.format("check.value(f, 1)")) == []

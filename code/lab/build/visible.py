@@ -27,6 +27,17 @@ def without_hidden(source: str, blank: bool = False) -> str:
     return "\n".join(kept)
 
 
+def hidden_lines(source: str) -> set[int]:
+    """Return the numbers of the lines that students do not get, from 1, with their markers."""
+    found, hidden = set(), False
+    for number, line in enumerate(source.split("\n"), start=1):
+        hidden = hidden or BEGIN in line
+        if hidden:
+            found.add(number)
+        hidden = hidden and END not in line
+    return found
+
+
 def check(lab: Lab, problems: Problems) -> None:
     """Add every formula outside hidden tests in what a check expects and in its hints."""
     for cell in lab.of(Role.CHECK):

@@ -12,6 +12,7 @@ from lab.colours import bad, good, result, strong
 
 Case = Mapping[str, Any] | Sequence[Any]
 Answers = Sequence[Any] | Callable[..., Any]  # a value per case, or a function of the case
+HIDDEN_FAILED = "a hidden test failed: it tries other cases than those you can see."
 MOST_SHOWN = 300  # characters of a value in a message
 
 

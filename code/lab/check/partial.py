@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lab.check.checks import Failed, passed
+from lab.check.sides import SEED_VARIABLE
 from lab.colours import bad, good
 
 INDENT = "    "
@@ -68,7 +70,10 @@ def part(points: float, title: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        text = str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}"
+        # A grading kernel runs hidden tests, too, whose messages may hold what they expect.
+        name = type(error).__name__
+        text = str(error) if isinstance(error, Failed) else (
+            name if SEED_VARIABLE in os.environ else f"{name}: {error}")
         _open.append(Outcome(points, title, text))
     else:
         _open.append(Outcome(points, title))

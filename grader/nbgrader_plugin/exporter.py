@@ -6,21 +6,29 @@ HTML yet, and survives. Its templates also paste some values between others that
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from jinja2 import DictLoader, pass_context
 from jinja2.runtime import Context
 from nbconvert.exporters import HTMLExporter
+from nbconvert.exporters.templateexporter import TemplateExporter
+from nbconvert.filters import Highlight2HTML, ansi2html
+from nbconvert.filters.widgetsdatatypefilter import WidgetsDataTypeFilter
 from nbconvert.preprocessors import Preprocessor
 from nbformat import NotebookNode
 from nbgrader import utils
 
 from grader.cleaning import TEXTS
 from grader.nbgrader_plugin import mathjax
+from grader.nbgrader_plugin.bounds import PageBudget, as_text
 from grader.nbgrader_plugin.clean import student_html
+from lab.errors import LabError
 
 PICTURES = ("image/png", "image/jpeg", "image/gif")
+WITHOUT_ALT = re.compile(r"<img (?![^>]*\balt=)")
+ALT = '<img alt="No description has been provided for this image" '
 
 
 class Sanitized(HTMLExporter):
@@ -34,20 +42,58 @@ class Sanitized(HTMLExporter):
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords)
         self.extra_loaders = [DictLoader(self.templates)]
+        self.budget = PageBudget()
 
     def default_filters(self) -> Iterator[tuple[str, Any]]:
         yield from super().default_filters()
-        yield "clean_html", student_html
+        yield "clean_html", self.clean_html
+        yield "ansi2html", lambda text: self.budget.colored(text, ansi2html)
         # nbconvert takes "files/" from the front of an address that is already sanitized.
         yield "strip_files_prefix", unchanged
 
     def _init_resources(self, resources: Any) -> Any:
         return super()._init_resources(resources) | {"should_sanitize_html": True}
 
+    def from_notebook_node(self, nb: NotebookNode, resources: Any = None, **more: Any
+                           ) -> tuple[str, dict[str, Any]]:
+        """Return the page. An answer on which a renderer fails is shown as text, and so is all else
+        on its page."""
+        self.budget = PageBudget()
+        try:
+            return self._page(nb, resources, **more)
+        except LabError:
+            raise
+        except Exception as error:
+            self.log.warning("Shown as text, since it cannot be rendered: %r", error)
+            self.budget = PageBudget.spent()
+            return self._page(nb, resources, **more)
+
+    def _page(self, nb: NotebookNode, resources: Any, **more: Any) -> tuple[str, dict[str, Any]]:
+        """Render the page. nbconvert's own method parses it once more, which takes minutes for some
+        outputs."""
+        language = nb.metadata.get("language_info", {})
+        highlight = Highlight2HTML(parent=self, pygments_lexer=language.get(
+            "pygments_lexer", language.get("name")))
+        resources = self._init_resources(resources)
+        self.register_filter("highlight_code", lambda source, *arguments, **keywords: (
+            highlight(source, *arguments, **keywords) if self.budget.takes_code(source)
+            else as_text(source)))
+        self.register_filter("filter_data_type", WidgetsDataTypeFilter(
+            notebook_metadata=self._nb_metadata, parent=self, resources=resources))
+        text, resources = TemplateExporter.from_notebook_node(self, nb, resources, **more)
+        return WITHOUT_ALT.sub(ALT, text), resources
+
+    def clean_html(self, text: object) -> str:
+        """Return the harmless part of HTML, or its source where sanitizing takes too long."""
+        found = str(text)
+        return student_html(found) if self.budget.takes_html(found) else as_text(found)
+
     @pass_context
     def markdown2html(self, context: Context, source: str) -> str:
         """Render Markdown, and sanitize it unless the cell is the course's own."""
         foreign = by_student(context.get("cell", {}))
+        if foreign and not self.budget.takes_markdown(source):
+            return as_text(source)
         self.exclude_anchor_links = foreign
         rendered = super().markdown2html(context, source)
         return student_html(rendered) if foreign else rendered

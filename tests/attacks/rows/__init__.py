@@ -19,6 +19,7 @@ def all_attacks() -> list[Attack]:
         partial,
         reading,
         scripts,
+        slow,
         store,
         system,
         values,
@@ -27,5 +28,5 @@ def all_attacks() -> list[Attack]:
     )
 
     modules = (reading, verdict, store, endless, notebook, folder, browser, channel, values, system,
-               scripts, partial, written, borrowed, neighbors, other_jobs)
+               scripts, partial, slow, written, borrowed, neighbors, other_jobs)
     return [one for module in modules for one in module.ATTACKS]

@@ -1,0 +1,82 @@
+"""How much work one page may cost, whatever a student wrote.
+
+Highlighting, Markdown, ANSI colors and the sanitizer are each at least quadratic on some input, and
+most of them run in C, where no alarm reaches them. So what is too much is not rendered at all: it
+is shown as plain text.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from itertools import accumulate
+
+from grader.nbgrader_plugin.clean import PICTURE
+
+MOST_MARKUP = 40_000  # characters `<` and `&` of a page's HTML outputs
+MOST_DEPTH = 500  # tags in tags: the time for 20,000 of them is a second, and grows as the square
+MOST_HTML = 1_000_000  # characters of a page's HTML outputs, pictures aside
+MOST_MARKDOWN = 40_000  # characters of a page's written answers, about 6,000 words
+MOST_CODE = 200_000  # characters of a page's code that is highlighted
+MOST_COLORS = 5_000  # ANSI sequences of a page's streams and tracebacks
+LONGEST_SHOWN = 100_000  # characters of what is shown as plain text
+ESCAPE = re.compile("\x1b\\[[0-9;]*m")
+TAG = re.compile("<(/?)[A-Za-z]")
+NOT_RENDERED = "This is too long or too complex to render, so it is shown as text.\n"
+
+
+class PageBudget:
+    """The work that is left for one page."""
+
+    def __init__(self) -> None:
+        self.markup, self.html, self.markdown = MOST_MARKUP, MOST_HTML, MOST_MARKDOWN
+        self.code, self.colors = MOST_CODE, MOST_COLORS
+
+    @classmethod
+    def spent(cls) -> PageBudget:
+        """Return a budget with which nothing is rendered."""
+        made = cls()
+        vars(made).update(dict.fromkeys(vars(made), 0))
+        return made
+
+    def takes_html(self, text: str) -> bool:
+        """Return whether HTML may be sanitized and shown."""
+        markup, length = text.count("<") + text.count("&"), len(text)
+        if length > self.html:  # unless it is one picture
+            length -= sum(len(found) for found in PICTURE.findall(text))
+        return (self._takes("markup", markup) and self._takes("html", length)
+                and depth(text) <= MOST_DEPTH)
+
+    def takes_markdown(self, text: str) -> bool:
+        """Return whether Markdown may be rendered."""
+        return self._takes("markdown", len(text))
+
+    def takes_code(self, text: str) -> bool:
+        """Return whether code may be highlighted."""
+        return self._takes("code", len(text))
+
+    def colored(self, text: str, render: Callable[[str], str]) -> str:
+        """Return a terminal's text as HTML, without its colors where there are too many."""
+        if "\x1b" not in text or self._takes("colors", text.count("\x1b")):
+            return render(text)
+        return html.escape(ESCAPE.sub("", text))
+
+    def _takes(self, what: str, cost: int) -> bool:
+        left = getattr(self, what)
+        if cost > left or not left:
+            return False
+        setattr(self, what, left - cost)
+        return True
+
+
+def depth(text: str) -> int:
+    """Return how deep HTML may be nested, with every unclosed tag counted as one level."""
+    steps = (-1 if closing else 1 for closing in TAG.findall(text))
+    return max(accumulate(steps, lambda level, step: max(0, level + step)), default=0)
+
+
+def as_text(text: str) -> str:
+    """Return HTML that shows a text as it is, cut where it is too long."""
+    shown = text[:LONGEST_SHOWN] + ("\n..." if len(text) > LONGEST_SHOWN else "")
+    return f"<pre>{html.escape(NOT_RENDERED + shown)}</pre>"

@@ -6,6 +6,7 @@ becomes a score. What the code prints is dropped: it has seen the secret cases.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from grader.measure import Unmeasured
 from grader.proxies import Function
 from grader.remote import Lost, Remote
 from grader.sandbox import HOME, Backend
+from grader.sandbox.masks import Masks
 from grader.sandbox.watchdog import SHORT_OF_MEMORY
 from grader.session import Failed, Session, Spent
 from grader.settings import Grading
@@ -93,7 +95,7 @@ class _Player:
         mine = Grading(seconds_per_cell=self.seconds, memory_mb=settings.memory_mb,
                        disk_mb=settings.disk_mb, processes=settings.processes,
                        seconds_per_notebook=2 * self.seconds * (cases + 1) + 60)
-        self.session = Session(backend, mine, {path: content})
+        self.session = Session(backend, mine, {path: content}, _masks(tuple(contest.masks)))
         self.remote = Remote(self._not_ready, "", self._no_figures)
         self.cell = PlannedCell(0, Role.ANSWER, contest.file)
         self.source = (f"from lab.contest.player import load as {NAME}\n"
@@ -162,6 +164,11 @@ class _Player:
     @staticmethod
     def _no_figures(words: Any) -> dict[str, Any]:
         raise Unmeasured("a contest measures nothing")
+
+
+@functools.cache
+def _masks(names: tuple[str, ...]) -> Masks:
+    return Masks(names)  # once per process: it makes files
 
 
 def as_json(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:

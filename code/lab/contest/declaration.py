@@ -89,6 +89,8 @@ class Contest:
         groups: the cases.
         score: scores an answer, which may be any plain value; raises Disqualified.
         ghosts: the published algorithms.
+        masks: dotted names that files may not use, as check.mask takes them. Without any, a file
+            may call a ghost's own algorithm, and ties with it.
 
     Raises ValueError where these make no contest.
     """
@@ -102,6 +104,7 @@ class Contest:
     groups: Sequence[Group]
     score: Callable[[Given, Any], Scored]
     ghosts: Sequence[Ghost]
+    masks: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         names = [group.name for group in self.groups]

@@ -66,7 +66,8 @@ class Player:
 
     def _start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "lab.contest.player", str(self.path), self.contest.entry],
+            [sys.executable, "-P", "-m", "lab.contest.player", str(self.path), self.contest.entry,
+             *self.contest.masks],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=self.folder.name)
         response = self._request({"do": "load"}, SECONDS_TO_START + self.contest.seconds)
         if "raised" in response:

@@ -1,7 +1,7 @@
 """The player's side: loads a submitted file and calls its function.
 
-As a program, `python -P -m lab.contest.player FILE ENTRY`, it answers frames (lab.guest.protocol)
-on its standard streams:
+As a program, `python -P -m lab.contest.player FILE ENTRY [MASKED ...]`, it answers frames
+(lab.guest.protocol) on its standard streams:
 
     load {}            -> {} | {raised: {names, text}}
     call {arguments}   -> {value} | {raised: {names, text}} | {cannot: text}
@@ -19,7 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from lab.check import wire
-from lab.check.sides import called, raised
+from lab.check.masking import Masks
+from lab.check.sides import Raised, called, raised
 from lab.guest import serving
 
 MODULE = "contest_entry"  # the submitted file's __name__, whatever the file is called
@@ -46,7 +47,8 @@ def load(path: str, entry: str) -> Callable[..., Any]:
 
 def main() -> None:
     """Serve until the parent closes the pipe. What the file prints goes to standard error."""
-    path, entry = sys.argv[1:]
+    path, entry, *masked = sys.argv[1:]
+    masks = Masks(masked)
     requests, responses = serving.apart(0), serving.apart(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -56,9 +58,13 @@ def main() -> None:
     def answer(request: dict[str, Any]) -> dict[str, Any]:
         try:
             if request["do"] == "load":
-                loaded.append(load(path, entry))
+                found = masks.watched(None, lambda: load(path, entry))
+                if isinstance(found, Raised):
+                    return {"raised": serving.coded(found)}
+                loaded.append(found)
                 return {}
-            return serving.sent(called(loaded[0], wire.loads(request["arguments"].encode()), {}))
+            given = wire.loads(request["arguments"].encode())
+            return serving.sent(masks.watched(loaded[0], lambda: called(loaded[0], given, {})))
         except BaseException as error:  # KeyboardInterrupt and the like, too
             return {"raised": serving.coded(raised(error))}
 

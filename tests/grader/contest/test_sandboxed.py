@@ -18,6 +18,7 @@ from grader.contest.sandboxed import Unplayed, as_json
 from grader.sandbox.watchdog import SHORT_OF_MEMORY
 from grader.settings import Grading
 from lab.contest.declaration import Scored
+from lab.contest.local import Player
 from lab.contest.play import FLOOR, ghost, play
 from lab.workspace import CHECKOUT
 from tests.lab.contest.toy import score, toy
@@ -103,7 +104,12 @@ def answer(case):
         with open(path, "w") as file:
             file.write("case %%d" %% case["x"])
         if case["x"] == 1:
-            fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                found.append("somebody's lock")
+            except OSError:
+                pass  # the sandbox has no locks
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind("\\0contest-%%d" %% case["x"])
@@ -226,6 +232,26 @@ def test_an_answer_that_takes_the_scorer_forever_is_disqualified(backend, monkey
     found = sandboxed.play(contest, contest.open_cases(), b"def answer(case): return case['x']",
                            backend, SETTINGS)
     assert [one.kind for one in found] == ["too large", "", ""]
+
+
+BORROWING = """
+from minimegatron import schedules
+def answer(case):
+    return case["x"] * len(schedules.BUILT_IN["1f1b"](1, 1))
+"""
+MASKED = ("minimegatron.schedules.builtin.one_f_one_b",)
+
+
+@pytest.mark.parametrize(("masks", "kind"), [((), ""), (MASKED, "error")])
+def test_a_contest_may_mask_what_a_ghost_calls_here_and_on_students_machines(backend, tmp_path,
+                                                                            masks, kind):
+    contest = toy(1, masks=masks)
+    found = sandboxed.play(contest, contest.open_cases(), BORROWING.encode(), backend, SETTINGS)
+    (tmp_path / "toy.py").write_text(BORROWING)
+    with Player(contest, tmp_path / "toy.py") as player:
+        here = play(contest, contest.open_cases(), player.ask)
+    for one in (*found, *here):
+        assert one.kind == kind and ("not available" in one.reason) == bool(masks)
 
 
 @pytest.mark.parametrize("name", ["GPipe", "1F1B", "interleaved", "ZB-H1", "serial"])

@@ -75,12 +75,19 @@ def read(course: Course, contest: Contest, student: str) -> tuple[dict[str, Atte
 def _loaded(path: Path) -> tuple[dict[str, Attempt], str] | None:
     """None for a file that is not there, or damaged."""
     try:
-        if path.stat().st_size > LARGEST:
-            return None
-        found = json.loads(path.read_bytes())
+        return parsed(path.read_bytes()) if path.stat().st_size <= LARGEST else None
+    except OSError:
+        return None
+
+
+def parsed(content: bytes) -> tuple[dict[str, Attempt], str] | None:
+    """Return the attempts in a file's content, and why the current version was refused; None for
+    content that is damaged."""
+    try:
+        found = json.loads(content)
         attempts = [_attempt(one) for one in found["attempts"]]
         refused = found["refused"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return ({attempt.digest: attempt for attempt in attempts}, refused
             ) if isinstance(refused, str) else None
@@ -99,7 +106,8 @@ def _attempt(found: dict) -> Attempt:
     texts = (made.digest, made.received, made.played_at, made.made_with, made.reason)
     if not all(isinstance(text, str) for text in texts) or bool(outcomes) == bool(made.reason):
         raise ValueError(made.digest)
-    datetime.fromisoformat(made.received)
+    if datetime.fromisoformat(made.received).tzinfo is None:
+        raise ValueError(made.received)
     return made
 
 

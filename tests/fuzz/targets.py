@@ -13,11 +13,14 @@ from typing import Any
 
 from grader.attempt import Attempt, Damaged
 from grader.collect.homes import require_begun
+from grader.contest import attempts
 from grader.copies import merged
 from grader.rebuild import Unusable, parse, rebuild
 from lab.check import options, torchrun, wire
 from lab.check.job import resolve
 from lab.check.measure import printed, read
+from lab.contest.contests import pipelines
+from lab.contest.declaration import Disqualified
 from lab.errors import LabError
 from tests.fuzz.hostile import TEXTS, anything, changed, spoilt, words
 from tests.grader.small_lab import answered, source
@@ -60,6 +63,16 @@ PIECES = (b"[" * 3000, b"\xff", b"1e999", b'"\\ud800"', b"NaN", b"9" * 5000, b"n
 PLAIN = {"a": [1, 2.5, (None, True), "x"], 3: {"b": float("nan")}}
 CODED = json.loads(wire.dumps(PLAIN)) | {}
 ARRAY = {"array": {"dtype": "<f8", "shape": [1], "data": "AAAAAAAA8D8="}}
+
+PIPELINE = {"stages": 2, "micro_batches": 2, "chunks": [1, 2], "forward": [1, 2],
+            "backward": [2, 1], "weight": [1, 1], "link": 0.5, "activation": [10, 10],
+            "memory": [20, 15]}
+SCHEDULES = [["F0 F1 B0 B1", "F0 B0 F1 B1"], [["F0", "B0", "W0", "F1", "B1", "W1"]] * 2,
+             ["F0 F0.1 B0.1 B0 F1 F1.1 B1.1 B1"] * 2]
+PLAYED = {"attempts": [{"digest": "d", "received": "2026-01-01T00:00:00+00:00", "played_at": "",
+                        "made_with": "m", "reason": "",
+                        "outcomes": [{"case": "even 1", "group": "even", "score": 0.5, "note": "",
+                                      "kind": "", "reason": "", "hint": ""}]}], "refused": ""}
 
 
 @dataclass(frozen=True)
@@ -132,6 +145,24 @@ def _estimate(content: bytes) -> None:
     assert found.peak_memory >= min(found.memory) and found.milliseconds > 0
 
 
+def schedule(random: Random) -> Any:
+    sound = random.choice(SCHEDULES)
+    if random.random() < 0.2:
+        return anything(random, ("F0", "B0.1"))
+    return changed(random, sound, ("F0", "B0", "W1", "F0.1", "F1 B1", "B0 F0 F1 B1"))
+
+
+def _schedule(answer: Any) -> None:
+    assert 0 < pipelines.score(PIPELINE, answer).score <= 1
+
+
+def _played(content: bytes) -> None:
+    found = attempts.parsed(content)
+    for attempt in found[0].values() if found else ():
+        assert not attempt.outcomes or 1 <= attempt.points <= 100
+        attempts.best([attempt], attempt.made_with)
+
+
 def pieces(random: Random) -> tuple[list[str], str]:
     """Cells with one name, as a run."""
     texts = random.choices([*CODE, *TEXTS], k=random.randint(1, 6))
@@ -165,5 +196,7 @@ TARGETS = {
     "attempt": Target(hostile_json(ATTEMPT, (*ATTEMPT, "ungraded")), _attempt, (Damaged,)),
     "value": Target(hostile_json([CODED, ARRAY], ("dict", "tuple", "float", "array", "<f8", "|b1"),
                                  b'{"dict":[[1,2],[1,2]]}'), _value, (wire.CannotCross,)),
+    "schedule": Target(schedule, _schedule, (Disqualified,)),
+    "played": Target(hostile_json(PLAYED, (*PLAYED, *PLAYED["attempts"][0])), _played, ()),
     "estimate": Target(hostile_json(ESTIMATE, tuple(ESTIMATE)), _estimate, (LabError,)),
 }

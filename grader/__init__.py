@@ -24,6 +24,7 @@ late.py      late penalties: a plugin of nbgrader
 policy.py    which of several attempts counts
 times.py     times that people write
 contest/     contests: submissions, secret cases, ranks
+stats/       how hard the exercises of a lab were, and which hints fired
 similarity/  whose answers look alike: each other's, the worked solution's, or last year's
 
 config.py    which steps nbgrader's own commands take; steps.py, execute.py, outputs.py those steps

@@ -81,8 +81,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     from grader.gradebook import cli as gradebooks
     from grader.sandbox import cli as isolating
     from grader.similarity import cli as comparing
+    from grader.stats import cli as statistics
 
-    for part in (collecting, contests, exporting, comparing, isolating, gradebooks):
+    for part in (collecting, contests, exporting, comparing, statistics,
+                 isolating, gradebooks):
         part.add_parser(subparsers)
 
 

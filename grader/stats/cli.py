@@ -1,0 +1,54 @@
+"""`lab stats`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from lab.errors import LabError
+from minimegatron.imports import quick_imports
+
+EXAMPLES = """examples:
+  lab stats 03_multi_node                        writes stats/03_multi_node.html, in the course
+  lab stats 03_multi_node --to /tmp/lab3.html    and lab3.csv and lab3-hints.csv beside it
+
+How hard each exercise was, how well it told students apart, and which hints fired. It reads what
+`lab grade` stored, grades nothing, and names no student."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    parser = subparsers.add_parser(
+        "stats", help="for instructors: which exercises were hard, and which hints fired",
+        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lab", metavar="LAB", help="for example 03_multi_node")
+    parser.add_argument("--to", type=Path, metavar="FILE",
+                        help="the page, a name that ends in .html (stats/LAB.html, in the course)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with quick_imports():
+        from grader.course import Course, default_root, require_known
+        from grader.stats.figures import figures
+        from grader.stats.page import exercises_csv, hints_csv, page
+        from grader.stats.reading import read
+        from lab.workspace import put_whole
+
+    course = Course(default_root())
+    course.make()
+    course.settings()
+    require_known("lab", arguments.lab, course.labs(), str(course.sources))
+    path = arguments.to or course.root / "stats" / f"{arguments.lab}.html"
+    if path.suffix != ".html":
+        raise LabError(f"--to {path}: give the page a name that ends in .html, for example "
+                       f"{path.with_suffix('.html')}; the CSV files are written beside it")
+    if arguments.to and not path.absolute().parent.is_dir():
+        raise LabError(f"--to {path}: there is no folder {path.absolute().parent}")
+    found = figures(read(course, arguments.lab))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for place, text in ((path, page(found)), (path.with_suffix(".csv"), exercises_csv(found)),
+                        (path.with_name(f"{path.stem}-hints.csv"), hints_csv(found))):
+        put_whole(place, text.encode())
+    print(f"{found.submissions} submissions, {found.graded} graded; {len(found.exercises)} "
+          f"exercises: {path}, and as CSV beside it")
+    return 0

@@ -1,0 +1,106 @@
+"""The hints that a lab's author wrote, recognized in the messages of checks.
+
+A message of a check is one of `lab.check`: a hint alone (`check.that`), or what the answer did and
+then the hint. What the answer did is the student's text, so a hint counts only at the end of a
+message and in the places where `lab.check` puts one. A message that quotes a student's exception
+never has a hint behind it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from grader.cleaning import COLOURS
+
+LEAST = 8  # letters that the author wrote: less could be anything
+LONGEST_MESSAGE = 5_000  # characters; a longer one is a student's text for the most part
+_WHAT_HAPPENED = re.compile(r" (returned|raised) ")
+ANYTHING = None  # a part of a hint that is put in while the check runs
+HOLE = "\0"  # stands for it in a text
+
+
+@dataclass(frozen=True)
+class Hint:
+    """One hint: its text with `...` for what is put in, and what it looks like in a message."""
+
+    text: str
+    alone: re.Pattern[str]
+    at_the_end: re.Pattern[str]
+    is_whole: bool  # whether it is a message by itself
+
+    def fired(self, message: str) -> bool:
+        """Return whether `message`, as `plain` makes it, carries this hint."""
+        if self.is_whole:
+            return bool(self.alone.fullmatch(message))
+        happened = _WHAT_HAPPENED.search(message)
+        if happened and happened[1] == "raised":
+            return False
+        return bool(self.at_the_end.search(message))
+
+
+def hints_in(source: str) -> list[Hint]:
+    """Return the hints in the source of a check, in their order. None for a cell that is not
+    Python."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return []
+    found: dict[str, Hint] = {}
+    for parts, is_whole in _written(tree):
+        if (hint := _hint(parts, is_whole)) is not None:
+            found.setdefault(hint.text, hint)
+    return list(found.values())
+
+
+def first_fired(hints: Sequence[Hint], message: str) -> Hint | None:
+    """Return the hint that a message carries: the longest, where one ends like another."""
+    if len(message) > LONGEST_MESSAGE:
+        return None
+    message = plain(message)
+    return max((hint for hint in hints if hint.fired(message)),
+               key=lambda hint: len(hint.text), default=None)
+
+
+def plain(message: str) -> str:
+    """Return a message without colors, with single blanks."""
+    return " ".join(COLOURS.sub("", message).removeprefix("✗").split())
+
+
+def _written(tree: ast.AST) -> Iterator[tuple[list[str | None], bool]]:
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset)):
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+        if name == "that":
+            text = call.args[1] if len(call.args) > 1 else keywords.get("hint")
+            if text is not None:
+                yield _parts(text), True
+        elif "hint" in keywords:
+            yield _parts(keywords["hint"]), False
+        if isinstance(keywords.get("hints"), ast.Dict):
+            for key in keywords["hints"].keys:
+                if key is not None:
+                    yield _parts(key), False
+
+
+def _parts(node: ast.expr) -> list[str | None]:
+    """The pieces of a text; ANYTHING for those that are known only when the check runs."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [node.value]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _parts(node.left) + _parts(node.right)
+    if isinstance(node, ast.JoinedStr):
+        return [part for value in node.values for part in _parts(value)]
+    return [ANYTHING]
+
+
+def _hint(parts: Sequence[str | None], is_whole: bool) -> Hint | None:
+    if sum(sum(map(str.isalnum, part)) for part in parts if part) < LEAST:
+        return None
+    text = " ".join("".join(HOLE if part is ANYTHING else part for part in parts).split())
+    pattern = ".*".join(map(re.escape, text.split(HOLE)))
+    return Hint(text.replace(HOLE, "..."), re.compile(pattern, re.DOTALL),
+                re.compile(rf"(?:^|(?<=[.:!?] )){pattern}$", re.DOTALL), is_whole)

@@ -1,0 +1,158 @@
+"""What grading stored about a lab: scores from the gradebook, and messages of checks from the
+notebooks in autograded/, which only the trusted side writes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+from nbgrader import utils
+from nbgrader.api import Assignment, BaseCell, Grade, Gradebook, SubmittedAssignment
+from nbgrader.api import SubmittedNotebook as Submitted
+
+from grader.course import Course
+from grader.records import gradebook, last, state
+from grader.stats.hints import Hint, first_fired, hints_in
+from lab.errors import LabError
+
+LARGEST = 64_000_000  # bytes of a graded notebook
+
+
+@dataclass(frozen=True)
+class Check:
+    """One graded cell of the lab."""
+
+    name: str  # its grade_id
+    points: float
+    answers: Sequence[str]  # the grade_ids of the answers before it
+    hints: Sequence[Hint]
+
+
+@dataclass
+class Stored:
+    """What is known about the submissions of a lab. Each list has one item per submission."""
+
+    lab: str
+    checks: Sequence[Check]
+    scores: list[Mapping[str, float]] = field(default_factory=list)  # of the checks that have one
+    graded: list[bool] = field(default_factory=list)
+    tried: list[frozenset[str]] = field(default_factory=list)  # answers that are not as released
+    attempts: list[int] = field(default_factory=list)
+    excused: int = 0
+    fired: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    without_hint: Counter[str] = field(default_factory=Counter)  # failed, and no hint fitted
+
+
+def read(course: Course, lab: str) -> Stored:
+    """Return what is stored. Raises LabError where the lab was never released."""
+    source, release = _notebook(course, "source", lab), _notebook(course, "release", lab)
+    found = Stored(lab, checks_of(source))
+    given = {cell.metadata.nbgrader.grade_id: cell.source for cell in release.cells
+             if utils.is_solution(cell)}
+    with gradebook(course) as book:
+        scores = _scores(book, lab)
+        for student in course.students(lab):
+            verdict = state(course, lab, student, book)[0]
+            if verdict == "excused":
+                found.excused += 1
+                continue
+            record = last(course, lab, student)
+            partly = (record is not None and record.state == "ungraded" and record.unscored
+                      and record.digest == course.digest(lab, student))
+            counts = verdict == "graded" or partly
+            found.graded.append(verdict == "graded")
+            found.scores.append(scores.get(student, {}) if counts else {})
+            found.attempts.append(max(1, len(record.history)) if record else 0)
+            notebook = _graded_notebook(course, lab, student) if counts else {}
+            _messages(found, found.scores[-1], notebook)
+            found.tried.append(frozenset(
+                name for name, text in _sources(notebook).items() if text != given.get(name)))
+    return found
+
+
+def checks_of(source: NotebookNode) -> list[Check]:
+    """Return the graded cells of a lab, each with the answers since the one before it."""
+    found: list[Check] = []
+    answers: list[str] = []
+    checked = True
+    for cell in source.cells:
+        name = cell.metadata.get("nbgrader", {}).get("grade_id", "")
+        if utils.is_solution(cell):
+            answers = [name] if checked else [*answers, name]
+            checked = False
+        if utils.is_grade(cell):
+            checked = True
+            found.append(Check(name, float(cell.metadata.nbgrader.get("points", 0)),
+                               tuple(answers), hints_in(cell.source)))
+    return found
+
+
+def _notebook(course: Course, step: str, lab: str) -> NotebookNode:
+    path = course.notebook(step, lab)
+    if not path.is_file():
+        raise LabError(f"{path} is not there yet: `lab grade {lab}` makes it")
+    return nbformat.read(path, as_version=4)
+
+
+def _scores(book: Gradebook, lab: str) -> dict[str, dict[str, float]]:
+    """Points by student and check, of all that have some: a person's, else the grader's."""
+    query = (book.db.query(SubmittedAssignment.student_id, BaseCell.name, Grade.auto_score,
+                           Grade.manual_score, Grade.extra_credit)
+             .join(Submitted, Submitted.assignment_id == SubmittedAssignment.id)
+             .join(Grade, Grade.notebook_id == Submitted.id)
+             .join(BaseCell, BaseCell.id == Grade.cell_id)
+             .join(Assignment, Assignment.id == SubmittedAssignment.assignment_id)
+             .filter(Assignment.name == lab))
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for student, name, auto, manual, extra in query:
+        score = auto if manual is None else manual
+        if score is not None and math.isfinite(total := score + (extra or 0.0)):
+            found[student][name] = total
+    return found
+
+
+def _graded_notebook(course: Course, lab: str, student: str) -> dict[str, Any]:
+    """Empty where there is none that can be read: then its messages are not counted."""
+    path: Path = course.notebook("autograded", lab, student)
+    try:
+        if path.stat().st_size > LARGEST:
+            return {}
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) and isinstance(found.get("cells"), list) else {}
+
+
+def _sources(notebook: Mapping[str, Any]) -> dict[str, str]:
+    """The answers, by grade_id."""
+    return {name: "".join(cell.get("source", "")) for name, cell in _cells(notebook).items()
+            if cell["metadata"]["nbgrader"].get("solution")}
+
+
+def _cells(notebook: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {cell["metadata"]["nbgrader"].get("grade_id", ""): cell
+            for cell in notebook.get("cells", ())
+            if isinstance(cell.get("metadata", {}).get("nbgrader"), dict)}
+
+
+def _messages(found: Stored, scores: Mapping[str, float], notebook: Mapping[str, Any]) -> None:
+    """Count the hints that one submission was given."""
+    cells = _cells(notebook)
+    for check in found.checks:
+        if check.name not in scores or check.name not in cells:
+            continue
+        for output in cells[check.name].get("outputs", ()):
+            if output.get("output_type") == "error":
+                hint = first_fired(check.hints, str(output.get("evalue", "")))
+                if hint:
+                    found.fired[check.name][hint.text] += 1
+                else:
+                    found.without_hint[check.name] += 1
+                break

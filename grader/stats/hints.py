@@ -56,12 +56,14 @@ def hints_in(source: str) -> list[Hint]:
 
 
 def first_fired(hints: Sequence[Hint], message: str) -> Hint | None:
-    """Return the hint that a message carries: the longest, where one ends like another."""
+    """Return the hint that a message carries: the one with the most of the author's words in it,
+    where one ends like another."""
     if len(message) > LONGEST_MESSAGE:
         return None
     message = plain(message)
     return max((hint for hint in hints if hint.fired(message)),
-               key=lambda hint: len(hint.text), default=None)
+               key=lambda hint: (len(hint.text.replace("...", "")), "..." not in hint.text),
+               default=None)
 
 
 def plain(message: str) -> str:

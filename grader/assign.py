@@ -49,8 +49,8 @@ class _Generate(GenerateAssignment):
 def release(course: Course, lab: str) -> bool:
     """Bring source/ up to date and generate the assignment from it; whether there was anything to
     do. Raises LabError."""
-    changed = course.bring_source(lab)
     require_finished(course, lab)
+    changed = course.bring_source(lab)
     made, source = course.notebook("release", lab), course.notebook("source", lab)
     stamps = course.root / "release" / ".made.json"
     digest, before = digest_of_lab(course, lab), read_stamps(stamps)
@@ -92,7 +92,8 @@ def require_built(course: Course, lab: str) -> None:
 
 def require_finished(course: Course, lab: str) -> None:
     """Raises LabError when the lab's source is a draft."""
-    source = course.notebook("source", lab)
+    made = course.source_of(lab) / f"{lab}.ipynb"
+    source = made if made.is_file() else course.notebook("source", lab)
     with contextlib.suppress(OSError, ValueError):
         if is_draft(nbformat.read(source, as_version=4)):
             raise LabError(f"{lab} is a draft: `lab build {lab}` without --draft says what it "

@@ -30,6 +30,8 @@ from grader.steps import (
     copy_plain_files_only,
     show_receipts,
 )
+from grader.written.pending import SayPending
+from grader.written.rubrics import ShowRubrics
 from lab.build import release
 
 SECONDS_PER_CELL = 60
@@ -61,9 +63,9 @@ def configure(c: Config) -> None:
     c.Execute.skip_cells_with_tag = "explore"
     c.GenerateFeedback.exporter_class = Page
     c.GenerateFeedback.preprocessors = [HideTests, SayUnscored, Bounded, stock.GetGrades,
-                                        CSSHTMLHeaderPreprocessor]
+                                        SayPending, CSSHTMLHeaderPreprocessor]
     # Also what formgrader shows to the instructor.
-    c.HTMLExporter.preprocessors = [Harmless, EmbedImages]
+    c.HTMLExporter.preprocessors = [ShowRubrics, Harmless, EmbedImages]
     c.HTMLExporter.sanitize_html = True
     c.ExportApp.plugin_class = GradesCsv
     c.AssignLatePenalties.plugin_class = LatePenalty

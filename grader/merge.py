@@ -34,6 +34,7 @@ from grader.records import (
 from grader.report import net, received, stamped
 from grader.results import Result
 from grader.ungraded import leave_ungraded
+from grader.written.pending import pending
 from lab.workspace import put_whole
 
 MODE = 0o444  # as nbgrader leaves notebooks in autograded/
@@ -133,4 +134,5 @@ def given(book: Gradebook, lab: str, student: str) -> dict[str, Any]:
     return {"score": found.score, "max_score": found.max_score,
             "late_penalty": found.late_submission_penalty or 0.0,
             "scores": {grade.name: [grade.score, grade.max_score] for grade in found.grades},
+            "pending": pending(submission),
             "comments": {one.name: one.comment for one in found.comments if one.comment}}

@@ -20,6 +20,7 @@ from grader.collect.receipts import receipt_for
 from grader.course import Course
 from grader.policy import counted
 from grader.records import Unusable, gradebook, last, number, state
+from grader.written.pending import incomplete, pending
 from lab.workspace import put_whole
 
 WANTS_A_LOOK = "wants a look in formgrader"
@@ -100,10 +101,18 @@ def rows(course: Course, book: Gradebook) -> Iterator[Row]:
                     verdict, reason = "ungraded", "not in the gradebook"
                 else:
                     score = net(found)
-                    reason = WANTS_A_LOOK if found.needs_manual_grade else ""
+                    reason = _to_look_at(found)
             yield Row(student, lab, score, most, verdict, number(record), reason,
                       received(course, lab, student), record.at if record else "",
                       "; ".join(record.notes) if record else "")
+
+
+def _to_look_at(submission: Any) -> str:
+    """Why a person should open a graded submission in formgrader; nothing if nobody need to."""
+    if not submission.needs_manual_grade:
+        return ""
+    missing = incomplete(pending(submission))
+    return f"{WANTS_A_LOOK}: {missing}" if missing else WANTS_A_LOOK
 
 
 def net(submission: Any) -> float:

@@ -41,7 +41,7 @@ def show(console, outcomes, rows, seconds: float) -> None:
         for line in lines:
             console.print(escape(printable(line)), soft_wrap=True, highlight=False)
     tried = {(one.lab, one.student) for one in outcomes}
-    if waiting := sum((row.lab, row.student) in tried and row.reason == WANTS_A_LOOK
+    if waiting := sum((row.lab, row.student) in tried and WANTS_A_LOOK in row.reason
                       for row in rows):
         console.print(f"to grade by hand: {waiting} of the graded, whose scores are those so far")
     kept = sum(not one.again and one.record.state == "graded" for one in outcomes)

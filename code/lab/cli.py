@@ -12,8 +12,8 @@ from lab.errors import LabError
 
 # Each module offers add_parser(subparsers); its parsers set `run`, a function of the arguments
 # that returns the exit code (None is 0).
-PARTS = ("lab.cluster.cli", "lab.data", "lab.start", "lab.build.cli", "lab.tensorboard.cli",
-         "lab.devices", "lab.estimate", "lab.watch.cli", "lab.contest.cli")
+PARTS = ("lab.cluster.cli", "lab.data", "lab.start", "lab.build.cli", "lab.build.new",
+         "lab.tensorboard.cli", "lab.devices", "lab.estimate", "lab.watch.cli", "lab.contest.cli")
 
 
 def parser() -> argparse.ArgumentParser:

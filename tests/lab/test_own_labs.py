@@ -107,8 +107,10 @@ def test_a_draft_is_built_and_marked_and_not_released(own, course, monkeypatch, 
     marks = json.loads((own / SOURCE).read_text())["metadata"]["lab"]
     assert marks == {"draft": True}
     assert cli.main(["build", "--check", "--draft", "--labs", str(own)]) == 0
+    monkeypatch.setenv(own_labs.VARIABLE, str(own))
     with pytest.raises(LabError, match="90_sample is a draft"):
         assign.release(course, "90_sample")
+    assert not list((course.root / "source").glob("*"))
 
 
 def test_a_finished_lab_is_no_draft(own):

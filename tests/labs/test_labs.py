@@ -6,14 +6,16 @@ from functools import cache
 
 import pytest
 
-from lab import workspace
+from lab import own_labs, workspace
 from lab.build import Role, read
 from lab.build.cli import build
 from lab.build.notebooks import notebooks, release_path
 from lab.build.stubs import BEGIN, answered, unanswered
 from tests.labs import graded
 
-SOLUTIONS = sorted((workspace.CHECKOUT / "solutions").glob("*.py"))
+# With LAB_LABS=DIR, an author's own labs are tested in place of the course's.
+ROOT = own_labs.folder() or workspace.CHECKOUT
+SOLUTIONS = sorted((ROOT / "solutions").glob("*.py"))
 each_lab = pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path.stem)
 lab_of = cache(read)
 
@@ -34,7 +36,7 @@ def test_there_are_labs():
 
 
 def test_no_notebook_is_stale():
-    stale = build(workspace.CHECKOUT, write=False)
+    stale = build(ROOT, write=False)
     assert not stale, "run `lab build`"
 
 

@@ -1,0 +1,116 @@
+"""`lab new`: the lab that it writes builds, and is graded."""
+
+import json
+
+import nbformat
+import pytest
+
+from grader import attempt, lab_plan, sandbox
+from grader.course import Course
+from grader.settings import Grading
+from lab import cli, own_labs, workspace
+from lab.build import Role, read
+from lab.build.cli import build
+from lab.build.stubs import unanswered
+from tests.labs import graded
+
+NAME = "20_batches"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("authors") / "mine"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(own_labs.VARIABLE, "")
+        assert cli.main(["new", NAME, "--labs", str(made)]) == 0
+    return made
+
+
+@pytest.fixture(scope="module")
+def lab(folder):
+    return read(folder / "solutions" / f"{NAME}.py")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    made = tmp_path_factory.mktemp("workspace")
+    workspace.make(made)
+    return made
+
+
+def test_it_has_an_exercise_of_each_kind_and_a_title(lab):
+    source = lab.path.read_text()
+    for call in ("value", "function", "raises", "schedule", "script", "figures", "parts"):
+        assert f"check.{call}(" in source
+    assert lab.cells[0].source.startswith("# Batches\n") and len(lab.of(Role.WRITTEN)) == 1
+    assert all(len(mutants) >= 2 for mutants in lab.mutants.values())
+
+
+@pytest.mark.parametrize("seed", ["notebook", "one"])
+def test_the_reference_has_full_marks(lab, home, seed, monkeypatch):
+    monkeypatch.setenv("LAB_CHECK_SEED", seed)
+    outcome = graded.run(lab, home)
+    assert {name: graded.text(error) for name, error in outcome.checks.items() if error} == {}
+    assert not outcome.answers
+
+
+def test_the_untouched_release_has_no_marks(lab, home):
+    outcome = graded.run(lab, home, lambda cell: unanswered(cell.source))
+    assert outcome.failed() == set(lab.checks)
+
+
+def test_every_mutant_is_rejected_with_its_hint(lab, home):
+    assert graded.unproven(lab, home) == []
+
+
+def test_it_is_graded_and_its_written_answer_waits_for_a_person(folder, lab, tmp_path, monkeypatch):
+    monkeypatch.setenv(own_labs.VARIABLE, str(folder))
+    assert len(build(folder)) == 3
+    course = Course(tmp_path / "course")
+    course.make()
+    course.bring_source(NAME)
+    for step, path in (("release", folder / "notebooks" / f"{NAME}.ipynb"),
+                       ("submitted", course.notebook("source", NAME))):
+        place = course.notebook(step, NAME, "ada" if step == "submitted" else ".")
+        place.parent.mkdir(parents=True)
+        place.write_text(path.read_text())
+    made = attempt.grade(course, lab_plan.read(course, NAME), "ada", sandbox.choose(),
+                         Grading(seconds_per_cell=30))
+    assert (made.state, made.reason) == ("graded", "")
+    assert made.scores == {name: cell.points for name, cell in lab.checks.items()}
+    assert "why" not in made.scores and sum(made.scores.values()) == 11
+    nbformat.validate(nbformat.from_dict(made.notebook))
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("batches", "'batches' is not a lab's name: two digits, _, then small letters, digits or _; "
+     "nearest: 21_batches"),
+    ("7_B atch", "nearest: 07_b_atch"),
+    ("../30_x", "nearest: 30_x"),
+    (NAME, "has the number 20 already; free: 21_batches"),
+    ("03_mine", "03_multi_node.py has the number 03 already; free: 21_mine"),
+])
+def test_names_that_are_refused(folder, name, said, capsys, monkeypatch):
+    monkeypatch.setenv(own_labs.VARIABLE, "")
+    before = sorted(folder.rglob("*"))
+    assert cli.main(["new", name, "--labs", str(folder)]) == 1
+    assert said in capsys.readouterr().err
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_folder_that_cannot_be_made(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv(own_labs.VARIABLE, "")
+    (tmp_path / "file").write_text("")
+    assert cli.main(["new", NAME, "--labs", str(tmp_path / "file")]) == 1
+    assert "file" in capsys.readouterr().err
+
+
+def test_the_template_opens_as_a_notebook(lab):
+    import jupytext
+
+    text = lab.path.read_text()
+    cells = jupytext.reads(text, "py:percent").cells
+    assert json.dumps([cell.metadata for cell in cells]).count('"mutant"') == 13
+    saved = jupytext.writes(jupytext.reads(text, "py:percent"), "py:percent")
+    assert [line for line in saved.split("\n") if line.startswith("# %%")] == [
+        line for line in text.split("\n") if line.startswith("# %%")]

@@ -14,6 +14,7 @@ merge.py     step 4: from there into the gradebook; records.py, ungraded.py, byh
 batch.py     all of it for many submissions; one that breaks stops no other; slurm.py on a cluster
 pages.py, feedback.py   the page that a student gets back
 nbgrader_plugin/        students' HTML made harmless, in formgrader and in the feedback
+written/     written answers: rubrics in formgrader, pending scores, a second grader
 report.py    grades.csv; show.py the table
 export/      scores and pages in the formats of Canvas and Moodle
 

@@ -219,8 +219,9 @@ def run_feedback(arguments: argparse.Namespace) -> int:
         from grader.course import Course, default_root
         from grader.log import log_file
         from grader.pages import page
-        from grader.records import printable, state
+        from grader.records import state
         from grader.show import progress
+        from lab.terminal import visible
 
     course = Course(default_root())
     course.make()
@@ -242,6 +243,6 @@ def run_feedback(arguments: argparse.Namespace) -> int:
     for lab, student in work:
         if not page(course, lab, student).exists():
             reason = state(course, lab, student)[1] or f"see {log_file(course)}, or grade it again"
-            print(printable(f"no page: {student}, {lab}: {reason}"), file=sys.stderr)
+            print(visible(f"no page: {student}, {lab}: {reason}"), file=sys.stderr)
     print(f"{len(made)} of {len(work)} pages in {arguments.to or course.root / 'feedback'}/")
     return 0 if len(made) == len(work) else 1

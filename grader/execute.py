@@ -22,6 +22,7 @@ from grader.records import Unusable, place
 from grader.ungraded import ungraded_on_error
 from lab import workspace
 from lab.check.sides import SEED_VARIABLE
+from lab.terminal import visible
 
 WARNING = ("students' code runs as %s, without isolation: it can read and change whatever you can. "
            "`lab grade` runs it in a sandbox.")
@@ -58,7 +59,8 @@ class RunSubmission(Execute):
                 raise Unusable(f"its code ended the kernel, in the cell {title(self._cell)}"
                                ) from error
             finally:
-                self.log.info("the kernel said: %s", noise.read_text(errors="replace")[-2000:])
+                said = noise.read_text(errors="replace")[-2000:]
+                self.log.info("the kernel said: %s", visible(said, keep="\n"))
         require_course_cells(nb)
         return nb, resources
 

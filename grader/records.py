@@ -197,13 +197,6 @@ def is_ours(error: BaseException) -> bool:
         error, Unusable)
 
 
-def printable(text: str) -> str:
-    """For a terminal or a log: control characters and those that turn a line's direction are
-    written out."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode()
-                   for one in text)
-
-
 def submission_in(book: Gradebook, lab: str, student: str, **fields: Any) -> Any:
     """The gradebook's submission, with these fields; made where it is not there."""
     with book.db.no_autoflush:  # nbgrader looks at the lab's notebooks before it adds a new one

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from nbgrader.api import Gradebook
 
-from grader.collect.names import key_of, problem_of_id, visible
+from grader.collect.names import key_of, problem_of_id
 from grader.report import harmless
 from lab.errors import LabError
+from lab.terminal import visible
 
 MOST_SHOWN = 20  # bad lines of a file
 LARGEST = 10_000_000  # bytes of a file

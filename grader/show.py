@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 
-from grader.records import printable
 from grader.report import WANTS_A_LOOK
+from lab.terminal import visible
 
 
 class progress:
@@ -20,10 +20,11 @@ class progress:
         self.task = self.bar.add_task("grading", total=total)
 
     def __enter__(self):
+        from rich.markup import escape
 
         self.bar.__enter__()
-        return lambda outcome: self.bar.update(
-            self.task, advance=1, description=f"{outcome.lab} {outcome.student}")
+        return lambda outcome: self.bar.update(self.task, advance=1, description=escape(
+            visible(f"{outcome.lab} {outcome.student}")))
 
     def __exit__(self, *error) -> None:
         self.bar.__exit__(*error)
@@ -39,7 +40,7 @@ def show(console, outcomes, rows, seconds: float) -> None:
         lines = [f"ungraded: {who}: {one.record.reason}"] * (one.record.state == "ungraded")
         lines += [f"note: {who}: {note}" for note in one.record.notes]
         for line in lines:
-            console.print(escape(printable(line)), soft_wrap=True, highlight=False)
+            console.print(escape(visible(line)), soft_wrap=True, highlight=False)
     tried = {(one.lab, one.student) for one in outcomes}
     if waiting := sum((row.lab, row.student) in tried and WANTS_A_LOOK in row.reason
                       for row in rows):

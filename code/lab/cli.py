@@ -9,6 +9,7 @@ import importlib.util
 import sys
 
 from lab.errors import LabError
+from lab.terminal import visible
 
 # Each module offers add_parser(subparsers); its parsers set `run`, a function of the arguments
 # that returns the exit code (None is 0).
@@ -34,11 +35,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
         return arguments.run(arguments) or 0
-    except LabError as error:
-        print(f"lab: error: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"lab: error: {error}", file=sys.stderr)
+    except (LabError, OSError) as error:
+        text = visible(str(error), keep="\n\t")
+        print(f"lab: error: {text}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -7,8 +7,8 @@ import datetime
 import sys
 from pathlib import Path
 
-from grader.collect.names import visible
 from lab.errors import LabError
+from lab.terminal import visible
 
 COLLECT = """examples:
   lab collect submissions.zip                    a Canvas or Moodle download

@@ -55,9 +55,3 @@ def problem_of_id(student: str) -> str:
 def key_of(path: str) -> str:
     """Equal for names that some disk takes for one."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
-
-
-def visible(text: str) -> str:
-    """For a terminal: what could move the cursor or turn the writing is shown by its number."""
-    return "".join(f"\\u{ord(letter):04x}" if unicodedata.category(letter)[0] == "C" or
-                   unicodedata.category(letter) in ("Zl", "Zp") else letter for letter in text)

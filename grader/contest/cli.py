@@ -93,8 +93,8 @@ def run_collect(arguments: argparse.Namespace) -> int:
 
 def run_grade(arguments: argparse.Namespace) -> int:
     from grader.contest import grading
-    from grader.records import printable
     from lab.contest.table import explained
+    from lab.terminal import visible
 
     contest, course = catalog.find(arguments.contest), _course()
     unplayed = []
@@ -103,15 +103,15 @@ def run_grade(arguments: argparse.Namespace) -> int:
         attempt = played.attempt
         if attempt.reason:
             unplayed.append(played)
-            print(printable(f"{played.student}: not played: {attempt.reason}"), flush=True)
+            print(visible(f"{played.student}: not played: {attempt.reason}"), flush=True)
             return
         lines = [f"{played.student}: {attempt.points:.2f} points"]
         lines += explained(one for one in attempt.outcomes if one.kind)
-        print("\n    ".join(printable(line) for line in lines), flush=True)
+        print("\n    ".join(visible(line) for line in lines), flush=True)
 
     refused = grading.grade(course, contest, done, arguments.workers)
     for student, reason in refused.items():
-        print(printable(f"{student}: refused: {reason}"))
+        print(visible(f"{student}: refused: {reason}"))
     print(f"Attempts: {_results(course, contest)}/attempts; ranks: "
           f"lab contest table {contest.name}")
     return 1 if unplayed else 0

@@ -10,11 +10,11 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from grader.collect.names import visible
 from grader.contest.standings import Row
 from grader.report import harmless
 from lab.contest.declaration import Contest
 from lab.contest.play import FLOOR
+from lab.terminal import visible
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grader.collect.names import visible
 from lab.errors import LabError
+from lab.terminal import visible
 from minimegatron.imports import quick_imports
 
 if TYPE_CHECKING:

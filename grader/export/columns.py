@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import nbformat
 
-from grader.collect.names import visible
 from grader.course import Course
 from grader.export.layout import Column, Layout
 from lab.errors import LabError
+from lab.terminal import visible
 
 MOST_SHOWN = 30
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grader.collect.names import visible
 from grader.export.layout import Column, Entry, Layout, number_in, written
 from grader.export.matching import Matches
 from grader.report import WANTS_A_LOOK
 from lab.errors import LabError
+from lab.terminal import visible
 
 NEAR = 5e-6  # two scores closer than this are one, since five decimals are written
 SHOWN = 0.005  # both LMSs round to two decimals in their files

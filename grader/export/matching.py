@@ -6,9 +6,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from grader.collect.names import key_of, visible
+from grader.collect.names import key_of
 from grader.export.layout import Entry, Identity
 from grader.roster import Person, Roster
+from lab.terminal import visible
 
 
 @dataclass(frozen=True)

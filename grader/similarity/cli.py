@@ -75,10 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _left_out(left_out: dict[str, str]) -> None:
-    from grader.records import printable
+    from lab.terminal import visible
 
     for student, reason in list(left_out.items())[:MOST_SHOWN]:
-        print(printable(f"left out: {student}: {reason}"), file=sys.stderr)
+        print(visible(f"left out: {student}: {reason}"), file=sys.stderr)
     if len(left_out) > MOST_SHOWN:
         print(f"left out: and {len(left_out) - MOST_SHOWN} more, which the page names",
               file=sys.stderr)

@@ -9,9 +9,9 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 from rapidfuzz.distance import LCSseq
 
-from grader.collect.names import visible
 from grader.similarity.answers import Answers
 from grader.similarity.report import Pair, Report
+from lab.terminal import visible
 
 MOST_ROWS = 500  # of one table
 MOST_NAMES = 300  # of one group

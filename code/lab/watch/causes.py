@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lab.terminal import visible
+
 # Tiers: the word of who failed; a signal or the script; time-outs and kills, which may be either
 # cause or consequence; what only follows.
 OWN, SIGNAL, SILENCE, LOST, EXIT = range(5)
@@ -69,8 +71,8 @@ FIRST_FAILURE = "Root Cause (first observed failure)"
 
 
 def clean(text: str) -> str:
-    """A log's text, safe to show: no control characters (they could rewrite a terminal)."""
-    return "".join(one if one.isprintable() else " " for one in text)[:LONGEST].strip()
+    """Return a log's text, bounded and safe to print."""
+    return visible(text[:LONGEST], instead=" ").strip()
 
 
 def read(path: Path) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable
 
+from lab.terminal import visible
+
 
 class Markup(str):
     """A text that is markup already. Only `element` and `join` make one."""
@@ -27,9 +29,7 @@ def join(children: Iterable[object]) -> Markup:
 def escape(text: str) -> str:
     """For an element's text or a quoted attribute; without control characters, which HTML has not.
     """
-    kept = "".join(one if one.isprintable() or one in "\n\t" else "\N{REPLACEMENT CHARACTER}"
-                   for one in text)
-    return html.escape(kept)
+    return html.escape(visible(text, instead="\N{REPLACEMENT CHARACTER}", keep="\n\t"))
 
 
 def void(name: str, /, **attributes: object) -> Markup:

@@ -18,8 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grader.collect.collecting import Options, collect
-from grader.collect.names import key_of, problem_of, visible
+from grader.collect.names import key_of, problem_of
 from lab.errors import LabError
+from lab.terminal import visible
 from tests.grader.collect.conftest import NAME, bytes_of_zip, put, zipped
 
 GOOD = f"grace/{NAME}.ipynb"

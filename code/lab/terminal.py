@@ -1,0 +1,24 @@
+"""Text that others wrote, made safe to print: file names, job names, log lines, messages."""
+
+from __future__ import annotations
+
+import unicodedata
+
+SPACES = "Zs"  # such as the no-break space, which is in people's names
+
+
+def visible(text: str, instead: str | None = None, keep: str = "") -> str:
+    """Return text that cannot steer a terminal: no escape sequences, C1 controls, or bidi marks.
+
+    Args:
+        text: what somebody else wrote.
+        instead: what replaces each character that is not printable; by default its Python escape,
+            such as `\\x1b`.
+        keep: characters that stay all the same, such as line breaks.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() or one in keep or unicodedata.category(one) == SPACES
+        else one.encode("unicode_escape").decode() if instead is None else instead
+        for one in text)

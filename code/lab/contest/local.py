@@ -21,6 +21,7 @@ from lab.contest.declaration import Contest, Disqualified, Given
 from lab.guest import protocol
 
 SECONDS_TO_START = 20.0  # for Python itself
+SECONDS_TO_END = 1.0  # for a process that has closed its pipe
 
 
 class Player:
@@ -56,12 +57,10 @@ class Player:
                 raise
         response = self._request({"do": "call", "arguments": wire.dumps((dict(given),)).decode()},
                                  self.contest.seconds)
-        if "cannot" in response:
-            raise wire.CannotCross(response["cannot"])
         if "raised" in response:
             return _raised(response)
-        if "bad" in response:
-            raise wire.CannotCross(response["bad"])
+        if "value" not in response:
+            raise wire.CannotCross(str(response.get("cannot") or response.get("bad")))
         return wire.loads(response["value"].encode("utf-8", "surrogatepass"))
 
     def _start(self) -> None:
@@ -69,7 +68,8 @@ class Player:
             [sys.executable, "-P", "-m", "lab.contest.player", str(self.path), self.contest.entry,
              *self.contest.masks],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=self.folder.name)
-        response = self._request({"do": "load"}, SECONDS_TO_START + self.contest.seconds)
+        self._request({"do": "ready"}, SECONDS_TO_START)
+        response = self._request({"do": "load"}, self.contest.seconds)
         if "raised" in response:
             self._end()
             raise Disqualified("error", f"{self.path.name} cannot be run: {_raised(response)}",
@@ -87,11 +87,13 @@ class Player:
             raise Disqualified("out of time", f"no answer after {seconds:g} s",
                                "Search less in large cases.") from None
         except (EOFError, BrokenPipeError):
-            code = self.process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(SECONDS_TO_END)
+            code = self.process.poll()
             self._end()
-            raise Disqualified("crash", "its process ended, "
-                               + (f"killed by signal {-code}" if code < 0 else
-                                  f"with exit code {code}"),
+            how = ("closed its pipe" if code is None else f"ended by signal {-code}" if code < 0
+                   else f"ended with exit code {code}")
+            raise Disqualified("crash", f"its process {how}",
                                "Return a value instead of ending the process.") from None
         except protocol.BadFrame as error:
             self._end()

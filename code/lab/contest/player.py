@@ -3,6 +3,7 @@
 As a program, `python -P -m lab.contest.player FILE ENTRY [MASKED ...]`, it answers frames
 (lab.guest.protocol) on its standard streams:
 
+    ready {}           -> {}
     load {}            -> {} | {raised: {names, text}}
     call {arguments}   -> {value} | {raised: {names, text}} | {cannot: text}
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +26,7 @@ from lab.check.sides import Raised, called, raised
 from lab.guest import serving
 
 MODULE = "contest_entry"  # the submitted file's __name__, whatever the file is called
+MOST_FRAMES = -5  # the innermost ones of a traceback
 
 
 def load(path: str, entry: str) -> Callable[..., Any]:
@@ -55,8 +58,17 @@ def main() -> None:
     os.dup2(2, 1)
     loaded: list[Callable[..., Any]] = []
 
+    def shown(case: Any) -> Any:
+        try:
+            return loaded[0](case)
+        except Exception:
+            traceback.print_exc(limit=MOST_FRAMES)
+            raise
+
     def answer(request: dict[str, Any]) -> dict[str, Any]:
         try:
+            if request["do"] == "ready":
+                return {}
             if request["do"] == "load":
                 found = masks.watched(None, lambda: load(path, entry))
                 if isinstance(found, Raised):
@@ -64,7 +76,7 @@ def main() -> None:
                 loaded.append(found)
                 return {}
             given = wire.loads(request["arguments"].encode())
-            return serving.sent(masks.watched(loaded[0], lambda: called(loaded[0], given, {})))
+            return serving.sent(masks.watched(loaded[0], lambda: called(shown, given, {})))
         except BaseException as error:  # KeyboardInterrupt and the like, too
             return {"raised": serving.coded(raised(error))}
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from grader.contest import attempts, secret
+from grader.contest import attempts, secret, standings
+from grader.contest.grading import take_in
+from grader.roster import Person
 from lab import cli
 from tests.grader.conftest import run
 
@@ -75,6 +77,18 @@ def test_bad_input_is_named(course, monkeypatch, capsys, words, reason):
         words = [*words, "--as-is"]
     assert cli.main(["contest", *words]) == 1
     assert reason in capsys.readouterr().err
+
+
+def test_students_have_the_names_of_the_roster(course, contest, submit, monkeypatch, capsys):
+    monkeypatch.setenv("LAB_COURSE", str(course.root))
+    monkeypatch.setattr(standings, "roster_of", lambda course: [Person("ada", "Ada", "<b>L")])
+    submit("ada", SHIPPED)
+    submit("bob", SHIPPED)
+    take_in(course, contest)
+    assert cli.main(["contest", "table", contest.name]) == 0
+    folder = attempts.results(course, contest)
+    assert ">Ada &lt;b&gt;L (ada)<" in (folder / "pipelines.html").read_text()
+    assert ",bob,,,,,,,,,,not played yet" in (folder / "pipelines.csv").read_text()
 
 
 def test_a_table_can_be_made_before_anybody_submitted(course, contest, monkeypatch, capsys):

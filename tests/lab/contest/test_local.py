@@ -59,6 +59,8 @@ def test_whatever_a_file_does_in_one_case_the_others_are_scored(tmp_path, capfd)
     assert all(one.score == FLOOR for one in found[:7]) and found[7].score == 1.0
     said = capfd.readouterr()
     assert "case 8" in said.err and "case" not in said.out
+    line = next(number for number, one in enumerate(HOSTILE.splitlines(), 1) if "raise" in one)
+    assert f'File "toy.py", line {line}, in answer' in said.err
 
 
 @pytest.mark.parametrize(("text", "reason"), [

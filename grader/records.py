@@ -27,6 +27,7 @@ from lab.workspace import put_whole
 LONGEST_REASON = 300
 STOPPED = "stopped while it was graded"
 NOT_ISOLATED = "graded without isolation"
+NOTHING_SUBMITTED = "nothing submitted"
 
 
 class Unusable(Exception):
@@ -130,7 +131,7 @@ def state(course: Course, lab: str, student: str, book: Gradebook | None = None
             and not _scored_by_hand(course, lab, student, record, book)):
         return "ungraded", record.reason
     if not course.submitted(lab, student):
-        return "ungraded", "nothing submitted"
+        return "ungraded", NOTHING_SUBMITTED
     if record is None or not course.notebook("autograded", lab, student).exists():
         return "ungraded", "not graded yet"
     if record.digest != digest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import unicodedata
 from dataclasses import asdict, dataclass, fields
@@ -237,6 +238,7 @@ class Roster:
         return found[0].id
 
 
+@functools.lru_cache(maxsize=20_000)  # every name of a class is compared with every other
 def _letters(name: str) -> str:
     """Canvas drops all but letters, digits and _, in small letters; accents differ by disk."""
     plain = unicodedata.normalize("NFKD", name).casefold()

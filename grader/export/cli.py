@@ -123,7 +123,8 @@ def _ours(course: Course) -> tuple[list, list]:
 def _report(layout: Layout, matches: Matches, filled: list[Filled]) -> None:
     for one in filled:
         print(f"{one.lab} -> {visible(one.column.heading)}: {one.new} new, {one.changed} changed, "
-              f"{one.same} as before, {len(one.excused)} excused, {len(one.kept)} without a score",
+              f"{one.same} as before, {len(one.excused)} excused, {len(one.kept)} ungraded, "
+              f"{one.absent} who submitted nothing",
               flush=True)  # before what follows on standard error
         _list(f"{one.lab}: not written", one.lost)
         _list(f"{one.lab}: ungraded, left as it is in the file", one.kept)

@@ -13,6 +13,7 @@ from typing import Any
 
 from grader.export.layout import Column, Entry, Layout, number_in, written
 from grader.export.matching import Matches
+from grader.records import NOTHING_SUBMITTED
 from grader.report import WANTS_A_LOOK
 from lab.errors import LabError
 from lab.terminal import visible
@@ -33,6 +34,7 @@ class Filled:
     same: int = 0
     excused: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)  # ungraded: the LMS's cell stays
+    absent: int = 0  # submitted nothing, and the LMS has no grade either
     lost: list[str] = field(default_factory=list)  # has a score that could not be written
     provisional: list[str] = field(default_factory=list)  # somebody still has to look
 
@@ -60,13 +62,20 @@ def fill(layout: Layout, matches: Matches, lab: str, column: Column, rows: Seque
             _excuse(layout, filled, row.student, entry)
         elif row.state == "graded" and row.score is not None:
             _score(layout, filled, row, entry, factor)
-        elif entry and (there := layout.sheet.cell(entry.row, column.index).strip("- ")) and (
-                there != layout.not_assigned):
-            filled.kept.append(f"{visible(row.student)}: {visible(row.reason)}; {layout.lms} has "
-                               f"{visible(there)}")
         elif entry:
-            filled.kept.append(f"{visible(row.student)}: {visible(row.reason)}")
+            _keep(layout, filled, row, entry)
     return filled
+
+
+def _keep(layout: Layout, filled: Filled, row: Any, entry: Entry) -> None:
+    there = layout.sheet.cell(entry.row, filled.column.index).strip("- ")
+    if there and there != layout.not_assigned:
+        filled.kept.append(f"{visible(row.student)}: {visible(row.reason)}; {layout.lms} has "
+                           f"{visible(there)}")
+    elif row.reason == NOTHING_SUBMITTED:
+        filled.absent += 1
+    else:
+        filled.kept.append(f"{visible(row.student)}: {visible(row.reason)}")
 
 
 def _factor(layout: Layout, lab: str, column: Column, rows: Sequence[Any], scale: bool) -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import time
 
 import pytest
 
 from grader.export.columns import chosen
 from grader.export.filling import fill
 from grader.export.matching import match
+from grader.records import NOTHING_SUBMITTED
 from grader.report import WANTS_A_LOOK
 from grader.roster import Person
 from lab.errors import LabError
@@ -61,6 +63,21 @@ def test_an_ungraded_student_keeps_what_the_lms_has(opened):
     one = filled(layout, [row("ada", reason="out of time"), row("grace", reason="out of time")])
     assert one.cells == {}
     assert one.kept == ["ada: out of time", "grace: out of time; Canvas has 2"]
+
+
+def test_who_submitted_nothing_is_counted_and_listed_only_with_a_grade_there(opened):
+    one = filled(opened("canvas", CANVAS), [row("ada", reason=NOTHING_SUBMITTED),
+                                            row("grace", reason=NOTHING_SUBMITTED)])
+    assert one.cells == {} and one.absent == 1
+    assert one.kept == ["grace: nothing submitted; Canvas has 2"]
+
+
+def test_a_class_of_2000_is_matched_by_name_in_seconds(opened):
+    rows = [[f"Last{at}, First{at}", "", "", "", "Tue", "", "", "", "", ""] for at in range(2000)]
+    people = [Person(f"s{at}", f"First{at}", f"Last{at}") for at in range(2000)]
+    layout, start = opened("canvas", [*CANVAS[:3], *rows]), time.process_time()
+    assert len(match(layout.entries, people).entries) == 2000
+    assert time.process_time() - start < 30
 
 
 def test_a_score_as_it_was_is_not_touched(opened):

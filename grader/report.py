@@ -18,6 +18,7 @@ from nbgrader.utils import parse_utc
 
 from grader.collect.receipts import receipt_for
 from grader.course import Course
+from grader.export.spreadsheet import harmless
 from grader.policy import counted
 from grader.records import Unusable, gradebook, last, number, state
 from grader.written.pending import incomplete, pending
@@ -131,13 +132,6 @@ def write_csv(course: Course, book: Gradebook, path: Path, students: list[str] |
     table.writerows([harmless(value) for value in astuple(row)] for row in chosen)
     put_whole(path, text.getvalue().encode(errors="backslashreplace"))
     return chosen
-
-
-def harmless(value: object) -> object:
-    """A text that a spreadsheet will not take for a formula."""
-    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return "'" + value
-    return "" if value is None else value
 
 
 def save(course: Course) -> list[Row]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from nbgrader.api import Gradebook
 
 from grader.collect.names import key_of, problem_of_id
-from grader.report import harmless
+from grader.export.spreadsheet import harmless, original
 from lab.errors import LabError
 from lab.terminal import visible
 
@@ -115,7 +115,7 @@ def _rows(text: str, path: Path) -> tuple[list[list[str]], list[int]]:
 def _person(header: list[str], row: list[str]) -> tuple[Person, str]:
     if len(row) != len(header):
         return Person(""), f"{len(row)} cells, but {len(header)} columns"
-    cells = {name: _plain(cell.strip()) for name, cell in zip(header, row, strict=True)
+    cells = {name: original(cell.strip()) for name, cell in zip(header, row, strict=True)
              if name in COLUMNS}
     person = Person(**cells)
     if not person.id:
@@ -130,21 +130,6 @@ def _person(header: list[str], row: list[str]) -> tuple[Person, str]:
     if person.email and "@" not in person.email:
         return person, f"email {person.email!r} has no @"
     return person, ""
-
-
-def _plain(cell: str) -> str:
-    """Without the apostrophe that `_quoted` puts before what looks like a formula."""
-    return cell[1:] if cell.startswith("'") and _is_formula(cell) else cell
-
-
-def _quoted(cell: str) -> str:
-    return f"'{cell}" if _is_formula(cell) else cell
-
-
-def _is_formula(cell: str) -> bool:
-    """Also behind apostrophes: one of them is ours, and which one has to be told again."""
-    inner = cell.lstrip("'")
-    return harmless(inner) != inner
 
 
 def _twice(found: list[tuple[int, Person]]) -> list[str]:
@@ -188,7 +173,7 @@ def write_csv(found: list[Person]) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(COLUMNS)
-    table.writerows([_quoted(value) for value in asdict(person).values()] for person in found)
+    table.writerows([harmless(value) for value in asdict(person).values()] for person in found)
     return text.getvalue()
 
 

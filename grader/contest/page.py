@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from grader.contest.standings import Row
-from grader.report import harmless
+from grader.export.spreadsheet import harmless
 from lab.contest.declaration import Contest
 from lab.contest.play import FLOOR
 from lab.terminal import visible

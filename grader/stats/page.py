@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from grader.report import harmless
+from grader.export.spreadsheet import harmless
 from grader.stats.figures import LOW, Figures
 
 EXERCISES = ("exercise", "points", "submissions", "scored", "unscored", "full", "partial", "zero",

@@ -14,7 +14,6 @@ from grader.copies import merged
 from grader.feedback import NOTEBOOK_LINK, PICTURE, data_uri
 from grader.nbgrader_plugin.exporter import Harmless, Sanitized
 from grader.rebuild import Unusable, rebuild
-from grader.report import harmless
 from tests.grader.small_lab import RIGHT, WRONG, answered, find, marks, source
 
 RELEASE = source()
@@ -134,12 +133,6 @@ def test_pictures_come_from_the_folder_of_pictures_only(tmp_path):
 def test_links_to_notebooks_that_are_not_beside_the_page_become_text():
     link = "*Stuck? [The worked](worked/03.ipynb#Exercise-1%3A-who) [x](https://a.b/c.ipynb)*"
     assert NOTEBOOK_LINK.sub(r"\1", link) == "*Stuck? The worked [x](https://a.b/c.ipynb)*"
-
-
-@pytest.mark.parametrize("text", ["=1", "+1", "-1", "@x", "\tx", "\rx"])
-def test_no_cell_of_the_table_is_a_formula(text):
-    assert harmless(text) == "'" + text
-    assert harmless(-1.0) == -1.0 and harmless("a=1") == "a=1" and harmless(None) == ""
 
 
 PNG = base64.b64encode(b"\x89PNG a picture").decode()

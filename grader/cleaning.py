@@ -12,7 +12,7 @@ from nbformat.v4 import new_output
 
 MOST_OUTPUTS = 1100
 MOST_BYTES = 3_000_000  # of all outputs of one cell
-COLOURS = re.compile("(\x1b\\[[0-9;]{0,20}m)")
+COLORS = re.compile("(\x1b\\[[0-9;]{0,20}m)")
 # Controls (not \n and \t), bidirectional and invisible marks, line separators, half surrogates.
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e"
                     "\u2060-\u206f\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]")
@@ -40,7 +40,7 @@ def terminal(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(part if at % 2 else UNSEEN.sub(INSTEAD, part)
-                   for at, part in enumerate(COLOURS.split(text)))
+                   for at, part in enumerate(COLORS.split(text)))
 
 
 def outputs(sent: Any) -> list[NotebookNode]:

@@ -21,7 +21,7 @@ from grader.settings import Grading
 from lab.build.lab import Role
 from lab.check.checks import Failed as Incorrect
 from lab.check.partial import Outcome, earned, report
-from lab.colours import bad, good
+from lab.colors import bad, good
 
 MOST_OUTPUT = 10_000_000  # bytes of all outputs of a notebook, as JSON
 LONGEST_REASON = 300

@@ -49,7 +49,7 @@ from lab import check
 
 # %% tags=["explore"]
 from lab import jobs, logs, plots, tensorboard
-from lab.colours import mark, result
+from lab.colors import mark, result
 
 jobs.connect()
 !sinfo

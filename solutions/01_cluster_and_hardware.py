@@ -47,7 +47,7 @@ from lab import check
 
 # %% tags=["explore"]
 from lab import jobs, links, roofline
-from lab.colours import bad, good, result
+from lab.colors import bad, good, result
 
 jobs.connect()
 !scancel --user=$USER

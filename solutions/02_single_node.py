@@ -49,7 +49,7 @@ from lab import check
 
 # %% tags=["explore"]
 from lab import jobs, layouts, logs, plots, tensorboard, wire
-from lab.colours import bad, mark, result
+from lab.colors import bad, mark, result
 
 jobs.connect()
 !scancel --user=$USER

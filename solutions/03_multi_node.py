@@ -61,7 +61,7 @@ from lab import check
 
 # %% tags=["explore"]
 from lab import channels, costs, jobs, logs, plots, tensorboard, traces
-from lab.colours import bad, mark, result
+from lab.colors import bad, mark, result
 
 jobs.connect()
 !sinfo

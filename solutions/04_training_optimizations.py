@@ -53,7 +53,7 @@ from virtualgpu.cards import CARDS
 
 # %% tags=["explore"]
 from lab import costs, jobs, kernels, logs, plots, tensorboard
-from lab.colours import bad, good, mark, result
+from lab.colors import bad, good, mark, result
 
 jobs.connect()
 !scancel --user=$USER

@@ -49,7 +49,7 @@ from minimegatron import formulas
 
 # %% tags=["explore"]
 from lab import async_pipeline, costs, jobs, layers, logs, plots, saved
-from lab.colours import bad, good, result
+from lab.colors import bad, good, result
 from minimegatron.schedules import load, parse, peak_live, simulate, timeline_of, to_text
 
 jobs.connect()

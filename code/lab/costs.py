@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lab.colours import bad, good
+from lab.colors import bad, good
 from lab.errors import LabError
 
 if TYPE_CHECKING:

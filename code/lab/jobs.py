@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lab import served, workspace
 from lab.cluster.jobrecords import ACTIVE, is_owner
-from lab.colours import bad, good
+from lab.colors import bad, good
 from lab.errors import LabError
 
 LONGEST_WAIT = 55  # seconds: no cell of the course runs longer than a minute

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lab import workspace
-from lab.colours import result
+from lab.colors import result
 from lab.errors import LabError
 
 if TYPE_CHECKING:

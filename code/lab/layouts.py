@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lab import logs, wire, workspace
-from lab.colours import result
+from lab.colors import result
 from lab.errors import LabError
 
 if TYPE_CHECKING:

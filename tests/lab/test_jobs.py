@@ -5,7 +5,7 @@ import os
 import pytest
 
 from lab import jobs
-from lab.colours import bad, good
+from lab.colors import bad, good
 from lab.errors import LabError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from lab.check.same import NEAR, difference
 from lab.check.sides import Raised, side
 from lab.check.wire import CannotCross
-from lab.colours import bad, good, result, strong
+from lab.colors import bad, good, result, strong
 
 Case = Mapping[str, Any] | Sequence[Any]
 Answers = Sequence[Any] | Callable[..., Any]  # a value per case, or a function of the case

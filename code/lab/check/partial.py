@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from lab.check.checks import Failed, passed
 from lab.check.sides import SEED_VARIABLE
-from lab.colours import bad, good
+from lab.colors import bad, good
 
 INDENT = "    "
 

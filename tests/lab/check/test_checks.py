@@ -5,7 +5,7 @@ import pytest
 from lab import check
 from lab.check.checks import Failed
 from lab.check.sides import Kernel, Raised, checking_on
-from lab.colours import result
+from lab.colors import result
 
 HINTS = {"That is one rank's share.": lambda micro_batch, ranks: micro_batch,
          "Divided instead of multiplied.": lambda micro_batch, ranks: micro_batch // (ranks - 4)}

@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from lab import workspace
-from lab.colours import bad, good, mark, result, strong
+from lab.colors import bad, good, mark, result, strong
 from lab.errors import LabError
 
 CODES = {result: "\033[34m", good: "\033[32m", bad: "\033[31m", strong: ""}
-PROGRAM = "from lab.colours import result; print(result('fast'))"
+PROGRAM = "from lab.colors import result; print(result('fast'))"
 
 
 def on_a_terminal(**variables: str) -> str:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from grader.cleaning import COLOURS
+from grader.cleaning import COLORS
 
 LEAST = 8  # letters that the author wrote: less could be anything
 LONGEST_MESSAGE = 5_000  # characters; a longer one is a student's text for the most part
@@ -68,7 +68,7 @@ def first_fired(hints: Sequence[Hint], message: str) -> Hint | None:
 
 def plain(message: str) -> str:
     """Return a message without colors, with single blanks."""
-    return " ".join(COLOURS.sub("", message).removeprefix("✗").split())
+    return " ".join(COLORS.sub("", message).removeprefix("✗").split())
 
 
 def _written(tree: ast.AST) -> Iterator[tuple[list[str | None], bool]]:

@@ -82,8 +82,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     from grader.sandbox import cli as isolating
     from grader.similarity import cli as comparing
     from grader.stats import cli as statistics
+    from grader.written import cli as second_graders
 
-    for part in (collecting, contests, exporting, comparing, statistics,
+    for part in (collecting, contests, exporting, comparing, statistics, second_graders,
                  isolating, gradebooks):
         part.add_parser(subparsers)
 

@@ -1,0 +1,97 @@
+"""`lab second`: a second grader for a sample of the written answers."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+EXAMPLES = """examples:
+  lab second 03_multi_node --share 0.2   draw a fifth of the answers that were graded by hand
+  lab second 03_multi_node               compare the second grader's scores with the first's
+
+The sample is in second/LAB/ of the course folder: answers.html to read, scores.csv to fill in.
+Neither has a name or the first score. No grade changes: do that in formgrader."""
+MOST_LISTED = 20
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    parser = subparsers.add_parser(
+        "second", help="for instructors: a second grader for a sample of the written answers",
+        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lab", metavar="LAB", help="for example 03_multi_node")
+    parser.add_argument("--share", type=_share, metavar="S",
+                        help="draw this share of the graded answers, more than 0 and at most 1")
+    parser.set_defaults(run=run)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: give a number above 0 and at most 1, such as "
+                                         "0.2 for a fifth")
+    return share
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from grader.cli import require_lab
+    from grader.course import Course, default_root
+    from grader.records import gradebook
+    from grader.written import second
+    from lab.errors import LabError
+
+    course, lab = Course(default_root()), arguments.lab
+    course.make()
+    course.settings()
+    require_lab(course, lab)
+    with course.held(), gradebook(course) as book:
+        answers = second.graded_by_hand(course, book, lab)
+        if not answers:
+            raise LabError(f"{lab} has no written answer that was graded by hand: "
+                           "`lab formgrader`, then Manual Grading")
+        place = second.folder(course, lab)
+        if arguments.share is not None:
+            lines, new = second.add(course, lab, answers, arguments.share)
+            print(f"{new} answers drawn of {len(answers)} that were graded by hand; "
+                  f"{len(lines)} in all\nRead {place / 'answers.html'}, "
+                  f"and fill in `score` in {place / 'scores.csv'}")
+            return 0
+        if not second.read(course, lab):
+            raise LabError(f"no answers of {lab} were drawn: lab second {lab} --share 0.2")
+        found, waiting, gone = second.pairs(course, lab, answers)
+    _show(found, waiting, gone)
+    print(f"Both scores: {place / 'agreement.csv'}")
+    return 0
+
+
+def _show(found: Sequence[Any], waiting: int, gone: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from grader.records import printable
+    from grader.written.agreement import FEW, agreement
+
+    table = Table("answer", "points", "both scored", "mean difference", "second - first", "kappa")
+    for cell in sorted({pair.cell for pair in found}):
+        mine = [pair for pair in found if pair.cell == cell]
+        one = agreement(mine)
+        kappa = "-" if one.kappa is None else f"{one.kappa:.2f}" + " (few)" * (one.count < FEW)
+        table.add_row(printable(cell), f"{mine[0].points:g}", str(one.count),
+                      f"{one.mean_difference:.2f}", f"{one.bias:+.2f}", kappa)
+    console = Console()
+    if found:
+        console.print(table)
+    apart = sorted((pair for pair in found if pair.difference), key=lambda pair: (
+        -abs(pair.difference) / pair.points, pair.answer))
+    for pair in apart[:MOST_LISTED]:
+        print(printable(f"apart: {pair.student}, {pair.cell}: {pair.first:g} and {pair.second:g} "
+                        f"of {pair.points:g}" + f" ({pair.comment})" * bool(pair.comment)))
+    if len(apart) > MOST_LISTED:
+        print(f"and {len(apart) - MOST_LISTED} more, in agreement.csv")
+    if waiting:
+        print(f"{waiting} without a score in scores.csv")
+    if gone:
+        print(f"{gone} left out: submitted again, or no longer graded by hand")

@@ -1,0 +1,204 @@
+"""A second grader's eyes on a sample of written answers that were graded by hand.
+
+second/LAB/scores.csv    one line per answer; the second grader fills in `score`
+second/LAB/answers.html  the answers, with rubric, without names and without the first score
+second/LAB/agreement.csv both scores of every answer that has two
+
+Nothing here changes a grade: that is for formgrader, once the two graders have talked.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import hmac
+import io
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode, v4
+from nbgrader.api import Gradebook, MissingEntry
+
+from grader.course import Course
+from grader.records import state
+from grader.report import harmless
+from grader.written.agreement import Pair
+from grader.written.rubrics import for_graders, is_written
+from lab.errors import LabError
+from lab.workspace import put_whole
+
+COLUMNS = ("answer", "cell", "points", "score", "comment")
+LONGEST_KEY = 12  # hex digits of an answer's id
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A written answer that a person has scored. `key` orders the answers for the draw, and its
+    beginning is the answer's id: it says nothing of the student."""
+
+    key: str
+    student: str
+    cell: str
+    points: float
+    first: float
+    source: NotebookNode = field(repr=False, compare=False)
+
+    @property
+    def id(self) -> str:
+        return self.key[:LONGEST_KEY]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of scores.csv; `score` is None until the second grader gives one."""
+
+    answer: str
+    cell: str
+    points: float
+    score: float | None = None
+    comment: str = ""
+
+
+def folder(course: Course, lab: str) -> Path:
+    return course.root / "second" / lab
+
+
+def graded_by_hand(course: Course, book: Gradebook, lab: str) -> list[Answer]:
+    """Return the written answers of graded submissions that a person gave a score, by key."""
+    found = []
+    secret = course.secret_file.read_bytes()
+    for student in course.students(lab):
+        if state(course, lab, student, book)[0] != "graded":
+            continue
+        try:
+            submission = book.find_submission(lab, student)
+            notebook = nbformat.read(course.notebook("autograded", lab, student), as_version=4)
+        except (MissingEntry, OSError):
+            continue
+        cells = {cell.metadata.nbgrader["grade_id"]: cell for cell in notebook.cells
+                 if is_written(cell)}
+        for grade in (one for part in submission.notebooks for one in part.grades):
+            if grade.manual_score is None or grade.name not in cells:
+                continue
+            text = "\0".join(["second", lab, student, course.digest(lab, student), grade.name])
+            key = hmac.new(secret, text.encode(errors="surrogateescape"), hashlib.sha256)
+            found.append(Answer(key.hexdigest(), student, grade.name, float(grade.max_score),
+                                float(grade.manual_score), cells[grade.name]))
+    return sorted(found, key=lambda answer: answer.key)
+
+
+def draw(answers: Iterable[Answer], share: float) -> list[Answer]:
+    """Return the sample: of each written answer, the first `share` by key, rounded up. The same
+    answers give the same sample."""
+    by_cell: dict[str, list[Answer]] = defaultdict(list)
+    for answer in answers:
+        by_cell[answer.cell].append(answer)
+    return [answer for _, found in sorted(by_cell.items())
+            for answer in found[:math.ceil(share * len(found) - 1e-9)]]
+
+
+def read(course: Course, lab: str) -> list[Line]:
+    """Return the lines of scores.csv; none before the first draw. Raises LabError that names the
+    line and the value."""
+    path = folder(course, lab) / "scores.csv"
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise LabError(f"{path} cannot be read: {error}") from error
+    rows = csv.DictReader(io.StringIO(text))
+    if missing := set(COLUMNS) - set(rows.fieldnames or ()):
+        raise LabError(f"{path}: it has no column {min(missing)}; there should be "
+                       f"{', '.join(COLUMNS)}")
+    lines: dict[str, Line] = {}
+    for row in rows:
+        where = f"{path}, line {rows.line_num}"
+        line = _line(row, where)
+        if line.answer in lines:
+            raise LabError(f"{where}: a second line for the answer {line.answer}")
+        lines[line.answer] = line
+    return list(lines.values())
+
+
+def _line(row: dict[str, Any], where: str) -> Line:
+    values = {name: (row[name] or "").strip() for name in COLUMNS}
+    numbers = {}
+    for name in ("points", "score"):
+        try:
+            numbers[name] = float(values[name].replace(",", ".")) if values[name] else None
+        except ValueError as error:
+            raise LabError(f"{where}: {name} {values[name]!r} is not a number") from error
+    points, score = numbers["points"], numbers["score"]
+    if not values["answer"] or points is None:
+        raise LabError(f"{where}: its answer or its points are missing; only score and comment are "
+                       "for you to fill in")
+    if score is not None and not 0 <= score <= points:
+        raise LabError(f"{where}: score {score:g}: give 0 to {points:g}")
+    return Line(values["answer"], values["cell"], points, score, values["comment"])
+
+
+def add(course: Course, lab: str, answers: list[Answer], share: float) -> tuple[list[Line], int]:
+    """Draw a sample and write it; the lines, and how many are new. Lines that are there stay, with
+    their scores."""
+    before = read(course, lab)
+    known = {line.answer for line in before}
+    drawn = [one for one in draw(answers, share) if one.id not in known]
+    lines = [*before, *(Line(one.id, one.cell, one.points) for one in drawn)]
+    place = folder(course, lab)
+    place.mkdir(parents=True, exist_ok=True)
+    listed = {line.answer for line in lines}
+    put_whole(place / "answers.html",
+              _page(course, lab, [one for one in answers if one.id in listed]), 0o600)
+    put_whole(place / "scores.csv", _csv(Line, lines), 0o600)
+    return lines, len(drawn)
+
+
+def pairs(course: Course, lab: str, answers: list[Answer]) -> tuple[list[Pair], int, int]:
+    """Return the answers with two scores, and write agreement.csv; how many lines have no score
+    yet, and how many are about answers that are no longer there or no longer graded by hand."""
+    lines = read(course, lab)
+    known = {one.id: one for one in answers}
+    current = [line for line in lines if line.answer in known]
+    found = [Pair(line.answer, known[line.answer].student, line.cell, known[line.answer].points,
+                  known[line.answer].first, line.score, line.comment)
+             for line in current if line.score is not None]
+    put_whole(folder(course, lab) / "agreement.csv", _csv(Pair, found), 0o600)
+    return found, len(current) - len(found), len(lines) - len(current)
+
+
+def _csv(kind: type, rows: Iterable[Any]) -> bytes:
+    names = [one.name for one in fields(kind)]
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(names)
+    table.writerows([harmless(getattr(row, name)) for name in names] for row in rows)
+    return text.getvalue().encode(errors="backslashreplace")
+
+
+def _page(course: Course, lab: str, answers: list[Answer]) -> bytes:
+    """The answers to read, sanitized as a student's page is."""
+    from grader.feedback import Page
+
+    rubrics, cells, before = for_graders(course, lab), [], ""
+    for one in sorted(answers, key=lambda one: (one.cell, one.key)):
+        if one.cell != before:
+            cells.append(v4.new_markdown_cell(f"# {one.cell} ({one.points:g} points)\n\n"
+                                              + rubrics.get(one.cell, "")))
+            before = one.cell
+        cells.append(v4.new_markdown_cell(f"## Answer {one.id}"))
+        answer = v4.new_markdown_cell(one.source.source, metadata={"nbgrader": {
+            "grade_id": one.cell, "solution": True, "grade": False}})
+        answer["attachments"] = one.source.get("attachments", {})
+        cells.append(answer)
+    settings = course.settings()
+    settings.HTMLExporter.template_name = "classic"
+    notebook = v4.new_notebook(cells=cells)
+    text, _ = Page(config=settings).from_notebook_node(notebook, {"metadata": {
+        "name": f"{lab}: answers for a second grader"}})
+    return text.encode(errors="backslashreplace")

@@ -20,7 +20,7 @@ from traitlets.log import get_logger
 from grader import assign, lab_plan, records, results
 from grader.attempt import Attempt
 from grader.course import Course
-from grader.gradebook.faults import fault_of
+from grader.gradebook.faults import StorageFault, fault_of
 from grader.gradebook.guard import protected
 from grader.late import penalise_again
 from grader.log import log_file, logging_to
@@ -123,6 +123,9 @@ class Batch:
             self.take(ended)
 
     def take(self, ended: Done) -> None:
+        """Raises LabError when the worker's disk is full: that is no submission's fault."""
+        if ended.answer and (problem := ended.answer.get("no room")):
+            raise StorageFault(problem)
         (self.graded if ended.body["do"] == "grade" else self.paged)(ended)
 
     def graded(self, ended: Done) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import signal
 import sys
 import time
@@ -223,6 +222,7 @@ def run_feedback(arguments: argparse.Namespace) -> int:
         from grader.records import state
         from grader.show import progress
         from lab.terminal import visible
+        from lab.workspace import put_whole
 
     course = Course(default_root())
     course.make()
@@ -240,7 +240,7 @@ def run_feedback(arguments: argparse.Namespace) -> int:
         if arguments.to:
             place = arguments.to / student / path.name
             place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, place)
+            put_whole(place, path.read_bytes())
     for lab, student in work:
         if not page(course, lab, student).exists():
             reason = state(course, lab, student)[1] or f"see {log_file(course)}, or grade it again"

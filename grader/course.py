@@ -159,10 +159,15 @@ class Course:
             raise LabError(f"{copy} was edited, and {ours} is another: remove the first to grade "
                            "with the second, or rename it to keep a lab of your own")
         unfinished = copy.with_name(f".{lab}.{os.getpid()}")
-        shutil.copytree(ours, unfinished)
-        if copy.exists():
-            shutil.rmtree(copy)
-        unfinished.rename(copy)
+        try:
+            shutil.copytree(ours, unfinished)
+            if copy.exists():
+                shutil.rmtree(copy)
+            unfinished.rename(copy)
+        except shutil.Error as error:  # several files of it; each with its reason
+            raise LabError(f"{copy} cannot be written: {error.args[0][0][2]}") from error
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
         put_whole(stamps, json.dumps(copied | {lab: new}, indent=1).encode())
         if folder := self.labs_folder(lab):
             known = self.root / "source" / REMEMBERED

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from grader import timing
-from lab.errors import LabError
+from lab.errors import NO_ROOM, LabError, said_of
 from minimegatron.imports import quick_imports
 
 MEMORY = 2 << 30  # bytes of data: the parent replaces a worker long before
@@ -87,6 +87,9 @@ def main() -> int:
             log_error(task, error)
             answer = {"failed": str(error) if isinstance(error, LabError) else type(error).__name__,
                       "ours": is_ours(error)}
+            if isinstance(error, OSError) and error.errno in NO_ROOM and Path(
+                    str(error.filename)).is_relative_to(desk.course.root):
+                answer["no room"] = said_of(error)  # on the course's disk, which no student fills
         say(answers, answer | {"task": task.get("task")})
         if timing.interrupted():
             renew(questions, answers)

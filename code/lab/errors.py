@@ -1,4 +1,13 @@
-"""The one exception whose text is meant for the user."""
+"""Errors in words for the user."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+# Errors of the disk, not of what was asked for: by number, what is wrong with the file.
+NO_ROOM = {errno.ENOSPC: "does not fit on the disk", errno.EDQUOT: "exceeds your disk quota",
+           errno.EFBIG: "exceeds the file size limit", errno.EROFS: "is on a read-only file system"}
 
 
 class LabError(Exception):
@@ -6,3 +15,11 @@ class LabError(Exception):
 
     The `lab` command prints it as `lab: error: TEXT` and exits with 1.
     """
+
+
+def said_of(error: Exception) -> str:
+    """An error's text; for a disk without room, which file does not fit and what to do."""
+    if not isinstance(error, OSError) or error.errno not in NO_ROOM:
+        return str(error)
+    return (f"{error.filename or 'a file'} {NO_ROOM[error.errno]} ({os.strerror(error.errno)}): "
+            "make room there, then run the command again; no file was left half written")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Callable
@@ -47,11 +48,17 @@ def make(home: Path, say: Callable[[str], object] = print) -> None:
 
 
 def put_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write a file so that it is there whole or not at all."""
+    """Write a file so that it is there whole or not at all. Raises OSError that names the file,
+    for a full disk too."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_bytes(content)
-    unfinished.chmod(mode)
-    unfinished.replace(path)
+    try:
+        unfinished.write_bytes(content)
+        unfinished.chmod(mode)
+        unfinished.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def point(link: Path, target: Path) -> None:

@@ -7,6 +7,7 @@ holds what the server's side said when it was collected.
 from __future__ import annotations
 
 import datetime
+import errno
 import functools
 import json
 import os
@@ -92,11 +93,14 @@ def add(course: Course, receipt: Receipt) -> None:
     try:
         size = os.fstat(file).st_size
         if size and os.pread(file, 1, size - 1) != b"\n":
-            os.ftruncate(file, size - _unfinished(file, size))
-        written = os.write(file, line)
-        if written != len(line):
-            raise OSError(28, "no space left for a receipt")
+            size -= _unfinished(file, size)
+            os.ftruncate(file, size)
+        if os.write(file, line) != len(line):
+            os.ftruncate(file, size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(file)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         os.close(file)
 

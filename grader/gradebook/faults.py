@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from lab.errors import LabError
+from lab.errors import NO_ROOM, LabError, said_of
 
 SECONDS_TO_WAIT = 10.0  # for another process to release the gradebook
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 RESTORE = "`lab gradebook restore` brings back the last backup (`lab gradebook backups` lists them)"
 
@@ -41,7 +39,8 @@ def fault_of(error: BaseException, path: Path) -> StorageFault | None:
         if isinstance(one, sqlite3.DatabaseError) and not isinstance(one, sqlite3.IntegrityError):
             return StorageFault(sentence(one, path))
         if isinstance(one, OSError) and one.errno in NO_ROOM:
-            return StorageFault(no_room(one, path))
+            return StorageFault(said_of(OSError(one.errno, one.strerror,
+                                                one.filename or str(path))))
     return None
 
 
@@ -54,21 +53,13 @@ def sentence(error: sqlite3.Error, path: Path) -> str:
                 f"{who}. Close it, then run the command again")
     if name.startswith(DAMAGED) or "malformed" in text or "not a database" in text:
         return f"{path} is damaged ({text}): {RESTORE}"
-    if name == "SQLITE_FULL" or "is full" in text:
-        return (f"{path} cannot grow because the disk is full: free some space, then run the "
-                "command again; every change so far is complete")
+    if name == "SQLITE_FULL" or name.startswith("SQLITE_IOERR") or "is full" in text:
+        return (f"{path} cannot be written ({text}): look for a full disk, a quota or a failing "
+                "disk, make room, then run the command again; the last change was rolled back")
     if name.startswith("SQLITE_READONLY") or "readonly" in text:
         return (f"{path} cannot be written: make the file and its folder {path.parent} writable "
                 "for your user, then run the command again")
     return f"{path} cannot be used ({text})"
-
-
-def no_room(error: OSError, path: Path | str) -> str:
-    """What a full or read-only disk means; names the file the error is about."""
-    what = {errno.EROFS: "is on a read-only file system", errno.EDQUOT: "exceeds your disk quota",
-            errno.EFBIG: "exceeds the file size limit"}.get(error.errno, "does not fit on the disk")
-    return (f"{error.filename or path} {what} ({os.strerror(error.errno)}): make room there, then "
-            "run the command again; no file was left half written")
 
 
 @contextlib.contextmanager

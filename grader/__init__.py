@@ -18,7 +18,7 @@ written/     written answers: rubrics in formgrader, pending scores, a second gr
 report.py    grades.csv; show.py the table
 export/      scores and pages in the formats of Canvas and Moodle
 
-gradebook/   the gradebook's backups, its guard against loss, and `lab gradebook`
+gradebook/   the gradebook's backups, its guard against loss, extensions and scores by decision
 
 roster.py    the class, and who is meant by a name
 late.py      late penalties: a plugin of nbgrader

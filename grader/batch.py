@@ -20,7 +20,8 @@ from traitlets.log import get_logger
 from grader import assign, lab_plan, records, results
 from grader.attempt import Attempt
 from grader.course import Course
-from grader.gradebook.faults import StorageFault, fault_of
+from grader.gradebook import notices
+from grader.gradebook.faults import StorageFault, explained, fault_of
 from grader.gradebook.guard import protected
 from grader.late import penalise_again
 from grader.log import log_file, logging_to
@@ -175,8 +176,10 @@ class Batch:
     def make_page(self, outcome: Outcome) -> None:
         lab, student = outcome.lab, outcome.student
         self.without_page[lab, student] = outcome
-        self.pool.add({"do": "feedback", "lab": lab, "student": student,
-                       "given": given(self.book, lab, student)}, SECONDS_PER_PAGE, first=True)
+        shown = given(self.book, lab, student) | {
+            "notices": notices.of(self.course, self.book, lab, student)}
+        self.pool.add({"do": "feedback", "lab": lab, "student": student, "given": shown},
+                      SECONDS_PER_PAGE, first=True)
 
     def paged(self, ended: Done) -> None:
         lab, student = ended.body["lab"], ended.body["student"]
@@ -255,7 +258,8 @@ def grade_all(course: Course, work: Work, done: Callable[[Outcome], None], *, an
     from grader import sandbox
 
     backend = sandbox.choose(settings_of(course.settings()).sandbox or None)
-    sandbox.self_test(backend, course.root)
+    with explained(course.root):
+        sandbox.self_test(backend, course.root)
     with prepared(course, sorted({lab for lab, _ in work})) as (settings, config, book):
         count = min(workers or settings.worker_count(), max(1, len(work)))
         with Pool(count, worker_command(course, backend.name), log_file(course)) as pool:

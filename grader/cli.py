@@ -78,13 +78,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     from grader.contest import cli as contests
     from grader.export import cli as exporting
     from grader.gradebook import cli as gradebooks
+    from grader.gradebook import decide_cli as deciding
     from grader.sandbox import cli as isolating
     from grader.similarity import cli as comparing
     from grader.stats import cli as statistics
     from grader.written import cli as second_graders
 
     for part in (collecting, contests, exporting, comparing, statistics, second_graders,
-                 isolating, gradebooks):
+                 isolating, gradebooks, deciding):
         part.add_parser(subparsers)
 
 
@@ -220,6 +221,7 @@ def run_feedback(arguments: argparse.Namespace) -> int:
         from grader.log import log_file
         from grader.pages import page
         from grader.records import state
+        from grader.report import save
         from grader.show import progress
         from lab.terminal import visible
         from lab.workspace import put_whole
@@ -245,5 +247,6 @@ def run_feedback(arguments: argparse.Namespace) -> int:
         if not page(course, lab, student).exists():
             reason = state(course, lab, student)[1] or f"see {log_file(course)}, or grade it again"
             print(visible(f"no page: {student}, {lab}: {reason}"), file=sys.stderr)
+    save(course)
     print(f"{len(made)} of {len(work)} pages in {arguments.to or course.root / 'feedback'}/")
     return 0 if len(made) == len(work) else 1

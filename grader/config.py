@@ -16,6 +16,7 @@ from traitlets.config import Config
 
 from grader.execute import RunSubmission
 from grader.feedback import Bounded, EmbedImages, HideTests, Page, SayUnscored
+from grader.gradebook.notices import Notices
 from grader.gradebook.watch import watch
 from grader.late import AssignPenalties, LatePenalty
 from grader.nbgrader_plugin import formgrader_pages
@@ -63,7 +64,7 @@ def configure(c: Config) -> None:
     c.Execute.skip_cells_with_tag = "explore"
     c.GenerateFeedback.exporter_class = Page
     c.GenerateFeedback.preprocessors = [HideTests, SayUnscored, Bounded, stock.GetGrades,
-                                        SayPending, CSSHTMLHeaderPreprocessor]
+                                        Notices, SayPending, CSSHTMLHeaderPreprocessor]
     # Also what formgrader shows to the instructor.
     c.HTMLExporter.preprocessors = [ShowRubrics, Harmless, EmbedImages]
     c.HTMLExporter.sanitize_html = True

@@ -13,6 +13,7 @@ from nbconvert.preprocessors import Preprocessor
 from nbformat import NotebookNode, v4
 from nbgrader.preprocessors import ClearHiddenTests, NbGraderPreprocessor
 
+from grader.gradebook.notices import shown
 from grader.nbgrader_plugin import mathjax
 from grader.nbgrader_plugin.exporter import Sanitized
 from grader.records import last, place, state
@@ -54,7 +55,8 @@ class Page(Sanitized):
         if FIRST_IN_HEAD not in text:
             raise LabError(f"nbgrader's template for feedback has no {FIRST_IN_HEAD}")
         policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        return text.replace(FIRST_IN_HEAD, FIRST_IN_HEAD + policy + WRAPPED, 1), resources
+        text = text.replace(FIRST_IN_HEAD, FIRST_IN_HEAD + policy + WRAPPED, 1)
+        return shown(text, resources), resources
 
 
 class Bounded(Preprocessor):

@@ -18,6 +18,7 @@ from traitlets import Enum, Float
 from traitlets.config import Config
 
 from grader.course import Course
+from grader.gradebook.notices import seconds_late
 from grader.records import gradebook, place, submission_in
 from grader.report import stamped
 
@@ -69,11 +70,6 @@ class AssignPenalties(AssignLatePenalties):
                 notebook.late_submission_penalty = None
             book.db.commit()
         return nb, resources
-
-
-def seconds_late(submission: Any) -> float:
-    """nbgrader's, which breaks on an extension where there is no due date."""
-    return submission.total_seconds_late if submission.assignment.duedate else 0.0
 
 
 def penalise(settings: Config, submission: Any, notebook: Any, student: str) -> None:

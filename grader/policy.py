@@ -107,7 +107,8 @@ def counted(course: Course, rows: Iterable[Any]) -> Iterator[Any]:
         return
     came = receipts.read(course)
     for row in rows:
-        yield _counted(course, policy, row, came.get((row.student, row.lab), []))
+        found = came.get((row.student, row.lab), [])
+        yield row if row.decision else _counted(course, policy, row, found)
 
 
 def _counted(course: Course, policy: Attempts, row: Any, came: Sequence[Receipt]) -> Any:
@@ -126,4 +127,6 @@ def _counted(course: Course, policy: Attempts, row: Any, came: Sequence[Receipt]
         return replace(row, score=None, state="ungraded", reason=why)
     reason = f"the newest attempt is ungraded: {row.reason}" if row.score is None else row.reason
     notes = "; ".join(filter(None, [row.notes, found.note]))
+    if found.score != row.score:  # these are of the newest attempt, not of the one that counts
+        row = replace(row, raw_score=None, late_penalty=None, late="")
     return replace(row, score=found.score, state="graded", reason=reason, notes=notes)

@@ -8,7 +8,7 @@ import datetime
 import io
 import os
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,10 @@ from nbgrader.utils import parse_utc
 from grader.collect.receipts import receipt_for
 from grader.course import Course
 from grader.export.spreadsheet import harmless
+from grader.gradebook import extensions
+from grader.gradebook.decisions import EXCUSED, SCORE, Decision, current
+from grader.gradebook.extensions import Extension, due_of
+from grader.gradebook.notices import duration, lateness
 from grader.policy import counted
 from grader.records import Unusable, gradebook, last, number, state
 from grader.written.pending import incomplete, pending
@@ -41,6 +45,12 @@ class Row:
     received: str  # UTC
     graded_at: str  # UTC
     notes: str
+    raw_score: float | None = None  # what the checks and a person's scores gave, before penalties
+    late_penalty: float | None = None  # points lost for being late
+    due: str = ""  # UTC, with an extension
+    extension: str = ""  # by how much, and why
+    late: str = ""  # by how much, and what that costs
+    decision: str = ""  # a score for the whole lab that a person entered, by whom and why
 
 
 def stamped(course: Course, lab: str, student: str) -> datetime.datetime | None:
@@ -90,22 +100,49 @@ def _on_disk(path: Path) -> datetime.datetime:
 def rows(course: Course, book: Gradebook) -> Iterator[Row]:
     """For all students of the gradebook and of submitted/, all labs of the gradebook."""
     students = sorted({*(student.id for student in book.students), *course.students()})
-    labs = sorted((lab.name, lab.max_score) for lab in book.assignments)
+    labs = sorted((lab.name, lab.max_score, due_of(lab)) for lab in book.assignments)
+    decided, more_time = current(course, SCORE), extensions.given(course, book)
     for student in students:
-        for lab, most in labs:
+        for lab, most, due in labs:
             verdict, reason = state(course, lab, student, book)
-            record, score = last(course, lab, student), None
+            record, found = last(course, lab, student), None
             if verdict == "graded":
                 try:
                     found = book.find_submission(lab, student)
                 except MissingEntry:
                     verdict, reason = "ungraded", "not in the gradebook"
                 else:
-                    score = net(found)
                     reason = _to_look_at(found)
-            yield Row(student, lab, score, most, verdict, number(record), reason,
+            row = Row(student, lab, None, most, verdict, number(record), reason,
                       received(course, lab, student), record.at if record else "",
                       "; ".join(record.notes) if record else "")
+            row = _with_times(row, due, more_time.get((lab, student)))
+            row = _with_score(row, found) if found else row
+            yield _decided(row, decided.get((lab, student)))
+
+
+def _with_times(row: Row, due: datetime.datetime | None, extension: Extension | None) -> Row:
+    due = extension.due if extension else due
+    text = ""
+    if extension:
+        text = duration(extension.by.total_seconds()) + f": {extension.why}" * bool(extension.why)
+    return replace(row, due=due.isoformat(timespec="seconds") if due else "", extension=text)
+
+
+def _with_score(row: Row, submission: Any) -> Row:
+    return replace(row, score=net(submission), raw_score=submission.score,
+                   late_penalty=round(submission.late_submission_penalty or 0.0, 9),
+                   late=lateness(submission))
+
+
+def _decided(row: Row, decision: Decision | None) -> Row:
+    """What a person decided about the whole lab takes the place of what was graded."""
+    if decision is None:
+        return row
+    row = replace(row, late_penalty=None, decision=str(decision))
+    if decision.value == EXCUSED:
+        return replace(row, score=None, raw_score=None, state=EXCUSED, reason=decision.why)
+    return replace(row, score=float(decision.value), state="graded", reason="")
 
 
 def _to_look_at(submission: Any) -> str:

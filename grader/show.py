@@ -66,7 +66,8 @@ def table(outcomes, rows):
         mine = [outcome for outcome in outcomes if outcome.lab == lab]
         found = [by_name[lab, one.student] for one in mine]
         scores = [row.score for row in found if row.score is not None]
-        result.add_row(lab, str(len(scores)), str(len(mine) - len(scores)),
+        waiting = sum(row.state == "ungraded" for row in found)
+        result.add_row(lab, str(len(scores)), str(waiting),
                        f"{statistics.fmean(scores):.1f}" if scores else "-",
                        f"{found[0].max_score:g}", f"{sum(one.seconds for one in mine):.1f}")
     return result

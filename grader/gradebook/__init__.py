@@ -8,4 +8,8 @@ watch.py     puts the guard and the mark around every opening, nbgrader's own co
 backups.py   copies of the gradebook, before and after every change of ours
 restore.py   brings one of them back
 cli.py       `lab gradebook`
+
+extensions.py   a later due date for one student; decisions.py a score for a whole lab, and why
+decide_cli.py   `lab extend` and `lab score`; words.py reads their arguments
+notices.py      what pages and grades.csv say about lateness and decisions
 """

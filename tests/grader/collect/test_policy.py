@@ -112,6 +112,10 @@ class Row:
     reason: str = ""
     received: str = ""
     notes: str = ""
+    raw_score: float | None = None
+    late_penalty: float | None = None
+    late: str = ""
+    decision: str = ""
 
 
 @pytest.fixture

@@ -1,0 +1,191 @@
+"""`lab extend` and `lab score`: what a person decides about students' labs."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Sequence
+
+from lab.errors import LabError
+
+EXTEND_USAGE = "lab extend STUDENT... LAB DATE"
+EXTEND = """examples:
+  lab extend ada 03_multi_node "2026-12-08 18:00 +01:00" --why "ill for a week"
+  lab extend ada grace 03_multi_node "2026-12-08 18:00 Europe/Berlin"
+  lab extend ada 03_multi_node --remove
+  lab extend                                 every extension there is
+  lab extend 03_multi_node                   those of one lab
+
+It works out late penalties anew at once, in grades.csv and on the feedback pages."""
+SCORE_USAGE = "lab score STUDENT... LAB excused|POINTS --why TEXT"
+SCORE = """examples:
+  lab score ada 03_multi_node 0 --why "copied from grace, see the minutes of May 3"
+  lab score ada 03_multi_node excused --why "ill, with a certificate"
+  lab score ada grace 03_multi_node 12.5 --why "oral exam"
+  lab score ada 03_multi_node --remove       what was graded counts again
+  lab score                                  every score there is, and why
+
+Such a score replaces the graded one, late penalty included, however often you grade again."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    raw = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    extend = subparsers.add_parser("extend", help="for instructors: a later due date for one "
+                                   "student", epilog=EXTEND, **raw)
+    extend.add_argument("words", nargs="*", metavar="STUDENT... LAB DATE",
+                        help="the date with its time zone; without one, list extensions")
+    extend.add_argument("--why", default="", metavar="TEXT", help="the reason, for grades.csv")
+    extend.set_defaults(run=run_extend)
+    score = subparsers.add_parser("score", help="for instructors: enter one student's score for a "
+                                  "whole lab", epilog=SCORE, **raw)
+    score.add_argument("words", nargs="*", metavar="STUDENT... LAB excused|POINTS",
+                       help="points after penalties, or excused: no score, and no 0 either")
+    score.add_argument("--why", default="", metavar="TEXT",
+                       help="the reason; the student's page shows it")
+    score.set_defaults(run=run_score)
+    for parser in (extend, score):
+        parser.add_argument("--remove", action="store_true", help="take it back")
+
+
+def _course():
+    from grader.course import Course, default_root
+
+    course = Course(default_root())
+    course.make()
+    course.settings()
+    return course
+
+
+def run_extend(arguments: argparse.Namespace) -> int:
+    from grader.gradebook import decisions, extensions
+    from grader.gradebook.guard import protected
+    from grader.records import gradebook, gradebook_file
+    from grader.times import parse_time
+
+    course = _course()
+    if _lists(course, arguments):
+        with gradebook(course) as book:
+            return _list_extensions(extensions.given(course, book).values(), arguments.words)
+    with course.held(), protected(gradebook_file(course)), gradebook(course) as book:
+        students, lab, date = _named(course, book, arguments, EXTEND_USAGE)
+        due = parse_time(date, "DATE") if date else None
+        extensions.extend(course, book, students, lab, due)
+        decisions.add(course, decisions.EXTENSION, students, lab,
+                      due.isoformat() if due else None, arguments.why.strip())
+    for student in students:
+        print(f"{student}, {lab}: " + (f"due {due:%Y-%m-%d %H:%M} UTC" if due else "no extension"))
+    return _anew(course, lab, students)
+
+
+def run_score(arguments: argparse.Namespace) -> int:
+    from grader.gradebook import decisions
+    from grader.gradebook.guard import protected
+    from grader.records import gradebook, gradebook_file
+
+    course = _course()
+    if _lists(course, arguments):
+        return _list_scores(decisions.current(course, decisions.SCORE), arguments.words)
+    with course.held(), protected(gradebook_file(course)), gradebook(course) as book:
+        students, lab, text = _named(course, book, arguments, SCORE_USAGE)
+        value = None if arguments.remove else _value(book, lab, text)
+        if not arguments.remove and not arguments.why.strip():
+            raise LabError("--why is missing: say why, for example --why \"oral exam\"; it is kept "
+                           "with the score, and the student's page shows it")
+        decisions.add(course, decisions.SCORE, students, lab, value, arguments.why.strip())
+    for student in students:
+        print(f"{student}, {lab}: " + (
+            "what was graded counts again" if value is None else value if isinstance(value, str)
+            else f"{value:g} points"))
+    return _anew(course, lab, students)
+
+
+def _lists(course, arguments: argparse.Namespace) -> bool:
+    """Whether there is nothing to change: no value after the lab, or no words at all."""
+    words = arguments.words
+    return not (arguments.remove or arguments.why) and (not words or words[-1] in course.labs())
+
+
+def _named(course, book, arguments: argparse.Namespace, usage: str) -> tuple[list[str], str, str]:
+    """(students, lab, the date or score). Raises LabError when one of them is missing."""
+    from grader.gradebook.words import split
+
+    if not arguments.words:
+        raise LabError(f"name a student and a lab: {usage}")
+    students, lab, rest = split(course, book, arguments.words, usage)
+    if not students:
+        raise LabError(f"no student before {lab}: {usage}")
+    if arguments.remove and rest:
+        raise LabError(f"--remove takes nothing back but what is there: leave out {rest!r}")
+    if not arguments.remove and not rest:
+        raise LabError(f"nothing after {lab}: {usage}")
+    return students, lab, rest
+
+
+def _value(book, lab: str, text: str) -> float | str:
+    """Points, or the word excused. Raises LabError that names the nearest valid value."""
+    from grader.gradebook.decisions import EXCUSED
+
+    most = next((one.max_score for one in book.assignments if one.name == lab), None)
+    if most is None:
+        raise LabError(f"{lab} has no maximum yet: `lab release {lab}` comes first")
+    if text.lower() == EXCUSED:
+        return EXCUSED
+    if not re.fullmatch(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", text, re.IGNORECASE | re.ASCII):
+        raise LabError(f"{text!r} is no score: give points from 0 to {most:g}, such as "
+                       f"{most / 2:g}, or the word excused")
+    value = float(text)
+    if not math.isfinite(value) or not 0 <= value <= most:
+        nearest = 0 if value < 0 else most
+        raise LabError(f"{text} points: {lab} has from 0 to {most:g}; the nearest is {nearest:g}")
+    return value
+
+
+def _anew(course, lab: str, students: Sequence[str]) -> int:
+    """Make the pages of these students again, penalties first, and grades.csv."""
+    from grader.batch import pages_again
+    from grader.report import save
+
+    work = [(lab, student) for student in students
+            if course.notebook("autograded", lab, student).exists()]
+    if work:
+        made = pages_again(course, work, lambda outcome: None)
+        print(f"{len(made)} of {len(work)} feedback pages made again; hand them out with "
+              f"`lab feedback {lab}`")
+    save(course)
+    print(f"Scores: {course.root / 'grades.csv'}")
+    return 0
+
+
+def _list_extensions(found, words: Sequence[str]) -> int:
+    lines = [(one.student, one.lab, f"{one.due:%Y-%m-%d %H:%M}" if one.due else "", one.why)
+             for one in found if _wanted(one, words)]
+    return _show(("student", "lab", "due (UTC)", "why"), lines, "extensions")
+
+
+def _list_scores(found, words: Sequence[str]) -> int:
+    lines = [(one.student, one.lab, f"{one.value:g}" if isinstance(one.value, (int, float))
+              else one.value, one.why, one.who, one.at[:16].replace("T", " "))
+             for key, one in sorted(found.items()) if _wanted(one, words)]
+    return _show(("student", "lab", "score", "why", "who", "when (UTC)"), lines, "scores")
+
+
+def _wanted(one, words: Sequence[str]) -> bool:
+    """Whether it is of the lab that the words end in, and of one of the students before it."""
+    return not words or (one.lab == words[-1] and (one.student in words[:-1] or not words[:-1]))
+
+
+def _show(columns: Sequence[str], lines: Sequence[Sequence[str]], what: str) -> int:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from lab.terminal import visible
+
+    table = Table(*columns)
+    for line in lines:
+        table.add_row(*(escape(visible(text)) for text in line))
+    if lines:
+        Console().print(table)
+    print(f"{len(lines)} {what}")
+    return 0

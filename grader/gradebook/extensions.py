@@ -1,0 +1,82 @@
+"""A due date for one student: nbgrader's extension in the gradebook, and why it was given."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nbgrader.api import Gradebook
+from nbgrader.api import SubmittedAssignment as Submission
+
+from grader import records
+from grader.course import Course
+from grader.gradebook import decisions
+from lab.errors import LabError
+
+Key = tuple[str, str]  # (lab, student)
+
+
+@dataclass(frozen=True)
+class Extension:
+    """More time for one student."""
+
+    lab: str
+    student: str
+    by: datetime.timedelta
+    due: datetime.datetime | None  # UTC; None: the lab has no due date
+    why: str
+
+
+def due_of(assignment: Any) -> datetime.datetime | None:
+    """A lab's due date, with its zone; the gradebook has it in UTC without one."""
+    return assignment.duedate and assignment.duedate.replace(tzinfo=datetime.UTC)
+
+
+def given(course: Course, book: Gradebook) -> dict[Key, Extension]:
+    """All extensions, also those that wait in attempts/ while a submission is ungraded."""
+    due = {lab.name: due_of(lab) for lab in book.assignments}
+    found: dict[Key, datetime.timedelta] = {}
+    for student in {*(student.id for student in book.students), *course.students()}:
+        for lab in due:
+            record = records.last(course, lab, student)
+            if record and record.set_aside.get("extension"):
+                found[lab, student] = datetime.timedelta(seconds=record.set_aside["extension"])
+    for one in book.db.query(Submission).filter(Submission.extension.is_not(None)):
+        if one.extension:
+            found[one.assignment.name, one.student_id] = one.extension
+    why = decisions.current(course, decisions.EXTENSION)
+    return {key: Extension(*key, by, due[key[0]] + by if due[key[0]] else None, _why(why.get(key)))
+            for key, by in sorted(found.items()) if key[0] in due}
+
+
+def _why(decision: decisions.Decision | None) -> str:
+    return decision.why if decision else ""
+
+
+def extend(course: Course, book: Gradebook, students: Sequence[str], lab: str,
+           due: datetime.datetime | None) -> None:
+    """Give students a due date of their own; None takes the extension back. Raises LabError.
+
+    Args:
+        course: the course folder.
+        book: the open gradebook.
+        students: their ids.
+        lab: name of the lab.
+        due: the new due date, with its zone.
+    """
+    usual = next((due_of(one) for one in book.assignments if one.name == lab), None)
+    if due is not None and usual is None:
+        raise LabError(f"{lab} has no due date yet, so nobody needs more time: set it first with "
+                       f"`lab release {lab} --due \"2026-01-31 23:59 UTC\"`")
+    if due is not None and due <= usual:
+        raise LabError(f"{due:%Y-%m-%d %H:%M} UTC is no extension: {lab} is due "
+                       f"{usual:%Y-%m-%d %H:%M} UTC; give a later time")
+    for student in students:
+        records.enrol(book, student)
+        records.submission_in(book, lab, student, extension=due - usual if due else None)
+        record = records.last(course, lab, student)
+        if record and "extension" in record.set_aside:  # it would undo this one
+            aside = {name: value for name, value in record.set_aside.items() if name != "extension"}
+            records.write(course, lab, student, replace(record, set_aside=aside))

@@ -1,0 +1,104 @@
+"""What a feedback page and grades.csv say about a late hand-in and about a person's decision."""
+
+from __future__ import annotations
+
+import datetime
+import html
+import re
+from typing import Any
+
+from nbformat import NotebookNode
+from nbgrader.api import Gradebook
+from nbgrader.preprocessors import NbGraderPreprocessor
+
+from grader.course import Course
+from grader.gradebook import decisions
+from grader.records import gradebook, place
+from lab.errors import LabError
+
+HEADING = re.compile(r" \(Score: [-\d.naif]+ / [-\d.naif]+\)</h4>")
+BELOW = '<div id="toc">'
+
+
+def duration(seconds: float) -> str:
+    """A length of time in its two largest units: "2 h 5 min"."""
+    left, words = int(seconds), []
+    for name, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count:
+            words.append(f"{count} {name}")
+    return " ".join(words[:2]) or "less than 1 s"
+
+
+def seconds_late(submission: Any) -> float:
+    """nbgrader's, which breaks on an extension where there is no due date."""
+    return submission.total_seconds_late if submission.assignment.duedate else 0.0
+
+
+def lateness(submission: Any) -> str:
+    """How late a submission of the gradebook is and what that costs; empty for one in time."""
+    if (seconds := seconds_late(submission)) <= 0:
+        return ""
+    lost, score = submission.late_submission_penalty or 0.0, submission.score
+    late = f"late by {duration(seconds)}"
+    if not lost:
+        return f"{late}: nothing deducted"
+    return f"{late}: {round(100 * lost / score, 1):g}% of {points(score)} deducted"
+
+
+def points(number: float) -> str:
+    return f"{round(number, 2):g} point" + "s" * (number != 1)
+
+
+def of(course: Course, book: Gradebook, lab: str, student: str) -> dict[str, Any]:
+    """For a page: `lines` to show, and the `score` that a person decided on, if one did."""
+    submission = book.find_submission(lab, student)
+    lines = []
+    if text := lateness(submission):
+        lines.append(f"Due {_utc(submission.duedate)}, received {_utc(submission.timestamp)}: "
+                     f"{text}.")
+    decision = decisions.current(course, decisions.SCORE).get((lab, student))
+    if decision is None:
+        return {"lines": lines, "score": None}
+    why = f" Reason: {decision.why}" if decision.why else ""
+    if decision.value == decisions.EXCUSED:
+        lines = [f"You are excused from this lab, which has no score.{why}"]
+    else:
+        lines.append("Your instructor set the score of this lab to "
+                     f"{points(float(decision.value))}.{why}")
+    return {"lines": lines, "score": decision.value}
+
+
+def _utc(time: datetime.datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M} UTC"
+
+
+class Notices(NbGraderPreprocessor):
+    """Collects what `shown` then puts into the page: of the parent process, or of the gradebook
+    for nbgrader's own command."""
+
+    def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
+                   ) -> tuple[NotebookNode, dict[str, Any]]:
+        found = resources["nbgrader"].get("given", {}).get("notices")
+        if found is None:
+            course, lab, student = place(self, resources)
+            with gradebook(course) as book:
+                found = of(course, book, lab, student)
+        resources["nbgrader"]["notices"] = found
+        return nb, resources
+
+
+def shown(text: str, resources: dict[str, Any]) -> str:
+    """The page with its notices below the heading, whose score becomes the one that counts."""
+    found = resources["nbgrader"].get("notices") or {"lines": [], "score": None}
+    if found["score"] is not None:
+        most = resources["nbgrader"]["max_score"]
+        score = ("excused" if found["score"] == decisions.EXCUSED
+                 else f"Score: {float(found['score'])} / {float(most)}")
+        text, count = HEADING.subn(f" ({score})</h4>", text, count=1)
+        if not count:
+            raise LabError("nbgrader's template for feedback has no score in its heading")
+    if found["lines"] and BELOW not in text:
+        raise LabError(f"nbgrader's template for feedback has no {BELOW}")
+    lines = "".join(f'<p class="notice">{html.escape(line)}</p>' for line in found["lines"])
+    return text.replace(BELOW, lines + BELOW, 1)

@@ -1,0 +1,36 @@
+"""What the words of `lab extend` and `lab score` name: students, one lab, and what follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nbgrader.api import Gradebook
+
+from grader.course import Course, require_known
+from lab.errors import LabError
+
+
+def split(course: Course, book: Gradebook, words: Sequence[str], usage: str
+          ) -> tuple[list[str], str, str]:
+    """(students, lab, the rest as one text). Raises LabError that names the nearest known one.
+
+    Args:
+        course: the course folder.
+        book: the open gradebook, with the roster.
+        words: students, then the lab, then what the command is about.
+        usage: the command line, for an error.
+    """
+    labs = course.labs()
+    places = [index for index, word in enumerate(words) if word in labs]
+    if not places:
+        likely = words[1] if len(words) > 1 else words[0]
+        require_known("lab", likely, labs, f"{course.sources} or {course.root / 'source'}")
+    place = places[0]
+    known = sorted({*(student.id for student in book.students), *course.students()})
+    for student in words[:place]:
+        require_known("student", student, known, "the roster")
+    students = list(dict.fromkeys(words[:place]))
+    rest = " ".join(words[place + 1:])
+    if rest and not students:
+        raise LabError(f"no student before {words[place]}: {usage}")
+    return students, words[place], rest

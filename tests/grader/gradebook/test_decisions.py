@@ -1,0 +1,165 @@
+"""A later due date for one student, and a score that a person enters for a whole lab."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+
+import pytest
+
+from grader import records
+from grader.gradebook import decisions
+from grader.late import set_due
+from grader.times import parse_time
+from tests.grader import small_lab
+from tests.grader.conftest import submit
+from tests.grader.small_lab import WRONG, answered
+from tests.grader.test_by_hand import ADA, BROKEN, extension, made
+
+pytestmark = pytest.mark.slow
+NAME = small_lab.NAME
+
+
+@pytest.fixture
+def late(office):
+    """Ada handed in 2 hours and 5 minutes after it was due, which costs 20 percent a day."""
+    with office.course.config_file.open("a") as file:
+        file.write("c.LatePenalty.percent = 20\n")
+    office.config = office.course.settings()
+    set_due(office.course, NAME, parse_time("2026-01-10 12:00 UTC", "--due"))
+    when = parse_time("2026-01-10 14:05 UTC", "").timestamp()
+    os.utime(office.course.notebook("submitted", NAME, "ada"), (when, when))
+    made(office, ADA)
+    return office
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Pages are another test's: what asks for them is noted."""
+    asked = []
+    monkeypatch.setattr("grader.batch.pages_again",
+                        lambda course, work, done: asked.extend(work) or work)
+    return asked
+
+
+def test_lateness_is_in_the_table_in_full(late):
+    row = late.row()
+    assert (row["score"], row["raw_score"], row["late_penalty"]) == ("2.4", "3.0", "0.6")
+    assert row["due"] == "2026-01-10T12:00:00+00:00" and row["extension"] == ""
+    assert row["late"] == "late by 2 h 5 min: 20% of 3 points deducted"
+    assert late.row("mary")["due"] == "2026-01-10T12:00:00+00:00"
+
+
+def test_an_extension_takes_the_penalty_back_and_is_listed_with_its_reason(late, capsys):
+    assert late.lab("extend", "ada", NAME, "2026-01-10 15:00 +01:00", "--why", "train") == 0
+    assert "due 2026-01-10 14:00 UTC" in (said := capsys.readouterr().out), said
+    assert "1 of 1 feedback pages made again" in said
+    row = late.row()
+    assert (row["score"], row["due"]) == ("2.4", "2026-01-10T14:00:00+00:00")
+    assert (row["extension"], row["late"]) == (
+        "2 h: train", "late by 5 min: 20% of 3 points deducted")
+    page = late.course.root / "feedback" / "ada" / NAME / f"{NAME}.html"
+    assert "late by 5 min: 20% of 3 points deducted" in page.read_text()
+    assert late.lab("extend") == late.lab("extend", "ada", NAME) == 0
+    assert capsys.readouterr().out.count("2026-01-10 14:00") == 2
+    assert late.lab("extend", "ada", NAME, "2026-01-11 12:00 UTC") == 0
+    row = late.row()
+    assert (row["score"], row["late"], row["late_penalty"]) == ("3.0", "", "0.0")
+    assert "late by" not in page.read_text()
+    assert late.lab("extend", "ada", NAME, "--remove") == 0
+    assert late.row()["score"] == "2.4" and extension(late) is None
+    assert late.lab("extend") == 0 and "0 extensions" in capsys.readouterr().out
+
+
+def test_several_students_get_one_and_who_handed_in_nothing_too(late, quick):
+    assert late.lab("extend", "ada", "mary", NAME, "2026-01-12", "12:00", "UTC") == 0
+    assert late.row("mary")["due"] == late.row()["due"] == "2026-01-12T12:00:00+00:00"
+    assert late.row("mary")["reason"] == "nothing submitted"
+
+
+def test_an_extension_is_not_undone_by_one_that_waits(late, quick):
+    """While a submission is ungraded, its extension waits in attempts/."""
+    assert late.lab("extend", "ada", NAME, "2026-01-11 12:00 UTC", "--why", "one") == 0
+    late.merge(late.result("ada", "a = 1", **BROKEN))
+    assert late.row()["due"] == "2026-01-11T12:00:00+00:00"
+    assert late.lab("extend", "ada", NAME, "2026-01-13 12:00 UTC") == 0
+    late.merge(late.result("ada", WRONG))
+    assert extension(late) == datetime.timedelta(days=3)
+    assert late.row()["due"] == "2026-01-13T12:00:00+00:00"
+
+
+@pytest.mark.parametrize("words, said", [
+    (["extend", "aad", NAME, "2026-01-11 12:00 UTC"], "no student aad in the roster; nearest: ada"),
+    (["extend", "ada", "90_smal", "2026-01-11 12:00 UTC"], f"nearest: {NAME}"),
+    (["extend", "ada", NAME, "2026-01-11 12:00"], "names no time zone"),
+    (["extend", "ada", NAME, "tomorrow"], "'tomorrow' is no time"),
+    (["extend", "ada", NAME, "2026-01-09 12:00 UTC"], "is due 2026-01-10 12:00 UTC"),
+    (["extend", NAME, "2026-01-11 12:00 UTC"], f"no student before {NAME}"),
+    (["extend", "--remove"], "name a student and a lab"),
+    (["score", "ada", NAME, "0"], "--why is missing"),
+    (["score", "ada", NAME, "0", "--why", " "], "--why is missing"),
+    (["score", "ada", NAME, "5.5", "--why", "x"], "from 0 to 5; the nearest is 5"),
+    (["score", "ada", NAME, "-1", "--why", "x"], "from 0 to 5; the nearest is 0"),
+    (["score", "ada", NAME, "nan", "--why", "x"], "'nan' is no score"),
+    (["score", "ada", NAME, "1e999", "--why", "x"], "the nearest is 5"),
+    (["score", "ada", NAME, "2,5", "--why", "x"], "'2,5' is no score"),
+    (["score", "ada", NAME, "--why", "x"], f"nothing after {NAME}"),
+    (["score", "mery", NAME, "1", "--why", "x"], "nearest: mary"),
+    (["score", "ada", "nolab", "1", "--why", "x"], "no lab nolab"),
+])
+def test_bad_input_changes_nothing(late, quick, capsys, words, said):
+    before = late.row()
+    assert late.lab(*words) == 1
+    assert said in (error := capsys.readouterr().err), error
+    assert late.row() == before and not decisions.file_of(late.course).exists() and not quick
+
+
+def test_a_persons_score_counts_however_often_it_is_graded_again(late, capsys):
+    assert late.lab("score", "ada", NAME, "0", "--why", "=copied & pasted") == 0
+    capsys.readouterr()
+    row = late.row()
+    assert (row["score"], row["state"], row["raw_score"]) == ("0.0", "graded", "3.0")
+    assert row["decision"].startswith("0 points, by ") and row["decision"].endswith(
+        " UTC: =copied & pasted")
+    page = late.course.root / "feedback" / "ada" / NAME / f"{NAME}.html"
+    assert "(Score: 0.0 / 5.0)</h4>" in page.read_text()
+    assert "score of this lab to 0 points. Reason: =copied &amp; pasted" in page.read_text()
+    late.merge(late.result())
+    late.merge(late.result("ada", WRONG))
+    submit(late.course, "ada", answered(late.released, "b = 2"))
+    assert late.row()["score"] == "0.0"
+    assert late.lab("score") == 0 and "=copied & pasted" in capsys.readouterr().out
+    assert late.lab("score", "ada", NAME, "--remove") == 0
+    assert late.row()["decision"] == "" and late.row()["state"] == "ungraded"  # submitted again
+    assert len(decisions.file_of(late.course).read_text().splitlines()) == 2  # who took it back
+
+
+def test_excused_is_no_score_and_no_0(late, capsys):
+    assert late.lab("score", "ada", "mary", NAME, "excused", "--why", "ill") == 0
+    for student in ("ada", "mary"):
+        row = late.row(student)
+        assert (row["score"], row["state"], row["reason"], row["late_penalty"]) == (
+            "", "excused", "ill", "")
+    page = late.course.root / "feedback" / "ada" / NAME / f"{NAME}.html"
+    assert f"{NAME} (excused)</h4>" in page.read_text()
+    assert "You are excused from this lab, which has no score. Reason: ill" in page.read_text()
+    assert "late by" not in page.read_text()
+
+
+def test_it_counts_whatever_policy_there_is(late, quick):
+    with late.course.config_file.open("a") as file:
+        file.write("c.Attempts.counts = 'best'\n")
+    assert late.lab("score", "ada", NAME, "1", "--why", "oral") == 0
+    assert late.row()["score"] == "1.0"
+
+
+def test_a_damaged_line_is_an_error_and_no_score_is_dropped(late, quick, capsys):
+    assert late.lab("score", "ada", NAME, "1", "--why", "oral") == 0
+    path = decisions.file_of(late.course)
+    assert path.stat().st_mode & 0o777 == 0o600
+    line = json.loads(path.read_text())
+    for wrong in ({**line, "value": -1}, {**line, "value": "4"}, {**line, "kind": "x"}, [], "{"):
+        path.write_text(json.dumps(wrong)[:40 if wrong == "{" else None] + "\n")
+        with pytest.raises(records.LabError, match="line 1 is damaged"):
+            late.row()

@@ -46,7 +46,8 @@ def serve(port: int | None, ip: str, hub: Sequence[str] | None = None) -> int:
 
 
 def _jupyter(course: Course, port: int | None, ip: str, hub: Sequence[str] | None) -> Jupyter:
-    variables = {"LAB_COURSE": str(course.root), ISOLATED_VARIABLE: "1"}
+    # A kernel that starts beside a submitted notebook must not import the modules that lie there.
+    variables = {"LAB_COURSE": str(course.root), ISOLATED_VARIABLE: "1", "PYTHONSAFEPATH": "1"}
     if hub is None:
         return Jupyter(course.root, variables, port, ip, instructor=True)
     return HubServer(course.root, variables, place_from(os.environ), hub, instructor=True)

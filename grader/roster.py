@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nbgrader.api import Gradebook
 
-from grader.collect.names import key_of, problem_of_id
+from grader.collect.names import composed, key_of, problem_of_id
 from grader.export.spreadsheet import harmless, original
 from lab.errors import LabError
 from lab.terminal import visible
@@ -34,7 +34,12 @@ class Person:
     def name(self) -> str:
         return f"{self.first_name} {self.last_name}".strip()
 
+    @property
+    def backward_name(self) -> str:
+        return f"{self.last_name} {self.first_name}".strip()
 
+
+KEYS = ("id", "lms_user_id", "email")  # each means one person
 COLUMNS = [field.name for field in fields(Person)]
 
 
@@ -115,7 +120,7 @@ def _rows(text: str, path: Path) -> tuple[list[list[str]], list[int]]:
 def _person(header: list[str], row: list[str]) -> tuple[Person, str]:
     if len(row) != len(header):
         return Person(""), f"{len(row)} cells, but {len(header)} columns"
-    cells = {name: original(cell.strip()) for name, cell in zip(header, row, strict=True)
+    cells = {name: composed(original(cell.strip())) for name, cell in zip(header, row, strict=True)
              if name in COLUMNS}
     person = Person(**cells)
     if not person.id:
@@ -154,7 +159,12 @@ def add(book: Gradebook, new: list[Person]) -> tuple[int, int]:
     coming = {person.id for person in new}
     holders = {person.lms_user_id: person.id for person in before.values()
                if person.lms_user_id and person.id not in coming}
+    spelled = {key_of(student): student for student in before}
     for person in new:
+        if spelled.get(key_of(person.id), person.id) != person.id:
+            raise LabError(f"nothing was imported: id {person.id} is spelled "
+                           f"{spelled[key_of(person.id)]} in the gradebook (capitals and the "
+                           "spelling of accents do not count)")
         if person.lms_user_id in holders:
             raise LabError(f"nothing was imported: lms_user_id {person.lms_user_id} of "
                            f"{person.id} is {holders[person.lms_user_id]}'s in the gradebook")
@@ -183,15 +193,16 @@ class Roster:
     def __init__(self, found: list[Person]) -> None:
         self.people = found
         self.ids = {person.id: person for person in found}
+        self._by_key: dict[tuple[str, str], list[Person]] = {}
+        for person in found:
+            for column in KEYS:
+                self._by_key.setdefault((column, key_of(getattr(person, column))), []).append(
+                    person)
 
     def by_id(self, text: str) -> str:
         """By id, else LMS id, e-mail or name. Raises LookupError with the reason."""
-        if text in self.ids:
-            return text
-        key = key_of(text)
-        for column in ("id", "lms_user_id", "email"):
-            found = [person for person in self.people if key == key_of(getattr(person, column))]
-            if found:
+        for column in KEYS:
+            if found := self._by_key.get((column, key_of(text))):
                 return self._one(found, text)
         return self.by_name(text)
 
@@ -205,6 +216,14 @@ class Roster:
             raise LookupError(f"its name is {student}'s, whose lms_user_id is "
                               f"{self.ids[student].lms_user_id}, not {number}")
         return student
+
+    def is_called(self, student: str, name: str) -> bool:
+        """Return whether that may be the student's name, where the roster has one. Canvas drops
+        letters that are not ASCII."""
+        known = self.ids[student].name
+        return not known or any(
+            strip(name) in (strip(known), strip(self.ids[student].backward_name))
+            for strip in (_letters, _ascii_letters))
 
     def by_name(self, name: str) -> str:
         """By first and last name, in either order. Raises LookupError."""
@@ -221,6 +240,10 @@ class Roster:
         if len(found) > 1:
             raise LookupError(f"{shown!r} may be " + " or ".join(person.id for person in found))
         return found[0].id
+
+
+def _ascii_letters(name: str) -> str:
+    return "".join(letter for letter in name.casefold() if letter.isascii() and letter.isalnum())
 
 
 @functools.lru_cache(maxsize=20_000)  # every name of a class is compared with every other

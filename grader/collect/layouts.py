@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from grader.collect.names import problem_of_id
+from grader.collect.names import composed, problem_of_id
 from grader.roster import Roster
 from lab.errors import LabError
 
-# NAME[_LATE]_USER_ATTACHMENT_FILE; NAME is letters, digits and _ without _123_ in it. What the
-# student named stands last, so the first match is Canvas's.
-CANVAS = re.compile(r"(?P<name>\w*?)(?P<late>_LATE)?_(?P<user>\d+)_(?P<number>\d+)_(?P<file>.+)")
+# NAME[_LATE]_USER_ATTACHMENT_FILE. A name may end in digits and a file may begin with them, so one
+# file name can have several readings.
+CANVAS = re.compile(r"\w*?_\d+_\d+_.+")
+CANVAS_READING = re.compile(r"(?=_(?P<user>\d+)_(?P<number>\d+)_(?P<file>.+)$)")
 CANVAS_ANONYMOUS = re.compile(r"(LATE_)?anon_[^_]+_\d+_.+")
+LAB_FILE = re.compile(r"\d\d_[a-z]")  # our notebooks begin with digits, too
 # NAME_NUMBER_assignsubmission_file_; the number is of this one assignment, not the user's.
-MOODLE = re.compile(r"(?P<name>[^_]+)_(?P<number>\d+)_assignsubmission_file_?(?P<file>.*)")
+MOODLE_MARK = re.compile(r"_\d+_assignsubmission_")
+MOODLE = re.compile(r"(?P<name>.+)_(?P<number>\d+)_assignsubmission_file_?(?P<file>.*)")
 FIELDS = ("student", "lab", "any")
 
 
@@ -37,13 +40,17 @@ def layout_of(paths: list[str], roster: Roster, *, as_is: bool, pattern: str | N
     if pattern:
         return _pattern(pattern, roster, as_is)
     last = [path.rpartition("/")[2] for path in paths]
-    if any(map(MOODLE.match, paths)) or any("_assignsubmission_" in path for path in paths):
-        return lambda path: _moodle(path, roster)
     canvas = [name for name in last
               if CANVAS.fullmatch(name) or CANVAS_ANONYMOUS.fullmatch(name)]
     folders = {path.split("/")[0] for path in paths if "/" in path}
     if canvas and len(canvas) == len(last) and len(folders) <= 1:
         return lambda path: _canvas(path.rpartition("/")[2], roster)
+    for depth in (0, 1):  # in the archive, or in the one folder that it was unpacked into
+        tops = {path.split("/")[depth] for path in paths if path.count("/") >= depth}
+        # What is below a student's folder is named by the student.
+        if (depth == 0 or len(folders) == 1) and sum(
+                bool(MOODLE_MARK.search(top)) for top in tops) * 2 > len(tops):
+            return lambda path, depth=depth: _moodle(path.split("/", depth)[-1], roster)
     wrapper = ""  # many archives put all into one folder
     if len(folders) == 1 and all(path.count("/") >= 2 for path in paths):
         only = next(iter(folders))
@@ -65,24 +72,45 @@ def _canvas(name: str, roster: Roster) -> Claim:
     if CANVAS_ANONYMOUS.fullmatch(name):
         return Claim(problem="Canvas gave it without a name: turn anonymous grading off there, "
                              "then download again", name=name)
-    match = CANVAS.fullmatch(name)
-    if match is None:
+    claims = [_canvas_reading(name[:found.start()], found, roster)
+              for found in CANVAS_READING.finditer(name)]
+    if not claims:
         return Claim(problem="its name is not one that Canvas gives", name=name)
-    said = f"{match['name']}_{match['user']}"
-    facts = {"said": said, "late": bool(match["late"]), "serial": int(match["number"][:18]),
-             "name": match["file"]}
+    possible = [claim for claim in claims if claim.student]
+    students = list(dict.fromkeys(claim.student for claim in possible))
+    if len(students) > 1:
+        return replace(possible[0], student="", problem="its name may be that of a file of "
+                       + " or ".join(students))
+    found = (possible or claims)[0]
+    # A stranger's name may end in this student's number: stranger_101_999_555_x.ipynb.
+    more_digits = re.match(r"\d+_", found.name) and not LAB_FILE.match(found.name)
+    if possible and more_digits and not roster.is_called(
+            found.student, found.said.rpartition("_")[0]):
+        return replace(found, student="", problem=f"it has {found.student}'s number, but another "
+                       "name: its name can be read in two ways")
+    return found
+
+
+def _canvas_reading(name: str, found: re.Match[str], roster: Roster) -> Claim:
+    """Return whose file it is if `name` is the student's name, and the match what follows it."""
+    late, name = name.endswith("_LATE"), name.removesuffix("_LATE")
+    facts = {"said": f"{name}_{found['user']}", "late": late,
+             "serial": int(found["number"][:18]), "name": found["file"]}
     try:
-        return Claim(roster.by_lms(match["user"], match["name"]), **facts)
+        return Claim(roster.by_lms(found["user"], name), **facts)
     except LookupError as error:
         return Claim(problem=str(error), **facts)
 
 
 def _moodle(path: str, roster: Roster) -> Claim:
-    match = next(filter(None, map(MOODLE.fullmatch, path.split("/"))), None)
-    name = path.rpartition("/")[2]
-    if match is None:
-        return Claim(problem="its name is not one that Moodle gives to a file", name=name)
-    name = match["file"] if name == match[0] else name
+    """`path` begins with the folder, or the file, that Moodle named."""
+    top, name = path.split("/")[0], path.rpartition("/")[2]
+    match, marks = MOODLE.fullmatch(top), len(MOODLE_MARK.findall(top))
+    if match is None or marks > 1 or ("/" in path and match["file"]):
+        why = ("can be read in two ways" if marks > 1
+               else "is not one that Moodle gives to a file")
+        return Claim(problem=f"its name {why}", name=name)
+    name = match["file"] if "/" not in path else name
     said = f"{match['name']}_{match['number']}"
     try:
         return Claim(roster.by_name(match["name"]), said, name=name)
@@ -100,8 +128,9 @@ def _plain(path: str, roster: Roster, as_is: bool) -> Claim:
 def claim(said: str, name: str, roster: Roster, as_is: bool) -> Claim:
     """For a folder or a part of a name that says who."""
     if as_is:
-        problem = problem_of_id(said)
-        return Claim("" if problem else said, said, problem, name=name)
+        student = composed(said)
+        problem = problem_of_id(student)
+        return Claim("" if problem else student, said, problem, name=name)
     try:
         return Claim(roster.by_id(said), said, name=name)
     except LookupError as error:

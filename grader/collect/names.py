@@ -8,6 +8,7 @@ import unicodedata
 DEEPEST = 8  # folders
 LONGEST = 200  # bytes of one name: disks take 255, and we put suffixes behind
 LONGEST_ID = 128  # characters: what nbgrader's gradebook takes
+RECEIPTS = "receipts.jsonl"  # of all students, beside their folders in received/
 _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)  # of Windows
 
 
@@ -49,9 +50,16 @@ def problem_of_id(student: str) -> str:
         return f"more than {LONGEST_ID} characters"
     if "/" in student or student.startswith("."):
         return "a slash in it, or a full stop before it"
+    if key_of(student) == RECEIPTS:
+        return "the name of the file that holds the class's receipts"
     return problem_of_part(student)
+
+
+def composed(text: str) -> str:
+    """Return a name in the one spelling that we keep: accents and letters composed (NFC)."""
+    return unicodedata.normalize("NFC", text)
 
 
 def key_of(path: str) -> str:
     """Equal for names that some disk takes for one."""
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
+    return composed(composed(path).casefold())

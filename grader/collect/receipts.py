@@ -14,6 +14,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from grader.collect.names import RECEIPTS
 from grader.course import Course
 from lab.errors import LabError
 
@@ -42,7 +43,7 @@ class Receipt:
 
 
 def file_of(course: Course) -> Path:
-    return course.root / "received" / "receipts.jsonl"
+    return course.root / "received" / RECEIPTS
 
 
 def read(course: Course) -> dict[tuple[str, str], list[Receipt]]:

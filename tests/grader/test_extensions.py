@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from grader import formgrader
+from grader.course import Course
 from lab.jupyter import INSTRUCTORS, Jupyter, offline_settings
 
 PROGRAM = str(Path(sys.executable).with_name("jupyter"))
@@ -84,3 +86,32 @@ def test_lab_formgrader_says_its_address_and_leaves_no_process(tmp_path, number)
         direct.open(root)
     assert not [path for path in Path("/proc").glob("[0-9]*/cmdline")
                 if str(tmp_path).encode() in path.read_bytes()]
+
+
+@pytest.fixture
+def instructors_variables(monkeypatch, tmp_path) -> dict[str, str]:
+    """What `lab formgrader` gives to its JupyterLab, and so to every kernel."""
+    given: dict[str, str] = {}
+    monkeypatch.setattr(formgrader, "Jupyter",
+                        lambda root, variables, *rest, **more: given.update(variables))
+    formgrader._jupyter(Course(tmp_path), None, "127.0.0.1", None)
+    return given
+
+
+@pytest.mark.parametrize("by_instructor", [True, False])
+def test_modules_beside_a_submitted_notebook_do_not_run_in_the_instructors_kernel(
+        tmp_path, instructors_variables, by_instructor):
+    """Without the variables they do, which shows that the attack works."""
+    (tmp_path / "ipykernel_launcher.py").write_text("open('ran', 'w')\n")
+    variables = dict(os.environ)
+    variables.pop("PYTHONSAFEPATH", None)
+    variables |= instructors_variables if by_instructor else {}
+    started = subprocess.run(
+        [sys.executable, "-m", "ipykernel_launcher", "--version"], cwd=tmp_path, env=variables,
+        capture_output=True, timeout=60)
+    assert (tmp_path / "ran").exists() is not by_instructor, started.stderr
+    shell = ("from IPython.terminal.ipapp import TerminalIPythonApp as App; "
+             "App.instance().init_path(); import sys; print('' in sys.path)")
+    inside = subprocess.run([sys.executable, "-c", shell], cwd=os.sep, env=variables,
+                            capture_output=True, text=True, timeout=60)
+    assert inside.stdout.strip() == str(not by_instructor), inside.stderr

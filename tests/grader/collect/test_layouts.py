@@ -49,12 +49,48 @@ def test_canvas_and_who_it_does_not_name(take, submitted, tmp_path, answer, name
     "Ada Lovelace_4711_assignsubmission_file/Untitled1.ipynb",
     f"Ada Lovelace_4711_assignsubmission_file_{NAME}.ipynb",
     f"Lovelace Ada_4711_assignsubmission_file_/deep/{NAME}.ipynb",
-    "ADA LOVELACE_4711_assignsubmission_file_Grace Hopper_1_assignsubmission_file_.ipynb",
+    f"Ada_Lovelace_4711_assignsubmission_file_/{NAME}.ipynb",
 ])
 def test_moodle_says_who_by_name(take, submitted, tmp_path, answer, name):
     line = take(zipped(tmp_path / "moodle.zip", {name: answer()}))[name]
     assert (line.student, line.verdict) == ("ada", "new")
     assert submitted("ada") == answer()
+
+
+@pytest.mark.parametrize("name", [
+    # The student named the file, or the folder below Moodle's own.
+    "Ada Lovelace_4711_assignsubmission_file_Grace Hopper_1_assignsubmission_file_.ipynb",
+    f"No_Body_4711_assignsubmission_file_/Grace Hopper_1_assignsubmission_file_/{NAME}.ipynb",
+    f"No_Body/Grace Hopper_1_assignsubmission_file_/{NAME}.ipynb",
+])
+def test_nobody_can_name_another_student_in_moodles_archive(take, tmp_path, answer, name):
+    good = f"Ada Lovelace_4712_assignsubmission_file_/{NAME}.ipynb"
+    others = [f"Nobody {number}_{number}_assignsubmission_file_/{NAME}.ipynb"
+              for number in range(3)]
+    lines = take(zipped(tmp_path / "moodle.zip", {one: answer() for one in (name, good, *others)}))
+    assert (lines[name].verdict, lines[name].student) == ("refused", "")
+    assert lines[good].student == "ada"
+
+
+@pytest.mark.parametrize("name, problem", [
+    ("hoppergrace_101_102_555_x.ipynb", "may be that of a file of ada or grace"),
+    ("hoppergrace_101_102_555_90_small.ipynb", "may be that of a file of ada or grace"),
+    ("hoppergrace_101_77_102_555_x.ipynb", "may be that of a file of ada or grace"),
+    ("nobody_101_999_555_x.ipynb", "can be read in two ways"),
+    ("nobody_LATE_101_999_555_x.ipynb", "can be read in two ways"),
+])
+def test_no_name_that_ends_in_digits_names_another_student_in_canvas(take, tmp_path, answer, name,
+                                                                     problem):
+    line = take(zipped(tmp_path / "canvas.zip", {name: answer()}))[name]
+    assert line.verdict == "refused" and problem in line.why
+
+
+def test_one_students_folder_does_not_turn_a_class_into_moodles(take, tmp_path, answer):
+    planted = f"grace/Ada Lovelace_1_assignsubmission_file_/{NAME}.ipynb"
+    files = {f"ada/{NAME}.ipynb": answer(), planted: answer(WRONG)}
+    lines = take(zipped(tmp_path / "plain.zip", files))
+    assert {name: line.student for name, line in lines.items()} == {
+        f"ada/{NAME}.ipynb": "ada", planted: "grace"}
 
 
 def test_two_people_of_one_name_are_nobody(take, submitted, tmp_path, answer):
@@ -130,6 +166,24 @@ def test_a_pattern_names_flat_files(take, submitted, tmp_path, answer):
 def test_a_pattern_that_cannot_be_is_refused(take, tmp_path, answer, pattern):
     with pytest.raises(LabError, match="--pattern"):
         take(put(tmp_path / "in", {"ada.ipynb": answer()}), pattern=pattern)
+
+
+def test_one_name_in_two_spellings_is_one_student_who_is_not_guessed(take, tmp_path, answer):
+    composed, decomposed = "Jos\u00e9", "Jose\u0301"
+    both = {f"{composed}/{NAME}.ipynb": answer(RIGHT), f"{decomposed}/{NAME}.ipynb": answer(WRONG)}
+    lines = take(put(tmp_path / "both", both), as_is=True)
+    assert len(lines) == 2 and {line.verdict for line in lines.values()} == {"refused"}
+    one = put(tmp_path / "one", {f"{decomposed}/{NAME}.ipynb": answer()})
+    assert {line.student for line in take(one, as_is=True).values()} == {composed}
+
+
+def test_nobody_is_called_as_the_file_of_receipts(take, course, tmp_path, answer):
+    folder = put(tmp_path / "odd", {f"{name}/{NAME}.ipynb": answer()
+                                    for name in ("receipts.jsonl", "ada")})
+    lines = take(folder, as_is=True)
+    assert "receipts" in lines[f"receipts.jsonl/{NAME}.ipynb"].why
+    assert lines[f"ada/{NAME}.ipynb"].verdict == "new"
+    assert (course.root / "received" / "receipts.jsonl").is_file()
 
 
 def test_as_is_takes_whoever_has_a_folder(take, submitted, tmp_path, answer):

@@ -113,3 +113,23 @@ def test_one_person_is_meant_or_nobody(said, student):
     else:
         with pytest.raises(LookupError):
             roster.by_id(said)
+
+
+def test_an_id_in_two_spellings_is_refused(course, tmp_path):
+    file = tmp_path / "students.csv"
+    file.write_text("id\nJose\u0301\n")
+    people, _ = read_file(file)
+    assert people[0].id == "Jos\u00e9"
+    with gradebook(course) as book:
+        add(book, people)
+        with pytest.raises(LabError, match="is spelled Jos\u00e9 in the gradebook"):
+            add(book, [Person("Jose\u0301")])
+    with pytest.raises(LookupError, match="may be"):
+        Roster([Person("Ada"), Person("ada")]).by_id("ada")
+
+
+def test_receipts_is_no_id(tmp_path):
+    file = tmp_path / "students.csv"
+    file.write_text("id\nReceipts.jsonl\n")
+    with pytest.raises(LabError, match="file that holds the class's receipts"):
+        read_file(file)

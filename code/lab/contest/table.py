@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lab.contest.declaration import Contest
 from lab.contest.play import FLOOR, Outcome, points, points_by_group
+from lab.terminal import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,7 +59,7 @@ def explained(outcomes: Iterable[Outcome]) -> list[str]:
     lines = []
     for one in outcomes:
         if one.kind:
-            reason = " ".join(one.reason.split())
+            reason = visible(" ".join(one.reason.split()))
             if len(reason) > MOST_SHOWN:
                 reason = reason[:MOST_SHOWN] + "..."
             lines.append(f"{one.case}: {one.kind}: {reason}")

@@ -71,7 +71,8 @@ def opened(path: Path) -> Iterator[Source]:
         else:
             with _tar(path) as archive:
                 yield Tar(path, archive)
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
+    except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError,
+            NotImplementedError) as error:  # the last one: a zip of a version to come
         raise LabError(f"{path} is no sound zip or tar ({error}); give the LMS's archive, or a "
                        "folder") from error
 

@@ -217,6 +217,15 @@ def test_a_name_that_is_let_through_stays_in_its_folder(name):
     assert visible(name) == name and key_of(key_of(name)) == key_of(name)
 
 
+def test_a_zip_of_a_version_to_come_is_refused(course, tmp_path, answer):
+    path = zipped(tmp_path / "a.zip", {GOOD: answer()})
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\1\2") + 6] = 64
+    path.write_bytes(content)
+    with pytest.raises(LabError, match="is no sound zip or tar"):
+        collect(course, str(path), Options())
+
+
 @settings(max_examples=60,
           suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())

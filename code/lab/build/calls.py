@@ -68,8 +68,6 @@ def _call(node: ast.Call) -> Call:
     if any(word.arg is None for word in node.keywords):
         return Call(name, node, {}, "** in its arguments: write them out")
     keywords = {word.arg: word.value for word in node.keywords}
-    if name == "script":
-        keywords.setdefault("given", None)  # `lab build` writes it
     try:
         bound = inspect.signature(getattr(check, name)).bind(*node.args, **keywords)
     except TypeError as error:

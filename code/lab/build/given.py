@@ -126,6 +126,7 @@ def _of(call: Call, cell: Cell, lab: Lab) -> dict[str, Any]:
     path = ast.literal_eval(call.arguments["path"])
     files = tuple((answer.path, answered(answer.source).partition("\n")[2] + "\n")
                   for answer in lab.of(Role.ANSWER) if answer.path and answer.line < cell.line)
+    files = (*_shipped(lab.path.parents[1]), *files)
     first, second = (resolve(json.loads(_recorded(files, path, turn))) for turn in (1, 2))
     if first.problems or not first.runs:
         raise LabError("the reference would go wrong: " +
@@ -141,18 +142,29 @@ def _of(call: Call, cell: Cell, lab: Lab) -> dict[str, Any]:
     return kept
 
 
+def _shipped(root: Path) -> Iterator[tuple[str, str]]:
+    """The job scripts that the course and the labs in `root` give to students."""
+    for folder in dict.fromkeys((workspace.CODE / "jobs", root / "code" / "jobs")):
+        for script in sorted(folder.glob("*.sh")):
+            yield f"code/{script.name}", script.read_text(encoding="utf-8")
+
+
 @functools.lru_cache(maxsize=100)
 def _recorded(files: tuple[tuple[str, str], ...], path: str, turn: int) -> str:
-    """What lab.check.record makes of a reference, as JSON; `turn` counts the runs of one."""
+    """What lab.check.record makes of a reference, as JSON.
+
+    Args:
+        files: all files of the workspace, each with its text.
+        path: the reference's.
+        turn: which run of the reference this is.
+    """
     from lab.check.record import record
 
     with tempfile.TemporaryDirectory(prefix="lab-reference-") as folder:
         home = Path(folder)
-        shipped = (workspace.CODE / "jobs").glob("*.sh")
-        texts = {f"code/{script.name}": script.read_text() for script in shipped} | dict(files)
-        for name, text in texts.items():
+        for name, text in files:
             (home / name).parent.mkdir(parents=True, exist_ok=True)
-            (home / name).write_text(text)
+            (home / name).write_text(text, encoding="utf-8")
         return json.dumps(record(home, path))
 
 

@@ -166,7 +166,7 @@ def _of_flags(run: Run, told: Mapping[str, Any], free: frozenset[str]) -> Iterat
                               if name != "layers_per_chunk"})
     try:
         expected: Config | None = check(given, rank=0, world_size=run.world_size)
-    except UserError:  # what is the student's fits only to what he also changed
+    except UserError:  # the student's own flags do not fit what the exercise gives
         expected = None
     differing = [name for name in COMPARED if name not in free and not _equal(
         name, run.flags, expected or _with_known(given, run.flags))]

@@ -3,6 +3,7 @@ problems."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +15,13 @@ from lab.check.launches import MOST_TEXT, Launch, launches_of
 from lab.check.options import BadOption
 from lab.check.runs import TRAINER, Run, is_trainer, runs_of, together
 from lab.check.sides import side
-from lab.check.torchrun import BadCommand
+from lab.check.torchrun import Torchrun
 from lab.errors import LabError
 from minimegatron.arguments import Config
 
 MOST_RUNS = 64
 LAUNCHERS = ("deepspeed", "mpirun", "sbatch", "salloc")
+NOT_BUILT: Mapping[str, Any] = {}  # `lab build` writes `given=` into every notebook
 MOST_OPTIONS = 20  # of python, before the program's name
 
 
@@ -76,7 +78,8 @@ class Job:
         return self.run.flags
 
 
-def script(path: str, *, only: Sequence[str] = (), given: Mapping[str, Any] | None) -> Job:
+def script(path: str, *, only: Sequence[str] = (),
+           given: Mapping[str, Any] | None = NOT_BUILT) -> Job:
     """Return what the student's job script would run, if it is the job that the exercise gives.
 
     Args:
@@ -88,6 +91,10 @@ def script(path: str, *, only: Sequence[str] = (), given: Mapping[str, Any] | No
     Raises Failed where the script cannot be read, starts nothing, would go wrong, or differs from
     `given` in a flag that is not in `only`.
     """
+    if given is NOT_BUILT:
+        raise Failed("this notebook is older than the course's software, and has nothing to "
+                     "compare your script with: copy your answers into the new notebook beside "
+                     "it, whose name ends in .new.ipynb")
     try:
         job = resolve(side().script(path))
     except LabError as error:
@@ -130,12 +137,22 @@ def resolve(recorded: dict[str, Any]) -> Job:
 def _other_programs(launches: list[Launch]) -> Iterator[str]:
     """What the script starts that could train something besides the trainer."""
     for launch in launches:
-        words = launch.arguments
-        if launch.program == "torchrun":
-            words = () if isinstance(launch.torchrun, BadCommand) else launch.torchrun.program
-        elif launch.program not in ("python", *LAUNCHERS):
-            continue
+        told = launch.torchrun if launch.program == "torchrun" else None
         if launch.program in LAUNCHERS:
             yield launch.program
-        elif not is_trainer(words):
-            yield from [word for word in words[:MOST_OPTIONS] if word.endswith(".py")][:1]
+        elif isinstance(told, Torchrun) and not is_trainer(told.program):
+            yield told.program[0]
+        elif launch.program == "python" and not is_trainer(launch.arguments):
+            yield from _python_program(launch.arguments[:MOST_OPTIONS])
+
+
+def _python_program(words: Sequence[str]) -> Iterator[str]:
+    """The file or the module that python runs with these arguments, but for its own modules."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word.endswith(".py"):
+            yield word
+            return
+        if word == "-m":
+            if following.partition(".")[0] not in sys.stdlib_module_names:
+                yield f"python -m {following}"
+            return

@@ -215,7 +215,10 @@ def _launches(written: Path) -> list[dict[str, Any]]:
     if not written.exists():
         return []
     with open(written, "rb") as file:
-        lines = file.read(MOST_RECORD).decode(errors="replace").splitlines()
+        content = file.read(MOST_RECORD + 1)
+    if len(content) > MOST_RECORD:  # what is cut off could be another training
+        raise LabError("the record of what the script starts is too long")
+    lines = content.decode(errors="replace").splitlines()
     try:
         launches = [json.loads(line) for line in lines]
         for entry in launches:

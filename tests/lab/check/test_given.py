@@ -153,7 +153,7 @@ def test_a_spelling_of_two_things_is_free_where_both_are():
 
 
 def test_the_cause_is_named_where_the_rest_no_longer_fits():
-    """The exercise's own layers do not fit the student's balance, which he may choose."""
+    """The student's balance, which is theirs to choose, does not fit the exercise's layers."""
     student = job("--num-layers 2 --pipeline-model-parallel-size 2 --balance 1-1")
     reference = job("--pipeline-model-parallel-size 2 --balance 1-3")
     assert found(student, ("--balance",), reference) == "--num-layers 2; the exercise uses 4"
@@ -194,7 +194,10 @@ PLACED = [
     (record(launch(), {**HIDDEN, "arguments": ["-u", "mine.py"]}), "it also starts mine.py"),
     (record(launch(), {**HIDDEN, "program": "sbatch", "arguments": ["x.sh"]}),
      "it also starts sbatch"),
-    (record(launch(), {**HIDDEN, "arguments": ["--version"]}), "")]
+    (record(launch(), {**HIDDEN, "arguments": ["-u", "-m", "mine"]}), "starts python -m mine"),
+    (record(launch(), launch(file="mine", torchrun="-m", step=1)), "it also starts mine"),
+    (record(launch(), {**HIDDEN, "arguments": ["--version"]}), ""),
+    (record(launch(), {**HIDDEN, "arguments": ["-m", "json.tool", "x.py"]}), "")]
 
 
 @pytest.mark.parametrize(("made", "says"), PLACED, ids=range(len(PLACED)))
@@ -232,6 +235,11 @@ def test_a_check_says_what_differs_and_what_is_free():
     assert str(caught.value) == (
         "code/mine.sh changes what this exercise does not ask you to change:\n"
         "  --ffn-hidden-size 1; the exercise uses 256.\nYours to choose: --micro-batch-size.")
+
+
+def test_a_notebook_without_what_is_given_says_what_to_do():
+    with pytest.raises(Failed, match="this notebook is older than the course's software"):
+        script("code/mine.sh")
 
 
 def test_a_check_refuses_a_job_that_would_go_wrong():

@@ -161,6 +161,7 @@ NO_RUN = [
      "is gone"),
     ("srun --ntask 2 torchrun x/pretrain_gpt.py\n", "did you mean --ntasks"),
     ("echo nonsense > $LAB_RECORD\n", "wrote into the record"),
+    ("torchrun x/pretrain_gpt.py\nyes '' | head -c 1000001 >> $LAB_RECORD\n", "is too long"),
 ]
 
 

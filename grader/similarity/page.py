@@ -10,10 +10,9 @@ from jinja2 import Environment, StrictUndefined, Template
 from rapidfuzz.distance import LCSseq
 
 from grader.similarity.answers import Answers
-from grader.similarity.report import Pair, Report
+from grader.similarity.report import MOST_ROWS, Pair, Report
 from lab.terminal import visible
 
-MOST_ROWS = 500  # of one table
 MOST_NAMES = 300  # of one group
 LONGEST = 10_000  # characters of an answer on the page
 MOST_CODE = 3_000_000  # characters of all answers on the page
@@ -37,7 +36,7 @@ mark { background: #ffe08a; }
 <th scope="col">code</th><th scope="col">text of the most similar answer</th></tr></thead><tbody>
 {%- for pair in pairs[:most_rows] %}
 <tr><td>{{ pair.one|visible }}</td><td>{{ pair.other|visible }}</td>
-<td>{{ pair.score|percent }}</td><td>{{ pair|most_text }}</td></tr>
+<td>{{ pair.score|percent }}</td><td>{{ pair.text|percent }}</td></tr>
 {%- endfor %}</tbody></table>
 {%- if pairs|length > most_rows %}<p>and {{ pairs|length - most_rows }} more</p>{% endif %}
 {%- endmacro %}
@@ -130,17 +129,13 @@ def page(report: Report) -> str:
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     environment.filters.update(
-        visible=_text, percent=lambda share: f"{share:.0%}", most_text=_most_text,
+        visible=_text, percent=lambda share: f"{share:.0%}",
         names=lambda students: ", ".join(map(_text, students)))
     return environment.from_string(TEMPLATE)
 
 
 def _text(text: str) -> str:
     return "\t".join(map(visible, text.split("\t")))
-
-
-def _most_text(pair: Pair) -> str:
-    return f"{max(text for _, text in pair.cells.values()):.0%}" if pair.cells else ""
 
 
 def _side_by_side(pair: Pair, texts: Mapping[str, Answers], room: list[int]

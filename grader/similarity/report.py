@@ -5,9 +5,11 @@ solution or an earlier submission. All of it is bounded, so that the page of any
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from rapidfuzz import process
+from rapidfuzz.distance import Indel
 
 from grader.similarity.answers import Answers
 from grader.similarity.clusters import across, complete_linkage
@@ -16,6 +18,8 @@ from grader.similarity.scores import cells, distinct, matrix, median
 MOST_PAIRS = 5  # of one group
 MOST_ACROSS = 100  # pairs across groups
 MOST_MATCHES = 3  # earlier submissions of one student
+MOST_TEXTS = 40  # students with the same code whose texts are compared
+MOST_ROWS = 500  # of one table
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,11 @@ class Pair:
     other: str
     score: float  # 0 to 1, over all cells
     cells: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # code, text
+
+    @property
+    def text(self) -> float:
+        """How alike the text of the most similar answer is, names and comments included."""
+        return max((text for _, text in self.cells.values()), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -78,51 +87,65 @@ def report(lab: str, students: Mapping[str, Answers], least: float, *,
     clusters = complete_linkage(scores, least)
     alone = set(range(len(answers))) - {at for found in clusters for at in found}
     clusters += [[at] for at in sorted(alone) if len(holders[at]) > 1 and answers[at].tokens]
-    groups = [_group(found, scores, answers, holders) for found in clusters]
+    groups = [_group(found, scores, students, holders) for found in clusters]
     pairs, count = across(scores, clusters, least, MOST_ACROSS)
-    like_worked, worked_median = _like_worked(worked, answers, holders, least)
+    like_worked, worked_median = _like_worked(worked, students, answers, holders, least)
     return Report(
         lab, least, len(students), median(scores, [len(who) for who in holders]),
         sorted(groups, key=lambda group: (-len(group.students), -group.highest, group.students[0])),
-        [_pair(a, b, scores, answers, holders) for a, b in pairs], count,
-        like_worked, worked_median, _like_earlier(earlier or {}, answers, holders, least),
+        [_pair(a, b, scores, students, holders) for a, b in pairs], count,
+        like_worked, worked_median, _like_earlier(earlier or {}, students, answers, holders, least),
         left_out or {}, {**(earlier or {}), **({WORKED: worked} if worked else {}), **students})
 
 
-def _group(found: Sequence[int], scores: np.ndarray, answers: Sequence[Answers],
+def _group(found: Sequence[int], scores: np.ndarray, students: Mapping[str, Answers],
            holders: Sequence[Sequence[str]]) -> Group:
     inside = scores[np.ix_(found, found)]
     one, other = np.triu_indices(len(found), 1)
     values = inside[one, other]
     same = [holders[at] for at in found if len(holders[at]) > 1]
-    pairs = [Pair(who[0], who[1], 1.0, cells(answers[at], answers[at]))
-             for at in found if len(who := holders[at]) > 1]
-    pairs += [_pair(found[one[at]], found[other[at]], scores, answers, holders)
+    pairs = [pair for who in same[:MOST_PAIRS] for pair in _of_the_same_code(who, students)]
+    pairs += [_pair(found[one[at]], found[other[at]], scores, students, holders)
               for at in np.argsort(-values, kind="stable")[:MOST_PAIRS]]
-    highest = 1.0 if same else float(values.max())
+    pairs.sort(key=lambda pair: (-pair.score, -pair.text))
     return Group(sorted(student for at in found for student in holders[at]),
-                 float(values.min()) if len(values) else 1.0, highest, same, pairs[:MOST_PAIRS])
+                 float(values.min()) if len(values) else 1.0,
+                 1.0 if same else float(values.max()), same, pairs[:MOST_PAIRS])
 
 
-def _pair(one: int, other: int, scores: np.ndarray, answers: Sequence[Answers],
+def _of_the_same_code(who: Sequence[str], students: Mapping[str, Answers]) -> list[Pair]:
+    """The pairs whose text is most alike too, names and comments included."""
+    who = who[:MOST_TEXTS]
+    texts = ["\n".join(text for _, text in sorted(students[one].texts.items())) for one in who]
+    alike = process.cdist(texts, texts, scorer=Indel.normalized_similarity)
+    one, other = np.triu_indices(len(who), 1)
+    order = np.argsort(-alike[one, other], kind="stable")[:MOST_PAIRS]
+    return [Pair(who[one[at]], who[other[at]], 1.0,
+                 cells(students[who[one[at]]], students[who[other[at]]])) for at in order]
+
+
+def _pair(one: int, other: int, scores: np.ndarray, students: Mapping[str, Answers],
           holders: Sequence[Sequence[str]]) -> Pair:
-    return Pair(holders[one][0], holders[other][0], float(scores[one, other]),
-                cells(answers[one], answers[other]))
+    first, second = holders[one][0], holders[other][0]
+    return Pair(first, second, float(scores[one, other]),
+                cells(students[first], students[second]))
 
 
-def _like_worked(worked: Answers | None, answers: Sequence[Answers],
-                 holders: Sequence[Sequence[str]], least: float) -> tuple[list[Pair], float]:
+def _like_worked(worked: Answers | None, students: Mapping[str, Answers],
+                 answers: Sequence[Answers], holders: Sequence[Sequence[str]], least: float
+                 ) -> tuple[list[Pair], float]:
     if worked is None or not answers:
         return [], 0.0
     scores = matrix(answers, [worked])[:, 0]
     found = [Pair(student, WORKED, float(scores[at])) for at, who in enumerate(holders)
              for student in who if scores[at] >= least]
     each = np.repeat(scores, [len(who) for who in holders])
-    return sorted(found, key=lambda pair: (-pair.score, pair.one)), float(np.median(each))
+    return _with_cells(found, students, {WORKED: worked}), float(np.median(each))
 
 
-def _like_earlier(earlier: Mapping[str, Answers], answers: Sequence[Answers],
-                  holders: Sequence[Sequence[str]], least: float) -> list[Pair]:
+def _like_earlier(earlier: Mapping[str, Answers], students: Mapping[str, Answers],
+                  answers: Sequence[Answers], holders: Sequence[Sequence[str]], least: float
+                  ) -> list[Pair]:
     before, who_before = distinct(earlier)
     if not before or not answers:
         return []
@@ -130,6 +153,14 @@ def _like_earlier(earlier: Mapping[str, Answers], answers: Sequence[Answers],
     for at, who in enumerate(holders):
         for other in np.argsort(-scores[at], kind="stable")[:MOST_MATCHES]:
             if scores[at, other] >= least:
-                found += [Pair(student, who_before[other][0], float(scores[at, other]),
-                               cells(answers[at], before[other])) for student in who]
-    return sorted(found, key=lambda pair: (-pair.score, pair.one, pair.other))
+                found += [Pair(student, who_before[other][0], float(scores[at, other]))
+                          for student in who]
+    return _with_cells(found, students, earlier)
+
+
+def _with_cells(found: list[Pair], students: Mapping[str, Answers],
+                others: Mapping[str, Answers]) -> list[Pair]:
+    """The pairs, most alike first; with their cells as far as a page shows them."""
+    found.sort(key=lambda pair: (-pair.score, pair.one, pair.other))
+    return [replace(pair, cells=cells(students[pair.one], others[pair.other]))
+            for pair in found[:MOST_ROWS]] + found[MOST_ROWS:]

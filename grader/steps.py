@@ -38,6 +38,7 @@ from lab.errors import LabError
 
 # Set by `lab formgrader` alone: its Autograde button then does what `lab regrade` does.
 ISOLATED_VARIABLE = "LAB_AUTOGRADE_ISOLATED"
+NO_PARTS = "{} gives partial credit, but only `lab grade` scores its parts: 0 here"
 
 
 class SaveRecord(NbGraderPreprocessor):
@@ -47,7 +48,8 @@ class SaveRecord(NbGraderPreprocessor):
                    ) -> tuple[NotebookNode, dict[str, Any]]:
         course, lab, student = place(self, resources)
         digest = course.digest(lab, student)
-        notes = [*nb.metadata.get("grader", {}).get("notes", []), NOT_ISOLATED]
+        notes = [*nb.metadata.get("grader", {}).get("notes", []), NOT_ISOLATED,
+                 *without_parts(nb)]
         with gradebook(course) as book:
             enrol(book, student)
             submission = book.find_submission(lab, student)
@@ -60,6 +62,12 @@ class SaveRecord(NbGraderPreprocessor):
               Record("graded", digest, "", notes + byhand.note(aside), now(), aside, of,
                      digest_of_lab(course, lab), history=history))
         return nb, resources
+
+
+def without_parts(nb: NotebookNode) -> list[str]:
+    """Return a note for each check with partial credit that failed: nbgrader gave it 0."""
+    return [NO_PARTS.format(cell.metadata.nbgrader["grade_id"]) for cell in nb.cells
+            if utils.is_grade(cell) and "check.parts(" in cell.source and utils.has_failed(cell)]
 
 
 class GradeIsolated(NbGraderPreprocessor):

@@ -94,6 +94,20 @@ def test_a_check_without_a_score_says_so_and_is_no_0(make):
 
 
 @pytest.mark.slow
+def test_a_check_of_which_some_parts_were_decided_says_which(make):
+    text = "not scored: out of time\n1 of 3 points\n\u2713 1 point: first\n? 2 points: second"
+    page = make({"batch-check": [v4.new_output("error", ename="NotScored", evalue=text,
+                                               traceback=[text])]},
+                state="ungraded", reason="out of time", scores={"batch-check": 1.0,
+                                                                "script-check": 2.0},
+                unscored=("batch-check",))
+    assert "This check could not be scored: out of time" in page
+    assert "\u2713 1 point: first" in page and "? 2 points: second" in page
+    assert page.count("1.0 / 3.0") == 2  # in the list above, and at the check
+
+
+
+@pytest.mark.slow
 def test_a_page_is_small_whatever_was_printed(make):
     found = [stream("x" * 3_000_000), stream("y" * 3_000_000),
              v4.new_output("display_data", {"text/html": "<p>" + "z" * 5_000_000})]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import nbformat
 import pytest
+from nbformat import v4
 
 from grader.merge import merge
 from grader.records import gradebook, state
 from grader.settings import Grading
+from grader.steps import without_parts
 from lab.errors import LabError
 from tests.grader import small_lab
 from tests.grader.small_lab import NAME, answered, find
@@ -125,3 +127,13 @@ def test_parts_that_cannot_be_graded_stop_the_lab_and_name_it(tmp_path, old, new
 def test_an_answer_that_ended_the_sandbox_leaves_no_part_scored(bench):
     made = bench.grade(answered(bench.released, "import os\nos._exit(1)"))
     assert "batch-check" not in made.scores and made.unscored == ("batch-check",)
+
+
+def test_nbgraders_own_autograde_notes_that_it_scored_no_parts():
+    notebook = source()
+    check = find(notebook, "batch-check")
+    assert without_parts(notebook) == []
+    check.outputs = [v4.new_output("error", ename="Failed", evalue="1 of 3 points", traceback=[])]
+    find(notebook, "script-check").outputs = check.outputs
+    assert without_parts(notebook) == [
+        "batch-check gives partial credit, but only `lab grade` scores its parts: 0 here"]

@@ -111,7 +111,7 @@ def test_the_template_opens_as_a_notebook(lab):
 
     text = lab.path.read_text()
     cells = jupytext.reads(text, "py:percent").cells
-    assert json.dumps([cell.metadata for cell in cells]).count('"mutant"') == 13
+    assert json.dumps([cell.metadata for cell in cells]).count('"mutant"') == 12
     saved = jupytext.writes(jupytext.reads(text, "py:percent"), "py:percent")
     assert [line for line in saved.split("\n") if line.startswith("# %%")] == [
         line for line in text.split("\n") if line.startswith("# %%")]

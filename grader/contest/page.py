@@ -40,7 +40,7 @@ th, td { padding: 0.25em 0.8em; text-align: left; border-bottom: 1px solid #ccc;
 <h1>{{ contest.title }}</h1>
 <table>
 <caption>Points on cases that were not known before. 100 is the ideal; a disqualified case counts as
-{{ floor }}; totals are geometric means. Rows in italics are published algorithms.</caption>
+{{ floor }}; totals are geometric means. Rows in italics are ghosts: published algorithms.</caption>
 <thead><tr>
 <th scope="col" class="number">rank</th><th scope="col">name</th>
 <th scope="col" class="number">total</th>
@@ -48,13 +48,13 @@ th, td { padding: 0.25em 0.8em; text-align: left; border-bottom: 1px solid #ccc;
 <th scope="col" class="number">{{ group.name }}</th>
 {% endfor %}
 <th scope="col">disqualified cases</th><th scope="col">attempt</th>
-<th scope="col">received (UTC)</th>
+<th scope="col">received (UTC), or source</th>
 </tr></thead>
 <tbody>
 {% for row in rows %}
 <tr{% if row.ghost %} class="ghost"{% endif %}>
 <td class="number">{{ row.rank or "-" }}</td>
-<th scope="row">{{ row.name|visible }}{% if row.ghost %} (published){% endif %}</th>
+<th scope="row">{{ row.name|visible }}{% if row.ghost %} (ghost){% endif %}</th>
 {% if row.rank %}
 <td class="number">{{ "%.2f"|format(row.points) }}</td>
 {% for group in contest.groups %}
@@ -115,8 +115,8 @@ def table(contest: Contest, rows: Sequence[Row]) -> str:
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     groups = [group.name for group in contest.groups]
-    lines.writerow(["rank", "name", "published", "points", *groups, "disqualified", "attempt",
-                    "received", "note"])
+    lines.writerow(["rank", "name", "source of a ghost", "points", *groups, "disqualified",
+                    "attempt", "received", "note"])
     for row in rows:
         has = bool(row.rank)
         cells = [row.rank if has else None, visible(row.name), row.received if row.ghost else "",

@@ -96,4 +96,4 @@ def test_a_table_can_be_made_before_anybody_submitted(course, contest, monkeypat
     assert cli.main(["contest", "table", contest.name]) == 0
     assert "0 students and 5 ghosts" in capsys.readouterr().out
     html = (attempts.results(course, contest) / "pipelines.html").read_text()
-    assert "1F1B (published)" in html
+    assert "1F1B (ghost)" in html

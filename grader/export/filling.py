@@ -13,6 +13,7 @@ from typing import Any
 
 from grader.export.layout import Column, Entry, Layout, number_in, written
 from grader.export.matching import Matches
+from grader.gradebook.decisions import EXCUSED
 from grader.records import NOTHING_SUBMITTED
 from grader.report import WANTS_A_LOOK
 from lab.errors import LabError
@@ -58,7 +59,7 @@ def fill(layout: Layout, matches: Matches, lab: str, column: Column, rows: Seque
     factor = _factor(layout, lab, column, rows, scale)
     for row in rows:
         entry = matches.entries.get(row.student)
-        if row.state == "excused":
+        if row.state == EXCUSED:
             _excuse(layout, filled, row.student, entry)
         elif row.state == "graded" and row.score is not None:
             _score(layout, filled, row, entry, factor)

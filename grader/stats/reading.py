@@ -18,6 +18,7 @@ from nbgrader.api import Assignment, BaseCell, Grade, Gradebook, SubmittedAssign
 from nbgrader.api import SubmittedNotebook as Submitted
 
 from grader.course import Course
+from grader.gradebook.decisions import EXCUSED, SCORE, current
 from grader.records import gradebook, last, state
 from grader.stats.hints import Hint, first_fired, hints_in
 from lab.errors import LabError
@@ -56,13 +57,15 @@ def read(course: Course, lab: str) -> Stored:
     found = Stored(lab, checks_of(source))
     given = {cell.metadata.nbgrader.grade_id: cell.source for cell in release.cells
              if utils.is_solution(cell)}
+    excused = {decision.student for decision in current(course, SCORE).values()
+               if decision.lab == lab and decision.value == EXCUSED}
+    found.excused = len(excused)
     with gradebook(course) as book:
         scores = _scores(book, lab)
         for student in course.students(lab):
-            verdict = state(course, lab, student, book)[0]
-            if verdict == "excused":
-                found.excused += 1
+            if student in excused:
                 continue
+            verdict = state(course, lab, student, book)[0]
             record = last(course, lab, student)
             partly = (record is not None and record.state == "ungraded" and record.unscored
                       and record.digest == course.digest(lab, student))

@@ -9,6 +9,7 @@ import pytest
 
 from grader import lab_plan, merge, records, results
 from grader.attempt import Attempt
+from grader.gradebook import decisions
 from tests.grader.conftest import submit
 from tests.grader.export.conftest import NAME
 from tests.grader.export.files import CANVAS, GRADES, WORKSHEET, csv_bytes
@@ -58,6 +59,17 @@ def test_the_net_score_goes_to_canvas_and_the_rest_is_said(graded, command, lms,
            "2 who submitted nothing" in done.stdout
     assert "left as it is in the file: grace: out of time; Canvas has 2" in done.stderr
     assert "line 8, =HYPERLINK(evil): '=HYPERLINK(evil)' is nobody on the roster" in done.stderr
+
+
+def test_what_a_person_decided_goes_to_canvas(graded, command, lms, tmp_path):
+    decisions.add(graded, decisions.SCORE, ["ada"], NAME, decisions.EXCUSED, "ill")
+    decisions.add(graded, decisions.SCORE, ["jm1"], NAME, 2.5, "handed in on paper")
+    done = command("export", "canvas", "--roster", lms(CANVAS), "--to", str(tmp_path / "up.csv"))
+    assert done.returncode == 0, done.stderr
+    expected = [list(row) for row in CANVAS]
+    expected[3][7], expected[5][7] = "EX", "2.5"
+    assert (tmp_path / "up.csv").read_bytes() == csv_bytes(expected)
+    assert "1 excused" in done.stdout
 
 
 @pytest.mark.parametrize("words, says", [

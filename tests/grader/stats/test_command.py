@@ -9,6 +9,7 @@ import pytest
 
 from grader import cleaning, lab_plan, merge, records, results
 from grader.attempt import Attempt
+from grader.gradebook import decisions
 from tests.grader.conftest import submit
 from tests.grader.small_lab import NAME, RIGHT, WRONG, answered, find
 
@@ -70,6 +71,16 @@ def test_the_page_and_the_tables(course, enter, command, tmp_path):
     assert "1 submissions are not the first attempt" in " ".join(text.split())
     for student in ("ada", "grace", "jm1", "jm2", "Lovelace", "uni.test"):
         assert student not in text
+
+
+def test_who_is_excused_is_not_counted(course, enter, command, tmp_path):
+    enter("ada", {"batch-check": 3.0, "script-check": 2.0})
+    enter("grace", {"batch-check": 0.0, "script-check": 0.0})
+    decisions.add(course, decisions.SCORE, ["grace", "jm1"], NAME, decisions.EXCUSED, "ill")
+    done = command("stats", NAME, "--to", str(tmp_path / "out.html"))
+    assert "1 submissions, 1 graded" in done.stdout, done.stderr
+    assert tables(tmp_path / "out.html")[0][0]["mean"] == "3"
+    assert "2 excused and not counted" in " ".join((tmp_path / "out.html").read_text().split())
 
 
 def test_a_lab_that_nobody_handed_in_has_a_page(course, command):

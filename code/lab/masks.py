@@ -7,6 +7,7 @@ for torch.
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import site
 import sys
@@ -23,7 +24,7 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class UnknownName(LabError):
-    """A name that no module file here defines."""
+    """A name that is defined by no Python file."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +68,18 @@ def roots() -> tuple[Path, ...]:
 
 
 def places(name: str) -> list[Place]:
-    """Return every place that defines `name`, the one that an import finds first.
+    """Return every place that defines `name`, the one that an import finds first at the front;
+    none where its package is not installed.
 
-    Raises UnknownName where there is none, or where it is a compiled module.
+    Raises UnknownName for a module without a Python file.
     """
     found: list[Place] = []
     for root in roots():
         place = _find(root, name, name, set())
         if place and place.path not in [other.path for other in found]:
             found.append(place)
-    if not found:
-        raise UnknownName(f"{name} is no module here, and no name in one")
+    if not found and importlib.util.find_spec(name.partition(".")[0]):
+        raise UnknownName(f"{name} cannot be masked: it is not defined in a Python file")
     return found
 
 

@@ -1,5 +1,5 @@
 """Every lab, graded as an instructor grades it: the reference has all the points, the untouched
-release none, and no round of wrong answers any."""
+release none, and neither a round of wrong answers nor borrowed ones any."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from lab.build import Lab, read
 from lab.workspace import CHECKOUT
 from tests.grader.conftest import run
 from tests.grader.small_lab import find, put
+from tests.labs.borrowed import BORROWED
 
 LABS = sorted(path.name for path in OUR_SOURCES.iterdir() if (path / f"{path.name}.ipynb").exists())
 
@@ -53,6 +54,9 @@ class Graded:
         for name in LABS:
             wrong = rounds(read(CHECKOUT / "solutions" / f"{name}.py"))
             self.wrong[name] = pick(list(wrong))
+            if name in BORROWED:
+                wrong["borrowed"] = BORROWED[name]
+                self.wrong[name].append("borrowed")
             self.submit(name, {student: wrong[student] for student in self.wrong[name]})
         done = run(self.course, "grade", "--all", seconds=1200)
         assert done.returncode == 0, done.stderr

@@ -17,6 +17,7 @@ from typing import Any
 
 from lab.build.lab import Cell, Lab, Role
 from lab.check import Failed
+from lab.check.sides import Kernel, checking_on
 
 COLOURS = re.compile("\033\\[[0-9;]*m")
 Change = Callable[[Cell], str]  # of an answer cell: the source to run in its place
@@ -43,7 +44,7 @@ def run(lab: Lab, home: Path, answer: Change = as_written, only: set[str] | None
     """Grade `lab` in the workspace `home`, with each answer's source from `answer`. `only`: the
     checks to run (all)."""
     outcome, student = Outcome(), {"__name__": "__main__"}
-    with inside(home):
+    with inside(home), checking_on(Kernel()):
         for cell in lab.of(Role.SETUP, Role.ANSWER, Role.DRIVER):
             if cell.role is not Role.ANSWER:
                 _execute(cell.source, student, cell)

@@ -50,7 +50,7 @@ def check(lab: Lab, problems: Problems) -> None:
 def _name(name: str, cell: Cell, line: int, lab: Lab, problems: Problems) -> None:
     try:
         found = places(name)
-        exists = all(place.defined or _is_compiled(place) for place in found)
+        exists = bool(found) and all(place.defined or _is_compiled(place) for place in found)
     except UnknownName:
         exists = False
     if not exists:

@@ -84,6 +84,8 @@ def test_without_masks_nothing_is_watched(kernel):
     assert kernel("from minimegatron.formulas import bubble_fraction as bubble") == ""
 
 
-def test_an_unknown_name_is_an_error_in_its_cell(kernel):
-    with pytest.raises(UnknownName, match="nosuch is no module here"):
-        check.mask("nosuch")
+def test_what_has_no_python_file_is_an_error_and_what_is_not_installed_is_not(kernel):
+    with pytest.raises(UnknownName, match=r"math\.hypot cannot be masked"):
+        check.mask("math.hypot")
+    check.mask("not_installed_here.module")
+    assert kernel(HONEST) == ""

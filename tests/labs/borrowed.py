@@ -1,0 +1,57 @@
+"""Answers that call the trainer's own formulas and schedules. They would be right."""
+
+from __future__ import annotations
+
+GPT = "from minimegatron import formulas\n"
+SCHEDULES = "from minimegatron import schedules\n"
+PADDED = """from minimegatron.data.tokenizer import pad_vocab_size
+def padded(vocabulary, divisible_by=128, tensor_parallel=1):
+    return pad_vocab_size(vocabulary, divisible_by, tensor_parallel)"""
+
+# By lab and by the grade_id of the answer.
+BORROWED = {
+    "04_training_optimizations": {
+        "state-bytes": GPT + """def state_bytes(parameters, precision):
+    return parameters * formulas.state_bytes(precision).total""",
+        "kept-bytes": GPT + """def kept_bytes(layers, kept, input_bytes, method=None, size=1):
+    return formulas.stage_activations(layers, kept, input_bytes, method, size)""",
+        "padded": PADDED,
+        "gpt-parameters": """def gpt_parameters(layers, hidden, sequence, vocabulary):
+    import importlib
+    formulas = importlib.import_module("minimegatron.formulas")
+    vocabulary = -(-vocabulary // 128) * 128
+    return formulas.parameters(formulas.Gpt(layers, hidden, 1, sequence, vocabulary))""",
+        "iteration-flops": GPT + """
+def iteration_flops(layers, hidden, sequence, vocabulary, batch, recompute=False):
+    gpt = formulas.Gpt(layers, hidden, 1, sequence, vocabulary)
+    return formulas.step_flops(gpt, batch, "full" if recompute else None)""",
+        "achieved": GPT + """def achieved(flops, milliseconds, gpus, card, precision):
+    each = formulas.teraflops(flops, milliseconds / 1000, gpus)
+    return each, each / PEAKS[card][precision]""",
+        "bill": GPT + """
+def bill(parameters, tokens, gpus, teraflops_per_gpu, dollars_per_hour, recompute=False):
+    days = formulas.training_days(parameters, tokens, gpus, teraflops_per_gpu, recompute)
+    return days, 24 * days * gpus, 24 * days * gpus * dollars_per_hour""",
+    },
+    "05_pipeline_1": {
+        "my-gpipe": SCHEDULES + """def my_gpipe(stages, micro_batches):
+    return schedules.to_text(schedules.gpipe(stages, micro_batches))""",
+        "bubble": "from minimegatron.formulas import bubble_fraction as bubble",
+        "kept-bytes": GPT + """def kept_bytes(mode, m, everything, input):
+    whole = formulas.in_flight(m, 0, m) if mode == "never" else 1
+    return m * input + whole * everything""",
+    },
+    "06_pipeline_2": {
+        "one-f-one-b": SCHEDULES + """def one_f_one_b(stages, micro_batches):
+    return schedules.to_text(schedules.one_f_one_b(stages, micro_batches))""",
+        "live": GPT + """def live(schedule, stages, stage, micro_batches):
+    if schedule == "gpipe":
+        return micro_batches
+    return formulas.in_flight(stages, stage, micro_batches)""",
+        "interleaved": SCHEDULES + """def interleaved(stages, micro_batches, chunks):
+    return schedules.to_text(schedules.interleaved(stages, micro_batches, chunks))""",
+        "interleaving": GPT + """def interleaving(stages, micro_batches, chunks):
+    overhead = formulas.bubble_overhead(stages, micro_batches, chunks)
+    return overhead, 2 * micro_batches * (stages * chunks - 1)""",
+    },
+}

@@ -71,6 +71,21 @@ def test_of_many_ranks_the_sick_come_first(tmp_path):
     assert "  ... and 136 more rank(s): 136 running" in rows
 
 
+def test_nothing_that_a_job_says_steers_the_terminal(tmp_path):
+    from rich.console import Console
+
+    hostile = "\x1b]8;;file:///x\x07[red]\x1b[2J\x9b2J\r\u202ex\u2066"
+    files = [rank_file(n, node=hostile, state=hostile, device=hostile, modelled=True,
+                       reason=hostile) for n in range(4)]
+    log = lines(hostile, f"[rank 1] error: {hostile}", until=1)
+    taken = take(tmp_path, job("FAILED", name=hostile, command=f"a.sh --train-iters '{hostile}'",
+                               nodes=hostile, reason=hostile), log, files)
+    stream = io.StringIO()
+    Console(file=stream, width=160, color_system=None).print(table.rich([taken], "foot"))
+    for text in (table.plain([taken]), stream.getvalue()):
+        assert "[red]" in text and text.replace("\n", "").isprintable()
+
+
 def test_on_a_terminal_brackets_are_no_markup(tmp_path):
     from rich.console import Console
 

@@ -11,6 +11,14 @@ from pathlib import Path
 from traitlets.log import get_logger
 
 from grader.course import Course
+from lab.terminal import visible
+
+
+class Plain(logging.Formatter):
+    """Messages that may quote students, fit for the terminal on which the file is read."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record), keep="\n\t")
 
 
 def log_file(course: Course) -> Path:
@@ -22,7 +30,7 @@ def logging_to(course: Course) -> Iterator[None]:
     """What nbgrader says goes into a file of the course folder, not between our lines."""
     logger = get_logger()
     handler = logging.FileHandler(log_file(course))
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(Plain("%(asctime)s %(levelname)s %(message)s"))
     before = logger.handlers[:], logger.level, logger.propagate
     logger.handlers[:], logger.propagate = [handler], False
     logger.setLevel(logging.INFO)

@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ MACROS = "formgrade_macros.html.j2"
 STRING = re.compile(r'= "\{\{ ([\w.]+) \}\}([^"{]*)";')
 VALUE = re.compile(r"\{\{ (resources\.\w+) \}\}")
 HANDLER = re.compile(r'\bon[a-z]+="([^"]*)"')
-NOTHING_RUNS = "default-src 'none'; sandbox; frame-ancestors 'self'"
+FRAMES = re.compile(r"frame-ancestors [^;]+")
 
 
 def with_nonce(template: str, nonce: str) -> str:
@@ -60,29 +61,74 @@ class NonceLoader(FileSystemLoader):
         return with_nonce(text, nonce), path, current
 
 
-def _exporter(folder: Path, config: Any) -> Sanitized:
-    text = (folder / "formgrade" / MACROS).read_text()
-
-    class SubmissionPage(Sanitized):
-        templates = Sanitized.templates | {MACROS: with_nonce(text, "resources.nonce")}
-
-    return SubmissionPage(config=config)
+def _nonce(handler: Any) -> str:
+    if not hasattr(handler, "_lab_nonce"):
+        handler._lab_nonce = secrets.token_urlsafe(18)
+    return handler._lab_nonce
 
 
-class _WithNonce:
+class Pages:
+    """What nbgrader's handlers do instead: each method is for one request's handler.
+
+    Args:
+        folder: nbgrader's templates.
+        given: the policy that the server itself gives a handler.
+    """
+
+    def __init__(self, folder: Path, given: Callable[[Any], str]) -> None:
+        self.folder, self.given = folder, given
+        self.templates = Environment(loader=NonceLoader([str(folder)]), autoescape=True)
+        self.scripts = f"'unsafe-hashes' {handler_hashes(folder)} {mathjax.HASH} {mathjax.FOLDER}"
+
+    def frames(self, handler: Any) -> str:
+        """Return where a page may be framed: a hub allows less than Jupyter itself."""
+        found = FRAMES.search(self.given(handler))
+        return found[0] if found else "frame-ancestors 'self'"
+
+    def policy(self, handler: Any) -> str:
+        """Return the policy of a page."""
+        return (f"default-src 'none'; script-src 'nonce-{_nonce(handler)}' {self.scripts}; "
+                f"style-src 'self' 'unsafe-inline' {mathjax.FOLDER}; img-src 'self' data:; "
+                f"font-src 'self' data: {mathjax.FOLDER}; connect-src 'self'; "
+                f"base-uri 'none'; form-action 'none'; {self.frames(handler)}")
+
+    def inert(self, handler: Any) -> str:
+        """Return the policy of what is no page of formgrader's: its data, and students' files."""
+        return f"default-src 'none'; sandbox; {self.frames(handler)}"
+
+    def render(self, handler: Any, name: str, **values: Any) -> str:
+        """Render one of nbgrader's own templates."""
+        nonce = _nonce(handler)
+        if "resources" in values:
+            values["resources"] = {**values["resources"], "nonce": nonce}
+        return self.templates.get_template(name).render(nonce=nonce, **values)
+
+    def exporter(self, handler: Any) -> WithNonce:
+        """Return what renders a submission; it is made again when the configuration changes."""
+        settings, config = handler.settings, handler.settings["nbgrader_formgrader"].config
+        made = settings.get("lab_exporter")
+        if made is None or made[0] is not config:
+            made = settings["lab_exporter"] = (config, self._exporter(config))
+        return WithNonce(made[1], _nonce(handler))
+
+    def _exporter(self, config: Any) -> Sanitized:
+        text = (self.folder / "formgrade" / MACROS).read_text()
+
+        class SubmissionPage(Sanitized):
+            templates = Sanitized.templates | {MACROS: with_nonce(text, "resources.nonce")}
+
+        return SubmissionPage(config=config)
+
+
+class WithNonce:
     """The exporter of one request, as nbgrader's handler calls it."""
 
     def __init__(self, exporter: Sanitized, nonce: str) -> None:
         self.exporter, self.nonce = exporter, nonce
 
     def from_filename(self, filename: str, resources: dict[str, Any]) -> Any:
+        """Render a submission."""
         return self.exporter.from_filename(filename, resources={**resources, "nonce": self.nonce})
-
-
-def _nonce(handler: Any) -> str:
-    if not hasattr(handler, "_lab_nonce"):
-        handler._lab_nonce = secrets.token_urlsafe(18)
-    return handler._lab_nonce
 
 
 def harden() -> None:
@@ -93,28 +139,7 @@ def harden() -> None:
 
     if getattr(base.BaseHandler, "hardened", False):
         return
-    folder = Path(handlers.template_path)
-    templates = Environment(loader=NonceLoader([str(folder)]), autoescape=True)
-    scripts = f"'unsafe-hashes' {handler_hashes(folder)} {mathjax.HASH} {mathjax.FOLDER}"
-
-    def policy(handler: Any) -> str:
-        return (f"default-src 'none'; script-src 'nonce-{_nonce(handler)}' {scripts}; "
-                f"style-src 'self' 'unsafe-inline' {mathjax.FOLDER}; img-src 'self' data:; "
-                f"font-src 'self' data: {mathjax.FOLDER}; connect-src 'self'; "
-                "base-uri 'none'; form-action 'none'; frame-ancestors 'self'")
-
-    def render(handler: Any, name: str, **values: Any) -> str:
-        nonce = _nonce(handler)
-        if "resources" in values:
-            values["resources"] = {**values["resources"], "nonce": nonce}
-        return templates.get_template(name).render(nonce=nonce, **values)
-
-    def exporter(handler: Any) -> _WithNonce:
-        settings, config = handler.settings, handler.settings["nbgrader_formgrader"].config
-        made = settings.get("lab_exporter")
-        if made is None or made[0] is not config:
-            made = settings["lab_exporter"] = (config, _exporter(folder, config))
-        return _WithNonce(made[1], _nonce(handler))
+    pages = Pages(Path(handlers.template_path), base.BaseHandler.content_security_policy.fget)
 
     def plain_headers(handler: Any) -> None:
         super(base.BaseApiHandler, handler).set_default_headers()
@@ -122,25 +147,25 @@ def harden() -> None:
         handler.set_header("Content-Type", "text/plain; charset=UTF-8")
 
     base.BaseHandler.hardened = True
-    base.BaseHandler.content_security_policy = property(policy)
-    base.BaseHandler.render = render
-    base.BaseHandler.exporter = property(exporter)
-    base.BaseApiHandler.content_security_policy = property(lambda handler: NOTHING_RUNS)
+    base.BaseHandler.content_security_policy = property(pages.policy)
+    base.BaseHandler.render = lambda handler, name, **values: pages.render(handler, name, **values)
+    base.BaseHandler.exporter = property(pages.exporter)
+    base.BaseApiHandler.content_security_policy = property(pages.inert)
     base.BaseApiHandler.set_default_headers = plain_headers
-    handlers.SubmissionFilesHandler.content_security_policy = property(
-        lambda handler: NOTHING_RUNS)
+    handlers.SubmissionFilesHandler.content_security_policy = property(pages.inert)
     handlers.FormgraderHandler.get = _this_course_only(handlers.FormgraderHandler.get)
 
 
-def _this_course_only(get: Any) -> Any:
-    """formgrader opens the course in the folder that its address names, and runs the configuration
-    there: a link to a folder of a student's files would run a program of theirs."""
+def _this_course_only(get: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return the handler of formgrader's address without its dangerous half: nbgrader runs the
+    configuration in any folder that the address names, such as one of a student's files."""
     from tornado import web
 
     def checked(handler: Any) -> Any:
         wanted = handler.get_argument("path", "")
         root = handler.settings["nbgrader_formgrader"].coursedir.root
-        if wanted and os.path.realpath(wanted) != os.path.realpath(root):
+        is_ours = os.path.realpath(wanted) == os.path.realpath(root)
+        if handler.current_user and wanted and not is_ours:
             raise web.HTTPError(403, f"this server is for the course in {root} only: start "
                                      "`lab formgrader` in the other course's folder")
         return get(handler)

@@ -127,20 +127,20 @@ def _report(layout: Layout, matches: Matches, filled: list[Filled]) -> None:
               f"{one.absent} who submitted nothing",
               flush=True)  # before what follows on standard error
         _list(f"{one.lab}: not written", one.lost)
-        _list(f"{one.lab}: ungraded, left as it is in the file", one.kept)
-        _list(f"{one.lab}: written, but part of it still has to be graded by hand",
+        _list(f"{one.lab}: ungraded, so the file keeps what it has", one.kept)
+        _list(f"{one.lab}: written, but part of it is still to be graded by hand",
               one.provisional)
         if not layout.excused:
-            _list(f"{one.lab}: excused; {layout.lms}'s file has no word for it: tick Excluded in "
+            _list(f"{one.lab}: excused, which {layout.lms}'s files cannot say; tick Excluded in "
                   "its gradebook for", one.excused)
         if one.column.most is None:
             print(f"note: {layout.sheet.path.name} does not tell the maximum points of "
                   f"{visible(one.column.heading)}; compare it with the lab's", file=sys.stderr)
     rows = {entry.row: entry for entry in layout.entries}
-    _list(f"in {layout.sheet.path.name}, but nobody here for certain", (
+    _list(f"in {layout.sheet.path.name}, but not matched", (
         f"line {layout.sheet.lines[row]}, {visible(rows[row].name)}: {why}"
         for row, why in sorted(matches.refused.items())))
-    _list(f"here, but not in {layout.sheet.path.name}", map(visible, matches.missing))
+    _list(f"in this course, but not in {layout.sheet.path.name}", map(visible, matches.missing))
 
 
 def _list(what: str, lines: Iterable[str]) -> None:

@@ -127,7 +127,7 @@ def _problem(layout: Layout, column: Column, entry: Entry | None, score: float =
         return f"line {layout.sheet.lines[entry.row]} of {layout.sheet.path.name} is too short"
     there = layout.sheet.cell(entry.row, column.index).strip()
     if layout.not_assigned and there == layout.not_assigned:
-        return f"does not have this assignment in {layout.lms}"
+        return f"{layout.lms} has {there}: not assigned to this student"
     if entry.locked:
         return entry.locked
     if layout.one_assignment and column.most is not None and score > column.most + NEAR:

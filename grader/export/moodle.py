@@ -24,6 +24,7 @@ IDENTITIES = {"id number": ("id", "lms_user_id"), "username": ("id", "lms_user_i
 GRADE = re.compile(r"(?:(?P<kind>[^:]+): )?(?P<title>.+?)(?: \((?P<shown>[^()]*)\))?", re.DOTALL)
 NOT_GRADES = ("course total", "category total")
 SHOWN_AS_POINTS = "Real"
+LOCKED = "Moodle says that its grade cannot be changed"
 
 
 def layout(sheet: Sheet) -> Layout:
@@ -55,8 +56,7 @@ def _worksheet(sheet: Sheet, header: list[str], small: list[str]) -> Layout:
             if "grade can be changed" in small else ""
         name = sheet.cell(row, small.index("full name")).strip() if "full name" in small else ""
         entries.append(Entry(row, _identities(sheet, header, small, row), name,
-                             number[1] if number else "",
-                             "its grade is locked there" if changeable == "no" else ""))
+                             number[1] if number else "", LOCKED * (changeable == "no")))
     index = small.index("grade")
     column = Column(index, header[index], "", most=numbers.pop() if numbers else None)
     return Layout("Moodle", sheet, tuple(entries), (column,), excused="", one_assignment=True)

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     with quick_imports():
         from grader.course import Course, default_root, require_known
         from grader.similarity.page import page
-        from grader.similarity.reading import Reader, described
+        from grader.similarity.reading import Reader, some
         from grader.similarity.report import report
         from lab.workspace import put_whole
 
@@ -51,8 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     earlier, left_out = {}, {}
     for folder in arguments.earlier:
         found = reader.earlier(folder)
-        earlier |= {f"{folder.name}: {who}": one for who, one in found.students.items()}
-        left_out |= {f"{folder.name}: {who}": why for who, why in found.left_out.items()}
+        earlier |= {f"{folder}: {who}": one for who, one in found.students.items()}
+        left_out |= {f"{folder}: {who}": why for who, why in found.left_out.items()}
     ours = reader.of_class()
     left_out = ours.left_out | left_out
     made = report(arguments.lab, ours.students, arguments.over / 100, worked=reader.worked(),
@@ -62,13 +62,13 @@ def run(arguments: argparse.Namespace) -> int:
     put_whole(path, page(made).encode(errors="replace"))
     _left_out(left_out)
     in_groups = sum(len(group.students) for group in made.groups)
-    print(f"{described(made.count)}: {len(made.groups)} groups with {in_groups} students are over "
-          f"{arguments.over:g} % alike, {made.across_count} more pairs across groups, "
-          f"{len(made.worked)} like the worked solution (half of all pairs are above "
+    print(f"{some(made.count, 'submission')}: {some(len(made.groups), 'group')} with {in_groups} "
+          f"students over {arguments.over:g} % alike, {some(made.across_count, 'pair')} across "
+          f"groups, {len(made.worked)} like the worked solution (half of all pairs are above "
           f"{made.median:.0%})")
     if earlier:
         students = {pair.one for pair in made.earlier}
-        print(f"{described(len(earlier))} of earlier years: {len(students)} students are over "
+        print(f"{some(len(earlier), 'earlier submission')}: {some(len(students), 'student')} over "
               f"{arguments.over:g} % like one of them")
     print(path)
     return 0

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
@@ -117,6 +116,6 @@ def student_of(path: str, lab: str) -> str:
     return folders[-1] if folders else ""
 
 
-def described(value: Any) -> str:
-    """Return a number of submissions in words."""
-    return f"{value} submission{'s' if value != 1 else ''}"
+def some(count: int, noun: str) -> str:
+    """Return a number of things in words."""
+    return f"{count} {noun}{'s' if count != 1 else ''}"

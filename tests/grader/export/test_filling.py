@@ -35,7 +35,7 @@ def test_canvas_gets_scores_and_EX(opened, dialect):
     expected[3][7], expected[4][7], expected[5][7] = "4.5", "3", "EX"
     assert layout.sheet.replaced(one.cells) == csv_bytes(expected, **dialect)
     assert (one.new, one.changed, one.excused) == (1, 1, ["jm1"])
-    assert one.lost == ["jm2 (1): does not have this assignment in Canvas"]
+    assert one.lost == ["jm2 (1): Canvas has N/A: not assigned to this student"]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
@@ -46,7 +46,7 @@ def test_moodles_worksheet_gets_scores_and_keeps_the_cells_of_the_excused(opened
     expected[2][5] = "3"
     assert layout.sheet.replaced(one.cells) == csv_bytes(expected, **dialect)
     assert one.excused == ["ada"]
-    assert one.lost == ["jm1 (4): its grade is locked there"]
+    assert one.lost == ["jm1 (4): Moodle says that its grade cannot be changed"]
 
 
 def test_moodles_gradebook_gets_scores_in_the_column_of_points(opened):

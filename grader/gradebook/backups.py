@@ -106,7 +106,7 @@ def back_up(path: Path) -> Path | None:
         if last and now.name and last == now:
             return None
         folder = path.parent / FOLDER
-        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o770, exist_ok=True)
         time = datetime.datetime.now(datetime.UTC)
         made = copied(connection, folder / f"gradebook-{time:{TIME}}Z.db")
     rotate(folder)

@@ -68,7 +68,7 @@ def run_restore(arguments: argparse.Namespace) -> int:
     if done.aside:
         print("the file that was there is kept as " + ", ".join(map(str, done.aside)))
     _say_again(done.again, "the backup lacks")
-    print("what was entered by hand or changed in the roster after that time is not in it")
+    print("scores entered in formgrader and changes to the roster after that time are not in it")
     return 0
 
 

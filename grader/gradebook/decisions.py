@@ -48,14 +48,18 @@ def file_of(course: Course) -> Path:
 def current(course: Course, kind: str) -> dict[tuple[str, str], Decision]:
     """The decisions of one kind that hold, by (lab, student). Raises LabError when a line is
     damaged: a decision is never dropped silently."""
+    return {key: one for key, one in last(course, kind).items() if one.value is not None}
+
+
+def last(course: Course, kind: str) -> dict[tuple[str, str], Decision]:
+    """The last decision of one kind by (lab, student), also where it takes an earlier one back."""
     path = file_of(course)
     try:
         status = path.stat()
     except FileNotFoundError:
         return {}
-    last = {(one.lab, one.student): one for one in _read(path, status.st_mtime_ns, status.st_size)
+    return {(one.lab, one.student): one for one in _read(path, status.st_mtime_ns, status.st_size)
             if one.kind == kind}
-    return {key: one for key, one in last.items() if one.value is not None}
 
 
 @functools.lru_cache(maxsize=2)

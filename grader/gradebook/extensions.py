@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nbgrader.api import Gradebook
+from nbgrader.api import Gradebook, MissingEntry
 from nbgrader.api import SubmittedAssignment as Submission
 
 from grader import records
@@ -53,6 +54,16 @@ def given(course: Course, book: Gradebook) -> dict[Key, Extension]:
 
 def _why(decision: decisions.Decision | None) -> str:
     return decision.why if decision else ""
+
+
+def give_again(course: Course, book: Gradebook, since: datetime.datetime) -> None:
+    """Into a restored gradebook: the extensions that `lab extend` gave or took back `since`."""
+    for (lab, student), one in decisions.last(course, decisions.EXTENSION).items():
+        if datetime.datetime.fromisoformat(one.at) < since.replace(microsecond=0):
+            continue
+        due = datetime.datetime.fromisoformat(one.value) if one.value else None
+        with contextlib.suppress(LabError, MissingEntry):  # the lab or its due date is gone
+            extend(course, book, [student], lab, due)
 
 
 def extend(course: Course, book: Gradebook, students: Sequence[str], lab: str,

@@ -16,7 +16,7 @@ from grader.gradebook import decisions
 from grader.records import gradebook, place
 from lab.errors import LabError
 
-HEADING = re.compile(r" \(Score: [-\d.naif]+ / [-\d.naif]+\)</h4>")
+HEADING = re.compile(r"<h4>[^<]*\(Score: [-\d.]+ / [-\d.]+\)</h4>")
 BELOW = '<div id="toc">'
 
 
@@ -95,7 +95,8 @@ def shown(text: str, resources: dict[str, Any]) -> str:
         most = resources["nbgrader"]["max_score"]
         score = ("excused" if found["score"] == decisions.EXCUSED
                  else f"Score: {float(found['score'])} / {float(most)}")
-        text, count = HEADING.subn(f" ({score})</h4>", text, count=1)
+        heading = html.escape(f"{resources['nbgrader']['assignment']} ({score})")
+        text, count = HEADING.subn(lambda _: f"<h4>{heading}</h4>", text, count=1)
         if not count:
             raise LabError("nbgrader's template for feedback has no score in its heading")
     if found["lines"] and BELOW not in text:

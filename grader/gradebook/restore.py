@@ -20,7 +20,7 @@ from nbgrader.api import Gradebook, MissingEntry
 
 from grader import byhand, records
 from grader.course import Course
-from grader.gradebook import backups, entered, guard, mark
+from grader.gradebook import backups, entered, extensions, guard, mark
 from grader.gradebook.backups import Backup
 from grader.gradebook.faults import StorageFault, explained, holders
 from lab.errors import LabError
@@ -225,6 +225,7 @@ def reconcile(course: Course, time: datetime.datetime) -> list[entered.Key]:
                 record = replace(record, state="ungraded", reason=REASON, attempt="", unscored=[])
                 again.append(key)
             records.write(course, lab, student, record)
+        extensions.give_again(course, book, time)
     return again
 
 

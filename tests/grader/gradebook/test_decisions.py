@@ -9,13 +9,14 @@ import os
 import pytest
 
 from grader import records
-from grader.gradebook import decisions
+from grader.gradebook import backups, decisions
 from grader.late import set_due
 from grader.times import parse_time
 from tests.grader import small_lab
 from tests.grader.conftest import submit
 from tests.grader.small_lab import WRONG, answered
 from tests.grader.test_by_hand import ADA, BROKEN, extension, made
+from tests.grader.test_merge import PART
 
 pytestmark = pytest.mark.slow
 NAME = small_lab.NAME
@@ -89,6 +90,29 @@ def test_an_extension_is_not_undone_by_one_that_waits(late, quick):
     assert late.row()["due"] == "2026-01-13T12:00:00+00:00"
 
 
+def test_an_extension_and_a_score_outlive_the_gradebook(late, quick):
+    late.back_up()
+    assert late.lab("extend", "ada", NAME, "2026-01-13 12:00 UTC", "--why", "ill") == 0
+    assert late.lab("score", "mary", NAME, "4", "--why", "oral") == 0
+    backups.listed(late.book)[0].path.unlink()  # which was made after the extension
+    late.book.unlink()
+    assert late.lab("gradebook", "restore") == 0
+    assert extension(late) == datetime.timedelta(days=3)
+    assert (late.row()["extension"], late.row("mary")["score"]) == ("3 d: ill", "4.0")
+    made(late, ADA)  # as `lab grade` does, which works out the penalty anew
+    assert late.row()["score"] == "3.0"
+
+
+def test_lab_feedback_writes_the_pages_and_the_table(late, capsys):
+    late.by_hand("script-check", 1)
+    assert late.lab("feedback", NAME, "--to", str(late.course.root / "pages")) == 0
+    table = (late.course.root / "grades.csv").read_text()
+    assert f"ada,{NAME},1.6,5.0,graded" in table, table
+    page = late.course.root / "pages" / "ada" / f"{NAME}.html"
+    assert "20% of 2 points deducted" in page.read_text()
+    assert "(Score: 1.6 / 5.0)" in page.read_text()
+
+
 @pytest.mark.parametrize("words, said", [
     (["extend", "aad", NAME, "2026-01-11 12:00 UTC"], "no student aad in the roster; nearest: ada"),
     (["extend", "ada", "90_smal", "2026-01-11 12:00 UTC"], f"nearest: {NAME}"),
@@ -123,7 +147,7 @@ def test_a_persons_score_counts_however_often_it_is_graded_again(late, capsys):
     assert row["decision"].startswith("0 points, by ") and row["decision"].endswith(
         " UTC: =copied & pasted")
     page = late.course.root / "feedback" / "ada" / NAME / f"{NAME}.html"
-    assert "(Score: 0.0 / 5.0)</h4>" in page.read_text()
+    assert f"<h4>{NAME} (Score: 0.0 / 5.0)</h4>" in page.read_text()
     assert "score of this lab to 0 points. Reason: =copied &amp; pasted" in page.read_text()
     late.merge(late.result())
     late.merge(late.result("ada", WRONG))
@@ -133,6 +157,13 @@ def test_a_persons_score_counts_however_often_it_is_graded_again(late, capsys):
     assert late.lab("score", "ada", NAME, "--remove") == 0
     assert late.row()["decision"] == "" and late.row()["state"] == "ungraded"  # submitted again
     assert len(decisions.file_of(late.course).read_text().splitlines()) == 2  # who took it back
+
+
+def test_a_page_with_a_persons_score_does_not_say_that_it_is_not_graded(late):
+    late.merge(late.result(**PART))
+    assert late.lab("score", "ada", NAME, "4", "--why", "oral") == 0
+    page = late.course.root / "feedback" / "ada" / NAME / f"{NAME}.html"
+    assert f"<h4>{NAME} (Score: 4.0 / 5.0)</h4>" in page.read_text()
 
 
 def test_excused_is_no_score_and_no_0(late, capsys):

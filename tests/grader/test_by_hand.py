@@ -164,6 +164,7 @@ def test_a_note_on_a_missing_page_goes_when_there_is_one(desk):
     record = desk.merge(desk.result())
     records.write(desk.course, NAME, "ada", replace(record, notes=["no feedback: why", "other"]))
     found = made(desk, ADA)
+    found.keep(NAME, "ada", page_again=True)  # as `lab feedback` does
     ended = SimpleNamespace(body={"lab": NAME, "student": "ada"}, answer={}, fault="")
     found.paged(ended)
     assert records.last(desk.course, NAME, "ada").notes == ["other"]

@@ -78,7 +78,7 @@ by themselves. Half of all pairs among the {{ report.count }} students are above
 {%- if report.worked %}
 <h2>Like the worked solution</h2>
 {{ table("Half of the class is above %s. A right answer to a short exercise is often like the "
-         "solution; look for what one would not write by oneself."|format(
+         "solution; look for choices that two people would hardly make independently."|format(
          report.worked_median|percent), report.worked, "student", "compared with") }}
 {%- endif %}
 {%- if report.earlier %}
@@ -112,6 +112,11 @@ by themselves. Half of all pairs among the {{ report.count }} students are above
 {%- for student, why in report.left_out.items()|list %}{% if loop.index <= most_rows %}
 <tr><td>{{ student|visible }}</td><td>{{ why|visible }}</td></tr>
 {%- endif %}{% endfor %}</tbody></table>
+{%- if report.left_out|length > most_rows %}
+<p>and {{ report.left_out|length - most_rows }} more</p>{% endif %}
+{%- endif %}
+{%- if room[0] < 0 %}
+<p>The code of further pairs is not shown, to keep this page small.</p>
 {%- endif %}
 </body></html>
 """
@@ -121,7 +126,7 @@ def page(report: Report) -> str:
     """Return the HTML. Lines that both of a pair have, apart from blanks, are marked."""
     room = [MOST_CODE]
     return _template().render(
-        report=report, most_rows=MOST_ROWS, most_names=MOST_NAMES,
+        report=report, most_rows=MOST_ROWS, most_names=MOST_NAMES, room=room,
         side_by_side=lambda pair: _side_by_side(pair, report.texts, room))
 
 

@@ -178,6 +178,15 @@ def test_the_pair_that_is_shown_first_shares_names_and_comments_too():
     assert texts["eve"] > 0.9 > texts["ada"]
 
 
+def test_a_page_has_an_end(monkeypatch):
+    monkeypatch.setattr("grader.similarity.page.MOST_CODE", 100)
+    students = {f"s{at:04}": of(ONE) for at in range(1200)}
+    found = page(report("lab", students, 0.6, worked=of(ONE), left_out={
+        f"x{at}": "why" for at in range(700)}))
+    assert "not shown, to keep this page small" in found and "<pre>" not in found
+    assert "and 200 more" in found and "and 700 more" in found and len(found) < 200_000
+
+
 def test_who_has_the_worked_solution_or_last_years_is_named():
     made = report("lab", {"ada": of(ONE), "grace": of(OTHER)}, 0.6, worked=of(RENAMED),
                   earlier={"2025: eve": of(OTHER), "2025: bob": of(varied(7))})

@@ -42,7 +42,7 @@ def check(lab: Lab, problems: Problems) -> None:
     for cell in lab.of(Role.CHECK, Role.CHECK_SETUP):
         for call in script_calls(cell):
             if cell.role is Role.CHECK_SETUP:
-                problems.add(cell, call.node.lineno, "check.script belongs into the check cell")
+                problems.add(cell, call.node.lineno, "check.script belongs in the check cell")
             elif error := error_in(call.arguments.get("only"), call.arguments.get("given", NONE)):
                 problems.add(cell, call.node.lineno, f"check.script: {error}")
             elif not is_none(call.arguments.get("given", NONE)):
@@ -67,7 +67,7 @@ def error_in(only: ast.expr | None, given: ast.expr | None) -> str:
         freed(names_in(only))
         if not is_none(given):
             require_sound(ast.literal_eval(given))
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         return str(error)
     return ""
 
@@ -78,8 +78,10 @@ def is_none(node: ast.expr) -> bool:
 
 
 def with_given(lab: Lab, problems: Problems) -> Lab:
-    """Return the lab with `given=` in every script check. The references of a lab in which other
-    things are wrong are not run; then it comes back as it is."""
+    """Return the lab with `given=` in every script check.
+
+    If other things are wrong with the lab, no script is run and the lab comes back as it is.
+    """
     if problems.found:
         return lab
     return replace(lab, cells=tuple(_filled_in(cell, lab, problems) if cell.role is Role.CHECK
@@ -89,7 +91,7 @@ def with_given(lab: Lab, problems: Problems) -> Lab:
 def _filled_in(cell: Cell, lab: Lab, problems: Problems) -> Cell:
     source = cell.source
     # From the last call on, so that the places of the others stay.
-    for call in sorted(script_calls(cell), key=lambda call: call.node.lineno, reverse=True):
+    for call in sorted(script_calls(cell), key=_place, reverse=True):
         if "given" in call.arguments:
             continue
         try:
@@ -100,6 +102,10 @@ def _filled_in(cell: Cell, lab: Lab, problems: Problems) -> Cell:
         return cell
     tree = ast.parse(source)
     return replace(cell, source=source, tree=tree, names=analyse(tree))
+
+
+def _place(call: Call) -> tuple[int, int]:
+    return call.node.lineno, call.node.col_offset
 
 
 def script_calls(cell: Cell) -> list[Call]:
@@ -118,7 +124,7 @@ def names_in(node: ast.expr | None) -> list[str]:
 
 
 def _of(call: Call, cell: Cell, lab: Lab) -> dict[str, Any]:
-    """What the check of a call compares with. Raises LabError and ValueError."""
+    """Return what the check of a call compares with. Raises LabError and ValueError."""
     from lab.check import given
     from lab.check.job import resolve
 
@@ -143,7 +149,7 @@ def _of(call: Call, cell: Cell, lab: Lab) -> dict[str, Any]:
 
 
 def _shipped(root: Path) -> Iterator[tuple[str, str]]:
-    """The job scripts that the course and the labs in `root` give to students."""
+    """Yield the job scripts that the course and the labs in `root` give to students."""
     for folder in dict.fromkeys((workspace.CODE / "jobs", root / "code" / "jobs")):
         for script in sorted(folder.glob("*.sh")):
             yield f"code/{script.name}", script.read_text(encoding="utf-8")
@@ -151,7 +157,7 @@ def _shipped(root: Path) -> Iterator[tuple[str, str]]:
 
 @functools.lru_cache(maxsize=100)
 def _recorded(files: tuple[tuple[str, str], ...], path: str, turn: int) -> str:
-    """What lab.check.record makes of a reference, as JSON.
+    """Return what lab.check.record makes of a reference, as JSON.
 
     Args:
         files: all files of the workspace, each with its text.
@@ -169,8 +175,7 @@ def _recorded(files: tuple[tuple[str, str], ...], path: str, turn: int) -> str:
 
 
 def _untold(kept: dict[str, Any], answer: Cell, lab: Lab) -> Iterator[str]:
-    """What `given=` would say of the part of a script that the student writes, though nothing that
-    the student reads says so."""
+    """Yield the flags that the solution sets and the exercise does not state: `given=` would."""
     from lab.check.compared import spellings
 
     solution = "\n".join(found[2] for found in REGION.finditer(answer.source))
@@ -184,7 +189,7 @@ def _untold(kept: dict[str, Any], answer: Cell, lab: Lab) -> Iterator[str]:
 
 
 def _pairs(kept: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The flags in what is kept, each with its value, or with "" where it has none."""
+    """Yield the flags in what is kept, each with its value, or with "" where it has none."""
     from lab.check.compared import GPUS, NODES, RANKS
 
     runs = kept["runs"]
@@ -199,7 +204,7 @@ def _pairs(kept: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _exercise(answer: Cell, lab: Lab) -> Iterator[str]:
-    """The text below the exercise's heading."""
+    """Yield the text below the exercise's heading."""
     cells = list(lab.cells)
     for cell in reversed(cells[:cells.index(answer)]):
         if cell.role is Role.TEXT:
@@ -209,11 +214,12 @@ def _exercise(answer: Cell, lab: Lab) -> Iterator[str]:
 
 
 def _names(word: str, text: str) -> bool:
+    """Return whether a flag or a value stands in a text, and not within another."""
     return re.search(rf"(?<![\w.-]){re.escape(word)}(?![\w-]|\.\d)", text) is not None
 
 
 def _inserted(source: str, node: ast.Call, literal: str) -> str:
-    """`source` with `literal` as the last argument of a call."""
+    """Return `source` with `literal` as the last argument of a call."""
     lines = source.split("\n")[:node.end_lineno]
     lines[-1] = lines[-1].encode()[:node.end_col_offset].decode()
     found = []
@@ -228,7 +234,7 @@ def _inserted(source: str, node: ast.Call, literal: str) -> str:
 
 
 def _literal(kept: dict[str, Any]) -> str:
-    """`given=` as it stands in a notebook, one line of flags after the other."""
+    """Return `given=` as it stands in a notebook, one line of flags after the other."""
     def pairs(values: dict[str, Any], without: str) -> str:
         return "".join(f"{_string(name)}: {_string(value)}, "
                        for name, value in values.items() if name != without)

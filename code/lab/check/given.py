@@ -152,7 +152,7 @@ def _of_run(run: Run, told: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _same_file(path: str, trainer: str) -> bool:
-    """Whether `path` leads to the trainer. A relative path may, wherever the script changed to."""
+    """Return whether `path` leads to the trainer; a relative one may from some folder above it."""
     if path.startswith(("/", "$LAB_HOME/")):
         return place(path) == place(trainer)
     return f"/{place(trainer)}".endswith(f"/{posixpath.normpath(path)}")
@@ -164,33 +164,30 @@ def _of_flags(run: Run, told: Mapping[str, Any], free: frozenset[str]) -> Iterat
     mine, given = parse_unchecked(run.arguments), parse_unchecked(shlex.split(told["flags"]))
     given = replace(given, **{name: getattr(mine, name) for name in free
                               if name != "layers_per_chunk"})
-    try:
-        expected: Config | None = check(given, rank=0, world_size=run.world_size)
-    except UserError:  # the student's own flags do not fit what the exercise gives
-        expected = None
-    differing = [name for name in COMPARED if name not in free and not _equal(
-        name, run.flags, expected or _with_known(given, run.flags))]
-    # What only follows from another difference is not said.
-    causes = [name for name in differing if any(
+    apart = [name for name in COMPARED if name not in free and any(
         not _equal(spelling, mine, given) for spelling in (name, *SPELLINGS.get(name, ())))]
-    for name in causes or differing:
-        yield _sentence(name, run.flags, expected or given)
+    try:
+        expected = check(given, rank=0, world_size=run.world_size)
+    except UserError:  # what is free fits only what the student changed besides
+        yield from (_sentence(name, run.flags, given) for name in apart)
+        return
+    differing = [name for name in COMPARED
+                 if name not in free and not _equal(name, run.flags, expected)]
+    # A difference that only follows from another one is not said.
+    for name in [name for name in differing if name in apart] or differing:
+        yield _sentence(name, run.flags, expected)
 
 
 def _equal(name: str, one: Config, other: Config) -> bool:
     return bool(meaning(name, getattr(one, name)) == meaning(name, getattr(other, name)))
 
 
-def _with_known(given: Config, flags: Config) -> Config:
-    """Return `given` with the student's values where it has none before flags are checked."""
-    return replace(given, **{name: getattr(flags, name) for name in COMPARED
-                             if getattr(given, name) in (None, ())})
-
-
 def _sentence(name: str, mine: Config, wanted: Config) -> str:
     if name == "layers_per_chunk":
+        split = wanted.layers_per_chunk
+        told = repr(write_layout(split)) if split else "another one"
         return (f"--pipeline-model-parallel-layout '{_cut(write_layout(mine.layers_per_chunk))}'; "
-                f"the exercise uses '{write_layout(wanted.layers_per_chunk)}'")
+                f"the exercise uses {told}")
     has, value, flag = getattr(mine, name), getattr(wanted, name), spelled(name)
     if isinstance(has, bool):
         return f"{flag}; the exercise does not use it" if has else \

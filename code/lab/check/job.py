@@ -135,7 +135,7 @@ def resolve(recorded: dict[str, Any]) -> Job:
 
 
 def _other_programs(launches: list[Launch]) -> Iterator[str]:
-    """What the script starts that could train something besides the trainer."""
+    """Yield what the script starts that could train something besides the trainer."""
     for launch in launches:
         told = launch.torchrun if launch.program == "torchrun" else None
         if launch.program in LAUNCHERS:
@@ -147,7 +147,7 @@ def _other_programs(launches: list[Launch]) -> Iterator[str]:
 
 
 def _python_program(words: Sequence[str]) -> Iterator[str]:
-    """The file or the module that python runs with these arguments, but for its own modules."""
+    """Yield the file or the module that python runs, unless it is of the standard library."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word.endswith(".py"):
             yield word

@@ -91,7 +91,7 @@ REFUSED = [
     (START, "    other.py", "it does not start the trainer"),
     ("# %% tags=[\"check-setup\"]\nfrom lab import check", "# %% tags=[\"check-setup\"]\n"
      "from lab import check\ndef resolved():\n    return check.script('code/mine.sh')",
-     "check.script belongs into the check cell")]
+     "check.script belongs in the check cell")]
 
 
 @pytest.mark.parametrize(("old", "new", "says"), REFUSED, ids=[says[:40] for *_, says in REFUSED])

@@ -159,6 +159,24 @@ def test_the_cause_is_named_where_the_rest_no_longer_fits():
     assert found(student, ("--balance",), reference) == "--num-layers 2; the exercise uses 4"
 
 
+def test_what_does_not_fit_the_exercise_hides_no_difference():
+    """With the student's steps, which are free, the exercise's warm-up has no room."""
+    def made(flags):
+        words = MODEL.replace("--lr-warmup-fraction 0.2", "--lr-warmup-iters 4") + flags
+        return resolve(record({**LAUNCH, "arguments": ["--nproc_per_node", "2", FILE,
+                                                       *words.split()]}))
+
+    student = made(" --train-iters 3 --lr-decay-iters 100")
+    assert found(student, ("--train-iters",), made("")) == (
+        "--lr-decay-samples 800; the exercise does not use it")
+    student = job("--tensor-model-parallel-size 2 --num-attention-heads 2 --kv-channels 32 "
+                  "--pipeline-model-parallel-layout Ettt*2L")
+    reference = job("--num-attention-heads 1 --kv-channels 64")
+    assert set(found(student, ("--tensor-model-parallel-size",), reference).splitlines()) == {
+        "--pipeline-model-parallel-layout 'Et*4L'; the exercise uses another one",
+        "--kv-channels 32; the exercise uses 64", "--num-attention-heads 2; the exercise uses 1"}
+
+
 def test_what_is_kept_does_not_hold_what_is_free():
     only = ("--micro-batch-size", "--global-batch-size", "--nodes", "--nproc_per_node", "--lr",
             "--recompute-granularity", "--recompute-method", "--recompute-num-layers", "--balance")

@@ -182,7 +182,9 @@ def choose(course, arguments: argparse.Namespace) -> list[tuple[str, str]]:
 def require_lab(course, lab: str) -> None:
     from grader.course import require_known
 
-    require_known("lab", lab, course.labs(), f"{course.sources} or {course.root / 'source'}")
+    own = own_labs.folder()
+    require_known("lab", lab, course.labs(), f"{course.sources} or {course.root / 'source'}"
+                  + (f" or {own / 'grader' / 'source'}" if own else ""))
 
 
 def run_release(arguments: argparse.Namespace) -> int:

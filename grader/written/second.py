@@ -112,7 +112,10 @@ def read(course: Course, lab: str) -> list[Line]:
         return []
     except (OSError, UnicodeDecodeError) as error:
         raise LabError(f"{path} cannot be read: {error}") from error
-    rows = csv.DictReader(io.StringIO(text))
+    header = text.partition("\n")[0]
+    # Spreadsheets with a decimal comma save semicolons between the columns.
+    separator = ";" if ";" in header and "," not in header else ","
+    rows = csv.DictReader(io.StringIO(text), delimiter=separator)
     if missing := set(COLUMNS) - set(rows.fieldnames or ()):
         raise LabError(f"{path}: it has no column {min(missing)}; there should be "
                        f"{', '.join(COLUMNS)}")
@@ -199,6 +202,6 @@ def _page(course: Course, lab: str, answers: list[Answer]) -> bytes:
     settings = course.settings()
     settings.HTMLExporter.template_name = "classic"
     notebook = v4.new_notebook(cells=cells)
-    text, _ = Page(config=settings).from_notebook_node(notebook, {"metadata": {
-        "name": f"{lab}: answers for a second grader"}})
+    text, _ = Page(config=settings).from_notebook_node(notebook, {
+        "metadata": {"name": f"{lab}: answers for a second grader"}, "nbgrader": {}})
     return text.encode(errors="backslashreplace")

@@ -112,6 +112,15 @@ def test_a_second_draw_keeps_what_was_scored(graded, capsys):
     assert [one.score for one in rest] == [None] * 3
 
 
+def test_a_table_with_semicolons_and_a_decimal_comma_is_read(graded):
+    cli.main(["second", NAME, "--share", "0.2"])
+    path = second.folder(graded, NAME) / "scores.csv"
+    path.write_text("\ufeff" + path.read_text().replace(",why,2.0,,", ",why,2.0,1.5,")
+                    .replace(",", ";").replace("1.5", "1,5"))
+    (line,) = second.read(graded, NAME)
+    assert (line.cell, line.points, line.score) == ("why", 2.0, 1.5)
+
+
 def test_a_score_of_an_older_notebook_is_left_out(graded, capsys):
     cli.main(["second", NAME, "--share", "1"])
     fill(graded, dict.fromkeys(STUDENTS, 1))

@@ -71,15 +71,15 @@ def _show(found: Sequence[Any], waiting: int, gone: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from grader.records import printable
     from grader.written.agreement import FEW, agreement
+    from lab.terminal import visible
 
     table = Table("answer", "points", "both scored", "mean difference", "second - first", "kappa")
     for cell in sorted({pair.cell for pair in found}):
         mine = [pair for pair in found if pair.cell == cell]
         one = agreement(mine)
         kappa = "-" if one.kappa is None else f"{one.kappa:.2f}" + " (few)" * (one.count < FEW)
-        table.add_row(printable(cell), f"{mine[0].points:g}", str(one.count),
+        table.add_row(visible(cell), f"{mine[0].points:g}", str(one.count),
                       f"{one.mean_difference:.2f}", f"{one.bias:+.2f}", kappa)
     console = Console()
     if found:
@@ -87,7 +87,7 @@ def _show(found: Sequence[Any], waiting: int, gone: int) -> None:
     apart = sorted((pair for pair in found if pair.difference), key=lambda pair: (
         -abs(pair.difference) / pair.points, pair.answer))
     for pair in apart[:MOST_LISTED]:
-        print(printable(f"apart: {pair.student}, {pair.cell}: {pair.first:g} and {pair.second:g} "
+        print(visible(f"apart: {pair.student}, {pair.cell}: {pair.first:g} and {pair.second:g} "
                         f"of {pair.points:g}" + f" ({pair.comment})" * bool(pair.comment)))
     if len(apart) > MOST_LISTED:
         print(f"and {len(apart) - MOST_LISTED} more, in agreement.csv")

@@ -21,6 +21,7 @@ from grader import assign, lab_plan, records, results
 from grader.attempt import Attempt
 from grader.course import Course
 from grader.gradebook import notices
+from grader.gradebook.decisions import set_aside
 from grader.gradebook.faults import StorageFault, explained, fault_of
 from grader.gradebook.guard import protected
 from grader.late import penalise_again
@@ -78,6 +79,10 @@ class Batch:
         """Enter results that wait, leave alone what is current (unless `anew`); the rest."""
         rest = []
         for lab, student in work:
+            if why := set_aside(self.course, lab, student):
+                self.end(Outcome(student, lab, Record(
+                    "ungraded", self.course.digest(lab, student), why), 0.0, False))
+                continue
             result = None if anew else waiting(self.course, self.settings, lab, student)
             is_current = not anew and current(self.course, lab, student, self.book)
             # A node that was given up may say later that it ran out of time: no news by then.

@@ -19,6 +19,7 @@ from sqlalchemy.exc import OperationalError
 from traitlets.config import Config
 
 from grader.course import Course, digest_of_folder
+from grader.gradebook.decisions import set_aside
 from grader.gradebook.faults import explained
 from grader.gradebook.mark import sqlite_file
 from lab.errors import LabError
@@ -127,6 +128,8 @@ def state(course: Course, lab: str, student: str, book: Gradebook | None = None
           ) -> tuple[str, str]:
     """("graded", "") or ("ungraded", reason), for the submission as it is now."""
     digest, record = course.digest(lab, student), last(course, lab, student)
+    if why := set_aside(course, lab, student):
+        return "ungraded", why
     if (record and record.state == "ungraded" and record.digest == digest
             and not _scored_by_hand(course, lab, student, record, book)):
         return "ungraded", record.reason

@@ -46,7 +46,8 @@ def show(console, outcomes, rows, seconds: float) -> None:
                       for row in rows):
         console.print(f"to grade by hand: {waiting} of the graded, whose scores are those so far")
     kept = sum(not one.again and one.record.state == "graded" for one in outcomes)
-    final = [one for one in outcomes if not one.again and one.record.state == "ungraded"]
+    final = [one for one in outcomes if not one.again and one.record.attempt
+             and one.record.state == "ungraded"]
     console.print(f"{len(outcomes)} submissions in {seconds:.1f} s"
                   + (f", {kept} of them were graded already" if kept else ""))
     for lab in sorted({one.lab for one in final}):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import math
+import signal
 import sys
+import time
 from pathlib import Path
 
 from lab.errors import LabError
@@ -17,6 +20,7 @@ COLLECT = """examples:
   lab collect scans/ --pattern '{student}_{any}.ipynb'
   lab collect /srv/homes --below work/notebooks --lab 03_multi_node    a hub's homes
   lab collect exchange                           $LAB_EXCHANGE, or nbgrader's c.Exchange.root
+  lab collect /srv/homes --below work/notebooks --grade --every 10    grade on upload
 
 An archive does not say when a student handed in: without --received, it was when you collect.
 Every version is kept in received/; the newest is put into submitted/. More: docs/collecting.md."""
@@ -42,6 +46,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     collect.add_argument("--pattern", help="how a flat folder names files: {student}, {lab}, {any}")
     collect.add_argument("--below", metavar="FOLDER", help="SOURCE holds students' homes: take "
                          "STUDENT/FOLDER/LAB.ipynb and nothing else of them")
+    collect.add_argument("--grade", action="store_true",
+                         help="then grade whatever is not graded yet, as `lab grade` does")
+    collect.add_argument("--every", type=_minutes, metavar="MINUTES",
+                         help="again and again, until Ctrl-C")
     collect.set_defaults(run=run_collect)
     roster = subparsers.add_parser("roster", help="for instructors: the list of students",
                                    epilog=ROSTER, **raw)
@@ -64,7 +72,49 @@ def _course():
     return course
 
 
+def _minutes(text: str) -> float:
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = math.nan
+    if not 0 < minutes < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: give minutes, such as 10")
+    return minutes
+
+
 def run_collect(arguments: argparse.Namespace) -> int:
+    """Collect once, or again and again. A round that fails is reported, and the next one goes on:
+    an archive may be replaced while it is read."""
+    if arguments.every is None:
+        return _collect_once(arguments)
+    if arguments.received:
+        raise LabError("--every collects at other times than --received says: leave one out")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        while True:
+            try:
+                _collect_once(arguments)
+            except LabError as error:
+                print(f"lab: {error}", file=sys.stderr, flush=True)
+            time.sleep(60 * arguments.every)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _collect_once(arguments: argparse.Namespace) -> int:
+    from lab.cli import main
+
+    code = _collect(arguments)
+    if code or not arguments.grade:
+        return code
+    graded = main(["grade", arguments.lab or "--all"])
+    if graded == 130:
+        raise KeyboardInterrupt
+    return graded
+
+
+def _collect(arguments: argparse.Namespace) -> int:
     from grader.collect.collecting import Options, collect
     from grader.course import require_known
     from grader.times import now, parse_time

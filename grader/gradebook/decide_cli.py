@@ -1,4 +1,4 @@
-"""`lab extend` and `lab score`: what a person decides about students' labs."""
+"""`lab extend`, `lab score`, and `lab aside`: what a person decides about students' labs."""
 
 from __future__ import annotations
 
@@ -28,6 +28,15 @@ SCORE = """examples:
 
 Such a score replaces the graded one, late penalty included, however often you grade again."""
 
+ASIDE_USAGE = "lab aside STUDENT... LAB --why TEXT"
+ASIDE = """examples:
+  lab aside ada 03_multi_node --why "asked her for a notebook that opens"
+  lab aside ada 03_multi_node --remove       the next `lab grade` tries it again
+  lab aside                                  everything that is set aside, and why
+
+`lab grade` and `lab regrade` leave such a submission alone. It stays in submitted/, is ungraded in
+grades.csv with your reason, and is graded again as soon as the student submits another version."""
+
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     raw = {"formatter_class": argparse.RawDescriptionHelpFormatter}
@@ -44,7 +53,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     score.add_argument("--why", default="", metavar="TEXT",
                        help="the reason; the student's page shows it")
     score.set_defaults(run=run_score)
-    for parser in (extend, score):
+    aside = subparsers.add_parser("aside", help="for instructors: set an ungraded submission aside",
+                                  epilog=ASIDE, **raw)
+    aside.add_argument("words", nargs="*", metavar="STUDENT... LAB")
+    aside.add_argument("--why", default="", metavar="TEXT", help="the reason, for grades.csv")
+    aside.set_defaults(run=run_aside)
+    for parser in (extend, score, aside):
         parser.add_argument("--remove", action="store_true", help="take it back")
 
 
@@ -98,6 +112,47 @@ def run_score(arguments: argparse.Namespace) -> int:
             "what was graded counts again" if value is None else value if isinstance(value, str)
             else f"{value:g} points"))
     return _anew(course, lab, students)
+
+
+def run_aside(arguments: argparse.Namespace) -> int:
+    from grader.gradebook import decisions
+    from grader.gradebook.words import split
+    from grader.records import gradebook
+    from grader.report import save
+
+    course = _course()
+    words, why = arguments.words, arguments.why.strip()
+    if not (arguments.remove or why) and len(words) < 2:
+        return _list_aside(course, decisions.current(course, decisions.ASIDE), words)
+    with course.held(), gradebook(course) as book:
+        students, lab, rest = split(course, book, words, ASIDE_USAGE)
+        if not students or rest:
+            raise LabError(f"name students and a lab, and nothing else: {ASIDE_USAGE}")
+        if not arguments.remove:
+            if not why:
+                raise LabError("--why is missing: say why, for example --why \"empty file, asked "
+                               "for another\"; grades.csv shows it")
+            _require_ungraded(course, book, students, lab)
+        for student in students:
+            decisions.add(course, decisions.ASIDE, [student], lab,
+                          None if arguments.remove else course.digest(lab, student), why)
+    for student in students:
+        print(f"{student}, {lab}: " + ("`lab grade` tries it again" if arguments.remove
+                                       else "set aside"))
+    save(course)
+    return 0
+
+
+def _require_ungraded(course, book, students: Sequence[str], lab: str) -> None:
+    from grader.records import state
+
+    for student in students:
+        if not course.submitted(lab, student):
+            raise LabError(f"{student} has submitted nothing for {lab}: there is nothing to set "
+                           f"aside; `lab score {student} {lab} excused` excuses a student")
+        if state(course, lab, student, book)[0] == "graded":
+            raise LabError(f"{lab} of {student} is graded: only an ungraded submission can be set "
+                           f"aside; `lab score {student} {lab} POINTS` replaces a score")
 
 
 def _lists(course, arguments: argparse.Namespace) -> bool:
@@ -168,6 +223,13 @@ def _list_scores(found, words: Sequence[str]) -> int:
               else one.value, one.why, one.who, one.at[:16].replace("T", " "))
              for key, one in sorted(found.items()) if _wanted(one, words)]
     return _show(("student", "lab", "score", "why", "who", "when (UTC)"), lines, "scores")
+
+
+def _list_aside(course, found, words: Sequence[str]) -> int:
+    lines = [(one.student, one.lab, one.why, one.who, one.at[:16].replace("T", " "),
+              "" if one.value == course.digest(one.lab, one.student) else "submitted again since")
+             for key, one in sorted(found.items()) if _wanted(one, words)]
+    return _show(("student", "lab", "why", "who", "when (UTC)", ""), lines, "set aside")
 
 
 def _wanted(one, words: Sequence[str]) -> bool:

@@ -19,7 +19,7 @@ from grader.course import Course
 from lab.errors import LabError
 from lab.workspace import put_whole
 
-SCORE, EXTENSION = "score", "extension"
+SCORE, EXTENSION, ASIDE = "score", "extension", "aside"
 EXCUSED = "excused"
 
 
@@ -27,10 +27,11 @@ EXCUSED = "excused"
 class Decision:
     """One line of the file."""
 
-    kind: str  # score | extension
+    kind: str  # score | extension | aside
     student: str
     lab: str
-    value: float | str | None  # points, "excused", or a due date in ISO 8601; None: taken back
+    value: float | str | None  # points or "excused"; a due date in ISO 8601; the digest of the
+    # submission that is set aside; None: taken back
     why: str
     who: str  # the user who typed the command
     at: str  # UTC
@@ -62,6 +63,15 @@ def last(course: Course, kind: str) -> dict[tuple[str, str], Decision]:
             if one.kind == kind}
 
 
+def set_aside(course: Course, lab: str, student: str) -> str:
+    """Return why a person set aside what is submitted now; empty when nobody did. A new version of
+    the submission is graded again."""
+    found = current(course, ASIDE).get((lab, student))
+    if found is None or found.value != course.digest(lab, student):
+        return ""
+    return f"set aside by {found.who}: {found.why}"
+
+
 @functools.lru_cache(maxsize=2)
 def _read(path: Path, changed: int, size: int) -> list[Decision]:
     found = []
@@ -78,7 +88,8 @@ def _sound(one: Decision) -> Decision:
     """Raise ValueError for what the file cannot hold."""
     texts = (one.kind, one.student, one.lab, one.why, one.who, one.at)
     by_kind = {SCORE: one.value is None or one.value == EXCUSED or _is_number(one.value),
-               EXTENSION: one.value is None or isinstance(one.value, str)}
+               EXTENSION: one.value is None or isinstance(one.value, str),
+               ASIDE: one.value is None or isinstance(one.value, str)}
     if not all(isinstance(text, str) for text in texts) or not by_kind.get(one.kind):
         raise ValueError
     return one
@@ -94,10 +105,11 @@ def add(course: Course, kind: str, students: Sequence[str], lab: str, value: flo
 
     Args:
         course: the course folder.
-        kind: SCORE or EXTENSION.
+        kind: SCORE, EXTENSION, or ASIDE.
         students: their ids.
         lab: name of the lab.
-        value: points, EXCUSED, or a due date in ISO 8601; None takes an earlier decision back.
+        value: points or EXCUSED, a due date in ISO 8601, or a digest; None takes an earlier
+            decision back.
         why: the reason, in the instructor's words.
     """
     path = file_of(course)

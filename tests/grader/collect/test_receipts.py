@@ -217,3 +217,59 @@ def test_who_went_back_to_an_earlier_version_is_pointed_out_and_may_be_taken(
     assert submitted("ada") == answer("a = 2")
     line = take(tmp_path / "in", received=now())[FILE]
     assert (line.verdict, line.why) == ("new", "") and submitted("ada") == answer("a = 1")
+
+
+@pytest.fixture
+def rounds(command, monkeypatch, answer, tmp_path):
+    """`lab collect FOLDER --every 10` with these words, until Ctrl-C in the third pause."""
+    folder, said = put(tmp_path / "in", {f"ada/{NAME}.ipynb": answer()}), []
+
+    def sleep(seconds: float) -> None:
+        said.append(seconds)
+        put(folder, {f"grace/{NAME}.ipynb": answer()} if len(said) == 1 else {})
+        if len(said) == 2:
+            (folder / "ada").rename(tmp_path / "away")
+            (folder / "grace").rename(tmp_path / "away too")
+        if len(said) == 3:
+            raise KeyboardInterrupt
+
+    def rounds(*words: str):
+        graded = []
+        monkeypatch.setattr("grader.collect.cli.time.sleep", sleep)
+        monkeypatch.setattr("grader.cli.run_grade", lambda given: graded.append(given.lab) or 0)
+        return command("collect", str(folder), "--every", "10", *words), said, graded
+
+    return rounds
+
+
+def test_collecting_every_ten_minutes_goes_on_after_a_round_without_anything(rounds):
+    done, pauses, graded = rounds("--grade", "--lab", NAME)
+    assert done.returncode == 130 and pauses == [600] * 3 and "Traceback" not in done.stderr
+    assert graded == [NAME] * 2  # not after the round in which nothing was taken
+    assert done.stdout.count("1 new, 0 same") == 1 and "1 new, 1 same" in done.stdout
+    assert "nothing was taken" in done.stderr
+
+
+def test_a_round_that_fails_is_said_and_the_next_one_comes(rounds, monkeypatch):
+    monkeypatch.setattr("grader.collect.collecting.collect", _no_archive)
+    done, pauses, graded = rounds("--grade")
+    assert (done.returncode, len(pauses), graded) == (130, 3, [])
+    assert done.stderr.count("no sound zip") == 3
+
+
+def _no_archive(*arguments):
+    raise LabError("no sound zip")
+
+
+@pytest.mark.parametrize("words, said", [
+    (["--every", "0"], "give minutes, such as 10"), (["--every", "soon"], "give minutes"),
+    (["--every", "nan"], "give minutes"), (["--every", "inf"], "give minutes")])
+def test_minutes_that_are_none_are_refused(command, capsys, words, said):
+    with pytest.raises(SystemExit):
+        command("collect", "folder", *words)
+    assert said in capsys.readouterr().err
+
+
+def test_every_and_received_contradict_each_other(command, tmp_path):
+    done = command("collect", str(tmp_path), "--every", "1", "--received", "2026-01-31 12:00 UTC")
+    assert done.returncode == 1 and "leave one out" in done.stderr

@@ -9,8 +9,10 @@ import os
 import pytest
 
 from grader import records
+from grader.batch import Batch
 from grader.gradebook import backups, decisions
 from grader.late import set_due
+from grader.settings import Grading
 from grader.times import parse_time
 from tests.grader import small_lab
 from tests.grader.conftest import submit
@@ -194,3 +196,39 @@ def test_a_damaged_line_is_an_error_and_no_score_is_dropped(late, quick, capsys)
         path.write_text(json.dumps(wrong)[:40 if wrong == "{" else None] + "\n")
         with pytest.raises(records.LabError, match="line 1 is damaged"):
             late.row()
+
+
+def test_a_submission_that_is_set_aside_is_left_alone_until_another_comes(office, capsys):
+    office.merge(office.result("ada", "a = 1", **BROKEN))
+    assert office.lab("aside", "ada", NAME, "--why", "asked for another") == 0
+    row = office.row()
+    assert (row["state"], row["score"]) == ("ungraded", "")
+    assert row["reason"].endswith(": asked for another") and "set aside by " in row["reason"]
+    ended = []
+    with records.gradebook(office.course) as book:
+        batch = Batch(office.course, Grading(), office.config, book, None, ended.append)
+        for anew in (False, True):
+            assert batch.sort_out([(NAME, "ada")], anew) == []
+    assert [one.again for one in ended] == [False, False]
+    capsys.readouterr()
+    assert office.lab("aside") == 0 and "asked for another" in capsys.readouterr().out
+    submit(office.course, "ada", answered(office.released, WRONG))
+    assert "set aside" not in office.row()["reason"]
+    with records.gradebook(office.course) as book:
+        batch = Batch(office.course, Grading(), office.config, book, None, ended.append)
+        assert batch.sort_out([(NAME, "ada")], False) == [(NAME, "ada")]
+
+
+@pytest.mark.parametrize("words, said", [
+    (["aside", "ada", NAME, "--why", "x"], "is graded: only an ungraded submission"),
+    (["aside", "mary", NAME, "--why", "x"], "mary has submitted nothing"),
+    (["aside", "ada", NAME], "--why is missing"),
+    (["aside", NAME, "--why", "x"], "name students and a lab"),
+    (["aside", "ada", NAME, "now", "--why", "x"], "and nothing else"),
+    (["aside", "aad", NAME, "--why", "x"], "nearest: ada"),
+])
+def test_what_cannot_be_set_aside_is_refused(office, capsys, words, said):
+    office.merge(office.result())
+    assert office.lab(*words) == 1
+    assert said in (error := capsys.readouterr().err), error
+    assert not decisions.file_of(office.course).exists()

@@ -262,12 +262,15 @@ def grade_all(course: Course, work: Work, done: Callable[[Outcome], None], *, an
     """
     from grader import sandbox
 
-    backend = sandbox.choose(settings_of(course.settings()).sandbox or None)
-    with explained(course.root):
-        sandbox.self_test(backend, course.root)
-    with prepared(course, sorted({lab for lab, _ in work})) as (settings, config, book):
-        count = min(workers or settings.worker_count(), max(1, len(work)))
-        with Pool(count, worker_command(course, backend.name), log_file(course)) as pool:
+    settings = settings_of(course.settings())
+    backend = sandbox.choose(settings.sandbox or None)
+    count = min(workers or settings.worker_count(), max(1, len(work)))
+    with explained(course.root):  # workers take a second to start: meanwhile comes the self-test
+        pool = Pool(count, worker_command(course, backend.name), log_file(course))
+    with pool:
+        with explained(course.root):
+            sandbox.self_test(backend, course.root)
+        with prepared(course, sorted({lab for lab, _ in work})) as (settings, config, book):
             batch = Batch(course, settings, config, book, pool, done, backend.name)
             try:
                 rest = batch.sort_out(work, anew)
@@ -275,6 +278,8 @@ def grade_all(course: Course, work: Work, done: Callable[[Outcome], None], *, an
             except KeyboardInterrupt as error:
                 batch.stopped()
                 raise Stopped(batch.outcomes) from error
+            finally:
+                pool.stop()  # while the course is still held
     return batch.outcomes
 
 

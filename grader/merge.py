@@ -7,6 +7,7 @@ rows: nothing is lost, nothing is there twice.
 
 from __future__ import annotations
 
+import datetime
 import json
 import shutil
 from typing import Any
@@ -96,7 +97,7 @@ def _enter(course: Course, settings: Config, book: Gradebook, attempt: Attempt) 
     """Scores, comments and the late penalty, uncommitted; the submission."""
     lab, student = attempt.lab, attempt.student
     enrol(book, student)
-    submission = submission_in(book, lab, student, timestamp=stamped(course, lab, student))
+    submission = _submission(book, lab, student, stamped(course, lab, student))
     found = next(one for one in submission.notebooks if one.name == lab)
     notebook = nbformat.from_dict(attempt.notebook)
     step = SaveAutoGrades(config=settings)
@@ -115,6 +116,24 @@ def _enter(course: Course, settings: Config, book: Gradebook, attempt: Attempt) 
     book.db.refresh(found)  # its score is the sum of what was just entered
     penalise(settings, submission, found, student)
     return submission
+
+
+def _submission(book: Gradebook, lab: str, student: str, when: datetime.datetime | None) -> Any:
+    """Return the gradebook's submission, with its time of receipt uncommitted. A new one is
+    committed, since nbgrader's API makes it.
+
+    Args:
+        book: the open gradebook.
+        lab: name of the lab.
+        student: the student's id.
+        when: time of receipt.
+    """
+    try:
+        found = book.find_submission(lab, student)
+    except MissingEntry:
+        return submission_in(book, lab, student, timestamp=when)
+    found.timestamp = when and when.astimezone(datetime.UTC).replace(tzinfo=None)
+    return found
 
 
 def _put_notebook(course: Course, attempt: Attempt) -> None:

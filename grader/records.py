@@ -209,6 +209,8 @@ def submission_in(book: Gradebook, lab: str, student: str, **fields: Any) -> Any
 
 def enrol(book: Gradebook, student: str) -> None:
     """Into the gradebook; formgrader calls who has no name there "None, None"."""
-    found = book.update_or_create_student(student)
-    if not found.last_name and not found.first_name:
-        book.update_or_create_student(student, last_name=student, first_name="")
+    with contextlib.suppress(MissingEntry):
+        found = book.find_student(student)
+        if found.last_name or found.first_name:
+            return
+    book.update_or_create_student(student, last_name=student, first_name="")

@@ -10,6 +10,7 @@ from lab import own_labs, workspace
 from lab.build import Role, read
 from lab.build.cli import build
 from lab.build.notebooks import notebooks, release_path
+from lab.build.shortcuts import similar
 from lab.build.stubs import BEGIN, answered, unanswered
 from tests.labs import graded
 
@@ -67,6 +68,11 @@ def test_the_untouched_release_has_no_marks_and_says_what_to_do(path, home):
 @each_lab
 def test_every_mutant_is_rejected_with_its_hint(path, home):
     assert graded.unproven(lab_of(path), home) == []
+
+
+@each_lab
+def test_no_answer_resembles_a_function_without_a_mask(path):
+    assert similar(lab_of(path)) == []
 
 
 @each_lab

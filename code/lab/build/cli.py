@@ -6,9 +6,13 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lab import own_labs, workspace
 from lab.errors import LabError
+
+if TYPE_CHECKING:
+    from lab.build.lab import Lab
 
 # The folders that hold made notebooks and nothing else that ends with .ipynb.
 MADE = ("notebooks/*.ipynb", "notebooks/worked/*.ipynb", "grader/source/*/*.ipynb")
@@ -30,8 +34,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(arguments: argparse.Namespace) -> int:
     root = own_labs.chosen(arguments.folder) or workspace.CHECKOUT
     missing: list[str] = []
+    labs: list[Lab] = []
     changed = build(root, arguments.labs, worked=not arguments.no_worked,
-                    write=not arguments.check, missing=missing if arguments.draft else None)
+                    write=not arguments.check, missing=missing if arguments.draft else None,
+                    labs=labs)
     for line in missing:
         print(f"draft: {line}", file=sys.stderr)
     for path in changed:
@@ -40,11 +46,16 @@ def run(arguments: argparse.Namespace) -> int:
         print("run `lab build`")
     elif not changed:
         print("all notebooks are up to date")
+    if not arguments.check:
+        from lab.build.shortcuts import warnings
+
+        for line in (line for lab in labs for line in warnings(lab)):
+            print(f"warning: {line}", file=sys.stderr)
     return 1 if arguments.check and changed else 0
 
 
 def build(root: Path, names: list[str] | None = None, *, worked: bool = True, write: bool = True,
-          missing: list[str] | None = None) -> list[str]:
+          missing: list[str] | None = None, labs: list[Lab] | None = None) -> list[str]:
     """Make the stale notebooks of some labs, and return their paths relative to `root`.
 
     Args:
@@ -53,10 +64,11 @@ def build(root: Path, names: list[str] | None = None, *, worked: bool = True, wr
         worked: whether to make worked notebooks.
         write: whether to write anything, or only find what is stale.
         missing: for drafts: gets a line for everything that a finished lab would need.
+        labs: gets the labs as they were read.
 
     Raises LabError with all errors of all these labs, and then nothing is written.
     """
-    made = make(root, _solutions(root, names or []), worked, missing)
+    made = make(root, _solutions(root, names or []), worked, missing, labs)
     stale = {path: text for path, text in made.items()
              if not (root / path).is_file() or (root / path).read_bytes() != text.encode()}
     gone = _left_over(root, made, names or [])
@@ -69,8 +81,8 @@ def build(root: Path, names: list[str] | None = None, *, worked: bool = True, wr
     return sorted([*stale, *gone])
 
 
-def make(root: Path, solutions: list[Path], worked: bool, missing: list[str] | None = None
-         ) -> dict[str, str]:
+def make(root: Path, solutions: list[Path], worked: bool, missing: list[str] | None = None,
+         read_labs: list[Lab] | None = None) -> dict[str, str]:
     """The text of all files that are made from these solutions, by path relative to `root`."""
     from lab.build.notebooks import notebooks
     from lab.build.problems import Problems
@@ -91,6 +103,8 @@ def make(root: Path, solutions: list[Path], worked: bool, missing: list[str] | N
         lines.append(f"solutions/{stray.name}: outputs live in it; keep the .py only")
     if lines:
         raise LabError("\n".join([f"{len(lines)} errors, nothing is written", *lines]))
+    if read_labs is not None:
+        read_labs += labs
     return {path: text for lab in labs for path, text in notebooks(lab, worked).items()}
 
 

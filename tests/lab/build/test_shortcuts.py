@@ -1,0 +1,52 @@
+"""`lab build` warns of imports that give an answer away, and of nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from lab import workspace
+from lab.build.problems import Problems
+from lab.build.reading import read_into
+from lab.build.shortcuts import Recorded, Shortcut, passing, similar, warnings
+
+LAB = workspace.CHECKOUT / "solutions" / "05_pipeline_1.py"
+BUBBLE = Shortcut("bubble", "minimegatron.formulas", "bubble_fraction")
+
+
+@pytest.fixture
+def unmasked(tmp_path):
+    """The lab on pipelines without `minimegatron` among its masks."""
+    path = tmp_path / LAB.name
+    text = LAB.read_text()
+    assert text.count('"minimegatron",') == 1
+    path.write_text(text.replace('"minimegatron",', ""))
+    return read_into(path, Problems(path))
+
+
+def test_what_resembles_an_answer_is_found(unmasked):
+    assert BUBBLE in similar(unmasked)
+
+
+def test_only_what_gives_the_same_results_passes():
+    calls = {"bubble": [Recorded((), {"p": 4, "m": 1}, 0.75), Recorded((2, 1), {}, 0.5)]}
+    others = [Shortcut("bubble", "minimegatron.formulas", name)
+              for name in ("bubble_overhead", "nosuch", "parameters")]
+    ends = [Shortcut("bubble", "os", "_exit"), Shortcut("bubble", "signal", "pause")]
+    assert passing(calls, [*others, *ends, BUBBLE]) == [BUBBLE]
+    assert passing({}, [BUBBLE]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_build_warns_and_names_the_mask(unmasked):
+    (line,) = warnings(unmasked)
+    assert "answer bubble: `from minimegatron.formulas import bubble_fraction as bubble`" in line
+    assert line.endswith('check.mask("minimegatron.formulas.bubble_fraction")')
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_lab_that_does_not_run_is_said(unmasked):
+    unmasked.path.write_text(unmasked.path.read_text().replace("import math\n", "import nosuch\n"))
+    (line,) = warnings(unmasked)
+    assert "is unknown, because the lab with its own answers does not run: ModuleNotFound" in line

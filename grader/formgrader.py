@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 
 from grader.course import Course, default_root
 from grader.gradebook.guard import protected
@@ -18,15 +19,22 @@ from lab.start import only_once, say, undisturbed
 
 
 def serve(port: int | None, ip: str, hub: Sequence[str] | None = None) -> int:
-    """Until Ctrl-C; `hub`: as a hub's server, with these arguments. Raises LabError when it cannot
-    start, or already runs."""
+    """Serve until Ctrl-C. Several instructors of a hub may do so at once, each in a container.
+
+    Args:
+        port: where JupyterLab listens; None for the first free port.
+        ip: the address at which it can be reached.
+        hub: the arguments that a JupyterHub gave; None without a hub.
+
+    Raises LabError when it cannot start, or already runs.
+    """
     course = Course(default_root())
     course.make()
     course.settings()
     (course.root / ".cluster").mkdir(exist_ok=True)  # where Jupyter keeps its log and settings
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    with (only_once(course.root), protected(gradebook_file(course)),
+    with (only_once(course.root, shared=hub is not None), protected(gradebook_file(course)),
           contextlib.ExitStack() as started):
         say("Starting JupyterLab with formgrader")
         try:
@@ -50,4 +58,5 @@ def _jupyter(course: Course, port: int | None, ip: str, hub: Sequence[str] | Non
     variables = {"LAB_COURSE": str(course.root), ISOLATED_VARIABLE: "1", "PYTHONSAFEPATH": "1"}
     if hub is None:
         return Jupyter(course.root, variables, port, ip, instructor=True)
-    return HubServer(course.root, variables, place_from(os.environ), hub, instructor=True)
+    return HubServer(course.root, variables, place_from(os.environ), hub, instructor=True,
+                     own=Path.home())

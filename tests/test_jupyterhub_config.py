@@ -71,6 +71,29 @@ def test_an_instructor_reads_the_homes_that_are_there(load):
                    spawner(config, "ada").extra_host_config["security_opt"])
 
 
+def test_homes_in_a_folder_show_newcomers_by_themselves(load, tmp_path):
+    homes = tmp_path / "homes"
+    config = load(HOMES=str(homes))
+    made = spawner(config, "ada")
+    assert made.volumes == {f"{homes}/{{username}}": "/home/jovyan"}
+    status = (homes / "ada").stat()
+    assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (1000, 100, 0o700)
+    assert spawner(config, "prof").volumes == {
+        f"{homes}/{{username}}": "/home/jovyan", "labs-course": "/home/jovyan/course",
+        str(homes): {"bind": "/srv/homes", "mode": "ro"}}
+    (homes / "ada" / "kept").touch()
+    spawner(config, "ada")
+    assert (homes / "ada" / "kept").exists()
+
+
+def test_a_folder_of_homes_that_cannot_be_is_refused(load, tmp_path, monkeypatch):
+    with pytest.raises(SystemExit, match="LABS_HOMES=homes is no absolute path"):
+        load(HOMES="homes")
+    monkeypatch.setattr("os.geteuid", lambda: 1001)
+    with pytest.raises(SystemExit, match="run the hub as root"):
+        load(HOMES=str(tmp_path))
+
+
 def test_the_rosters_file_may_have_a_spreadsheets_mark(load):
     assert "ada" in load(roster="\ufeff" + CLASS).Authenticator.allowed_users
 

@@ -44,10 +44,11 @@ class HubServer(Jupyter):
     """jupyterhub-singleuser; `arguments` are the hub's own."""
 
     def __init__(self, home: Path, environment: dict[str, str], place: Place,
-                 arguments: Sequence[str], instructor: bool = False) -> None:
+                 arguments: Sequence[str], instructor: bool = False, own: Path | None = None
+                 ) -> None:
         self.arguments = list(arguments)
-        own = {"localhost": LOOPBACK, "::": "[::1]"}.get(place.ip, place.ip)
-        super().__init__(home, environment, place.port, own, instructor, place.prefix)
+        ip = {"localhost": LOOPBACK, "::": "[::1]"}.get(place.ip, place.ip)
+        super().__init__(home, environment, place.port, ip, instructor, place.prefix, own)
 
     def _make_token(self) -> str:
         return ""  # the hub asks its users who they are

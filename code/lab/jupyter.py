@@ -82,16 +82,19 @@ def _die_with_parent() -> None:
 class Jupyter:
     """One JupyterLab server with a token of its own; `ip` says from where it can be reached.
 
-    `base_url` is the path below which it answers, as behind a hub or a proxy: "/user/x/".
+    `base_url` is the path below which it answers, as behind a hub or a proxy: "/user/x/". Its log
+    and settings are kept in `own`, which is `home` unless several servers show the same folder.
     """
 
     def __init__(self, home: Path, environment: dict[str, str], port: int | None,
-                 ip: str = LOOPBACK, instructor: bool = False, base_url: str = "/") -> None:
+                 ip: str = LOOPBACK, instructor: bool = False, base_url: str = "/",
+                 own: Path | None = None) -> None:
         self.home, self.wanted, self.ip, self.base_url = home, port, ip, base_url
+        self.own = own or home
         self.host = LOOPBACK if ip == "0.0.0.0" else ip
-        self.log = home / ".cluster" / "jupyter.log"
+        self.log = self.own / ".cluster" / "jupyter.log"
         self.variables = {**os.environ, **environment,
-                          "JUPYTER_CONFIG_PATH": str(offline_settings(home, instructor))}
+                          "JUPYTER_CONFIG_PATH": str(offline_settings(self.own, instructor))}
         self.token = self._make_token()
         self.starts = 0
         self.asked = False
@@ -113,7 +116,7 @@ class Jupyter:
         self.starts += 1
         self.port = self._choose_port()
         self.root = f"http://{self.host}:{self.port}/{self.base_url.strip('/')}".rstrip("/")
-        shell = ["/bin/bash", "--rcfile", str(shell_start_file(self.home))]
+        shell = ["/bin/bash", "--rcfile", str(shell_start_file(self.own))]
         command = [sys.executable, *self._program(), f"--ServerApp.root_dir={self.home}",
                    f"--ServerApp.terminado_settings={{'shell_command': {shell}}}"]
         if os.geteuid() == 0:

@@ -63,13 +63,18 @@ def run_install(arguments: argparse.Namespace) -> None:
 
 
 @contextlib.contextmanager
-def only_once(home: Path) -> Iterator[None]:
-    """Hold the workspace. Raises LabError with the address when somebody else does."""
+def only_once(home: Path, *, shared: bool = False) -> Iterator[None]:
+    """Hold the workspace. Raises LabError with the address when somebody else does.
+
+    Args:
+        home: the workspace, or a course folder.
+        shared: let others hold it at the same time who also share it.
+    """
     path = home / ".cluster" / "start.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError as error:
             lock.seek(0)
             raise LabError(f"the lab already runs in {home}: {lock.read().strip()}") from error

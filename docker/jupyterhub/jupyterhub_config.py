@@ -15,7 +15,9 @@ NETWORK = os.environ.get("LABS_NETWORK", "labs")
 IMAGE = os.environ.get("LABS_IMAGE", "large-scale-training-labs")  # :student and :instructor
 ROSTER = Path(os.environ.get("LABS_ROSTER", HERE / "students.csv"))
 INSTRUCTORS = set(os.environ.get("LABS_INSTRUCTORS", "").split())
-HOME = "labs-{username}"  # a volume; DockerSpawner fills in the name
+HOMES = os.environ.get("LABS_HOMES", "")  # a folder of this machine; without it, volumes
+HOME = f"{HOMES}/{{username}}" if HOMES else "labs-{username}"  # DockerSpawner fills in the name
+JOVYAN = (1000, 100)  # user and group in the images
 COURSE = "labs-course"  # a volume too: the gradebook
 NAMES = r"[a-z0-9][a-z0-9._-]{0,62}"  # safe as a folder, as a volume and as an id of the roster
 
@@ -46,23 +48,42 @@ def gateway():
                 f"-o com.docker.network.bridge.enable_icc=false {NETWORK}")
 
 
-async def of_an_instructor(spawner):
-    """Instructors get formgrader, the course, and the homes of those who have one, to read."""
+async def before_a_start(spawner):
+    """A home in LABS_HOMES is made; instructors get formgrader, the course, and all homes to read.
+    """
+    if HOMES:
+        home = Path(HOMES) / spawner.user.name
+        if not home.exists():
+            home.mkdir(mode=0o700, parents=True)
+            os.chown(home, *JOVYAN)
     if spawner.user.name not in INSTRUCTORS:
         return
-    listed = await spawner.docker("volumes")
-    there = {volume["Name"] for volume in listed["Volumes"] or []}
-    homes = {HOME.format(username=name): {"bind": f"/srv/homes/{name}", "mode": "ro"}
-             for name in sorted(STUDENTS)}
     spawner.image = f"{IMAGE}:instructor"
     spawner.cmd = ["lab", "formgrader", "--hub"]
     spawner.volumes = {HOME: "/home/jovyan", COURSE: "/home/jovyan/course",
-                       **{name: bind for name, bind in homes.items() if name in there}}
+                       **await homes_to_read(spawner)}
     spawner.extra_host_config = LOCKED | {"security_opt": [
         *LOCKED["security_opt"], f"seccomp={SANDBOX}"]}
 
 
+async def homes_to_read(spawner):
+    """The folder of all homes, in which newcomers appear by themselves; or the volumes that are
+    there when the instructor's container starts."""
+    if HOMES:
+        return {HOMES: {"bind": "/srv/homes", "mode": "ro"}}
+    listed = await spawner.docker("volumes")
+    there = {volume["Name"] for volume in listed["Volumes"] or []}
+    homes = {HOME.format(username=name): {"bind": f"/srv/homes/{name}", "mode": "ro"}
+             for name in sorted(STUDENTS)}
+    return {name: bind for name, bind in homes.items() if name in there}
+
+
 STUDENTS = students()
+if HOMES and not os.path.isabs(HOMES):
+    stop(f"LABS_HOMES={HOMES} is no absolute path, such as /srv/labs/homes")
+if HOMES and os.geteuid() != 0:
+    stop(f"LABS_HOMES={HOMES}: only root can give each home to its student's container "
+         f"(user {JOVYAN[0]}); run the hub as root, or leave LABS_HOMES out")
 if bad := sorted(name for name in STUDENTS | INSTRUCTORS if not re.fullmatch(NAMES, name)):
     stop(f"{bad[0]!r} cannot be a user here: a name has to match {NAMES}")
 if both := STUDENTS & INSTRUCTORS:
@@ -89,7 +110,7 @@ c.DockerSpawner.mem_limit = os.environ.get("LABS_MEMORY", "3G")
 c.DockerSpawner.cpu_limit = float(os.environ.get("LABS_CPUS", "2"))
 c.DockerSpawner.extra_host_config = LOCKED
 c.DockerSpawner.environment = {"OMP_NUM_THREADS": "1"}
-c.DockerSpawner.pre_spawn_hook = of_an_instructor
+c.DockerSpawner.pre_spawn_hook = before_a_start
 c.Spawner.default_url = "/lab/tree/notebooks/00_welcome.ipynb"
 c.Spawner.start_timeout = 120  # seconds; the first start lays out the labs
 c.Spawner.http_timeout = 120

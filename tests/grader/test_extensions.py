@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from grader import formgrader
+from grader import formgrader, records
 from grader.course import Course
+from lab.errors import LabError
 from lab.jupyter import INSTRUCTORS, Jupyter, offline_settings
+from lab.start import only_once
 
 PROGRAM = str(Path(sys.executable).with_name("jupyter"))
 
@@ -115,3 +117,37 @@ def test_modules_beside_a_submitted_notebook_do_not_run_in_the_instructors_kerne
     inside = subprocess.run([sys.executable, "-c", shell], cwd=os.sep, env=variables,
                             capture_output=True, text=True, timeout=60)
     assert inside.stdout.strip() == str(not by_instructor), inside.stderr
+
+
+def test_several_instructors_of_a_hub_share_a_course_and_one_without_a_hub_does_not(tmp_path):
+    with only_once(tmp_path, shared=True), only_once(tmp_path, shared=True), \
+            pytest.raises(LabError, match="already runs"), only_once(tmp_path):
+        pass
+    with only_once(tmp_path), pytest.raises(LabError, match="already runs"), \
+            only_once(tmp_path, shared=True):
+        pass
+
+
+SCORES = """
+import sys
+from pathlib import Path
+from grader import records
+from grader.course import Course
+from grader.gradebook.guard import protected
+course, name = Course(Path(sys.argv[1])), sys.argv[2]
+course.settings()
+with protected(records.gradebook_file(course)):
+    for turn in range(8):
+        with records.gradebook(course) as book:
+            book.update_or_create_student(f"{name}-{turn}", first_name=name)
+"""
+
+
+@pytest.mark.slow
+def test_two_instructors_who_save_at_the_same_time_lose_nothing(course):
+    saving = [subprocess.Popen([sys.executable, "-c", SCORES, str(course.root), name])
+              for name in ("prof", "ta")]
+    assert [process.wait(120) for process in saving] == [0, 0]
+    with records.gradebook(course) as book:
+        there = {student.id for student in book.students}
+    assert {f"{name}-{turn}" for name in ("prof", "ta") for turn in range(8)} <= there

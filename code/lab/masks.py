@@ -20,6 +20,8 @@ from lab.errors import LabError
 from lab.workspace import CODE
 
 MOST_HOPS = 8  # names on the way to a definition; `import *` is not followed any further
+# Packages of other Pythons, whose files a sandbox shows as well.
+OTHERS = ("usr/lib/python3*/*-packages", "usr/local/lib/python3*/*-packages")
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -63,7 +65,8 @@ def roots() -> tuple[Path, ...]:
     """Return the folders that may hold modules: the course's code/ and all of the environment's."""
     prefixes = dict.fromkeys((sys.prefix, sys.base_prefix))
     found = [CODE, *(Path(path) for path in sys.path if os.path.isdir(path)),
-             *(Path(path) for path in site.getsitepackages(list(prefixes)))]
+             *(Path(path) for path in site.getsitepackages(list(prefixes))),
+             *(path for pattern in OTHERS for path in sorted(Path("/").glob(pattern)))]
     return tuple(dict.fromkeys(path.resolve() for path in found if path.is_dir()))
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import nbformat
 import pytest
+import sqlalchemy
 from nbgrader.api import MissingEntry
 from nbgrader.apps.api import NbGraderAPI
 from nbgrader.coursedir import CourseDirectory
@@ -68,6 +69,16 @@ def desk(course, released) -> Desk:
 
 PART = {"state": "ungraded", "reason": "out of time at cell batch-check (60 s)",
         "scores": {"script-check": 2.0}, "unscored": ("batch-check",)}
+
+
+def test_a_result_entered_again_is_one_transaction(desk):
+    """Its time of receipt is never there without its scores; and each commit waits for the disk."""
+    desk.merge(desk.result())
+    commits = []
+    with records.gradebook(desk.course) as book:
+        sqlalchemy.event.listen(book.engine, "commit", commits.append)
+        merge.merge(desk.course, desk.config, book, desk.result())
+    assert len(commits) == 1
 
 
 def test_the_same_result_twice_gives_the_same_rows(desk):

@@ -145,10 +145,15 @@ def unprotected(line, data):
 @pytest.mark.slow
 @pytest.mark.parametrize("channel", neighbors.CHANNELS)
 def test_the_attacks_win_where_nothing_keeps_them_apart(channel):
-    """The positive control of rows m1 to m5 of docs/attacks.md."""
+    """The positive control of rows m1 to m5 of docs/attacks.md. Two of them depend on timing, which
+    a busy machine may spoil a few times."""
     programs = ["\n".join([*answers, "print(double(21), triple(5), flush=True)"])
                 for answers in neighbors.pair(channel)]
     backend = Leaky(unprotected)
-    with (backend.start([sys.executable, "-I", "-c", programs[0]], Limits()),
-          backend.start([sys.executable, "-I", "-c", programs[1]], Limits()) as listener):
-        assert received(listener) == "42 15\n", listener.noise()
+    for _ in range(8):
+        with (backend.start([sys.executable, "-I", "-c", programs[0]], Limits()),
+              backend.start([sys.executable, "-I", "-c", programs[1]], Limits()) as listener):
+            heard = received(listener)
+        if heard == "42 15\n":
+            return
+    pytest.fail(f"the listener heard nothing: {heard!r} {listener.noise()}")

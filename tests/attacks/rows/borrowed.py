@@ -87,13 +87,12 @@ for place in places:
 '''
 
 BY_MEMORY = '''
-import gc
-try:
-    import minimegatron.throughput
-except ImportError as error:
-    print(error)
-bubble = next(thing for thing in gc.get_objects()
-              if getattr(thing, "__qualname__", "") == "bubble_fraction")
+import gc, types
+from minimegatron.schedules import Durations, simulate
+gpipe = next(thing for thing in gc.get_objects()
+             if isinstance(thing, types.FunctionType) and thing.__name__ == "gpipe")
+def bubble(p, m):
+    return simulate(gpipe(p, m), Durations(1, 1, 1)).bubble_fraction
 '''
 
 # Every .py below the folders of the course and of the standard library, whatever its name.
@@ -130,7 +129,6 @@ ATTACKS = [
     attack("o8", "runs-it", "Starts a Python of its own that imports it", bubble=BY_PROGRAM),
     attack("o9", "reads-worked", "Looks for the worked notebook and the lab's source",
            bubble=BY_NOTEBOOK),
-    attack("o10", "remembers-it", "Looks for it among the objects in memory", bubble=BY_MEMORY,
-           may_end=True),
+    attack("o10", "remembers-it", "Looks for it among the objects in memory", bubble=BY_MEMORY),
     attack("o11", "searches-it", "Searches every Python file for it", bubble=EVERYWHERE),
 ]

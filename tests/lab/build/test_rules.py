@@ -7,7 +7,7 @@ from lab.build.cli import build
 from lab.build.notebooks import notebooks
 from lab.build.short import shortened
 from lab.errors import LabError
-from tests.lab.build.conftest import line_of
+from tests.lab.build.conftest import SAMPLE, line_of
 
 MUTANTS = '# %% [raw] tags=["mutant"] answer="global-batch" hint="nobody adds"'
 BATCH = '"grade_id": "global-batch", "locked": false'
@@ -21,6 +21,7 @@ EXPLORE = "# !echo the queue is empty"
 EXPLORED = '# %% tags=["explore"]'
 IMPORTED = "from lab import check"
 HEADING = "# ## Exercise 2: a script"
+SCRIPT_MUTANT = SAMPLE.partition('hint="the exercise uses 2 x 2"\n')[2].partition("\n\n")[0]
 
 # What is replaced, by what, what must be said, and (in the changed file) on which line.
 REFUSED = [
@@ -191,10 +192,9 @@ REFUSED = [
      "# def batch(a, b): return a", "it does not define global_batch", None),
     ("#     return micro_batch + ranks", "#     return sums", "it uses sums", "return sums"),
     ("#     return micro_batch + ranks", "#     return +", "not Python", "return +"),
-    ("# %%writefile code/mine.sh\n# #!/bin/bash\n# srun", "# %%writefile code/x.sh\n# srun",
+    (SCRIPT_MUTANT, "# %%writefile code/x.sh\n# srun",
      "it writes code/x.sh, the answer code/mine.sh", "# %%writefile code/x.sh"),
-    ("# %%writefile code/mine.sh\n# #!/bin/bash\n# srun torchrun --nnodes 1 --nproc-per-node 2 "
-     "pretrain_gpt.py", "# -srun echo\n# +srun", "'srun echo' stands 0 times in the answer, "
+    (SCRIPT_MUTANT, "# -srun echo\n# +srun", "'srun echo' stands 0 times in the answer, "
      "not once", "# -srun echo"),
     # prose
     ("# # A sample lab", "# A sample lab", "begins with its title", "A sample lab"),

@@ -17,6 +17,7 @@ from grader.cleaning import COLORS
 
 LEAST = 8  # letters that the author wrote: less could be anything
 LONGEST_MESSAGE = 5_000  # characters; a longer one is a student's text for the most part
+_SENTENCE = re.compile("[.:!?] ")  # its end is where the next one begins
 _WHAT_HAPPENED = re.compile(r" (returned|raised) ")
 ANYTHING = None  # a part of a hint that is put in while the check runs
 HOLE = "\0"  # stands for it in a text
@@ -24,21 +25,41 @@ HOLE = "\0"  # stands for it in a text
 
 @dataclass(frozen=True)
 class Hint:
-    """One hint: its text with `...` for what is put in, and what it looks like in a message."""
+    """One hint: its text with `...` for what is put in, and the author's words around that."""
 
     text: str
-    alone: re.Pattern[str]
-    at_the_end: re.Pattern[str]
+    words: Sequence[str]
     is_whole: bool  # whether it is a message by itself
 
     def fired(self, message: str) -> bool:
         """Return whether `message`, as `plain` makes it, carries this hint."""
         if self.is_whole:
-            return bool(self.alone.fullmatch(message))
+            return self._ends(message, 0)
         happened = _WHAT_HAPPENED.search(message)
         if happened and happened[1] == "raised":
             return False
-        return bool(self.at_the_end.search(message))
+        starts = (0, *(found.end() for found in _SENTENCE.finditer(message)))
+        first = next((at for at in starts if self._begins(message, at)), None)
+        return first is not None and self._ends(message, first)
+
+    def _begins(self, message: str, at: int) -> bool:
+        return message.startswith(self.words[0], at) and (
+            len(self.words) > 1 or len(message) == at + len(self.words[0]))
+
+    def _ends(self, message: str, at: int) -> bool:
+        """Return whether the hint is all of `message` from `at` on. Each piece is looked for at its
+        first place, which leaves the most room for the rest: a regular expression would try all
+        places of all pieces, and a message may have been written to have many."""
+        if not message.startswith(self.words[0], at):
+            return False
+        if len(self.words) == 1:
+            return len(message) == at + len(self.words[0])
+        at += len(self.words[0])
+        for words in self.words[1:-1]:
+            at = message.find(words, at) + len(words)
+            if at < len(words):
+                return False
+        return message.endswith(self.words[-1]) and len(message) - len(self.words[-1]) >= at
 
 
 def hints_in(source: str) -> list[Hint]:
@@ -103,6 +124,4 @@ def _hint(parts: Sequence[str | None], is_whole: bool) -> Hint | None:
     if sum(sum(map(str.isalnum, part)) for part in parts if part) < LEAST:
         return None
     text = " ".join("".join(HOLE if part is ANYTHING else part for part in parts).split())
-    pattern = ".*".join(map(re.escape, text.split(HOLE)))
-    return Hint(text.replace(HOLE, "..."), re.compile(pattern, re.DOTALL),
-                re.compile(rf"(?:^|(?<=[.:!?] )){pattern}$", re.DOTALL), is_whole)
+    return Hint(text.replace(HOLE, "..."), text.split(HOLE), is_whole)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import nbformat
 import pytest
 from hypothesis import given, settings
@@ -82,3 +84,15 @@ def test_every_hint_of_every_lab_is_recognized_behind_an_answer():
                 assert first_fired(one.hints, said) == hint
                 count += 1
     assert count > 150
+
+
+def test_a_message_with_many_beginnings_of_a_hint_costs_no_time():
+    """A student's text can repeat the author's words around what is put in. A regular expression
+    would try every combination of them, for minutes."""
+    hint, = hints_in("""check.function(
+        f, c, e, hints={f"You gave {a} of {b} for {c}, not {d} here": 1})""")
+    repeated = "x. You gave of for , not " * 190
+    begun = time.process_time()
+    assert not hint.fired(f"f(1) returned {repeated}")
+    assert hint.fired(f"f(1) returned {repeated}. You gave 1 of 2 for 3, not 4 here")
+    assert time.process_time() - begun < 5

@@ -16,7 +16,7 @@ from tests.grader.small_lab import NAME
 @pytest.mark.parametrize("change", [
     {"state": "fine"}, {"state": "graded", "reason": "x"}, {"state": "ungraded"}, {"scores": [1]},
     {"scores": {"a": "1"}}, {"scores": {"a": -1}}, {"scores": {"a": True}}, {"student": 3},
-    {"unscored": ["a"], "scores": {"a": 1}}, {"notes": "x", "more": 1}, {"notebook": []},
+    {"own_doing": 1}, {"notes": "x", "more": 1}, {"notebook": []},
     {"seconds": float("nan")}, {"isolated": 1}, {"unscored": [1]}])
 def test_a_damaged_attempt_is_seen(change):
     whole = json.loads(Attempt("ada", NAME, "d", "l", "graded").dumps())

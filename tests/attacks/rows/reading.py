@@ -100,7 +100,7 @@ ATTACKS = [
     attack("1", "reads-tests", "Reads the hidden tests from disk while it is graded",
            "score leak", double=TESTS, small=True),
     attack("2", "reads-peers", "Reads the solution and other submissions", "score leak",
-           double=PEERS),
+           alone=True, double=PEERS),  # among others' submissions it may find a wrong answer
     attack("11", "detects", "Behaves only while it is graded, and cheats then", "score",
            double=DETECTION + WRONG_DOUBLE, triple=WRONG_TRIPLE),
     attack("36", "phones", "Sends what it found over the network", "network", alone=True,

@@ -119,9 +119,12 @@ def _sort(source: Source, files: list[File], roster: Roster, options: Options
                            pattern=options.pattern)
     claims = {file.path: layout(file.path) for file in notebooks}
     called, count = defaultdict(set), Counter()
+    if isinstance(source, exchange.Inbound):  # before anything counts as this student's
+        claims = {path: source.checked(path, claim) for path, claim in claims.items()}
     for claim in claims.values():
-        called[claim.student].add(claim.said)
-        count[claim.student] += 1
+        if not claim.problem:
+            called[claim.student].add(claim.said)
+            count[claim.student] += 1
     wanted = []
     for file in notebooks:
         claim = claims[file.path]
@@ -144,9 +147,6 @@ def _read(course: Course, source: Source, wanted: list[tuple[File, Claim]], opti
     versions, lines = [], []
     for file, claim in wanted:
         try:
-            if isinstance(source, exchange.Inbound) and (
-                    forged := source.forged(file, claim.student)):
-                raise Refused(forged)
             if bytes_of[claim.student] > MOST_BYTES:
                 raise Refused(f"more than {MOST_BYTES / 1e6:.0f} MB of {claim.student}")
             content = source.read(file)

@@ -7,15 +7,20 @@ The owner, and the time at which the file system last changed the entry (ctime),
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import pwd
 import re
-from collections.abc import Callable
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from nbgrader.utils import parse_utc
 from traitlets.config import Config
 
+from grader.collect import sources
 from grader.collect.layouts import Claim, claim
 from grader.collect.sources import File, Folder, Refused, sorted_out
 from grader.roster import Roster
@@ -74,11 +79,33 @@ class Inbound(Folder):
         self.owners = owners
 
     def files(self) -> list[File]:
-        return sorted_out(list(self._under("")), self.path, skip=1)  # colons in their times
+        found = list(self._hand_ins())
+        while len(found) > sources.MOST_FILES:  # one student's files stop no other's
+            count = Counter(owner for owner, _ in found)
+            most = max(count, key=count.__getitem__)
+            if len(count) == 1 or count[most] == 1:
+                break
+            found = [one for one in found if one[0] != most]
+            found.append((most, File(_name_of(most), 0, (
+                f"{_name_of(most)} has at least {count[most]} files in the exchange: "
+                "too many, so none of them is taken"))))
+        return sorted_out([file for _, file in found], self.path, skip=1)  # colons in their times
+
+    def _hand_ins(self) -> Iterator[tuple[int, File]]:
+        """Yield all files, each with the number of its hand-in's owner."""
+        for name in sorted(os.listdir(self.path)):
+            try:
+                status = os.stat(self.path / name, follow_symlinks=False)
+            except OSError:
+                continue  # taken away by its owner
+            inside = self._under(name) if stat.S_ISDIR(status.st_mode) else [
+                File(name, status.st_size, "it is in no folder")]
+            for file in itertools.islice(inside, sources.MOST_FILES + 1):
+                yield status.st_uid, file
 
     def read(self, file: File) -> bytes:
-        owner = os.stat(self.path / file.path.split("/")[0], follow_symlinks=False).st_uid
         try:
+            owner = self._owner(file.path)
             with self.open(file.path) as opened:
                 other = os.fstat(opened.fileno()).st_uid
         except OSError as error:
@@ -87,26 +114,29 @@ class Inbound(Folder):
             raise Refused("it belongs to another user than its folder")
         return super().read(file)
 
-    def forged(self, file: File, student: str) -> str:
-        """Why this is not `student`'s: it is another student's folder. "" if it may be."""
-        owner = self._owner(file)
-        actual = self.owners.get(owner)
-        return f"its folder belongs to {owner}" if actual and actual != student else ""
-
-    def _owner(self, file: File) -> str:
-        number = os.stat(self.path / file.path.split("/")[0], follow_symlinks=False).st_uid
+    def checked(self, path: str, claim: Claim) -> Claim:
+        """Return the claim; with a problem where the folder is another student's."""
         try:
-            return pwd.getpwuid(number).pw_name
-        except KeyError:
-            return str(number)
+            owner = _name_of(self._owner(path))
+        except OSError as error:
+            return replace(claim, problem=f"it cannot be read: {error.strerror}")
+        actual = self.owners.get(owner)
+        forged = f"its folder belongs to {owner}" if actual and actual != claim.student else ""
+        return replace(claim, problem=claim.problem or forged)
+
+    def _owner(self, path: str) -> int:
+        return os.stat(self.path / path.split("/")[0], follow_symlinks=False).st_uid
 
     def when(self, file: File, trust_names: bool) -> tuple[datetime.datetime, str, str]:
-        """(when it came in, what that rests on, what else to know)."""
+        """(when it came in, what that rests on, what else to know). Raises Refused."""
         stamp = self.stamp(file)
         if trust_names and stamp:
             return stamp, "the name of its folder in the exchange", ""
         places = (self.path / file.path.split("/")[0], self.path / file.path)
-        seconds = max(os.stat(place, follow_symlinks=False).st_ctime for place in places)
+        try:
+            seconds = max(os.stat(place, follow_symlinks=False).st_ctime for place in places)
+        except OSError as error:
+            raise Refused(f"it went away while it was read: {error.strerror}") from error
         seen = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
         note = ""
         if stamp and abs(seen - stamp) > SLACK:
@@ -120,3 +150,10 @@ class Inbound(Folder):
             return parse_utc(match["stamp"]).replace(tzinfo=datetime.UTC) if match else None
         except (ValueError, OverflowError):
             return None
+
+
+def _name_of(owner: int) -> str:
+    try:
+        return pwd.getpwuid(owner).pw_name
+    except KeyError:
+        return str(owner)

@@ -83,14 +83,21 @@ def sorted_out(files: list[File], where: Path, skip: int = 0) -> list[File]:
     if len(files) > MOST_FILES:
         raise LabError(f"{where} has {len(files)} files; at the most {MOST_FILES} are looked at")
     files = [file for file in files if not _litter(file.path)]
-    times = Counter(key_of(file.path) for file in files)
+    times = Counter(_key(file.path, skip) for file in files)
     result = []
     for file in files:
         problem = problem_of(file.path.split("/", skip)[-1]) or file.problem
-        if not problem and times[key_of(file.path)] > 1:
+        if not problem and times[_key(file.path, skip)] > 1:
             problem = "its name is there more than once (capitals do not count)"
         result.append(replace(file, problem=problem))
     return result
+
+
+def _key(path: str, skip: int) -> tuple[str, str]:
+    """Return what two files of one name have in common. Nobody can take a name in a folder of
+    somebody else's, so the first `skip` folders differ by capitals, too."""
+    *above, name = path.split("/", skip)
+    return "/".join(above), key_of(name)
 
 
 def _litter(path: str) -> bool:
@@ -109,17 +116,28 @@ class Folder:
         return sorted_out(list(self._under("")), self.path)
 
     def _under(self, inside: str) -> Iterator[File]:
-        with os.scandir(self.path / inside) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                name = f"{inside}/{entry.name}" if inside else entry.name
+        try:
+            with os.scandir(self.path / inside) as entries:
+                found = sorted(entries, key=lambda entry: entry.name)
+        except OSError as error:  # closed to us, gone by now, or at too long a path
+            if not inside:
+                raise
+            yield File(inside, 0, f"it cannot be read: {error.strerror}")
+            return
+        for entry in found:
+            name = f"{inside}/{entry.name}" if inside else entry.name
+            if entry.is_dir(follow_symlinks=False):
+                if name.count("/") < 20:  # problem_of says that it is too deep
+                    yield from self._under(name)
+                continue
+            try:
                 status = entry.stat(follow_symlinks=False)
-                if entry.is_dir(follow_symlinks=False):
-                    if name.count("/") < 20:  # problem_of says that it is too deep
-                        yield from self._under(name)
-                    continue
-                changed = datetime.datetime.fromtimestamp(status.st_mtime, datetime.UTC)
-                problem = "" if stat.S_ISREG(status.st_mode) else "a link or a special file"
-                yield File(name, status.st_size, problem, changed)
+            except OSError as error:
+                yield File(name, 0, f"it cannot be read: {error.strerror}")
+                continue
+            changed = datetime.datetime.fromtimestamp(status.st_mtime, datetime.UTC)
+            problem = "" if stat.S_ISREG(status.st_mode) else "a link or a special file"
+            yield File(name, status.st_size, problem, changed)
 
     def read(self, file: File) -> bytes:
         try:

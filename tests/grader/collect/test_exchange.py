@@ -8,7 +8,7 @@ import pwd
 
 import pytest
 
-from grader.collect import exchange, receipts
+from grader.collect import exchange, receipts, sources
 from grader.report import received
 from grader.roster import Person, Roster
 from lab.errors import LabError
@@ -108,3 +108,76 @@ def test_the_exchange_by_name(take, submitted, root, answer, monkeypatch, course
         file.write(f"c.CourseDirectory.course_id = 'course1'\nc.Exchange.root = {str(root)!r}\n")
     monkeypatch.delenv("LAB_EXCHANGE")
     assert {line.verdict for line in take("exchange").values()} == {"same"}
+
+
+@pytest.fixture
+def owners(monkeypatch):
+    """Names the owner of everything in a hand-in by its number: ada is 1, grace is 2."""
+    monkeypatch.setattr(pwd, "getpwuid", lambda number: pwd.struct_passwd(
+        ({1: "ada", 2: "grace"}[number], "", number, 0, "", "", "")))
+
+    def own(root, path: str, number: int) -> None:
+        folder = root / "course1" / "inbound" / path.split("/")[0]
+        for place in (folder, *folder.iterdir()):
+            os.chown(place, number, number)
+    return own
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of two users")
+@pytest.mark.parametrize("said, count", [("grace@uni.test", 1), ("Grace", 501), ("GRACE", 1)])
+def test_hand_ins_in_anothers_name_do_not_crowd_out_her_own(take, submitted, root, answer, owners,
+                                                            said, count):
+    honest = handed_in(root, "grace", answer(), EARLY, random="+000000000000")
+    owners(root, honest, 2)
+    for number in range(count):
+        owners(root, handed_in(root, said, answer("# forged"), EARLY, random=f"+{number:012}"), 1)
+    lines = take(root)
+    assert lines[honest].verdict == "new" and submitted("grace") == answer()
+    assert all("belongs to ada" in line.why for path, line in lines.items() if path != honest)
+
+
+def test_a_folder_that_cannot_be_listed_stops_no_other_hand_in(take, submitted, root, answer):
+    handed_in(root, "ada", answer())
+    place = os.open(root / "course1" / "inbound", os.O_RDONLY)
+    for _ in range(18):  # longer than a path may be
+        os.mkdir("x" * 250, dir_fd=place)
+        inner = os.open("x" * 250, os.O_RDONLY, dir_fd=place)
+        os.close(place)
+        place = inner
+    os.close(place)
+    lines = take(root)
+    assert submitted("ada") == answer()
+    assert [line.why for line in lines.values() if line.verdict == "refused"]
+
+
+@pytest.mark.parametrize("call", ["checked", "read", "when"])
+def test_a_hand_in_that_goes_away_stops_no_other(take, submitted, root, answer, monkeypatch, call):
+    gone, stays = handed_in(root, "grace", answer()), handed_in(root, "ada", answer())
+    original = getattr(exchange.Inbound, call)
+
+    def after_it_went(self, file, *more):
+        if getattr(file, "path", file) == gone:
+            (root / "course1" / "inbound" / gone).unlink(missing_ok=True)
+            (root / "course1" / "inbound" / gone).with_name("timestamp.txt").unlink(missing_ok=True)
+            (root / "course1" / "inbound" / gone).parent.rmdir()
+            monkeypatch.setattr(exchange.Inbound, call, original)
+        return original(self, file, *more)
+
+    monkeypatch.setattr(exchange.Inbound, call, after_it_went)
+    lines = take(root)
+    assert lines[stays].verdict == "new" and submitted("ada") == answer()
+    assert lines[gone].verdict == "refused" and submitted("grace") is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of two users")
+def test_one_student_with_too_many_files_stops_no_other(take, submitted, root, answer, owners,
+                                                        monkeypatch):
+    monkeypatch.setattr(sources, "MOST_FILES", 10)
+    honest, flood = handed_in(root, "grace", answer()), handed_in(root, "ada", answer())
+    put(root / "course1" / "inbound" / flood.split("/")[0], {f"{n}.txt": b"" for n in range(20)})
+    owners(root, honest, 2)
+    owners(root, flood, 1)
+    lines = take(root)
+    assert lines[honest].verdict == "new" and submitted("grace") == answer()
+    assert [line.why for path, line in lines.items() if path != honest] == [
+        "ada has at least 11 files in the exchange: too many, so none of them is taken"]

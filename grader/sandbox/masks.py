@@ -27,6 +27,7 @@ from lab.masks import Place, definition, message, parsed, places
 PREFIX = "lab-masks-"
 OLDEST = 24 * 3600  # seconds, after which a folder of a process that was killed is removed
 CACHE = "__pycache__"
+FOR_ALL = 0o755
 
 MODULE = "raise ImportError({message!r})\n"
 FUNCTION = """def {name}(*args, **kwargs):
@@ -69,7 +70,7 @@ class Masks:
                 files.setdefault(place.path, []).append(place)
         result = {}
         for path in packages:
-            (own := self._new_folder()).chmod(0o755)
+            own = self._new_folder()
             _write(own / "__init__.py", MODULE.format(message=message(
                 next(place.name for place in found if place.path == path))))
             result[str(path)] = str(own)
@@ -81,10 +82,15 @@ class Masks:
     @cached_property
     def _folder(self) -> tempfile.TemporaryDirectory:
         sweep()
-        return tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-")
+        made = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-")
+        os.chmod(made.name, FOR_ALL)
+        return made
 
     def _new_folder(self) -> Path:
-        return Path(tempfile.mkdtemp(dir=self._folder.name))
+        """Make a folder that bwrap can enter, too, where it starts as another user."""
+        made = Path(tempfile.mkdtemp(dir=self._folder.name))
+        made.chmod(FOR_ALL)
+        return made
 
     def _beside(self, folder: Path, files: dict[Path, list[Place]]) -> dict[str, str]:
         """Replace `files`, which all lie in `folder`, and the `__pycache__` there."""
@@ -109,7 +115,7 @@ class Masks:
                     _write(own / legacy.name, "")
                     result[str(legacy)] = str(own / legacy.name)
         for made in (cache, *own.iterdir(), *cache.iterdir()):
-            made.chmod(0o755 if made.is_dir() else 0o644)
+            made.chmod(FOR_ALL if made.is_dir() else 0o644)
         return result
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,7 @@ def test_a_masked_path_is_replaced_wherever_it_is_shown(tmp_path):
 
 PROGRAM = f"""
 import sys
+import tempfile
 sys.path.insert(0, {str(CODE)!r})
 for name in ("minimegatron.formulas", "minimegatron.schedules"):
     try:
@@ -219,3 +221,12 @@ def test_covers_what_is_inside():
     assert module.covers("a.b", "f") and module.covers("a.b.c", "")
     assert name.covers("a", "C.forward")
     assert not any((module.covers("a.bc", ""), name.covers("a", "CD"), name.covers("b", "C")))
+
+
+def test_another_user_can_read_what_is_shown_in_place_of_a_masked_file(package):
+    """Where root has no rights over the machine, bwrap starts as an ordinary user."""
+    masks = Masks(["held.module.answer", "held.other"])
+    for shown in map(Path, masks.shown.values()):
+        assert shown.stat().st_mode & 0o004
+        for above in shown.parents[:len(shown.parts) - len(Path(tempfile.gettempdir()).parts) - 1]:
+            assert above.stat().st_mode & 0o001, above

@@ -22,7 +22,7 @@ RIGHT = {
 }
 WRONG = {
     "another sequence length": (f"srun torchrun {RENDEZVOUS} {TRAINER} --seq-length 128",
-                                "The model is another one now"),
+                                "--seq-length 128; the exercise uses 1024"),
     "the last node's address": (FIRST.replace("head", "tail") + "export MASTER_ADDR\nsrun bash -c '"
                                 f'torchrun --node_rank $SLURM_NODEID {TOLD} "$@"\' x {TRAINER}',
                                 "meet at slurmnode2"),

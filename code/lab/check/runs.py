@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from minimegatron.arguments import Config, parse_arguments
 from minimegatron.errors import UserError
 
 TRAINER = "pretrain_gpt.py"
+HARMLESS = re.compile("-[bBdEIOPqRsSuv]+|-[XW].+")  # flags of python
 LOCAL = ("localhost", "127.0.0.1", "::1", "")
 
 
@@ -83,11 +85,12 @@ def is_trainer(words: Sequence[str]) -> bool:
 
 
 def _trainer_at(words: Sequence[str]) -> int | None:
-    """Where the trainer's file stands among python's arguments, after python's own flags."""
+    """Where the trainer's file stands among python's arguments, after flags of python's own with
+    which it runs the file: not -V, -h, -c, or -m."""
     for position, word in enumerate(words):
-        if word.rsplit("/", 1)[-1] == TRAINER:
+        if word.rsplit("/", 1)[-1] == TRAINER and not word.startswith("-"):
             return position
-        if not word.startswith("-"):
+        if not HARMLESS.fullmatch(word):
             return None
     return None
 

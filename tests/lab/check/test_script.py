@@ -161,6 +161,10 @@ NO_RUN = [
      "is gone"),
     ("srun --ntask 2 torchrun x/pretrain_gpt.py\n", "did you mean --ntasks"),
     ("echo nonsense > $LAB_RECORD\n", "wrote into the record"),
+    # Python runs something else than the trainer.
+    ("python -V x/pretrain_gpt.py --lr 1\n", "does not start the trainer"),
+    ("python -cexit x/pretrain_gpt.py --lr 1\n", "does not start the trainer"),
+    ("python -mmine/pretrain_gpt.py --lr 1\n", "does not start the trainer"),
     ("torchrun x/pretrain_gpt.py\nyes '' | head -c 1000001 >> $LAB_RECORD\n", "is too long"),
 ]
 

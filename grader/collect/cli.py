@@ -95,8 +95,8 @@ def run_collect(arguments: argparse.Namespace) -> int:
         while True:
             try:
                 _collect_once(arguments)
-            except LabError as error:
-                print(f"lab: {error}", file=sys.stderr, flush=True)
+            except (LabError, OSError) as error:  # a disk or a mount that is away for a while
+                print(f"lab: {visible(str(error))}", file=sys.stderr, flush=True)
             time.sleep(60 * arguments.every)
     except KeyboardInterrupt:
         return 130

@@ -250,15 +250,15 @@ def test_collecting_every_ten_minutes_goes_on_after_a_round_without_anything(rou
     assert "nothing was taken" in done.stderr
 
 
-def test_a_round_that_fails_is_said_and_the_next_one_comes(rounds, monkeypatch):
-    monkeypatch.setattr("grader.collect.collecting.collect", _no_archive)
+@pytest.mark.parametrize("error", [LabError("no sound zip"), OSError(5, "no sound zip")])
+def test_a_round_that_fails_is_said_and_the_next_one_comes(rounds, monkeypatch, error):
+    def fails(*arguments):
+        raise error
+
+    monkeypatch.setattr("grader.collect.collecting.collect", fails)
     done, pauses, graded = rounds("--grade")
     assert (done.returncode, len(pauses), graded) == (130, 3, [])
     assert done.stderr.count("no sound zip") == 3
-
-
-def _no_archive(*arguments):
-    raise LabError("no sound zip")
 
 
 @pytest.mark.parametrize("words, said", [

@@ -13,24 +13,24 @@ from lab.errors import LabError
 from minimegatron.imports import quick_imports
 
 GRADE = """examples:
-  lab grade --all                      everything in submitted/ that is not graded yet
+  lab grade --all                      every submission that is not graded yet
   lab grade 03_multi_node              that lab, all students
   lab grade 03_multi_node ada grace    that lab, two students
   lab grade --all --workers 8          eight submissions at a time
   lab grade --all --slurm              on the cluster, see docs/grading.md
 """
 REGRADE = """examples:
-  lab regrade 03_multi_node              that lab, all students, whatever they have
+  lab regrade 03_multi_node              that lab, all students, even with a score
   lab regrade 03_multi_node ada          one student
-  lab regrade 03_multi_node --ungraded   those alone that are ungraded
+  lab regrade 03_multi_node --ungraded   only submissions without a score
 """
 RELEASE = """examples:
-  lab release 03_multi_node                                  release/03_multi_node/, to hand out
-  lab release 03_multi_node --due "2026-12-01 18:00 +01:00"  also when it is due, for late penalties
+  lab release 03_multi_node                                  make release/03_multi_node/
+  lab release 03_multi_node --due "2026-12-01 18:00 +01:00"  and set its due date
   lab release 20_mine --labs my-labs                         a lab of your own
 """
 FEEDBACK = """examples:
-  lab feedback 03_multi_node                  the pages of one lab again, after grading by hand
+  lab feedback 03_multi_node                  the pages of one lab, after manual grading
   lab feedback                                the pages of all labs
   lab feedback --to /tmp/pages                also copied there, one folder per student
 """
@@ -42,31 +42,33 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     from lab.jupyter import LOOPBACK
     from lab.start import address, jupyter_port
 
-    grade = _parser(subparsers, "grade", "grade what was submitted and is not graded yet", GRADE)
+    grade = _parser(subparsers, "grade", "grade submissions that are not graded yet", GRADE)
     grade.add_argument("lab", nargs="?", metavar="LAB", help="for example 03_multi_node")
     _students(grade)
-    grade.add_argument("--all", action="store_true", help="every lab that somebody submitted")
+    grade.add_argument("--all", action="store_true", help="every lab that has submissions")
     grade.set_defaults(run=run_grade, anew=False, ungraded=False)
-    again = _parser(subparsers, "regrade", "grade again what is graded already", REGRADE)
+    again = _parser(subparsers, "regrade", "grade submissions again", REGRADE)
     again.add_argument("lab", metavar="LAB", help="for example 03_multi_node")
     _students(again)
-    again.add_argument("--ungraded", action="store_true", help="leave alone what is graded")
+    again.add_argument("--ungraded", action="store_true", help="skip submissions that have a score")
     again.set_defaults(run=run_grade, anew=True, all=False)
     for parser in (grade, again):
         parser.add_argument("--workers", type=_count, metavar="N",
-                            help="submissions at one time (one per core)")
+                            help="submissions graded at a time (default: one per core)")
         parser.add_argument("--slurm", action="store_true", help="as one array job on the cluster")
         own_labs.add_option(parser)
-    release = _parser(subparsers, "release", "the notebook that students get of a lab", RELEASE)
+    release = _parser(subparsers, "release", "make the notebook that students get",
+                      RELEASE)
     release.add_argument("lab", metavar="LAB", help="for example 03_multi_node")
-    release.add_argument("--due", metavar="TIME", help="with its zone; then `lab grade` again")
+    release.add_argument("--due", metavar="TIME",
+                         help="due date with its time zone; run `lab grade` again afterwards")
     own_labs.add_option(release)
     release.set_defaults(run=run_release)
-    back = _parser(subparsers, "feedback", "the pages that students get back", FEEDBACK)
-    back.add_argument("lab", nargs="?", metavar="LAB", help="(all labs)")
+    back = _parser(subparsers, "feedback", "make the feedback pages for students", FEEDBACK)
+    back.add_argument("lab", nargs="?", metavar="LAB", help="(default: all labs)")
     back.add_argument("--to", type=Path, metavar="FOLDER", help="also copy them there")
     back.set_defaults(run=run_feedback)
-    form = _parser(subparsers, "formgrader", "JupyterLab with nbgrader's formgrader", "")
+    form = _parser(subparsers, "formgrader", "start JupyterLab with nbgrader's formgrader", "")
     form.add_argument("--port", type=jupyter_port,
                       help="JupyterLab's port (the first free from 8888)")
     form.add_argument("--ip", type=address, default=LOOPBACK,
@@ -96,7 +98,8 @@ def _parser(subparsers: argparse._SubParsersAction, name: str, what: str, exampl
 
 
 def _students(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("students", nargs="*", metavar="STUDENT", help="(all that submitted it)")
+    parser.add_argument("students", nargs="*", metavar="STUDENT",
+                        help="(default: everyone who submitted it)")
 
 
 def _count(text: str) -> int:

@@ -117,8 +117,9 @@ def rows(course: Course, book: Gradebook) -> Iterator[Row]:
                       received(course, lab, student), record.at if record else "",
                       "; ".join(record.notes) if record else "")
             row = _with_times(row, due, more_time.get((lab, student)))
-            row = _with_score(row, found) if found else row
-            yield _decided(row, decided.get((lab, student)))
+            decision = decided.get((lab, student))
+            row = _with_score(row, found, decision) if found else row
+            yield _decided(row, decision)
 
 
 def _with_times(row: Row, due: datetime.datetime | None, extension: Extension | None) -> Row:
@@ -129,10 +130,10 @@ def _with_times(row: Row, due: datetime.datetime | None, extension: Extension | 
     return replace(row, due=due.isoformat(timespec="seconds") if due else "", extension=text)
 
 
-def _with_score(row: Row, submission: Any) -> Row:
+def _with_score(row: Row, submission: Any, decision: Decision | None) -> Row:
     return replace(row, score=net(submission), raw_score=submission.score,
                    late_penalty=round(submission.late_submission_penalty or 0.0, 9),
-                   late=lateness(submission))
+                   late=lateness(submission, decided=decision is not None))
 
 
 def _decided(row: Row, decision: Decision | None) -> Row:

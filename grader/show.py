@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+from grader.gradebook.decisions import EXCUSED
 from grader.report import WANTS_A_LOOK
 from lab.terminal import visible
 
@@ -35,9 +36,11 @@ def show(console, outcomes, rows, seconds: float) -> None:
     from rich.markup import escape
 
     console.print(table(outcomes, rows))
+    excused = {(row.lab, row.student) for row in rows if row.state == EXCUSED}
     for one in outcomes:
         who = f"{one.student}, {one.lab}"
-        lines = [f"ungraded: {who}: {one.record.reason}"] * (one.record.state == "ungraded")
+        ungraded = one.record.state == "ungraded" and (one.lab, one.student) not in excused
+        lines = [f"ungraded: {who}: {one.record.reason}"] * ungraded
         lines += [f"note: {who}: {note}" for note in one.record.notes]
         for line in lines:
             console.print(escape(visible(line)), soft_wrap=True, highlight=False)
@@ -48,7 +51,7 @@ def show(console, outcomes, rows, seconds: float) -> None:
     kept = sum(not one.again and one.record.state == "graded" for one in outcomes)
     final = [one for one in outcomes if not one.again and one.record.attempt
              and one.record.state == "ungraded"]
-    console.print(f"{len(outcomes)} submissions in {seconds:.1f} s"
+    console.print(f"{len(outcomes)} submission{'s' * (len(outcomes) != 1)} in {seconds:.1f} s"
                   + (f", {kept} of them were graded already" if kept else ""))
     for lab in sorted({one.lab for one in final}):
         console.print(f"{sum(one.lab == lab for one in final)} of {lab} failed in the same way "

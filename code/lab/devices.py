@@ -1,4 +1,4 @@
-"""`lab devices`: the cards that virtual GPUs can be."""
+"""`lab devices`: the GPU models that virtual GPUs can have."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ FOOT = ("fp32, fp16, bf16: TFLOP/s of dense matrix products; links: per directio
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    parser = subparsers.add_parser("devices", help=__doc__, description=__doc__)
-    parser.add_argument("card", nargs="?", metavar="CARD", help="all figures of one, with sources")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    text = "list the GPU models that virtual GPUs can have"
+    parser = subparsers.add_parser("devices", help=text, description=text)
+    parser.add_argument("card", nargs="?", metavar="CARD",
+                        help="all figures of one model, with their sources")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 

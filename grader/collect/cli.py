@@ -33,26 +33,27 @@ ROSTER = """examples:
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     raw = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     collect = subparsers.add_parser(
-        "collect", help="for instructors: take in what students handed in", epilog=COLLECT, **raw)
+        "collect", help="for instructors: collect students' submissions", epilog=COLLECT, **raw)
     collect.add_argument("source", metavar="SOURCE",
                          help="a folder, an LMS's zip, a tar, an exchange, or the word exchange")
-    collect.add_argument("--lab", metavar="LAB", help="take notebooks of this lab alone")
+    collect.add_argument("--lab", metavar="LAB", help="collect only this lab")
     times = collect.add_mutually_exclusive_group()
-    times.add_argument("--received", metavar="TIME", help="when all of it came in, with its zone")
+    times.add_argument("--received", metavar="TIME",
+                       help="time of receipt for all submissions, with its time zone")
     times.add_argument("--keep-times", action="store_true",
                        help="trust the files' own times, which students can write")
     collect.add_argument("--as-is", action="store_true",
-                         help="folder names are the students' ids, on the roster or not")
+                         help="take folder names as student ids, on the roster or not")
     collect.add_argument("--pattern", help="how a flat folder names files: {student}, {lab}, {any}")
     collect.add_argument("--below", metavar="FOLDER", help="SOURCE holds students' homes: take "
                          "STUDENT/FOLDER/LAB.ipynb and nothing else of them")
     collect.add_argument("--grade", action="store_true",
                          help="then grade whatever is not graded yet, as `lab grade` does")
     collect.add_argument("--every", type=_minutes, metavar="MINUTES",
-                         help="again and again, until Ctrl-C")
+                         help="repeat at this interval until Ctrl-C")
     collect.set_defaults(run=run_collect)
-    roster = subparsers.add_parser("roster", help="for instructors: the list of students",
-                                   epilog=ROSTER, **raw)
+    roster = subparsers.add_parser("roster", epilog=ROSTER, help="for instructors: import, list, "
+                                   "and export the class list", **raw)
     steps = roster.add_subparsers(metavar="STEP", required=True)
     step = steps.add_parser("import", help="add and change students", epilog=ROSTER, **raw)
     step.add_argument("file", type=Path, metavar="students.csv")

@@ -36,10 +36,11 @@ With --pseudonyms, who.csv in contest-results/ says who is who: keep that file t
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     raw = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     collect = steps(subparsers).add_parser(
-        "collect", help="for instructors: take in what students submitted", epilog=COLLECT, **raw)
+        "collect", help="for instructors: collect students' submissions", epilog=COLLECT, **raw)
     collect.add_argument("contest", metavar="NAME", help="for example pipelines")
     collect.add_argument("source", type=Path, metavar="SOURCE", help="a folder, a zip, or a tar")
-    collect.add_argument("--received", metavar="TIME", help="when all of it came in, with its zone")
+    collect.add_argument("--received", metavar="TIME",
+                         help="time of receipt for all submissions, with its time zone")
     collect.add_argument("--as-is", action="store_true",
                          help="folder names are the students' ids, on the roster or not")
     collect.set_defaults(run=run_collect)
@@ -47,10 +48,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "grade", help="for instructors: score submissions on the secret cases", epilog=GRADE, **raw)
     grade.add_argument("contest", metavar="NAME", help="for example pipelines")
     grade.add_argument("--workers", type=_count, metavar="N",
-                       help="submissions at one time (one per core)")
+                       help="submissions graded at a time (default: one per core)")
     grade.set_defaults(run=run_grade)
     table = steps(subparsers).add_parser(
-        "table", help="for instructors: the ranks, as HTML and CSV", epilog=TABLE, **raw)
+        "table", help="for instructors: write the ranking as HTML and CSV", epilog=TABLE, **raw)
     table.add_argument("contest", metavar="NAME", help="for example pipelines")
     table.add_argument("--pseudonyms", action="store_true", help="name nobody")
     table.add_argument("--to", type=Path, metavar="FOLDER", help="(contest-results/NAME)")

@@ -32,7 +32,7 @@ byte is changed. Students who are ungraded keep what the LMS has. More: docs/col
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
-        "export", help="for instructors: scores and feedback for Canvas or Moodle",
+        "export", help="for instructors: export scores and feedback to Canvas or Moodle",
         epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lms", choices=("canvas", "moodle"), metavar="canvas|moodle")
     parser.add_argument("--roster", type=Path, required=True, metavar="FILE",

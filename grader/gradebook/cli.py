@@ -15,8 +15,8 @@ MOST_SHOWN = 20
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     raw = {"formatter_class": argparse.RawDescriptionHelpFormatter, "epilog": EXAMPLES}
-    parser = subparsers.add_parser("gradebook", help="for instructors: backups of the gradebook",
-                                   **raw)
+    parser = subparsers.add_parser("gradebook", help="for instructors: list and restore "
+                                   "backups of the gradebook", **raw)
     steps = parser.add_subparsers(metavar="STEP", required=True)
     steps.add_parser("backups", help="list the backups", **raw).set_defaults(run=run_backups)
     step = steps.add_parser("restore", help="bring one of them back", **raw)

@@ -40,7 +40,7 @@ grades.csv with your reason, and is graded again as soon as the student submits 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     raw = {"formatter_class": argparse.RawDescriptionHelpFormatter}
-    extend = subparsers.add_parser("extend", help="for instructors: a later due date for one "
+    extend = subparsers.add_parser("extend", help="for instructors: set a later due date for one "
                                    "student", epilog=EXTEND, **raw)
     extend.add_argument("words", nargs="*", metavar="STUDENT... LAB DATE",
                         help="the date with its time zone; without one, list extensions")
@@ -249,5 +249,5 @@ def _show(columns: Sequence[str], lines: Sequence[Sequence[str]], what: str) -> 
         table.add_row(*(escape(visible(text)) for text in line))
     if lines:
         Console().print(table)
-    print(f"{len(lines)} {what}")
+    print(f"{len(lines)} {what.removesuffix('s') if len(lines) == 1 else what}")
     return 0

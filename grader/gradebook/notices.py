@@ -35,13 +35,18 @@ def seconds_late(submission: Any) -> float:
     return submission.total_seconds_late if submission.assignment.duedate else 0.0
 
 
-def lateness(submission: Any) -> str:
-    """How late a submission of the gradebook is and what that costs; empty for one in time."""
+def lateness(submission: Any, decided: bool = False) -> str:
+    """Describe how late a submission is and what that costs; empty if it is on time.
+
+    Args:
+        submission: nbgrader's, from the gradebook.
+        decided: a person set the lab's score, from which nothing is deducted.
+    """
     if (seconds := seconds_late(submission)) <= 0:
         return ""
     lost, score = submission.late_submission_penalty or 0.0, submission.score
     late = f"late by {duration(seconds)}"
-    if not lost:
+    if decided or not lost:
         return f"{late}: nothing deducted"
     return f"{late}: {round(100 * lost / score, 1):g}% of {points(score)} deducted"
 
@@ -53,11 +58,11 @@ def points(number: float) -> str:
 def of(course: Course, book: Gradebook, lab: str, student: str) -> dict[str, Any]:
     """For a page: `lines` to show, and the `score` that a person decided on, if one did."""
     submission = book.find_submission(lab, student)
+    decision = decisions.current(course, decisions.SCORE).get((lab, student))
     lines = []
-    if text := lateness(submission):
+    if text := lateness(submission, decided=decision is not None):
         lines.append(f"Due {_utc(submission.duedate)}, received {_utc(submission.timestamp)}: "
                      f"{text}.")
-    decision = decisions.current(course, decisions.SCORE).get((lab, student))
     if decision is None:
         return {"lines": lines, "score": None}
     why = f" Reason: {decision.why}" if decision.why else ""

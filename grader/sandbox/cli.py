@@ -17,7 +17,7 @@ docs/grading-safely.md says what is isolated, and what to do inside Docker."""
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     install = subparsers.add_parser(
-        "install-sandbox", help="for instructors: what grading needs to run students' code apart",
+        "install-sandbox", help="for instructors: install the sandbox that students' code runs in",
         epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     install.add_argument("--test", action="store_true", help="also try to break out of it")
     install.set_defaults(run=run)

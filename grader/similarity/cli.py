@@ -22,7 +22,7 @@ nothing and changes no grade."""
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
-        "similar", help="for instructors: whose answers look alike", epilog=EXAMPLES,
+        "similar", help="for instructors: find submissions that look alike", epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lab", metavar="LAB")
     parser.add_argument("--over", type=float, default=60, metavar="PERCENT",
@@ -63,13 +63,13 @@ def run(arguments: argparse.Namespace) -> int:
     _left_out(left_out)
     in_groups = sum(len(group.students) for group in made.groups)
     print(f"{some(made.count, 'submission')}: {some(len(made.groups), 'group')} with {in_groups} "
-          f"students over {arguments.over:g} % alike, {some(made.across_count, 'pair')} across "
-          f"groups, {len(made.worked)} like the worked solution (half of all pairs are above "
+          f"students over {arguments.over:g}% alike, {some(made.across_count, 'pair')} across "
+          f"groups, {len(made.worked)} like the worked solution (median similarity of all pairs: "
           f"{made.median:.0%})")
     if earlier:
         students = {pair.one for pair in made.earlier}
         print(f"{some(len(earlier), 'earlier submission')}: {some(len(students), 'student')} over "
-              f"{arguments.over:g} % like one of them")
+              f"{arguments.over:g}% like one of them")
     print(path)
     return 0
 

@@ -18,7 +18,7 @@ How hard each exercise was, how well it told students apart, and which hints fir
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
-        "stats", help="for instructors: which exercises were hard, and which hints fired",
+        "stats", help="for instructors: report which exercises were hard and which hints fired",
         epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lab", metavar="LAB", help="for example 03_multi_node")
     parser.add_argument("--to", type=Path, metavar="FILE",

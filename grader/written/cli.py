@@ -17,7 +17,7 @@ MOST_LISTED = 20
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
-        "second", help="for instructors: a second grader for a sample of the written answers",
+        "second", help="for instructors: let a second grader score a sample of written answers",
         epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lab", metavar="LAB", help="for example 03_multi_node")
     parser.add_argument("--share", type=_share, metavar="S",

@@ -1,4 +1,4 @@
-"""`lab cluster`: a real Slurm of several nodes on this machine."""
+"""`lab cluster`: a real multi-node Slurm cluster on this machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ GPUS_HELP = (
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    cluster = subparsers.add_parser("cluster", help=__doc__, description=__doc__)
+    text = "run a real multi-node Slurm cluster on this machine"
+    cluster = subparsers.add_parser("cluster", help=text, description=text)
     leaves = cluster.add_subparsers(metavar="ACTION", required=True)
     _add_up(leaves)
     for name, run, text in (

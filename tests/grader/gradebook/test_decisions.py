@@ -146,11 +146,13 @@ def test_a_persons_score_counts_however_often_it_is_graded_again(late, capsys):
     capsys.readouterr()
     row = late.row()
     assert (row["score"], row["state"], row["raw_score"]) == ("0.0", "graded", "3.0")
+    assert row["late"] == "late by 2 h 5 min: nothing deducted"  # from a score that a person set
     assert row["decision"].startswith("0 points, by ") and row["decision"].endswith(
         " UTC: =copied & pasted")
     page = late.course.root / "feedback" / "ada" / NAME / f"{NAME}.html"
     assert f"<h4>{NAME} (Score: 0.0 / 5.0)</h4>" in page.read_text()
     assert "score of this lab to 0 points. Reason: =copied &amp; pasted" in page.read_text()
+    assert "late by 2 h 5 min: nothing deducted" in page.read_text()
     late.merge(late.result())
     late.merge(late.result("ada", WRONG))
     submit(late.course, "ada", answered(late.released, "b = 2"))

@@ -29,7 +29,7 @@ def test_the_command_writes_a_page_and_changes_no_grade(handed_in, command, tmp_
     before = (handed_in.root / "gradebook.db").read_bytes()
     done = command("similar", NAME, "--to", str(tmp_path / "r.html"))
     assert done.returncode == 0, done.stderr
-    assert "3 submissions: 1 group with 2 students over 60 % alike" in done.stdout
+    assert "3 submissions: 1 group with 2 students over 60% alike" in done.stdout
     assert "left out: jm2: " in done.stderr
     assert "ada, grace" in (tmp_path / "r.html").read_text()
     assert (handed_in.root / "gradebook.db").read_bytes() == before
@@ -87,7 +87,7 @@ def test_last_years_submissions_are_compared(handed_in, released, command, tmp_p
             (folder / path).write_bytes(text)
     done = command("similar", NAME, "--with", str(folder), "--to", str(tmp_path / "r.html"))
     assert done.returncode == 0, done.stderr
-    assert "1 earlier submission: 1 student over 60 % like one of them" in done.stdout
+    assert "1 earlier submission: 1 student over 60% like one of them" in done.stdout
     assert f"left out: {folder}: bad: " in done.stderr
     assert f"{folder}: eve" in (tmp_path / "r.html").read_text()
 

@@ -1,11 +1,11 @@
-"""Errors in words for the user."""
+"""Error messages for the user."""
 
 from __future__ import annotations
 
 import errno
 import os
 
-# Errors of the disk, not of what was asked for: by number, what is wrong with the file.
+# Explanations of disk errors, by errno, as opposed to errors in the user's input.
 NO_ROOM = {errno.ENOSPC: "does not fit on the disk", errno.EDQUOT: "exceeds your disk quota",
            errno.EFBIG: "exceeds the file size limit", errno.EROFS: "is on a read-only file system"}
 
@@ -18,7 +18,7 @@ class LabError(Exception):
 
 
 def said_of(error: Exception) -> str:
-    """An error's text; for a disk without room, which file does not fit and what to do."""
+    """Return an error's text; for a full disk, also the file concerned and what to do."""
     if not isinstance(error, OSError) or error.errno not in NO_ROOM:
         return str(error)
     return (f"{error.filename or 'a file'} {NO_ROOM[error.errno]} ({os.strerror(error.errno)}): "

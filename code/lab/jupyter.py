@@ -80,10 +80,10 @@ def _die_with_parent() -> None:
 
 
 class Jupyter:
-    """One JupyterLab server with a token of its own; `ip` says from where it can be reached.
+    """One JupyterLab server with its own token, listening at `ip`.
 
-    `base_url` is the path below which it answers, as behind a hub or a proxy: "/user/x/". Its log
-    and settings are kept in `own`, which is `home` unless several servers show the same folder.
+    `base_url` is the URL path under which it is served behind a hub or proxy, such as "/user/x/".
+    Its log and settings are in `own`, which is `home` unless several servers share the folder.
     """
 
     def __init__(self, home: Path, environment: dict[str, str], port: int | None,

@@ -1,7 +1,7 @@
-"""What a lab's answers may not use: where the names that `check.mask` lists are defined.
+"""Locate the definitions of the names that `check.mask` makes unavailable to answers.
 
-Files are read, never imported: the grader must not run what it hides, and a notebook need not wait
-for torch.
+Files are parsed, never imported: the grader must not run the code that it hides, and a notebook
+should not have to wait for torch.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from lab.errors import LabError
 from lab.workspace import CODE
 
 MOST_HOPS = 8  # names on the way to a definition; `import *` is not followed any further
-# Packages of other Pythons, whose files a sandbox shows as well.
+# Packages of other Python versions, whose files are visible in a sandbox, too.
 OTHERS = ("usr/lib/python3*/*-packages", "usr/local/lib/python3*/*-packages")
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class UnknownName(LabError):
-    """A name that is defined by no Python file."""
+    """Raised for a name that no Python file defines."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ class Place:
     defined: bool = True
 
     def covers(self, module: str, qualname: str) -> bool:
-        """Return whether code with these two names belongs to what is masked."""
+        """Return whether this mask covers the code with this module and qualname."""
         if not self.qualname:
             return f"{module}.".startswith(f"{self.module}.")
         return module == self.module and f"{qualname}.".startswith(f"{self.qualname}.")
 
 
 def message(name: str) -> str:
-    """Return what a student reads whose answer uses the masked `name`."""
+    """Return the message for a student whose answer uses the masked `name`."""
     return (f"{name} is not available to your answers: this lab asks you to write what it does "
             "yourself")
 
@@ -71,8 +71,9 @@ def roots() -> tuple[Path, ...]:
 
 
 def places(name: str) -> list[Place]:
-    """Return every place that defines `name`, the one that an import finds first at the front;
-    none where its package is not installed.
+    """Return every place that defines `name`, starting with the one that an import would find.
+
+    The list is empty if the package is not installed.
 
     Raises UnknownName for a module without a Python file.
     """
@@ -87,7 +88,7 @@ def places(name: str) -> list[Place]:
 
 
 def _find(root: Path, dotted: str, name: str, seen: set[str]) -> Place | None:
-    """Look below one root for `dotted`, to which the author's `name` has led."""
+    """Search one root for `dotted`, to which the author's `name` resolved."""
     if dotted in seen:
         return None
     seen.add(dotted)
@@ -111,7 +112,7 @@ def _module(path: Path) -> Path | None:
 
 
 def _within(root: Path, place: Place, seen: set[str]) -> Place | None:
-    """Look into a module's file for a name that it defines or imports."""
+    """Search a module's file for a name that it defines or imports."""
     first, *rest = place.qualname.split(".")
     tree = parsed(place.path)
     if definition(tree, place.qualname) is not None:
@@ -163,7 +164,7 @@ def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def definition(tree: ast.Module, qualname: str) -> list[ast.stmt] | None:
-    """Return the statements that define `qualname` in a module; None where there is none."""
+    """Return the statements that define `qualname` in a module, or None."""
     body, found = tree.body, []
     for part in qualname.split("."):
         found = [node for node in statements(body) if part in _binds(node)]
@@ -196,7 +197,7 @@ def modules_in(package: str) -> list[str]:
 
 
 def needed_by(names: Iterable[str]) -> set[str]:
-    """Return the modules of the course's own that importing these imports at once."""
+    """Return the course's own modules that are loaded when these names are imported."""
     found: set[str] = set()
     waiting = list(names)
     while waiting:

@@ -1,8 +1,8 @@
-"""Labs of an author's own, in a folder outside the checkout.
+"""An author's own labs, in a folder outside the checkout.
 
-The folder is laid out as the checkout is: solutions/ for the sources; notebooks/ and
-grader/source/ for what `lab build` makes of them; images/ and code/jobs/ for what they show and
-submit. `--labs DIR` names it, or the variable LAB_LABS does.
+The folder is laid out like the checkout: solutions/ for the sources, notebooks/ and grader/source/
+for the generated notebooks, images/ for figures, and code/jobs/ for job scripts. It is set with
+`--labs DIR` or the environment variable LAB_LABS.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ VARIABLE = "LAB_LABS"
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
-    """Give a command the option --labs."""
+    """Add the option --labs to a command."""
     parser.add_argument("--labs", type=Path, metavar="DIR", dest="folder",
                         help="a folder with labs of your own ($LAB_LABS; without it, the course's)")
 
 
 def chosen(given: Path | None) -> Path | None:
-    """Return the folder with an author's own labs, or None where only the checkout's are meant.
+    """Return the folder of an author's own labs, or None to use the checkout's labs only.
 
     Args:
-        given: what --labs says; None: what the variable says.
+        given: the value of --labs; if None, the variable's value is used.
 
-    Sets the variable, so that processes started later know the folder. Raises LabError if there is
-    no such folder.
+    Sets the variable, so that child processes use the same folder. Raises LabError if the folder
+    does not exist.
     """
     text = str(given) if given is not None else os.environ.get(VARIABLE, "")
     if not text:
@@ -45,7 +45,7 @@ def chosen(given: Path | None) -> Path | None:
 
 
 def folder() -> Path | None:
-    """Return the folder that LAB_LABS names, whether or not it is there."""
+    """Return the folder that LAB_LABS names, whether or not it exists."""
     if not os.environ.get(VARIABLE):
         return None
     named = Path(os.environ[VARIABLE]).expanduser().absolute()

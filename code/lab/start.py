@@ -64,11 +64,11 @@ def run_install(arguments: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def only_once(home: Path, *, shared: bool = False) -> Iterator[None]:
-    """Hold the workspace. Raises LabError with the address when somebody else does.
+    """Lock the workspace. Raises LabError with the URL of the server that already uses it.
 
     Args:
         home: the workspace, or a course folder.
-        shared: let others hold it at the same time who also share it.
+        shared: allow other holders that also pass `shared`.
     """
     path = home / ".cluster" / "start.lock"
     path.parent.mkdir(parents=True, exist_ok=True)

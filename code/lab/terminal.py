@@ -1,10 +1,10 @@
-"""Text that others wrote, made safe to print: file names, job names, log lines, messages."""
+"""Make untrusted text safe to print: file names, job names, log lines, and messages."""
 
 from __future__ import annotations
 
 import unicodedata
 
-SPACES = "Zs"  # such as the no-break space, which is in people's names
+SPACES = "Zs"  # such as the no-break space, which occurs in people's names
 
 
 def visible(text: str, instead: str | None = None, keep: str = "") -> str:

@@ -48,8 +48,10 @@ def make(home: Path, say: Callable[[str], object] = print) -> None:
 
 
 def put_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write a file so that it is there whole or not at all. Raises OSError that names the file,
-    for a full disk too."""
+    """Write a file atomically: it appears complete or not at all.
+
+    Raises OSError that names the file, even if the disk is full.
+    """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         unfinished.write_bytes(content)

@@ -49,8 +49,7 @@ def gateway():
 
 
 async def before_a_start(spawner):
-    """A home in LABS_HOMES is made; instructors get formgrader, the course, and all homes to read.
-    """
+    """Create the home in LABS_HOMES; give instructors formgrader, the course, and all homes."""
     if HOMES:
         home = Path(HOMES) / spawner.user.name
         if not home.exists():
@@ -67,8 +66,8 @@ async def before_a_start(spawner):
 
 
 async def homes_to_read(spawner):
-    """The folder of all homes, in which newcomers appear by themselves; or the volumes that are
-    there when the instructor's container starts."""
+    """Return the folder of all homes, where new students appear automatically, or else the volumes
+    that exist when the instructor's container starts."""
     if HOMES:
         return {HOMES: {"bind": "/srv/homes", "mode": "ro"}}
     listed = await spawner.docker("volumes")

@@ -60,13 +60,13 @@ def build(root: Path, names: list[str] | None = None, *, worked: bool = True, wr
 
     Args:
         root: the folder that has solutions/ and gets notebooks/ and grader/source/.
-        names: the labs; without them all, and notebooks that no lab makes are removed.
+        names: the labs; if empty, all labs, and notebooks without a lab are removed.
         worked: whether to make worked notebooks.
         write: whether to write anything, or only find what is stale.
-        missing: for drafts: gets a line for everything that a finished lab would need.
-        labs: gets the labs as they were read.
+        missing: for drafts, a list that receives one line per missing piece.
+        labs: a list that receives the parsed labs.
 
-    Raises LabError with all errors of all these labs, and then nothing is written.
+    Raises LabError with all errors of all these labs, without writing anything.
     """
     made = make(root, _solutions(root, names or []), worked, missing, labs)
     stale = {path: text for path, text in made.items()

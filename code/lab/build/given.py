@@ -1,8 +1,8 @@
-"""What a script check compares with: resolved from the reference, and written into the check.
+"""Resolve what a script check compares with from the reference, and write it into the check.
 
 `check.script("code/mine.sh", only=["--micro-batch-size"])` becomes, in all notebooks,
-`check.script("code/mine.sh", only=["--micro-batch-size"], given={...})`: so a notebook needs no
-file beside it, and the grader has what stands in the course's own cell.
+`check.script("code/mine.sh", only=["--micro-batch-size"], given={...})`. A notebook therefore needs
+no file beside it, and the grader reads the values from the course's own cell.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BLANK = (tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.INDENT, token
 
 
 def check(lab: Lab, problems: Problems) -> None:
-    """Add what is wrong with the arguments of script checks."""
+    """Report errors in the arguments of script checks."""
     for cell in lab.of(Role.CHECK, Role.CHECK_SETUP):
         for call in script_calls(cell):
             if cell.role is Role.CHECK_SETUP:
@@ -51,11 +51,11 @@ def check(lab: Lab, problems: Problems) -> None:
 
 
 def error_in(only: ast.expr | None, given: ast.expr | None) -> str:
-    """Return what is wrong with the arguments of check.script as they are written, or "".
+    """Return the error in the literal arguments of check.script, or an empty string.
 
     Args:
-        only: the value of `only=`, or None where it is missing.
-        given: the value of `given=`, or None where it is missing.
+        only: the value of `only=`, or None if it is missing.
+        given: the value of `given=`, or None if it is missing.
     """
     from lab.check.compared import freed
     from lab.check.given import require_sound
@@ -80,7 +80,7 @@ def is_none(node: ast.expr) -> bool:
 def with_given(lab: Lab, problems: Problems) -> Lab:
     """Return the lab with `given=` in every script check.
 
-    If other things are wrong with the lab, no script is run and the lab comes back as it is.
+    If the lab has other errors, no script is run and the lab is returned unchanged.
     """
     if problems.found:
         return lab
@@ -90,7 +90,7 @@ def with_given(lab: Lab, problems: Problems) -> Lab:
 
 def _filled_in(cell: Cell, lab: Lab, problems: Problems) -> Cell:
     source = cell.source
-    # From the last call on, so that the places of the others stay.
+    # Start at the last call, so that the positions of the others stay valid.
     for call in sorted(script_calls(cell), key=_place, reverse=True):
         if "given" in call.arguments:
             continue
@@ -114,7 +114,7 @@ def script_calls(cell: Cell) -> list[Call]:
 
 
 def names_in(node: ast.expr | None) -> list[str]:
-    """Return the flags in `only=`, as it is written. Raises ValueError."""
+    """Return the flags in a literal `only=`. Raises ValueError."""
     if node is None:
         return []
     if not (isinstance(node, ast.List | ast.Tuple) and all(
@@ -124,7 +124,7 @@ def names_in(node: ast.expr | None) -> list[str]:
 
 
 def _of(call: Call, cell: Cell, lab: Lab) -> dict[str, Any]:
-    """Return what the check of a call compares with. Raises LabError and ValueError."""
+    """Return the `given=` value for one call. Raises LabError and ValueError."""
     from lab.check import given
     from lab.check.job import resolve
 
@@ -157,12 +157,12 @@ def _shipped(root: Path) -> Iterator[tuple[str, str]]:
 
 @functools.lru_cache(maxsize=100)
 def _recorded(files: tuple[tuple[str, str], ...], path: str, turn: int) -> str:
-    """Return what lab.check.record makes of a reference, as JSON.
+    """Return the record that lab.check.record makes of a reference, as JSON.
 
     Args:
-        files: all files of the workspace, each with its text.
-        path: the reference's.
-        turn: which run of the reference this is.
+        files: the text of every file in the workspace, by path.
+        path: the reference's path.
+        turn: the number of this run of the reference.
     """
     from lab.check.record import record
 
@@ -175,7 +175,7 @@ def _recorded(files: tuple[tuple[str, str], ...], path: str, turn: int) -> str:
 
 
 def _untold(kept: dict[str, Any], answer: Cell, lab: Lab) -> Iterator[str]:
-    """Yield the flags that the solution sets and the exercise does not state: `given=` would."""
+    """Yield flags that only the solution sets; `given=` would give them away."""
     from lab.check.compared import spellings
 
     solution = "\n".join(found[2] for found in REGION.finditer(answer.source))
@@ -189,7 +189,7 @@ def _untold(kept: dict[str, Any], answer: Cell, lab: Lab) -> Iterator[str]:
 
 
 def _pairs(kept: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the flags in what is kept, each with its value, or with "" where it has none."""
+    """Yield each flag that is kept with its value, or with "" if it has none."""
     from lab.check.compared import GPUS, NODES, RANKS
 
     runs = kept["runs"]
@@ -214,7 +214,7 @@ def _exercise(answer: Cell, lab: Lab) -> Iterator[str]:
 
 
 def _names(word: str, text: str) -> bool:
-    """Return whether a flag or a value stands in a text, and not within another."""
+    """Return whether a text contains a flag or a value as a whole word."""
     return re.search(rf"(?<![\w.-]){re.escape(word)}(?![\w-]|\.\d)", text) is not None
 
 
@@ -223,18 +223,18 @@ def _inserted(source: str, node: ast.Call, literal: str) -> str:
     lines = source.split("\n")[:node.end_lineno]
     lines[-1] = lines[-1].encode()[:node.end_col_offset].decode()
     found = []
-    with contextlib.suppress(tokenize.TokenError):  # the call is a part of something longer
+    with contextlib.suppress(tokenize.TokenError):  # the call is part of a longer expression
         for token in tokenize.generate_tokens(io.StringIO("\n".join(lines)).readline):
             if token.type not in BLANK:
                 found.append(token)
-    row, column = found[-2].end  # of what comes before the closing parenthesis
+    row, column = found[-2].end  # the text before the closing parenthesis
     at = len("\n".join([*lines[:row - 1], lines[row - 1][:column]]))
     comma = "" if found[-2].string == "," else ","
     return f"{source[:at]}{comma}\n{literal}{source[at:]}"
 
 
 def _literal(kept: dict[str, Any]) -> str:
-    """Return `given=` as it stands in a notebook, one line of flags after the other."""
+    """Return the source text of `given=`, with its flags wrapped over several lines."""
     def pairs(values: dict[str, Any], without: str) -> str:
         return "".join(f"{_string(name)}: {_string(value)}, "
                        for name, value in values.items() if name != without)

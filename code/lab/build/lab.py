@@ -39,7 +39,7 @@ class Cell:
     source: str
     line: int
     metadata: Mapping[str, Any]
-    grade_id: str = ""  # a mutant's: of the answer that it replaces; a rubric's: that it is for
+    grade_id: str = ""  # mutant: the answer that it replaces; rubric: the written answer
     points: float = 0
     hint: str = ""  # a mutant's: part of what the student must read
     path: str | None = None  # of %%writefile, in an answer or its mutant
@@ -72,7 +72,7 @@ class Lab:
 
     path: Path
     cells: tuple[Cell, ...]
-    draft: bool = False  # it lacks mutants, so nothing proves that its checks reject wrong answers
+    draft: bool = False  # mutants are missing: nothing proves that its checks reject wrong answers
 
     @property
     def name(self) -> str:
@@ -92,7 +92,7 @@ class Lab:
 
     @cached_property
     def rubrics(self) -> dict[str, Cell]:
-        """By the grade_id of the written answer."""
+        """Return the rubrics by the grade_id of their written answer."""
         return {cell.grade_id: cell for cell in self.of(Role.RUBRIC)}
 
     @cached_property

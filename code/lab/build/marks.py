@@ -1,4 +1,4 @@
-"""Short marks: `answer="NAME"`, `check="NAME" points=2`, and the like, spelled out.
+"""Expand short marks, such as `answer="NAME"` or `check="NAME" points=2`.
 
 nbgrader wants six keys of metadata for each graded cell. An author writes one or two words on the
 cell's `# %%` line instead, and this module turns them into the six keys. jupytext keeps the short

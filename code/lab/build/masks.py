@@ -1,4 +1,4 @@
-"""Rules of `check.mask`: what a lab's answers may not use."""
+"""Build-time rules for `check.mask`, which makes names unavailable to a lab's answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lab.build.lab import Cell, Lab, Role
 from lab.build.problems import Problems, nearest
 from lab.masks import Place, UnknownName, modules_in, needed_by, places
 
-# What runs beside the student's code in every sandbox.
+# These modules run beside the student's code in every sandbox.
 GUEST = ("lab.guest.serving", "lab.guest.place", "lab.check.record", "lab.check.stand_in")
 
 
@@ -24,13 +24,13 @@ def calls(tree: ast.Module | None) -> list[ast.Call]:
 
 
 def masked(tree: ast.Module | None) -> list[str]:
-    """Return the names that a cell masks, those that are written out."""
+    """Return the literal names that a cell masks."""
     return [word.value for call in calls(tree) for word in call.args
             if isinstance(word, ast.Constant) and isinstance(word.value, str)]
 
 
 def check(lab: Lab, problems: Problems) -> None:
-    """Add what is wrong with the masks of `lab`."""
+    """Report errors in the masks of `lab`."""
     found = [(cell, call) for cell in lab.cells if cell.role is not Role.MUTANT
              for call in calls(cell.tree)]
     for cell, call in found:
@@ -77,7 +77,7 @@ def _is_compiled(place: Place) -> bool:
 
 
 def _needed(lab: Lab) -> Iterator[tuple[str, str]]:
-    """Yield (who, module or name) for what must work in a lab's sandbox."""
+    """Yield (user, module or name) for everything that must work in a lab's sandbox."""
     for module in needed_by(GUEST):
         yield "every sandbox", module
     for cell in lab.of(Role.SETUP, Role.DRIVER):

@@ -1,4 +1,4 @@
-"""`lab new`: a lab that builds, as a place to start."""
+"""`lab new`: write a complete small lab to start from."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def write(root: Path, name: str) -> Path:
     """Write the source of a new lab and return its path.
 
     Args:
-        root: a folder laid out as the checkout is; solutions/ is made in it.
-        name: the lab's, such as 20_batches.
+        root: a folder laid out like the checkout; solutions/ is created in it if needed.
+        name: the lab's name, such as 20_batches.
 
-    Raises LabError if there is a lab of that name or number, or the name is not one.
+    Raises LabError if the name is invalid, or if its name or number is taken.
     """
     from lab.build.reading import NUMBER
 
@@ -63,7 +63,7 @@ def write(root: Path, name: str) -> Path:
 
 
 def _nearest(name: str, taken: dict[str, Path]) -> str:
-    """A name like `name` that nobody has."""
+    """Return an unused name similar to `name`."""
     numbers = {int(other[:2]) for other in taken}
     name = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
     given = re.match(r"(\d{1,2})_?(.*)", name)

@@ -49,8 +49,10 @@ def _text(notebook: Any) -> str:
 
 
 def _additions(lab: Lab, worked: bool) -> dict[int, str]:
-    """What the text above an exercise ends with, by the text's index: how a written answer is
-    graded, and the link to the worked notebook."""
+    """Return the text to append to the cell above each exercise, by that cell's index.
+
+    It explains how a written answer is graded, and links to the worked notebook.
+    """
     cells = list(lab.cells)
     graded: dict[int, str] = {}
     links: dict[int, str] = {}
@@ -70,7 +72,7 @@ def _additions(lab: Lab, worked: bool) -> dict[int, str]:
 
 
 def _notebook(lab: Lab, added: dict[int, str]) -> Any:
-    """All cells but mutants and rubrics; `added`: text at the end of cells, by their index."""
+    """Return all cells but mutants and rubrics, as a notebook; `added` maps cells to text."""
     from nbformat.v4 import new_notebook
 
     ids, made = _Ids(), []
@@ -110,7 +112,7 @@ def _metadata(lab: Lab) -> dict[str, Any]:
 
 
 def is_draft(notebook: Any) -> bool:
-    """Whether `lab build --draft` made this notebook of a lab that is not finished."""
+    """Return whether `lab build --draft` made this notebook from an unfinished lab."""
     marks = notebook.metadata.get("lab")
     return isinstance(marks, dict) and marks.get("draft") is True
 

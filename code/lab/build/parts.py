@@ -1,7 +1,7 @@
-"""The parts of a check that gives partial credit, found in its source.
+"""Find the parts of a check with partial credit in its source.
 
-`lab build` refuses what cannot be graded part by part, and the grader runs the parts that are
-found here, so both read the same structure.
+`lab build` refuses checks that cannot be graded part by part, and the grader runs the parts found
+here, so both use the same structure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FORM = 'with check.part(1, "what it asks for"):'
 
 
 class Misplaced(ValueError):
-    """A list of parts that is not in the form that can be graded; `line` counts in the cell."""
+    """A check whose parts cannot be graded separately; `line` is the line in the cell."""
 
     def __init__(self, node: ast.AST, text: str) -> None:
         super().__init__(text)
@@ -28,7 +28,7 @@ class Misplaced(ValueError):
 
 @dataclass(frozen=True)
 class Part:
-    """One part. `tree` is its own code, after what comes before the parts."""
+    """One part. `tree` is the shared code before the parts, followed by the part's own code."""
 
     points: float
     title: str
@@ -37,7 +37,7 @@ class Part:
 
 
 def split(tree: ast.Module) -> list[Part]:
-    """Return the parts of a check; none if it is all or nothing. Raises Misplaced."""
+    """Return the parts of a check, or none if it is all or nothing. Raises Misplaced."""
     uses = [node for node in ast.walk(tree) if _call(node) in ("parts", "part")]
     if not uses:
         return []
@@ -63,7 +63,7 @@ def split(tree: ast.Module) -> list[Part]:
 
 
 def _call(node: ast.AST) -> str:
-    """`part` for check.part(...) or any other use of check.part, and so on."""
+    """Return the attribute of `check` that a node uses, such as `part` for check.part(...)."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) \
             and node.value.id == "check":
         return node.attr
@@ -71,7 +71,7 @@ def _call(node: ast.AST) -> str:
 
 
 def _item(statement: ast.With, name: str) -> ast.Call | None:
-    """The call in `with check.<name>(...):`, if that is what the statement is."""
+    """Return the call in `with check.<name>(...):`, or None for any other statement."""
     if len(statement.items) != 1 or statement.items[0].optional_vars is not None:
         return None
     call = statement.items[0].context_expr
@@ -94,7 +94,7 @@ def _arguments(call: ast.Call) -> tuple[float, str]:
 
 
 def check(lab: Lab, problems: Problems) -> None:
-    """Add what is wrong with the parts of `lab`'s checks."""
+    """Report errors in the parts of a lab's checks."""
     for cell in lab.of(Role.CHECK):
         if cell.tree is None:
             continue
@@ -117,7 +117,7 @@ def _sums(cell: Cell, found: list[Part], problems: Problems) -> None:
 
 
 def _separate(cell: Cell, found: list[Part], problems: Problems) -> None:
-    """Each part runs by itself when it is graded."""
+    """Report parts that use each other's names, because each part is graded separately."""
     before = set(analyse(ast.Module(cell.tree.body[:-1], [])).binds)
     names = [analyse(part.own) for part in found]
     for part, own in zip(found, names, strict=True):
@@ -135,11 +135,11 @@ def _separate(cell: Cell, found: list[Part], problems: Problems) -> None:
 
 
 def _visible(cell: Cell, found: list[Part], problems: Problems) -> None:
-    """Students see every part, so that their notebook's total is the real one."""
+    """Report hidden parts: students see every part, so that their notebook's total is right."""
     try:
         seen = split(ast.parse(without_hidden(cell.source, blank=True)))
     except (SyntaxError, Misplaced):
-        seen = []  # lab.build.visible says more of the first
+        seen = []  # lab.build.visible reports the first one in more detail
     if [part.title for part in seen] != [part.title for part in found]:
         problems.add(cell, None, "hidden tests may not hold a whole part: put them within one, "
                      "below what students see of it")

@@ -16,8 +16,8 @@ class Problems:
     """Errors of one file, each with its line.
 
     Attributes:
-        draft: whether a lab may lack what proves its checks.
-        missing: what a draft lacks; without `draft` that is an error, too.
+        draft: whether mutants that prove the checks may be missing.
+        missing: the pieces that a draft lacks; without `draft`, these are errors, too.
     """
 
     path: Path
@@ -30,7 +30,7 @@ class Problems:
         self.found.append(self._at(cell, line, text))
 
     def add_missing(self, cell: Cell, line: int | None, text: str) -> None:
-        """Add an error that a draft may have."""
+        """Add an error that a draft is allowed to have."""
         (self.missing if self.draft else self.found).append(self._at(cell, line, text))
 
     @staticmethod

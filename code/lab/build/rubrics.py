@@ -1,4 +1,4 @@
-"""Written answers: what a person grades, and the rubric to grade it by."""
+"""Written answers, which a person grades, and their rubrics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Rubric:
-    """The criteria of a written answer, and notes for whoever grades it.
+    """The criteria of a written answer, and notes for its graders.
 
     Attributes:
         criteria: in the author's order; their points sum to the answer's.
@@ -52,8 +52,10 @@ def counted(points: float) -> str:
 
 
 def read(cell: Cell) -> Rubric:
-    """Return the rubric in a cell. Raises ValueError, with the line in the cell as its second
-    argument, at a bullet that is nearly a criterion."""
+    """Return the rubric in a cell.
+
+    Raises ValueError for a malformed criterion; its second argument is the line in the cell.
+    """
     criteria: list[Criterion] = []
     notes: list[str] = []
     inside = False
@@ -74,7 +76,7 @@ def read(cell: Cell) -> Rubric:
 
 
 def check(lab: Lab, problems: Problems) -> None:
-    """Add what is wrong with the written answers and their rubrics."""
+    """Report errors in the written answers and their rubrics."""
     written = {cell.grade_id: cell for cell in lab.of(Role.WRITTEN)}
     seen: dict[str, Cell] = {}
     for cell in lab.of(Role.RUBRIC):
@@ -116,7 +118,7 @@ def _criteria(cell: Cell, written: Cell, problems: Problems) -> None:
 
 
 def _model(written: Cell) -> str:
-    """The model answer: the text between the markers, or all of it where there are none."""
+    """Return the model answer: the text between the markers, or the whole cell without markers."""
     lines, inside = written.source.split("\n"), BEGIN not in written.source
     kept = []
     for line in lines:
@@ -138,7 +140,7 @@ def for_graders(written: Cell, rubric: Rubric) -> str:
 
 
 def for_students(rubric: Rubric) -> str:
-    """Return what a student's notebook adds to the question."""
+    """Return the text that a student's notebook adds to the question."""
     line = f"\n\n*A person grades this answer ({counted(rubric.points)})"
     if not rubric.visible:
         return f"{line}.*"

@@ -1,9 +1,9 @@
-"""Answers that an import gives away: functions that return what a lab's reference returns.
+"""Find imports that give an answer away: functions with the same results as the reference.
 
-`lab build` looks for public functions of the course's packages that no mask covers and that have an
-answer's name, or its words in theirs, or its parameters. What they return is only known by calling
-them, with what the lab's checks give to the reference. A process of its own does that
-(`python -m lab.build.shortcuts FILE`); it is started only where there are such functions.
+`lab build` looks for public functions of the course's packages that no mask covers and that share
+an answer's name, the words of its name, or its parameters. To learn what they return, it calls them
+with the arguments that the lab's checks pass to the reference. A separate process does that
+(`python -m lab.build.shortcuts FILE`); it is started only if there are such functions.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from lab.masks import UnknownName, places
 from lab.workspace import CODE
 
 PACKAGES = ("minimegatron", "lab", "virtualgpu")
-# What runs, serves and builds the course. Nothing in it is an exercise's subject.
+# Packages that run, serve, and build the course; no exercise is about them.
 MACHINERY = ("lab.build.", "lab.check.", "lab.cluster.", "lab.guest.", "lab.hub.", "lab.jupyter.",
              "lab.start.", "lab.tensorboard.", "lab.watch.")
 FUNCTION = re.compile(r"^def ([a-z]\w*)\((.*?)\)(?: ->[^\n]*)?:\n", re.M | re.S)
 PARAMETER = re.compile(r"(?:^|,)\s*(\w+)\s*(?=[:=,]|$)")
 SECONDS = 120.0  # for one lab
 SECONDS_PER_CALL = 1
-FEWEST_PARAMETERS = 2  # below that, parameters of the same names mean nothing
+FEWEST_PARAMETERS = 2  # with fewer, matching parameter names mean nothing
 
 
 @dataclass(frozen=True)
 class Shortcut:
-    """A function that returns what an answer should return."""
+    """A function with the same results as an answer's reference."""
 
     answer: str  # its grade_id
     module: str
@@ -65,7 +65,7 @@ class Recorded:
 
 
 def warnings(lab: Lab) -> list[str]:
-    """Return a sentence for each import that no mask covers and that passes for an answer."""
+    """Return a warning for each unmasked import that would pass as an answer."""
     if not similar(lab):
         return []
     try:
@@ -106,7 +106,7 @@ def covered(lab: Lab, dotted: str) -> bool:
 
 
 def similar(lab: Lab) -> list[Shortcut]:
-    """Return the functions without a mask that an answer's author may want to look at."""
+    """Return the unmasked functions that resemble an answer."""
     found = []
     for grade_id, answer in lab.answers.items():
         for name, parameters in functions_of(answer).items():
@@ -120,8 +120,10 @@ def similar(lab: Lab) -> list[Shortcut]:
 
 @cache
 def public() -> tuple[tuple[str, str, tuple[str, ...]], ...]:
-    """Return (module, name, parameters) of the public functions that may hold an answer. They are
-    read with patterns, because parsing all modules would take longer than the rest of a build."""
+    """Return (module, name, parameters) of the public functions that may contain an answer.
+
+    Regular expressions find them, because parsing all modules would dominate the build time.
+    """
     found = []
     for package in PACKAGES:
         for path in sorted((CODE / package).rglob("*.py")):
@@ -134,7 +136,7 @@ def public() -> tuple[tuple[str, str, tuple[str, ...]], ...]:
 
 
 def recorded(lab: Lab, home: Path) -> dict[str, list[Recorded]]:
-    """Run a lab's checks of functions with the reference; return the calls, by grade_id."""
+    """Run a lab's function checks on the reference, and return the calls by grade_id."""
     from lab import workspace
     from lab.check import sides
 
@@ -163,8 +165,10 @@ def recorded(lab: Lab, home: Path) -> dict[str, list[Recorded]]:
 
 
 def passing(calls: dict[str, list[Recorded]], candidates: Sequence[Shortcut]) -> list[Shortcut]:
-    """Return the candidates that give the recorded results. They run in a process of their own,
-    and the next ones in another where one of them ends it."""
+    """Return the candidates that reproduce the recorded results.
+
+    They run in a separate process; if a candidate ends it, the rest run in a new one.
+    """
     wanted = [one for one in candidates if calls.get(one.answer)]
     for module in dict.fromkeys(one.module for one in wanted):
         with contextlib.suppress(Exception, SystemExit):
@@ -181,7 +185,7 @@ def passing(calls: dict[str, list[Recorded]], candidates: Sequence[Shortcut]) ->
 
 
 def _in_a_fork(work: Callable[[], Iterator[bool]]) -> list[str]:
-    """Return what `work` yields until its process ends, one line for each."""
+    """Return the lines that `work` yields in a forked process, until that process ends."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -199,8 +203,10 @@ def _in_a_fork(work: Callable[[], Iterator[bool]]) -> list[str]:
 
 
 def _gives(one: Shortcut, calls: Sequence[Recorded]) -> bool:
-    """Return whether a function gives all recorded results, called as they were or in the
-    parameters' order."""
+    """Return whether a function reproduces all recorded results.
+
+    It is called with the recorded arguments as they were, or in the order of its parameters.
+    """
     try:
         function = getattr(importlib.import_module(one.module), one.name)
     except Exception:

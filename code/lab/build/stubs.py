@@ -20,7 +20,7 @@ def unanswered(source: str, kind: str = "code") -> str:
     """Return the source of an answer cell with a stub for each solution.
 
     Args:
-        source: with the markers in it.
+        source: the cell's source, including the markers.
         kind: the cell's type, code or markdown.
     """
     if kind == "markdown":
@@ -38,7 +38,7 @@ def answered(source: str) -> str:
 
 
 def without_markers(source: str) -> str:
-    """The source with an empty line for each marker, so that every other line keeps its number."""
+    """Return the source with markers replaced by empty lines, which preserves line numbers."""
     return "\n".join("" if line.strip() in (BEGIN, END) else line for line in source.split("\n"))
 
 

@@ -28,7 +28,7 @@ def without_hidden(source: str, blank: bool = False) -> str:
 
 
 def hidden_lines(source: str) -> set[int]:
-    """Return the numbers of the lines that students do not get, from 1, with their markers."""
+    """Return the line numbers, from 1, of hidden lines and their markers."""
     found, hidden = set(), False
     for number, line in enumerate(source.split("\n"), start=1):
         hidden = hidden or BEGIN in line

@@ -1,9 +1,8 @@
-"""Which of the trainer's flags a script check compares, and how two values are the same.
+"""Define which of the trainer's flags a script check compares, and when two values are equal.
 
-A flag is ignored if nothing that a job computes depends on it, nor its time or memory: what is
-reported, where it is written, how long a rank waits for a peer. Every other flag is compared by
-what it means after all checks between flags, so it does not matter how a script spells it. Every
-field of Config is in one of the classes below.
+A flag is ignored if neither a job's results nor its time or memory depend on it: reports, output
+paths, timeouts. Every other flag is compared by its meaning after all checks between flags, so the
+spelling in a script does not matter. Every field of Config is in one of the classes below.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from virtualgpu import cards, network
 from virtualgpu.errors import VirtualGpuError
 
 IGNORED = (
-    # reports: what is logged, and how often
+    # reports: contents and frequency of logs
     "log_interval", "log_format", "log_throughput", "log_params_norm", "log_num_zeros_in_grad",
     "tensorboard_dir", "tensorboard_log_interval", "tensorboard_queue_size",
     "log_timers_to_tensorboard", "log_batch_size_to_tensorboard",
@@ -30,13 +29,13 @@ IGNORED = (
     "log_world_size_to_tensorboard", "log_learning_rate_to_tensorboard",
     "log_loss_scale_to_tensorboard", "timeline", "timeline_iteration", "profile_execution",
     "profile_ranks", "profile_name",
-    # what is written besides, and how files are opened
+    # other output, and how files are opened
     "save", "save_interval", "no_save_optim", "data_cache_path", "data_impl", "num_workers",
-    # patience, and what a launcher sets
+    # timeouts, and values that a launcher sets
     "distributed_timeout_minutes", "local_rank",
     # refused by the trainer unless --estimate is given, which is compared
     "gpus_per_node", "vocab_size", "tokens", "price_per_gpu_hour", "json", "plot")
-# Several ways to set one thing: by the field that it ends in, the flags that also set it.
+# Fields that several flags set: each field with the other flags that set it.
 SPELLINGS = {
     "recompute_granularity": ("recompute_activations", "activations_checkpoint_method"),
     "recompute_method": ("activations_checkpoint_method",),
@@ -45,10 +44,10 @@ SPELLINGS = {
     "train_iters": ("train_samples",),
     "lr_decay_samples": ("lr_decay_iters",),
     "lr_warmup_samples": ("lr_warmup_iters", "lr_warmup_fraction")}
-# Follow from the flags and the number of ranks, which are compared.
+# Derived from the flags and the number of ranks, which are compared.
 CONSEQUENCES = ("rank", "world_size", "data_parallel_size")
 
-# What `only` may name besides flags: where the ranks run, as sbatch and torchrun spell it.
+# Other names that `only` accepts: sbatch and torchrun options for the placement of ranks.
 NODES, RANKS, GPUS = "--nodes", "--nproc_per_node", "--gpus-per-node"
 PLACES = (NODES, RANKS, GPUS)
 WAYS = {NODES: (NODES, "-N", "--nnodes"), RANKS: (RANKS, "--nproc-per-node"),
@@ -62,13 +61,13 @@ FILES = ("data_path", "vocab_file", "merge_file", "load")
 
 
 class NoFlag(ValueError):
-    """A name in `only` that is no flag, or one that is never compared; the text says which."""
+    """A name in `only` is not a flag, or is a flag that is never compared; the text says which."""
 
 
 def freed(only: Sequence[str]) -> frozenset[str]:
-    """Return the fields that a student may set who may set the flags in `only`.
+    """Return the fields that a student may set, given the flags in `only`.
 
-    A flag frees all other spellings of what it sets. Raises NoFlag.
+    A flag in `only` also allows every other flag that sets the same field. Raises NoFlag.
     """
     ends: set[str] = set()
     for name in only:
@@ -106,7 +105,7 @@ def spelled(field: str) -> str:
 
 
 def spellings(flag: str) -> tuple[str, ...]:
-    """Return the ways to write a flag, or a flag that sets the same."""
+    """Return all spellings of a flag, including other flags that set the same field."""
     if flag in PLACES:
         return WAYS[flag]
     field = _field(flag)
@@ -116,7 +115,7 @@ def spellings(flag: str) -> tuple[str, ...]:
 
 
 def words_of(config: Config, names: Sequence[str]) -> list[str]:
-    """Return the flags for those of `names` that are not at their defaults."""
+    """Return the flags for the fields in `names` that differ from their defaults."""
     words = []
     for name in names:
         value, default = getattr(config, name), FIELDS[name].default
@@ -132,7 +131,7 @@ def words_of(config: Config, names: Sequence[str]) -> list[str]:
 
 
 def meaning(name: str, value: Any) -> Any:
-    """Return what is equal for all values of a field that mean the same."""
+    """Return a canonical value that is equal for all equivalent values of a field."""
     if not isinstance(value, str):
         return value
     try:
@@ -150,7 +149,7 @@ def meaning(name: str, value: Any) -> Any:
 
 
 def place(path: str) -> str:
-    """Return a file's path from the workspace, where jobs begin, without detours."""
+    """Return a file's normalized path relative to the workspace, where jobs start."""
     if not path.startswith("$LAB_HOME"):
         path = posixpath.join("$LAB_HOME", path)
     return posixpath.normpath(path)

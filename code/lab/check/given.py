@@ -1,8 +1,8 @@
-"""What an exercise gives of a job script, and how a student's script differs from it.
+"""Compare a student's job script with the part of the job that the exercise prescribes.
 
-`lab build` runs the reference script as a check would, and writes what it starts into the check as
-`given=`: nodes, ranks and flags, but for those that `only=` leaves to the student. So the notebook
-and the grader compare with the same text, and the answer is not in it.
+`lab build` runs the reference script as a check would, and writes the job into the check as
+`given=`: nodes, ranks, and flags, except for those that `only=` leaves to the student. So the
+notebook and the grader compare with the same text, which does not contain the answer.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ IN_RUN = ("nodes", "ranks_per_node", "trainer", "settings", "flags")
 
 
 def of_reference(job: Job, only: Sequence[str]) -> dict[str, Any]:
-    """Return what the check keeps of the reference.
+    """Return the part of the reference that the check compares with.
 
     Args:
         job: the reference script, resolved and without problems.
-        only: what the student may choose; none of it is kept.
+        only: the flags that the student may choose; they are left out.
 
     Raises NoFlag.
     """
@@ -75,7 +75,7 @@ def of_reference(job: Job, only: Sequence[str]) -> dict[str, Any]:
 
 
 def require_sound(given: Any) -> None:
-    """Raise ValueError unless `given` has the form that `of_reference` makes."""
+    """Raise ValueError unless `given` has the structure that `of_reference` returns."""
     try:
         if not given["runs"] or set(given) - set(IN_ALL):
             raise ValueError(f"it has {', '.join(given)}")
@@ -88,12 +88,12 @@ def require_sound(given: Any) -> None:
 
 
 def differences(job: Job, given: Mapping[str, Any], only: Sequence[str]) -> list[str]:
-    """Return a sentence for everything in which a job differs from what the exercise gives.
+    """Return one sentence per difference between a job and what the exercise prescribes.
 
     Args:
         job: the student's script, resolved and without problems.
-        given: what `of_reference` kept of the reference.
-        only: what the student may choose, as it was when `given` was made.
+        given: the value that `of_reference` returned.
+        only: the flags that the student may choose, as they were when `given` was made.
 
     Raises NoFlag.
     """
@@ -111,12 +111,12 @@ def differences(job: Job, given: Mapping[str, Any], only: Sequence[str]) -> list
 
 
 def report(found: Sequence[str], path: str, only: Sequence[str]) -> str:
-    """Return a message about differences, for the student.
+    """Return a message for the student that lists the differences.
 
     Args:
         found: the differences.
         path: the script.
-        only: what the student may choose.
+        only: the flags that the student may choose.
     """
     lines = [f"{path} changes what this exercise does not ask you to change:",
              *(f"  {text}." for text in found[:MOST_SAID])]
@@ -152,7 +152,7 @@ def _of_run(run: Run, told: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _same_file(path: str, trainer: str) -> bool:
-    """Return whether `path` leads to the trainer; a relative one may from some folder above it."""
+    """Return whether `path` is the trainer, possibly relative to one of its parent folders."""
     if path.startswith(("/", "$LAB_HOME/")):
         return place(path) == place(trainer)
     return f"/{place(trainer)}".endswith(f"/{posixpath.normpath(path)}")
@@ -168,12 +168,12 @@ def _of_flags(run: Run, told: Mapping[str, Any], free: frozenset[str]) -> Iterat
         not _equal(spelling, mine, given) for spelling in (name, *SPELLINGS.get(name, ())))]
     try:
         expected = check(given, rank=0, world_size=run.world_size)
-    except UserError:  # what is free fits only what the student changed besides
+    except UserError:  # this free flag depends on others that the student changed
         yield from (_sentence(name, run.flags, given) for name in apart)
         return
     differing = [name for name in COMPARED
                  if name not in free and not _equal(name, run.flags, expected)]
-    # A difference that only follows from another one is not said.
+    # A difference that follows from another one is not reported.
     for name in [name for name in differing if name in apart] or differing:
         yield _sentence(name, run.flags, expected)
 

@@ -22,7 +22,7 @@ from minimegatron.arguments import Config
 MOST_RUNS = 64
 LAUNCHERS = ("deepspeed", "mpirun", "sbatch", "salloc")
 NOT_BUILT: Mapping[str, Any] = {}  # `lab build` writes `given=` into every notebook
-MOST_OPTIONS = 20  # of python, before the program's name
+MOST_OPTIONS = 20  # python's options, before the program's name
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Job:
     directives: dict[str, str]
     runs: tuple[Run, ...]
     problems: tuple[str, ...]
-    programs: tuple[str, ...]  # other programs than the trainer that it starts to train something
+    programs: tuple[str, ...]  # other programs it starts that could train a model
 
     @property
     def allocated_nodes(self) -> int:
-        """The nodes that its #SBATCH lines ask for."""
+        """Return the number of nodes that its #SBATCH lines request."""
         try:
             return record.allocated(self.directives)[0]
         except BadOption:  # resolved as one node, with a note
@@ -45,7 +45,7 @@ class Job:
 
     @property
     def gpus_per_node(self) -> int:
-        """The GPUs that its #SBATCH lines ask for on each node."""
+        """Return the number of GPUs per node that its #SBATCH lines request."""
         return record.gpus_on_node(self.directives, self.allocated_nodes)
 
     @property
@@ -80,15 +80,15 @@ class Job:
 
 def script(path: str, *, only: Sequence[str] = (),
            given: Mapping[str, Any] | None = NOT_BUILT) -> Job:
-    """Return what the student's job script would run, if it is the job that the exercise gives.
+    """Return the job that a student's script would run, after comparing it with the exercise's job.
 
     Args:
         path: the script, relative to the workspace.
         only: the flags that the student may choose; the check judges them.
-        given: everything else, which `lab build` takes from the reference; None compares nothing,
-            and lets problems pass.
+        given: all other settings, which `lab build` takes from the reference; None compares
+            nothing and ignores problems.
 
-    Raises Failed where the script cannot be read, starts nothing, would go wrong, or differs from
+    Raises Failed if the script cannot be read, starts nothing, would go wrong, or differs from
     `given` in a flag that is not in `only`.
     """
     if given is NOT_BUILT:
@@ -135,7 +135,7 @@ def resolve(recorded: dict[str, Any]) -> Job:
 
 
 def _other_programs(launches: list[Launch]) -> Iterator[str]:
-    """Yield what the script starts that could train something besides the trainer."""
+    """Yield programs other than the trainer that could train a model."""
     for launch in launches:
         told = launch.torchrun if launch.program == "torchrun" else None
         if launch.program in LAUNCHERS:
@@ -147,7 +147,7 @@ def _other_programs(launches: list[Launch]) -> Iterator[str]:
 
 
 def _python_program(words: Sequence[str]) -> Iterator[str]:
-    """Yield the file or the module that python runs, unless it is of the standard library."""
+    """Yield the file or module that python runs, unless it is in the standard library."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word.endswith(".py"):
             yield word

@@ -1,8 +1,8 @@
-"""Masks in the notebook: an answer that uses what the lab masks fails its check there, too.
+"""Masks in the notebook: an answer that uses masked code fails its check there, too.
 
-When a lab is graded, the sandbox does not have what is masked (grader/sandbox/masks.py). A kernel
-has it, because explore cells use it. So a check looks at the cells that define what it calls, for
-imports, and at what runs during the call.
+When a lab is graded, masked code is missing from the sandbox (grader/sandbox/masks.py). A notebook
+kernel still has it, because explore cells use it. So a check inspects the imports of the cells that
+define the function it calls, and watches which code runs during the call.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ MAIN = "__main__"  # the module of a notebook's cells
 
 
 def mask(*names: str) -> None:
-    """Make modules and names unavailable to answers: what holds their solution.
+    """Make modules and names that contain the solution unavailable to answers.
 
-    A lab calls it once, in a check-setup cell, with names written out.
+    A lab calls this once, in a check-setup cell, with literal names.
 
     Args:
         names: dotted names, such as "minimegatron.formulas" or "torch.distributed.all_reduce".
 
-    Raises lab.masks.UnknownName for one that does not exist.
+    Raises lab.masks.UnknownName for a name that does not exist.
     """
     side().mask(names)
 
 
 class Masks:
-    """What is masked in this kernel."""
+    """The masks of this kernel."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self.names = tuple(names)
@@ -45,7 +45,7 @@ class Masks:
         return [place for name in self.names for place in places(name)]
 
     def watched(self, function: Any, call: Callable[[], Any | Raised]) -> Any | Raised:
-        """Return what `call` returns, or what calling `function` raises where this is masked."""
+        """Return the result of `call`; raise the sandbox's error if `function` uses masked code."""
         if not self.names:
             return call()
         used = next((name for cell in _cells(function, set()) for name in self.imported(cell)), "")
@@ -72,12 +72,12 @@ class Masks:
 
 
 def refused(name: str) -> Raised:
-    """Return what the sandbox raises where an answer uses the masked `name`."""
+    """Return the exception that the sandbox raises when an answer uses the masked `name`."""
     return Raised(("ImportError", "Exception", "BaseException"), message(name))
 
 
 class _Watch:
-    """Notices the first masked thing that runs in this thread."""
+    """Record the first masked code that runs in this thread."""
 
     def __init__(self, places: Sequence[Place]) -> None:
         self.places, self.used = places, ""
@@ -104,7 +104,7 @@ class _Watch:
 
 
 def _loaded(place: Place) -> Any:
-    """Return what compiled code bound to a name, where its module is imported."""
+    """Return the object that compiled code bound to a name, if its module is imported."""
     found = sys.modules.get(place.module)
     for part in place.qualname.split("."):
         found = getattr(found, part, None)
@@ -112,8 +112,8 @@ def _loaded(place: Place) -> Any:
 
 
 def _cells(thing: Any, seen: set[int]) -> Iterator[str]:
-    """Yield the sources of the cells that define a student's function or class, and what it
-    uses."""
+    """Yield the sources of the cells that define a student's function or class, and of the
+    cells that define whatever it uses."""
     thing = getattr(thing, "__func__", thing)  # of a method
     if id(thing) in seen or getattr(thing, "__module__", None) != MAIN:
         return

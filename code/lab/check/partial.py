@@ -1,4 +1,4 @@
-"""Partial credit: a check whose parts earn points one by one.
+"""Partial credit: a check whose parts earn points separately.
 
 In a notebook these are plain context managers. When a lab is graded, the parts are found in the
 check's source (lab.build.parts) and run one by one on the trusted side; nothing that a student's
@@ -22,13 +22,13 @@ INDENT = "    "
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one part.
+    """The outcome of one part.
 
     Attributes:
-        points: what the part is worth.
-        title: what it asks for.
+        points: the points that the part is worth.
+        title: a short description of the part.
         error: why it failed; None if it passed.
-        is_decided: False if nothing can be said, because the student's code hung or died.
+        is_decided: False if there is no verdict, because the student's code hung or crashed.
     """
 
     points: float
@@ -42,8 +42,10 @@ _open: list[Outcome] | None = None
 
 @contextlib.contextmanager
 def parts() -> Iterator[None]:
-    """Hold the parts of one check, each a `with check.part(...)`. Raises Failed at the end, with
-    what each part earned, unless all of them passed."""
+    """Enclose the parts of one check, each of them a `with check.part(...)`.
+
+    Raises Failed at the end, with the points that each part earned, unless all of them passed.
+    """
     global _open
     if _open is not None:
         raise RuntimeError("check.parts within check.parts: one check has one list of parts")
@@ -59,11 +61,11 @@ def parts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def part(points: float, title: str) -> Iterator[None]:
-    """Run one part of a check: what fails in it costs its points, and the next part runs.
+    """Run one part of a check. A failure costs the part's points, and the next part still runs.
 
     Args:
-        points: what the part is worth; those of all parts sum to the check's.
-        title: what it asks for, in a few words; students read it.
+        points: the points that the part is worth; all parts sum to the check's points.
+        title: a short description of the part, which students read.
     """
     if _open is None:
         raise RuntimeError("check.part stands within `with check.parts():`")
@@ -89,8 +91,10 @@ def total(outcomes: Sequence[Outcome]) -> float:
 
 
 def report(outcomes: Sequence[Outcome]) -> str:
-    """Return one line per part, and below it why it failed. Messages are indented, line by line,
-    so that no text of a student's can look like another part."""
+    """Return one line per part, followed by the error of a failed one.
+
+    Messages are indented line by line, so that a student's text cannot imitate another part.
+    """
     lines = [f"{earned(outcomes):g} of {total(outcomes):g} points"]
     for one in outcomes:
         sign = "?" if not one.is_decided else good("✓") if one.error is None else bad("✗")

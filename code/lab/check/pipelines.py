@@ -145,11 +145,11 @@ def judge(got: Any, of: Sizes, limits: Limits) -> Fault | None:
 
 
 def read(got: Any, of: Sizes) -> Schedule:
-    """Parse an answer, which may be anything that crosses.
+    """Parse an answer, which may be any value that a check can receive.
 
     Args:
         got: the answer.
-        of: the sizes that it is meant for; what is far too large for them is not parsed.
+        of: the sizes that it should have; an answer that is far too large is not parsed.
 
     Raises ScheduleError.
     """
@@ -158,11 +158,11 @@ def read(got: Any, of: Sizes) -> Schedule:
 
 
 def unsound(made: Schedule, of: Sizes) -> Fault | None:
-    """Return what keeps a schedule from running: missing or repeated work, or a deadlock.
+    """Return why a schedule cannot run: missing or repeated work, or a deadlock.
 
     Args:
         made: the schedule.
-        of: the sizes that it is meant for.
+        of: the sizes that it should have.
     """
     stages, micro_batches, chunks = of
     found = problems(made, stages=stages, micro_batches=micro_batches, chunks=chunks)

@@ -216,7 +216,7 @@ def _launches(written: Path) -> list[dict[str, Any]]:
         return []
     with open(written, "rb") as file:
         content = file.read(MOST_RECORD + 1)
-    if len(content) > MOST_RECORD:  # what is cut off could be another training
+    if len(content) > MOST_RECORD:  # the truncated part could start another training run
         raise LabError("the record of what the script starts is too long")
     lines = content.decode(errors="replace").splitlines()
     try:

@@ -1,4 +1,4 @@
-"""The contests that there are: every module of lab.contest.contests declares one, CONTEST."""
+"""Find contests: every module in lab.contest.contests declares one, named CONTEST."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Contest:
-    """Return the contest of that name. Raises LabError that names the nearest one."""
+    """Return a contest by name. Raises LabError, which suggests the nearest name."""
     if name not in names():
         near = difflib.get_close_matches(name, names(), n=1, cutoff=0.3) or names()
         raise LabError(f"no contest {name}; there is {', '.join(near)}")

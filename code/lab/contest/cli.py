@@ -18,7 +18,7 @@ EXAMPLES = """examples:
   lab contest pipelines pipelines.py   what your file scores on the open cases
 
 docs/contests.md is the guide."""
-LARGEST = 200_000  # bytes of a submitted file
+LARGEST = 200_000  # bytes, for a submitted file
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -35,10 +35,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def steps(subparsers: argparse._SubParsersAction) -> argparse._SubParsersAction:
-    """Return where further subcommands of `lab contest` go.
+    """Return the parser object to which further subcommands of `lab contest` are added.
 
     Args:
-        subparsers: those of `lab`.
+        subparsers: the subparsers of `lab`.
     """
     return subparsers.choices["contest"].steps
 
@@ -52,7 +52,7 @@ def run_list(arguments: argparse.Namespace) -> None:
 
 
 def run_contest(arguments: argparse.Namespace) -> None:
-    """Raises LabError for a file that cannot be scored at all."""
+    """Run `lab contest NAME`. Raises LabError for a file that cannot be scored at all."""
     from lab.contest import local, play
     from lab.contest.table import show
 
@@ -74,7 +74,7 @@ def run_contest(arguments: argparse.Namespace) -> None:
 
 
 def require_readable(path: Path) -> None:
-    """Raise LabError for what the grader would refuse as well."""
+    """Raise LabError for a file that the grader would refuse, too."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -86,7 +86,7 @@ def require_readable(path: Path) -> None:
 
 
 def problem_of(content: bytes) -> str:
-    """Return why a file is not played, or an empty string."""
+    """Return why a file cannot be played, or an empty string."""
     if len(content) > LARGEST:
         return f"{len(content):,} bytes are too many; at most {LARGEST:,} are read"
     try:

@@ -1,4 +1,4 @@
-"""What a contest is: data, and a few functions that its author writes."""
+"""The declaration of a contest: data, and a few functions that its author writes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-Given = Mapping[str, Any]  # the argument of the entry function: plain values, see lab.check.wire
+Given = Mapping[str, Any]  # the entry function's argument: plain values (lab.check.wire)
 
 RESERVED = ("grade", "table", "collect")  # steps of `lab contest`
-MOST_DRAWS = 1000  # for one secret case that is like no other
+MOST_DRAWS = 1000  # attempts to draw a secret case that differs from the others
 
 
 class Disqualified(Exception):
-    """An answer that does not count in one case.
+    """Raised for an answer that does not count in one case.
 
     Args:
         kind: a few words that do not depend on the case, such as "deadlock". Only these are shown
@@ -32,7 +32,7 @@ class Disqualified(Exception):
 
 @dataclass(frozen=True)
 class Scored:
-    """A valid answer's score, greater than 0 and at most 1; `note` says what it is made of."""
+    """A valid answer's score, above 0 and at most 1; `note` says how it was computed."""
 
     score: float
     note: str = ""
@@ -52,11 +52,11 @@ class Group:
     """Cases of one kind.
 
     Attributes:
-        name: one word; the column in tables.
+        name: one word, used as the column heading in tables.
         title: what its cases have in common.
-        open: the cases that everybody has.
-        draw: makes a secret case; must use nothing but the Random it gets.
-        secret: how many secret cases there are.
+        open: the public practice cases.
+        draw: returns a secret case, using no randomness except the Random passed to it.
+        secret: the number of secret cases.
     """
 
     name: str
@@ -81,18 +81,18 @@ class Contest:
 
     Attributes:
         name: the name of its file, without .py.
-        title: for people.
-        rules: what the function gets and returns, and how that is scored.
-        file: what a submission is called.
-        entry: the function in it, which takes one case, a dict.
-        seconds: what one call may take on a student's machine.
+        title: the title shown to people.
+        rules: the function's input, its output, and how the output is scored.
+        file: the file name of a submission.
+        entry: the name of the function in it, which takes one case, a dictionary.
+        seconds: time limit of one call on a student's machine.
         groups: the cases.
         score: scores an answer, which may be any plain value; raises Disqualified.
         ghosts: the published algorithms.
         masks: dotted names that files may not use, as check.mask takes them. Without any, a file
-            may call a ghost's own algorithm, and ties with it.
+            may call a ghost's own algorithm and tie with it.
 
-    Raises ValueError where these make no contest.
+    Raises ValueError for an inconsistent declaration.
     """
 
     name: str
@@ -121,17 +121,17 @@ class Contest:
             raise ValueError(f"contest {self.name}: {wrong} will not do")
 
     def open_cases(self) -> list[Case]:
-        """Return the cases that everybody has."""
+        """Return the public practice cases."""
         return [Case(f"{group.name} {number}", group.name, given) for group in self.groups
                 for number, given in enumerate(group.open, 1)]
 
     def secret_cases(self, seed: str) -> list[Case]:
-        """Draw the secret cases: none twice, and none that is also an open one.
+        """Draw the secret cases, without duplicates and without open cases.
 
         Args:
             seed: the same seed gives the same cases.
 
-        Raises ValueError when a group has too few different cases.
+        Raises ValueError if a group has too few distinct cases.
         """
         seen = {_key(case.given) for case in self.open_cases()}
         return [Case(f"{group.name} {number}", group.name, _new(group, source, seen))

@@ -1,6 +1,6 @@
-"""A file played on this machine: in a process of its own, with the contest's time limit.
+"""Play a file on this machine, in a separate process and with the contest's time limit.
 
-It sees what it will see when it is graded: no other file of yours, and an empty folder.
+As in grading, the file runs in an empty folder and sees none of your other files.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from lab.check.sides import Raised
 from lab.contest.declaration import Contest, Disqualified, Given
 from lab.guest import protocol
 
-SECONDS_TO_START = 20.0  # for Python itself
-SECONDS_TO_END = 1.0  # for a process that has closed its pipe
+SECONDS_TO_START = 20.0  # seconds for starting Python
+SECONDS_TO_END = 1.0  # seconds for a process that has closed its pipe to exit
 
 
 class Player:

@@ -1,4 +1,4 @@
-"""Scoring: the same for a student's function, a ghost, and a submission in the sandbox."""
+"""Score cases, with the same code for a student's function, a ghost, and a sandboxed submission."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from lab.check import wire
 from lab.check.sides import Raised
 from lab.contest.declaration import Case, Contest, Disqualified, Given
 
-FLOOR = 0.01  # what a disqualified case counts
+FLOOR = 0.01  # score of a disqualified case
 MOST_TEXT = 1_000  # characters of a reason
-DIGITS = 2  # of points; what looks equal in a table is equal
+DIGITS = 2  # decimals of points; totals that look equal in a table are equal
 NEAR = 1e-9  # relative
 
-# Gives the entry's value for a case, or what it raised. Raises wire.CannotCross, and Disqualified
-# where it gave none at all.
+# Returns the function's value for a case, or the exception it raised. Raises wire.CannotCross, and
+# Disqualified if there was no answer at all.
 Ask = Callable[[Given], Any | Raised]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One case of one player. `kind` is empty when the answer counts."""
+    """The outcome of one case for one player. `kind` is empty if the answer counts."""
 
     case: str
     group: str
@@ -35,12 +35,12 @@ class Outcome:
 
 
 def play(contest: Contest, cases: Iterable[Case], ask: Ask) -> list[Outcome]:
-    """Score every case; what goes wrong in one of them does not stop the others.
+    """Score every case; a failure in one of them does not stop the others.
 
     Args:
         contest: the contest.
         cases: its open or its secret cases.
-        ask: the player.
+        ask: calls the player's function.
     """
     return [play_one(contest, case, ask) for case in cases]
 
@@ -51,9 +51,9 @@ def play_one(contest: Contest, case: Case, ask: Ask) -> Outcome:
     Args:
         contest: the contest.
         case: the case.
-        ask: the player.
+        ask: calls the player's function.
 
-    Raises ValueError when the contest's own scorer gives no score.
+    Raises ValueError if the contest's own scorer returns an invalid score.
     """
     try:
         scored = contest.score(case.given, _answer(contest, case, ask))
@@ -79,7 +79,7 @@ def _answer(contest: Contest, case: Case, ask: Ask) -> Any:
 
 
 def ghost(answer: Callable[[dict[str, Any]], Any]) -> Ask:
-    """Return a published algorithm as a player: its values are copied as a student's are."""
+    """Return a published algorithm as a player, with its values copied like a student's."""
     def ask(given: Given) -> Any | Raised:
         from lab.check.sides import called
 

@@ -1,4 +1,4 @@
-"""The player's side: loads a submitted file and calls its function.
+"""The player's process: load a submitted file and call its function.
 
 As a program, `python -P -m lab.contest.player FILE ENTRY [MASKED ...]`, it answers frames
 (lab.guest.protocol) on its standard streams:
@@ -7,7 +7,7 @@ As a program, `python -P -m lab.contest.player FILE ENTRY [MASKED ...]`, it answ
     load {}            -> {} | {raised: {names, text}}
     call {arguments}   -> {value} | {raised: {names, text}} | {cannot: text}
 
-In the grader's sandbox lab.guest does that, with the same `load`.
+In the grader's sandbox, lab.guest does this with the same `load`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lab.check.sides import Raised, called, raised
 from lab.guest import serving
 
 MODULE = "contest_entry"  # the submitted file's __name__, whatever the file is called
-MOST_FRAMES = -5  # the innermost ones of a traceback
+MOST_FRAMES = -5  # innermost frames of a traceback
 
 
 def load(path: str, entry: str) -> Callable[..., Any]:
@@ -40,7 +40,7 @@ def load(path: str, entry: str) -> Callable[..., Any]:
     """
     module = ModuleType(MODULE)
     module.__file__ = path
-    sys.modules[MODULE] = module  # dataclasses look their own module up
+    sys.modules[MODULE] = module  # dataclasses look up their own module
     exec(compile(Path(path).read_bytes(), Path(path).name, "exec"), module.__dict__)
     function = module.__dict__.get(entry)
     if not callable(function):
@@ -49,7 +49,7 @@ def load(path: str, entry: str) -> Callable[..., Any]:
 
 
 def main() -> None:
-    """Serve until the parent closes the pipe. What the file prints goes to standard error."""
+    """Serve until the parent closes the pipe. Output of the file goes to standard error."""
     path, entry, *masked = sys.argv[1:]
     masks = Masks(masked)
     requests, responses = serving.apart(0), serving.apart(1)

@@ -1,4 +1,4 @@
-"""What IPython's magics cost before a cell runs."""
+"""Bound the cost of IPython's magics before a cell runs."""
 
 from __future__ import annotations
 

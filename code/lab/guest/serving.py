@@ -11,7 +11,7 @@ from lab.check import wire
 from lab.check.sides import Raised, called, raised, title
 from lab.guest import protocol
 
-if TYPE_CHECKING:  # IPython takes longer to import than all the rest
+if TYPE_CHECKING:  # importing IPython takes longer than everything else together
     from lab.guest.capture import Capture
     from lab.guest.shell import Shell
 
@@ -82,7 +82,7 @@ class Guest:
 
 
 def sent(value: Any) -> dict[str, Any]:
-    """Return a call's response: its value or the exception, encoded."""
+    """Return a call's encoded response, either its value or its exception."""
     if isinstance(value, Raised):
         return {"raised": coded(value)}
     try:
@@ -92,7 +92,7 @@ def sent(value: Any) -> dict[str, Any]:
 
 
 def coded(error: Raised) -> dict[str, Any]:
-    """Return an exception as it is sent."""
+    """Return an exception encoded for the protocol."""
     return {"names": list(error.names), "text": error.text}
 
 

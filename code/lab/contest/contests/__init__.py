@@ -1,1 +1,1 @@
-"""One file per contest: it declares CONTEST, a lab.contest.declaration.Contest of its own name."""
+"""Contests, one per file. Each file declares CONTEST, a Contest with the file's name."""

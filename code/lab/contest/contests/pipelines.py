@@ -107,13 +107,13 @@ def _case(random: Random, *, uneven: bool = False, link: tuple[float, float] = (
     """Draw a case.
 
     Args:
-        random: the source.
+        random: the random number generator.
         uneven: whether stages differ.
-        link: the least and the most, as a fraction of a forward.
-        chunks: the most per stage; a power of two.
-        room: the least and the most activations above 1F1B's first stage.
-        profile: whether each stage has room for 1F1B's own number of activations only.
-        whole: whether the stages divide the micro-batches.
+        link: minimum and maximum link time, as a fraction of a forward pass.
+        chunks: maximum number of chunks per stage; a power of two.
+        room: minimum and maximum number of activations beyond those of 1F1B's first stage.
+        profile: whether each stage has room for exactly 1F1B's number of activations.
+        whole: whether the number of micro-batches is divisible by the number of stages.
     """
     stages = random.randint(3, 8)
     micro_batches = (stages * random.randint(2, 4) if whole
@@ -155,7 +155,7 @@ def _tight(random: Random) -> dict[str, Any]:
 
 
 def _open(draw: Any, name: str) -> list[dict[str, Any]]:
-    """Return the two open cases of a group: drawn once and for all."""
+    """Return the two open cases of a group, which are the same everywhere."""
     random = Random(f"open cases: {name}")
     return [draw(random), draw(random)]
 
@@ -165,8 +165,8 @@ def _group(name: str, title: str, draw: Any) -> Group:
 
 
 def _built_in(name: str) -> Any:
-    """Return a schedule of minimegatron's as a function of the case; interleaving takes all the
-    chunks that it may."""
+    """Return a built-in schedule as a function of the case; interleaving uses all chunks that the
+    case allows."""
     def answer(case: dict[str, Any]) -> list[str]:
         sizes = [case["stages"], case["micro_batches"]]
         if name == "interleaved":

@@ -1,5 +1,5 @@
-"""The trainings among the programs that a job script starts: which ranks meet, with which flags,
-and what would keep them from meeting."""
+"""Find the training runs among the programs that a job script starts: their ranks, their flags,
+and anything that would make the rendezvous fail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOCAL = ("localhost", "127.0.0.1", "::1", "")
 
 @dataclass(frozen=True)
 class Run:
-    """One training: the ranks that meet."""
+    """One training run: the ranks of one rendezvous."""
 
     nodes: int
     ranks_per_node: int
@@ -38,8 +38,11 @@ class Run:
 
 
 def together(launches: list[Launch]) -> list[list[Launch]]:
-    """The launches that run at the same time: those of one srun, and torchruns that one srun per
-    node starts side by side (`srun -w NODE torchrun ... &`) to meet at one place."""
+    """Group the launches that run at the same time.
+
+    These are the launches of one srun, and torchruns that one srun per node starts in the
+    background (`srun -w NODE torchrun ... &`) for a common rendezvous.
+    """
     groups: list[list[Launch]] = []
     for step in sorted({launch.step for launch in launches}):
         started = [launch for launch in launches if launch.step == step]
@@ -54,7 +57,7 @@ def together(launches: list[Launch]) -> list[list[Launch]]:
 
 
 def _awaits(group: list[Launch], other: Launch) -> bool:
-    """Whether a group in the background lacks nodes, and `other` meets it."""
+    """Return whether a background group lacks nodes, and `other` joins its rendezvous."""
     told, more = group[-1].torchrun, other.torchrun
     if isinstance(told, BadCommand) or isinstance(more, BadCommand):
         return False
@@ -62,7 +65,7 @@ def _awaits(group: list[Launch], other: Launch) -> bool:
 
 
 def runs_of(group: list[Launch], problems: list[str]) -> list[Run]:
-    """The trainings among the programs of one step, which start together."""
+    """Return the training runs among the programs of one step, which start together."""
     problems += [f"srun refuses this: {launch.arguments[0]}" for launch in group
                  if launch.program == "srun-refused"]
     runs: list[Run] = []
@@ -151,8 +154,10 @@ def _meeting_problems(told: list[Torchrun], hosts: list[str]) -> list[str]:
 
 
 def _address_problems(address: str, firsts: Sequence[str], hosts: Sequence[str]) -> list[str]:
-    """What is wrong with the place where ranks on several hosts are to meet, which is one of
-    `firsts`."""
+    """Return the error in the rendezvous address of ranks on several hosts.
+
+    The address must be one of `firsts`.
+    """
     if len(set(hosts)) == 1 or not firsts or address.split(".")[0] in firsts:
         return []
     place = f"the ranks are to meet at {address or 'no address'}"
@@ -163,7 +168,7 @@ def _address_problems(address: str, firsts: Sequence[str], hosts: Sequence[str])
 
 
 def _direct_run(launches: list[Launch]) -> Run:
-    """Ranks that srun starts without torchrun: each finds its place in RANK and WORLD_SIZE."""
+    """Return the run of ranks that srun starts without torchrun, through RANK and WORLD_SIZE."""
     worlds = {launch.variables.get("WORLD_SIZE", "1") for launch in launches}
     ranks = sorted(launch.variables.get("RANK", "0") for launch in launches)
     hosts = [launch.host for launch in launches]
@@ -185,7 +190,7 @@ def _direct_run(launches: list[Launch]) -> Run:
 
 def _run(nodes: int, per_node: int, flags: Config | None, problems: list[str],
          words: Sequence[str], launches: list[Launch]) -> Run:
-    """A Run of the trainer that `words` start; `launches` are its programs on all nodes."""
+    """Return the Run that `words` start; `launches` are its programs on all nodes."""
     at = _trainer_at(words)
     assert at is not None
     settings = {name: value for launch in launches for name, value in launch.variables.items()
@@ -194,7 +199,7 @@ def _run(nodes: int, per_node: int, flags: Config | None, problems: list[str],
 
 
 def _direct_meeting(launches: list[Launch], hosts: list[str]) -> list[str]:
-    """What is wrong with MASTER_ADDR and MASTER_PORT, which nobody sets but the script."""
+    """Return the error in MASTER_ADDR and MASTER_PORT, which only the script sets."""
     told = {(launch.variables.get("MASTER_ADDR", ""), launch.variables.get("MASTER_PORT", ""))
             for launch in launches}
     address, port = min(told)

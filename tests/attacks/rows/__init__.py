@@ -12,6 +12,7 @@ def all_attacks() -> list[Attack]:
         browser,
         channel,
         endless,
+        ends,
         folder,
         neighbors,
         notebook,
@@ -28,5 +29,5 @@ def all_attacks() -> list[Attack]:
     )
 
     modules = (reading, verdict, store, endless, notebook, folder, browser, channel, values, system,
-               scripts, partial, slow, written, borrowed, neighbors, other_jobs)
+               scripts, partial, slow, written, borrowed, neighbors, other_jobs, ends)
     return [one for module in modules for one in module.ATTACKS]

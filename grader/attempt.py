@@ -34,7 +34,7 @@ class Damaged(ValueError):
 
 @dataclass(frozen=True)
 class Attempt:
-    """What came of one grading.
+    """The outcome of grading one submission.
 
     `scores` has the points of every check that could be decided, `unscored` the grade_ids of the
     others. A check with partial credit is in both if some of its parts could be decided. Cells that

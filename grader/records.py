@@ -196,7 +196,7 @@ def explain(error: BaseException) -> str:
 
 
 def is_ours(error: BaseException) -> bool:
-    """Whether the machine or the course is at fault, rather than one submission."""
+    """Return whether the machine or the course is at fault, rather than one submission."""
     return isinstance(error, OSError | LabError | OperationalError) and not isinstance(
         error, Unusable)
 

@@ -147,7 +147,7 @@ def _decided(row: Row, decision: Decision | None) -> Row:
 
 
 def _to_look_at(submission: Any) -> str:
-    """Why a person should open a graded submission in formgrader; nothing if nobody need to."""
+    """Return why a graded submission needs manual review in formgrader; empty if it does not."""
     if not submission.needs_manual_grade:
         return ""
     missing = incomplete(pending(submission))

@@ -27,7 +27,7 @@ class Result:
 
     @property
     def is_final(self) -> bool:
-        """Whether grading the same submission again would only cost the same time again."""
+        """Return whether grading the same submission again would fail in the same way."""
         return self.attempt.own_doing and self.tries >= MOST_TRIES
 
 

@@ -114,7 +114,7 @@ def waiting(course: Course, contest: Contest, made_with: str) -> list[tuple[str,
 
 
 def enter(course: Course, contest: Contest, made_with: str, ended: Done) -> Played:
-    """Write down what a worker found out.
+    """Store a worker's result.
 
     Args:
         course: the course.

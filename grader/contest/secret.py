@@ -1,4 +1,4 @@
-"""What follows from the course's secret: the secret cases, the same for everybody, and pseudonyms.
+"""Derive the secret cases, which all students share, and pseudonyms from the course's secret.
 
 Each use has a key of its own, so that a published pseudonym says nothing about the cases.
 """

@@ -1,4 +1,4 @@
-"""What students submitted: contests/NAME/STUDENT/FILE, read once, plain files only, with limits.
+"""Read submissions in contests/NAME/STUDENT/FILE: once, plain files only, within limits.
 
 As with notebooks, every version is kept in received/, and receipts.jsonl says when each came in.
 """

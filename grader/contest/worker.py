@@ -15,7 +15,7 @@ from grader.worker import AGAIN, channel, guard, log_error, renew, say
 
 
 class Desk:
-    """What a worker keeps from one task to the next."""
+    """The state that a worker keeps between tasks."""
 
     def __init__(self, root: Path, backend: str) -> None:
         """

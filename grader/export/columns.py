@@ -1,4 +1,4 @@
-"""Which column of the LMS's file a lab's scores go into."""
+"""Choose the column of the LMS's file for each lab's scores."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _said(layout: Layout, labs: Mapping[str, Sequence[str]], text: str) -> tuple
 
 
 def _fits(title: str, names: Sequence[str]) -> bool:
-    """Whether an assignment's title is one of the names, or has the lab's name in it."""
+    """Return whether a title equals one of the names or contains the lab's name."""
     letters = _letters(title)
     return _letters(names[0]) in letters or letters in map(_letters, names)
 

@@ -1,4 +1,4 @@
-"""The cells to write, and what an instructor should know about everything that is not written.
+"""Compute the cells to write, and report everything that is not written.
 
 A cell is written for a score or for an excused student. Whoever is ungraded keeps what the LMS has:
 an empty cell says nothing there, and a grade that was entered in the LMS by hand is not ours to
@@ -25,7 +25,7 @@ SHOWN = 0.005  # both LMSs round to two decimals in their files
 
 @dataclass
 class Filled:
-    """What came of one lab. Each list has one line of text per student."""
+    """The outcome for one lab. Each list has one line of text per student."""
 
     lab: str
     column: Column
@@ -42,7 +42,7 @@ class Filled:
 
 def fill(layout: Layout, matches: Matches, lab: str, column: Column, rows: Sequence[Any],
          scale: bool) -> Filled:
-    """Work out the cells of one lab.
+    """Compute the cells of one lab.
 
     Args:
         layout: the LMS's file.
@@ -120,7 +120,7 @@ def _score(layout: Layout, filled: Filled, row: Any, entry: Entry | None, factor
 
 
 def _problem(layout: Layout, column: Column, entry: Entry | None, score: float = 0.0) -> str:
-    """Why a cell cannot be written; empty if it can."""
+    """Return why a cell cannot be written; empty if it can."""
     if entry is None:
         return f"not in {layout.sheet.path.name}"
     if column.index >= len(layout.sheet.rows[entry.row]):

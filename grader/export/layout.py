@@ -1,4 +1,4 @@
-"""What a file from an LMS holds, whichever LMS it is from."""
+"""The contents of an LMS's file, independent of the LMS."""
 
 from __future__ import annotations
 

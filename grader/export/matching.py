@@ -1,4 +1,4 @@
-"""Which student of ours a row of the LMS's file is. Never a guess: one student, or a reason."""
+"""Match rows of the LMS's file with students. It never guesses: one student, or a reason."""
 
 from __future__ import annotations
 

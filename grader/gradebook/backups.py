@@ -31,7 +31,7 @@ COUNTS = ("SELECT (SELECT count(*) FROM student), (SELECT count(*) FROM submitte
 
 @dataclass(frozen=True)
 class Counts:
-    """What a gradebook holds."""
+    """The numbers of entries in a gradebook."""
 
     students: int
     grades: int  # submissions with scores
@@ -68,7 +68,7 @@ def listed(path: Path) -> list[Backup]:
 
 
 def damaged(path: Path) -> list[Path]:
-    """The files among the backups that cannot be restored."""
+    """Return the backups that cannot be restored."""
     sound = {backup.path for backup in listed(path)}
     return [copy for copy in sorted((path.parent / FOLDER).glob("gradebook-*.db"))
             if copy not in sound]
@@ -160,7 +160,7 @@ def sync(folder: Path) -> None:
 
 
 def rotate(folder: Path) -> None:
-    """Remove what is neither among the newest nor the last one of a recent day."""
+    """Remove backups that are neither among the newest nor the last one of a recent day."""
     found = sorted((copy for copy in folder.glob("gradebook-*.db") if NAME.fullmatch(copy.name)),
                    reverse=True)
     days: dict[str, Path] = {}

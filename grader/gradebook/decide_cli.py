@@ -1,4 +1,4 @@
-"""`lab extend`, `lab score`, and `lab aside`: what a person decides about students' labs."""
+"""`lab extend`, `lab score`, and `lab aside`: record an instructor's decisions."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _require_ungraded(course, book, students: Sequence[str], lab: str) -> None:
 
 
 def _lists(course, arguments: argparse.Namespace) -> bool:
-    """Whether there is nothing to change: no value after the lab, or no words at all."""
+    """Return whether the command only lists: no value follows the lab, or there are no words."""
     words = arguments.words
     return not (arguments.remove or arguments.why) and (not words or words[-1] in course.labs())
 

@@ -1,4 +1,4 @@
-"""What a person decided about a student's lab as a whole: `decisions.jsonl` in the course folder.
+"""An instructor's decisions about whole labs: `decisions.jsonl` in the course folder.
 
 A score, or that the student is excused, counts whatever is graded afterwards. Lines are only ever
 added, so the file also says who decided what before, and why.
@@ -85,7 +85,7 @@ def _read(path: Path, changed: int, size: int) -> list[Decision]:
 
 
 def _sound(one: Decision) -> Decision:
-    """Raise ValueError for what the file cannot hold."""
+    """Raise ValueError for a decision that is not valid."""
     texts = (one.kind, one.student, one.lab, one.why, one.who, one.at)
     by_kind = {SCORE: one.value is None or one.value == EXCUSED or _is_number(one.value),
                EXTENSION: one.value is None or isinstance(one.value, str),

@@ -1,4 +1,4 @@
-"""Which version of a submission the gradebook's scores belong to: a table of ours inside it.
+"""Record which version of a submission the gradebook's scores belong to, in an added table.
 
 nbgrader's tables do not say. The row is written in the same transaction as the scores, so an older
 copy of the gradebook can be told from the current one submission by submission.

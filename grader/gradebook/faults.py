@@ -1,4 +1,4 @@
-"""What SQLite and the disk report, as one sentence that says what to do."""
+"""Explain errors of SQLite and the disk in one sentence that says what to do."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def fault_of(error: BaseException, path: Path) -> StorageFault | None:
 
 
 def sentence(error: sqlite3.Error, path: Path) -> str:
-    """What an error of SQLite means for the gradebook at `path`."""
+    """Return a sentence on what an SQLite error means for the gradebook at `path`."""
     name, text = getattr(error, "sqlite_errorname", "") or "", str(error)
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) or "is locked" in text:
         who = "; ".join(holders(path)) or "a process that cannot be seen from here"
@@ -77,7 +77,7 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def holders(path: Path) -> list[str]:
-    """The other processes that have the gradebook open, as "process 123 (COMMAND)"."""
+    """Return the other processes that have the gradebook open, as "process 123 (COMMAND)"."""
     try:
         wanted = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Refuses a gradebook that is missing, damaged, replaced, or older than it was.
+"""Refuse a gradebook that is missing, damaged, replaced, or out of date.
 
 nbgrader makes a new, empty gradebook wherever there is none, and never says so: the class, every
 score entered by hand, and every extension would be gone. So each opening comes through here first.
@@ -61,7 +61,7 @@ def protected(path: Path | None) -> Iterator[None]:
 
 
 def is_missing(path: Path) -> bool:
-    """Whether SQLite would make a new gradebook there."""
+    """Return whether SQLite would create a new gradebook there."""
     return not os.path.lexists(path) or (path.is_symlink() and not path.exists()) or (
         path.is_file() and path.stat().st_size == 0 and not _journal(path))
 
@@ -75,7 +75,7 @@ def _missing(path: Path) -> str:
 
 
 def _evidence(path: Path) -> str:
-    """Why the course must have had a gradebook; empty if it never had one."""
+    """Return the evidence that the course had a gradebook; empty if it never had one."""
     if lacking := entered.lacking(path.parent, None):
         return f"attempts/ has {_count(lacking)}"
     if found := backups.listed(path):
@@ -108,7 +108,7 @@ def _require_intact(path: Path, connection: sqlite3.Connection) -> None:
 
 
 def other(path: Path, connection: sqlite3.Connection) -> str:
-    """How this gradebook differs from the one the course had; empty if it is that one."""
+    """Return how this gradebook differs from the course's own; empty if it does not."""
     now, before = mark.inside(connection), mark.noted(path)
     if before is None:
         return _without_mark(path, connection)

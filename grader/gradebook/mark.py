@@ -30,7 +30,7 @@ class Mark:
 
 
 def sqlite_file(url: str) -> Path | None:
-    """The file of a gradebook's URL; None for a database server."""
+    """Return the file of a gradebook's URL, or None for a database server."""
     found = make_url(url)
     if found.get_backend_name() != "sqlite" or found.database in (None, "", ":memory:"):
         return None
@@ -38,7 +38,7 @@ def sqlite_file(url: str) -> Path | None:
 
 
 def file_of(path: Path) -> Path:
-    """Where the mark of the gradebook at `path` is kept."""
+    """Return the path of the mark for the gradebook at `path`."""
     return path.with_name(".gradebook.json")
 
 
@@ -65,7 +65,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def inside(connection: sqlite3.Connection) -> Mark:
-    """The mark in the file's header."""
+    """Return the mark in the file's header."""
     name, = connection.execute("PRAGMA application_id").fetchone()
     changes, = connection.execute("PRAGMA user_version").fetchone()
     return Mark(name, changes)

@@ -1,4 +1,4 @@
-"""What a feedback page and grades.csv say about a late hand-in and about a person's decision."""
+"""Notices about lateness and decisions, for feedback pages and grades.csv."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BELOW = '<div id="toc">'
 
 
 def duration(seconds: float) -> str:
-    """A length of time in its two largest units: "2 h 5 min"."""
+    """Format a duration in its two largest units, such as "2 h 5 min"."""
     left, words = int(seconds), []
     for name, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
         count, left = divmod(left, size)

@@ -30,7 +30,7 @@ REASON = "the gradebook was restored: grade it again"
 
 @dataclass(frozen=True)
 class Restored:
-    """What became of it."""
+    """The outcome of a restore."""
 
     backup: Backup
     aside: list[Path]  # the files that were in the way
@@ -39,7 +39,7 @@ class Restored:
 
 
 def path_of(course: Course) -> Path:
-    """The gradebook's file. Raises LabError when it is in a database server."""
+    """Return the gradebook's file. Raises LabError if it is in a database server."""
     url = records.database(course.settings(), course)
     path = mark.sqlite_file(url)
     if path is None:
@@ -50,7 +50,7 @@ def path_of(course: Course) -> Path:
 
 @contextlib.contextmanager
 def alone(course: Course, path: Path) -> Iterator[None]:
-    """Hold the course. Raises LabError while another command or formgrader uses the gradebook."""
+    """Lock the course. Raises LabError while another command or formgrader uses the gradebook."""
     with course.held(), _without_formgrader(course):
         if found := holders(path):
             raise LabError(f"{path} is in use by {'; '.join(found)}: close it first")
@@ -244,7 +244,7 @@ def _records(course: Course) -> Iterator[tuple[entered.Key, records.Record]]:
 
 
 def _same(record: records.Record, held: tuple[str, str] | None, time: datetime.datetime) -> bool:
-    """Whether the gradebook's scores are those that the record is about."""
+    """Return whether the gradebook's scores belong to the record."""
     if held is not None:
         return held == (record.digest, record.attempt)
     with contextlib.suppress(ValueError):  # entered before the gradebook said what it was of

@@ -1,4 +1,4 @@
-"""What the words of `lab extend` and `lab score` name: students, one lab, and what follows it."""
+"""Parse the arguments of `lab extend` and `lab score`: students, one lab, and the rest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def split(course: Course, book: Gradebook, words: Sequence[str], usage: str
     Args:
         course: the course folder.
         book: the open gradebook, with the roster.
-        words: students, then the lab, then what the command is about.
+        words: students, then the lab, then the date or score.
         usage: the command line, for an error.
     """
     labs = course.labs()

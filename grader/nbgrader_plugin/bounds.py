@@ -1,4 +1,4 @@
-"""How much work one page may cost, whatever a student wrote.
+"""Bound the work that rendering one page may cost, whatever a student wrote.
 
 Highlighting, Markdown, ANSI colors and the sanitizer are each at least quadratic on some input, and
 most of them run in C, where no alarm reaches them. So what is too much is not rendered at all: it

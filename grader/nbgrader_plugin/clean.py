@@ -1,4 +1,4 @@
-"""What of a student's HTML may reach the browser of whoever reads it: text, tables, and pictures.
+"""Sanitize a student's HTML: only text, tables, and pictures may reach a reader's browser.
 
 nh3 does the work, on HTML that is already rendered: what Markdown makes of a source is not known
 before. A class, an id, or a `data-` attribute is as dangerous as a script, because formgrader's

@@ -105,12 +105,12 @@ def unchanged(text: str) -> str:
 
 
 def by_student(cell: NotebookNode) -> bool:
-    """Return whether a cell's text or outputs are a student's."""
+    """Return whether a student wrote a cell's text or produced its outputs."""
     return cell.get("cell_type") != "markdown" or utils.is_solution(cell)
 
 
 class Harmless(Preprocessor):
-    """Keeps of outputs and attachments only what a page can show without running anything."""
+    """Keep only those outputs and attachments that a page can show without running code."""
 
     def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
                    ) -> tuple[NotebookNode, dict[str, Any]]:

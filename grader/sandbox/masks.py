@@ -1,4 +1,4 @@
-"""What a sandbox shows in place of modules and names that a lab masks (lab.masks finds them).
+"""Replacements for the modules and names that a lab masks (lab.masks finds them).
 
 A masked module's file raises the message of lab.masks; of a masked package only such an
 `__init__.py` is shown. A file that defines a masked name is shown with a stub in its place. The

@@ -1,4 +1,4 @@
-"""What a sandbox finds in /proc in place of the entries that describe the whole machine.
+"""Replacements in a sandbox's /proc for entries that describe the whole machine.
 
 A fresh /proc hides the processes of other sandboxes but not their effects. It shows the host's free
 memory, its processor times, and its numbers of threads, open files, and terminals. One sandbox can

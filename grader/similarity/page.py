@@ -145,7 +145,7 @@ def _text(text: str) -> str:
 
 def _side_by_side(pair: Pair, texts: Mapping[str, Answers], room: list[int]
                   ) -> Iterator[dict[str, Any]]:
-    """The cells of a pair, until the page has enough code on it."""
+    """Return the cells of a pair, until the page's limit on code is reached."""
     for name, (code, text) in pair.cells.items():
         shown = [texts[who].texts[name][:LONGEST] for who in (pair.one, pair.other)]
         room[0] -= sum(map(len, shown))

@@ -24,7 +24,7 @@ MOST_ROWS = 500  # of one table
 
 @dataclass(frozen=True)
 class Pair:
-    """Two who are alike."""
+    """Two similar submissions."""
 
     one: str
     other: str
@@ -39,7 +39,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Group:
-    """Students of whom every two are alike."""
+    """A group of students in which every pair is similar."""
 
     students: Sequence[str]
     lowest: float

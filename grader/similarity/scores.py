@@ -108,7 +108,7 @@ def median(scores: np.ndarray, times: Sequence[int]) -> float:
 
 
 def distinct(students: Mapping[str, Answers]) -> tuple[list[Answers], list[list[str]]]:
-    """Return the different answers of a class, and who has each of them."""
+    """Return the distinct answers of a class, and the students who gave each one."""
     holders: dict[tuple, list[str]] = {}
     for student in sorted(students):
         holders.setdefault(students[student].key, []).append(student)

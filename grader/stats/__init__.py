@@ -1,5 +1,5 @@
-"""Statistics of one lab: how hard each exercise was, how well it told students apart, and which
-hints were needed. They are computed from what grading stored, and no student's name is in them.
+"""Statistics of one lab: how hard each exercise was, how well it discriminated, and which
+hints were needed. They are computed from stored results and contain no student's name.
 
 hints.py    the hints that a lab's author wrote, recognized in the messages of checks
 reading.py  what grading stored about a lab

@@ -65,7 +65,7 @@ class Figures:
 
 
 def figures(stored: Stored) -> Figures:
-    """Work out the numbers."""
+    """Compute all figures of a lab."""
     complete = [[scores[check.name] for check in stored.checks] for scores in stored.scores
                 if all(check.name in scores for check in stored.checks)] if stored.checks else []
     totals = [sum(points) for points in complete]

@@ -1,4 +1,4 @@
-"""The numbers of a lab as a page and as CSV, without scripts and without names."""
+"""Render the figures of a lab as a page and as CSV, without scripts or names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What grading stored about a lab: scores from the gradebook, and messages of checks from the
+"""Read stored results of a lab: scores from the gradebook, and messages of checks from the
 notebooks in autograded/, which only the trusted side writes."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Check:
 
 @dataclass
 class Stored:
-    """What is known about the submissions of a lab. Each list has one item per submission."""
+    """Stored results of a lab's submissions. Each list has one item per submission."""
 
     lab: str
     checks: Sequence[Check]
@@ -52,7 +52,7 @@ class Stored:
 
 
 def read(course: Course, lab: str) -> Stored:
-    """Return what is stored. Raises LabError where the lab was never released."""
+    """Return the stored results. Raises LabError if the lab was never released."""
     source, release = _notebook(course, "source", lab), _notebook(course, "release", lab)
     found = Stored(lab, checks_of(source))
     given = {cell.metadata.nbgrader.grade_id: cell.source for cell in release.cells

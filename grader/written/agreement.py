@@ -1,4 +1,4 @@
-"""How far two graders agree on the answers that both scored."""
+"""Measure the agreement of two graders on the answers that both scored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Pair:
     """One answer with both graders' scores.
 
     Attributes:
-        points: what the answer is worth.
+        points: the maximum points of the answer.
         first, second: the two scores.
     """
 

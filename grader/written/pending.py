@@ -1,4 +1,4 @@
-"""Written answers that wait for a person: they have no score yet, which is not a score of 0."""
+"""Written answers that still need manual grading: they have no score, not a score of 0."""
 
 from __future__ import annotations
 

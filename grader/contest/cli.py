@@ -22,7 +22,7 @@ COLLECT = """examples:
 
 Takes one Python file per student into contests/NAME/STUDENT/, and keeps every version."""
 GRADE = """examples:
-  lab contest grade pipelines                every file that was not played yet
+  lab contest grade pipelines                score every version that has no score yet
 
 Students' files are taken from contests/NAME/STUDENT/FILE in the course folder. All students get the
 same secret cases; docs/contests.md is the guide."""
@@ -30,7 +30,7 @@ TABLE = """examples:
   lab contest table pipelines                contest-results/pipelines/pipelines.html and .csv
   lab contest table pipelines --pseudonyms --to public/
 
-With --pseudonyms, who.csv in contest-results/ says who is who: keep that file to yourself."""
+With --pseudonyms, who.csv in contest-results/ maps students to pseudonyms. Keep it to yourself."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -53,8 +53,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     table = steps(subparsers).add_parser(
         "table", help="for instructors: write the ranking as HTML and CSV", epilog=TABLE, **raw)
     table.add_argument("contest", metavar="NAME", help="for example pipelines")
-    table.add_argument("--pseudonyms", action="store_true", help="name nobody")
-    table.add_argument("--to", type=Path, metavar="FOLDER", help="(contest-results/NAME)")
+    table.add_argument("--pseudonyms", action="store_true", help="show pseudonyms, not names")
+    table.add_argument("--to", type=Path, metavar="FOLDER", help="folder (contest-results/NAME)")
     table.set_defaults(run=run_table)
 
 

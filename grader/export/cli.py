@@ -25,7 +25,7 @@ EXAMPLES = """examples:
   lab export moodle --roster worksheet.csv --lab 03_multi_node --to upload.csv
   lab export moodle --roster worksheet.csv --lab 03_multi_node --to upload.csv --feedback pages.zip
 
-FILE is what the LMS itself exports: Canvas's gradebook, or Moodle's grading worksheet or gradebook.
+FILE comes from the LMS: Canvas's gradebook, or Moodle's grading worksheet or gradebook.
 The scores are filled in (after late penalties; EX for excused students in Canvas), and no other
 byte is changed. Students who are ungraded keep what the LMS has. More: docs/collecting.md."""
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 EXAMPLES = """examples:
-  lab gradebook backups                  what can be restored
+  lab gradebook backups                  list the backups
   lab gradebook restore                  the newest backup, after the gradebook was lost
   lab gradebook restore --from copy.db   a copy of your own
   lab gradebook accept                   keep the gradebook that is there, as it is"""
@@ -19,12 +19,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                                    "backups of the gradebook", **raw)
     steps = parser.add_subparsers(metavar="STEP", required=True)
     steps.add_parser("backups", help="list the backups", **raw).set_defaults(run=run_backups)
-    step = steps.add_parser("restore", help="bring one of them back", **raw)
+    step = steps.add_parser("restore", help="restore the gradebook from a backup", **raw)
     step.add_argument("--from", dest="source", type=Path, metavar="FILE",
                       help="a copy of gradebook.db (the newest backup)")
     step.set_defaults(run=run_restore)
-    steps.add_parser("accept", help="keep the gradebook as it is, though grades are missing from "
-                     "it", **raw).set_defaults(run=run_accept)
+    steps.add_parser("accept", help="keep the gradebook as it is, even if grades are missing "
+                     "from it", **raw).set_defaults(run=run_accept)
 
 
 def _course():

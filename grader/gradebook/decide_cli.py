@@ -14,17 +14,17 @@ EXTEND = """examples:
   lab extend ada 03_multi_node "2026-12-08 18:00 +01:00" --why "ill for a week"
   lab extend ada grace 03_multi_node "2026-12-08 18:00 Europe/Berlin"
   lab extend ada 03_multi_node --remove
-  lab extend                                 every extension there is
-  lab extend 03_multi_node                   those of one lab
+  lab extend                                 list all extensions
+  lab extend 03_multi_node                   list those for one lab
 
-It works out late penalties anew at once, in grades.csv and on the feedback pages."""
+Late penalties in grades.csv and on the feedback pages are recomputed at once."""
 SCORE_USAGE = "lab score STUDENT... LAB excused|POINTS --why TEXT"
 SCORE = """examples:
   lab score ada 03_multi_node 0 --why "copied from grace, see the minutes of May 3"
   lab score ada 03_multi_node excused --why "ill, with a certificate"
   lab score ada grace 03_multi_node 12.5 --why "oral exam"
-  lab score ada 03_multi_node --remove       what was graded counts again
-  lab score                                  every score there is, and why
+  lab score ada 03_multi_node --remove       the graded score counts again
+  lab score                                  list all such scores, and why
 
 Such a score replaces the graded one, late penalty included, however often you grade again."""
 
@@ -59,7 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     aside.add_argument("--why", default="", metavar="TEXT", help="the reason, for grades.csv")
     aside.set_defaults(run=run_aside)
     for parser in (extend, score, aside):
-        parser.add_argument("--remove", action="store_true", help="take it back")
+        parser.add_argument("--remove", action="store_true", help="withdraw the decision")
 
 
 def _course():
@@ -109,7 +109,7 @@ def run_score(arguments: argparse.Namespace) -> int:
         decisions.add(course, decisions.SCORE, students, lab, value, arguments.why.strip())
     for student in students:
         print(f"{student}, {lab}: " + (
-            "what was graded counts again" if value is None else value if isinstance(value, str)
+            "the graded score counts again" if value is None else value if isinstance(value, str)
             else f"{value:g} points"))
     return _anew(course, lab, students)
 

@@ -16,7 +16,7 @@ EXAMPLES = """examples:
   lab similar 03_multi_node --with ../course-2025/submitted
 
 Compares the students' own answers with each other, with the worked solution, and with earlier
-submissions, without the text that everybody was given. It names groups to look at; it proves
+submissions, ignoring the text of the release. It names groups to look at; it proves
 nothing and changes no grade."""
 
 
@@ -26,11 +26,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lab", metavar="LAB")
     parser.add_argument("--over", type=float, default=60, metavar="PERCENT",
-                        help="name those who are at least that alike (60)")
+                        help="least similarity to report (60)")
     parser.add_argument("--with", type=Path, action="append", default=[], dest="earlier",
                         metavar="FOLDER", help="also compare with these submissions, of last year "
                         "say: a folder like submitted/, or a zip or tar of one (may be repeated)")
-    parser.add_argument("--to", type=Path, metavar="FILE", help="(similar/LAB.html, in the course)")
+    parser.add_argument("--to", type=Path, metavar="FILE", help="the page (similar/LAB.html)")
     parser.set_defaults(run=run)
 
 

@@ -12,8 +12,8 @@ EXAMPLES = """examples:
   lab stats 03_multi_node                        writes stats/03_multi_node.html, in the course
   lab stats 03_multi_node --to /tmp/lab3.html    and lab3.csv and lab3-hints.csv beside it
 
-How hard each exercise was, how well it told students apart, and which hints fired. It reads what
-`lab grade` stored, grades nothing, and names no student."""
+Reports how hard each exercise was, how well it distinguished students, and which hints fired. It
+reads the results that `lab grade` stored, grades nothing, and names no student."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:

@@ -11,7 +11,7 @@ EXAMPLES = """examples:
   lab second 03_multi_node               compare the second grader's scores with the first's
 
 The sample is in second/LAB/ of the course folder: answers.html to read, scores.csv to fill in.
-Neither has a name or the first score. No grade changes: do that in formgrader."""
+Neither contains names or first scores. No grade changes; change grades in formgrader."""
 MOST_LISTED = 20
 
 

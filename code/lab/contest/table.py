@@ -1,4 +1,4 @@
-"""Print a table of scores: one row per case, with the player beside the ghosts."""
+"""Scores on a terminal: every case, the player's score, and the ghosts beside it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-WIDTH = 110  # columns, without a terminal
+WIDTH = 110  # where there is no terminal
 MOST_SHOWN = 300  # characters of a reason
 OUT = "out"
 
 
 def console() -> Console:
-    """Return a console that is wide enough for tables even without a terminal."""
+    """Return a console that is wide enough for a table in a file or a pipe."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
@@ -28,12 +28,12 @@ def console() -> Console:
 
 def show(contest: Contest, players: Mapping[str, Sequence[Outcome]], mine: str | None = None
          ) -> None:
-    """Print the table, followed by the reasons for disqualified cases of `mine`.
+    """Print the table, and below it why cases of `mine` do not count.
 
     Args:
         contest: the contest.
-        players: outcomes by player name, all for the same cases.
-        mine: the player to explain; if empty, only the table is printed.
+        players: outcomes by name, all of the same cases.
+        mine: the player to explain; without it, the table alone.
     """
     from rich.markup import escape
 
@@ -55,17 +55,25 @@ def show(contest: Contest, players: Mapping[str, Sequence[Outcome]], mine: str |
 
 
 def explained(outcomes: Iterable[Outcome]) -> list[str]:
-    """Return a line or two per case that explain its score or its disqualification."""
-    lines = []
+    """Return a line or two per case that explain its score or its disqualification.
+
+    Cases that are disqualified for the same reason share these lines.
+    """
+    lines, alike = [], {}
     for one in outcomes:
-        if one.kind:
-            reason = visible(" ".join(one.reason.split()))
+        key = (one.kind, one.reason, one.hint) if one.kind else (one.case, one.note)
+        alike.setdefault(key, []).append(one)
+    for first, *others in alike.values():
+        if first.kind:
+            reason = visible(" ".join(first.reason.split()))
             if len(reason) > MOST_SHOWN:
                 reason = reason[:MOST_SHOWN] + "..."
-            lines.append(f"{one.case}: {one.kind}: {reason}")
-            lines += [f"    hint: {one.hint}"] * bool(one.hint)
-        elif one.note:
-            lines.append(f"{one.case}: {one.note}")
+            cases = (f"{first.case} and {len(others)} more cases" if len(others) > 1
+                     else ", ".join([first.case, *(other.case for other in others)]))
+            lines.append(f"{cases}: {first.kind}: {reason}")
+            lines += [f"    hint: {first.hint}"] * bool(first.hint)
+        elif first.note:
+            lines.append(f"{first.case}: {first.note}")
     return lines
 
 

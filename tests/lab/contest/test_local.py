@@ -9,7 +9,8 @@ import pytest
 from lab import cli
 from lab.contest import catalog
 from lab.contest.local import Player
-from lab.contest.play import FLOOR, play
+from lab.contest.play import FLOOR, Outcome, play
+from lab.contest.table import explained
 from tests.lab.contest.toy import toy
 
 HOSTILE = '''
@@ -94,6 +95,18 @@ def schedule(case):
     for words in ("mine.py", "1F1B", "ZB-H1", "over the memory cap: stage ", "MiB over its cap of",
                   "hint: Run a backward pass earlier", "ms, ideal ", "ahead of GPipe"):
         assert words in said, words
+
+
+def test_cases_that_fail_for_the_same_reason_share_a_line():
+    def out(number: int, reason: str = "boom") -> Outcome:
+        return Outcome(f"even {number}", "even", FLOOR, kind="error", reason=reason, hint="Look.")
+
+    assert explained([out(1), out(2), Outcome("even 3", "even", 0.5, note="5 ms"),
+                      out(4, "bang"), Outcome("even 5", "even", 0.5, note="5 ms")]) == [
+        "even 1, even 2: error: boom", "    hint: Look.", "even 3: 5 ms",
+        "even 4: error: bang", "    hint: Look.", "even 5: 5 ms"]
+    assert explained(out(number) for number in range(1, 13)) == [
+        "even 1 and 11 more cases: error: boom", "    hint: Look."]
 
 
 def test_without_a_file_it_shows_the_rules_and_without_a_name_the_list(capsys):

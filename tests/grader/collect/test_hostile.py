@@ -9,6 +9,7 @@ import re
 import socket
 import struct
 import tarfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from grader.collect import which
 from grader.collect.collecting import Options, collect
 from grader.collect.names import key_of, problem_of
 from lab.errors import LabError
@@ -238,3 +240,12 @@ def test_bytes_that_were_damaged_give_a_table_or_an_error(course, tmp_path, answ
                      if data.draw(st.booleans()) else content)
     with contextlib.suppress(LabError):
         collect(course, str(path), Options())
+
+
+@pytest.mark.parametrize("name, taken", [
+    (f"{NAME}{'1' * 28}x.ipynb", False), (f"{NAME}{'copy1' * 20}x.ipynb", False),
+    (f"{NAME}{'1' * 28}.ipynb", True), (f"{NAME} (2)-copy12_v3 final.ipynb", True)])
+def test_no_name_of_a_file_takes_long_to_be_compared_with_a_labs(name, taken):
+    begun = time.process_time()
+    assert which._is_called(name, NAME) is taken
+    assert time.process_time() - begun < 5

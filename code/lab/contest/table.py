@@ -1,4 +1,4 @@
-"""Scores on a terminal: every case, the player's score, and the ghosts beside it."""
+"""Print a table of scores: one row per case, with the player beside the ghosts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-WIDTH = 110  # where there is no terminal
+WIDTH = 110  # columns, without a terminal
 MOST_SHOWN = 300  # characters of a reason
 OUT = "out"
 
 
 def console() -> Console:
-    """Return a console that is wide enough for a table in a file or a pipe."""
+    """Return a console that is wide enough for tables even without a terminal."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
@@ -28,12 +28,12 @@ def console() -> Console:
 
 def show(contest: Contest, players: Mapping[str, Sequence[Outcome]], mine: str | None = None
          ) -> None:
-    """Print the table, and below it why cases of `mine` do not count.
+    """Print the table, followed by the reasons for disqualified cases of `mine`.
 
     Args:
         contest: the contest.
-        players: outcomes by name, all of the same cases.
-        mine: the player to explain; without it, the table alone.
+        players: outcomes by player name, all for the same cases.
+        mine: the player to explain; if empty, only the table is printed.
     """
     from rich.markup import escape
 

@@ -90,6 +90,8 @@ class Notices(NbGraderPreprocessor):
             with gradebook(course) as book:
                 found = of(course, book, lab, student)
         resources["nbgrader"]["notices"] = found
+        if found["score"] is not None:
+            resources["nbgrader"]["late_penalty"] = 0.0  # nbgrader lists it beside the exercises
         return nb, resources
 
 

@@ -152,6 +152,7 @@ def test_a_persons_score_counts_however_often_it_is_graded_again(late, capsys):
     page = late.course.root / "feedback" / "ada" / NAME / f"{NAME}.html"
     assert f"<h4>{NAME} (Score: 0.0 / 5.0)</h4>" in page.read_text()
     assert "score of this lab to 0 points. Reason: =copied &amp; pasted" in page.read_text()
+    assert "Late submission penalty" not in page.read_text()
     assert "late by 2 h 5 min: nothing deducted" in page.read_text()
     late.merge(late.result())
     late.merge(late.result("ada", WRONG))

@@ -15,7 +15,7 @@ RIGHT = [("fastest", "--micro-batch-size 2 --overlap-grad-reduce"),
 WRONG = [("fastest", "--tensor-model-parallel-size 2 --sequence-parallel --micro-batch-size 4",
           "wait for messages in every layer"),
          ("fastest", "--micro-batch-size 2 --attention-dropout 0 --use-flash-attn",
-          "The model is another one"),
+          "--attention-dropout 0.0; the exercise uses"),
          ("large", "--recompute-granularity full --recompute-method block "
           "--recompute-num-layers 4 --pipeline-model-parallel-size 2 --micro-batch-size 1",
           "is something computed twice?")]

@@ -44,8 +44,13 @@ def page(*cells) -> str:
          "headings", "links in links", "parentheses", "colors"])
 def test_a_bomb_is_shown_as_text_at_once(cell):
     start = time.process_time()
-    page(*[cell] * 3)
+    made = page(*[cell] * 3)
     assert time.process_time() - start < GENEROUS
+    if any(output.output_type == "stream" for output in cell.get("outputs", [])):
+        # A terminal's text stays, without its colors.
+        assert "xyxy" in made and 'class="ansi-red' not in made
+    else:
+        assert made.count(bounds.NOT_RENDERED.strip()) == 3
 
 
 def test_what_is_not_rendered_is_escaped_and_says_so():

@@ -60,6 +60,8 @@ def stream(text: str, name: str = "stdout") -> dict:
     ("found = !echo one; echo two\nprint(found)", "['one', 'two']\n"),
     ("import os\nos.write(1, b'raw\\n');", "raw\n"),
     ("print('before')\n!echo between\nprint('after')", "before\nbetween\nafter\n"),
+    ("import os\nfor _ in range(200):\n    os.write(1, b'program\\n')\n    print('python')",
+     "program\npython\n" * 200),
     ("import subprocess\nsubprocess.run(['echo', 'sub']);", "sub\n"),
     ("import ctypes\nctypes.CDLL(None).printf(b'from C\\n');", "from C\n"),
     ("%%bash\necho from bash", "from bash\n"),

@@ -52,7 +52,18 @@ class Capture:
     # --- adding
 
     def print(self, name: str, text: str) -> None:
-        """`text` on stdout or stderr."""
+        """Add `text`, which Python printed, after all that programs had written before it.
+
+        Args:
+            name: "stdout" or "stderr".
+            text: any string.
+        """
+        with self._lock:
+            if not self._cut:
+                self._read_pipes()
+            self._add_text(name, text)
+
+    def _add_text(self, name: str, text: str) -> None:
         with self._lock:
             self._before_next()
             if self._cut:
@@ -152,7 +163,7 @@ class Capture:
                 _flush_c()
             for number, reader in self._pipes.items():
                 while content := _read(reader):
-                    self.print(NAMES[number], content.decode(errors="replace"))
+                    self._add_text(NAMES[number], content.decode(errors="replace"))
 
     def _watch(self) -> None:
         poll = select.poll()
@@ -160,11 +171,14 @@ class Capture:
             poll.register(reader, select.POLLIN)
         while True:
             poll.poll()
-            with self._lock:  # held from reading to adding: who drains then finds all of it added
-                for number, reader in self._pipes.items():
-                    content = _read(reader)
-                    if content:
-                        self.print(NAMES[number], content.decode(errors="replace"))
+            self._read_pipes()
+
+    def _read_pipes(self) -> None:
+        """Add one chunk from each pipe: a whole pipe, unless its size was raised."""
+        with self._lock:  # held from reading to adding: who drains then finds all of it added
+            for number, reader in self._pipes.items():
+                if content := _read(reader):
+                    self._add_text(NAMES[number], content.decode(errors="replace"))
 
 
 def _read(reader: int) -> bytes:

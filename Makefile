@@ -27,7 +27,7 @@ test:  ## everything but the long soaks
 	-@$(RUN) lab install-sandbox
 	@$(RUN) ruff check .
 	@$(RUN) pytest -n 4 -m "not stress and not image and not oracle and not alone"
-	@$(RUN) pytest -m alone
+	@$(RUN) pytest -m alone --with-run-before
 
 test-fast:  ## what one runs while working
 	@$(RUN) pytest -n 3 -m "not slow and not cluster and not stress and not image and not oracle" -q

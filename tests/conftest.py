@@ -22,7 +22,7 @@ from lab.cluster.layout import Layout
 
 from . import sharing
 
-pytest_plugins = ["tests.browser.fixtures"]
+pytest_plugins = ["tests.needs", "tests.browser.fixtures"]
 
 # Before torch is imported: threads that spin while they wait take the cores from the other tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -31,7 +31,6 @@ hypothesis.settings.load_profile("untimed")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell's background jobs ignore ^C, and every program that a test starts would, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-NOT_RUN: list[tuple[str, str]] = []  # browser tests, and why
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist: with -n
@@ -54,19 +53,6 @@ def pytest_collection(session: pytest.Session) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.skipped and "browser" in report.keywords:
-        NOT_RUN.append((report.nodeid, str(report.longrepr[2]).removeprefix("Skipped: ")))
-
-
-def pytest_unconfigure(config) -> None:
-    """The very last lines of the run: a test that did not run must not go unseen."""
-    if NOT_RUN and not hasattr(config, "workerinput"):
-        print(f"\n!!! {len(NOT_RUN)} BROWSER TESTS DID NOT RUN: {NOT_RUN[0][1]}")
-        for name, _ in NOT_RUN:
-            print(f"!!!   {name}")
 
 
 @dataclass(frozen=True)
@@ -123,8 +109,10 @@ def command_line(pid: int) -> str:
 @pytest.fixture(scope="session")
 def make_cluster(tmp_path_factory) -> Iterator[Callable[..., RunningCluster]]:
     """Start clusters with any options; all are down, without a process left, at the end."""
+    from .needs import because
+
     if locate() is None:
-        pytest.skip("Slurm is not installed: lab install-slurm")
+        pytest.skip(because("slurm"))
     homes = []
 
     def make(**options) -> RunningCluster:

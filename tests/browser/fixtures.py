@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.needs import because
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
@@ -34,13 +36,13 @@ def chromium() -> str:
     if found:
         return found
     if os.geteuid() != 0 or apt is None:
-        pytest.skip("there is no Chromium, and only root may install it: apt-get install chromium")
+        pytest.skip(because("chromium"))
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for words in (["update"], ["install", "-y", "--no-install-recommends", "chromium"]):
         done = subprocess.run([apt, *words], capture_output=True, text=True, env=environment)
     if not find_chromium():
-        pytest.skip("there is no Chromium, and apt-get install chromium failed: "
-                    + (done.stderr.strip().splitlines() or ["no message"])[-1])
+        pytest.skip(f"{because('chromium')} (which fails here: "
+                    f"{(done.stderr.strip().splitlines() or ['no message'])[-1]})")
     return find_chromium()
 
 

@@ -197,15 +197,3 @@ def test_a_request_that_would_leave_this_machine_is_stopped_and_seen(page, traff
     until(page, lambda: traffic.failed, 20, "a failed request")
     assert traffic.outside == ["http://example.com/x.png"]
     assert "example.com" in traffic.failed[0]
-
-
-@pytest.mark.slow
-def test_tests_that_cannot_run_are_named_in_the_last_lines(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q",
-         f"{__file__}::test_a_request_that_would_leave_this_machine_is_stopped_and_seen"],
-        env={**os.environ, "PATH": str(tmp_path)}, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    last = done.stdout.rstrip().splitlines()[-2:]
-    assert last[0].startswith("!!! 1 BROWSER TESTS DID NOT RUN: there is no Chromium")
-    assert last[1].endswith("::test_a_request_that_would_leave_this_machine_is_stopped_and_seen")

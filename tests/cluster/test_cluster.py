@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from lab.cluster import control, health, processes
+from tests.needs import because
 
 pytestmark = pytest.mark.cluster
 
@@ -78,7 +79,7 @@ def test_sinfo_shows_two_idle_nodes_with_two_v100_each(cluster):
 
 def test_nodes_have_host_names_and_addresses_of_their_own(cluster):
     if health.read_record(cluster.layout)["place"]["mode"] != "namespaces":
-        pytest.skip("NODES OF THEIR OWN CANNOT BE MADE HERE: only loopback mode is tested")
+        pytest.skip(because("namespaces"))
     out = cluster.run("srun -N2 -l bash -c 'hostname; getent hosts slurmnode2 | cut -d\" \" -f1'")
     assert sorted(out.stdout.split("\n")[:4]) == [
         "0: 10.77.0.12", "0: slurmnode1", "1: 10.77.0.12", "1: slurmnode2"]

@@ -13,6 +13,7 @@ import pytest
 from lab.cluster import cli, control, health, requests, status
 from lab.cluster.layout import Layout
 from lab.errors import LabError
+from tests.needs import because
 
 from ..conftest import RunningCluster, cluster_processes
 from .test_cluster import ORPHAN, daemon, running
@@ -45,7 +46,7 @@ def spare(make_cluster):
 @pytest.fixture
 def needs_namespaces(spare):
     if health.read_record(spare.layout)["place"]["mode"] != "namespaces":
-        pytest.skip("NODES OF THEIR OWN CANNOT BE MADE HERE: only loopback mode is tested")
+        pytest.skip(because("namespaces"))
 
 
 def healthy(cluster):

@@ -15,6 +15,7 @@ import pytest
 from lab.cluster import accounting
 from lab.cluster.install import locate
 from lab.workspace import CODE
+from tests.needs import because, require
 
 from ..conftest import RunningCluster
 
@@ -39,11 +40,10 @@ class User:
 
 @pytest.fixture(scope="module")
 def user(tmp_path_factory):
-    if os.getuid():
-        pytest.skip("NOT ROOT: no user can be made; the other tests already run as one")
+    require("root", "useradd")
     python = f"/usr/bin/python3.{sys.version_info.minor}"
-    if not (os.path.exists(python) and shutil.which("useradd") and shutil.which("runuser")):
-        pytest.skip(f"NO ORDINARY USER WAS TESTED: {python}, useradd or runuser is missing")
+    if not os.path.exists(python):
+        pytest.skip(f"no ordinary user can be tested: {python} is missing")
     try:
         pwd.getpwnam(NAME)
     except KeyError:
@@ -64,7 +64,7 @@ def user(tmp_path_factory):
     subprocess.run(["chown", "-R", NAME, home], check=True)
     made = User(home)
     if made.run("python -c 'import lab.cluster.control'").returncode:
-        pytest.skip(f"NO ORDINARY USER WAS TESTED: {NAME} cannot read this checkout")
+        pytest.skip(f"no ordinary user can be tested: {NAME} cannot read this checkout")
     yield made
     made.run("lab cluster down")
     left = subprocess.run(["ps", "-u", NAME, "-o", "stat=,args="], text=True, capture_output=True)
@@ -138,12 +138,11 @@ def test_an_ordinary_user_sees_the_processes_on_virtual_cards(user, mode):
 @pytest.mark.parametrize("mode", ["auto", "loopback"])
 def test_without_an_installed_slurm_the_packages_are_unpacked(user, mode):
     """The installed Slurm is hidden; the packages come from the distribution's own server."""
-    if shutil.which("apt-get") is None:
-        pytest.skip("NO apt-get: unpacking is for Debian and Ubuntu")
+    require("apt-get")
     hidden = {"LAB_SLURM_UNPACKED": "1", "LAB_SLURM_PREFIX": str(user.home / "a slurm")}
     up = user.run(f"lab cluster up --mode {mode}", **hidden)
     if "failed while unpacking" in up.stderr and "Temporary failure" in up.stderr:
-        pytest.skip("NO NETWORK: the packages cannot be fetched")
+        pytest.skip(because("packages"))
     assert up.returncode == 0, up.stderr
     done = user.run('eval "$(lab cluster env)"; srun -N2 bash -c "readlink /proc/\\$PPID/exe"',
                     **hidden)
@@ -155,8 +154,7 @@ def test_without_an_installed_slurm_the_packages_are_unpacked(user, mode):
 def test_accounting_knows_steps_and_memory(make_cluster):
     slurm = locate()
     if accounting.missing_programs(slurm):
-        pytest.skip("ACCOUNTING WAS NOT TESTED: install " + " ".join(
-            accounting.ACCOUNTING_PACKAGES))
+        pytest.skip(because("accounting"))
     full: RunningCluster = make_cluster(accounting=True)
     full.run("srun -J one python -c 'b = b\"x\" * 3 * 10**8; import time; time.sleep(2.5)'")
 

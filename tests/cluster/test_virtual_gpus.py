@@ -5,6 +5,7 @@ import argparse
 import pytest
 
 from lab.cluster import cli, health
+from tests.needs import because
 
 pytestmark = pytest.mark.cluster
 
@@ -54,7 +55,7 @@ def test_a_step_of_srun_alone_can_tell(mixed):
 
 def test_jobs_are_told_the_rate_of_the_links(mixed, monkeypatch, capsys):
     if health.read_record(mixed.layout)["place"]["mode"] != "namespaces":
-        pytest.skip("NODES OF THEIR OWN CANNOT BE MADE HERE: only loopback mode is tested")
+        pytest.skip(because("namespaces"))
     monkeypatch.setenv("LAB_HOME", str(mixed.home))
     for rate, told in (("25gbit", "ethernet:25gbit"), ("unlimited", "none")):
         cli.run_link(argparse.Namespace(rate=rate))

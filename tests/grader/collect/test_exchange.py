@@ -13,6 +13,7 @@ from grader.report import received
 from grader.roster import Person, Roster
 from lab.errors import LabError
 from tests.grader.collect.conftest import NAME, put
+from tests.needs import needs
 
 EARLY = "2020-01-01 00:00:00.123456 UTC"
 
@@ -69,7 +70,7 @@ def test_a_hand_in_in_another_students_name_is_refused(take, submitted, root, an
     assert "belongs to grace" in take(root)[path].why and submitted("ada") is None
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of two users")
+@needs("root")
 def test_a_file_of_somebody_else_in_a_hand_in_is_refused(take, submitted, root, answer):
     path = handed_in(root, "ada", answer())
     os.chown(root / "course1" / "inbound" / path, 12345, 12345)
@@ -123,7 +124,7 @@ def owners(monkeypatch):
     return own
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of two users")
+@needs("root")
 @pytest.mark.parametrize("said, count", [("grace@uni.test", 1), ("Grace", 501), ("GRACE", 1)])
 def test_hand_ins_in_anothers_name_do_not_crowd_out_her_own(take, submitted, root, answer, owners,
                                                             said, count):
@@ -169,7 +170,7 @@ def test_a_hand_in_that_goes_away_stops_no_other(take, submitted, root, answer, 
     assert lines[gone].verdict == "refused" and submitted("grace") is None
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of two users")
+@needs("root")
 def test_one_student_with_too_many_files_stops_no_other(take, submitted, root, answer, owners,
                                                         monkeypatch):
     monkeypatch.setattr(sources, "MOST_FILES", 10)

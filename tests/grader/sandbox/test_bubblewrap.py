@@ -27,6 +27,7 @@ from tests.grader.sandbox.conftest import (
     received,
     wait,
 )
+from tests.needs import because
 
 
 def test_talks_over_its_pipes(backend):
@@ -225,7 +226,7 @@ def test_many_processes_do_not_starve_a_neighbour(backend):
     Each starts a session, since the kernel shares among sessions where there are no groups.
     """
     if not (group := cgroups.make(LIMITS)):
-        pytest.skip("no control groups may be made here: nothing shares the processors fairly")
+        pytest.skip(because("cgroups"))
     group.remove()
     source = ("import os, time\n[os.fork() for _ in range({doublings})]\n"
               "if os.getpid() != os.getsid(0): os.setsid()\nbegun = time.monotonic()\n"

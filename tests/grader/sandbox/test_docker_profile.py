@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +12,9 @@ import pytest
 from grader.sandbox import advice
 from grader.sandbox.podman import Podman
 from lab.workspace import CHECKOUT, CODE
+from tests.needs import needs
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(
-    shutil.which("podman") is None or os.geteuid() != 0,
-    reason="needs podman, and root to show our Python to a container's users")]
+pytestmark = [pytest.mark.slow, needs("podman", "root")]
 
 PROGRAM = """
 from grader.sandbox import choose, self_test

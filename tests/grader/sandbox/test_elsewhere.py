@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from lab.workspace import CHECKOUT, CODE
+from tests.needs import needs
 
 pytestmark = pytest.mark.slow
 
@@ -75,24 +76,21 @@ def seen(tmp_path):
     return seen
 
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, as only root can")
-
-
-@needs_root
+@needs("root")
 def test_holds_for_an_ordinary_user(seen):
     told = seen(enter(1000))
     assert told == {"outside": 1000, "inside": "61000", "why": "its memory passed 100 MB",
                     "optional": ["hostname", "proc"]}
 
 
-@needs_root
+@needs("root")
 def test_holds_where_a_proc_of_its_own_is_refused(seen):
     """As in a container that masks parts of /proc: the kernel then allows no other one."""
     told = seen(enter(1000, "mount --bind /dev/null /proc/uptime"))
     assert told["optional"] == ["hostname"] and told["why"] == "its memory passed 100 MB"
 
 
-@needs_root
+@needs("root")
 def test_holds_for_root_without_rights_over_the_machine(seen):
     """As root is in a container: it becomes somebody else before it starts."""
     told = seen(enter(0, keep="--bounding-set=-sys_admin,-sys_ptrace,-dac_override"))

@@ -19,6 +19,7 @@ from lab import masks
 from lab.masks import Place, UnknownName, message, places
 from lab.workspace import CODE
 from tests.grader.sandbox.conftest import finish
+from tests.needs import needs
 
 TEXT = '''"""A module."""
 import functools
@@ -188,7 +189,7 @@ def test_the_sandbox_has_it_so(python):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("podman") is None, reason="podman is not installed")
+@needs("podman")
 def test_podman_has_it_so():
     done = finish(Podman(), [sys.executable, "-I", "-c", PROGRAM], masks=Masks(MASKED))
     assert done.out.split("\n")[:-1] == SEEN, done.noise

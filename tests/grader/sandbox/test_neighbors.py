@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import shutil
 import sys
 from contextlib import contextmanager
 
@@ -15,6 +14,7 @@ from grader.sandbox.podman import Podman
 from tests.attacks.rows import neighbors
 from tests.grader.sandbox.conftest import LIMITS, received
 from tests.grader.sandbox.test_selftest import Leaky, with_, without
+from tests.needs import needs
 
 # What one sandbox holds on to, one per line of input ...
 HOLDER = r"""
@@ -101,8 +101,7 @@ for line in sys.stdin:
 """
 CHANNELS = ("flock", "record_lock", "open_file_lock", "lease", "write_hint", "access",
             "access_time", "device_time", "threads", "files", "terminals", "memory")
-BACKENDS = ["bubblewrap", pytest.param("podman", marks=[pytest.mark.slow, pytest.mark.skipif(
-    shutil.which("podman") is None, reason="podman is not installed: apt install podman")])]
+BACKENDS = ["bubblewrap", pytest.param("podman", marks=[pytest.mark.slow, needs("podman")])]
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -23,9 +22,9 @@ from tests.grader.sandbox.conftest import (
     gone,
     new_marker,
 )
+from tests.needs import needs
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(
-    shutil.which("podman") is None, reason="podman is not installed: apt install podman")]
+pytestmark = [pytest.mark.slow, needs("podman")]
 
 
 @pytest.fixture(scope="module")

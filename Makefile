@@ -47,6 +47,7 @@ stress:  ## hundreds of repeats
 	@$(RUN) pytest -m stress
 
 bench:  ## the figures of docs/benchmarks.md
+	@$(RUN) python -m pip install --quiet --no-build-isolation --constraint requirements.lock --editable '.[bench]'
 	@$(RUN) python benchmarks/run.py
 
 pictures:  ## the guides' screenshots, in docs/pictures

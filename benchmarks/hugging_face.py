@@ -1,6 +1,6 @@
 """The Hugging Face Trainer on the same model, for train_speed.py.
 
-Not among the project's dependencies: pip install transformers accelerate
+It needs accelerate, which `make bench` installs: pip install --editable '.[bench]'
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from plain_gpt import Shape
 
 
 class HuggingFaceLoop:
-    """`step` runs `Trainer.train` for one step; `seconds` is that step's own time, without the
-    Trainer's start, by its callbacks."""
+    """One optimizer step per call; `seconds` is its time without the Trainer's startup."""
 
     def __init__(self, shape: Shape, texts: torch.Tensor, bf16: bool) -> None:
         import transformers
@@ -34,10 +33,13 @@ class HuggingFaceLoop:
             disable_tqdm=True, learning_rate=1e-4, max_grad_norm=1.0, optim="adamw_torch_fused")
 
     def step(self) -> float:
-        """Two steps, of which the second is timed: the first warms the new Trainer up."""
+        """Take two steps, time the second, and return their mean loss.
+
+        Each call needs a new Trainer, which the first step warms up.
+        """
         from transformers import Trainer, TrainerCallback
 
-        seconds = []
+        seconds: list[float] = []
 
         class Clock(TrainerCallback):
             def on_step_begin(self, *_: object, **__: object) -> None:
@@ -46,6 +48,7 @@ class HuggingFaceLoop:
             def on_step_end(self, *_: object, **__: object) -> None:
                 seconds.append(time.perf_counter() - self.start)
 
-        Trainer(self.model, self.arguments, train_dataset=self.data * 2,
-                callbacks=[Clock()]).train()
-        return seconds[-1]
+        result = Trainer(self.model, self.arguments, train_dataset=self.data * 2,
+                         callbacks=[Clock()]).train()
+        self.seconds = seconds[-1]
+        return result.training_loss

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from minimegatron.arguments import Config
+from minimegatron.arguments.table.flag import PASSES, names_affecting
 from minimegatron.device import Card, VirtualDevice
 from minimegatron.estimate_memory import communicator_bytes, message_bytes, peak, receiver
 from minimegatron.schedules import (
@@ -37,12 +38,6 @@ from minimegatron.stage_cost import (
     step_cost,
 )
 
-# Fields of Config that a chunk's passes do not depend on.
-OTHERWISE = dict(
-    num_layers=0, global_batch_size=0, train_iters=0, train_samples=0, rank=0, world_size=0,
-    layers_per_chunk=(), lr_decay_samples=0, lr_warmup_samples=0, schedule="",
-    pipeline_model_parallel_size=0, balance=None, pipeline_model_parallel_layout=None,
-    num_layers_per_virtual_pipeline_stage=None, timing_log_level=None, timing_log_option=None)
 ENOUGH = 1 << 60  # bytes: stages are measured on a card on which everything fits
 
 
@@ -135,8 +130,8 @@ class Estimator:
         ends = len(config.layers_per_chunk) - 1
         held = tuple((config.layers_per_chunk[at], at == 0, at == ends)
                      for at in range(stage, ends + 1, stages))
-        like = (replace(config, **OTHERWISE), vocab_size, split, path(ctx.grid.tp),
-                runs_timers(config))
+        like = (*(getattr(config, name) for name in names_affecting(PASSES, type(config))),
+                vocab_size, split, path(ctx.grid.tp))
         chunks = []
         for number, what in enumerate(held):
             # What a pass needs from other stages depends on where it stands.
@@ -144,7 +139,7 @@ class Estimator:
             if key not in self._chunks:
                 self._chunks[key] = chunk_cost(ctx, vocab_size, number, split)
             chunks.append(self._chunks[key])
-        key = (*like, held, config.timing_log_level, path(ctx.grid.dp), path(ctx.grid.model))
+        key = (*like, held, path(ctx.grid.dp), path(ctx.grid.model))
         if key not in self._steps:
             self._steps[key] = step_cost(ctx, vocab_size)
         return Costs(tuple(chunks), self._steps[key])

@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from minimegatron.arguments import Config
 from minimegatron.arguments.pipeline import ways_said
+from minimegatron.arguments.table.flag import STATE, names_affecting
 from minimegatron.checkpoint import (
     TRACKER,
     Progress,
@@ -29,10 +31,8 @@ from minimegatron.errors import UserError
 from minimegatron.learning_rate import LearningRate
 from minimegatron.optimizer import Optimizer
 
-# The layout comes first: the padded vocabulary may follow from it.
-MUST_MATCH = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "num_layers",
-              "layers_per_chunk", "hidden_size", "num_attention_heads", "max_position_embeddings",
-              "ffn_hidden_size", "kv_channels", "padded_vocab_size", "tokenizer_type")
+# The padded vocabulary comes last: it may follow from the layout.
+MUST_MATCH = (*names_affecting(STATE, Config), "padded_vocab_size")
 
 
 def load(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: LearningRate,

@@ -2,50 +2,24 @@
 
 A flag is ignored if neither a job's results nor its time or memory depend on it: reports, output
 paths, timeouts. Every other flag is compared by its meaning after all checks between flags, so the
-spelling in a script does not matter. Every field of Config is in one of the classes below.
+spelling in a script does not matter. The trainer's table of flags has what each of them affects.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import posixpath
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
 from minimegatron.arguments import Config
+from minimegatron.arguments.table.flag import NOTHING, alternatives, spelled, table_of
+from minimegatron.arguments.table.planning import ESTIMATE
 from minimegatron.data.split import parse_split
 from minimegatron.errors import UserError
 from minimegatron.schedules import BUILT_IN
 from virtualgpu import cards, network
 from virtualgpu.errors import VirtualGpuError
-
-IGNORED = (
-    # reports: contents and frequency of logs
-    "log_interval", "log_format", "log_throughput", "log_params_norm", "log_num_zeros_in_grad",
-    "tensorboard_dir", "tensorboard_log_interval", "tensorboard_queue_size",
-    "log_timers_to_tensorboard", "log_batch_size_to_tensorboard",
-    "log_validation_ppl_to_tensorboard", "log_memory_to_tensorboard",
-    "log_world_size_to_tensorboard", "log_learning_rate_to_tensorboard",
-    "log_loss_scale_to_tensorboard", "timeline", "timeline_iteration", "profile_execution",
-    "profile_ranks", "profile_name",
-    # other output, and how files are opened
-    "save", "save_interval", "no_save_optim", "data_cache_path", "data_impl", "num_workers",
-    # timeouts, and values that a launcher sets
-    "distributed_timeout_minutes", "local_rank",
-    # refused by the trainer unless --estimate is given, which is compared
-    "gpus_per_node", "vocab_size", "tokens", "price_per_gpu_hour", "json", "plot")
-# Fields that several flags set: each field with the other flags that set it.
-SPELLINGS = {
-    "recompute_granularity": ("recompute_activations", "activations_checkpoint_method"),
-    "recompute_method": ("activations_checkpoint_method",),
-    "layers_per_chunk": ("num_layers_per_virtual_pipeline_stage", "balance",
-                         "pipeline_model_parallel_layout"),
-    "train_iters": ("train_samples",),
-    "lr_decay_samples": ("lr_decay_iters",),
-    "lr_warmup_samples": ("lr_warmup_iters", "lr_warmup_fraction")}
-# Derived from the flags and the number of ranks, which are compared.
-CONSEQUENCES = ("rank", "world_size", "data_parallel_size")
 
 # Other names that `only` accepts: sbatch and torchrun options for the placement of ranks.
 NODES, RANKS, GPUS = "--nodes", "--nproc_per_node", "--gpus-per-node"
@@ -53,11 +27,22 @@ PLACES = (NODES, RANKS, GPUS)
 WAYS = {NODES: (NODES, "-N", "--nnodes"), RANKS: (RANKS, "--nproc-per-node"),
         GPUS: (GPUS, "--gres", "--gpus")}
 
-FIELDS = {field.name: field for field in dataclasses.fields(Config)}
+
+def compared(config: type[Config]) -> tuple[str, ...]:
+    """Return the fields that are compared.
+
+    A flag that sets another field is compared there, and one that only --estimate has is refused
+    by the trainer unless --estimate is given, which is compared.
+    """
+    ends = alternatives(config)
+    return tuple(flag.name for flag in table_of(config).values() if flag.name in ends or not (
+        flag.affects is NOTHING or flag.sets or flag.derived or flag.needs is ESTIMATE))
+
+
+TABLE = table_of(Config)
+SPELLINGS = alternatives(Config)
 OTHER_SPELLINGS = frozenset(name for names in SPELLINGS.values() for name in names)
-COMPARED = tuple(name for name in FIELDS
-                 if name not in {*IGNORED, *CONSEQUENCES, *OTHER_SPELLINGS})
-FILES = ("data_path", "vocab_file", "merge_file", "load")
+COMPARED = compared(Config)
 
 
 class NoFlag(ValueError):
@@ -82,13 +67,10 @@ def _ends(field: str) -> list[str]:
 
 
 def _field(name: str) -> str:
-    flags = {spelled(field): field for field in FIELDS if field not in CONSEQUENCES}
-    for field in FIELDS.values():
-        flags |= {other: field.name for other in
-                  (*field.metadata.get("names", ()), *field.metadata.get("off", ()))
-                  if other.startswith("--")}
-    flags.pop(spelled("layers_per_chunk"))
-    known = {*flags, *PLACES} - {spelled(field) for field in IGNORED} | {GPUS}
+    flags = {spelling: flag.name for flag in TABLE.values() if not flag.derived
+             for spelling in (flag.spelling, *flag.spellings) if spelling.startswith("--")}
+    ignored = {name for name in TABLE if name not in {*COMPARED, *OTHER_SPELLINGS}}
+    known = {*flags, *PLACES} - {spelled(field) for field in ignored} | {GPUS}
     if name not in known:
         if name in flags:
             raise NoFlag(f"{name} is never compared, since no result, time or memory depends on "
@@ -99,30 +81,25 @@ def _field(name: str) -> str:
     return flags[name]
 
 
-def spelled(field: str) -> str:
-    """Return a field as a flag."""
-    return "--" + field.replace("_", "-")
-
-
 def spellings(flag: str) -> tuple[str, ...]:
     """Return all spellings of a flag, including other flags that set the same field."""
     if flag in PLACES:
         return WAYS[flag]
     field = _field(flag)
-    names = {field, *_ends(field), *SPELLINGS.get(field, ())} & set(FIELDS)
+    names = {field, *_ends(field), *SPELLINGS.get(field, ())}
     return tuple(sorted({spelled(name) for name in names}.union(
-        *(FIELDS[name].metadata.get("names", ()) for name in names))))
+        *(TABLE[name].aliases for name in names))))
 
 
 def words_of(config: Config, names: Sequence[str]) -> list[str]:
     """Return the flags for the fields in `names` that differ from their defaults."""
     words = []
     for name in names:
-        value, default = getattr(config, name), FIELDS[name].default
+        value, default = getattr(config, name), TABLE[name].default
         if value == default:
             continue
         if default is True:
-            words.append(FIELDS[name].metadata["off"][0])
+            words.append(TABLE[name].off[0])
         elif value is True:
             words.append(spelled(name))
         else:
@@ -135,7 +112,7 @@ def meaning(name: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        if name in FILES or (name == "schedule" and value not in BUILT_IN):
+        if TABLE[name].path or (name == "schedule" and value not in BUILT_IN):
             return place(value)
         if name == "split":
             return parse_split(value)

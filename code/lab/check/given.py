@@ -23,13 +23,13 @@ from lab.check.compared import (
     freed,
     meaning,
     place,
-    spelled,
     words_of,
 )
 from minimegatron.arguments import Config
 from minimegatron.arguments.checks import check
 from minimegatron.arguments.layout import write_layout
 from minimegatron.arguments.parse import parse_unchecked
+from minimegatron.arguments.table.flag import spelled
 from minimegatron.errors import UserError
 
 if TYPE_CHECKING:

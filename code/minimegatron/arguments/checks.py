@@ -9,62 +9,53 @@ from dataclasses import replace
 from minimegatron.arguments.device import check_device
 from minimegatron.arguments.flags import Config
 from minimegatron.arguments.pipeline import derive_pipeline
-from minimegatron.arguments.precision import check_precision
 from minimegatron.arguments.require import near_divisors, near_multiples, require
-
-A_YEAR = 365 * 24 * 60  # minutes
-# Beyond these a slip of the hand would fill the memory before anything could refuse it.
-MOST = {"num_layers": 100_000, "world_size": 100_000}
-MOST_OF_ANY = 10**12
+from minimegatron.arguments.table.flag import table_of
+from minimegatron.errors import UserError
 
 
 def check(config: Config, rank: int, world_size: int) -> Config:
     """Return `config` with everything derived filled in. Raises UserError."""
+    check_needs(config)
     config = replace(config, rank=rank, world_size=world_size)
     check_numbers(config)
     config = derive_grid(config)
     config = check_tensor_parallel(derive_model(config))
     config = derive_batch(config)
     config = derive_recompute(derive_pipeline(config))
-    config = check_precision(derive_schedule(config))
+    config = derive_precision(derive_schedule(config))
     check_device(config)
     check_folders(config)
     return derive_timing(config)
 
 
+def check_needs(config: Config) -> None:
+    """Refuse a flag that is given without one that it needs, or with one that it excludes."""
+    table, values = table_of(type(config)), vars(config)
+
+    def given(names: tuple[str, ...]) -> bool:
+        return any(values[name] != table[name].default for name in names)
+
+    for name, flag in table.items():
+        for others, wanted in ((flag.needs, True), (flag.excludes, False)):
+            if others is not None and given((name,)) and given(others.fields) != wanted:
+                raise UserError(others.message.format(**{
+                    **values, "flag": flag.spelling, "value": values[name]}))
+
+
 def check_numbers(config: Config) -> None:
-    """Values that are wrong whatever the other flags say."""
-    for name, value in vars(config).items():
-        require(not isinstance(value, float) or math.isfinite(value),
-                f"--{name.replace('_', '-')} {value}: must be a finite number")
-        most = MOST.get(name, MOST_OF_ANY)
-        require(not isinstance(value, int) or abs(value) <= most,
-                f"--{name.replace('_', '-')} {str(value)[:50]}: must be at most {most}")
-    require(0 <= config.seed < 2**32, f"--seed {config.seed}: must be from 0 to {2**32 - 1}")
-    patience = config.distributed_timeout_minutes
-    require(patience <= A_YEAR, f"--distributed-timeout-minutes {patience}: nearest: {A_YEAR}")
-    positive = ("num_layers", "hidden_size", "num_attention_heads", "seq_length",
-                "max_position_embeddings", "ffn_hidden_size", "kv_channels", "micro_batch_size",
-                "global_batch_size", "train_iters", "train_samples", "exit_interval",
-                "save_interval", "log_interval", "eval_interval", "tensorboard_log_interval",
-                "timeline_iteration",
-                "make_vocab_size_divisible_by", "tensor_model_parallel_size",
-                "pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage",
-                "exit_duration_in_mins", "layernorm_epsilon",
-                "distributed_timeout_minutes", "lr_decay_iters", "lr_decay_samples",
-                "recompute_num_layers", "ddp_bucket_size")
-    for name in positive:
-        value = getattr(config, name)
-        spelling = "--" + name.replace("_", "-")
-        require(value is None or value > 0, f"{spelling} {value}: must be at least 1"
-                if isinstance(value, int) else f"{spelling} {value}: must be greater than 0")
-    for name in ("eval_iters", "lr", "min_lr", "weight_decay", "clip_grad", "lr_warmup_iters",
-                 "lr_warmup_samples", "adam_eps", "init_method_std"):
-        value = getattr(config, name)
-        require(value >= 0, f"--{name.replace('_', '-')} {value}: must not be negative")
-    for name in ("attention_dropout", "hidden_dropout", "adam_beta1", "adam_beta2"):
-        value = getattr(config, name)
-        require(0 <= value < 1, f"--{name.replace('_', '-')} {value}: must be in [0, 1)")
+    """Refuse numbers that are wrong whatever the other flags are."""
+    for flag in table_of(type(config)).values():
+        value = getattr(config, flag.name)
+        if not isinstance(value, int | float):
+            continue
+        require(isinstance(value, int) or math.isfinite(value),
+                f"{flag.spelling} {value}: must be a finite number")
+        require(isinstance(value, float) or abs(value) <= flag.most,
+                f"{flag.spelling} {str(value)[:50]}: must be at most {flag.most}")
+        for bound in flag.bounds:
+            require(bound.accepts(value),
+                    f"{flag.spelling} {value}: {bound.message.format(flag=flag.spelling)}")
 
 
 def derive_grid(config: Config) -> Config:
@@ -183,13 +174,26 @@ def derive_schedule(config: Config) -> Config:
     require(sum(given) <= 1,
             "can only specify one of lr-warmup-fraction and lr-warmup-iters (and -samples)")
     if fraction is not None:
-        require(0 <= fraction < 1, f"--lr-warmup-fraction {fraction}: must be in [0, 1)")
         warmup = fraction * decay
     require(warmup < decay, f"the warm-up ({warmup:.0f} samples) is not shorter than the decay "
             f"({decay} samples); nearest: --lr-warmup-iters {max(decay // batch - 1, 0)}")
     require(not (config.override_lr_scheduler and config.use_checkpoint_lr_scheduler),
             "give one of --override-lr-scheduler and --use-checkpoint-lr-scheduler, not both")
     return replace(config, lr_decay_samples=decay, lr_warmup_samples=warmup)
+
+
+def derive_precision(config: Config) -> Config:
+    """Fill in what --bf16 and the number of replicas imply."""
+    require(not (config.fp16 and config.bf16),
+            "--fp16 with --bf16: weights have one type; nearest: --bf16 alone")
+    require(config.min_loss_scale <= config.initial_loss_scale,
+            f"--min-loss-scale {config.min_loss_scale} is greater than --initial-loss-scale "
+            f"{config.initial_loss_scale}; nearest: --min-loss-scale {config.initial_loss_scale}")
+    size = config.ddp_bucket_size
+    if size is None:
+        size = max(40_000_000, 1_000_000 * config.data_parallel_size)
+    return replace(config, ddp_bucket_size=size, accumulate_allreduce_grads_in_fp32=(
+        config.accumulate_allreduce_grads_in_fp32 or config.bf16))
 
 
 def derive_timing(config: Config) -> Config:
@@ -201,12 +205,6 @@ def derive_timing(config: Config) -> Config:
 
 
 def check_folders(config: Config) -> None:
-    require(config.save is None or config.save_interval is not None,
-            f"--save {config.save} needs --save-interval, for example --save-interval "
-            f"{config.train_iters}")
-    require(not config.profile_execution or config.tensorboard_dir is not None,
-            f"--profile-execution {config.profile_execution} needs --tensorboard-dir, "
-            "where the profile is written")
     for rank in config.profile_ranks or ():
         require(0 <= rank < config.world_size,
                 f"--profile-ranks {rank}: there are ranks 0 to {config.world_size - 1}; nearest: "

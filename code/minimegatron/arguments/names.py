@@ -1,4 +1,4 @@
-"""Flags of Megatron-LM that are no field of Config: what is to be said of each."""
+"""Flags of Megatron-LM that are no field of Config, and what to tell the user about each."""
 
 from __future__ import annotations
 
@@ -33,13 +33,4 @@ RENAMED = {
     "--model-parallel-size": "--tensor-model-parallel-size",
     "--checkpoint-activations": "--recompute-activations, or for more control "
                                 "--recompute-granularity and --recompute-method,",
-}
-
-# Flags of 2021-12 that work, with what they are called today.
-CALLED_TODAY = {
-    "--activations-checkpoint-method": "--recompute-granularity full --recompute-method",
-    "--activations-checkpoint-num-layers": "--recompute-num-layers",
-    "--distribute-checkpointed-activations": "--distribute-saved-activations",
-    "--override-lr-scheduler": "--override-opt_param-scheduler",
-    "--use-checkpoint-lr-scheduler": "--use-checkpoint-opt_param-scheduler",
 }

@@ -9,12 +9,11 @@ import os
 from collections.abc import Mapping, Sequence
 
 from minimegatron.arguments.checks import check
-from minimegatron.arguments.flags import Config, Planning
-from minimegatron.arguments.names import ALREADY_SO, CALLED_TODAY, NOT_YET, RENAMED
+from minimegatron.arguments.flags import Config
+from minimegatron.arguments.names import ALREADY_SO, NOT_YET, RENAMED
+from minimegatron.arguments.table.flag import Flag, table_of
+from minimegatron.arguments.table.planning import Planning
 from minimegatron.errors import UserError
-
-# What a run needs and an estimate does not.
-NOT_ESTIMATED = {"data_path": "", "vocab_file": "", "merge_file": "", "lr": 1e-4}
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,28 +23,34 @@ class Parser(argparse.ArgumentParser):
         raise UserError(message)
 
 
-def build_parser() -> Parser:
-    """The parser that the fields of Config describe."""
+def build_parser(config: type[Config] = Config) -> Parser:
+    """Return the parser of the flags of `config`; --help shows them by topic."""
     parser = Parser(prog="pretrain_gpt.py", allow_abbrev=False,
                     description="Train a GPT with Megatron-LM's command line.")
-    for field in dataclasses.fields(Config):
-        about = dict(field.metadata)
-        if about.pop("derived", False):
-            continue
-        names, off = about.pop("names"), about.pop("off", ())
-        spelling = "--" + field.name.replace("_", "-")
-        if field.default is True:
-            parser.add_argument(*off, dest=field.name, action="store_false", help=about["help"])
-        elif field.default is False:
-            parser.add_argument(spelling, *names, dest=field.name, action="store_true", **about)
-        else:
-            if field.default not in (None, ""):
-                about["help"] += f" (default: {field.default})".replace("%", "%%")
-            spellings = dict.fromkeys((spelling, *names))
-            parser.add_argument(*spellings, dest=field.name, default=field.default, **about)
+    table = table_of(config)
+    for topic in reversed(config.__mro__):
+        flags = [table[name] for name in vars(topic).get("__annotations__", ())
+                 if not table[name].derived]
+        if flags:
+            group = parser.add_argument_group((topic.__doc__ or topic.__name__).rstrip("."))
+            for flag in flags:
+                add(group, flag)
+    same = parser.add_argument_group("Flags that change nothing here")
     for name, why in ALREADY_SO.items():
-        parser.add_argument(name, action="store_true", help=f"no effect: {why}")
+        same.add_argument(name, action="store_true", help=f"no effect: {why}")
     return parser
+
+
+def add(group: argparse._ArgumentGroup, flag: Flag) -> None:
+    """Add one line of the table to argparse."""
+    said = flag.help
+    if isinstance(flag.default, bool):
+        options = {"action": "store_false" if flag.default else "store_true"}
+    else:
+        options = {"default": flag.default, "type": flag.type, **flag.options}
+        if flag.default not in (None, ""):
+            said += f" (default: {flag.default})".replace("%", "%%")
+    group.add_argument(*flag.spellings, dest=flag.name, help=said, **options)
 
 
 def refuse_unknown(parser: Parser, extras: Sequence[str]) -> None:
@@ -73,45 +78,47 @@ def parse_arguments(argv: Sequence[str], env: Mapping[str, str] = os.environ) ->
     config = parse_unchecked(argv, require_all=True)
     if config.estimate:
         return check(planned(config), rank=0, world_size=config.world_size)
-    for name in (field.name for field in dataclasses.fields(Planning)):
-        if getattr(config, name) != Planning.__dataclass_fields__[name].default:
-            raise UserError(f"--{name.replace('_', '-')} belongs to --estimate, which is not given")
     return check(config, rank=number(env, "RANK", 0), world_size=number(env, "WORLD_SIZE", 1))
 
 
-def parse_unchecked(argv: Sequence[str], require_all: bool = False) -> Config:
+def parse_unchecked(argv: Sequence[str], require_all: bool = False,
+                    config: type[Config] = Config) -> Config:
     """Parse `argv` without any check between flags: a field that no flag sets has its default.
 
     Args:
         argv: the words of the command line.
         require_all: whether to refuse a command line that lacks a required flag.
+        config: the dataclass that has the flags.
 
     Raises UserError.
     """
-    parser = build_parser()
-    # Unknown flags first: with them on the line, "required" errors would mislead.
-    parser_of_rest = build_parser()
-    for action in parser_of_rest._actions:
+    parser, table = build_parser(config), table_of(config)
+    required = [action for action in parser._actions if action.required]
+    for action in required:
         action.required = False
-    _, extras = parser_of_rest.parse_known_args(argv)
+    # Unknown flags first: with them on the line, "required" errors would mislead.
+    _, extras = parser.parse_known_args(argv)
     refuse_unknown(parser, extras)
-    not_needed = NOT_ESTIMATED if "--estimate" in argv else ()
-    for action in parser._actions:
-        action.required = action.required and require_all and action.dest not in not_needed
+    for action in required:
+        action.required = require_all and not (
+            "--estimate" in argv and table[action.dest].estimate_with is not None)
     values = vars(parser.parse_args(argv))
-    flags = {field.name for field in dataclasses.fields(Config)}
-    return Config(**{name: tuple(value) if isinstance(value, list) else value
-                     for name, value in values.items() if name in flags})
+    return config(**{name: tuple(value) if isinstance(value, list) else value
+                     for name, value in values.items() if name in table})
 
 
 def planned(config: Config) -> Config:
-    """What an estimate does not need gets a value that decides nothing. Raises UserError."""
-    for name, least in (("world_size", 1), ("gpus_per_node", 1), ("vocab_size", 1), ("tokens", 1),
-                        ("price_per_gpu_hour", 0)):
-        value = getattr(config, name)
-        if value is not None and not least <= value < float("inf"):
-            raise UserError(f"--{name.replace('_', '-')} {value}: must be a number of at least "
-                            f"{least}")
+    """Give every flag that an estimate does not need a value that decides nothing.
+
+    Raises UserError for a value that only an estimate uses and cannot use.
+    """
+    table = table_of(type(config))
+    for flag in (table[field.name] for field in dataclasses.fields(Planning)):
+        value = getattr(config, flag.name)
+        for bound in flag.bounds:
+            if value is not None and not (bound.accepts(value) and value < float("inf")):
+                raise UserError(f"{flag.spelling} {value}: must be a number of at least "
+                                f"{bound.low}")
     if not config.device.startswith("virtual"):
         raise UserError(f"--estimate with --device {config.device}: an estimate is of virtual "
                         "cards; nearest: --device virtual:a100-80gb")
@@ -120,7 +127,8 @@ def planned(config: Config) -> Config:
                         f"--plot {config.plot.rpartition('.')[0] or config.plot}.svg")
     if config.plot is not None and not os.path.isdir(os.path.dirname(config.plot) or "."):
         raise UserError(f"--plot {config.plot}: there is no folder {os.path.dirname(config.plot)}")
-    fill = {name: value for name, value in NOT_ESTIMATED.items() if getattr(config, name) is None}
+    fill = {flag.name: flag.estimate_with for flag in table.values()
+            if flag.estimate_with is not None and getattr(config, flag.name) is None}
     if config.train_iters is None and config.train_samples is None:
         fill["train_iters"] = 1
     return dataclasses.replace(config, **fill)
@@ -138,8 +146,8 @@ def notes(argv: Sequence[str], config: Config) -> list[str]:
     """What to tell the user about the command line: what was derived, what has no effect."""
     lines = [f"{name}: no effect, {why}" for name, why in ALREADY_SO.items() if name in argv]
     words = [word.split("=")[0] for word in argv]
-    lines += [f"{name} is called {new} today" for name, new in CALLED_TODAY.items()
-              if name in words]
+    lines += [f"{name} is called {new} today" for flag in table_of(type(config)).values()
+              for name, new in (flag.today or {}).items() if name in words]
     if "--sequence-parallel" in argv and not config.sequence_parallel:
         lines.append("--sequence-parallel: no effect, there is one tensor-parallel rank")
     for name in ("--use-distributed-optimizer", "--overlap-grad-reduce"):

@@ -13,6 +13,7 @@ from pathlib import Path
 from minimegatron.arguments.flags import Config
 from minimegatron.arguments.layout import parse_layout, spread
 from minimegatron.arguments.require import near_divisors, near_multiples, require
+from minimegatron.arguments.table.flag import alternatives, spelled
 from minimegatron.schedules import load
 
 FEW = 1000  # layers that are added or taken one by one
@@ -29,8 +30,7 @@ def derive_pipeline(config: Config) -> Config:
 
 def ways_said(flags: Mapping[str, object]) -> list[str]:
     """Those of `flags` (by name) that say how layers are dealt out, as one writes them."""
-    names = ("num_layers_per_virtual_pipeline_stage", "balance", "pipeline_model_parallel_layout")
-    return [f"--{name.replace('_', '-')} {flags[name]}" for name in names
+    return [f"{spelled(name)} {flags[name]}" for name in alternatives(Config)["layers_per_chunk"]
             if flags.get(name) is not None]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import re
 import sys
@@ -12,13 +11,14 @@ import sys
 import pytest
 
 from lab import check, workspace
-from lab.check import allowed, measure
-from lab.check.allowed import Cluster, flags_for_estimate
+from lab.check import measure
+from lab.check.allowed import Cluster, flags_for_estimate, use
 from lab.check.checks import Failed
 from lab.check.job import Job
 from lab.check.runs import TRAINER, Run
 from lab.errors import LabError
 from minimegatron.arguments import Config, parse_arguments
+from minimegatron.arguments.table.flag import table_of
 from minimegatron.planner import Plan, estimator_of, make
 
 CARD, A100 = "virtual:v100", "virtual:a100-80gb"
@@ -38,15 +38,7 @@ def job(flags: str = "", nodes: int = 1, ranks: int = 1) -> Job:
     return Job({}, (run,), (), ())
 
 
-def test_every_flag_of_the_trainer_is_in_one_class():
-    classes = allowed.PASSED, allowed.REPLACED, allowed.LEFT_OUT, allowed.REFUSED
-    flags = [field.name for field in dataclasses.fields(Config)
-             if not field.metadata.get("derived")]
-    assert sorted(itertools.chain(*classes)) == sorted(flags), (
-        "decide in lab/check/allowed.py what becomes of a new flag when a job's cost is estimated")
-
-
-# Of every flag in PASSED and REPLACED, and what its value becomes.
+# Every flag that is passed or replaced, and what its value becomes.
 GO_ON = [
     "--ffn-hidden-size 128", "--kv-channels 32", "--make-vocab-size-divisible-by 256",
     "--attention-dropout 0.3 --hidden-dropout 1e-05", "--use-flash-attn --attention-dropout 0",
@@ -69,7 +61,8 @@ def test_what_a_figure_depends_on_arrives_as_the_trainer_read_it(flags):
     given = parsed(f"{MODEL} {TWO_BY_TWO} {flags}", world_size=8)
     words = flags_for_estimate(given, Cluster(A100, 4, "infiniband:8x200gbit"), 500)
     arrived = parse_arguments(words, {})
-    for name in (*allowed.PASSED, "world_size", "data_parallel_size", "layers_per_chunk"):
+    passed = [flag.name for flag in table_of(Config).values() if use(flag) == "passed"]
+    for name in (*passed, "world_size", "data_parallel_size", "layers_per_chunk"):
         assert getattr(arrived, name) == getattr(given, name), name
     for name in OLD_NAMES[:-1]:
         assert getattr(arrived, name) in (None, False)
@@ -77,7 +70,7 @@ def test_what_a_figure_depends_on_arrives_as_the_trainer_read_it(flags):
         A100, 4, 500, "infiniband:8x200gbit")
 
 
-# Values that are not the defaults, of flags in LEFT_OUT.
+# Values that are not the defaults, of the flags that are left out.
 NO_MATTER = (
     "--layernorm-epsilon 1e-3 --init-method-std .5 --exit-interval 3 --exit-duration-in-mins 1 "
     "--exit-signal-handler --min-lr 1e-9 --lr-decay-style cosine --lr-decay-iters 9 "
@@ -126,7 +119,9 @@ def test_what_is_left_out_changes_no_figure():
         changed |= {field.name for field in dataclasses.fields(Config)
                     if getattr(flags, field.name) != field.default}
     assert [line for line in lines if plans[line] != plans[plain]] == []
-    assert set(allowed.LEFT_OUT) - changed == ONE_CHOICE
+    left_out = {flag.name for flag in table_of(Config).values()
+                if use(flag) == "left out" and not flag.derived}
+    assert left_out - changed == ONE_CHOICE
 
 
 @pytest.mark.slow

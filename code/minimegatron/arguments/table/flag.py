@@ -1,0 +1,166 @@
+"""How a flag is declared, as a dataclass field, and how the table is read."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from typing import Any
+
+from minimegatron.arguments.table.bounds import Bound
+
+TYPES = {"int": int, "float": float, "str": str, "bool": bool}  # by the name in the annotation
+USUAL_MOST = 10**12  # a larger number is a typing error that would only exhaust the memory
+
+
+class Effect(enum.Flag):
+    """What depends on a flag's value."""
+
+    NOTHING = 0  # reports, output files, and timeouts
+    RESULTS = enum.auto()  # losses and parameters, but neither the time nor the memory of a step
+    PASSES = enum.auto()  # the time or memory of a micro-batch's passes, or of an optimizer step
+    SCHEDULE = enum.auto()  # how many passes a step has, and where and when each of them runs
+    HARDWARE = enum.auto()  # the GPUs and the network that a run is modeled on
+    STATE = enum.auto()  # the saved parameters: resuming with another value is an error
+    COST = PASSES | SCHEDULE | HARDWARE
+
+
+NOTHING, RESULTS, STATE = Effect.NOTHING, Effect.RESULTS, Effect.STATE
+PASSES, SCHEDULE, HARDWARE, COST = Effect.PASSES, Effect.SCHEDULE, Effect.HARDWARE, Effect.COST
+
+
+@dataclass(frozen=True)
+class Others:
+    """Other flags: one of them must be given along with a flag, or none may be.
+
+    Attributes:
+        fields: their names.
+        message: the error; {flag} and {value} are the flag's own, and any other name in braces is
+            that field's value.
+    """
+
+    fields: tuple[str, ...]
+    message: str
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One line of the table; see `flag` for the meaning of what is declared."""
+
+    name: str
+    default: Any
+    annotation: str
+    affects: Effect
+    help: str = ""
+    aliases: tuple[str, ...] = ()
+    bounds: tuple[Bound, ...] = ()
+    most: int = USUAL_MOST
+    needs: Others | None = None
+    excludes: Others | None = None
+    sets: tuple[str, ...] = ()
+    today: Mapping[str, str] | None = None
+    off: tuple[str, ...] = ()
+    path: bool = False
+    estimate_with: Any = None
+    derived: bool = False
+    options: Mapping[str, Any] | None = None
+
+    @property
+    def spelling(self) -> str:
+        return spelled(self.name)
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """All names of the flag on the command line."""
+        return self.off or tuple(dict.fromkeys((self.spelling, *self.aliases)))
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        return (self.options or {}).get("choices", ())
+
+    @property
+    def type(self) -> type:
+        """The type of the value, or of each value if there are several."""
+        declared = (self.options or {}).get("type")
+        return declared or TYPES[self.annotation.partition(" ")[0]]
+
+
+def flag(default: Any, help: str, *aliases: str, affects: Effect,
+         bounds: Bound | tuple[Bound, ...] = (), **more: Any) -> Any:
+    """Return a dataclass field that is also a command-line flag: --field-name.
+
+    The type is the field's annotation. A field whose default is True needs `off`.
+
+    Args:
+        default: the value without the flag.
+        help: the text in --help.
+        aliases: other names of the flag.
+        affects: what depends on the value.
+        bounds: the accepted interval, or several.
+        most: the largest accepted whole number.
+        needs: other flags, one of which must be given too.
+        excludes: other flags, none of which may be given too.
+        sets: the fields that this flag sets when the command line is checked, if they are others.
+        today: old names of the flag, each with the name it has today.
+        off: the names of the flag that turns a True default off.
+        path: whether the value is a file or a folder that is read.
+        estimate_with: the value that --estimate uses if this required flag is not given.
+        type, choices, nargs, required: of argparse, where the annotation does not imply them.
+    """
+    options = {key: more.pop(key) for key in ("type", "choices", "nargs", "required")
+               if key in more}
+    bounds = bounds if isinstance(bounds, tuple) else (bounds,)
+    return _field(default, help=help, aliases=aliases, affects=affects, bounds=bounds,
+                  options=options, **more)
+
+
+def derived(default: Any, *, affects: Effect) -> Any:
+    """Return a dataclass field that is no flag: the checks compute its value.
+
+    Args:
+        default: the value before the checks.
+        affects: what depends on the value.
+    """
+    return _field(default, affects=affects, derived=True)
+
+
+def _field(default: Any, **about: Any) -> Any:
+    Flag("", default, "", **about)  # raises TypeError for a part that no flag has
+    return field(default=default, metadata={"flag": about})
+
+
+def spelled(name: str) -> str:
+    """Return a field as one writes it on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+@cache
+def table_of(config: type) -> Mapping[str, Flag]:
+    """Return the flags of a dataclass and its derived fields, by name.
+
+    Raises TypeError for a field that is not declared with `flag` or `derived`.
+    """
+    table = {}
+    for each in fields(config):
+        if "flag" not in each.metadata or each.default is MISSING:
+            raise TypeError(f"{config.__name__}.{each.name}: declare it with flag() or derived()")
+        table[each.name] = Flag(each.name, each.default, str(each.type), **each.metadata["flag"])
+    return table
+
+
+def names_affecting(effect: Effect, config: type) -> tuple[str, ...]:
+    """Return the names of the fields that affect any part of `effect`.
+
+    Args:
+        effect: one or several effects.
+        config: the dataclass that has the flags.
+    """
+    return tuple(flag.name for flag in table_of(config).values() if flag.affects & effect)
+
+
+def alternatives(config: type) -> dict[str, tuple[str, ...]]:
+    """Return each field that several flags set, with the other flags that set it."""
+    table = table_of(config).values()
+    ends = dict.fromkeys(end for flag in table for end in flag.sets)
+    return {end: tuple(flag.name for flag in table if end in flag.sets) for end in ends}

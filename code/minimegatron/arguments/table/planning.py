@@ -1,0 +1,55 @@
+"""Flags of --estimate, and the fields that are computed from all flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minimegatron.arguments.table.bounds import AT_LEAST_1, NOT_NEGATIVE
+from minimegatron.arguments.table.flag import (
+    HARDWARE,
+    NOTHING,
+    PASSES,
+    RESULTS,
+    SCHEDULE,
+    STATE,
+    Others,
+    derived,
+    flag,
+)
+
+ESTIMATE = Others(("estimate",), "{flag} belongs to --estimate, which is not given")
+
+
+@dataclass(frozen=True)
+class Planning:
+    """Estimates, which train nothing."""
+
+    estimate: bool = flag(
+        False, "do not train: say what the run would cost on --world-size virtual cards. Data, "
+        "vocabulary and --lr are not needed then", affects=RESULTS)
+    world_size: int = flag(
+        1, "with --estimate: the cards (else as many ranks as torchrun starts)", affects=HARDWARE,
+        bounds=AT_LEAST_1, most=100_000, needs=ESTIMATE)
+    gpus_per_node: int = flag(
+        8, "with --estimate: cards of a node", affects=HARDWARE, bounds=AT_LEAST_1, needs=ESTIMATE)
+    vocab_size: int = flag(
+        50257, "with --estimate: entries of the vocabulary", affects=PASSES, bounds=AT_LEAST_1,
+        needs=ESTIMATE)
+    tokens: float | None = flag(
+        None, "with --estimate: tokens to train on (those of the iterations)", affects=NOTHING,
+        bounds=AT_LEAST_1, needs=ESTIMATE)
+    price_per_gpu_hour: float | None = flag(
+        None, "with --estimate: dollars (a list's, where it has the card)", affects=NOTHING,
+        bounds=NOT_NEGATIVE, needs=ESTIMATE)
+    json: bool = flag(False, "with --estimate: print JSON", affects=NOTHING, needs=ESTIMATE)
+    plot: str | None = flag(
+        None, "with --estimate: file of a figure, .svg or .png", affects=NOTHING, needs=ESTIMATE)
+
+
+@dataclass(frozen=True)
+class Derived:
+    """Fields that are not flags: the checks compute them from the flags and the number of ranks."""
+
+    rank: int = derived(0, affects=NOTHING)
+    data_parallel_size: int = derived(1, affects=PASSES)
+    layers_per_chunk: tuple[int, ...] = derived((), affects=SCHEDULE | STATE)

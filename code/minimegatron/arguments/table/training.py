@@ -1,0 +1,148 @@
+"""Flags of the model, of batches, and of the optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minimegatron.arguments.table.bounds import (
+    AT_LEAST_1,
+    COUNT,
+    FRACTION,
+    LOSS_SCALE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SEED,
+)
+from minimegatron.arguments.table.flag import PASSES, RESULTS, SCHEDULE, STATE, Others, flag
+
+FP16 = Others(("fp16",), "{flag} {value} belongs to --fp16, which is not given; "
+              "nearest: --fp16 {flag} {value}")
+FP16_OR_BF16 = Others(("fp16", "bf16"), "{flag}: without --fp16 or --bf16 everything is in fp32; "
+                      "nearest: leave it out")
+FIXED_SCALE = Others(("loss_scale",), "{flag} {value} with --loss-scale {loss_scale}: a fixed "
+                     "scale never changes; nearest: leave out one of them")
+
+
+@dataclass(frozen=True)
+class Model:
+    """The model."""
+
+    num_layers: int = flag(
+        None, "transformer layers", affects=SCHEDULE | STATE, required=True, bounds=AT_LEAST_1,
+        most=100_000)
+    hidden_size: int = flag(
+        None, "width h of the residual stream", affects=PASSES | STATE, required=True,
+        bounds=AT_LEAST_1)
+    num_attention_heads: int = flag(
+        None, "attention heads", affects=PASSES | STATE, required=True, bounds=AT_LEAST_1)
+    seq_length: int = flag(
+        None, "tokens s of a sample", "--encoder-seq-length", affects=PASSES, required=True,
+        bounds=AT_LEAST_1)
+    max_position_embeddings: int = flag(
+        None, "learned positions, at least --seq-length", affects=PASSES | STATE, required=True,
+        bounds=AT_LEAST_1)
+    ffn_hidden_size: int | None = flag(
+        None, "width of the MLP (4h)", affects=PASSES | STATE, bounds=AT_LEAST_1)
+    kv_channels: int | None = flag(
+        None, "width of a head (h / heads)", affects=PASSES | STATE, bounds=AT_LEAST_1)
+    make_vocab_size_divisible_by: int = flag(
+        128, "pad the vocabulary to a multiple of this times the tensor-parallel size",
+        affects=PASSES, bounds=AT_LEAST_1)
+    layernorm_epsilon: float = flag(
+        1e-5, "epsilon of the layer norms", affects=RESULTS, bounds=POSITIVE)
+    init_method_std: float = flag(
+        0.02, "standard deviation of the initial weights", affects=RESULTS, bounds=NOT_NEGATIVE)
+    attention_dropout: float = flag(
+        0.1, "dropout of the attention probabilities", affects=PASSES, bounds=FRACTION)
+    hidden_dropout: float = flag(
+        0.1, "dropout of the residual branches", affects=PASSES, bounds=FRACTION)
+    use_flash_attn: bool = flag(
+        False, "scaled_dot_product_attention instead of materialised attention", affects=PASSES)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Batches, and when to stop."""
+
+    micro_batch_size: int = flag(
+        None, "samples of one forward pass on one rank", "-b", affects=PASSES, required=True,
+        bounds=AT_LEAST_1)
+    global_batch_size: int | None = flag(
+        None, "samples of one optimizer step over all ranks (micro-batch x data-parallel size)",
+        affects=SCHEDULE, bounds=AT_LEAST_1)
+    train_iters: int | None = flag(
+        None, "optimizer steps to run", affects=RESULTS, bounds=AT_LEAST_1)
+    train_samples: int | None = flag(
+        None, "samples to train on, instead of --train-iters", affects=RESULTS, bounds=AT_LEAST_1,
+        sets=("train_iters",))
+    exit_interval: int | None = flag(
+        None, "exit when the iteration is a multiple of this", affects=RESULTS, bounds=AT_LEAST_1)
+    exit_duration_in_mins: float | None = flag(
+        None, "save and exit after so many minutes", affects=RESULTS, bounds=POSITIVE)
+    exit_signal_handler: bool = flag(False, "save and exit on SIGTERM", affects=RESULTS)
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """The optimizer, its learning rate, and precision."""
+
+    optimizer: str = flag("adam", "the optimizer", choices=("adam",), affects=RESULTS)
+    lr: float | None = flag(
+        None, "peak learning rate", affects=RESULTS, required=True, bounds=NOT_NEGATIVE,
+        estimate_with=1e-4)
+    min_lr: float = flag(0.0, "learning rate after the decay", affects=RESULTS, bounds=NOT_NEGATIVE)
+    lr_decay_style: str = flag(
+        "linear", "how the learning rate falls",
+        choices=("constant", "linear", "cosine", "inverse-square-root"), affects=RESULTS)
+    lr_decay_iters: int | None = flag(
+        None, "steps to decay over (--train-iters)", affects=RESULTS, bounds=AT_LEAST_1,
+        sets=("lr_decay_samples",))
+    lr_decay_samples: int | None = flag(
+        None, "samples to decay over", affects=RESULTS, bounds=AT_LEAST_1)
+    lr_warmup_fraction: float | None = flag(
+        None, "warm-up as a share of the decay", affects=RESULTS, bounds=FRACTION,
+        sets=("lr_warmup_samples",))
+    lr_warmup_iters: int = flag(
+        0, "warm-up steps", affects=RESULTS, bounds=NOT_NEGATIVE, sets=("lr_warmup_samples",))
+    lr_warmup_samples: float = flag(
+        0, "warm-up samples", type=int, affects=RESULTS, bounds=NOT_NEGATIVE)
+    override_lr_scheduler: bool = flag(
+        False, "the command line's schedule wins over the checkpoint's",
+        "--override-opt-param-scheduler", "--override-opt_param-scheduler", affects=RESULTS,
+        today={"--override-lr-scheduler": "--override-opt_param-scheduler"})
+    use_checkpoint_lr_scheduler: bool = flag(
+        False, "the checkpoint's schedule wins over the command line's",
+        "--use-checkpoint-opt-param-scheduler", "--use-checkpoint-opt_param-scheduler",
+        affects=RESULTS,
+        today={"--use-checkpoint-lr-scheduler": "--use-checkpoint-opt_param-scheduler"})
+    weight_decay: float = flag(
+        0.01, "decoupled weight decay (not on biases and norms)", affects=RESULTS,
+        bounds=NOT_NEGATIVE)
+    clip_grad: float = flag(
+        1.0, "largest global gradient norm; 0 does not clip", affects=PASSES, bounds=NOT_NEGATIVE)
+    adam_beta1: float = flag(0.9, "Adam's beta1", affects=RESULTS, bounds=FRACTION)
+    adam_beta2: float = flag(0.999, "Adam's beta2", affects=RESULTS, bounds=FRACTION)
+    adam_eps: float = flag(1e-8, "Adam's epsilon", affects=RESULTS, bounds=NOT_NEGATIVE)
+    fp16: bool = flag(False, "train in fp16 with a loss scale", affects=PASSES)
+    bf16: bool = flag(False, "train in bf16; gradients are summed in fp32", affects=PASSES)
+    loss_scale: float | None = flag(
+        None, "a fixed loss scale for --fp16 (one that adapts)", affects=PASSES, bounds=LOSS_SCALE,
+        needs=FP16)
+    initial_loss_scale: float = flag(
+        2.0**32, "loss scale to begin with", affects=RESULTS, bounds=LOSS_SCALE, needs=FP16,
+        excludes=FIXED_SCALE)
+    min_loss_scale: float = flag(
+        1.0, "the loss scale goes no lower", affects=RESULTS, bounds=LOSS_SCALE, needs=FP16,
+        excludes=FIXED_SCALE)
+    loss_scale_window: int = flag(
+        1000, "good steps after which the loss scale doubles", affects=RESULTS, bounds=COUNT,
+        needs=FP16,
+        excludes=FIXED_SCALE)
+    hysteresis: int = flag(
+        2, "overflow that first halves the loss scale", affects=RESULTS, bounds=COUNT, needs=FP16,
+        excludes=FIXED_SCALE)
+    accumulate_allreduce_grads_in_fp32: bool = flag(
+        False, "with --fp16: sum gradients in fp32, as --bf16 does", affects=PASSES,
+        needs=FP16_OR_BF16)
+    seed: int = flag(
+        1234, "of the initial weights, the data order and dropout", affects=RESULTS, bounds=SEED)

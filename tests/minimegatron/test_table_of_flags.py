@@ -1,0 +1,128 @@
+"""One declaration is all that a new flag needs; whatever lists flags is derived from it."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, replace
+
+import pytest
+
+from lab.check import compared
+from lab.check.allowed import Cluster, flags_for_estimate, use
+from minimegatron.arguments import Config
+from minimegatron.arguments.checks import check
+from minimegatron.arguments.parse import build_parser, parse_unchecked
+from minimegatron.arguments.table.bounds import Bound
+from minimegatron.arguments.table.flag import (
+    COST,
+    NOTHING,
+    PASSES,
+    RESULTS,
+    STATE,
+    Others,
+    flag,
+    names_affecting,
+    table_of,
+)
+from minimegatron.errors import UserError
+
+GOOD = ("--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+        "--max-position-embeddings 32 --micro-batch-size 2 --lr 1e-3 --train-iters 10 "
+        "--data-path d --vocab-file v --merge-file m ")
+TWO_TO_EIGHT = Bound("must be from 2 to 8; nearest: {flag} 2", low=2, high=8)
+
+
+@dataclass(frozen=True)
+class Extended(Config):
+    """Attention that is not written yet."""
+
+    num_query_groups: int | None = flag(
+        None, "groups of attention heads", "--groups", affects=PASSES | STATE, bounds=TWO_TO_EIGHT,
+        most=6, needs=Others(("use_flash_attn",), "{flag} {value} needs --use-flash-attn"),
+        excludes=Others(("kv_channels",), "{flag} {value} with --kv-channels {kv_channels}"))
+    multi_query: bool = flag(False, "one group", affects=PASSES, sets=("num_query_groups",))
+    rope_base: float = flag(10000.0, "the largest wavelength", affects=RESULTS)
+    log_heads: bool = flag(True, "no heads in the log", affects=NOTHING, off=("--no-log-heads",))
+
+
+def parsed(flags: str) -> Extended:
+    return check(parse_unchecked(shlex.split(GOOD + flags), True, Extended), 0, 1)
+
+
+def test_help_and_parser_have_the_new_flags_under_their_topic():
+    page = build_parser(Extended).format_help()
+    topic = page[page.index("Attention that is not written yet:"):]
+    assert "--num-query-groups NUM_QUERY_GROUPS, --groups NUM_QUERY_GROUPS" in topic
+    assert "the largest wavelength (default: 10000.0)" in topic
+    found = parsed("--groups 4 --use-flash-attn --attention-dropout 0 --no-log-heads")
+    assert (found.num_query_groups, found.rope_base, found.log_heads) == (4, 10000.0, False)
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    ("--groups two", "argument --num-query-groups/--groups: invalid int value: 'two'"),
+    ("--groups 1 --use-flash-attn", "--num-query-groups 1: must be from 2 to 8; nearest: "
+     "--num-query-groups 2"),
+    ("--groups 7 --use-flash-attn", "--num-query-groups 7: must be at most 6"),
+    ("--groups 4", "--num-query-groups 4 needs --use-flash-attn"),
+    ("--groups 4 --use-flash-attn --kv-channels 8", "--num-query-groups 4 with --kv-channels 8"),
+    ("--rope-base nan", "--rope-base nan: must be a finite number"),
+    ("--rope-bass 1", "unrecognized argument --rope-bass; did you mean --rope-base?")])
+def test_type_bounds_and_relations_are_checked(flags, message):
+    with pytest.raises(UserError) as error:
+        parsed(flags)
+    assert str(error.value) == message
+
+
+def test_a_script_check_compares_what_results_or_cost_depend_on():
+    new = set(compared.compared(Extended)) - set(compared.compared(Config))
+    assert new == {"num_query_groups", "rope_base"}
+
+
+def test_an_estimate_gets_what_its_cost_depends_on():
+    table = table_of(Extended)
+    assert [use(table[name]) for name in ("num_query_groups", "multi_query", "rope_base")] == [
+        "passed", "replaced", "left out"]
+    config = parsed("--groups 4 --use-flash-attn --attention-dropout 0 --rope-base 5")
+    words = flags_for_estimate(config, Cluster("virtual:v100", 4), 500)
+    assert words[words.index("--num-query-groups") + 1] == "4"
+    assert "--rope-base" not in words
+    assert "num_query_groups" in names_affecting(PASSES, Extended)  # the estimator's cache
+
+
+def test_a_checkpoint_must_match_in_what_the_saved_parameters_depend_on():
+    assert set(names_affecting(STATE, Extended)) - set(names_affecting(STATE, Config)) == {
+        "num_query_groups"}
+
+
+def test_a_flag_without_a_declared_effect_is_refused():
+    with pytest.raises(TypeError, match="affects"):
+        flag(None, "groups of attention heads")
+    with pytest.raises(TypeError, match="minimum"):
+        flag(None, "groups of attention heads", affects=COST, minimum=1)
+
+
+def test_a_field_that_is_not_declared_as_a_flag_is_refused():
+    @dataclass(frozen=True)
+    class Bare(Config):
+        num_query_groups: int = 1
+
+    with pytest.raises(TypeError, match=r"Bare.num_query_groups: declare it with flag\(\)"):
+        table_of(Bare)
+
+
+def test_every_name_in_the_table_is_a_field_and_every_default_is_in_its_bounds():
+    table = table_of(Config)
+    for line in table.values():
+        others = [*(line.needs.fields if line.needs else ()),
+                  *(line.excludes.fields if line.excludes else ()), *line.sets]
+        assert set(others) <= set(table), line.name
+        assert line.default is None or all(one.accepts(line.default) for one in line.bounds)
+        for relation in filter(None, (line.needs, line.excludes)):
+            relation.message.format(**{**vars(Config()), "flag": line.spelling, "value": 1})
+
+
+def test_a_config_is_still_a_plain_frozen_dataclass():
+    config = replace(parsed(""), hidden_size=128)
+    assert config.hidden_size == 128 and config.rope_base == 10000.0
+    with pytest.raises(AttributeError):
+        config.hidden_size = 1

@@ -19,6 +19,7 @@ import pytest
 from lab.cluster import control
 from lab.cluster.install import locate
 from lab.cluster.layout import Layout
+from warmranks import preload
 
 from . import sharing
 
@@ -26,6 +27,7 @@ pytest_plugins = ["tests.needs", "tests.browser.fixtures"]
 
 # Before torch is imported: threads that spin while they wait take the cores from the other tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+preload("torch.distributed", "minimegatron.training", "minimegatron.planner")
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("untimed")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

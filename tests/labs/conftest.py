@@ -1,4 +1,4 @@
-"""Estimates in forks: most checks of a lab ask for some, and the program's start is 2 s of each."""
+"""Warm estimates: most checks of a lab ask for some, and the program's start is 2 s of each."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import functools
 import pytest
 
 from lab.check import measure
-from tests.minimegatron.forks import forks
+from minimegatron.main import main
+from warmranks import run_program
 
 
 @functools.cache
 def estimated(command: tuple[str, ...], environment: tuple[tuple[str, str], ...]
               ) -> tuple[int, bytes, str]:
     """What measure's own does by the program itself, as in tests/lab/check/test_measure.py."""
-    words = [*command[command.index(measure.program(())[-1]) + 1:]]
-    done = forks().run(words, 0, dict(environment), timeout=measure.SECONDS)
+    words = command[command.index(measure.program(())[-1]):]
+    done = run_program(main, words, env=dict(environment), timeout=measure.SECONDS)
     return done.returncode, done.stdout.encode(), done.stderr
 
 
 @pytest.fixture(autouse=True)
-def estimates_in_forks(monkeypatch):
+def warm_estimates(monkeypatch):
     monkeypatch.setattr(measure, "_run", estimated)

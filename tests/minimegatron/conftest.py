@@ -22,10 +22,10 @@ from minimegatron.data.tokenizer import GPT2BPETokenizer, write_vocabulary
 from minimegatron.data.train_vocabulary import train_merges
 from minimegatron.device import Device, VirtualDevice
 from minimegatron.grid import make_grid
+from minimegatron.main import main
 from tests.ports import free_port
 from virtualgpu.cards import CARDS
-
-from .forks import forks
+from warmranks import run_program
 
 PRETRAIN = str(CODE / "pretrain_gpt.py")
 MODEL = ("--device cpu --num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 "
@@ -101,14 +101,14 @@ def pretrain(dataset):
 
 @pytest.fixture(scope="session")
 def train(dataset):
-    """Like `pretrain`, for tests of what a run does and not of how it is started: in forks of a
-    process that has imported the trainer, without torchrun."""
+    """Like `pretrain`, for tests of what a run does and not of how it is started: on warm ranks,
+    without torchrun."""
 
     def run(flags: str, ranks: int = 0, env: dict[str, str] | None = None, base: str | None = None,
             code: int | None = 0) -> Run:
         words = shlex.split((MODEL + dataset.flags if base is None else base) + " " + flags)
-        return checked(forks().run(words, ranks, {**os.environ, **(env or {})}, timeout=200),
-                       code)
+        return checked(run_program(main, [PRETRAIN, *words], ranks=ranks, timeout=200,
+                                   cwd=CODE.parent, env={**os.environ, **(env or {})}), code)
 
     return run
 

@@ -1,17 +1,12 @@
-"""Steps of the trainer in many layouts, one after another in the same rank processes.
+"""Train a few steps in many layouts, one after another in the same rank processes.
 
-python ranks.py layout_steps 4 STEPS CASE ..
-
-CASE, quoted: the flags of one run, and names of functions of VARIANTS to change it by. Every rank
-prints a JSON line per case: losses and norms to the last digit.
+A case is the flags of one run, and names of functions in VARIANTS that change it.
 """
 
 from __future__ import annotations
 
 import gc
 import hashlib
-import json
-import sys
 from dataclasses import replace
 
 import torch
@@ -19,12 +14,10 @@ import torch.distributed as dist
 
 from minimegatron.arguments import parse_arguments
 from minimegatron.batches import Batches
-from minimegatron.console import emit
 from minimegatron.context import Context
 from minimegatron.device import Device
 from minimegatron.evaluation import evaluate
 from minimegatron.grid import make_grid
-from minimegatron.main import leave
 from minimegatron.optimizer import Optimizer
 from minimegatron.schedules import BACKWARD, FORWARD, Message
 from minimegatron.training import Trainer
@@ -120,7 +113,7 @@ def scaled(trainer: Trainer) -> None:
 VARIANTS = {variant.__name__: variant for variant in (
     unsummed, counted_by_all, first_mask_for_all, untied, eager, one_channel, poison,
     unshared_overflow, scaled)}
-poisoned = -1  # set by main
+poisoned = -1  # set by run
 
 
 def held_bytes(optimizer: Optimizer) -> float:
@@ -164,12 +157,17 @@ def steps(ctx: Context, count: int, variants: list[str]) -> dict:
             "copied": hashlib.sha256(copied).hexdigest()}
 
 
-def main() -> None:
-    store, rank, ranks = next(dist.rendezvous("env://"))
-    torch.set_num_threads(1)
+def run(count: int, cases: list[str]) -> list[dict]:
+    """Return what this rank saw in each case: losses and norms to the last digit.
+
+    Args:
+        count: steps of each run.
+        cases: run in this order.
+    """
     global poisoned
-    count, *cases = sys.argv[1:]
-    poisoned = int(count) - 2
+    poisoned = count - 2
+    store, rank, ranks = next(dist.rendezvous("env://"))
+    results = []
     for number, case in enumerate(cases):
         dist.init_process_group("gloo", store=dist.PrefixStore(str(number), store), rank=rank,
                                 world_size=ranks)
@@ -178,15 +176,10 @@ def main() -> None:
             [*FLAGS.split(), *(word for word in case.split() if word not in VARIANTS)])
         grid = make_grid(config.pipeline_model_parallel_size, config.data_parallel_size,
                          config.tensor_model_parallel_size, "gloo")
-        result = steps(Context(config, grid, Device()), int(count), variants)
-        emit(json.dumps({"case": case, "rank": rank, **result}))
+        results.append(steps(Context(config, grid, Device()), count, variants))
         # Groups have threads: after hundreds of cases they would drown the machine.
         dist.barrier()
         dist.destroy_process_group()
         del grid
         gc.collect()
-    leave(0)
-
-
-if __name__ == "__main__":
-    main()
+    return results

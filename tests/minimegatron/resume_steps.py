@@ -1,31 +1,18 @@
-"""Runs that save, and runs that load, one after another in the same rank processes.
-
-python ranks.py resume_steps RANKS FOLDER CASE ..
-
-CASE, quoted: "FLAGS => FLAGS => .." of the run that saves, and of those that load what it saved.
-Every rank prints a JSON line per case: what the saving run saw after it had saved, and for each
-other run what it saw, or why it was refused. Numbers are to the last digit.
-"""
+"""Runs that save, and runs that load, one after another in the same rank processes."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import sys
-
-import torch
-import torch.distributed as dist
-from layout_steps import FLAGS, VOCABULARY, data
 
 from minimegatron.arguments import parse_arguments
 from minimegatron.batches import Batches
-from minimegatron.console import emit
 from minimegatron.context import Context
 from minimegatron.device import Device
 from minimegatron.errors import UserError
 from minimegatron.grid import make_grid
-from minimegatron.main import leave
 from minimegatron.training import Trainer
+
+from .layout_steps import FLAGS, VOCABULARY, data
 
 STEPS = 2  # before saving, and again after it
 
@@ -58,21 +45,19 @@ def resume(flags: str) -> dict:
     return take_steps(trainer)
 
 
-def main() -> None:
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
-    folder, *cases = sys.argv[1:]
-    for number, case in enumerate(cases):
-        saving, *loading = case.split(" => ")
+def run(folder: str, cases: list[tuple[str, list[str]]]) -> list[tuple[dict, list[dict]]]:
+    """Return what this rank saw in each case, to the last digit: the saving run after it had
+    saved, and each loading run, or why it was refused.
+
+    Args:
+        folder: where checkpoints go.
+        cases: the flags of a run that saves, and of those that load what it saved.
+    """
+    results = []
+    for number, (saving, loading) in enumerate(cases):
         trainer = make_trainer(f"{saving} --save {folder}/{number} --save-interval 100")
         take_steps(trainer)
         trainer.save()
         whole = take_steps(trainer)
-        resumed = [resume(f"{flags} --load {folder}/{number}") for flags in loading]
-        emit(json.dumps({"case": case, "rank": dist.get_rank(), "whole": whole,
-                         "resumed": resumed}))
-    leave(0)
-
-
-if __name__ == "__main__":
-    main()
+        results.append((whole, [resume(f"{flags} --load {folder}/{number}") for flags in loading]))
+    return results

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from warmranks import run_ranks
+
+from . import layout_steps
 from .draws import draw, write
-from .ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -78,11 +80,11 @@ WRONG = {  # layout: (model, what is off)
 }
 
 
-def run(ranks, cases, steps=STEPS, **how):
+def run(ranks, cases, steps=STEPS, timeout=300, cwd=None):
     """{case: the ranks' results, in order} of cases run one after another by `ranks` processes."""
-    lines = run_ranks("layout_steps", ranks, [str(steps), *cases], **how)
-    assert len(lines) == ranks * len(cases)
-    return {case: [line for line in lines if line["case"] == case] for case in cases}
+    found = run_ranks(layout_steps.run, ranks, steps, cases, backend=None, timeout=timeout,
+                      cwd=cwd)
+    return dict(zip(cases, zip(*found, strict=True), strict=True))
 
 
 def join(layout, model):

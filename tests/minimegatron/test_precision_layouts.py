@@ -102,4 +102,4 @@ def test_the_comparison_sees_ranks_that_skip_alone(results):
 @pytest.mark.parametrize("ranks, layout", soak_four(SAME_BITS))
 def test_overlap_changes_no_bit(results, ranks, layout):
     plain, overlapped = results[ranks, layout], results[ranks, f"{layout} {OVERLAP}"]
-    assert [{**row, "case": ""} for row in plain] == [{**row, "case": ""} for row in overlapped]
+    assert repr(plain) == repr(overlapped)  # a norm may be NaN, which equals nothing

@@ -2,7 +2,9 @@
 
 import pytest
 
-from .ranks import run_ranks
+from warmranks import run_ranks
+
+from . import resume_steps
 
 pytestmark = pytest.mark.slow
 
@@ -32,12 +34,12 @@ def results(tmp_path_factory):
     loads = {saved: [saved] for saved in SAME}
     for saved, loaded in OTHER:
         loads[saved].append(loaded)
-    cases = {" => ".join([saved, *loading]): (saved, loading) for saved, loading in loads.items()}
     found = {}
-    for line in run_ranks("resume_steps", RANKS, [str(tmp_path_factory.mktemp("saved")), *cases]):
-        saved, loading = cases[line["case"]]
-        for loaded, resumed in zip(loading, line["resumed"], strict=True):
-            found.setdefault((saved, loaded), []).append((line["whole"], resumed))
+    for rank in run_ranks(resume_steps.run, RANKS, str(tmp_path_factory.mktemp("saved")),
+                          list(loads.items()), timeout=300):
+        for (saved, loading), (whole, resumed) in zip(loads.items(), rank, strict=True):
+            for loaded, one in zip(loading, resumed, strict=True):
+                found.setdefault((saved, loaded), []).append((whole, one))
     return found
 
 

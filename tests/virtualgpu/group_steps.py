@@ -1,24 +1,15 @@
-"""What virtual groups do between real rank processes; each case prints a JSON line per rank.
-
-python ranks.py tests.virtualgpu.group_steps 4
-"""
+"""What virtual groups do between real rank processes."""
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import sys
 import time
 from dataclasses import replace
-from datetime import timedelta
 from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 
-from minimegatron.console import emit
-from minimegatron.main import leave
 from virtualgpu import network
 from virtualgpu.cards import CARDS
 from virtualgpu.gpu import VirtualGpu
@@ -223,15 +214,10 @@ CASES = (slowest, overlap, backlog, messages, both_ways, forms, refused, control
          subgroup, soak)
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    for number, run in enumerate(CASES):
-        result = run(Case())
-        emit(json.dumps({"case": f"{run.__name__}{number}", "rank": dist.get_rank(), **result}))
+def run() -> list[dict]:
+    """Return this rank's results of all CASES, in order."""
+    results = []
+    for case in CASES:
+        results.append(case(Case()))
         dist.barrier()
-    leave(0)
-
-
-if __name__ == "__main__":
-    sys.exit(f"started by {os.path.basename(__file__)}'s test, through ranks.py")
+    return results

@@ -5,9 +5,9 @@ import pytest
 
 from virtualgpu import collectives, network
 from virtualgpu.topology import Topology
+from warmranks import run_ranks
 
-from ..minimegatron.ranks import run_ranks
-from .group_steps import CARD, CASES, LATE, V100
+from .group_steps import CARD, CASES, LATE, V100, run
 
 TOPOLOGY = Topology(("a", "a", "b", "b"), (CARD,) * 4, network.parse("ethernet:10gbit"))
 ALL, PAIR = TOPOLOGY.path((0, 1, 2, 3)), TOPOLOGY.path((0, 1))
@@ -17,12 +17,9 @@ RANKS = range(4)
 @pytest.fixture(scope="module")
 def results():
     """{case with its number: what each rank said}; the processes are started once."""
-    lines = run_ranks("tests.virtualgpu.group_steps", 4, [])
-    found = {}
-    for line in lines:
-        found.setdefault(line["case"], []).append(line)
-    assert len(found) == len(CASES) and all(len(ranks) == 4 for ranks in found.values())
-    return found
+    found = zip(*run_ranks(run, 4, timeout=200), strict=True)
+    return {f"{case.__name__}{number}": ranks
+            for number, (case, ranks) in enumerate(zip(CASES, found, strict=True))}
 
 
 @pytest.fixture
@@ -52,8 +49,8 @@ def test_a_collective_overlaps_compute_and_compute_waits_where_told(of):
     end = 1.0 + collectives.all_reduce(ALL, 10**8)
     assert end > 1.01
     assert same(ranks, "before") == 1.01
-    assert same(ranks, "spans") == [["compute", 0.0, 1.0], ["compute", 1.0, 1.01],
-                                    ["all_reduce", 1.0, end], ["compute", end, end + 0.5]]
+    assert same(ranks, "spans") == [("compute", 0.0, 1.0), ("compute", 1.0, 1.01),
+                                    ("all_reduce", 1.0, end), ("compute", end, end + 0.5)]
     assert same(ranks, "after") == end + 0.5
 
 
@@ -90,9 +87,8 @@ def test_every_form_has_its_time(of):
 
 def test_a_tensor_with_values_is_refused(of):
     for rank in of("refused"):
-        calls = {name: said for name, said in rank.items() if name not in ("rank", "case")}
-        assert len(calls) == 6
-        for said in calls.values():
+        assert len(rank) == 6
+        for said in rank.values():
             assert said == ("a tensor on cpu in a group of virtual GPUs, which carry no values: "
                             "control traffic belongs to the default group")
 

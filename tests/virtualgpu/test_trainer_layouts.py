@@ -4,8 +4,9 @@ import pytest
 
 from minimegatron.formulas import bubble_fraction, state_bytes
 from minimegatron.schedules import Durations, load, simulate
+from warmranks import run_ranks
 
-from ..minimegatron.ranks import run_ranks
+from . import trainer_steps
 from .trainer_steps import EVEN, STEPS
 
 pytestmark = pytest.mark.slow
@@ -40,9 +41,8 @@ MORE = [
 
 def run(ranks, cases):
     """{case: the ranks' results, in order}."""
-    lines = run_ranks("tests.virtualgpu.trainer_steps", ranks, cases)
-    assert len(lines) == ranks * len(cases)
-    return {case: [line for line in lines if line["case"] == case] for case in cases}
+    found = run_ranks(trainer_steps.run, ranks, cases, backend=None, timeout=300)
+    return dict(zip(cases, zip(*found, strict=True), strict=True))
 
 
 @pytest.fixture(scope="module")

@@ -1,17 +1,13 @@
 """Steps of the trainer on virtual cards, in many layouts, one after another in the same processes.
 
-python ranks.py tests.virtualgpu.trainer_steps 4 CASE ..
-
-CASE, quoted: the flags of one run. Besides flags, cards=A,B,.. and nodes=a,b,.. say where each rank
-sits, and `even` makes every stage take the same time and messages none. Every rank prints a JSON
-line per case.
+A case is the flags of one run. Besides flags, cards=A,B,.. and nodes=a,b,.. name each rank's GPU
+and node, and `even` makes every stage take the same time and communication none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import sys
 import tempfile
@@ -25,11 +21,9 @@ import torch.distributed as dist
 from minimegatron import timeline
 from minimegatron.arguments import parse_arguments
 from minimegatron.batches import Batches
-from minimegatron.console import emit
 from minimegatron.context import Context
 from minimegatron.device import VirtualDevice, choose_device
 from minimegatron.grid import make_grid
-from minimegatron.main import leave
 from minimegatron.training import Trainer
 from virtualgpu import collectives
 
@@ -109,7 +103,7 @@ def steps(ctx: Context, even: bool) -> dict:
             "compiler": "torch._dynamo" in sys.modules}
 
 
-def run(case: str, folder: str) -> dict:
+def run_case(case: str, folder: str) -> dict:
     rank, words, even = dist.get_rank(), [], False
     for word in case.split():
         name, _, value = word.partition("=")
@@ -135,21 +129,17 @@ def run(case: str, folder: str) -> dict:
         device.gpu.__exit__(None, None, None)
 
 
-def main() -> None:
-    torch.set_num_threads(1)
+def run(cases: list[str]) -> list[dict]:
+    """Return what this rank saw in each case."""
     store, rank, ranks = next(dist.rendezvous("env://"))
-    for number, case in enumerate(sys.argv[1:]):
+    results = []
+    for number, case in enumerate(cases):
         os.environ |= {"SLURMD_NODENAME": "node", "VIRTUAL_GPU": "v100"}
         dist.init_process_group("gloo", store=dist.PrefixStore(str(number), store), rank=rank,
                                 world_size=ranks)
         with tempfile.TemporaryDirectory() as folder:
-            result = run(case, folder)
-        emit(json.dumps({"case": case, "rank": rank, **result}))
+            results.append(run_case(case, folder))
         dist.barrier()
         dist.destroy_process_group()
         gc.collect()
-    leave(0)
-
-
-if __name__ == "__main__":
-    sys.exit("started by tests, through ranks.py")
+    return results

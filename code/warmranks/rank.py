@@ -1,0 +1,157 @@
+"""What happens in one forked process, from the fork to its end."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import gc
+import io
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from warmranks import pickling
+from warmranks.failures import traceback_text
+from warmranks.processes import end_with_parent
+from warmranks.requests import HEADER, Outcome, Run
+
+STACK_SIGNAL = signal.SIGRTMAX - 1  # asks a rank for its Python frames
+
+
+def environment(run: Run, rank: int, port: int) -> dict[str, str]:
+    """Return what one rank has in its environment besides `run.env`, as torchrun sets it."""
+    if not run.ranks:
+        return {}
+    more = {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0",
+            "WORLD_SIZE": str(run.ranks), "LOCAL_WORLD_SIZE": str(run.ranks),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            # env:// then uses the store that the manager serves, so no port can be lost.
+            "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    if run.ranks > 1:
+        more["OMP_NUM_THREADS"] = run.env.get("OMP_NUM_THREADS", "1")
+    if run.backend == "gloo":
+        more["GLOO_SOCKET_IFNAME"] = run.env.get("GLOO_SOCKET_IFNAME", "lo")
+    return more
+
+
+def be(run: Run, task: tuple[Callable, tuple], more: dict[str, str], report: int, stack: int,
+       parent: int) -> NoReturn:
+    """Be a rank, or a program's only process, until its end.
+
+    Args:
+        run: the request.
+        task: the function and its arguments.
+        more: additions to the environment.
+        report: the descriptor of a pipe that takes the outcome.
+        stack: the descriptor of a file that takes the frames at a timeout.
+        parent: the manager's process id.
+    """
+    started = time.monotonic()
+    try:
+        _settle(run, more, stack, parent)
+        if run.is_program:
+            _end(_program(run, task[0], task[1]))
+        outcome = _outcome(run, *task)
+        outcome.seconds = time.monotonic() - started
+        _flush()
+        _write(report, pickle.dumps(outcome))
+        while True:  # its connections stay open until all ranks are done: then it is killed
+            signal.pause()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _settle(run: Run, more: dict[str, str], stack: int, parent: int) -> None:
+    end_with_parent(parent)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    faulthandler.register(STACK_SIGNAL, file=stack, all_threads=False)
+    os.environ |= more
+    encoding = os.environ.get("PYTHONIOENCODING", "utf-8").partition(":")[0] or "utf-8"
+    sys.stdin = open(0, encoding=encoding, closefd=False)  # noqa: SIM115 - stays open
+    sys.stdout = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", 1, encoding, "backslashreplace", closefd=False)  # noqa: SIM115
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+    if isinstance(sys.stdout, io.TextIOWrapper) and not run.is_program:
+        sys.stdout.reconfigure(line_buffering=True)  # lines of several ranks stay whole
+    import torch
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1) if run.is_program else 1)
+    gc.enable()
+
+
+def _outcome(run: Run, function: Callable, arguments: tuple) -> Outcome:
+    """Call the function; an exception becomes part of the outcome."""
+    try:
+        if run.backend:
+            import torch.distributed as dist
+
+            dist.init_process_group(run.backend)
+        value = function(*arguments)
+        try:
+            content = pickling.dumps(value)
+        except TypeError as error:
+            raise TypeError(f"the return value {type(value).__name__} {error}") from None
+        return Outcome("returned", value=content)
+    except BaseException as error:
+        line = "".join(traceback.format_exception_only(error)).strip()
+        return Outcome("raised", error=line, traceback=traceback_text(error))
+
+
+def _program(run: Run, main: Callable, arguments: tuple) -> int:
+    """Call a program's main function as the interpreter does; return its exit code."""
+    sys.argv[:] = run.argv
+    try:
+        main(*arguments)
+        return 0
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return (end.code or 0) & 0xFF
+        print(end.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BaseException as error:
+        sys.stderr.write(traceback_text(error))
+        return 1
+
+
+def _end(code: int) -> NoReturn:
+    """End as the interpreter does: wait for threads, run what was registered, flush."""
+    with contextlib.suppress(Exception):
+        threading._shutdown()
+        atexit._run_exitfuncs()
+    _flush()
+    os._exit(code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+
+
+def _write(descriptor: int, body: bytes) -> None:
+    view = memoryview(HEADER.pack(len(body)) + body)
+    while view:
+        view = view[os.write(descriptor, view):]
+
+
+def parsed(content: bytearray) -> Any:
+    """Return the outcome that a rank wrote; None while it is incomplete."""
+    if len(content) < HEADER.size:
+        return None
+    (size,) = HEADER.unpack(content[:HEADER.size])
+    if len(content) < HEADER.size + size:
+        return None
+    return pickle.loads(content[HEADER.size:])

@@ -1,0 +1,223 @@
+"""The caller's side: a fork server, and runs on it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from warmranks import pickling
+from warmranks.failures import RankError, failure
+from warmranks.requests import LARGEST_PACKET, READY, Report, Run, receive, send
+
+# Creating an optimizer imports torch._dynamo, which takes a second of CPU time.
+TORCH = ("torch.distributed", "torch.nn.parallel", "torch._dynamo")
+START = ("import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+         "from warmranks.forking import main; main()")
+# A library that starts threads when it is imported would make every fork unsafe.
+ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
+                                     "NUMEXPR_NUM_THREADS")}
+
+
+class ForkServer:
+    """A process that has imported torch, and that forks ranks on request.
+
+    It ends with the `with` statement, with `close()`, or with this process, however that ends. It
+    starts in the background: only the first run waits for its imports.
+    """
+
+    def __init__(self, preload: Sequence[str] = TORCH) -> None:
+        """Start the server.
+
+        Args:
+            preload: modules that the server imports besides torch. They must start no threads.
+        """
+        self.preload, self.owner = tuple(preload), os.getpid()
+        self._lock = threading.Lock()
+        self._ready = False
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            theirs.set_inheritable(True)
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", START, str(theirs.fileno()),
+                 json.dumps(sys.path), json.dumps([*self.preload, "torch"])],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+                env=os.environ | ONE_THREAD, start_new_session=True)  # Ctrl-C is the caller's
+
+    def __enter__(self) -> ForkServer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def running(self) -> bool:
+        """Whether the server can take requests."""
+        return self._control.fileno() >= 0 and self.process.poll() is None
+
+    def close(self) -> None:
+        """End the server, with all that it runs."""
+        self._control.close()
+        if self.owner == os.getpid():  # a fork has a copy of this object, and of the socket
+            self.process.wait()
+
+    def run_ranks(self, function: Callable, ranks: int, /, *arguments: Any, timeout: float = 60.0,
+                  backend: str | None = "gloo", env: Mapping[str, str] | None = None,
+                  cwd: str | Path | None = None, stdout: int = 1, stderr: int = 2) -> list[Any]:
+        """Call `function(*arguments)` on every rank and return the list of its return values.
+
+        Each rank is a process with one torch thread, torchrun's variables in its environment, and
+        the default process group. A function that can be imported goes by its name; one that is
+        defined in a notebook goes by its code and the globals it uses.
+
+        Args:
+            function: called on each rank.
+            ranks: the number of ranks, at least 1.
+            *arguments: of the function, the same on each rank; copies.
+            timeout: seconds until all ranks are killed.
+            backend: of the default process group; None: the function creates its own (`env://`).
+            env: variables that are added to this process's environment.
+            cwd: the working directory; this process's by default.
+            stdout: the descriptor that takes the ranks' standard output.
+            stderr: the descriptor that takes their standard error.
+
+        Raises:
+            RankError: a rank raised an exception or died; its traceback is in the message.
+            RanksTimeout: ranks were still running at the timeout; the message says where.
+            TypeError: the function, an argument, or a return value cannot be pickled.
+        """
+        if ranks < 1:
+            raise ValueError(f"ranks={ranks}: at least 1 is needed")
+        run = self._request((function, arguments), ranks, timeout, dict(os.environ) | dict(
+            env or {}), cwd, backend=backend)
+        with open(os.devnull) as nothing:
+            report = self._send(run, [nothing.fileno(), stdout, stderr])
+        if error := failure(run, report):
+            raise error
+        return [pickling.loads(one.value) for one in report.outcomes]
+
+    def run_program(self, main: Callable, argv: Sequence[str], *arguments: Any, ranks: int = 0,
+                    timeout: float = 300.0, env: Mapping[str, str] | None = None,
+                    cwd: str | Path | None = None, input: str = ""
+                    ) -> subprocess.CompletedProcess[str]:
+        """Call a program's main function as a new process would, and return what it printed.
+
+        Args:
+            main: called with `sys.argv` set; it may return, raise SystemExit, or end the process.
+            argv: the command line with the program's name.
+            *arguments: of `main`.
+            ranks: 0 for one process, else that many with torchrun's variables. Once one fails, the
+                others receive SIGTERM, and the first exit code other than 0 counts.
+            timeout: seconds until all are killed.
+            env: the whole environment, as in subprocess; this process's by default.
+            cwd: the working directory; this process's by default.
+            input: standard input.
+
+        Raises:
+            subprocess.TimeoutExpired: it was still running at the timeout.
+            RankError: `main` could not be imported.
+        """
+        run = self._request((main, arguments), ranks, timeout,
+                            dict(os.environ if env is None else env), cwd, argv=list(argv))
+        with contextlib.ExitStack() as stack:
+            given, out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+            given.write(input.encode())
+            given.seek(0)
+            report = self._send(run, [given.fileno(), out.fileno(), err.fileno()])
+            printed = []
+            for file in (out, err):
+                file.seek(0)
+                printed.append(file.read().decode(errors="replace"))
+        if report.timed_out:
+            raise subprocess.TimeoutExpired(list(argv), timeout, *printed)
+        if report.problem:
+            raise failure(run, report)
+        code = 0 if report.cause is None else report.outcomes[report.cause].code
+        return subprocess.CompletedProcess(list(argv), code, *printed)
+
+    def _request(self, task: tuple[Callable, tuple], ranks: int, timeout: float,
+                 env: dict[str, str], cwd: str | Path | None, backend: str | None = None,
+                 argv: list[str] | None = None) -> Run:
+        content = pickling.dumps(task)
+        umask = os.umask(0)
+        os.umask(umask)
+        return Run(content, ranks, backend, argv is not None, argv or [], env,
+                   str(cwd or Path.cwd()), list(sys.path), pickling.sources(), timeout, umask)
+
+    def _send(self, run: Run, files: list[int]) -> Report:
+        """Have the server carry out a run; when this returns or raises, no rank is left."""
+        for stream in (sys.stdout, sys.stderr):  # what was printed before comes before
+            with contextlib.suppress(Exception):
+                stream.flush()
+        self._wait_until_ready()
+        channel, theirs = socket.socketpair()
+        with channel:
+            with theirs:
+                socket.send_fds(self._control, [b"run"], [theirs.fileno(), *files])
+            try:
+                send(channel, run)
+                return receive(channel)
+            except (EOFError, BrokenPipeError):
+                raise RankError("the fork server was ended during a run", None,
+                                "the fork server was ended", "") from None
+            finally:
+                with contextlib.suppress(OSError):
+                    channel.shutdown(socket.SHUT_WR)
+                    while channel.recv(LARGEST_PACKET):  # until the manager has killed the ranks
+                        pass
+
+    def _wait_until_ready(self) -> None:
+        with self._lock:
+            if self._ready:
+                return
+            answer = self._control.recv(LARGEST_PACKET)
+            if answer != READY:
+                raise RankError("the fork server did not start:\n" + (
+                    answer.decode(errors="replace") or f"exit code {self.process.wait()}"),
+                    None, "the fork server did not start", answer.decode(errors="replace"))
+            self._ready = True
+
+
+_modules: list[str] = list(TORCH)
+_default: list[ForkServer] = []
+
+
+def preload(*modules: str) -> None:
+    """Set the modules that the default server imports besides torch, in place of `TORCH`.
+
+    Call it before the server's first use; a later call counts once that server has ended.
+    """
+    _modules[:] = modules
+
+
+def default_server() -> ForkServer:
+    """Return this process's own server. The first call starts it, in the background."""
+    made = _default[0] if _default else None
+    if not (made and made.running and made.owner == os.getpid()):
+        made = ForkServer(_modules)
+        _default[:] = [made]
+        atexit.register(made.close)
+    return made
+
+
+@functools.wraps(ForkServer.run_ranks)
+def run_ranks(function: Callable, ranks: int, /, *arguments: Any, **options: Any) -> list[Any]:
+    """See ForkServer.run_ranks."""
+    return default_server().run_ranks(function, ranks, *arguments, **options)
+
+
+@functools.wraps(ForkServer.run_program)
+def run_program(main: Callable, argv: Sequence[str], *arguments: Any, **options: Any
+                ) -> subprocess.CompletedProcess[str]:
+    """See ForkServer.run_program."""
+    return default_server().run_program(main, argv, *arguments, **options)

@@ -19,13 +19,7 @@ from minimegatron.schedules.actions import (
     to_text,
 )
 from minimegatron.schedules.builtin import BUILT_IN, gpipe, interleaved, one_f_one_b, zb_h1
-from minimegatron.schedules.communication import (
-    Message,
-    Program,
-    add_communication,
-    check_program,
-    program_problems,
-)
+from minimegatron.schedules.communication import Message, Program, add_communication
 from minimegatron.schedules.drawing import Drawing, draw, draw_beside
 from minimegatron.schedules.loading import load
 from minimegatron.schedules.simulation import Durations, Span, Timeline, simulate
@@ -36,7 +30,7 @@ from minimegatron.schedules.validation import check, problems
 __all__ = [
     "BACKWARD", "BUILT_IN", "FORWARD", "WEIGHT", "Action", "Drawing", "Durations", "Message",
     "Program", "Schedule", "ScheduleError", "Span", "Steps", "Timeline", "add_communication",
-    "check", "check_program", "draw", "draw_beside", "draw_steps", "export", "gpipe", "interleaved",
-    "load", "measured", "one_f_one_b", "parse", "peak_live", "problems", "program_problems",
-    "replayed", "simulate", "splits_backward", "timeline_of", "to_text", "zb_h1",
+    "check", "draw", "draw_beside", "draw_steps", "export", "gpipe", "interleaved",
+    "load", "measured", "one_f_one_b", "parse", "peak_live", "problems", "replayed",
+    "simulate", "splits_backward", "timeline_of", "to_text", "zb_h1",
 ]

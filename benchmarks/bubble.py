@@ -16,7 +16,7 @@ from pathlib import Path
 from runs import data_flags, pretrain
 
 from minimegatron import timeline
-from minimegatron.schedules import BUILT_IN, Durations, Timeline, load, simulate
+from pipeline_schedules import BUILT_IN, Durations, Timeline, load, simulate
 
 STAGES, MICRO_BATCHES, CHUNKS = 2, 4, 2
 RUNS = {"gpipe": "", "1f1b": "", "zb-h1": "",

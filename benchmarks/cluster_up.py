@@ -14,8 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from lab import cluster
-from lab.cluster import control
+import slurmbox as cluster
+from slurmbox import control
 
 
 def seconds(work) -> float:

@@ -25,7 +25,7 @@ from nbgrader.preprocessors import Execute
 from grader import attempt, lab_plan, sandbox
 from grader.course import Course
 from grader.settings import Grading
-from lab.build.release import release
+from labkit.build.release import release
 from tests.grader import small_lab
 
 
@@ -84,7 +84,7 @@ class Bench:
 
 @contextlib.contextmanager
 def workspace() -> Iterator[str]:
-    from lab.workspace import make
+    from labcore.workspace import make
 
     with tempfile.TemporaryDirectory() as home:
         make(Path(home), lambda line: None)

@@ -13,7 +13,8 @@ import statistics
 import subprocess
 import time
 
-from lab import cluster, workspace
+import slurmbox as cluster
+from labcore import shipping, workspace
 
 
 def seconds_to_first_iteration() -> float:
@@ -38,7 +39,7 @@ def seconds_to_first_iteration() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
-    workspace.make(workspace.home())
+    shipping.make_workspace(workspace.home())
     times = [seconds_to_first_iteration() for _ in range(parser.parse_args().repeats)]
     print("sbatch to first iteration, 4 ranks on 2 nodes: "
           f"median {statistics.median(times):.2f} s of {', '.join(f'{t:.2f}' for t in times)}")

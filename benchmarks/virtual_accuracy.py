@@ -17,9 +17,9 @@ from statistics import mean
 from published import CLASSIC, KORTHIKANTI, NARAYANAN, NARAYANAN_BILLIONS, ZERO_GB, ZERO_PARAMETERS
 from vtrain import DEEPSPEED_A100, ODD, flags_of, read
 
+from layout_estimator.estimate import Estimate, Estimator
 from minimegatron.arguments import Config, parse_arguments
 from minimegatron.data.tokenizer import pad_vocab_size
-from minimegatron.estimate import Estimate, Estimator
 from minimegatron.formulas import Gpt, layer_activations, parameters, step_flops, zero_bytes
 from virtualgpu.cards import find
 

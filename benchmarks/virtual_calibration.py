@@ -18,14 +18,14 @@ import numpy as np
 from search import search
 from vtrain import A100, DEEPSPEED_A100, EVEN, Row, flags_of, read
 
-from minimegatron import stage_cost
+from layout_estimator import stage_cost
+from layout_estimator.solo import solo_context
 from minimegatron.arguments import parse_arguments
 from minimegatron.data.tokenizer import pad_vocab_size
 from minimegatron.device import VirtualDevice
-from minimegatron.schedules import one_f_one_b
-from minimegatron.schedules.actions import needs
-from minimegatron.schedules.simulation import run_order
-from minimegatron.solo import solo_context
+from pipeline_schedules import one_f_one_b
+from pipeline_schedules.actions import needs
+from pipeline_schedules.simulation import run_order
 from virtualgpu import matmul
 from virtualgpu.gpu import VirtualGpu
 from virtualgpu.group import VirtualGroup
@@ -185,7 +185,7 @@ class Machine:
         return (host + behind).max(1), host[:, -1]
 
     def predict(self, at: dict[str, float]) -> np.ndarray:
-        """Seconds per iteration of every row, as minimegatron.estimate puts passes together."""
+        """Seconds per iteration of every row, as layout_estimator.estimate puts passes together."""
         times, hosts = self.pass_seconds(at)
         found = np.zeros(len(self.rows))
         for stages, count, ids, costs, order, sizes in self.plans:

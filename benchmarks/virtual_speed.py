@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lab import cluster, workspace
+import slurmbox as cluster
+from labcore import shipping, workspace
 from minimegatron.arguments import parse_arguments
 from minimegatron.batches import Batches
 from minimegatron.initialize import initialize
@@ -91,7 +92,7 @@ def main() -> None:
     measured = {"an iteration of GPT-2 small": iteration_seconds(),
                 "a rank's start": [start_seconds() for _ in range(ROUNDS)]}
     if arguments.job:
-        workspace.make(workspace.home())
+        shipping.make_workspace(workspace.home())
         measured["a job of 4 ranks and 20 iterations"] = [job_seconds() for _ in range(ROUNDS)]
     for what, times in measured.items():
         print(f"{what}: {statistics.median(times):.3f} s, median of "

@@ -1,6 +1,7 @@
 """Labs, scripts, vocabularies and token files, made when the image is: Binder starts are short."""
 
-from lab import data, workspace
+from corpus_tools import cli as data
+from labcore import shipping, workspace
 
-workspace.make(workspace.home())
+shipping.make_workspace(workspace.home())
 data.ensure(workspace.home(), print)

@@ -7,7 +7,7 @@
 
 import sys
 
-from minimegatron.data.preprocess import main
+from corpus_tools.preprocess import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,10 +16,10 @@ from grader import byhand
 from grader.course import OUR_SOURCES, Course, read_stamps
 from grader.log import log_file
 from grader.records import digest_of_lab, explain, gradebook
-from lab.build.cli import build
-from lab.build.notebooks import is_draft
-from lab.errors import LabError
-from lab.workspace import CHECKOUT, put_whole
+from labcore.errors import LabError
+from labcore.workspace import CHECKOUT, put_whole
+from labkit.build.cli import build
+from labkit.build.notebooks import is_draft
 
 OTHER_CELLS = "Cannot add or remove cells"  # nbgrader, while there are submissions
 

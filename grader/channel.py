@@ -1,4 +1,4 @@
-"""The trusted end of the frames (lab.guest.protocol): one request, one response, in a given time.
+"""The trusted end of the frames (labkit.guest.protocol): one request, one response, with a limit.
 
 Nothing is believed: the guest may send anything, read nothing, or be gone. What is kept of it in
 memory is at the most one frame.
@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from grader.sandbox import Running
-from lab.guest import protocol
+from labkit.guest import protocol
 
 GLANCE = 0.1  # seconds between looks at whether the sandbox still runs
 LAST_WORDS = 1.0  # seconds in which a sandbox that has closed the channel ends, and says why

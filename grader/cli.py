@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from lab import own_labs
-from lab.errors import LabError
+from labcore import own_labs
+from labcore.errors import LabError
 from minimegatron.imports import quick_imports
 
 GRADE = """examples:
@@ -228,8 +228,8 @@ def run_feedback(arguments: argparse.Namespace) -> int:
         from grader.records import state
         from grader.report import save
         from grader.show import progress
-        from lab.terminal import visible
-        from lab.workspace import put_whole
+        from labcore.terminal import visible
+        from labcore.workspace import put_whole
 
     course = Course(default_root())
     course.make()

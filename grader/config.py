@@ -33,7 +33,7 @@ from grader.steps import (
 )
 from grader.written.pending import SayPending
 from grader.written.rubrics import ShowRubrics
-from lab.build import release
+from labkit.build import release
 
 SECONDS_PER_CELL = 60
 

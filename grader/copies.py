@@ -6,9 +6,9 @@ from __future__ import annotations
 import ast
 import warnings
 
-from lab.build.names import analyse
-from lab.build.reading import python_of
-from lab.guest.magics import transform_work
+from labkit.build.names import analyse
+from labkit.build.reading import python_of
+from labkit.guest.magics import transform_work
 
 LONGEST = 100_000  # characters that are looked into; more is no answer that a person wrote
 MOST_WORK = 400_000  # characters to tokenize, for all copies of one answer together

@@ -18,9 +18,9 @@ from pathlib import Path
 from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
 
-from lab import own_labs
-from lab.errors import LabError
-from lab.workspace import CHECKOUT, put_whole
+from labcore import own_labs
+from labcore.errors import LabError
+from labcore.workspace import CHECKOUT, put_whole
 
 OUR_SOURCES = CHECKOUT / "grader" / "source"
 CONFIG = ("from grader.config import configure  # settings of your own may follow these two lines\n"

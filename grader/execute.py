@@ -20,9 +20,9 @@ from grader.course import Course
 from grader.lab_plan import title
 from grader.records import Unusable, place
 from grader.ungraded import ungraded_on_error
-from lab import workspace
-from lab.check.sides import SEED_VARIABLE
-from lab.terminal import visible
+from labcore import shipping
+from labcore.terminal import visible
+from labkit.check.sides import SEED_VARIABLE
 
 WARNING = ("students' code runs as %s, without isolation: it can read and change whatever you can. "
            "`lab grade` runs it in a sandbox.")
@@ -48,7 +48,7 @@ class RunSubmission(Execute):
              student: str) -> tuple[NotebookNode, Any]:
         with tempfile.TemporaryDirectory(prefix="grading-", ignore_cleanup_errors=True) as folder:
             home = Path(folder) / "workspace"
-            workspace.make(home, self.log.info)
+            shipping.make_workspace(home, self.log.info)
             noise = Path(folder) / "stderr"  # of the kernel's process, not of its cells
             try:
                 with noise.open("wb") as stderr:

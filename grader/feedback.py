@@ -17,11 +17,11 @@ from grader.gradebook.notices import shown
 from grader.nbgrader_plugin import mathjax
 from grader.nbgrader_plugin.exporter import Sanitized
 from grader.records import last, place, state
-from lab import own_labs
-from lab.build.visible import hidden_lines
-from lab.check.checks import HIDDEN_FAILED
-from lab.errors import LabError
-from lab.workspace import CHECKOUT
+from labcore import own_labs
+from labcore.errors import LabError
+from labcore.workspace import CHECKOUT
+from labkit.build.visible import hidden_lines
+from labkit.check.checks import HIDDEN_FAILED
 
 IMAGES = CHECKOUT / "images"
 PICTURE = re.compile(r"\.\./images/([\w./-]+\.(?:png|svg|jpe?g|gif|webp))")
@@ -32,7 +32,7 @@ NOTEBOOK_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\([\w./-]+\.ipynb(?:#[^)\s]*)?\)"
 POLICY = (f"default-src 'none'; img-src data:; style-src 'unsafe-inline' {mathjax.FOLDER}; "
           f"font-src data: {mathjax.FOLDER}; script-src {mathjax.HASH} {mathjax.FOLDER}; "
           "base-uri 'none'; form-action 'none'")
-# What the grader and lab.check write themselves.
+# What the grader and labkit.check write themselves.
 OUR_WORDS = ("Failed", "NotScored", "Skipped")
 FRAME = re.compile(r'(?:File "<cell [^"\n]*>"|Cell In\[(\d+)\]), line (\d+)')
 ESCAPE = re.compile("\x1b\\[[0-9;]*m")
@@ -121,7 +121,7 @@ class SayUnscored(NbGraderPreprocessor):
 
 class HideTests(ClearHiddenTests):
     """Takes hidden tests out of the page: the text itself, tracebacks that quote it, what they
-    printed, and messages other than those of lab.check. `np.testing`, for one, prints the array
+    printed, and messages other than those of labkit.check. `np.testing`, for one, prints the array
     that it expected."""
 
     def preprocess_cell(self, cell: NotebookNode, resources: dict[str, Any], cell_index: int

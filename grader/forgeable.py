@@ -9,10 +9,10 @@ import re
 
 from grader.course import Course
 from grader.lab_plan import Plan, PlannedCell, read
-from lab.build.lab import Role
-from lab.build.names import analyse
-from lab.build.reading import python_of
-from lab.build.visible import hidden_lines
+from labkit.build.lab import Role
+from labkit.build.names import analyse
+from labkit.build.reading import python_of
+from labkit.build.visible import hidden_lines
 
 COMPARES = re.compile(r"(?:^|\.)(?:testing\..+|assert_\w+|allclose|array_equal)$")
 RUNS_TEXT = frozenset(("eval", "exec", "compile", "__import__"))

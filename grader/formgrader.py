@@ -12,10 +12,10 @@ from grader.course import Course, default_root
 from grader.gradebook.guard import protected
 from grader.records import gradebook_file
 from grader.steps import ISOLATED_VARIABLE
-from lab.errors import LabError
 from lab.hub import HubServer, place_from
 from lab.jupyter import Jupyter
 from lab.start import only_once, say, undisturbed
+from labcore.errors import LabError
 
 
 def serve(port: int | None, ip: str, hub: Sequence[str] | None = None) -> int:

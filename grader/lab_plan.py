@@ -25,13 +25,13 @@ from nbgrader import utils
 from grader.course import Course
 from grader.records import digest_of_lab
 from grader.sandbox.masks import Masks
-from lab.build import parts
-from lab.build.given import error_in
-from lab.build.lab import Role
-from lab.build.masks import masked
-from lab.build.names import Names, analyse
-from lab.build.reading import python_of
-from lab.errors import LabError
+from labcore.errors import LabError
+from labkit.build import parts
+from labkit.build.given import error_in
+from labkit.build.lab import Role
+from labkit.build.masks import masked
+from labkit.build.names import Names, analyse
+from labkit.build.reading import python_of
 
 TAGGED = {role.value: role for role in (Role.SETUP, Role.EXPLORE, Role.CHECK_SETUP, Role.DRIVER)}
 WORKSPACE = "workspace"  # below the sandbox's home

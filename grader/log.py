@@ -11,7 +11,7 @@ from pathlib import Path
 from traitlets.log import get_logger
 
 from grader.course import Course
-from lab.terminal import visible
+from labcore.terminal import visible
 
 
 class Plain(logging.Formatter):

@@ -1,7 +1,7 @@
 """Figures of a job when it is graded: the trainer estimates in a second sandbox, in which nothing
 of the student's is.
 
-The command line is lab.check.allowed's, composed on the trusted side; what is printed is read here.
+labkit.check.allowed composes the command line on the trusted side; what is printed is read here.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from grader.cleaning import line
 from grader.sandbox import Backend, Limits, Running
 from grader.sandbox.interface import GB, MB
-from lab.check.measure import MOST_PRINTED, REFUSED, SECONDS, Crashed, printed, program
-from lab.errors import LabError
+from labcore.errors import LabError
+from labkit.check.measure import MOST_PRINTED, REFUSED, SECONDS, Crashed, printed, program
 
 LIMITS = Limits(memory=2 * GB, processes=64, file_size=1 * MB, disk=16 * MB, open_files=256)
 ENDS = (0, REFUSED)  # exit codes: estimated, or refused in words

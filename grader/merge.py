@@ -36,7 +36,7 @@ from grader.report import net, received, stamped
 from grader.results import Result
 from grader.ungraded import leave_ungraded
 from grader.written.pending import pending
-from lab.workspace import put_whole
+from labcore.workspace import put_whole
 
 MODE = 0o444  # as nbgrader leaves notebooks in autograded/
 

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 import psutil
 
-from lab.errors import LabError
+from labcore.errors import LabError
 
 LARGEST_MEMORY = 500_000_000  # bytes, resident, of one worker
 LARGEST_IDLE_MEMORY = 350_000_000  # after a task: what is left over from earlier ones

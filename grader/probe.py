@@ -26,11 +26,11 @@ from grader.lab_plan import PlannedCell
 from grader.proxies import Function, Proxy, name_of
 from grader.remote import Lost, Remote
 from grader.timing import Budget, Late, limited
-from lab.build.names import analyse
-from lab.build.visible import hidden_lines
-from lab.check import wire
-from lab.check.checks import HIDDEN_FAILED
-from lab.check.sides import Raised, checking_on
+from labkit.build.names import analyse
+from labkit.build.visible import hidden_lines
+from labkit.check import wire
+from labkit.check.checks import HIDDEN_FAILED
+from labkit.check.sides import Raised, checking_on
 
 MOST_PRINTED = 200_000  # characters that one check may print
 GRACE = 0.5  # seconds that the channel's own deadline comes before the alarm
@@ -181,8 +181,8 @@ def _file(cell: PlannedCell) -> str:
 
 
 def shown(error: Exception, cell: PlannedCell) -> NotebookNode:
-    """The error output of a check, as a kernel has it; of what lab.check says the text alone."""
-    from lab.check import Failed
+    """The error output of a check, as a kernel has it; of what labkit.check says the text alone."""
+    from labkit.check import Failed
 
     text = _text(error)
     if isinstance(error, Failed):
@@ -194,20 +194,20 @@ def shown(error: Exception, cell: PlannedCell) -> NotebookNode:
 
 def text_of(error: Exception) -> str:
     """Return what a failed check says, in one piece of text."""
-    from lab.check import Failed
+    from labkit.check import Failed
 
     text = _text(error)
     return text if isinstance(error, Failed) else f"{type(error).__name__}: {text}"
 
 
 def text_for_students(error: Exception, cell: PlannedCell) -> str:
-    """Return what a student may read of a failed check: of a hidden test only lab.check's words.
+    """Return what a student may read of a failed check: of a hidden test only labkit.check's words.
 
     Args:
         error: what the check raised.
         cell: the check, or the part of one.
     """
-    from lab.check import Failed
+    from labkit.check import Failed
 
     lines = {frame.lineno for frame in traceback.extract_tb(error.__traceback__)
              if frame.filename == _file(cell)}

@@ -1,5 +1,5 @@
-"""A student's name on the trusted side: it can be called, and given to lab.check. Whatever else a
-check does with it raises, since nothing that it could answer would be the student's.
+"""A student's name on the trusted side: it can be called, and given to labkit.check. Whatever else
+a check does with it raises, since nothing that it could answer would be the student's.
 
 Also the exceptions that a student's function raised, rebuilt here.
 """
@@ -10,7 +10,7 @@ import builtins
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from lab.check.sides import Raised
+from labkit.check.sides import Raised
 
 # A check's `for`, `map` or `hasattr` would take these for its own business and pass over them, and
 # the grader the last one.

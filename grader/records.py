@@ -22,8 +22,8 @@ from grader.course import Course, digest_of_folder
 from grader.gradebook.decisions import set_aside
 from grader.gradebook.faults import explained
 from grader.gradebook.mark import sqlite_file
-from lab.errors import LabError
-from lab.workspace import put_whole
+from labcore.errors import LabError
+from labcore.workspace import put_whole
 
 LONGEST_REASON = 300
 STOPPED = "stopped while it was graded"

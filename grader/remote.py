@@ -1,4 +1,4 @@
-"""The student's side of a check, seen from here: lab.check.sides.Side over a channel.
+"""The student's side of a check, seen from here: labkit.check.sides.Side over a channel.
 
 What comes back may be anything. Here it becomes plain values, exceptions and bounded text, or the
 sandbox is given up.
@@ -13,10 +13,10 @@ from grader import cleaning
 from grader.channel import BrokenChannel, ChannelError
 from grader.measure import Unmeasured
 from grader.proxies import name_of
-from lab.check import wire
-from lab.check.sides import LONGEST_NAME, MOST_NAMES, Kernel, Raised
-from lab.errors import LabError
-from lab.guest import protocol
+from labcore.errors import LabError
+from labkit.check import wire
+from labkit.check.sides import LONGEST_NAME, MOST_NAMES, Kernel, Raised
+from labkit.guest import protocol
 
 MOST_TEXT = 2_000  # characters of an exception's text, or of a reason why a value cannot cross
 MOST_TITLE = 100
@@ -28,7 +28,7 @@ class Lost(BaseException):
 
 
 class Remote:
-    """lab.check.sides.Side over a channel. `ask` is a request with the time that is left for it;
+    """labkit.check.sides.Side over a channel. `ask` is a request with the time that is left for it;
     `measure` is grader.measure.figures with a back-end."""
 
     def __init__(self, ask: Callable[..., dict[str, Any]], seed: str,

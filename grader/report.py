@@ -26,7 +26,7 @@ from grader.gradebook.notices import duration, lateness
 from grader.policy import counted
 from grader.records import Unusable, gradebook, last, number, state
 from grader.written.pending import incomplete, pending
-from lab.workspace import put_whole
+from labcore.workspace import put_whole
 
 WANTS_A_LOOK = "wants a look in formgrader"
 

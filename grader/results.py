@@ -10,7 +10,7 @@ from pathlib import Path
 
 from grader.attempt import LARGEST, Attempt, Damaged
 from grader.course import Course
-from lab.workspace import put_whole
+from labcore.workspace import put_whole
 
 FOLDER = "results"
 MOST_TRIES = 2  # a busy machine may be why the first one ran out of time

@@ -13,8 +13,8 @@ from nbgrader.api import Gradebook
 
 from grader.collect.names import composed, key_of, problem_of_id
 from grader.export.spreadsheet import harmless, original
-from lab.errors import LabError
-from lab.terminal import visible
+from labcore.errors import LabError
+from labcore.terminal import visible
 
 MOST_SHOWN = 20  # bad lines of a file
 LARGEST = 10_000_000  # bytes of a file

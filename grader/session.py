@@ -17,11 +17,11 @@ from grader.sandbox import Backend
 from grader.sandbox.masks import Masks
 from grader.settings import Grading
 from grader.timing import Budget
-from lab.check.sides import Raised
-from lab.guest import protocol
+from labkit.check.sides import Raised
+from labkit.guest import protocol
 
 # Not -I: the sandbox's variables are ours, and PYTHONHASHSEED among them makes runs repeatable.
-GUEST = (sys.executable, "-P", "-s", "-m", "lab.guest")
+GUEST = (sys.executable, "-P", "-s", "-m", "labkit.guest")
 START_SECONDS = 30.0
 
 

@@ -11,7 +11,7 @@ from traitlets import Float, Int, TraitError, Unicode, validate
 from traitlets.config import Config, Configurable
 
 from grader.sandbox import Limits
-from lab.errors import LabError
+from labcore.errors import LabError
 
 MEGABYTE = 1_000_000
 OPEN_FILES = 1024

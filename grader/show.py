@@ -6,7 +6,7 @@ import statistics
 
 from grader.gradebook.decisions import EXCUSED
 from grader.report import WANTS_A_LOOK
-from lab.terminal import visible
+from labcore.terminal import visible
 
 
 class progress:

@@ -14,13 +14,14 @@ import subprocess
 import time
 from pathlib import Path
 
+import slurmbox as cluster
 from grader import results
 from grader.batch import Batch, Work, waiting, worker_command
 from grader.course import Course
-from lab import cluster, workspace
-from lab.cluster.jobrecords import ACTIVE
-from lab.cluster.layout import Layout
-from lab.errors import LabError
+from labcore import workspace
+from labcore.errors import LabError
+from slurmbox.jobrecords import ACTIVE
+from slurmbox.layout import Layout
 
 FOLDER = ".slurm"  # in the course folder: slices and what the tasks said
 SUBMISSIONS = 2  # times that a job is submitted

@@ -34,7 +34,7 @@ from grader.records import (
     write,
 )
 from grader.report import net, received, stamped
-from lab.errors import LabError
+from labcore.errors import LabError
 
 # Set by `lab formgrader` alone: its Autograde button then does what `lab regrade` does.
 ISOLATED_VARIABLE = "LAB_AUTOGRADE_ISOLATED"

@@ -6,7 +6,7 @@ import datetime
 import re
 import zoneinfo
 
-from lab.errors import LabError
+from labcore.errors import LabError
 
 EXAMPLES = "2026-01-31 12:00 UTC, 2026-01-31T12:00+01:00 or 2026-01-31 12:00 Europe/Berlin"
 

@@ -18,10 +18,10 @@ from grader.sandbox import Backend
 from grader.sandbox.watchdog import SHORT_OF_MEMORY
 from grader.session import Failed, Session, Spent
 from grader.settings import Grading
-from lab.build.lab import Role
-from lab.check.checks import Failed as Incorrect
-from lab.check.partial import Outcome, earned, report
-from lab.colors import bad, good
+from labcore.colors import bad, good
+from labkit.build.lab import Role
+from labkit.check.checks import Failed as Incorrect
+from labkit.check.partial import Outcome, earned, report
 
 MOST_OUTPUT = 10_000_000  # bytes of all outputs of a notebook, as JSON
 LONGEST_REASON = 300

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from grader import timing
-from lab.errors import NO_ROOM, LabError, said_of
+from labcore.errors import NO_ROOM, LabError, said_of
 from minimegatron.imports import quick_imports
 
 MEMORY = 2 << 30  # bytes of data: the parent replaces a worker long before

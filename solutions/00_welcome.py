@@ -35,15 +35,16 @@
 # %% tags=["setup"]
 import os
 
-from lab import workspace
+from labcore import workspace
 
 os.chdir(workspace.home())  # all paths in this lab begin at the workspace
 
 # %% tags=["check-setup"]
-from lab import check
+from labkit import check
 
 # What answers cannot import: they would hold the solution.
-check.mask("lab.jobs", "lab.logs", "lab.cluster", "minimegatron")
+check.mask("job_monitor.logs", "lab.notebook.jobs", "layout_estimator", "minimegatron",
+           "pipeline_schedules", "slurmbox")
 
 # %% [markdown]
 # ## A job in one minute
@@ -51,8 +52,10 @@ check.mask("lab.jobs", "lab.logs", "lab.cluster", "minimegatron")
 # First connect this notebook to the cluster, and ask Slurm which nodes there are.
 
 # %% tags=["explore"]
-from lab import jobs, logs, plots, tensorboard
-from lab.colors import mark, result
+from job_monitor import logs
+from lab import tensorboard
+from lab.notebook import jobs, plots
+from labcore.colors import mark, result
 
 jobs.connect()
 !sinfo

@@ -38,19 +38,20 @@
 # %% tags=["setup"]
 import os
 
-from lab import workspace
+from labcore import workspace
 
 os.chdir(workspace.home())  # all paths in this lab begin at the workspace
 
 # %% tags=["check-setup"]
-from lab import check
+from labkit import check
 
 # What answers cannot import: they would hold the solution.
-check.mask("lab.links", "lab.nvidia_smi", "lab.roofline", "minimegatron", "virtualgpu")
+check.mask("job_monitor.nvidia_smi", "lab.notebook.links", "lab.notebook.roofline",
+           "layout_estimator", "minimegatron", "pipeline_schedules", "virtualgpu")
 
 # %% tags=["explore"]
-from lab import jobs, links, roofline
-from lab.colors import bad, good, result
+from lab.notebook import jobs, links, roofline
+from labcore.colors import bad, good, result
 
 jobs.connect()
 !scancel --user=$USER

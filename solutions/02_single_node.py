@@ -40,19 +40,22 @@
 # %% tags=["setup"]
 import os
 
-from lab import workspace
+from labcore import workspace
 
 os.chdir(workspace.home())  # all paths in this lab begin at the workspace
 
 # %% tags=["check-setup"]
-from lab import check
+from labkit import check
 
 # What answers cannot import: they would hold the solution.
-check.mask("lab.layouts", "lab.logs", "lab.wire", "minimegatron", "virtualgpu")
+check.mask("job_monitor.layouts", "job_monitor.logs", "job_monitor.wire", "layout_estimator",
+           "minimegatron", "pipeline_schedules", "virtualgpu")
 
 # %% tags=["explore"]
-from lab import jobs, layouts, logs, plots, tensorboard, wire
-from lab.colors import bad, mark, result
+from job_monitor import layouts, logs, wire
+from lab import tensorboard
+from lab.notebook import jobs, plots
+from labcore.colors import bad, mark, result
 
 jobs.connect()
 !scancel --user=$USER
@@ -1212,7 +1215,7 @@ check.that(cost.milliseconds < 4300,
 # And the table of what you chose among, from the planner:
 
 # %% tags=["explore"]
-from lab import costs
+from layout_estimator import costs
 
 costs.show(costs.of({"data-parallel": "", "tensor-parallel": "--tensor-model-parallel-size 2",
                      "pipeline-parallel": "--pipeline-model-parallel-size 2",

@@ -46,15 +46,16 @@
 # %% tags=["setup"]
 import os
 
-from lab import workspace
+from labcore import workspace
 
 os.chdir(workspace.home())  # all paths in this lab begin at the workspace
 
 # %% tags=["check-setup"]
-from lab import check
+from labkit import check
 
 # What answers cannot import: they would hold the solution.
-check.mask("lab.channels", "lab.logs", "lab.nvidia_smi", "lab.traces", "minimegatron",
+check.mask("job_monitor.channels", "job_monitor.logs", "job_monitor.nvidia_smi",
+           "job_monitor.traces", "layout_estimator", "minimegatron", "pipeline_schedules",
            "virtualgpu")
 
 # %% [markdown]
@@ -64,8 +65,11 @@ check.mask("lab.channels", "lab.logs", "lab.nvidia_smi", "lab.traces", "minimega
 # work.
 
 # %% tags=["explore"]
-from lab import channels, costs, jobs, logs, plots, tensorboard, traces
-from lab.colors import bad, mark, result
+from job_monitor import channels, logs, traces
+from lab import tensorboard
+from lab.notebook import jobs, plots
+from labcore.colors import bad, mark, result
+from layout_estimator import costs
 
 jobs.connect()
 !sinfo

@@ -40,23 +40,27 @@
 import math
 import os
 
-from lab import workspace
+from labcore import workspace
 from virtualgpu.cards import CARDS
 
 os.chdir(workspace.home())  # all paths in this lab begin at the workspace
 PEAKS = {name: card.tflops for name, card in CARDS.items()}  # TFLOP/s by card and precision
 
 # %% tags=["check-setup"]
-from lab import check
+from labkit import check
 from minimegatron import formulas
 from virtualgpu.cards import CARDS
 
 # What answers cannot import: they would hold the solution.
-check.mask("lab.costs", "lab.kernels", "lab.logs", "minimegatron")
+check.mask("job_monitor.kernels", "job_monitor.logs", "layout_estimator", "minimegatron",
+           "pipeline_schedules")
 
 # %% tags=["explore"]
-from lab import costs, jobs, kernels, logs, plots, tensorboard
-from lab.colors import bad, good, mark, result
+from job_monitor import kernels, logs
+from lab import tensorboard
+from lab.notebook import jobs, plots
+from labcore.colors import bad, good, mark, result
+from layout_estimator import costs
 
 jobs.connect()
 !scancel --user=$USER
@@ -1301,7 +1305,7 @@ check.function(
 # tokens cost that GPT-3 has read, with the same card?
 
 # %% tags=["explore"]
-from minimegatron.prices import DOLLARS_PER_HOUR
+from layout_estimator.prices import DOLLARS_PER_HOUR
 
 tokens = os.path.getsize("data/GPT-2_assets/my-gpt2_text_document.bin") // 2  # two bytes each
 for count in (tokens, 300 * 10**9):

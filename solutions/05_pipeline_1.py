@@ -40,21 +40,23 @@
 import math
 import os
 
-from lab import workspace
+from labcore import workspace
 
 os.chdir(workspace.home())  # all paths in this lab begin at the workspace
 
 # %% tags=["check-setup"]
 import numpy as np
 
-from lab import check
+from labkit import check
 
 # What answers cannot import: they would hold the solution.
-check.mask("deepspeed", "lab.async_pipeline", "lab.costs", "lab.curves", "minimegatron",
-           "torch.distributed.pipelining", "torchgpipe")
+check.mask("deepspeed", "lab.notebook.async_pipeline", "lab.notebook.curves", "layout_estimator",
+           "minimegatron", "pipeline_schedules", "torch.distributed.pipelining", "torchgpipe")
 
 # %% tags=["explore"]
-from lab import costs, curves, jobs, logs, plots
+from job_monitor import logs
+from lab.notebook import curves, jobs, plots
+from layout_estimator import costs
 
 jobs.connect()
 !scancel --user=$USER
@@ -145,7 +147,7 @@ check.schedule(one_by_one, cases=check.draw(12, stages=range(1, 9), batches=rang
 # step:
 
 # %% tags=["explore"]
-from minimegatron.schedules import Durations, parse, problems, simulate
+from pipeline_schedules import Durations, parse, problems, simulate
 
 CLOCK = Durations(forward=1, backward=1, weight=1)  # a backward: its two products, one unit each
 if one_by_one(3, 2):
@@ -952,7 +954,7 @@ sys.path.insert(0, "code/examples")
 from torchgpipe import GPipe
 
 from gpt_layers import Block, Size, build
-from lab import torchgpipe_cpu  # small changes, so that the stages run side by side on a CPU
+from lab.notebook import torchgpipe_cpu  # lets the stages run side by side on a CPU
 
 small = Size(layers=8, hidden=128, heads=4, positions=64, vocabulary=1000)
 plain = torch.nn.Sequential(*(build(Block, small, seed) for seed in range(8)))

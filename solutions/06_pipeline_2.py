@@ -39,22 +39,25 @@ import os
 
 import torch
 
-from lab import workspace
+from labcore import workspace
 
 os.chdir(workspace.home())  # all paths in this lab begin at the workspace
 
 # %% tags=["check-setup"]
-from lab import check
+from labkit import check
 from minimegatron import formulas
 
 # What answers cannot import: they would hold the solution.
-check.mask("deepspeed", "lab.async_pipeline", "lab.costs", "lab.curves", "lab.layers",
-           "lab.saved", "minimegatron", "torch.distributed.pipelining", "torchgpipe")
+check.mask("deepspeed", "lab.notebook.async_pipeline", "lab.notebook.curves", "lab.notebook.saved",
+           "layout_estimator", "minimegatron", "pipeline_schedules", "torch.distributed.pipelining",
+           "torchgpipe")
 
 # %% tags=["explore"]
-from lab import async_pipeline, costs, jobs, layers, logs, plots, saved
-from lab.colors import bad, good, result
-from minimegatron.schedules import load, parse, peak_live, simulate, timeline_of, to_text
+from job_monitor import logs
+from lab.notebook import async_pipeline, jobs, plots, saved
+from labcore.colors import bad, good, result
+from layout_estimator import costs, layers
+from pipeline_schedules import load, parse, peak_live, simulate, timeline_of, to_text
 
 jobs.connect()
 !scancel --user=$USER
@@ -1075,7 +1078,7 @@ for one, other in pairs:
 # And its schedule, in its own words? This is what the last of four stages does first:
 
 # %% tags=["explore"]
-from lab import deepspeed_cpu  # makes DeepSpeed work without GPUs and compilers; comes before it
+from lab.notebook import deepspeed_cpu  # before deepspeed: lets it run without GPUs
 
 # %% tags=["explore"]
 from deepspeed.runtime.pipe.schedule import TrainSchedule

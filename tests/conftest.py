@@ -16,9 +16,9 @@ import hypothesis
 import psutil
 import pytest
 
-from lab.cluster import control
-from lab.cluster.install import locate
-from lab.cluster.layout import Layout
+from slurmbox import control
+from slurmbox.install import locate
+from slurmbox.layout import Layout
 from warmranks import preload
 
 from . import sharing
@@ -27,7 +27,7 @@ pytest_plugins = ["tests.needs", "tests.browser.fixtures"]
 
 # Before torch is imported: threads that spin while they wait take the cores from the other tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-preload("torch.distributed", "minimegatron.training", "minimegatron.planner")
+preload("torch.distributed", "minimegatron.training", "layout_estimator.planner")
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("untimed")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -70,7 +70,7 @@ class RunningCluster:
     def run(self, command: str | list[str], timeout: float = 60, **environment: str
             ) -> subprocess.CompletedProcess:
         """Run in the workspace with the environment of `lab cluster env`."""
-        from lab import cluster
+        import slurmbox as cluster
 
         words = ["bash", "-c", command] if isinstance(command, str) else command
         return subprocess.run(words, cwd=self.home, text=True, capture_output=True,
@@ -89,14 +89,14 @@ class RunningCluster:
 
 def cluster_processes(home: Path) -> list[str]:
     """Whatever still runs of the cluster in this workspace."""
-    from lab.cluster import processes
+    from slurmbox import processes
 
     run, left = str(Layout(home).run), []
     for pid in {*processes.in_root(Path(run).name),
                 *processes.with_variable(f"LAB_CLUSTER_RUN={run}")}:
         left.append(command_line(pid))
     left += [line for line in map(command_line, psutil.pids())
-             if "lab.cluster.init" in line and f"{home}/" in line]
+             if "slurmbox.init" in line and f"{home}/" in line]
     return [line for line in left if line]
 
 
@@ -145,8 +145,9 @@ def cluster(make_cluster) -> RunningCluster:
 @pytest.fixture(scope="session")
 def course(cluster) -> RunningCluster:
     """The default cluster with a laid-out workspace and (less) data in it."""
-    from lab import data, workspace
+    from corpus_tools import cli as data
+    from labcore import shipping
 
-    workspace.make(cluster.home)
+    shipping.make_workspace(cluster.home)
     data.make(cluster.home, lambda line: None, data.Options(size_mb=4, gpt2_entries=8192))
     return cluster

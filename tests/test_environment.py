@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lab.cluster.install import PACKAGES
+from slurmbox.install import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 BINDER = ROOT / "binder"

@@ -15,8 +15,8 @@ from lock import locked_extras
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-TRAINER = [path for path in sorted((ROOT / "code" / "minimegatron").rglob("*.py"))
-           if path.name != "device.py"]
+TRAINER = [path for package in ("minimegatron", "layout_estimator")
+           for path in sorted((ROOT / "code" / package).rglob("*.py")) if path.name != "device.py"]
 
 
 def pins():

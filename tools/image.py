@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from lab.errors import LabError
-from lab.workspace import CHECKOUT
+from labcore.errors import LabError
+from labcore.workspace import CHECKOUT
 
 DOCKERFILE = CHECKOUT / "docker" / "Dockerfile"
 NAME = "large-scale-training-labs"  # its tags are the targets

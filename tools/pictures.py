@@ -24,8 +24,10 @@ from playwright.sync_api import Browser, Page, sync_playwright
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "code")]
 
-from lab import cluster, data, workspace  # noqa: E402
+import slurmbox as cluster  # noqa: E402
+from corpus_tools import cli as data  # noqa: E402
 from lab.jupyter import Jupyter, offline_settings  # noqa: E402
+from labcore import shipping  # noqa: E402
 from tests.browser import driver  # noqa: E402
 from tests.browser.fixtures import ARGUMENTS, find_chromium  # noqa: E402
 from tests.ports import free_port  # noqa: E402
@@ -86,7 +88,7 @@ def start_page(page: Page, jupyter: Jupyter, home: Path) -> None:
 def hint(page: Page, jupyter: Jupyter, home: Path) -> None:
     """A wrong answer, its check, and the hint."""
     driver.open_notebook(page, jupyter, LAB)
-    run(page, "from lab import check")
+    run(page, "from labkit import check")
     answer = driver.number_of(page, "def place")
     driver.code_cell(page, answer).locator(".cm-content").click()
     page.keyboard.press("Control+a")
@@ -100,7 +102,7 @@ def hint(page: Page, jupyter: Jupyter, home: Path) -> None:
 def job(page: Page, jupyter: Jupyter, home: Path) -> None:
     """A job that learns: its loss in the notebook, and in TensorBoard."""
     driver.open_notebook(page, jupyter, WORKED)
-    run(page, "os.chdir", "from lab import check", "jobs.connect()", "guess_milliseconds =",
+    run(page, "os.chdir", "from labkit import check", "jobs.connect()", "guess_milliseconds =",
         "!sbatch code/dp_two_nodes.sh")
     wait(page, "job = jobs.wait()")
     run(page, "times = [line.milliseconds for line in log", "plots.loss(first=log)",
@@ -128,7 +130,7 @@ def wait(page: Page, text: str) -> None:
 def profile(page: Page, jupyter: Jupyter, home: Path) -> None:
     """Four virtual V100s in the profiler's tab."""
     driver.open_notebook(page, jupyter, WORKED)
-    run(page, "os.chdir", "from lab import check", "jobs.connect()", "--profile-name four")
+    run(page, "os.chdir", "from labkit import check", "jobs.connect()", "--profile-name four")
     wait(page, "four = jobs.wait()")
     run(page, 'tensorboard.link("profiler")')
     with page.context.expect_page() as opened:
@@ -161,7 +163,7 @@ def feedback(page: Page, jupyter: Jupyter, course: Path) -> None:
 def student(folder: Path) -> Iterator[tuple[Jupyter, Path]]:
     """JupyterLab over a workspace with its data, beside a cluster."""
     home = folder / "workspace"
-    workspace.make(home, print)
+    shipping.make_workspace(home, print)
     data.make(home, print, data.Options())
     cluster.ensure_up(home)
     try:

@@ -26,9 +26,9 @@ from torchgpipe.skip import pop, skippable, stash
 import options
 import setting
 from gpt_layers import NO_LABEL, Embedding, Head, build, kinds, loss_sum
-from lab import torchgpipe_cpu  # noqa: F401  changes torchgpipe where it assumes GPUs
-from lab.errors import LabError
-from lab.saved_tensors import SavedTensors
+from lab.notebook import torchgpipe_cpu  # noqa: F401  changes torchgpipe where it assumes GPUs
+from lab.notebook.saved_tensors import SavedTensors
+from labcore.errors import LabError
 
 CLASSIC = "4,3,3,4"
 ADAM_COPIES = 4.0  # of the weights: weight, gradient and Adam's two moments

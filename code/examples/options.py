@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpt_layers import Size
-from lab import workspace
-from lab.errors import LabError
+from labcore import workspace
+from labcore.errors import LabError
 from minimegatron.console import emit
 from minimegatron.errors import UserError
 

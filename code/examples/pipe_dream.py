@@ -29,8 +29,8 @@ from torch import nn
 import options
 import setting
 from gpt_layers import NO_LABEL, Block, Embedding, Head, Size, loss_sum
-from lab.errors import LabError
-from lab.saved_tensors import SavedTensors
+from lab.notebook.saved_tensors import SavedTensors
+from labcore.errors import LabError
 from minimegatron.console import emit
 
 CLASSIC = "4,3,3,4"
@@ -115,7 +115,7 @@ def micro_batches(run: setting.Setting, size: int, count: int) -> Iterator[Any]:
 
 
 def deepspeed_schedule(stages: int, count: int) -> list[list[str]]:
-    """What DeepSpeed's TrainSchedule computes, in the words of minimegatron.schedules: a row for
+    """What DeepSpeed's TrainSchedule computes, in the words of pipeline_schedules: a row for
     each stage, F0 for the forward of micro-batch 0, B0 for its backward."""
     from deepspeed.runtime.pipe.schedule import BackwardPass, ForwardPass, TrainSchedule
 
@@ -197,7 +197,7 @@ def flags() -> argparse.ArgumentParser:
 
 def configuration(arguments: argparse.Namespace) -> dict[str, Any]:
     """The file's, with what flags say instead. Raises LabError."""
-    from lab.deepspeed_cpu import read_config
+    from lab.notebook.deepspeed_cpu import read_config
 
     config = read_config(arguments.config)
     if arguments.micro_batches:
@@ -216,7 +216,7 @@ def main() -> None:
         show(deepspeed_schedule(stages, count))
         return
     rank, stages = join_ranks()
-    from lab.deepspeed_cpu import deepspeed
+    from lab.notebook.deepspeed_cpu import deepspeed
 
     config, run = configuration(arguments), setting.read(arguments)
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
@@ -233,6 +233,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from lab.deepspeed_cpu import leave
+    from lab.notebook.deepspeed_cpu import leave
 
     leave(options.explained(main))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gpt_layers import Size
-from lab.errors import LabError
+from labcore.errors import LabError
 
 IN_A_BLOCK = {"norm_1": "ln_1", "qkv": "attn.c_attn", "proj": "attn.c_proj",
               "norm_2": "ln_2", "up": "mlp.c_fc", "down": "mlp.c_proj"}

@@ -11,7 +11,7 @@ from torch import nn
 import options
 import text_batches
 from gpt_layers import Size
-from lab.errors import LabError
+from labcore.errors import LabError
 from minimegatron.data.tokenizer import GPT2BPETokenizer
 from pretrained import Pretrained
 

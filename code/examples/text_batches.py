@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from gpt_layers import NO_LABEL
-from lab.errors import LabError
+from labcore.errors import LabError
 from minimegatron.data.indexed_dataset import IndexedDataset
 
 Batch = tuple[torch.Tensor, torch.Tensor]

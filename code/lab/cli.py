@@ -8,13 +8,14 @@ import importlib.metadata
 import importlib.util
 import sys
 
-from lab.errors import LabError, said_of
-from lab.terminal import visible
+from labcore.errors import LabError, said_of
+from labcore.terminal import visible
 
 # Each module offers add_parser(subparsers); its parsers set `run`, a function of the arguments
 # that returns the exit code (None is 0).
-PARTS = ("lab.cluster.cli", "lab.data", "lab.start", "lab.build.cli", "lab.build.new",
-         "lab.tensorboard.cli", "lab.devices", "lab.estimate", "lab.watch.cli", "lab.contest.cli")
+PARTS = ("slurmbox.cli", "corpus_tools.cli", "lab.start", "labkit.build.cli", "labkit.build.new",
+         "lab.tensorboard.cli", "lab.devices", "layout_estimator.cli", "job_monitor.cli",
+         "labkit.contest.cli")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from lab.errors import LabError
+from labcore.errors import LabError
 
 if TYPE_CHECKING:
     from virtualgpu.card import Card

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from lab.errors import LabError
 from lab.jupyter import LOOPBACK, Jupyter
+from labcore.errors import LabError
 
 URL, PREFIX = "JUPYTERHUB_SERVICE_URL", "JUPYTERHUB_SERVICE_PREFIX"
 

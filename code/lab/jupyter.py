@@ -17,7 +17,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from lab.errors import LabError
+from labcore.errors import LabError
 
 LOOPBACK = "127.0.0.1"
 FIRST_PORT, LAST_PORT = 8888, 8988

@@ -11,9 +11,9 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from lab import workspace
-from lab.errors import LabError
 from lab.jupyter import LOOPBACK, Jupyter
+from labcore import shipping, workspace
+from labcore.errors import LabError
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -53,8 +53,8 @@ def say(line: str) -> None:
 
 
 def run_install(arguments: argparse.Namespace) -> None:
-    from lab.cluster import accounting
-    from lab.cluster.install import ensure_slurm, install_accounting
+    from slurmbox import accounting
+    from slurmbox.install import ensure_slurm, install_accounting
 
     slurm = ensure_slurm(say)
     missing = accounting.missing_programs(slurm) if arguments.accounting else []
@@ -107,16 +107,17 @@ def serve(home: Path, start_jupyter: Callable[[dict[str, str]], Jupyter]) -> int
     """Set up what is missing, start both servers, wait; stop what was started here.
 
     `start_jupyter` gets the variables with which notebooks find the cluster."""
-    from lab import cluster, data
-    from lab.cluster.dli import unlink_dli
-    from lab.cluster.health import supervisor
-    from lab.cluster.install import ensure_slurm
-    from lab.cluster.layout import Layout
+    import slurmbox as cluster
+    from corpus_tools import cli as data
+    from slurmbox.dli import unlink_dli
+    from slurmbox.health import supervisor
+    from slurmbox.install import ensure_slurm
+    from slurmbox.layout import Layout
 
     layout = Layout(home)
     if not layout.site.exists():  # a site's login node has Slurm's commands, not its daemons
         ensure_slurm(say)
-    workspace.make(home, say)
+    shipping.make_workspace(home, say)
     data.ensure(home, say)
     with contextlib.ExitStack() as started:
         note = cluster.link_dli(home)
@@ -152,7 +153,7 @@ def undisturbed() -> None:
 
 
 def stop_cluster(home: Path) -> None:
-    from lab import cluster
+    import slurmbox as cluster
 
     undisturbed()
     say("Stopping the cluster")

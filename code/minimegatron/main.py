@@ -8,14 +8,11 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from minimegatron.console import emit
 from minimegatron.errors import SharedError, UserError, lost_peer
 from minimegatron.imports import quick_imports
-
-if TYPE_CHECKING:
-    from minimegatron.arguments import Config
 
 PATIENCE = 5  # seconds
 
@@ -33,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         say_once(f"error: {error}", os.environ.get("RANK", "0") == "0")
         leave(1)
     if config.estimate:
-        leave(estimate(config))
+        emit("error: --estimate trains nothing: give it to pretrain_gpt.py", sys.stderr)
+        leave(1)
     if config.exit_signal_handler:  # during the start it waits: then Exits stops after one step
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     # Slow to import: after the command line is right.
@@ -63,19 +61,6 @@ def say_once(text: str, first: bool) -> None:
         emit(text, sys.stderr)
     else:
         time.sleep(PATIENCE)  # a launcher ends all ranks when the first one fails
-
-
-def estimate(config: Config) -> int:
-    """Print the estimate; the exit code."""
-    with quick_imports():
-        from minimegatron.planner import VirtualGpuError, plan
-
-    try:
-        emit(plan(config))
-    except (UserError, VirtualGpuError) as error:
-        emit(f"error: {error}", sys.stderr)
-        return 1
-    return 0
 
 
 def explain(error: Exception, rank: int) -> None:

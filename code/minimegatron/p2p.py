@@ -17,7 +17,7 @@ import torch.distributed as dist
 from minimegatron.context import Context
 from minimegatron.errors import UserError, lost_peer
 from minimegatron.precision import params_dtype
-from minimegatron.schedules import BACKWARD, FORWARD, Message
+from pipeline_schedules import BACKWARD, FORWARD, Message
 
 
 class Transfer(NamedTuple):

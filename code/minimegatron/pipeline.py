@@ -14,9 +14,9 @@ from minimegatron.context import Context
 from minimegatron.gradients import Gradients, start_from
 from minimegatron.model import MicroBatch, Stage
 from minimegatron.p2p import Peers, Transfer
-from minimegatron.schedules import BACKWARD, FORWARD, WEIGHT, Action, Message, Program
-from minimegatron.schedules.actions import Place, needs
 from minimegatron.timers import Timers
+from pipeline_schedules import BACKWARD, FORWARD, WEIGHT, Action, Message, Program
+from pipeline_schedules.actions import Place, needs
 
 
 class Pipeline:

@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 
 from minimegatron.context import Context
-from minimegatron.schedules import Action, draw
-from minimegatron.schedules.traces import FILE, perfetto, read, write
+from minimegatron.errors import UserError
+from pipeline_schedules import Action, ScheduleError, draw
+from pipeline_schedules.traces import FILE, perfetto, read, write
 
 EXCHANGES = 20  # with each rank, to align its clock: the quickest one counts
 
@@ -67,11 +68,14 @@ class Recorder:
         if everyone is not None:
             folder = Path(self.ctx.config.timeline)
             label = self.ctx.device.label
-            write(folder / FILE, perfetto(everyone, label))
-            timeline = read(folder / FILE)
             title = f"Iteration {self.ctx.config.timeline_iteration}, as it ran"
-            draw(timeline, f"{title} on a {label}" if label else title, "ms",
-                 live=True).save(folder / "timeline.svg")
+            try:
+                write(folder / FILE, perfetto(everyone, label))
+                timeline = read(folder / FILE)
+                draw(timeline, f"{title} on a {label}" if label else title, "ms",
+                     live=True).save(folder / "timeline.svg")
+            except ScheduleError as error:
+                raise UserError(str(error)) from error
             self.ctx.say(f" timeline of iteration {self.ctx.config.timeline_iteration} written to "
                          f"{folder / FILE}: bubble {timeline.bubble_fraction:.1%} of the time")
 

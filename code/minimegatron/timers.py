@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch.distributed as dist
 
 from minimegatron.context import Context
-from minimegatron.schedules import Action
 from minimegatron.timeline import Recorder
+from pipeline_schedules import Action
 
 # Upstream's order, with the level from which a timer runs.
 LEVELS = {

@@ -30,12 +30,20 @@ from minimegatron.report import (
     print_datetime,
     validation_lines,
 )
-from minimegatron.schedules import Schedule, add_communication, check, load, peak_live, to_text
 from minimegatron.slices import TiedEmbedding, as_module, build_chunks
 from minimegatron.status import Status
 from minimegatron.step_log import StepLog
 from minimegatron.timeline import Recorder
 from minimegatron.timers import Timers, say_times
+from pipeline_schedules import (
+    Schedule,
+    ScheduleError,
+    add_communication,
+    check,
+    load,
+    peak_live,
+    to_text,
+)
 
 
 def pretrain(config: Config, notes: list[str]) -> None:
@@ -102,7 +110,7 @@ def load_schedule(ctx: Context) -> Schedule:
         schedule = load(config.schedule, stages, micro_batches, config.chunks)
         check(schedule, stages=stages, micro_batches=micro_batches, chunks=config.chunks,
               source=source)
-    except UserError as error:
+    except ScheduleError as error:
         wrong = str(error)
     told: list[tuple[str | None, list[str]]] = [(None, [])] * ctx.grid.world_size
     dist.all_gather_object(told, (wrong, to_text(schedule)))

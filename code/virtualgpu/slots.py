@@ -4,6 +4,9 @@ from __future__ import annotations
 
 FIRST_BUS = 0x1B
 
+# Set by a cluster in the environment of its jobs: in place of `--device cpu`, cuda.
+INSTEAD_OF_CPU = "DEVICE_INSTEAD_OF_CPU"
+
 
 def bus(number: int) -> int:
     """The PCI bus of a node's card with this number, from 0."""

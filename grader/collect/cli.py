@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from lab.errors import LabError
-from lab.terminal import visible
+from labcore.errors import LabError
+from labcore.terminal import visible
 
 COLLECT = """examples:
   lab collect submissions.zip                    a Canvas or Moodle download
@@ -203,7 +203,7 @@ def run_list(arguments: argparse.Namespace) -> int:
 def run_export(arguments: argparse.Namespace) -> int:
     from grader.records import gradebook
     from grader.roster import people, write_csv
-    from lab.workspace import put_whole
+    from labcore.workspace import put_whole
 
     with gradebook(_course()) as book:
         text = write_csv(people(book))

@@ -20,7 +20,7 @@ from grader.policy import Attempts, attempts_of, to_grade
 from grader.records import gradebook
 from grader.roster import Roster, people
 from grader.times import now
-from lab.errors import LabError
+from labcore.errors import LabError
 
 MOST_FILES = 500  # of one student
 MOST_BYTES = 100_000_000  # of one student's notebooks

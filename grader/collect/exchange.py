@@ -24,7 +24,7 @@ from grader.collect import sources
 from grader.collect.layouts import Claim, claim
 from grader.collect.sources import File, Folder, Refused, sorted_out
 from grader.roster import Roster
-from lab.errors import LabError
+from labcore.errors import LabError
 
 SLACK = datetime.timedelta(minutes=2)  # between the name's time and the file system's
 _NAME = re.compile(r"(?P<student>.+)\+(?P<lab>[^+]+)\+(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"

@@ -18,9 +18,9 @@ from grader.collect.layouts import Claim, claim
 from grader.collect.names import problem_of
 from grader.collect.sources import File, Folder, Refused, sorted_out
 from grader.roster import Roster
-from lab import shipping
-from lab.errors import LabError
-from lab.workspace import CHECKOUT
+from labcore import shipping
+from labcore.errors import LabError
+from labcore.workspace import CHECKOUT
 
 SAID_BY = "the home's file system (ctime)"
 

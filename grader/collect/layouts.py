@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from grader.collect.names import composed, problem_of_id
 from grader.roster import Roster
-from lab.errors import LabError
+from labcore.errors import LabError
 
 # NAME[_LATE]_USER_ATTACHMENT_FILE. A name may end in digits and a file may begin with them, so one
 # file name can have several readings.

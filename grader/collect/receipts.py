@@ -16,7 +16,7 @@ from pathlib import Path
 
 from grader.collect.names import RECEIPTS
 from grader.course import Course
-from lab.errors import LabError
+from labcore.errors import LabError
 
 
 @dataclass(frozen=True)

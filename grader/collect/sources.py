@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Protocol
 
 from grader.collect.names import key_of, problem_of
 from grader.submitted import LARGEST
-from lab.errors import LabError
+from labcore.errors import LabError
 
 MOST_FILES = 100_000  # of one source: 200 students with the most that each may have
 RATIO = 200  # unpacked to packed; notebooks come to about 10, a bomb to 1,000

@@ -11,8 +11,8 @@ from pathlib import Path
 from grader.collect import receipts
 from grader.collect.receipts import Receipt
 from grader.course import Course
-from lab.errors import LabError
-from lab.workspace import put_whole
+from labcore.errors import LabError
+from labcore.workspace import put_whole
 
 BY_HAND = "found in submitted/: the file's own time"
 

@@ -1,4 +1,4 @@
-"""The instructor's side of a contest; lab.contest has the students' side.
+"""The instructor's side of a contest; labkit.contest has the students' side.
 
 secret.py       the secret cases, and students' pseudonyms: both follow from the course's secret
 collecting.py   files from an LMS's archive or a folder

@@ -14,9 +14,9 @@ from datetime import datetime
 from pathlib import Path
 
 from grader.course import Course
-from lab.contest.declaration import Contest
-from lab.contest.play import FLOOR, Outcome, points, points_by_group
-from lab.workspace import put_whole
+from labcore.workspace import put_whole
+from labkit.contest.declaration import Contest
+from labkit.contest.play import FLOOR, Outcome, points, points_by_group
 
 LARGEST = 50_000_000  # bytes of a student's file
 

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.contest import catalog
-from lab.contest.cli import steps
-from lab.errors import LabError
+from labcore.errors import LabError
+from labkit.contest import catalog
+from labkit.contest.cli import steps
 
 if TYPE_CHECKING:
     from grader.contest.grading import Played
@@ -94,8 +94,8 @@ def run_collect(arguments: argparse.Namespace) -> int:
 
 def run_grade(arguments: argparse.Namespace) -> int:
     from grader.contest import grading
-    from lab.contest.table import explained
-    from lab.terminal import visible
+    from labcore.terminal import visible
+    from labkit.contest.table import explained
 
     contest, course = catalog.find(arguments.contest), _course()
     unplayed = []
@@ -127,7 +127,7 @@ def _results(course: Course, contest: Any) -> Path:
 def run_table(arguments: argparse.Namespace) -> int:
     from grader.contest import page, secret, submissions
     from grader.contest.standings import standings
-    from lab.workspace import put_whole
+    from labcore.workspace import put_whole
 
     contest, course = catalog.find(arguments.contest), _course()
     ids = submissions.students(course, contest)

@@ -17,10 +17,10 @@ from grader.course import Course
 from grader.records import Unusable
 from grader.roster import Roster
 from grader.times import now
-from lab.contest.cli import problem_of
-from lab.contest.declaration import Contest
-from lab.errors import LabError
-from lab.workspace import put_whole
+from labcore.errors import LabError
+from labcore.workspace import put_whole
+from labkit.contest.cli import problem_of
+from labkit.contest.declaration import Contest
 
 Wanted = tuple[File, Claim]
 

@@ -15,9 +15,9 @@ from grader.course import Course
 from grader.log import log_file
 from grader.pool import Done, Pool
 from grader.settings import settings_of
-from lab.contest.declaration import Contest
-from lab.contest.play import Outcome
-from lab.errors import LabError
+from labcore.errors import LabError
+from labkit.contest.declaration import Contest
+from labkit.contest.play import Outcome
 
 SECONDS_OF_GRACE = 120.0  # beyond what the sandboxes may take, before a worker counts as hung
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from grader.contest.standings import Row
 from grader.export.spreadsheet import harmless
-from lab.contest.declaration import Contest
-from lab.contest.play import FLOOR
-from lab.terminal import visible
+from labcore.terminal import visible
+from labkit.contest.declaration import Contest
+from labkit.contest.play import FLOOR
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -23,11 +23,11 @@ from grader.sandbox.watchdog import SHORT_OF_MEMORY
 from grader.session import Failed, Session, Spent
 from grader.settings import Grading
 from grader.timing import Budget, Late, limited
-from lab.build.lab import Role
-from lab.check import wire
-from lab.check.sides import Raised
-from lab.contest.declaration import Case, Contest, Disqualified, Given
-from lab.contest.play import Outcome, play_one
+from labkit.build.lab import Role
+from labkit.check import wire
+from labkit.check.sides import Raised
+from labkit.contest.declaration import Case, Contest, Disqualified, Given
+from labkit.contest.play import Outcome, play_one
 
 PATIENCE = 3  # times a contest's seconds: a busy grading machine costs nobody a case
 SECONDS_TO_SCORE = 30.0  # for one answer, on this side
@@ -98,7 +98,7 @@ class _Player:
         self.session = Session(backend, mine, {path: content}, _masks(tuple(contest.masks)))
         self.remote = Remote(self._not_ready, "", self._no_figures)
         self.cell = PlannedCell(0, Role.ANSWER, contest.file)
-        self.source = (f"from lab.contest.player import load as {NAME}\n"
+        self.source = (f"from labkit.contest.player import load as {NAME}\n"
                        f"{NAME} = {NAME}({HOME + '/' + path!r}, {contest.entry!r})")
         self.unusable: Disqualified | None = None  # the file itself
 

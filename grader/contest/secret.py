@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from grader.course import Course
 from grader.settings import Grading
-from lab.contest.declaration import Case, Contest
+from labkit.contest.declaration import Case, Contest
 
 COLORS = ("amber", "azure", "black", "blue", "bronze", "brown", "coral", "copper", "crimson",
           "cyan", "gold", "gray", "green", "indigo", "ivory", "jade", "lilac", "lime", "maroon",

@@ -12,8 +12,8 @@ from grader.course import Course
 from grader.records import gradebook, gradebook_file
 from grader.roster import Person, people
 from grader.settings import settings_of
-from lab.contest.declaration import Contest
-from lab.contest.play import Outcome, ghosts, points, points_by_group
+from labkit.contest.declaration import Contest
+from labkit.contest.play import Outcome, ghosts, points, points_by_group
 
 NOT_PLAYED = "not played yet"
 HIDDEN = "the newest file was not played"  # where students are not named

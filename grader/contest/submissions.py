@@ -15,10 +15,10 @@ from grader.collect.receipts import Receipt
 from grader.course import Course
 from grader.records import Unusable
 from grader.submitted import read as read_plain
-from lab.contest.cli import problem_of
-from lab.contest.declaration import Contest
-from lab.errors import LabError
-from lab.workspace import put_whole
+from labcore.errors import LabError
+from labcore.workspace import put_whole
+from labkit.contest.cli import problem_of
+from labkit.contest.declaration import Contest
 
 BY_HAND = "found in contests/: when its file was put there (ctime)"
 

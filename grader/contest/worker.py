@@ -35,7 +35,7 @@ class Desk:
     def play(self, task: dict[str, Any]) -> dict[str, Any]:
         """Return {"outcomes": [...]}, or {"unplayed": reason}."""
         from grader.contest import sandboxed, secret, submissions
-        from lab.contest import catalog
+        from labkit.contest import catalog
 
         contest = catalog.find(task["lab"])
         if contest.name not in self.drawn:

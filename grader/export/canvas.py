@@ -13,7 +13,7 @@ import re
 
 from grader.export.layout import Column, Entry, Identity, Layout, number_in
 from grader.export.sheet import Sheet
-from lab.errors import LabError
+from labcore.errors import LabError
 
 REQUIRED = ("Student", "LastName")
 ASSIGNMENT = re.compile(r"(?P<title>.*) \((?P<number>\d+)\)", re.DOTALL)

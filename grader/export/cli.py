@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lab.errors import LabError
-from lab.terminal import visible
+from labcore.errors import LabError
+from labcore.terminal import visible
 from minimegatron.imports import quick_imports
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         from grader.export import canvas, columns, moodle, sheet
         from grader.export.filling import fill
         from grader.export.matching import match
-        from lab.workspace import put_whole
+        from labcore.workspace import put_whole
 
     _require_places(arguments)
     course = Course(default_root())
@@ -158,7 +158,7 @@ def _feedback(course: Course, layout: Layout, matches: Matches, lab: str, path: 
     from grader.export.archive import names, zipped
     from grader.pages import page
     from grader.show import progress
-    from lab.workspace import put_whole
+    from labcore.workspace import put_whole
 
     if layout.lms == "Moodle" and not layout.one_assignment:
         raise LabError("--feedback needs Moodle's grading worksheet as --roster: the gradebook "

@@ -9,8 +9,8 @@ import nbformat
 
 from grader.course import Course
 from grader.export.layout import Column, Layout
-from lab.errors import LabError
-from lab.terminal import visible
+from labcore.errors import LabError
+from labcore.terminal import visible
 
 MOST_SHOWN = 30
 

@@ -16,8 +16,8 @@ from grader.export.matching import Matches
 from grader.gradebook.decisions import EXCUSED
 from grader.records import NOTHING_SUBMITTED
 from grader.report import WANTS_A_LOOK
-from lab.errors import LabError
-from lab.terminal import visible
+from labcore.errors import LabError
+from labcore.terminal import visible
 
 NEAR = 5e-6  # two scores closer than this are one, since five decimals are written
 SHOWN = 0.005  # both LMSs round to two decimals in their files

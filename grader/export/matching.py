@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from grader.collect.names import key_of
 from grader.export.layout import Entry, Identity
 from grader.roster import Person, Roster
-from lab.terminal import visible
+from labcore.terminal import visible
 
 
 @dataclass(frozen=True)

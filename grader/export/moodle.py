@@ -15,7 +15,7 @@ import re
 
 from grader.export.layout import Column, Entry, Identity, Layout, number_in
 from grader.export.sheet import Sheet
-from lab.errors import LabError
+from labcore.errors import LabError
 
 IDENTIFIER, FIRST_NAME = "Identifier", "First name"
 REQUIRED = (IDENTIFIER, FIRST_NAME)

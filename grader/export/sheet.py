@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.errors import LabError
+from labcore.errors import LabError
 
 LARGEST = 20_000_000  # bytes
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}

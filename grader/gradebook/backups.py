@@ -18,7 +18,7 @@ from pathlib import Path
 
 from grader.gradebook import mark
 from grader.gradebook.faults import explained
-from lab.errors import LabError
+from labcore.errors import LabError
 
 FOLDER = "backups"
 NEWEST, DAYS = 10, 7

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from lab.errors import LabError
+from labcore.errors import LabError
 
 EXTEND_USAGE = "lab extend STUDENT... LAB DATE"
 EXTEND = """examples:
@@ -242,7 +242,7 @@ def _show(columns: Sequence[str], lines: Sequence[Sequence[str]], what: str) -> 
     from rich.markup import escape
     from rich.table import Table
 
-    from lab.terminal import visible
+    from labcore.terminal import visible
 
     table = Table(*columns)
     for line in lines:

@@ -14,7 +14,7 @@ from nbgrader.api import SubmittedAssignment as Submission
 from grader import records
 from grader.course import Course
 from grader.gradebook import decisions
-from lab.errors import LabError
+from labcore.errors import LabError
 
 Key = tuple[str, str]  # (lab, student)
 

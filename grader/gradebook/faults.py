@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from lab.errors import NO_ROOM, LabError, said_of
+from labcore.errors import NO_ROOM, LabError, said_of
 
 SECONDS_TO_WAIT = 10.0  # for another process to release the gradebook
 DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")

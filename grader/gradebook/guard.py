@@ -14,7 +14,7 @@ from pathlib import Path
 
 from grader.gradebook import backups, entered, mark
 from grader.gradebook.faults import DAMAGED, RESTORE, StorageFault, explained
-from lab.errors import LabError
+from labcore.errors import LabError
 
 ACCEPT = "if it is meant to be as it is, `lab gradebook accept` keeps it"
 _sound: set[tuple[str, int, int, int]] = set()  # files as this process last checked them

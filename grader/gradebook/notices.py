@@ -14,7 +14,7 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 from grader.course import Course
 from grader.gradebook import decisions
 from grader.records import gradebook, place
-from lab.errors import LabError
+from labcore.errors import LabError
 
 HEADING = re.compile(r"<h4>[^<]*\(Score: [-\d.]+ / [-\d.]+\)</h4>")
 BELOW = '<div id="toc">'

@@ -23,7 +23,7 @@ from grader.course import Course
 from grader.gradebook import backups, entered, extensions, guard, mark
 from grader.gradebook.backups import Backup
 from grader.gradebook.faults import StorageFault, explained, holders
-from lab.errors import LabError
+from labcore.errors import LabError
 
 REASON = "the gradebook was restored: grade it again"
 

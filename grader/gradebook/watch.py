@@ -21,7 +21,7 @@ from traitlets.config import Application
 from grader.gradebook import entered, guard, mark
 from grader.gradebook.faults import SECONDS_TO_WAIT
 from grader.gradebook.guard import LostGradebook
-from lab.errors import LabError
+from labcore.errors import LabError
 
 CHANGES = ("INSERT", "UPDATE", "DELETE")
 CHANGED = "lab: changes"  # in a connection's notes: the new count, until it is committed

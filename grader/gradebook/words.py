@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from nbgrader.api import Gradebook
 
 from grader.course import Course, require_known
-from lab.errors import LabError
+from labcore.errors import LabError
 
 
 def split(course: Course, book: Gradebook, words: Sequence[str], usage: str

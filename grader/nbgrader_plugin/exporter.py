@@ -24,7 +24,7 @@ from grader.cleaning import TEXTS
 from grader.nbgrader_plugin import mathjax
 from grader.nbgrader_plugin.bounds import PageBudget, as_text
 from grader.nbgrader_plugin.clean import student_html
-from lab.errors import LabError
+from labcore.errors import LabError
 
 PICTURES = ("image/png", "image/jpeg", "image/gif")
 WITHOUT_ALT = re.compile(r"<img (?![^>]*\balt=)")

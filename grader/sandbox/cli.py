@@ -45,7 +45,7 @@ def ensure(say) -> None:
     Whether the one that is there holds is for `choose` and `self_test` to say.
     """
     from grader.sandbox.interface import Unavailable
-    from lab.cluster.install import install_command, install_packages
+    from slurmbox.install import install_command, install_packages
 
     if _there("bwrap") or install_packages(PACKAGES, say) or _there("podman"):
         return

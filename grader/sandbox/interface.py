@@ -8,7 +8,7 @@ from typing import Protocol
 
 from grader.sandbox.masks import Masks
 from grader.sandbox.running import Running
-from lab.errors import LabError
+from labcore.errors import LabError
 
 MB, GB = 1 << 20, 1 << 30
 

@@ -1,6 +1,6 @@
-"""Replacements for the modules and names that a lab masks (lab.masks finds them).
+"""Replacements for the modules and names that a lab masks (labkit.masks finds them).
 
-A masked module's file raises the message of lab.masks; of a masked package only such an
+A masked module's file raises the message of labkit.masks; of a masked package only such an
 `__init__.py` is shown. A file that defines a masked name is shown with a stub in its place. The
 `__pycache__` beside a file is shown without what was compiled from the original. All of it is made
 once, in a folder of its own, and mounted over the originals.
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from lab.masks import Place, definition, message, parsed, places
+from labkit.masks import Place, definition, message, parsed, places
 
 PREFIX = "lab-masks-"
 OLDEST = 24 * 3600  # seconds, after which a folder of a process that was killed is removed
@@ -61,7 +61,7 @@ class Masks:
 
     @cached_property
     def shown(self) -> dict[str, str]:
-        """The replacement of each path. Raises lab.masks.UnknownName."""
+        """The replacement of each path. Raises labkit.masks.UnknownName."""
         found = [place for name in self.names for place in places(name)]
         packages = {place.path for place in found if place.path.is_dir()}
         files: dict[Path, list[Place]] = {}

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from lab.errors import LabError
-from lab.workspace import CHECKOUT, CODE
+from labcore.errors import LabError
+from labcore.workspace import CHECKOUT, CODE
 
 HOME = "/home/student"
 FILES = "/run/files.tar"  # the submission's extra files, unpacked into the home at the start

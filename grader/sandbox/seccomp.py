@@ -11,7 +11,7 @@ from __future__ import annotations
 import platform
 import struct
 
-from lab.errors import LabError
+from labcore.errors import LabError
 
 EPERM, ENOSYS = 1, 38
 # name: number on x86_64, number on aarch64 and riscv64

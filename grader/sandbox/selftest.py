@@ -19,8 +19,8 @@ from pathlib import Path
 from grader.sandbox import advice, devices, mounts
 from grader.sandbox.interface import MB, Backend, Limits, Unavailable
 from grader.sandbox.running import Running
-from lab.errors import LabError
-from lab.workspace import CHECKOUT, CODE
+from labcore.errors import LabError
+from labcore.workspace import CHECKOUT, CODE
 
 LIMITS = Limits(memory=96 * MB, processes=16, file_size=4 * MB, disk=1 * MB, open_files=64)
 PROGRAM = Path(__file__).with_name("breakout.py")

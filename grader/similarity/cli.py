@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lab.errors import LabError
+from labcore.errors import LabError
 from minimegatron.imports import quick_imports
 
 MOST_SHOWN = 20  # submissions that were left out, on the terminal
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         from grader.similarity.page import page
         from grader.similarity.reading import Reader, some
         from grader.similarity.report import report
-        from lab.workspace import put_whole
+        from labcore.workspace import put_whole
 
     if not 0 <= arguments.over <= 100:
         raise LabError(f"--over {arguments.over:g}: it is from 0 to 100")
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _left_out(left_out: dict[str, str]) -> None:
-    from lab.terminal import visible
+    from labcore.terminal import visible
 
     for student, reason in list(left_out.items())[:MOST_SHOWN]:
         print(visible(f"left out: {student}: {reason}"), file=sys.stderr)

@@ -11,7 +11,7 @@ from rapidfuzz.distance import LCSseq
 
 from grader.similarity.answers import Answers
 from grader.similarity.report import MOST_ROWS, Pair, Report
-from lab.terminal import visible
+from labcore.terminal import visible
 
 MOST_NAMES = 300  # of one group
 LONGEST = 10_000  # characters of an answer on the page

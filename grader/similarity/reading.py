@@ -19,7 +19,7 @@ from grader.records import Unusable, explain
 from grader.similarity.answers import Answers
 from grader.submitted import parse, read
 from grader.timing import Late, limited
-from lab.errors import LabError
+from labcore.errors import LabError
 
 SECONDS = 20.0  # for one submission
 MOST_EARLIER = 10_000  # submissions of earlier years

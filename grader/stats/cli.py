@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lab.errors import LabError
+from labcore.errors import LabError
 from minimegatron.imports import quick_imports
 
 EXAMPLES = """examples:
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         from grader.stats.figures import figures
         from grader.stats.page import exercises_csv, hints_csv, page
         from grader.stats.reading import read
-        from lab.workspace import put_whole
+        from labcore.workspace import put_whole
 
     course = Course(default_root())
     course.make()

@@ -1,8 +1,8 @@
 """The hints that a lab's author wrote, recognized in the messages of checks.
 
-A message of a check is one of `lab.check`: a hint alone (`check.that`), or what the answer did and
-then the hint. What the answer did is the student's text, so a hint counts only at the end of a
-message and in the places where `lab.check` puts one. A message that quotes a student's exception
+A message of a check is one of `labkit.check`: a hint alone (`check.that`), or what the answer did
+and then the hint. What the answer did is the student's text, so a hint counts only at the end of a
+message and in the places where `labkit.check` puts one. A message that quotes a student's exception
 never has a hint behind it.
 """
 

@@ -21,7 +21,7 @@ from grader.course import Course
 from grader.gradebook.decisions import EXCUSED, SCORE, current
 from grader.records import gradebook, last, state
 from grader.stats.hints import Hint, first_fired, hints_in
-from lab.errors import LabError
+from labcore.errors import LabError
 
 LARGEST = 64_000_000  # bytes of a graded notebook
 

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     from grader.course import Course, default_root
     from grader.records import gradebook
     from grader.written import second
-    from lab.errors import LabError
+    from labcore.errors import LabError
 
     course, lab = Course(default_root()), arguments.lab
     course.make()
@@ -72,7 +72,7 @@ def _show(found: Sequence[Any], waiting: int, gone: int) -> None:
     from rich.table import Table
 
     from grader.written.agreement import FEW, agreement
-    from lab.terminal import visible
+    from labcore.terminal import visible
 
     table = Table("answer", "points", "both scored", "mean difference", "second - first", "kappa")
     for cell in sorted({pair.cell for pair in found}):

@@ -11,7 +11,7 @@ from nbformat import NotebookNode, v4
 from nbgrader import utils
 
 from grader.course import Course
-from lab.build.stubs import BEGIN, END
+from labkit.build.stubs import BEGIN, END
 
 BOX = """<div class="panel panel-info"><div class="panel-heading">For graders: the model answer and
 the rubric of <code>{name}</code></div><div class="panel-body">

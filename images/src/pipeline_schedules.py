@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from minimegatron.schedules import draw_beside, gpipe, one_f_one_b
+from pipeline_schedules import draw_beside, gpipe, one_f_one_b
 
 STAGES, MICRO_BATCHES = 4, 4
 

@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from style import GREY, INK, canvas
 
-from lab import async_pipeline
-from minimegatron.schedules import FORWARD
+from lab.notebook import async_pipeline
+from pipeline_schedules import FORWARD
 
 STAGES, MICRO_BATCHES = 3, 6
 SHADES = ("#ffffff", "#fce5cd", "#f9cb9c", "#f6b26b", "#e69138", "#c97b2a")  # by version

@@ -81,7 +81,7 @@ check.function(bubble, cases=check.draw(20, p=range(2, 9), m=range(1, 65)),
                expected=lambda p, m: (p - 1) / (m + p - 1))  # {HIDDEN}
 ### END HIDDEN TESTS"""
 
-MASK = '\ncheck.mask("minimegatron.formulas", "minimegatron.schedules.gpipe")'
+MASK = '\ncheck.mask("minimegatron.formulas", "pipeline_schedules.gpipe")'
 
 RIGHT_DOUBLE = "def double(x):\n    return 2 * x"
 RIGHT_TRIPLE = "def triple(x):\n    return 3 * x"
@@ -93,7 +93,7 @@ def source(whole: bool) -> Any:
     notebook = v4.new_notebook(cells=[
         v4.new_markdown_cell("# A lab that is attacked"),
         cell(small_lab.SETUP if whole else "import math", ["setup"]),
-        cell("from lab import check" + MASK * whole, ["check-setup"]),
+        cell("from labkit import check" + MASK * whole, ["check-setup"]),
         cell(DOUBLE, **marks("double", solution=True, locked=False)),
         cell(DOUBLE_CHECK, **marks("double-check", grade=True, points=3)),
         cell(TRIPLE, **marks("triple", solution=True, locked=False)),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lab import workspace
 from lab.jupyter import Jupyter, offline_settings
+from labcore import shipping
 from tests.minimegatron.conftest import dataset, train  # noqa: F401  fixtures
 from tests.ports import free_port
 
@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def home(chromium: str, tmp_path_factory) -> Path:
     """A workspace without data and without a cluster."""
     home = tmp_path_factory.mktemp("browser") / "workspace"
-    workspace.make(home)
+    shipping.make_workspace(home)
     return home
 
 

@@ -3,7 +3,7 @@
 import re
 import shutil
 
-from lab import workspace
+from labcore import workspace
 from tests.browser.driver import NOTEBOOK, open_lab, until
 
 SOURCE = "solutions/03_multi_node.py"

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from lab import cluster
-from lab.build.prose import parts
+import slurmbox as cluster
+from labkit.build.prose import parts
 from tests.browser.driver import NOTEBOOK, failures, open_notebook, prompt, run_all, until
 from tests.labs.test_labs import each_lab, lab_of
 

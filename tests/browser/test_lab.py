@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from lab import cluster, workspace
+import slurmbox as cluster
+from labcore import shipping
 from tests.browser.driver import (
     NOTEBOOK,
     choose,
@@ -39,7 +40,7 @@ def test_the_released_lab_is_whole_and_stops_at_the_first_exercise(page, jupyter
     until(page, lambda: page.locator(f"{NOTEBOOK} img").count() == 3, 20, "the figures")
     until(page, lambda: not broken_pictures(page), 20, "whole pictures")
     screenshot(page, "lab-top")
-    for text in ("os.chdir", "from lab import check", "jobs.connect()"):
+    for text in ("os.chdir", "from labkit import check", "jobs.connect()"):
         run_cell(page, number_of(page, text))
     assert "slurmnode" in code_cell(page, number_of(page, "jobs.connect()")).inner_text()
     run_cell(page, number_of(page, "def place"))
@@ -59,7 +60,7 @@ def write(page, n, text):
 
 def test_a_wrong_answer_gets_its_hint_and_the_right_one_passes(page, jupyter, screenshot):
     open_notebook(page, jupyter, LAB)
-    run_cell(page, number_of(page, "from lab import check"))
+    run_cell(page, number_of(page, "from labkit import check"))
     answer, check = number_of(page, "def place"), number_of(page, '"Node and local rank')
     write(page, answer, "def place(rank, ranks_per_node):\n"
                         "    return rank % ranks_per_node, rank // ranks_per_node")
@@ -85,7 +86,7 @@ def test_the_stuck_link_opens_the_worked_notebook(page, jupyter, screenshot):
 def test_a_student_submits_a_job_and_sees_its_curves(page, jupyter, course, traffic,
                                                                  screenshot):
     open_notebook(page, jupyter, WORKED)
-    for text in ("os.chdir", "from lab import check", "jobs.connect()", "guess_milliseconds =",
+    for text in ("os.chdir", "from labkit import check", "jobs.connect()", "guess_milliseconds =",
                  "!sbatch code/dp_two_nodes.sh"):
         submitted = run_cell(page, number_of(page, text)).inner_text()
     job = re.search(r"Submitted batch job (\d+)", submitted).group(1)
@@ -114,7 +115,7 @@ def curves(page, screenshot):
 
 def test_a_student_profiles_virtual_gpus_and_reads_the_views(page, jupyter, traffic, screenshot):
     open_notebook(page, jupyter, WORKED)
-    for text in ("os.chdir", "from lab import check", "jobs.connect()", "--profile-name four"):
+    for text in ("os.chdir", "from labkit import check", "jobs.connect()", "--profile-name four"):
         run_cell(page, number_of(page, text))
     waiting = number_of(page, "four = jobs.wait()")
     until(page, lambda: "COMPLETED" in run_cell(page, waiting, 90).inner_text(), 240, "its end")
@@ -160,7 +161,7 @@ def views(page, screenshot):
 @pytest.mark.stress
 def test_the_worked_notebook_runs_from_the_first_to_the_last_cell(page, jupyter, course,
                                                                   screenshot):
-    workspace.make(course.home)
+    shipping.make_workspace(course.home)
     open_notebook(page, jupyter, WORKED)
     run_all(page)
     last = number_of(page, "!rm -rf megatron/checkpoints/dp_two_nodes")

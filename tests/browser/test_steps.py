@@ -9,7 +9,7 @@ from nbformat import v4
 
 from tests.browser.driver import open_notebook, run_cell, until
 
-CELL = ("from minimegatron.schedules import draw_steps, one_f_one_b\n"
+CELL = ("from pipeline_schedules import draw_steps, one_f_one_b\n"
         "draw_steps(one_f_one_b(2, 2), '1F1B', 'ms')")
 NAME = "steps.ipynb"
 # What stage 0 does, keeps and has waited for. Forwards take 1 ms, backwards 2.

@@ -126,7 +126,9 @@ def direct(make_jupyter, runs):
 
 
 LINKS = """\
-from lab import served, tensorboard, workspace
+from lab.notebook import served
+from lab import tensorboard
+from labcore import workspace
 log = workspace.home() / "megatron/logs/a job_1.txt"
 log.write_text("the log of a job")
 display(tensorboard.link(), tensorboard.link("profiler"), served.file_link(log, "Open the log"))"""

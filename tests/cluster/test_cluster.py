@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.cluster import control, health, processes
+from slurmbox import control, health, processes
 from tests.needs import because
 
 pytestmark = pytest.mark.cluster
@@ -157,7 +157,7 @@ def test_pty_gives_a_terminal(cluster):
 
 
 def test_ctrl_c_ends_srun_and_its_tasks(cluster):
-    from lab import cluster as public
+    import slurmbox as public
 
     job = subprocess.Popen(["srun", "-N2", "sleep", "601"], env=public.environment(cluster.home),
                            stderr=subprocess.DEVNULL, start_new_session=True)
@@ -237,7 +237,7 @@ def test_the_light_sacct_names_what_it_lacks(cluster):
 
 
 def test_status_is_healthy_and_up_says_so(cluster, capsys):
-    from lab.cluster import status
+    from slurmbox import status
 
     assert cluster.until(lambda: not health.examine(cluster.layout).problems)
     assert status.show(cluster.home) == 0

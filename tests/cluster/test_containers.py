@@ -8,13 +8,13 @@ from dataclasses import asdict
 
 import pytest
 
+from job_monitor.nvidia_smi import cards
 from lab import cli as program
-from lab.cluster import clients, config, containers, control, profile, serve, status
-from lab.cluster.containers import PLACE
-from lab.cluster.install import Slurm
-from lab.cluster.layout import Layout
-from lab.errors import LabError
-from lab.nvidia_smi import cards
+from labcore.errors import LabError
+from slurmbox import clients, config, containers, control, profile, serve, status
+from slurmbox.containers import PLACE
+from slurmbox.install import Slurm
+from slurmbox.layout import Layout
 
 SLURM = Slurm(("/usr/sbin", "/usr/bin"))
 
@@ -95,7 +95,7 @@ def test_another_machine_with_the_same_workspace_is_no_container(layout, monkeyp
     ("use local", "compose.yml down")])
 def test_what_only_the_machine_outside_can_do_is_named(layout, monkeypatch, words, command):
     record(layout)
-    monkeypatch.setattr("lab.cluster.health.supervisor", lambda layout: (1, 1))
+    monkeypatch.setattr("slurmbox.health.supervisor", lambda layout: (1, 1))
     with pytest.raises(LabError, match=f"{words}: .*containers.*{command}$"):
         lab(*words.split())
 

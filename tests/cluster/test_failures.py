@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from lab.cluster import cli, control, health, requests, status
-from lab.cluster.layout import Layout
-from lab.errors import LabError
+from labcore.errors import LabError
+from slurmbox import cli, control, health, requests, status
+from slurmbox.layout import Layout
 from tests.needs import because
 
 from ..conftest import RunningCluster, cluster_processes
@@ -144,7 +144,7 @@ def test_links_have_the_rate_that_was_asked_for_live(spare, needs_namespaces):
 
     lab(spare, "link", "100mbit")
     assert 60 < megabits() < 130
-    assert "link 100mbit" in spare.run([sys.executable, "-c", "from lab.cluster import status; "
+    assert "link 100mbit" in spare.run([sys.executable, "-c", "from slurmbox import status; "
                                         "import pathlib; status.show(pathlib.Path('.').absolute())"
                                         ]).stdout
     lab(spare, "link", "unlimited")
@@ -215,7 +215,7 @@ def test_a_workspace_with_blanks_and_a_very_long_path(tmp_path):
 @pytest.mark.parametrize("delay", [0.05, 0.15, 0.25, 0.4])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_up_can_be_repeated_or_undone(tmp_path, delay, number):
-    command = [sys.executable, "-c", "import sys, pathlib; from lab.cluster import control; "
+    command = [sys.executable, "-c", "import sys, pathlib; from slurmbox import control; "
                "control.up(pathlib.Path(sys.argv[1]), control.Options())", str(tmp_path)]
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     time.sleep(delay)
@@ -230,7 +230,7 @@ def test_an_interrupted_up_can_be_repeated_or_undone(tmp_path, delay, number):
 
 
 def test_two_ups_at_once_make_one_cluster(tmp_path):
-    command = [sys.executable, "-c", "import sys, pathlib; from lab.cluster import control; "
+    command = [sys.executable, "-c", "import sys, pathlib; from slurmbox import control; "
                "control.up(pathlib.Path(sys.argv[1]), control.Options())", str(tmp_path)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = [process.communicate(timeout=60)[0] for process in both]
@@ -243,7 +243,7 @@ def test_two_ups_at_once_make_one_cluster(tmp_path):
 
 def test_down_ends_shells_that_wait_inside(make_cluster):
     here = make_cluster(nodes=1)
-    from lab import cluster as public
+    import slurmbox as public
 
     shell = subprocess.Popen(["salloc", "sleep", "602"], env=public.environment(here.home),
                              stderr=subprocess.DEVNULL, start_new_session=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.cluster import (
+from labcore.errors import LabError
+from slurmbox import (
     bundle,
     cli,
     clients,
@@ -20,8 +21,7 @@ from lab.cluster import (
     profile,
     site_clients,
 )
-from lab.cluster.layout import Layout
-from lab.errors import LabError
+from slurmbox.layout import Layout
 
 FAKE = install.Slurm(folders=("/nonexistent",))
 

@@ -1,7 +1,7 @@
 import pytest
 
-from lab.cluster import profile
-from lab.errors import LabError
+from labcore.errors import LabError
+from slurmbox import profile
 from virtualgpu import network
 
 

@@ -2,7 +2,7 @@ from datetime import datetime
 
 import pytest
 
-from lab.cluster import jobrecords, sacct
+from slurmbox import jobrecords, sacct
 
 NOW = datetime(2026, 1, 2, 12, 0, 0)
 DONE = ("JobId=7 UserId=student(1000) GroupId=student(1000) Name=my long job name "

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lab import workspace
-from lab.cluster import config, control
+from labcore import shipping, workspace
 from minimegatron.arguments.device import INSTEAD_OF_CPU
+from slurmbox import config, control
 from tests.jobs.test_jobs import SHORT
 
 pytestmark = pytest.mark.cluster
@@ -103,7 +103,7 @@ class Student:
 def workplace(course, commands, tmp_path_factory):
     home = tmp_path_factory.mktemp("student")
     (home / "data").symlink_to(course.home / "data")
-    workspace.make(home)
+    shipping.make_workspace(home)
     return home
 
 

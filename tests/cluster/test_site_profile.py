@@ -6,11 +6,11 @@ import subprocess
 
 import pytest
 
-from lab import jobs
-from lab.cluster import clients, site, site_clients
-from lab.cluster.layout import Layout
-from lab.errors import LabError
+from lab.notebook import jobs
+from labcore.errors import LabError
 from minimegatron.arguments import device
+from slurmbox import clients, site, site_clients
+from slurmbox.layout import Layout
 
 WHOLE = """
 [slurm]

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.cluster import accounting
-from lab.cluster.install import locate
-from lab.workspace import CODE
+from labcore.workspace import CODE
+from slurmbox import accounting
+from slurmbox.install import locate
 from tests.needs import because, require
 
 from ..conftest import RunningCluster
@@ -55,15 +55,15 @@ def user(tmp_path_factory):
     site = next((home / "venv/lib").glob("python*/site-packages"))
     (site / "lab.pth").write_text(f"{CODE}\n{packages}\n")
     (home / "venv/bin/lab").write_text(
-        f"#!{home}/venv/bin/python\nimport argparse, sys\nfrom lab.cluster import cli\n"
-        "from lab.errors import LabError\ntop = argparse.ArgumentParser()\n"
+        f"#!{home}/venv/bin/python\nimport argparse, sys\nfrom slurmbox import cli\n"
+        "from labcore.errors import LabError\ntop = argparse.ArgumentParser()\n"
         "cli.add_parser(top.add_subparsers())\narguments = top.parse_args()\n"
         "try:\n    sys.exit(arguments.run(arguments) or 0)\n"
         "except LabError as error:\n    sys.exit(f'lab: error: {error}')\n")
     (home / "venv/bin/lab").chmod(0o755)
     subprocess.run(["chown", "-R", NAME, home], check=True)
     made = User(home)
-    if made.run("python -c 'import lab.cluster.control'").returncode:
+    if made.run("python -c 'import slurmbox.control'").returncode:
         pytest.skip(f"no ordinary user can be tested: {NAME} cannot read this checkout")
     yield made
     made.run("lab cluster down")

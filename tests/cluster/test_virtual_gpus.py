@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from lab.cluster import cli, health
+from slurmbox import cli, health
 from tests.needs import because
 
 pytestmark = pytest.mark.cluster

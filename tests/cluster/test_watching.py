@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from lab import cli
-from lab.cluster import keeping, processes
+from slurmbox import keeping, processes
 
 pytestmark = pytest.mark.cluster
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from corpus_tools.train_vocabulary import train_merges
 from minimegatron.data.indexed_dataset import IndexedDatasetWriter
 from minimegatron.data.tokenizer import GPT2BPETokenizer, write_vocabulary
-from minimegatron.data.train_vocabulary import train_merges
 
 CODE = Path(__file__).parents[2] / "code"
 

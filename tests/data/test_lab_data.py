@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from lab import corpus, data, data_files
-from lab.errors import LabError
+from corpus_tools import cli as data
+from corpus_tools import corpus
+from corpus_tools import files as data_files
+from corpus_tools.train_vocabulary import train_merges
+from labcore.errors import LabError
 from minimegatron.data.indexed_dataset import IndexedDataset
 from minimegatron.data.tokenizer import GPT2BPETokenizer, byte_alphabet, write_vocabulary
-from minimegatron.data.train_vocabulary import train_merges
 
 GPT2_PREFIX = "GPT-2_assets/my-gpt2_text_document"
 FILES = {
@@ -48,7 +50,8 @@ def small(jsonl, **more) -> data.Options:
 
 def lab(*words, home):
     """Run `lab data WORDS` in another process."""
-    code = ("import argparse, sys\nfrom lab import data\nfrom lab.errors import LabError\n"
+    code = ("import argparse, sys\nfrom corpus_tools import cli as data\n"
+            "from labcore.errors import LabError\n"
             "top = argparse.ArgumentParser()\ndata.add_parser(top.add_subparsers())\n"
             "arguments = top.parse_args(sys.argv[1:])\n"
             "assert 'torch' not in sys.modules and 'minimegatron' not in sys.modules\n"
@@ -284,7 +287,7 @@ def test_killed_while_files_are_put_in_place(jsonl, tmp_path, monkeypatch):
 
 
 def test_two_at_once_wait_for_each_other(jsonl, tmp_path):
-    code = ("import sys\nfrom lab import data\n"
+    code = ("import sys\nfrom corpus_tools import cli as data\n"
             "data.make(sys.argv[1], print, data.Options((sys.argv[2],), gpt2_entries=900,"
             " small_entries=400))")
     runs = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(jsonl)],
@@ -303,7 +306,8 @@ def test_ensure_keeps_the_users_own(jsonl, tmp_path):
 
 
 def test_importing_lab_data_imports_no_torch():
-    code = "import sys, lab.data; sys.exit('torch' in sys.modules or 'minimegatron' in sys.modules)"
+    code = ("import sys, corpus_tools.cli; "
+            "sys.exit('torch' in sys.modules or 'minimegatron' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

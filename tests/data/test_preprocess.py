@@ -176,7 +176,7 @@ def test_a_full_disk_leaves_the_older_pair(preprocess, command, jsonl, tmp_path)
 
 def test_a_full_device_says_no_space(monkeypatch, jsonl, tmp_path, tokenizer):
     """/dev/full refuses the last flush as a full disk does."""
-    from minimegatron.data import preprocess as module
+    from corpus_tools import preprocess as module
     from minimegatron.data.atomic import AtomicFile
     from minimegatron.errors import UserError
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from corpus_tools.train_vocabulary import train_merges
 from minimegatron.data.tokenizer import (
     END_OF_DOCUMENT,
     GPT2BPETokenizer,
@@ -15,7 +16,6 @@ from minimegatron.data.tokenizer import (
     byte_alphabet,
     pad_vocab_size,
 )
-from minimegatron.data.train_vocabulary import train_merges
 from minimegatron.errors import UserError
 
 fixed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

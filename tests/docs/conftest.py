@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import cluster as lab_cluster
+import slurmbox as lab_cluster
 from tests.docs.pages import ROOT
 from tests.docs.session import Places
 

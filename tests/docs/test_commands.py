@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from lab import cluster as lab_cluster
+import slurmbox as lab_cluster
 from tests.docs import session
 from tests.docs.pages import ROOT, blocks, pages
 

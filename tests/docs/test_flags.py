@@ -9,14 +9,14 @@ from functools import cache
 import pytest
 from markdown_it import MarkdownIt
 
+from corpus_tools.preprocess import parser as preprocess_parser
 from lab.cli import parser as lab_parser
 from minimegatron.arguments.parse import build_parser
-from minimegatron.data.preprocess import parser as preprocess_parser
 from tests.docs.pages import ROOT, blocks, pages
 
 NAMES = [str(page.relative_to(ROOT)) for page in pages()]
 # Programs of ours whose parsers are not one object, and flags of others' programs.
-OURS = ("code/examples/*.py", "code/lab/nvidia_smi/*.py", "tools/*.py", "benchmarks/*.py")
+OURS = ("code/examples/*.py", "code/job_monitor/nvidia_smi/*.py", "tools/*.py", "benchmarks/*.py")
 FOREIGN = {"docker": "--build --build-arg --cap-add --cap-drop --memory --memory-swap --privileged "
                      "--read-only --security-opt --tmpfs --user",
            "slurm": "--begin --dependency --mem --time --account",

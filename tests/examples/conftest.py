@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from lab import workspace
-from minimegatron.data.preprocess import preprocess
+from corpus_tools.preprocess import preprocess
+from labcore import workspace
 from minimegatron.data.tokenizer import GPT2BPETokenizer, write_vocabulary
 
 EXAMPLES = workspace.CODE / "examples"

@@ -12,8 +12,8 @@ import gpipe
 import gpt_layers
 import options
 import setting
-from lab.errors import LabError
-from lab.saved_tensors import SavedTensors
+from lab.notebook.saved_tensors import SavedTensors
+from labcore.errors import LabError
 
 from .conftest import EXAMPLES
 from .runs import assert_same, plain, printed

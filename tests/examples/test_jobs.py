@@ -6,7 +6,7 @@ import pytest
 
 import pipe_dream
 import setting
-from minimegatron.schedules import one_f_one_b, peak_live, to_text
+from pipeline_schedules import one_f_one_b, peak_live, to_text
 
 from .runs import assert_same, plain, printed
 

@@ -11,7 +11,7 @@ import gpt_layers
 import options
 import pipe_dream
 import setting
-from minimegatron.schedules import one_f_one_b, parse, to_text
+from pipeline_schedules import one_f_one_b, parse, to_text
 
 from ..ports import free_port
 from .conftest import EXAMPLES

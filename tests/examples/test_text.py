@@ -7,7 +7,7 @@ import gpt_layers
 import options
 import setting
 import text_batches
-from lab.errors import LabError
+from labcore.errors import LabError
 from minimegatron.data.tokenizer import GPT2BPETokenizer
 
 from .conftest import ROWS

@@ -16,12 +16,12 @@ from grader.collect.homes import require_begun
 from grader.contest import attempts
 from grader.copies import merged
 from grader.rebuild import Unusable, parse, rebuild
-from lab.check import options, torchrun, wire
-from lab.check.job import resolve
-from lab.check.measure import printed, read
-from lab.contest.contests import pipelines
-from lab.contest.declaration import Disqualified
-from lab.errors import LabError
+from labcore.errors import LabError
+from labkit.check import options, torchrun, wire
+from labkit.check.job import resolve
+from labkit.check.measure import printed, read
+from labkit.contest.contests import pipelines
+from labkit.contest.declaration import Disqualified
 from tests.fuzz.hostile import TEXTS, anything, changed, spoilt, words
 from tests.grader.small_lab import answered, source
 

@@ -51,7 +51,7 @@ def source(setup: str = SETUP) -> nbformat.NotebookNode:
         v4.new_markdown_cell(f"# A small lab\n{picture}"),
         cell(setup, ["setup"]),
         cell("open('explored', 'w')\nraise SystemError('explore cells do not run')", ["explore"]),
-        cell("from lab import check", ["check-setup"]),
+        cell("from labkit import check", ["check-setup"]),
         cell(ANSWER, **marks("batch", solution=True, locked=False)),
         cell(CHECK, **marks("batch-check", grade=True, points=3)),
         cell(SCRIPT, **marks("script", solution=True, locked=False)),

@@ -18,8 +18,8 @@ from grader.attempt import Attempt
 from grader.batch import worker_command
 from grader.course import Course
 from grader.settings import Grading
-from lab.build.release import release
-from lab.errors import LabError
+from labcore.errors import LabError
+from labkit.build.release import release
 from tests.grader import small_lab
 from tests.grader.small_lab import NAME, RIGHT, WRONG, answered, cell, find, marks
 

@@ -9,7 +9,7 @@ from nbgrader.api import MissingEntry
 
 from grader import records, results
 from grader.course import Course
-from lab.errors import LabError
+from labcore.errors import LabError
 from tests.grader import small_lab
 from tests.grader.conftest import new_course, run, submit, table
 from tests.grader.small_lab import RIGHT, WRONG, answered

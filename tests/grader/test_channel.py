@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grader.channel import BrokenChannel, Channel, ChannelError, Died, OutOfTime
-from lab.guest import protocol
+from labkit.guest import protocol
 
 LONG = "x" * 3_000_000
 

@@ -15,9 +15,9 @@ import pytest
 
 from grader import formgrader, records
 from grader.course import Course
-from lab.errors import LabError
 from lab.jupyter import INSTRUCTORS, Jupyter, offline_settings
 from lab.start import only_once
+from labcore.errors import LabError
 
 PROGRAM = str(Path(sys.executable).with_name("jupyter"))
 

@@ -65,4 +65,4 @@ def test_a_hidden_comparison_without_words_for_students_is_named(call):
 
 
 def test_a_hidden_check_of_labs_is_not():
-    assert told("from lab import check", HIDDEN.format("check.value(f, 1)")) == []
+    assert told("from labkit import check", HIDDEN.format("check.value(f, 1)")) == []

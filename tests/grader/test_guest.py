@@ -10,9 +10,9 @@ import pytest
 from grader.channel import Channel, Died
 from grader.remote import as_raised
 from grader.sandbox import Limits, python
-from lab.check import wire
-from lab.guest import protocol
-from lab.guest.capture import MOST_BYTES, Capture
+from labkit.check import wire
+from labkit.guest import protocol
+from labkit.guest.capture import MOST_BYTES, Capture
 from tests.grader.plain import Plain
 
 SECONDS = 60
@@ -41,13 +41,13 @@ def plain(tmp_path_factory):
 
 @pytest.fixture
 def fresh(plain) -> Asked:
-    return Asked(plain.start(python("lab.guest"), Limits()))
+    return Asked(plain.start(python("labkit.guest"), Limits()))
 
 
 @pytest.fixture(scope="module")
 def guest(plain) -> Asked:
     """Shared: cells here bind no name of another test's."""
-    return Asked(plain.start(python("lab.guest"), Limits()))
+    return Asked(plain.start(python("labkit.guest"), Limits()))
 
 
 def stream(text: str, name: str = "stdout") -> dict:

@@ -1,4 +1,4 @@
-"""What students read of hidden tests that failed: what lab.check says, and nothing else."""
+"""What students read of hidden tests that failed: what labkit.check says, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from grader.feedback import HideTests
 from grader.lab_plan import planned
 from grader.probe import Trusted, text_for_students, text_of
 from grader.timing import Budget
-from lab.check.checks import HIDDEN_FAILED
+from labkit.check.checks import HIDDEN_FAILED
 from tests.grader.small_lab import marks
 from tests.grader.test_probe import remote, student
 
 SECRET = "41.5"
-HEAD = "from lab import check\nimport numpy as np\n"
+HEAD = "from labkit import check\nimport numpy as np\n"
 
 
 def hidden(test: str) -> str:

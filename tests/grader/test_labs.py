@@ -13,8 +13,8 @@ import pytest
 
 from grader import records
 from grader.course import OUR_SOURCES, Course
-from lab.build import Lab, read
-from lab.workspace import CHECKOUT
+from labcore.workspace import CHECKOUT
+from labkit.build import Lab, read
 from tests.grader.conftest import run
 from tests.grader.small_lab import find, put
 from tests.labs.borrowed import BORROWED

@@ -15,9 +15,9 @@ from grader.sandbox.bubblewrap import Bubblewrap
 from grader.sandbox.interface import MB
 from grader.settings import Grading
 from grader.walk import Walk
-from lab.check.allowed import Cluster, flags_for_estimate
-from lab.check.measure import read
-from lab.errors import LabError
+from labcore.errors import LabError
+from labkit.check.allowed import Cluster, flags_for_estimate
+from labkit.check.measure import read
 from tests.grader.small_lab import cell, find, marks
 from tests.lab.check.test_measure import CARD, in_process, job
 
@@ -119,7 +119,7 @@ FORGE = "echo elapsed time per iteration: 1 ms, fits: yes > megatron/logs/log.tx
 def answered(script: str) -> v4.new_notebook:
     return v4.new_notebook(cells=[
         cell("import os\nos.chdir(os.environ['LAB_HOME'])", ["setup"]),
-        cell("from lab import check", ["check-setup"]),
+        cell("from labkit import check", ["check-setup"]),
         cell(script, **marks("script", solution=True, locked=False)),
         cell(CHECK, **marks("script-check", grade=True, points=2))])
 

@@ -10,7 +10,7 @@ from grader.merge import merge
 from grader.records import gradebook, state
 from grader.settings import Grading
 from grader.steps import without_parts
-from lab.errors import LabError
+from labcore.errors import LabError
 from tests.grader import small_lab
 from tests.grader.small_lab import NAME, answered, find
 from tests.grader.test_attempt import QUICK, Bench

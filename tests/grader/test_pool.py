@@ -11,7 +11,7 @@ import pytest
 
 from grader import pool as pool_module
 from grader.pool import Done, Pool
-from lab.errors import LabError
+from labcore.errors import LabError
 
 WORKER = """
 import json, os, sys, time

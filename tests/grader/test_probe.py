@@ -20,8 +20,8 @@ from grader.probe import Trusted, Verdict
 from grader.proxies import Function, NotHere, Proxy
 from grader.remote import Remote
 from grader.timing import Budget
-from lab.check import wire
-from lab.errors import LabError
+from labcore.errors import LabError
+from labkit.check import wire
 from tests.grader.small_lab import marks
 
 
@@ -37,7 +37,7 @@ class InProcess:
     """What a guest does, without a guest: the student's names are in `names`."""
 
     def __init__(self, names: dict[str, Any]) -> None:
-        from lab.guest.serving import Guest
+        from labkit.guest.serving import Guest
 
         self.names = names
         self.guest = Guest(self, self)  # a shell with user_ns, and a capture with take()
@@ -73,7 +73,7 @@ def check_cell(source: str, role: str = "check") -> PlannedCell:
     return planned(0, new_code_cell(source, metadata=metadata))
 
 
-def checked(source: str, guest: Any = None, setup: str = "from lab import check",
+def checked(source: str, guest: Any = None, setup: str = "from labkit import check",
             seconds: float = 10) -> Verdict:
     trusted = Trusted(remote(guest or student()), frozenset(("f", "one", "sum")))
     assert trusted.setup(check_cell(setup, "check-setup"), Budget(10)).passed
@@ -163,7 +163,7 @@ def test_a_check_that_draws_by_itself_draws_the_same_again():
 def test_builtins_and_trusted_names_are_not_the_students_unless_the_lab_says_so():
     guest = student("def sum(x): return 9\ndef len(x): return 9\nclass check: pass\nT = 5")
     assert checked("assert sum([1]) == 9 and len([1]) == 1", guest).passed
-    assert checked("check.that(T == 3, '')", guest, "from lab import check\nT = 3").passed
+    assert checked("check.that(T == 3, '')", guest, "from labkit import check\nT = 3").passed
 
 
 def test_checks_leave_only_their_own_names_to_later_ones():

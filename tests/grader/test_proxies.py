@@ -7,7 +7,7 @@ import builtins
 import pytest
 
 from grader.proxies import rebuilt
-from lab.check.sides import Raised
+from labkit.check.sides import Raised
 
 
 @pytest.mark.parametrize("name", ["ValueError", "KeyError", "UnicodeDecodeError", "OSError",

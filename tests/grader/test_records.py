@@ -54,7 +54,7 @@ def test_who_is_stopped_keeps_what_was_graded_and_no_older_score(course, grade, 
         stderr=subprocess.STDOUT, env={**os.environ, "LAB_COURSE": str(course.root)},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
     deadline = time.monotonic() + 120
-    while not any(b"lab.guest" in command_line(pid) for pid in processes(running.pid)):
+    while not any(b"labkit.guest" in command_line(pid) for pid in processes(running.pid)):
         assert running.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     time.sleep(1)  # bob's cell runs

@@ -14,7 +14,7 @@ from grader.course import Course
 from grader.written import second
 from grader.written.agreement import Pair, agreement, weighted_kappa
 from lab import cli
-from lab.errors import LabError
+from labcore.errors import LabError
 from tests.grader.small_lab import NAME
 from tests.grader.test_written import enter, template_written  # noqa: F401
 

@@ -6,7 +6,7 @@ import pytest
 from traitlets.config import Config
 
 from grader.settings import settings_of
-from lab.errors import LabError
+from labcore.errors import LabError
 
 
 def test_settings_name_what_is_wrong_with_them():

@@ -15,7 +15,7 @@ from grader.course import Course
 from grader.log import logging_to
 from grader.written import rubrics
 from grader.written.pending import incomplete, pending
-from lab.build.release import release
+from labkit.build.release import release
 from tests.grader import small_lab
 from tests.grader.conftest import submit
 from tests.grader.small_lab import NAME, find, marks

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import image as images
 from image import Engine
-from lab.errors import LabError
+from labcore.errors import LabError
 
 FILE = images.DOCKERFILE.with_name("compose.yml")
 PACKAGE = "podman-compose==1.6.0"

@@ -19,8 +19,8 @@ import pytest
 
 import image as images
 from image import Engine
-from lab.errors import LabError
-from lab.workspace import CHECKOUT
+from labcore.errors import LabError
+from labcore.workspace import CHECKOUT
 
 STUDENT, INSTRUCTOR = (images.tag(target) for target in images.TARGETS)
 PROFILE = CHECKOUT / "docker" / "seccomp-sandbox.json"

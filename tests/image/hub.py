@@ -18,8 +18,8 @@ from playwright.sync_api import BrowserContext, Page
 
 import image as images
 from image import Engine
-from lab.errors import LabError
-from lab.workspace import CHECKOUT
+from labcore.errors import LabError
+from labcore.workspace import CHECKOUT
 from tests.ports import free_port
 
 CONFIG = CHECKOUT / "docker" / "jupyterhub" / "jupyterhub_config.py"

@@ -31,7 +31,7 @@ def train(page: Page, server: Server,
     """Up to the end of the first job. `run` is a shell in the container."""
     assert run(f"echo '{WHOLE}' > {SETTINGS}").returncode == 0
     open_notebook(page, server, f"notebooks/{NAME}.ipynb")
-    for text in ("os.chdir", "from lab import check"):
+    for text in ("os.chdir", "from labkit import check"):
         run_cell(page, number_of(page, text))
     assert "slurmnode[1-2]" in run_cell(page, number_of(page, "jobs.connect()")).inner_text()
     write(page, number_of(page, "define guess_milliseconds"), "guess_milliseconds = 300")

@@ -7,10 +7,10 @@ import yaml
 
 import image as images
 from lab import cli as program
-from lab.cluster.containers import COMPOSE, KEY
-from lab.cluster.place import CONTROLLER
-from lab.cluster.profile import make
-from lab.workspace import CHECKOUT
+from labcore.workspace import CHECKOUT
+from slurmbox.containers import COMPOSE, KEY
+from slurmbox.place import CONTROLLER
+from slurmbox.profile import make
 
 FILE = images.DOCKERFILE.with_name("compose.yml")
 TEXT = FILE.read_text()

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 import image as images
-from lab.workspace import CHECKOUT
+from labcore.workspace import CHECKOUT
 from tests.image import layers
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(2400)]

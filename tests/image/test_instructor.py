@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from lab.workspace import CHECKOUT
+from labcore.workspace import CHECKOUT
 from tests.image.conftest import PROFILE, containers
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(1200)]

@@ -10,8 +10,8 @@ import tomllib
 import pytest
 
 import image
-from lab.cluster.install import PACKAGES
-from lab.errors import LabError
+from labcore.errors import LabError
+from slurmbox.install import PACKAGES
 from tests.image import layers, recipe
 from tests.ports import free_port
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 
-from lab.cluster import processes
+from slurmbox import processes
 
 from ..conftest import RunningCluster
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import workspace
+from labcore import workspace
 
 pytestmark = pytest.mark.cluster
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lab import links, roofline
+from lab.notebook import links, roofline
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

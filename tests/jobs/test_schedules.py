@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from lab import plots
-from minimegatron.schedules import gpipe, parse, timeline_of
+from lab.notebook import plots
+from pipeline_schedules import gpipe, parse, timeline_of
 
 from .test_jobs import TINY, losses
 

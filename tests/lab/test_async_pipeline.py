@@ -3,9 +3,17 @@
 import pytest
 import torch
 
-from lab import async_pipeline
-from lab.async_pipeline import FLUSH, NAIVE, PIPEDREAM, POLICIES, TWO_BUFFERS, gradient_at, problem
-from lab.errors import LabError
+from lab.notebook import async_pipeline
+from lab.notebook.async_pipeline import (
+    FLUSH,
+    NAIVE,
+    PIPEDREAM,
+    POLICIES,
+    TWO_BUFFERS,
+    gradient_at,
+    problem,
+)
+from labcore.errors import LabError
 
 ROUNDING = 1e-12
 

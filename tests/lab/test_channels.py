@@ -2,8 +2,8 @@
 
 import pytest
 
-from lab import channels
-from lab.errors import LabError
+from job_monitor import channels
+from labcore.errors import LabError
 from virtualgpu import nccl, network
 from virtualgpu.cards import CARDS
 from virtualgpu.topology import Topology

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from lab import workspace
-from lab.colors import bad, good, mark, result, strong
-from lab.errors import LabError
+from labcore import workspace
+from labcore.colors import bad, good, mark, result, strong
+from labcore.errors import LabError
 
 CODES = {result: "\033[34m", good: "\033[32m", bad: "\033[31m", strong: ""}
-PROGRAM = "from lab.colors import result; print(result('fast'))"
+PROGRAM = "from labcore.colors import result; print(result('fast'))"
 
 
 def on_a_terminal(**variables: str) -> str:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from lab import costs
-from lab.errors import LabError
+from labcore.errors import LabError
+from layout_estimator import costs
 
 MODEL = ("--device virtual:v100 --num-layers 2 --hidden-size 256 --num-attention-heads 4 "
          "--seq-length 128 --max-position-embeddings 128 --vocab-size 1000 "

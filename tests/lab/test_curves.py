@@ -2,8 +2,8 @@
 
 import pytest
 
-from lab import curves
-from lab.errors import LabError
+from lab.notebook import curves
+from labcore.errors import LabError
 
 
 def test_a_line_for_each_number_of_stages():

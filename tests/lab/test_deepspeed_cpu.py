@@ -1,4 +1,4 @@
-"""lab.deepspeed_cpu: nothing is compiled, seeds of numpy's kind are taken, configs are checked."""
+"""deepspeed_cpu: nothing is compiled, seeds of numpy's kind are taken, configs are checked."""
 
 import json
 import random
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from lab import deepspeed_cpu
-from lab.errors import LabError
+from lab.notebook import deepspeed_cpu
+from labcore.errors import LabError
 
 
 def test_collectives_start_without_a_compiled_operator():

@@ -6,8 +6,8 @@ import importlib.util
 import pytest
 
 from lab import hub
-from lab.errors import LabError
 from lab.start import add_parser
+from labcore.errors import LabError
 from tests.ports import free_port
 
 

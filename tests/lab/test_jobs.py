@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from lab import jobs
-from lab.colors import bad, good
-from lab.errors import LabError
+from lab.notebook import jobs
+from labcore.colors import bad, good
+from labcore.errors import LabError
 
 
 @pytest.fixture

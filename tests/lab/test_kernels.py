@@ -7,8 +7,8 @@ import pytest
 from torch_tb_profiler.profiler.kernel_parser import KernelParser
 from torch_tb_profiler.profiler.trace import EventTypes
 
-from lab import kernels
-from lab.errors import LabError
+from job_monitor import kernels
+from labcore.errors import LabError
 
 TIMES = {"volta_fp16_s884gemm_fp16_64x64_ldg8_f2f_nn": [200, 400], "volta_hgemm_64x64_nn": [300],
          "volta_sgemm_64x64_nn": [100], "void softmax_warp_forward<float>": [1000]}

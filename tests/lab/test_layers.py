@@ -2,9 +2,9 @@
 
 import pytest
 
-from lab import layers
-from lab.errors import LabError
-from minimegatron.schedules import Timeline
+from labcore.errors import LabError
+from layout_estimator import layers
+from pipeline_schedules import Timeline
 
 MODEL = ("--device virtual:v100 --num-layers {} --hidden-size 256 --num-attention-heads 4 "
          "--seq-length 128 --max-position-embeddings 128 --vocab-size {} --fp16 "

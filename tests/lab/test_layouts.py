@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lab import layouts
-from lab.errors import LabError
+from job_monitor import layouts
+from labcore.errors import LabError
 from tests.lab.test_wire import message, put
 
 LOG = """\

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lab import links
-from lab.errors import LabError
+from lab.notebook import links
+from labcore.errors import LabError
 from virtualgpu.cards import find
 from virtualgpu.network import parse
 

@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from lab import logs, plots
-from lab.errors import LabError
+from job_monitor import logs
+from lab.notebook import plots
+from labcore.errors import LabError
 
 LINE = (" iteration       12/     100 | consumed samples:           96 | elapsed time per "
         "iteration (ms): 640.5 | learning rate: 1.500E-04 | global batch size:     8 | "

@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from lab import cli, own_labs, workspace
-from lab.build import read
-from lab.build.cli import build
-from lab.errors import LabError
+from lab import cli
+from labcore import own_labs, shipping, workspace
+from labcore.errors import LabError
+from labkit.build import read
+from labkit.build.cli import build
 from tests.lab.build.conftest import SAMPLE
 
 MUTANT = '# %% [raw] tags=["mutant"] answer="global-batch" hint="nobody adds"'
@@ -121,6 +122,6 @@ def test_a_finished_lab_is_no_draft(own):
 def test_a_workspace_gets_the_labs_and_their_figures(own, tmp_path, monkeypatch):
     build(own)
     monkeypatch.setenv(own_labs.VARIABLE, str(own))
-    workspace.make(tmp_path / "home")
+    shipping.make_workspace(tmp_path / "home")
     assert (tmp_path / "home" / "notebooks" / "90_sample.ipynb").is_file()
     assert (tmp_path / "home" / "images" / "sample.svg").is_file()

@@ -2,9 +2,9 @@
 
 import pytest
 
-from lab import plots
-from lab.errors import LabError
-from minimegatron.schedules import Durations, export, gpipe, one_f_one_b, simulate
+from lab.notebook import plots
+from labcore.errors import LabError
+from pipeline_schedules import Durations, export, gpipe, one_f_one_b, simulate
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lab import roofline
-from lab.errors import LabError
+from lab.notebook import roofline
+from labcore.errors import LabError
 from virtualgpu.cards import find
 
 TEXT = """2 threads

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from lab import saved
+from lab.notebook import saved
 
 
 def test_each_memory_counts_once(capsys):

@@ -1,4 +1,4 @@
-"""lab.saved_tensors: bytes that autograd keeps, counted exactly."""
+"""lab.notebook.saved_tensors: bytes that autograd keeps, counted exactly."""
 
 import threading
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lab.saved_tensors import SavedTensors
+from lab.notebook.saved_tensors import SavedTensors
 
 KB = 1024
 

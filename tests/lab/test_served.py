@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from lab import jobs, served
+from lab.notebook import jobs, served
 
 
 @pytest.fixture

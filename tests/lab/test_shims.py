@@ -1,11 +1,11 @@
-"""lab.shims: another version, or a name that is gone, is said and not passed over."""
+"""lab.notebook.shims: another version, or a name that is gone, is said and not passed over."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from lab import shims
-from lab.errors import LabError
+from lab.notebook import shims
+from labcore.errors import LabError
 
 
 def test_another_version_is_refused(monkeypatch):

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from lab import shipping, workspace
+from labcore import shipping, workspace
 
 
 def notebook(*sources, outputs=(), **metadata):
@@ -155,7 +155,7 @@ def test_a_deleted_copy_comes_back_and_a_folder_in_the_way_is_left_alone(course)
 
 
 def test_a_workspace_has_copies_of_the_labs_pictures(tmp_path):
-    workspace.make(tmp_path, lambda line: None)
+    shipping.make_workspace(tmp_path, lambda line: None)
     ours = {path.name: path.read_bytes() for path in (workspace.CHECKOUT / "images").glob("*.svg")}
     theirs = {path.name: path.read_bytes() for path in (tmp_path / "images").iterdir()}
     assert theirs == ours and len(ours) >= 2

@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lab import data, workspace
+from corpus_tools import cli as data
+from labcore import workspace
 from tests.conftest import cluster_processes
 
 pytestmark = pytest.mark.cluster

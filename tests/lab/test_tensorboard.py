@@ -16,9 +16,9 @@ import pytest
 import torch_tb_profiler
 
 from lab import tensorboard
-from lab.errors import LabError
 from lab.tensorboard import cli, plugin, proxy
-from lab.workspace import CHECKOUT
+from labcore.errors import LabError
+from labcore.workspace import CHECKOUT
 
 LAB = Path(sys.executable).with_name("lab")
 SERVER = {"base_url": "/user/x/", "url": "http://127.0.0.1:8888/user/x/"}

@@ -8,8 +8,8 @@ import unicodedata
 import pytest
 
 from lab import cli
-from lab.errors import LabError
-from lab.terminal import visible
+from labcore.errors import LabError
+from labcore.terminal import visible
 
 STEERING = ["\x1b[2J", "\x1b]8;;javascript:x()\x07link\x1b]8;;\x07", "\x1b]0;title\x07", "\x9b2J",
             "\x9d0;title\x9c", "\x90q\x9c", "a\rb", "a\x08b", "\u202eabc", "\u2066x\u2069",

@@ -1,4 +1,4 @@
-"""lab.torchgpipe_cpu: stages that share `cpu` work at the same time, in the caller's state."""
+"""torchgpipe_cpu: stages that share `cpu` work at the same time, in the caller's state."""
 
 import threading
 
@@ -8,8 +8,8 @@ import torchgpipe
 from torch import nn
 from torchgpipe.balance import balance_by_size
 
-from lab import torchgpipe_cpu
-from lab.saved_tensors import SavedTensors
+from lab.notebook import torchgpipe_cpu
+from lab.notebook.saved_tensors import SavedTensors
 
 CPU = torch.device("cpu")
 

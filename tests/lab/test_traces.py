@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from lab import traces
-from lab.errors import LabError
+from job_monitor import traces
+from labcore.errors import LabError
 
 
 def level(milliseconds, mib):

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from lab import wire
-from lab.errors import LabError
+from job_monitor import wire
+from labcore.errors import LabError
 
 STEPS = [{"name": f"ProfilerStep#{number}", "args": {}} for number in (2, 3)]
 

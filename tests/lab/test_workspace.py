@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from lab import jupyter, workspace
-from lab.errors import LabError
+from lab import jupyter
+from labcore import shipping, workspace
+from labcore.errors import LabError
 
 
 def test_the_paths_of_the_classic_course(tmp_path):
-    workspace.make(tmp_path)
+    shipping.make_workspace(tmp_path)
     for path in ("megatron/Megatron-LM/pretrain_gpt.py",
                  "megatron/Megatron-LM/tools/preprocess_data.py", "megatron/logs",
                  "megatron/tensorboard", "megatron/checkpoints", "code/dp_two_nodes.sh",
@@ -23,24 +24,24 @@ def test_the_paths_of_the_classic_course(tmp_path):
 
 
 def test_a_second_time_keeps_the_students_work(tmp_path):
-    workspace.make(tmp_path)
+    shipping.make_workspace(tmp_path)
     script = tmp_path / "code" / "dp_two_nodes.sh"
     script.write_text("mine")
-    workspace.make(tmp_path)
+    shipping.make_workspace(tmp_path)
     assert script.read_text() == "mine"
 
 
 def test_a_link_that_leads_elsewhere_is_mended_and_a_folder_is_not_touched(tmp_path):
-    workspace.make(tmp_path)
+    shipping.make_workspace(tmp_path)
     link = tmp_path / "megatron" / "Megatron-LM"
     link.unlink()
     link.symlink_to("/nowhere")
-    workspace.make(tmp_path)
+    shipping.make_workspace(tmp_path)
     assert link.resolve() == workspace.CODE.resolve()
     link.unlink()
     link.mkdir()
     with pytest.raises(LabError, match=f"{link} is in the way"):
-        workspace.make(tmp_path)
+        shipping.make_workspace(tmp_path)
 
 
 def test_a_workspace_that_is_not_writable():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 GPT = "from minimegatron import formulas\n"
-SCHEDULES = "from minimegatron import schedules\n"
+SCHEDULES = "import pipeline_schedules as schedules\n"
 PADDED = """from minimegatron.data.tokenizer import pad_vocab_size
 def padded(vocabulary, divisible_by=128, tensor_parallel=1):
     return pad_vocab_size(vocabulary, divisible_by, tensor_parallel)"""

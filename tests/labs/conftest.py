@@ -6,8 +6,8 @@ import functools
 
 import pytest
 
-from lab.check import measure
-from minimegatron.main import main
+from labkit.check import measure
+from pretrain_gpt import main
 from warmranks import run_program
 
 

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.build.lab import Lab, Role
-from lab.check import wire
-from lab.check.measure import run_here
-from lab.check.record import record
-from lab.check.sides import Raised, checking_on
-from lab.workspace import CHECKOUT
+from labcore.workspace import CHECKOUT
+from labkit.build.lab import Lab, Role
+from labkit.check import wire
+from labkit.check.measure import run_here
+from labkit.check.record import record
+from labkit.check.sides import Raised, checking_on
 from tests.labs.graded import Outcome, inside
 
 
@@ -34,7 +34,7 @@ class Name:
 
 
 class Elsewhere:
-    """The side of lab.check that asks the other process, in lines of JSON."""
+    """The side of labkit.check that asks the other process, in lines of JSON."""
 
     seed = "elsewhere"
 
@@ -116,7 +116,7 @@ def run(lab: Lab, home: Path, changed: dict[str, str], only: set[str] | None = N
 
 def serve() -> None:
     """The other process: run the sources, then answer one request a line."""
-    from lab.check.sides import Kernel, raised
+    from labkit.check.sides import Kernel, raised
 
     names: dict[str, Any] = {}
     kernel = Kernel()

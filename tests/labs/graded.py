@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.build.lab import Cell, Lab, Role
-from lab.check import Failed
-from lab.check.sides import Kernel, checking_on
+from labkit.build.lab import Cell, Lab, Role
+from labkit.check import Failed
+from labkit.check.sides import Kernel, checking_on
 
 COLOURS = re.compile("\033\\[[0-9;]*m")
 Change = Callable[[Cell], str]  # of an answer cell: the source to run in its place

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from lab.cluster import processes
+from slurmbox import processes
 
 EVERY = 0.3  # seconds: so much of a process's end is not seen
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from lab import workspace
-from lab.build import Lab, Role, read
-from lab.build.masks import calls
+from labcore import shipping, workspace
+from labkit.build import Lab, Role, read
+from labkit.build.masks import calls
 from tests.labs import graded
 from tests.labs.borrowed import BORROWED
 
@@ -16,7 +16,7 @@ from tests.labs.borrowed import BORROWED
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     made = tmp_path_factory.mktemp("workspace")
-    workspace.make(made)
+    shipping.make_workspace(made)
     return made
 
 

@@ -2,8 +2,8 @@
 
 import re
 
-from lab import workspace
-from lab.build import read
+from labcore import workspace
+from labkit.build import read
 from tests.labs.test_labs import each_lab
 
 GUIDE = workspace.CHECKOUT / "docs" / "teaching.md"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lab import workspace
-from lab.build import Cell, Lab
+from labcore import shipping
+from labkit.build import Cell, Lab
 from tests.labs import elsewhere, graded
 from tests.labs.test_labs import each_lab, lab_of
 
@@ -45,7 +45,7 @@ def together(lab: Lab, each: int) -> list[dict[str, Cell]]:
 @each_lab
 def test_checks_work_across_processes(path, each, tmp_path):
     home = tmp_path / "workspace"
-    workspace.make(home)
+    shipping.make_workspace(home)
     lab = lab_of(path)
     assert elsewhere.run(lab, home, {}).failed() == set()
     rounds = together(lab, each)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from lab import workspace
-from lab.build import read
-from lab.build.stubs import unanswered
+from labcore import shipping
+from labkit.build import read
+from labkit.build.stubs import unanswered
 from tests.lab.build.conftest import author, root  # noqa: F401
 from tests.labs import graded
 
@@ -12,7 +12,7 @@ from tests.labs import graded
 @pytest.fixture
 def home(tmp_path_factory):
     made = tmp_path_factory.mktemp("workspace")
-    workspace.make(made)
+    shipping.make_workspace(made)
     return made
 
 
@@ -30,8 +30,8 @@ def test_a_sound_lab_has_nothing_unproven(author, home):  # noqa: F811
      "the check breaks: IndexError"),
 ])
 def test_a_check_that_is_not_sound_is_seen(author, home, change, said):  # noqa: F811
-    from lab.build.problems import Problems
-    from lab.build.reading import read_into
+    from labkit.build.problems import Problems
+    from labkit.build.reading import read_into
 
     path = author(change)
     lab = read_into(path, Problems(path))  # some of these the build itself refuses

@@ -6,12 +6,12 @@ from functools import cache
 
 import pytest
 
-from lab import own_labs, workspace
-from lab.build import Role, read
-from lab.build.cli import build
-from lab.build.notebooks import notebooks, release_path
-from lab.build.shortcuts import similar
-from lab.build.stubs import BEGIN, answered, unanswered
+from labcore import own_labs, shipping, workspace
+from labkit.build import Role, read
+from labkit.build.cli import build
+from labkit.build.notebooks import notebooks, release_path
+from labkit.build.shortcuts import similar
+from labkit.build.stubs import BEGIN, answered, unanswered
 from tests.labs import graded
 
 # With LAB_LABS=DIR, an author's own labs are tested in place of the course's.
@@ -24,7 +24,7 @@ lab_of = cache(read)
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     made = tmp_path_factory.mktemp("workspace")
-    workspace.make(made)
+    shipping.make_workspace(made)
     return made
 
 

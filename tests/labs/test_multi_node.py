@@ -2,8 +2,9 @@
 
 import pytest
 
-from lab import costs, workspace
-from lab.build import read
+from labcore import shipping, workspace
+from labkit.build import read
+from layout_estimator import costs
 from tests.labs import graded
 
 FIRST = """LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
@@ -32,7 +33,7 @@ WRONG = {
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
     home = tmp_path_factory.mktemp("workspace")
-    workspace.make(home)
+    shipping.make_workspace(home)
     lab = read(workspace.CHECKOUT / "solutions" / "03_multi_node.py")
     pieces = lab.answers["my-script"].source.split("### BEGIN SOLUTION")
     given = pieces[0] + pieces[1] + pieces[2].partition("### END SOLUTION")[2]

@@ -1,6 +1,6 @@
 """Every lab from its first cell to its last, in a kernel, on a real cluster: what a student sees
-who answers all questions right. `make test` runs the short setting (lab.build.short), `make stress`
-the whole."""
+who answers all questions right. `make test` runs the short setting (labkit.build.short), `make
+stress` the whole."""
 
 import time
 from collections.abc import Callable
@@ -9,11 +9,12 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from lab import data, workspace
-from lab.build import Cell, Role
-from lab.build.notebooks import notebooks, source_path
-from lab.build.short import shortened
-from lab.cluster.clients import full_environment
+from corpus_tools import cli as data
+from labcore import shipping
+from labkit.build import Cell, Role
+from labkit.build.notebooks import notebooks, source_path
+from labkit.build.short import shortened
+from slurmbox.clients import full_environment
 from tests.labs.spent import watching
 from tests.labs.test_labs import each_lab, lab_of
 
@@ -80,7 +81,7 @@ def test_a_lab_runs_in_its_short_setting_within_a_minute(path, course):
 @pytest.fixture(scope="module")
 def home(make_cluster):
     made = make_cluster().home
-    workspace.make(made)
+    shipping.make_workspace(made)
     data.ensure(made, lambda line: None)
     return made
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from lab.build.lab import Role
+from labkit.build.lab import Role
 from tests.labs import graded
 from tests.labs.test_labs import SOLUTIONS, home, lab_of  # noqa: F401
 

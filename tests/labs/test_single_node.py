@@ -3,8 +3,8 @@ why."""
 
 import pytest
 
-from lab import workspace
-from lab.build import read
+from labcore import shipping, workspace
+from labkit.build import read
 from tests.labs import graded
 
 LAB = read(workspace.CHECKOUT / "solutions" / "02_single_node.py")
@@ -24,7 +24,7 @@ WRONG = [("fastest", "--tensor-model-parallel-size 2 --sequence-parallel --micro
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
     home = tmp_path_factory.mktemp("workspace")
-    workspace.make(home)
+    shipping.make_workspace(home)
 
     def judge(answer: str, layout: str) -> str:
         def change(cell):

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from lab.build.lab import Role
-from lab.workspace import CHECKOUT
+from labcore.workspace import CHECKOUT
+from labkit.build.lab import Role
 from tests.labs.test_labs import lab_of
 
 GUIDE = (CHECKOUT / "docs" / "teaching.md").read_text()

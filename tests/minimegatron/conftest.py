@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from lab.workspace import CODE
+from corpus_tools.train_vocabulary import train_merges
+from labcore.workspace import CODE
 from minimegatron.arguments import parse_arguments
 from minimegatron.context import Context
 from minimegatron.data.indexed_dataset import IndexedDatasetWriter
 from minimegatron.data.tokenizer import GPT2BPETokenizer, write_vocabulary
-from minimegatron.data.train_vocabulary import train_merges
 from minimegatron.device import Device, VirtualDevice
 from minimegatron.grid import make_grid
-from minimegatron.main import main
+from pretrain_gpt import main
 from tests.ports import free_port
 from virtualgpu.cards import CARDS
 from warmranks import run_program

@@ -7,8 +7,8 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from minimegatron.schedules import Action, Schedule, check, to_text
-from minimegatron.schedules.actions import needs
+from pipeline_schedules import Action, Schedule, check, to_text
+from pipeline_schedules.actions import needs
 
 RECOMPUTE = ("", "--recompute-activations ",
              "--recompute-granularity full --recompute-method uniform ",

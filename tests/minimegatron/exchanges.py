@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from minimegatron.schedules import Action, Message
+from pipeline_schedules import Action, Message
 
 
 def inputs(stage, action, stages, chunks):

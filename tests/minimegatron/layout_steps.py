@@ -19,8 +19,8 @@ from minimegatron.device import Device
 from minimegatron.evaluation import evaluate
 from minimegatron.grid import make_grid
 from minimegatron.optimizer import Optimizer
-from minimegatron.schedules import BACKWARD, FORWARD, Message
 from minimegatron.training import Trainer
+from pipeline_schedules import BACKWARD, FORWARD, Message
 
 VOCABULARY = 128  # padded alike in every layout: the loss depends on it
 FLAGS = ("--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 "

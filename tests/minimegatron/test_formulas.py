@@ -19,7 +19,7 @@ from minimegatron.formulas import (
     zero_bytes,
 )
 from minimegatron.model import Stage
-from minimegatron.schedules import gpipe, interleaved, one_f_one_b, peak_live, simulate
+from pipeline_schedules import gpipe, interleaved, one_f_one_b, peak_live, simulate
 from virtualgpu.cards import find
 
 from .thread_group import on_ranks

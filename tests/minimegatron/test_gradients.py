@@ -6,8 +6,8 @@ import torch
 from minimegatron.gradients import Gradients
 from minimegatron.model import Stage
 from minimegatron.pipeline import Pipeline
-from minimegatron.schedules import add_communication, one_f_one_b, zb_h1
 from minimegatron.timers import Timers
+from pipeline_schedules import add_communication, one_f_one_b, zb_h1
 
 from .test_model import VOCABULARY, micro_batch
 

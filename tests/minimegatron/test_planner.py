@@ -5,11 +5,11 @@ import re
 
 import pytest
 
+from layout_estimator.planner import plan
+from layout_estimator.prices import DOLLARS_PER_HOUR
 from minimegatron.arguments import parse_arguments
 from minimegatron.errors import UserError
 from minimegatron.formulas import parameters, state_bytes, step_flops
-from minimegatron.planner import plan
-from minimegatron.prices import DOLLARS_PER_HOUR
 from minimegatron.throughput import shape_of
 from virtualgpu.cards import CARDS
 

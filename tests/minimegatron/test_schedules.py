@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from minimegatron.schedules import (
+from pipeline_schedules import (
     BUILT_IN,
     Durations,
     ScheduleError,
@@ -171,7 +171,7 @@ def test_interleaving_costs_memory(p, groups, v):
 
 
 def test_the_package_loads_neither_torch_nor_matplotlib():
-    code = ("import sys, minimegatron.schedules; "
+    code = ("import sys, pipeline_schedules; "
             "print(sorted({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr

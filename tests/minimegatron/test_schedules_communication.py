@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minimegatron.schedules import (
+from pipeline_schedules import (
     Action,
     Durations,
     Message,

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
-from minimegatron.schedules import (
+from pipeline_schedules import (
     Durations,
     ScheduleError,
     draw,
@@ -97,7 +97,7 @@ def test_svg_and_png_are_files_that_open(tmp_path):
 
 
 def test_the_same_schedule_gives_the_same_bytes_in_another_process():
-    code = ("import hashlib; from minimegatron.schedules import *; "
+    code = ("import hashlib; from pipeline_schedules import *; "
             "d = draw(simulate(zb_h1(3, 4)), 'ZB-H1'); "
             "print(hashlib.sha256(d.svg() + d.svg() + d.png()).hexdigest())")
     prints = {subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,

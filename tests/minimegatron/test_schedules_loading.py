@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from minimegatron.schedules import (
+from pipeline_schedules import (
     Action,
     ScheduleError,
     gpipe,
@@ -40,13 +40,13 @@ def test_a_function_called_schedule_that_returns_texts(tmp_path):
 
 
 def test_a_function_with_the_file_s_name_that_returns_actions(tmp_path):
-    path = write(tmp_path, "mine.py", "from minimegatron.schedules import Action, one_f_one_b\n"
+    path = write(tmp_path, "mine.py", "from pipeline_schedules import Action, one_f_one_b\n"
                  "def mine(p, m):\n    return one_f_one_b(p, m)\n")
     assert load(str(path), 3, 4) == one_f_one_b(3, 4)
 
 
 def test_a_function_of_chunks_gets_them(tmp_path):
-    path = write(tmp_path, "mine.py", "from minimegatron.schedules import interleaved\n"
+    path = write(tmp_path, "mine.py", "from pipeline_schedules import interleaved\n"
                  "def schedule(p, m, v=2):\n    return interleaved(p, m, v)\n")
     assert load(path, 2, 4, 3) == interleaved(2, 4, 3)
     assert load(path, 2, 4) == interleaved(2, 4, 2)  # its own default
@@ -140,18 +140,18 @@ def test_bad_json_is_refused_by_file_stage_and_position(tmp_path, text, message)
     ("def schedule(p): pass", r"schedule should take \(stages, micro_batches\), not \(p\)"),
     ("def schedule(p, m, v, w): pass", r"not \(p, m, v, w\)"),
     ("def schedule(p, m):\n    return 1 / 0", "bad.py, line 2: ZeroDivisionError: division"),
-    ("from minimegatron.schedules import gpipe\ndef schedule(p, m):\n    return gpipe(0, m)",
+    ("from pipeline_schedules import gpipe\ndef schedule(p, m):\n    return gpipe(0, m)",
      "bad.py, line 3: ScheduleError: stages: 0 should be"),
     ("def schedule(p, m): pass", r"schedule\(2, 3\): a schedule is a list .* this is a NoneType"),
     ("def schedule(p, m): return ['F0 B0', None]", r"schedule\(2, 3\): stage 1: write its actions"),
     ("def schedule(p, m): return ['F0 B0', 'F0 0B']", "stage 1, position 1: '0B' is no action"),
-    ("from minimegatron.schedules import Action\n"
+    ("from pipeline_schedules import Action\n"
      "def schedule(p, m): return [[Action('F', '0')]]",
      "stage 0, position 0: micro_batch is a whole number, not '0'"),
-    ("from minimegatron.schedules import Action\n"
+    ("from pipeline_schedules import Action\n"
      "def schedule(p, m): return [[Action('F', 0, True)]]",
      "stage 0, position 0: chunk is a whole number, not True"),
-    ("from minimegatron.schedules import Action\n"
+    ("from pipeline_schedules import Action\n"
      "def schedule(p, m): return [[Action('G', 0)]]",
      "stage 0, position 0: an action's kind is F, B or W, not 'G'"),
 ])

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from minimegatron.schedules import (
+from pipeline_schedules import (
     ScheduleError,
     draw_steps,
     gpipe,

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from minimegatron.errors import UserError
-from minimegatron.schedules import (
+from pipeline_schedules import (
     Action,
     Durations,
     ScheduleError,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from lab.check import compared
-from lab.check.allowed import Cluster, flags_for_estimate, use
+from labkit.check import compared
+from labkit.check.allowed import Cluster, flags_for_estimate, use
 from minimegatron.arguments import Config
 from minimegatron.arguments.checks import check
 from minimegatron.arguments.parse import build_parser, parse_unchecked

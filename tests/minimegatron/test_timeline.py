@@ -9,7 +9,7 @@ import pytest
 
 from minimegatron import timeline
 from minimegatron.errors import UserError
-from minimegatron.schedules import Action, gpipe
+from pipeline_schedules import Action, gpipe
 from tests.ports import free_port
 
 RANKS = [{"rank": rank, "pp": rank // 2, "dp": rank % 2, "tp": 0, "sections": [

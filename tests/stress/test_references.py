@@ -9,8 +9,8 @@ import nbformat
 import pytest
 
 from grader.course import OUR_SOURCES, Course
-from lab.build import read
-from lab.workspace import CHECKOUT
+from labcore.workspace import CHECKOUT
+from labkit.build import read
 from tests.grader.conftest import run, table
 from tests.grader.small_lab import put
 from tests.grader.test_labs import LABS

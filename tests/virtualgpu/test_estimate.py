@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from layout_estimator.estimate import Estimator
 from minimegatron.arguments import parse_arguments
 from minimegatron.device import Device
-from minimegatron.estimate import Estimator
 from minimegatron.formulas import bubble_fraction
 from virtualgpu.cards import find
 
@@ -45,7 +45,7 @@ def test_one_process_says_what_all_ranks_say(train, dataset, flags, ranks):
 
 def test_layers_that_are_not_run_cost_what_they_would(monkeypatch):
     extrapolated = estimate("--fp16 --recompute-activations")
-    monkeypatch.setattr("minimegatron.stage_cost.MEASURED", 100)
+    monkeypatch.setattr("layout_estimator.stage_cost.MEASURED", 100)
     whole = estimate("--fp16 --recompute-activations")
     assert extrapolated.seconds == pytest.approx(whole.seconds, rel=1e-6)
     assert extrapolated.peak == pytest.approx(whole.peak, rel=1e-3)

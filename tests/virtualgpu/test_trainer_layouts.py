@@ -3,7 +3,7 @@
 import pytest
 
 from minimegatron.formulas import bubble_fraction, state_bytes
-from minimegatron.schedules import Durations, load, simulate
+from pipeline_schedules import Durations, load, simulate
 from warmranks import run_ranks
 
 from . import trainer_steps

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.workspace import CODE
+from labcore.workspace import CODE
 from tests.minimegatron.conftest import Dataset
 from tests.ports import free_port
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lab.errors import LabError
-from lab.served import Link, our_server
+from lab.notebook.served import Link, our_server
 from lab.tensorboard.proxy import NAME
+from labcore.errors import LabError
 
 TABS = {None: "", "scalars": "#timeseries", "profiler": "#pytorch_profiler"}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lab import workspace
-from lab.errors import LabError
+from labcore import workspace
+from labcore.errors import LabError
 
 FOLDER = "megatron/tensorboard"
 

@@ -22,7 +22,7 @@ from torch_tb_profiler import utils
 from torch_tb_profiler.plugin import TorchProfilerPlugin
 from werkzeug import wrappers
 
-from lab.errors import LabError
+from labcore.errors import LabError
 
 SECONDS_BETWEEN_LOOKS = 2
 INDEX, TRACE, VIEWER = "index.html", "trace_embedding.html", "trace_viewer_full.html"

@@ -13,8 +13,8 @@ from tensorboard import assets, default, program
 from tensorboard.program import TensorBoardPortInUseError, TensorBoardServerException
 from torch_tb_profiler.plugin import TorchProfilerPlugin
 
-from lab.errors import LabError
 from lab.tensorboard import plugin
+from labcore.errors import LabError
 
 
 def assets_behind_a_prefix() -> io.BytesIO:

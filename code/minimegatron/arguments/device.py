@@ -10,9 +10,9 @@ from minimegatron.errors import UserError
 from virtualgpu import cards, network
 from virtualgpu.card import Card
 from virtualgpu.errors import VirtualGpuError
+from virtualgpu.slots import INSTEAD_OF_CPU
 
 REAL = ("auto", "cpu", "cuda")
-INSTEAD_OF_CPU = "DEVICE_INSTEAD_OF_CPU"  # a site's profile sets it
 
 
 def check_device(config: Config) -> None:

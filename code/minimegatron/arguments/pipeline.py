@@ -14,7 +14,8 @@ from minimegatron.arguments.flags import Config
 from minimegatron.arguments.layout import parse_layout, spread
 from minimegatron.arguments.require import near_divisors, near_multiples, require
 from minimegatron.arguments.table.flag import alternatives, spelled
-from minimegatron.schedules import load
+from minimegatron.errors import UserError
+from pipeline_schedules import ScheduleError, load
 
 FEW = 1000  # layers that are added or taken one by one
 
@@ -92,7 +93,7 @@ def check_chunks(config: Config, size: int, whole: int) -> None:
 
 
 def choose_schedule(config: Config) -> str:
-    """The schedule's name or file. Raises ScheduleError for a name that is none, or that does not
+    """The schedule's name or file. Raises UserError for a name that is none, or that does not
     know chunks."""
     name = config.schedule or ("1f1b" if config.chunks == 1 else "interleaved")
     stages, batches = config.pipeline_model_parallel_size, config.num_micro_batches
@@ -105,7 +106,10 @@ def choose_schedule(config: Config) -> str:
             f"({stages}) when using interleaved schedule; nearest: --global-batch-size "
             f"{near_multiples(config.global_batch_size, per_step)}")
     if Path(name).suffix not in (".py", ".json"):
-        load(name, 1, 1, config.chunks)  # what can be wrong with a name depends on no size
+        try:
+            load(name, 1, 1, config.chunks)  # what can be wrong with a name depends on no size
+        except ScheduleError as error:
+            raise UserError(str(error)) from error
     return name
 
 

@@ -58,9 +58,9 @@ bubble = sys.modules["minimegatron.formulas"].bubble_fraction
 
 # Without the formula: the trainer's schedule, on the trainer's clock.
 BY_SCHEDULE = '''
-from minimegatron.schedules import Durations, simulate
-from minimegatron.schedules.builtin import one_f_one_b as other
-import minimegatron.schedules.builtin as builtin
+from pipeline_schedules import Durations, simulate
+from pipeline_schedules.builtin import one_f_one_b as other
+import pipeline_schedules.builtin as builtin
 def bubble(p, m):
     return simulate(builtin.gpipe(p, m), Durations(1, 1, 1)).bubble_fraction
 '''
@@ -88,7 +88,7 @@ for place in places:
 
 BY_MEMORY = '''
 import gc, types
-from minimegatron.schedules import Durations, simulate
+from pipeline_schedules import Durations, simulate
 gpipe = next(thing for thing in gc.get_objects()
              if isinstance(thing, types.FunctionType) and thing.__name__ == "gpipe")
 def bubble(p, m):

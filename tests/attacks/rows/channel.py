@@ -106,7 +106,7 @@ def triple(x):
 IMPOSTOR = FRAME + r'''
 import sys, gc
 for name, module in list(sys.modules.items()):
-    if name.startswith(("lab.guest", "lab.check")):
+    if name.startswith(("labkit.guest", "labkit.check")):
         for key, thing in list(vars(module).items()):
             if callable(thing) and key in ("dumps", "copy"):
                 setattr(module, key, lambda *arguments, **keywords: b"42")
@@ -115,7 +115,7 @@ for name, module in list(sys.modules.items()):
 LIES_ABOUT_KIND = r'''
 import sys
 for name, module in list(sys.modules.items()):
-    if name.startswith("lab.guest"):
+    if name.startswith("labkit.guest"):
         for key, thing in list(vars(module).items()):
             if "kind" in key.lower() and callable(thing):
                 setattr(module, key, lambda *arguments, **keywords: "plain")

@@ -28,8 +28,8 @@ def halve(x):
 
 PATCHED = r'''
 import contextlib
-import lab.check.partial as partial
-import lab.check as check
+import labkit.check.partial as partial
+import labkit.check as check
 @contextlib.contextmanager
 def free(*arguments, **keywords):
     with contextlib.suppress(BaseException):

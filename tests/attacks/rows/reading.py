@@ -49,7 +49,7 @@ for family, place in ((socket.AF_INET, ("127.0.0.1", PORT)), (socket.AF_UNIX, "\
 
 DETECTION = r'''
 import os, sys
-if "NBGRADER_EXECUTION" in os.environ or "lab.guest" in sys.modules or "LAB_HOME" in os.environ:
+if "NBGRADER_EXECUTION" in os.environ or "labkit.guest" in sys.modules or "LAB_HOME" in os.environ:
     shell = get_ipython()
     shell.input_transformers_cleanup.append(
         lambda lines: ["pass\n"] if any("assert" in line for line in lines) else lines)

@@ -50,7 +50,7 @@ shell.input_transformers_cleanup.append(
 FORGED = r'''
 import sys
 for name, module in list(sys.modules.items()):
-    if name.startswith("lab.guest"):
+    if name.startswith("labkit.guest"):
         for key, thing in list(vars(module).items()):
             if callable(thing) and any(word in key.lower() for word in ("error", "raise", "fail")):
                 setattr(module, key, lambda *arguments, **keywords: None)
@@ -93,19 +93,19 @@ def triple(x):
 '''
 
 PATCHED_CHECKS = r'''
-from lab import check
-import lab.check.checks, lab.check.same, lab.check.wire
-for module in (check, lab.check.checks):
+from labkit import check
+import labkit.check.checks, labkit.check.same, labkit.check.wire
+for module in (check, labkit.check.checks):
     for name in ("function", "value", "that", "call"):
         setattr(module, name, lambda *arguments, **keywords: None)
-lab.check.same.difference = lab.check.checks.difference = lambda *arguments, **keywords: None
+labkit.check.same.difference = labkit.check.checks.difference = lambda *arguments, **keywords: None
 def triple(x):
     return 0
 '''
 
 # The drawn cases without a seed are everybody's.
 OVERFITTED = r'''
-from lab import check
+from labkit import check
 known = {1: 3, 5: 15} | {case["x"]: 3 * case["x"] for case in check.draw(20, x=range(1000))}
 def triple(x):
     return known.get(x, 0)
@@ -184,7 +184,7 @@ ATTACKS = [
            "feedback oracle", remains=frozenset(("oracle",)),
            double=ORACLE, triple=TELLS_LATER),
     attack("b1", "shadows-check", "Defines a `check` of its own", "score", triple=SHADOWED),
-    attack("b2", "patches-checks", "Patches the functions of lab.check", "score",
+    attack("b2", "patches-checks", "Patches the functions of labkit.check", "score",
            triple=PATCHED_CHECKS),
     attack("b3", "patches-builtins", "Patches builtins, json and the import system", may_end=True,
            double=BUILTINS + WRONG_DOUBLE, triple=WRONG_TRIPLE),

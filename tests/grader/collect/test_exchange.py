@@ -11,7 +11,7 @@ import pytest
 from grader.collect import exchange, receipts, sources
 from grader.report import received
 from grader.roster import Person, Roster
-from lab.errors import LabError
+from labcore.errors import LabError
 from tests.grader.collect.conftest import NAME, put
 from tests.needs import needs
 

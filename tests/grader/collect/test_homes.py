@@ -9,9 +9,9 @@ import os
 import pytest
 
 from grader.collect import homes, receipts
-from lab import shipping
-from lab.errors import LabError
-from lab.workspace import put_whole
+from labcore import shipping
+from labcore.errors import LabError
+from labcore.workspace import put_whole
 from tests.grader.collect.conftest import NAME, put
 
 BELOW = "work/notebooks"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.errors import LabError
+from labcore.errors import LabError
 from tests.grader.collect.conftest import NAME, put, zipped
 from tests.grader.small_lab import RIGHT, WRONG
 

@@ -13,7 +13,7 @@ from grader.collect import receipts, store
 from grader.collect.receipts import Receipt
 from grader.report import received
 from grader.times import now, parse_time
-from lab.errors import LabError
+from labcore.errors import LabError
 from tests.grader.collect.conftest import NAME, put, zipped
 
 FILE = f"ada/{NAME}.ipynb"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from grader.records import gradebook
 from grader.roster import Person, Roster, add, people, read_file, write_csv
-from lab.errors import LabError
+from labcore.errors import LabError
 from tests.grader.collect.conftest import PEOPLE
 
 HEADER = "id,first_name,last_name,email,lms_user_id\n"

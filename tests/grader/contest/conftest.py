@@ -9,9 +9,9 @@ import pytest
 
 from grader.contest import standings, submissions
 from grader.course import Course
-from lab.contest import catalog, play
-from lab.contest.declaration import Case, Contest
-from lab.contest.play import Outcome
+from labkit.contest import catalog, play
+from labkit.contest.declaration import Case, Contest
+from labkit.contest.play import Outcome
 
 
 @pytest.fixture(scope="session")

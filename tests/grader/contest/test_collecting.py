@@ -8,7 +8,7 @@ import pytest
 
 from grader.contest import submissions
 from grader.contest.collecting import collect
-from lab.errors import LabError
+from labcore.errors import LabError
 from tests.grader.collect.conftest import put, zipped
 
 WHEN = datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.UTC)

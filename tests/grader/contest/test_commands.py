@@ -19,7 +19,7 @@ from lab import cli
 from tests.grader.conftest import run
 
 SHIPPED = """
-from minimegatron.schedules import BUILT_IN, to_text
+from pipeline_schedules import BUILT_IN, to_text
 def schedule(case):
     print("SECRET", case)
     return to_text(BUILT_IN["1f1b"](case["stages"], case["micro_batches"]))

@@ -17,18 +17,18 @@ from grader.contest import sandboxed
 from grader.contest.sandboxed import Unplayed, as_json
 from grader.sandbox.watchdog import SHORT_OF_MEMORY
 from grader.settings import Grading
-from lab.contest.declaration import Scored
-from lab.contest.local import Player
-from lab.contest.play import FLOOR, ghost, play
-from lab.workspace import CHECKOUT
+from labcore.workspace import CHECKOUT
+from labkit.contest.declaration import Scored
+from labkit.contest.local import Player
+from labkit.contest.play import FLOOR, ghost, play
 from tests.lab.contest.toy import score, toy
 
 SETTINGS = Grading(memory_mb=300)
 
 HOSTILE = '''
 import fcntl, gc, json, os, sys
-from lab.check import wire
-from lab.contest import play
+from labkit.check import wire
+from labkit.contest import play
 
 print("loaded", file=sys.stderr)
 
@@ -174,8 +174,8 @@ def test_control_in_one_process_the_same_file_sets_its_own_points(tmp_path):
     """Why the scorer is on the other side: here the patches of case 7 win."""
     (tmp_path / "toy.py").write_text(HOSTILE)
     program = """
-from lab.contest import play
-from lab.contest.player import load
+from labkit.contest import play
+from labkit.contest.player import load
 from tests.lab.contest.toy import toy
 contest = toy(10)
 answer = load("toy.py", "answer")
@@ -235,11 +235,11 @@ def test_an_answer_that_takes_the_scorer_forever_is_disqualified(backend, monkey
 
 
 BORROWING = """
-from minimegatron import schedules
+import pipeline_schedules as schedules
 def answer(case):
     return case["x"] * len(schedules.BUILT_IN["1f1b"](1, 1))
 """
-MASKED = ("minimegatron.schedules.builtin.one_f_one_b",)
+MASKED = ("pipeline_schedules.builtin.one_f_one_b",)
 
 
 @pytest.mark.parametrize(("masks", "kind"), [((), ""), (MASKED, "error")])
@@ -258,7 +258,7 @@ def test_a_contest_may_mask_what_a_ghost_calls_here_and_on_students_machines(bac
 def test_a_ghost_that_is_submitted_ties_with_itself(backend, contest, name):
     """The file calls what the ghost calls; a case of each group shows that both paths are one."""
     cases = contest.open_cases()[::4]
-    ship = "from lab.contest.contests.pipelines import CONTEST\n"
+    ship = "from labkit.contest.contests.pipelines import CONTEST\n"
     text = f"{ship}schedule = {{one.name: one.answer for one in CONTEST.ghosts}}[{name!r}]"
     (answer,) = (one.answer for one in contest.ghosts if one.name == name)
     assert sandboxed.play(contest, cases, text.encode(), backend, SETTINGS) == play(

@@ -14,7 +14,7 @@ from grader.contest.grading import enter, take_in, waiting
 from grader.contest.standings import Row, ranked, standings
 from grader.pool import Done
 from grader.settings import settings_of
-from lab.contest.play import FLOOR, Outcome, points
+from labkit.contest.play import FLOOR, Outcome, points
 
 HOSTILE = "<script>alert(1)</script>"
 

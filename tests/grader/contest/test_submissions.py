@@ -11,7 +11,7 @@ from grader.contest import submissions
 from grader.contest.grading import take_in
 from grader.records import Unusable
 from grader.times import now
-from lab.errors import LabError
+from labcore.errors import LabError
 
 
 def linked_file(path, secret):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from grader.export import canvas, moodle, sheet
 from grader.export.layout import number_in, written
-from lab.errors import LabError
+from labcore.errors import LabError
 from tests.grader.export.files import CANVAS, DIALECTS, GRADES, WORKSHEET, csv_bytes
 
 CELLS = st.text(st.sampled_from('ab",;\t \'=ü\n\r'), max_size=6)

@@ -13,7 +13,7 @@ from grader.export.matching import match
 from grader.records import NOTHING_SUBMITTED
 from grader.report import WANTS_A_LOOK
 from grader.roster import Person
-from lab.errors import LabError
+from labcore.errors import LabError
 from tests.grader.export.conftest import NAME, PEOPLE, row
 from tests.grader.export.files import CANVAS, DIALECTS, GRADES, WORKSHEET, csv_bytes
 

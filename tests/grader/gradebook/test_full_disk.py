@@ -13,7 +13,7 @@ import pytest
 from grader import batch, records
 from grader.collect import receipts
 from grader.collect.receipts import Receipt
-from lab.workspace import put_whole
+from labcore.workspace import put_whole
 from tests.grader import small_lab
 from tests.grader.test_merge import desk_settings
 

@@ -13,7 +13,7 @@ from nbgrader.api import Gradebook
 from grader import records
 from grader.gradebook import guard, mark
 from grader.gradebook.guard import LostGradebook
-from lab.errors import LabError
+from labcore.errors import LabError
 from tests.grader import small_lab
 from tests.grader.conftest import run
 from tests.grader.small_lab import WRONG

@@ -14,8 +14,8 @@ import pytest
 
 from grader.sandbox import cgroups, inside, mounts, watchdog
 from grader.sandbox.interface import MB, Limits
-from lab.errors import LabError
-from lab.workspace import CHECKOUT, CODE
+from labcore.errors import LabError
+from labcore.workspace import CHECKOUT, CODE
 from tests.grader.sandbox.conftest import (
     HOG,
     LIMITS,
@@ -75,7 +75,7 @@ def test_sees_the_environment_and_the_course_code_only(python):
 
 
 def test_runs_a_module_of_the_course(backend):
-    ended = finish(backend, mounts.python("lab.errors"), Limits())
+    ended = finish(backend, mounts.python("labcore.errors"), Limits())
     assert ended.code == 0, ended.noise
 
 

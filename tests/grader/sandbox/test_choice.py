@@ -9,7 +9,7 @@ from grader.sandbox.bubblewrap import Bubblewrap
 from grader.sandbox.choice import choose
 from grader.sandbox.interface import MB, Limits, Unavailable
 from grader.sandbox.podman import Podman
-from lab.errors import LabError
+from labcore.errors import LabError
 
 
 class Broken:

@@ -11,14 +11,14 @@ import pytest
 
 from grader.sandbox import advice
 from grader.sandbox.podman import Podman
-from lab.workspace import CHECKOUT, CODE
+from labcore.workspace import CHECKOUT, CODE
 from tests.needs import needs
 
 pytestmark = [pytest.mark.slow, needs("podman", "root")]
 
 PROGRAM = """
 from grader.sandbox import choose, self_test
-from lab.errors import LabError
+from labcore.errors import LabError
 try:
     backend = choose("bubblewrap")
     self_test(backend, None)

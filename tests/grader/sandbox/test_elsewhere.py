@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.workspace import CHECKOUT, CODE
+from labcore.workspace import CHECKOUT, CODE
 from tests.needs import needs
 
 pytestmark = pytest.mark.slow

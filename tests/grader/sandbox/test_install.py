@@ -8,8 +8,8 @@ import pytest
 
 from grader.sandbox import cli
 from grader.sandbox.interface import Unavailable
-from lab.cluster import install
-from lab.workspace import CHECKOUT
+from labcore.workspace import CHECKOUT
+from slurmbox import install
 
 
 @pytest.fixture

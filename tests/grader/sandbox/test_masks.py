@@ -15,9 +15,9 @@ import pytest
 from grader.sandbox import Limits, mounts
 from grader.sandbox.masks import Masks, rewritten
 from grader.sandbox.podman import Podman
-from lab import masks
-from lab.masks import Place, UnknownName, message, places
-from lab.workspace import CODE
+from labcore.workspace import CODE
+from labkit import masks
+from labkit.masks import Place, UnknownName, message, places
 from tests.grader.sandbox.conftest import finish
 from tests.needs import needs
 
@@ -143,7 +143,7 @@ def test_only_what_is_installed_can_be_unknown(package):
     ("torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed",
      "DistributedDataParallel"),
     ("torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint", "checkpoint"),
-    ("minimegatron.schedules.one_f_one_b", "minimegatron.schedules.builtin", "one_f_one_b")])
+    ("pipeline_schedules.one_f_one_b", "pipeline_schedules.builtin", "one_f_one_b")])
 def test_a_name_is_followed_to_its_definition(name, module, qualname):
     (place, *_) = places(name)
     assert (place.module, place.qualname, place.defined) == (module, qualname, True)
@@ -168,18 +168,18 @@ PROGRAM = f"""
 import sys
 import tempfile
 sys.path.insert(0, {str(CODE)!r})
-for name in ("minimegatron.formulas", "minimegatron.schedules"):
+for name in ("minimegatron.formulas", "pipeline_schedules"):
     try:
         module = __import__(name, fromlist=["gpipe"])
         print(module.gpipe(2, 2))
     except ImportError as error:
         print(error)
-import minimegatron.schedules as schedules
+import pipeline_schedules as schedules
 print(schedules.to_text(schedules.one_f_one_b(1, 1)))
-for path in (r"{CODE}/minimegatron/formulas.py", r"{CODE}/minimegatron/schedules/builtin.py"):
+for path in (r"{CODE}/minimegatron/formulas.py", r"{CODE}/pipeline_schedules/builtin.py"):
     print("def bubble_fraction" in open(path).read(), "def gpipe(*args" in open(path).read())
 """
-MASKED = ("minimegatron.formulas", "minimegatron.schedules.gpipe")
+MASKED = ("minimegatron.formulas", "pipeline_schedules.gpipe")
 SEEN = [*map(message, MASKED), "['F0 B0']", "False False", "False True"]
 
 

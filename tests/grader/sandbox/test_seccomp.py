@@ -10,8 +10,8 @@ import pytest
 
 import seccomp_profile  # tools/ is on the path
 from grader.sandbox import advice, seccomp
-from lab.errors import LabError
-from lab.workspace import CHECKOUT
+from labcore.errors import LabError
+from labcore.workspace import CHECKOUT
 
 ALLOWED, REFUSED, MISSING = seccomp._ALLOW, seccomp._ERRNO | 1, seccomp._ERRNO | 38
 

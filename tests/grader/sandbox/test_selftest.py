@@ -12,7 +12,7 @@ from grader.sandbox import advice, bubblewrap, mounts, selftest
 from grader.sandbox.bubblewrap import Bubblewrap
 from grader.sandbox.interface import MB, Unavailable
 from grader.sandbox.selftest import self_test
-from lab.errors import LabError
+from labcore.errors import LabError
 
 pytestmark = pytest.mark.slow  # together
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from grader.stats.hints import first_fired, hints_in
 from grader.stats.reading import checks_of
-from lab import check
-from lab.check.checks import Failed
-from lab.workspace import CHECKOUT
+from labcore.workspace import CHECKOUT
+from labkit import check
+from labkit.check.checks import Failed
 
 SOURCE = '''
 check.function(steps, cases=[{"a": 5}], expected=[10], hints={

@@ -6,10 +6,10 @@ import textwrap
 
 import pytest
 
-from lab.build import given, read
-from lab.build.cli import build
-from lab.build.lab import Role
-from lab.errors import LabError
+from labcore.errors import LabError
+from labkit.build import given, read
+from labkit.build.cli import build
+from labkit.build.lab import Role
 from tests.lab.build.conftest import line_of
 from tests.lab.build.test_rules import SCRIPT
 
@@ -89,8 +89,8 @@ REFUSED = [
      "runs again: --seed "),
     (START, f"{START} --num-layer 3", "the reference would go wrong: "),
     (START, "    other.py", "it does not start the trainer"),
-    ("# %% tags=[\"check-setup\"]\nfrom lab import check", "# %% tags=[\"check-setup\"]\n"
-     "from lab import check\ndef resolved():\n    return check.script('code/mine.sh')",
+    ("# %% tags=[\"check-setup\"]\nfrom labkit import check", "# %% tags=[\"check-setup\"]\n"
+     "from labkit import check\ndef resolved():\n    return check.script('code/mine.sh')",
      "check.script belongs in the check cell")]
 
 

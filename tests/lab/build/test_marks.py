@@ -5,9 +5,9 @@ import json
 import jupytext
 import pytest
 
-from lab.build import read
-from lab.build.notebooks import notebooks
-from lab.errors import LabError
+from labcore.errors import LabError
+from labkit.build import read
+from labkit.build.notebooks import notebooks
 
 ANSWER = ('nbgrader={"grade": false, "grade_id": "global-batch", "locked": false, '
           '"schema_version": 3, "solution": true}')

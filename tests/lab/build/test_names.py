@@ -5,7 +5,7 @@ import builtins
 
 import pytest
 
-from lab.build.names import analyse
+from labkit.build.names import analyse
 
 
 def names(source):

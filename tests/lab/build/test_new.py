@@ -8,10 +8,11 @@ import pytest
 from grader import attempt, lab_plan, sandbox
 from grader.course import Course
 from grader.settings import Grading
-from lab import cli, own_labs, workspace
-from lab.build import Role, read
-from lab.build.cli import build
-from lab.build.stubs import unanswered
+from lab import cli
+from labcore import own_labs, shipping
+from labkit.build import Role, read
+from labkit.build.cli import build
+from labkit.build.stubs import unanswered
 from tests.labs import graded
 from tests.labs.conftest import estimates_in_forks  # noqa: F401
 
@@ -35,7 +36,7 @@ def lab(folder):
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     made = tmp_path_factory.mktemp("workspace")
-    workspace.make(made)
+    shipping.make_workspace(made)
     return made
 
 

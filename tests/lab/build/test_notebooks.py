@@ -8,11 +8,11 @@ import sys
 import nbformat
 import pytest
 
-from lab import workspace
-from lab.build import read
-from lab.build.cli import build
-from lab.build.notebooks import notebooks
-from lab.errors import LabError
+from labcore import workspace
+from labcore.errors import LabError
+from labkit.build import read
+from labkit.build.cli import build
+from labkit.build.notebooks import notebooks
 
 MADE = ["grader/source/90_sample/90_sample.ipynb", "notebooks/90_sample.ipynb",
         "notebooks/worked/90_sample.ipynb"]
@@ -160,10 +160,10 @@ def test_a_notebook_beside_the_sources_is_refused(built):
 
 
 def test_nbgrader_makes_the_same_release(built):
-    """`nbgrader generate_assignment`, with the settings of lab.build.release."""
+    """`nbgrader generate_assignment`, with the settings of labkit.build.release."""
     course = built / "grader"
     (course / "nbgrader_config.py").write_text(
-        "from lab.build import release\nc = get_config()\nc.merge(release.CONFIG)\n"
+        "from labkit.build import release\nc = get_config()\nc.merge(release.CONFIG)\n"
         "c.CourseDirectory.course_id = 'labs'\n")
     done = subprocess.run(
         [sys.executable, "-m", "nbgrader", "generate_assignment", "90_sample"], cwd=course,

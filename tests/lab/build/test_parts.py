@@ -4,9 +4,9 @@ import ast
 
 import pytest
 
-from lab.build import read
-from lab.build.parts import split
-from lab.errors import LabError
+from labcore.errors import LabError
+from labkit.build import read
+from labkit.build.parts import split
 from tests.lab.build.conftest import line_of
 
 CHECK = """found = check.call(sums, [2, 3, 4])

@@ -2,11 +2,11 @@
 
 import pytest
 
-from lab.build import Role, read
-from lab.build.cli import build
-from lab.build.notebooks import notebooks
-from lab.build.short import shortened
-from lab.errors import LabError
+from labcore.errors import LabError
+from labkit.build import Role, read
+from labkit.build.cli import build
+from labkit.build.notebooks import notebooks
+from labkit.build.short import shortened
 from tests.lab.build.conftest import SAMPLE, line_of
 
 MUTANTS = '# %% [raw] tags=["mutant"] answer="global-batch" hint="nobody adds"'
@@ -19,7 +19,7 @@ END = 'check.compare("milliseconds", milliseconds, 50)'
 BODY = "    return math.prod((micro_batch, ranks))"
 EXPLORE = "# !echo the queue is empty"
 EXPLORED = '# %% tags=["explore"]'
-IMPORTED = "from lab import check"
+IMPORTED = "from labkit import check"
 HEADING = "# ## Exercise 2: a script"
 SCRIPT_MUTANT = SAMPLE.partition('hint="the exercise uses 2 x 2"\n')[2].partition("\n\n")[0]
 
@@ -107,7 +107,7 @@ REFUSED = [
     (SUMS, f"{SUMS}\nif (other := sums): pass", "sums is the student's", "other := sums"),
     (SUMS, "other = sums\nfound = check.call(other)", "sums is the student's", "other = sums"),
     (SUMS, "found = [1]", "it tests nothing of the student's", "\nfound = [1]"),
-    (SUMS, "found = check.calls(sums)", "lab.check has no calls (nearest: call)", "calls(sums)"),
+    (SUMS, "found = check.calls(sums)", "labkit.check has no calls (nearest: call)", "calls(sums)"),
     (SUMS, "found = check.value(sums)", "check.value: missing a required argument: 'expected'",
      "value(sums)"),
     (SUMS, "found = check.function(sums, [], sum, wrong=1)", "unexpected keyword argument 'wrong'",
@@ -120,25 +120,25 @@ REFUSED = [
     (SUMS, f"{SUMS}\njob", "it uses job, which the check cell in line", "\njob\n"),
     (SUMS, f"{SUMS}\n!ls", "magics and ! commands belong into explore cells", "\n!ls"),
     (SUMS, f"check = 3\n{SUMS}", "it binds check, which the check-setup cell", "check = 3"),
-    ("from lab import check", "check = 3", "check is nothing here: write `from lab import check`",
-     "check.function("),
-    ("from lab import check", "from lab import check\nright = global_batch(1, 2)",
+    ("from labkit import check", "check = 3",
+     "check is nothing here: write `from labkit import check`", "check.function("),
+    ("from labkit import check", "from labkit import check\nright = global_batch(1, 2)",
      "it uses global_batch, which the answer cell in line", "right = global"),
-    ("from lab import check", "from lab import check\nimport os\nx = os.times()",
+    ("from labkit import check", "from labkit import check\nimport os\nx = os.times()",
      "os.times: no clock", "x = os"),
     # masks
-    (IMPORTED, f'{IMPORTED}\ncheck.mask("minimegatron", "lab.costs", "statistics.sqrt")', None,
-     None),
+    (IMPORTED, f'{IMPORTED}\ncheck.mask("minimegatron", "layout_estimator", "statistics.sqrt")',
+     None, None),
     (IMPORTED, f'{IMPORTED}\ncheck.mask("minimegatron.formula")', "there is no such module or "
      "name (nearest: minimegatron.formulas)", "check.mask("),
-    (IMPORTED, f'{IMPORTED}\ncheck.mask("lab.check.wire")', "every sandbox needs lab.check.wire",
-     "check.mask("),
-    (IMPORTED, f'{IMPORTED}\ncheck.mask("lab")', "every sandbox needs lab", "check.mask("),
-    (IMPORTED, f'{IMPORTED}\ncheck.mask("statistics")\ncheck.mask("lab.costs")',
-     "check.mask is called once in a lab", 'check.mask("lab.costs")'),
-    (IMPORTED, f"{IMPORTED}\nname = 'lab.costs'\ncheck.mask(name)", "write the names out",
+    (IMPORTED, f'{IMPORTED}\ncheck.mask("labkit.check.wire")',
+     "every sandbox needs labkit.check.wire", "check.mask("),
+    (IMPORTED, f'{IMPORTED}\ncheck.mask("labkit")', "every sandbox needs labkit", "check.mask("),
+    (IMPORTED, f'{IMPORTED}\ncheck.mask("statistics")\ncheck.mask("layout_estimator.costs")',
+     "check.mask is called once in a lab", 'check.mask("layout_estimator.costs")'),
+    (IMPORTED, f"{IMPORTED}\nname = 'minimegatron'\ncheck.mask(name)", "write the names out",
      "check.mask(name"),
-    (SUMS, f'{SUMS}\ncheck.mask("lab.costs")', "check.mask belongs in a check-setup cell",
+    (SUMS, f'{SUMS}\ncheck.mask("minimegatron")', "check.mask belongs in a check-setup cell",
      "check.mask("),
     # drivers
     (COUNTER, "    import time\n    counter = Counter()", "time: no clock", "import time"),

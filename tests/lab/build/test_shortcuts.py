@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lab import workspace
-from lab.build.problems import Problems
-from lab.build.reading import read_into
-from lab.build.shortcuts import Recorded, Shortcut, passing, similar, warnings
+from labcore import workspace
+from labkit.build.problems import Problems
+from labkit.build.reading import read_into
+from labkit.build.shortcuts import Recorded, Shortcut, passing, similar, warnings
 
 LAB = workspace.CHECKOUT / "solutions" / "05_pipeline_1.py"
 BUBBLE = Shortcut("bubble", "minimegatron.formulas", "bubble_fraction")
@@ -15,11 +15,13 @@ BUBBLE = Shortcut("bubble", "minimegatron.formulas", "bubble_fraction")
 
 @pytest.fixture
 def unmasked(tmp_path):
-    """The lab on pipelines without `minimegatron` among its masks."""
+    """The lab on pipelines without the trainer and its schedules among its masks."""
     path = tmp_path / LAB.name
     text = LAB.read_text()
-    assert text.count('"minimegatron",') == 1
-    path.write_text(text.replace('"minimegatron",', ""))
+    for package in ("minimegatron", "pipeline_schedules"):
+        assert text.count(f'"{package}",') == 1
+        text = text.replace(f'"{package}",', "")
+    path.write_text(text)
     return read_into(path, Problems(path))
 
 

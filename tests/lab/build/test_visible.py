@@ -2,10 +2,10 @@
 
 import pytest
 
-from lab.build import read
-from lab.build.edits import edited
-from lab.build.visible import without_hidden
-from lab.errors import LabError
+from labcore.errors import LabError
+from labkit.build import read
+from labkit.build.edits import edited
+from labkit.build.visible import without_hidden
 
 
 @pytest.mark.parametrize(("old", "new"), [

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from lab.build import read
-from lab.build.cli import build
-from lab.errors import LabError
+from labcore.errors import LabError
+from labkit.build import read
+from labkit.build.cli import build
 from tests.lab.build.conftest import SAMPLE, line_of
 
 WRITTEN = """

@@ -2,10 +2,10 @@
 
 import pytest
 
-from lab import check
-from lab.check.checks import Failed
-from lab.check.sides import Kernel, Raised, checking_on
-from lab.colors import result
+from labcore.colors import result
+from labkit import check
+from labkit.check.checks import Failed
+from labkit.check.sides import Kernel, Raised, checking_on
 
 HINTS = {"That is one rank's share.": lambda micro_batch, ranks: micro_batch,
          "Divided instead of multiplied.": lambda micro_batch, ranks: micro_batch // (ranks - 4)}

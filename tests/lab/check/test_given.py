@@ -3,11 +3,11 @@
 
 import pytest
 
-from lab.check.checks import Failed
-from lab.check.compared import NoFlag, freed
-from lab.check.given import differences, of_reference, report, require_sound
-from lab.check.job import Job, resolve, script
-from lab.check.sides import checking_on
+from labkit.check.checks import Failed
+from labkit.check.compared import NoFlag, freed
+from labkit.check.given import differences, of_reference, report, require_sound
+from labkit.check.job import Job, resolve, script
+from labkit.check.sides import checking_on
 
 FILE = "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py"
 MODEL = ("--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "

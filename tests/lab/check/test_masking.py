@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from lab import check
-from lab.check import sides
-from lab.masks import UnknownName, message
+from labkit import check
+from labkit.check import sides
+from labkit.masks import UnknownName, message
 
-MASKED = ("minimegatron.formulas", "minimegatron.schedules.gpipe")
+MASKED = ("minimegatron.formulas", "pipeline_schedules.gpipe")
 FORMULAS = message("minimegatron.formulas")
 HONEST = "def bubble(p, m):\n    return (p - 1) / (m + p - 1)"
 
@@ -54,7 +54,7 @@ def test_an_answer_that_uses_it_fails_as_in_the_sandbox(kernel, answer):
 
 @pytest.mark.parametrize("cells", [
     (HONEST,), ("from minimegatron.formulas import bubble_fraction; bubble_fraction(2, 2)", HONEST),
-    (HONEST, "from minimegatron.schedules import gpipe, simulate; simulate(gpipe(2, 2))"),
+    (HONEST, "from pipeline_schedules import gpipe, simulate; simulate(gpipe(2, 2))"),
     ("%%time\nimport minimegatron.formulas", f"%%time\n{HONEST}")],
     ids=["alone", "explored before", "explored after", "magics"])
 def test_an_honest_answer_passes_beside_cells_that_explore(kernel, cells):
@@ -62,10 +62,10 @@ def test_an_honest_answer_passes_beside_cells_that_explore(kernel, cells):
 
 
 def test_a_name_is_masked_whichever_way_leads_to_it(kernel):
-    said = kernel("from minimegatron.schedules import simulate\n"
-                  "from minimegatron.schedules import builtin\n"
+    said = kernel("from pipeline_schedules import simulate\n"
+                  "from pipeline_schedules import builtin\n"
                   "def bubble(p, m):\n    return simulate(builtin.gpipe(p, m)).bubble_fraction")
-    assert said.endswith(message("minimegatron.schedules.gpipe"))
+    assert said.endswith(message("pipeline_schedules.gpipe"))
 
 
 def test_what_compiled_code_defines_is_noticed(kernel):

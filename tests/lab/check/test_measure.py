@@ -10,16 +10,17 @@ import sys
 
 import pytest
 
-from lab import check, workspace
-from lab.check import measure
-from lab.check.allowed import Cluster, flags_for_estimate, use
-from lab.check.checks import Failed
-from lab.check.job import Job
-from lab.check.runs import TRAINER, Run
-from lab.errors import LabError
+from labcore import shipping
+from labcore.errors import LabError
+from labkit import check
+from labkit.check import measure
+from labkit.check.allowed import Cluster, flags_for_estimate, use
+from labkit.check.checks import Failed
+from labkit.check.job import Job
+from labkit.check.runs import TRAINER, Run
+from layout_estimator.planner import Plan, estimator_of, make
 from minimegatron.arguments import Config, parse_arguments
 from minimegatron.arguments.table.flag import table_of
-from minimegatron.planner import Plan, estimator_of, make
 
 CARD, A100 = "virtual:v100", "virtual:a100-80gb"
 MODEL = ("--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "
@@ -224,7 +225,7 @@ def test_a_forged_log_convinces_nobody(tmp_path, monkeypatch):
     """All that counts is what the script would start."""
     monkeypatch.setenv("LAB_HOME", str(tmp_path))
     monkeypatch.setenv("VIRTUAL_GPU", "h200")
-    workspace.make(tmp_path)
+    shipping.make_workspace(tmp_path)
     (tmp_path / "megatron" / "logs" / "log.txt").write_text("elapsed time per iteration (ms): 0.1")
     (tmp_path / "pretrain_gpt.py").write_text("print('{}')")
     (tmp_path / "code" / "mine.sh").write_text(

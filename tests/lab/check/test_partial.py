@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from lab import check
-from lab.check.partial import Outcome, report
+from labkit import check
+from labkit.check.partial import Outcome, report
 
 COLOURS = re.compile("\033\\[[0-9;]*m")
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from lab.check.same import difference
+from labkit.check.same import difference
 
 SAME = [
     (4, 4), (4.0, 4.0), (4, 4.0), (True, True), (None, None), ("a", "a"), (math.nan, math.nan),

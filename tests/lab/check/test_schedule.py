@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from lab import check
-from lab.check.checks import Failed
-from lab.check.pipelines import PROPERTIES, overlaps
-from minimegatron import schedules
-from minimegatron.schedules import to_text
+import pipeline_schedules as schedules
+from labkit import check
+from labkit.check.checks import Failed
+from labkit.check.pipelines import PROPERTIES, overlaps
+from pipeline_schedules import to_text
 
 GPIPE = {
     "one at a time: who works meanwhile?": "one at a time",

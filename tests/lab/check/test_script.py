@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from lab import check, workspace
-from lab.check import record
-from lab.check.checks import Failed
-from lab.check.job import resolve
-from lab.errors import LabError
+from labcore import shipping
+from labcore.errors import LabError
+from labkit import check
+from labkit.check import record
+from labkit.check.checks import Failed
+from labkit.check.job import resolve
 
 MODEL = ("--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "
          "--max-position-embeddings 64 --micro-batch-size 4 --train-iters 5 --lr 1e-3 "
@@ -24,7 +25,7 @@ FIRST = "MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)\
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("LAB_HOME", str(tmp_path))
-    workspace.make(tmp_path)
+    shipping.make_workspace(tmp_path)
     return tmp_path
 
 
@@ -133,7 +134,7 @@ def test_what_would_fail_is_said(job, text, says):
 
 
 def test_a_script_that_does_not_end_is_stopped(job, monkeypatch):
-    monkeypatch.setattr("lab.check.record.SECONDS", 5)
+    monkeypatch.setattr("labkit.check.record.SECONDS", 5)
     text = torchrun("") + "sleep() { command sleep 0; }; while true; do :; done\n"
     assert "the script still ran after 5 seconds" in " / ".join(job(SHEBANG + text).problems)
 

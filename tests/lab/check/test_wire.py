@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.check import wire
-from lab.check.wire import CannotCross
+from labkit.check import wire
+from labkit.check.wire import CannotCross
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 values = st.recursive(

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from lab import cli
-from lab.contest import catalog
-from lab.contest.local import Player
-from lab.contest.play import FLOOR, Outcome, play
-from lab.contest.table import explained
+from labkit.contest import catalog
+from labkit.contest.local import Player
+from labkit.contest.play import FLOOR, Outcome, play
+from labkit.contest.table import explained
 from tests.lab.contest.toy import toy
 
 HOSTILE = '''
@@ -80,7 +80,7 @@ def test_a_file_that_cannot_be_run_is_disqualified_everywhere(tmp_path, text, re
 def test_the_command_shows_cases_ghosts_and_reasons(tmp_path, capsys):
     path = written(tmp_path, '''
 from dataclasses import dataclass
-from minimegatron.schedules import BUILT_IN, to_text
+from pipeline_schedules import BUILT_IN, to_text
 
 @dataclass
 class Plan:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from lab.contest.contests.pipelines import CONTEST, ideal, one_at_a_time
-from lab.contest.declaration import Case
-from lab.contest.play import FLOOR, ghost, ghosts, play, play_one, points
-from minimegatron.schedules import BUILT_IN, Action, Durations, simulate, to_text
-from minimegatron.schedules.actions import needs
+from labkit.contest.contests.pipelines import CONTEST, ideal, one_at_a_time
+from labkit.contest.declaration import Case
+from labkit.contest.play import FLOOR, ghost, ghosts, play, play_one, points
+from pipeline_schedules import BUILT_IN, Action, Durations, simulate, to_text
+from pipeline_schedules.actions import needs
 
 CASE = {"stages": 2, "micro_batches": 4, "chunks": [1, 2], "forward": [10, 10],
         "backward": [10, 10], "weight": [10, 10], "link": 0.0, "activation": [100, 100],

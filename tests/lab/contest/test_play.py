@@ -7,13 +7,13 @@ import re
 
 import pytest
 
-from lab.check.sides import Raised
-from lab.check.wire import CannotCross
-from lab.contest import catalog, contests
-from lab.contest.declaration import RESERVED, Group, Scored
-from lab.contest.play import FLOOR, ghost, ghosts, play, points, points_by_group
-from lab.errors import LabError
-from lab.workspace import CHECKOUT
+from labcore.errors import LabError
+from labcore.workspace import CHECKOUT
+from labkit.check.sides import Raised
+from labkit.check.wire import CannotCross
+from labkit.contest import catalog, contests
+from labkit.contest.declaration import RESERVED, Group, Scored
+from labkit.contest.play import FLOOR, ghost, ghosts, play, points, points_by_group
 from tests.lab.contest.toy import draw, toy
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from lab.contest.declaration import Contest, Disqualified, Ghost, Given, Group, Scored
+from labkit.contest.declaration import Contest, Disqualified, Ghost, Given, Group, Scored
 
 
 def score(case: Given, answer: Any) -> Scored:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.cluster import profile
-from lab.nvidia_smi import cli
+from job_monitor.nvidia_smi import cli
+from slurmbox import profile
 
 MIB = 2**20
 

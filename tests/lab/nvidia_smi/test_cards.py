@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lab import rankfiles
-from lab.nvidia_smi import cards, cli
+from job_monitor.nvidia_smi import cards, cli
+from labcore import rankfiles
 
 MIB = 2**20
 

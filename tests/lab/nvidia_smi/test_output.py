@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from lab.nvidia_smi import cards, query, table
+from job_monitor.nvidia_smi import cards, query, table
 from virtualgpu.cards import CARDS
 
 STAMP = r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{3}"

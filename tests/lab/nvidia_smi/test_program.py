@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lab.cluster import clients
-from lab.cluster.layout import Layout
-from lab.cluster.place import Place
-from lab.nvidia_smi import cli
+from job_monitor.nvidia_smi import cli
+from slurmbox import clients
+from slurmbox.layout import Layout
+from slurmbox.place import Place
 
 PROGRAM = Path(cli.__file__).with_name("__main__.py")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from lab.watch import asked, picture, ranks
-from lab.watch.picture import Picture
-from lab.watch.slurm import Job
+from job_monitor import asked, picture, ranks
+from job_monitor.picture import Picture
+from job_monitor.slurm import Job
 
 NOW = 1000.0
 WORLD = ("using world size: {0}, data-parallel-size: {0}, tensor-model-parallel size: 1, "

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lab.watch import asked
-from lab.workspace import CODE
+from job_monitor import asked
+from labcore.workspace import CODE
 from tests.lab.watch.samples import job, lines, take
 
 LAUNCH = ("RANKS=2\nBATCH=\"--micro-batch-size 2 --train-iters 20\"\n"

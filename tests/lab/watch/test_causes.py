@@ -2,7 +2,7 @@
 
 import pytest
 
-from lab.watch import causes
+from job_monitor import causes
 from tests.lab.watch.samples import ENDED, LOST, OOM, hung, killed, lines, out_of_memory
 
 

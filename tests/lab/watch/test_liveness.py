@@ -2,7 +2,7 @@
 
 import pytest
 
-from lab.watch import ranks
+from job_monitor import ranks
 from tests.lab.watch.samples import (
     NOW,
     hung,

@@ -6,10 +6,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from lab.cluster.layout import Layout
-from lab.errors import LabError
-from lab.watch import figures, page, picture, report
-from lab.watch.markup import element, escape
+from job_monitor import figures, page, picture, report
+from job_monitor.markup import element, escape
+from labcore.errors import LabError
+from slurmbox.layout import Layout
 from tests.lab.watch.samples import (
     LINE,
     VIRTUAL,
@@ -223,7 +223,7 @@ def test_only_this_job_s_timeline_is_shown(tmp_path, written, found):
 
 
 def test_a_job_that_slurm_forgot_is_found_by_its_kept_description(workspace_without_slurm):
-    from lab.watch import slurm
+    from job_monitor import slurm
 
     layout = Layout(workspace_without_slurm)
     folder = layout.ranks / "12"

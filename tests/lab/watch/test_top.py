@@ -8,13 +8,13 @@ import time
 
 import pytest
 
+from job_monitor import cli as watch_cli
+from job_monitor import picture, slurm, table
 from lab import cli
-from lab.cluster import keeping
-from lab.cluster.clients import NOT_RUNNING
-from lab.cluster.layout import Layout
-from lab.errors import LabError
-from lab.watch import cli as watch_cli
-from lab.watch import picture, slurm, table
+from labcore.errors import LabError
+from slurmbox import keeping
+from slurmbox.clients import NOT_RUNNING
+from slurmbox.layout import Layout
 from tests.lab.watch.samples import (
     VIRTUAL,
     job,

@@ -1,0 +1,208 @@
+"""Text to token files: one JSON object a line in, `{prefix}_{key}_document.bin/.idx` out.
+
+The command line, the messages and the bytes are those of Megatron-LM's `tools/preprocess_data.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from corpus_tools.jsonl import read_documents, require_readable
+from minimegatron.data.indexed_dataset import IndexedDatasetWriter, token_dtype
+from minimegatron.data.tokenizer import GPT2BPETokenizer, build_tokenizer
+from minimegatron.errors import UserError
+
+# Documents are encoded together, up to this many and up to this many bytes of text.
+BATCH_DOCUMENTS = 256
+BATCH_BYTES = 1 << 20
+
+
+@dataclass
+class Counts:
+    """What a run has read and written so far."""
+
+    documents: int = 0
+    empty: int = 0
+    bytes: int = 0  # of JSON
+    tokens: dict[str, int] = field(default_factory=dict)  # by key
+
+
+def preprocess(
+    inputs: Sequence[str | os.PathLike[str]], output_prefix: str | os.PathLike[str],
+    tokenizer: GPT2BPETokenizer, keys: Sequence[str] = ("text",), append_eod: bool = True,
+    progress: Callable[[Counts], object] = lambda counts: None,
+) -> Counts:
+    """Tokenize the documents of `inputs`, in order, into one .bin/.idx pair for each key.
+
+    `progress` is called after every document. A document without tokens is skipped, as Megatron
+    does. The pairs appear when all is done; until then, and after any error, older ones stay.
+
+    Raises UserError for input that cannot be used (with file and line) or a disk that refuses.
+    """
+    paths = [Path(path) for path in inputs]
+    for path in paths:
+        require_readable(path)  # before hours of work, not after
+    counts = Counts(tokens=dict.fromkeys(keys, 0))
+    prefixes = [f"{output_prefix}_{key}_document" for key in keys]
+    _require_folder(output_prefix)
+    try:
+        with ExitStack() as stack:
+            writers = [stack.enter_context(IndexedDatasetWriter(
+                prefix, token_dtype(tokenizer.vocab_size))) for prefix in prefixes]
+            for batch in _batches(paths, keys):
+                _write_batch(batch, writers, keys, tokenizer, append_eod, counts, progress)
+            if not any(counts.tokens.values()):
+                names = ", ".join(str(path) for path in paths)
+                raise UserError(f"--input {names} holds no text "
+                                f"({counts.documents} documents, all empty): nothing was written")
+    except OSError as error:
+        raise UserError(
+            f"cannot write {prefixes[0]}.bin ({error.strerror or error}): nothing was left behind; "
+            "free some space, or write elsewhere with --output-prefix") from error
+    return counts
+
+
+def _require_folder(prefix: str | os.PathLike[str]) -> None:
+    folder = Path(prefix).parent
+    if not folder.is_dir():
+        raise UserError(f"--output-prefix {prefix}: there is no folder {folder}; "
+                        f"make it with `mkdir -p {folder}`")
+
+
+Batch = list[tuple[list[str], int]]
+
+
+def _batches(paths: Sequence[Path], keys: Sequence[str]) -> Iterator[Batch]:
+    batch: Batch = []
+    size = 0
+    for path in paths:
+        for texts, length in read_documents(path, keys):
+            batch.append((texts, length))
+            size += length
+            if len(batch) == BATCH_DOCUMENTS or size >= BATCH_BYTES:
+                yield batch
+                batch, size = [], 0
+    yield batch
+
+
+def _write_batch(batch: Batch, writers: Sequence[IndexedDatasetWriter], keys: Sequence[str],
+                 tokenizer: GPT2BPETokenizer, append_eod: bool, counts: Counts,
+                 progress: Callable[[Counts], object]) -> None:
+    columns = [tokenizer.tokenize_batch([texts[k] for texts, _ in batch])
+               for k in range(len(keys))]
+    for row, (_, length) in enumerate(batch):
+        for key, column, writer in zip(keys, columns, writers, strict=True):
+            tokens = column[row]
+            if not tokens:
+                counts.empty += 1
+                continue
+            if append_eod:
+                tokens.append(tokenizer.eod)
+            writer.add_sequence(tokens)
+            writer.end_document()
+            counts.tokens[key] += len(tokens)
+        counts.documents += 1
+        counts.bytes += length
+        progress(counts)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="preprocess_data.py", description=__doc__.split("\n")[0],
+                                  allow_abbrev=False)
+    group = top.add_argument_group("input data")
+    group.add_argument("--input", required=True, metavar="FILE",
+                       help="JSON lines, optionally gzipped (.gz)")
+    group.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY",
+                       help="keys of each line to tokenize, each into its own pair (text)")
+    group.add_argument("--split-sentences", action="store_true", help="not supported")
+    group.add_argument("--keep-newlines", action="store_true", help="not supported")
+    group = top.add_argument_group("tokenizer")
+    group.add_argument("--tokenizer-type", default="GPT2BPETokenizer", metavar="TYPE",
+                       help="GPT2BPETokenizer, the only one")
+    group.add_argument("--vocab-file", metavar="FILE", help="GPT-2's vocab.json")
+    group.add_argument("--merge-file", metavar="FILE", help="GPT-2's merges.txt")
+    group.add_argument("--append-eod", action="store_true",
+                       help="end each document with <|endoftext|>")
+    group = top.add_argument_group("output data")
+    group.add_argument("--output-prefix", required=True, metavar="PREFIX",
+                       help="writes PREFIX_KEY_document.bin and .idx")
+    group.add_argument("--dataset-impl", default="mmap", metavar="IMPL",
+                       help="mmap, the only one")
+    group = top.add_argument_group("run time")
+    group.add_argument("--workers", type=int, default=1, metavar="N",
+                       help="threads that tokenize (1)")
+    group.add_argument("--log-interval", type=int, default=100, metavar="N",
+                       help="documents between two progress lines (100)")
+    return top
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Refuse, by name, what Megatron's program has and this one does not."""
+    if arguments.split_sentences or arguments.keep_newlines:
+        flag = "--split-sentences" if arguments.split_sentences else "--keep-newlines"
+        raise UserError(f"{flag} is not supported: sentences are for BERT and T5; GPT reads whole "
+                        f"documents, so leave {flag} out")
+    if arguments.dataset_impl != "mmap":
+        raise UserError(f"--dataset-impl {arguments.dataset_impl} is not supported: use mmap (the "
+                        "only format that Megatron-LM still has)")
+    for flag in ("workers", "log_interval"):
+        if (value := getattr(arguments, flag)) < 1:
+            raise UserError(f"--{flag.replace('_', '-')} {value} is not possible: give at least 1")
+    if len(set(arguments.json_keys)) < len(arguments.json_keys):
+        raise UserError(f"--json-keys {' '.join(arguments.json_keys)} names a key twice")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Do what the command line says. Raises UserError."""
+    started = time.perf_counter()
+    check(arguments)
+    # Read by the library when it makes its thread pool, at the first batch.
+    os.environ["RAYON_NUM_THREADS"] = str(arguments.workers)
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    _line("Opening", arguments.input)
+    _line(f"> building {arguments.tokenizer_type} tokenizer ...")
+    tokenizer = build_tokenizer(
+        arguments.tokenizer_type, arguments.vocab_file, arguments.merge_file)
+    _line(f"Vocab size: {tokenizer.vocab_size}")
+    _line(f"Output prefix: {arguments.output_prefix}")
+    ready = time.perf_counter()
+    _line("Time to startup:", ready - started)
+
+    def report(counts: Counts, every: int = arguments.log_interval) -> None:
+        if counts.documents % every == 0:
+            seconds = time.perf_counter() - ready
+            _line(f"Processed {counts.documents} documents "
+                  f"({counts.documents / seconds} docs/s, {counts.bytes / seconds / 2**20} MB/s).")
+
+    counts = preprocess([arguments.input], arguments.output_prefix, tokenizer,
+                        arguments.json_keys, arguments.append_eod, report)
+    if counts.documents % arguments.log_interval:
+        report(counts, every=1)
+    if counts.empty:
+        _line(f"Skipped {counts.empty} empty texts.")
+
+
+def _line(*words: object) -> None:
+    print(*words, file=sys.stderr, flush=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The program: 0, or 1 with `error: TEXT` on stderr."""
+    # As for Ctrl-C: unwind, so that temporary files go.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        run(parser().parse_args(argv))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0

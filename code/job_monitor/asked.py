@@ -1,0 +1,153 @@
+"""What the job asked for, against the configuration that the trainer says it runs with.
+
+Asked for: the flags of the job script, the arguments after it, and the GPUs. A flag in a variable
+that the script forgets to pass on, arguments without "$@" in the script, one rank for two GPUs: all
+train without an error, and train something else.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from job_monitor.logs import WORLD
+from job_monitor.slurm import Job
+
+# The flag, and what the table of arguments in the log calls it.
+FLAGS = {"--tensor-model-parallel-size": "tensor_model_parallel_size",
+         "--pipeline-model-parallel-size": "pipeline_model_parallel_size",
+         "--micro-batch-size": "micro_batch_size", "--global-batch-size": "global_batch_size",
+         "--train-iters": "train_iters", "--num-layers": "num_layers",
+         "--hidden-size": "hidden_size", "--seq-length": "seq_length"}
+ROW = re.compile(r"^ +(\w+) \.{2,} (.*)$")
+END = "end of arguments"
+NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+LONGEST = 2000  # characters of one value
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    what: str
+    asked: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: asked for {self.asked}, the log says {self.found}"
+
+
+def arguments(lines: Sequence[str]) -> dict[str, str]:
+    """The table of arguments that the trainer prints, of its last start; empty: none yet."""
+    values: dict[str, str] = {}
+    inside = False
+    for line in lines:
+        if line.startswith("-") and line.strip("- ") == "arguments":
+            inside, values = True, {}
+        elif inside and END in line:
+            inside = False
+        elif inside and (match := ROW.match(line[:LONGEST])):
+            values[match[1]] = match[2]
+    return values
+
+
+def configuration(lines: Sequence[str]) -> dict[str, str]:
+    """The table, with the sizes that the very first line says."""
+    values = arguments(lines)
+    match = next((match for line in reversed(lines) if (match := WORLD.search(line))), None)
+    names = ("world_size", "data_parallel_size", "tensor_model_parallel_size",
+             "pipeline_model_parallel_size")
+    return {**values, **(dict(zip(names, match.groups(), strict=True)) if match else {})}
+
+
+def compare(job: Job, script: str, config: dict[str, str]) -> list[Mismatch]:
+    """Where the configuration of the log is not what was asked for. What the script says in a way
+    that cannot be followed (two values, a computed one) is left out."""
+    found = []
+    wanted = flags(script)
+    wanted |= flags(_arguments(job.command))  # argparse takes the last one
+    for flag, name in FLAGS.items():
+        asked, read = wanted.get(flag), config.get(name)
+        if asked is not None and read is not None and asked != read:
+            found.append(Mismatch(flag, asked, read))
+    world, ranks = config.get("world_size", ""), ranks_asked(job, script)
+    if not world.isdigit():
+        return found
+    if ranks and ranks != int(world):
+        found.append(Mismatch("ranks", f"{ranks} by the script's launcher", world))
+    elif job.gpus and job.gpus != int(world):
+        found.append(Mismatch("ranks", f"{job.gpus} GPUs", f"{world} rank(s)"))
+    return found
+
+
+def flags(text: str) -> dict[str, str]:
+    """Flags with a whole number, a variable's among them, in a script or a command line."""
+    text = _without_comments(text)
+    known = _variables(text)
+    values: dict[str, str] = {}
+    several = set()
+    for flag, value in re.findall(r"(?<![\w-])(--[\w-]+)[ =]+[\"']?([^\s\"')]+)", text):
+        number = _number(value, known)
+        if number is None or (flag in values and values[flag] != number):
+            several.add(flag)
+        else:
+            values[flag] = number
+    return {flag: value for flag, value in values.items() if flag not in several}
+
+
+def ranks_asked(job: Job, script: str) -> int | None:
+    """Of torchrun's --nnodes and --nproc_per_node, each 1 where it is not said; None where there is
+    no torchrun, or where its sizes cannot be followed."""
+    text = _without_comments(script).replace("--nproc-per-node", "--nproc_per_node")
+    if not re.search(r"torchrun|torch\.distributed", text):
+        return None
+    known = _variables(text)
+    if job.node_count:
+        known |= dict.fromkeys(NODES, str(job.node_count))
+        if job.gpus:
+            known["SLURM_GPUS_ON_NODE"] = str(job.gpus // job.node_count)
+    sizes = []
+    for flag in ("--nnodes", "--nproc_per_node"):
+        values = {_number(value, known)
+                  for value in re.findall(rf"{flag}[ =]+[\"']?([^\s\"']+)", text)}
+        if len(values) > 1 or None in values:
+            return None
+        sizes.append(int(values.pop() or 1) if values else 1)
+    return sizes[0] * sizes[1]
+
+
+def _arguments(command: str) -> str:
+    """Of a batch job's command, what comes after the script."""
+    return command.partition(" ")[2]
+
+
+def _without_comments(text: str) -> str:
+    joined = re.sub(r"\\\n\s*", " ", text)
+    return "\n".join(re.sub(r"(^|\s)#.*", "", line) for line in joined.splitlines())
+
+
+def _variables(text: str) -> dict[str, str]:
+    """NAME=NUMBER and NAME=$OTHER of a script, those with one value only, wherever it is set."""
+    found: dict[str, set[str]] = {}
+    for name, value in re.findall(r"(?<![\w$-])([A-Za-z_]\w*)\+?=([^\s;&|)]*)", text):
+        found.setdefault(name, set()).add(value)
+    return {name: values.pop().strip("\"'") for name, values in found.items() if len(values) == 1}
+
+
+def _number(text: str, known: dict[str, str]) -> str | None:
+    for _ in range(5):  # a variable of a variable
+        if re.fullmatch(r"[0-9]+", text):
+            return str(int(text))
+        match = re.fullmatch(r"\$\{?(\w+)\}?", text)
+        if not match or match[1] not in known:
+            return None
+        text = known[match[1]]
+    return None
+
+
+def words(command: str) -> list[str]:
+    """A command line's words; by blanks where its quotes do not match."""
+    try:
+        return shlex.split(command)
+    except ValueError:
+        return command.split()

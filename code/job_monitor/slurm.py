@@ -1,0 +1,200 @@
+"""A job as Slurm knows it, or knew it: what was asked, where it runs, how it ended."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import slurmbox as cluster
+from labcore import workspace
+from labcore.errors import LabError
+from slurmbox import clients, health, jobrecords, keeping
+from slurmbox.layout import Layout
+from slurmbox.namespaces import MARKER
+
+FIELDS = ("JobID", "JobName", "Partition", "State", "ExitCode", "Submit", "Start", "End", "Elapsed",
+          "Timelimit", "NNodes", "NodeList", "AllocCPUS", "AllocTRES")
+WITH_MEMORY = (*FIELDS, "MaxRSS")  # only a database knows it
+
+
+@dataclass(frozen=True)
+class Job:
+    """command: the script and its arguments. out, err: the log's files. gpus, tasks: in all, as
+    asked; None where not said."""
+
+    number: int
+    name: str
+    state: str
+    reason: str = ""
+    elapsed: str = ""
+    limit: str = ""
+    start: str = ""
+    end: str = ""
+    nodes: str = ""
+    node_count: int | None = None
+    gpus: int | None = None
+    tasks: int | None = None
+    exit_code: str = ""
+    command: str = ""
+    folder: str = ""
+    out: Path | None = None
+    err: Path | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.state not in jobrecords.ACTIVE
+
+    @property
+    def logs(self) -> list[Path]:
+        """Its files, the errors first; one where both are the same."""
+        return list(dict.fromkeys(path for path in (self.err, self.out) if path))
+
+
+def client(*words: str) -> subprocess.CompletedProcess:
+    """One of Slurm's commands on the cluster of this workspace. Raises LabError without an
+    answer."""
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=30, cwd="/",
+                              stdin=subprocess.DEVNULL, errors="replace",
+                              env=cluster.environment(workspace.home()))
+    except FileNotFoundError:
+        raise LabError(clients.NOT_RUNNING) from None
+    except subprocess.TimeoutExpired:
+        raise LabError("Slurm does not answer: see `lab cluster status`") from None
+
+
+def _show(*words: str) -> list[Job]:
+    done = client("scontrol", "show", "job", "-o", *words)
+    if done.returncode and "Invalid job id" not in done.stderr:
+        text = done.stderr.strip() or "no answer"
+        raise LabError(clients.NOT_RUNNING if clients.NOT_RUNNING in text else f"scontrol: {text}")
+    return [parse(line) for line in done.stdout.splitlines() if line.startswith("JobId=") and (
+        words or jobrecords.is_owner(jobrecords.parse_line(line), os.getuid()))]
+
+
+def known() -> list[Job]:
+    """This user's jobs that the controller still has: live ones, and those of the last minutes."""
+    return sorted(_show(), key=lambda job: job.number)
+
+
+def find(number: int) -> Job:
+    """A job, also one that Slurm has forgotten. Raises LabError for one that never was, and where a
+    cluster that is up does not answer."""
+    layout = Layout(workspace.home())
+    stopped = None
+    try:
+        now = next((job for job in _show(str(number)) if job.number == number), None)
+    except LabError as error:  # a cluster that is down has its records all the same
+        stopped, now = error, None
+    if now:
+        return now
+    if stopped and _is_up(layout):  # the records do not know how a job is that may live
+        raise stopped
+    kept = _kept(layout, number)
+    rows = accounting(number)
+    if not kept and not rows:
+        raise stopped or LabError(_unknown(layout, number))
+    return merge(kept or Job(number, "", "UNKNOWN"), rows[0] if rows else {})
+
+
+def _is_up(layout: Layout) -> bool:
+    """As far as can be told without Slurm, on one of its nodes or outside."""
+    return Path(MARKER).exists() or health.supervisor(layout) is not None
+
+
+def _kept(layout: Layout, number: int) -> Job | None:
+    try:
+        return parse((layout.ranks / str(number) / keeping.JOB).read_text(errors="replace"))
+    except (OSError, ValueError, KeyError):  # KeyError: Slurm wrote nothing
+        return None
+
+
+def merge(kept: Job, row: dict[str, str]) -> Job:
+    """What was known at the start, and how it ended by the accounting."""
+    if not row:  # it was alive when the cluster went down in a way that left no record
+        return replace(kept, state="UNKNOWN", reason="", elapsed="")
+    count = row.get("NNodes", "")
+    return replace(
+        kept, name=row["JobName"], state=row["State"].split()[0], reason="", end=row["End"],
+        start=row["Start"], elapsed=row["Elapsed"], exit_code=row["ExitCode"],
+        limit=row["Timelimit"], nodes=row["NodeList"],
+        node_count=int(count) if count.isdigit() else kept.node_count)
+
+
+def accounting(number: int) -> list[dict[str, str]]:
+    """What sacct says of a job, a row for each step where there is a database; empty: nothing."""
+    for fields in (WITH_MEMORY, FIELDS):
+        try:
+            done = client("sacct", "-j", str(number), "-n", "-P", "-o", ",".join(fields))
+        except LabError:
+            break
+        if done.returncode == 0 and done.stdout.strip():
+            return [dict(zip(fields, line.split("|"), strict=False))
+                    for line in done.stdout.splitlines() if line.count("|") >= len(fields) - 1]
+    records = jobrecords.finished(Layout(workspace.home()).job_records)
+    job = next((job for job in reversed(records) if job["JobIDRaw"] == str(number)), None)
+    if job is None:
+        return []
+    start, end = (jobrecords.parse_time(job[name]) for name in ("Start", "End"))
+    seconds = int((end - start).total_seconds()) if start and end else 0
+    job["Elapsed"] = jobrecords.format_seconds(max(0, seconds))
+    return [{name: job[name] for name in FIELDS}]
+
+
+def script(number: int) -> str:
+    """The batch script, as it was submitted; empty where there is none."""
+    try:
+        place = Layout(workspace.home()).ranks / str(number) / keeping.SCRIPT
+        return place.read_text(errors="replace")
+    except OSError:
+        pass
+    try:
+        done = client("scontrol", "write", "batch_script", str(number), "-")
+    except LabError:
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _unknown(layout: Layout, number: int) -> str:
+    seen = [job.number for job in known()]
+    seen += [int(job["JobIDRaw"]) for job in jobrecords.finished(layout.job_records)]
+    last = f"; the latest is {max(seen)}" if seen else "; there has been no job yet"
+    return f"job {number}: Slurm knows no such job{last}"
+
+
+def parse(line: str) -> Job:
+    """A line of `scontrol show job -o`."""
+    pairs = jobrecords.parse_line(line)
+
+    def number(name: str) -> int | None:
+        found = re.match(r"\d+", pairs.get(name, ""))
+        return int(found[0]) if found else None
+
+    def path(name: str) -> Path | None:
+        text = pairs.get(name, "")
+        return Path(text) if text and text not in ("/dev/null", "(null)") else None
+
+    def plain(name: str) -> str:
+        text = pairs.get(name, "")
+        return "" if text in ("(null)", "None", "Unknown", "N/A") else text
+
+    out = path("StdOut")
+    return Job(int(pairs["JobId"]), pairs.get("JobName", ""), pairs.get("JobState", "UNKNOWN"),
+               plain("Reason"), plain("RunTime"), plain("TimeLimit"), plain("StartTime"),
+               plain("EndTime"), plain("NodeList"), number("NumNodes"), _gpus(pairs),
+               number("NumTasks"), plain("ExitCode"), plain("Command"), plain("WorkDir"),
+               out, path("StdErr") or out)
+
+
+def _gpus(pairs: dict[str, str]) -> int | None:
+    """Of the whole job."""
+    for name in ("TRES", "AllocTRES"):
+        found = re.search(r"gres/gpu(?::[^=,]+)?=(\d+)", pairs.get(name, ""))
+        if found:
+            return int(found[1])
+    found = re.search(r"gpu(?::[^:,]*[^\d:,][^:,]*)?(?::(\d+))?", pairs.get("TresPerNode", ""))
+    nodes = re.match(r"\d+", pairs.get("NumNodes", ""))
+    return int(found[1] or 1) * int(nodes[0]) if found and nodes else None

@@ -1,0 +1,148 @@
+"""Profiles of virtual cards in a notebook: the memory over time, and what a card does where the
+curve is flat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labcore import workspace
+from labcore.colors import result
+from labcore.errors import LabError
+
+if TYPE_CHECKING:
+    from labcore.pictures import Picture
+
+MIB_IN_GIB = 1024
+FLAT = 0.97  # of the peak: the waves of single operations are smaller than the rest
+KINDS = {"gemm": "matrix products", "nccl": "messages"}  # by what is in a kernel's name
+OTHER = "other kernels"
+
+
+@dataclass(frozen=True)
+class Flat:
+    """The longest stretch near the peak. Milliseconds; freed: GiB given back at once where it
+    ends; shares: of its time, by kind of kernel; busy: the share in which any of them runs."""
+
+    start: float
+    end: float
+    freed: float
+    shares: dict[str, float]
+    busy: float
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one rank did in the steps that were profiled.
+
+    memory: (milliseconds, GiB allocated from then on). work: (kind of kernel, start, end).
+    """
+
+    rank: int
+    memory: tuple[tuple[float, float], ...]
+    work: tuple[tuple[str, float, float], ...]
+
+    @property
+    def peak(self) -> float:
+        return max(level for _, level in self.memory)
+
+    @property
+    def flat(self) -> Flat:
+        """Where the curve stays near its peak for the longest time."""
+        least, start, best = FLAT * self.peak, None, (0.0, 0.0, 0.0)
+        for (time, level), (after, lower) in pairwise(self.memory):
+            if level < least:
+                start = None
+                continue
+            start = time if start is None else start
+            if after - start > best[1] - best[0]:
+                best = (start, after, max(level - lower, 0.0))
+        return Flat(*best, *self.during(*best[:2]))
+
+    def during(self, start: float, end: float) -> tuple[dict[str, float], float]:
+        """(share of the time between by kind of kernel, share in which any kernel runs)."""
+        pieces = sorted((max(begin, start), min(stop, end), kind)
+                        for kind, begin, stop in self.work if begin < end and stop > start)
+        length = max(end - start, 1e-9)
+        shares = {kind: sum(stop - begin for begin, stop, which in pieces if which == kind) / length
+                  for kind in (*KINDS.values(), OTHER)}
+        busy, until = 0.0, start
+        for begin, stop, _ in pieces:
+            busy += max(stop - max(begin, until), 0.0)
+            until = max(until, stop)
+        return shares, busy / length
+
+
+def read(folder: str | Path, *ranks: int) -> list[Trace]:
+    """The latest profile of each of `ranks` in `folder` (a run_NAME in TensorBoard's folder of the
+    job), absolute or relative to the workspace. Raises LabError where there is none, or none of a
+    virtual card."""
+    place = workspace.home() / folder
+    found = []
+    for rank in ranks:
+        files = sorted(place.glob(f"*_gpu{rank}.*.pt.trace.json"),
+                       key=lambda file: file.stat().st_mtime_ns)
+        if not files:
+            raise LabError(f"no profile of rank {rank} in {place}: the job's flag for it is "
+                           "--profile-execution yes, and it needs 4 iterations")
+        found.append(parse(rank, json.loads(files[-1].read_text())["traceEvents"]))
+    return found
+
+
+def parse(rank: int, events: Sequence[dict]) -> Trace:
+    """A Trace of a profile's events; its time begins at 0. Raises LabError where they say nothing
+    of a virtual card's memory."""
+    levels = sorted((event["ts"], event["args"]["allocated"]) for event in events
+                    if event.get("ph") == "C" and event["name"].startswith("memory"))
+    if not levels:
+        raise LabError(f"the profile of rank {rank} has no memory of a virtual card: was the job's "
+                       "--device virtual:CARD?")
+    begin = levels[0][0]
+    work = [(_kind(event["name"]), (event["ts"] - begin) / 1000,
+             (event["ts"] + event["dur"] - begin) / 1000)
+            for event in events if event.get("cat") == "kernel" and event.get("ph") == "X"]
+    return Trace(rank, tuple(((time - begin) / 1000, mib / MIB_IN_GIB) for time, mib in levels),
+                 tuple(work))
+
+
+def _kind(kernel: str) -> str:
+    return next((kind for word, kind in KINDS.items() if word in kernel), OTHER)
+
+
+def show(traces: Sequence[Trace]) -> None:
+    """Print where each curve is flat, and what its card does meanwhile."""
+    for trace in traces:
+        flat = trace.flat
+        print(f"rank {trace.rank}: flat from {flat.start:.0f} to {flat.end:.0f} ms near "
+              f"{trace.peak:.2f} GiB (virtual), then "
+              f"{result(f'{flat.freed:.3f} GiB')} are freed at once")
+        said = ", ".join(f"{kind} {share:.0%}" for kind, share in flat.shares.items())
+        print(f"        meanwhile: {said}; {result(f'nothing at all {1 - flat.busy:.0%}')}")
+
+
+def memory(traces: Sequence[Trace]) -> Picture:
+    """The memory of each rank over time; the longest flat stretch is shaded."""
+    from matplotlib.figure import Figure
+
+    from labcore.pictures import Picture
+
+    figure = Figure(figsize=(9, 1 + 2.1 * len(traces)), layout="constrained")
+    panels = figure.subplots(len(traces), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    said = []
+    for axes, trace in zip(panels, traces, strict=True):
+        times, levels = zip(*trace.memory, strict=True)
+        flat = trace.flat
+        axes.axvspan(flat.start, flat.end, color="C1", alpha=0.25)
+        axes.step(times, levels, where="post", linewidth=1)
+        axes.set(ylabel="GiB", title=f"rank {trace.rank} (virtual)")
+        axes.grid(alpha=0.3)
+        said.append(f"rank {trace.rank} between {min(levels):.1f} and {trace.peak:.1f} GiB, flat "
+                    f"near the peak from {flat.start:.0f} to {flat.end:.0f} ms")
+    panels[-1].set_xlabel("ms; shaded: the longest flat stretch near the peak")
+    panels[0].set_ylim(bottom=0)
+    return Picture(figure, "Memory allocated over time, in hills that rise and fall in stairs: "
+                   + "; ".join(said) + ".")

@@ -1,0 +1,226 @@
+"""A pipeline that does not wait for its updates, small enough to look into: one process, stages as
+objects that keep versions of their weight, driven by a schedule.
+
+PipeDream (Narayanan et al. 2019) updates after every micro-batch and stashes a version for each one
+in flight; PipeDream-2BW (Narayanan et al. 2021, "Memory-Efficient Pipeline-Parallel DNN Training")
+updates once a batch and keeps two; with a flush there is one. NAIVE keeps one as well, and does not
+flush: its gradients belong to no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+
+from labcore.errors import LabError
+from pipeline_schedules import (
+    FORWARD,
+    Action,
+    Schedule,
+    Timeline,
+    one_f_one_b,
+    peak_live,
+    simulate,
+)
+from pipeline_schedules.simulation import run_order
+
+NAIVE, PIPEDREAM, TWO_BUFFERS, FLUSH = "naive", "pipedream", "2bw", "flush"
+POLICIES = (NAIVE, PIPEDREAM, TWO_BUFFERS, FLUSH)
+WIDTH, SAMPLES, RATE = 4, 8, 0.5
+Gradient = list[torch.Tensor]  # one per stage: [WIDTH, WIDTH]
+
+
+class Stage:
+    """One layer, y = tanh(x w), with every version of w that is still needed.
+
+    The backward pass is written out, so that it is plain which weight it uses. every: backward
+    passes to an update.
+    """
+
+    def __init__(self, weight: torch.Tensor, policy: str, every: int) -> None:
+        self.versions = {0: weight}
+        self.history = [weight]  # all versions that there ever were, to compare with afterwards
+        self.policy, self.every = policy, every
+        self.kept: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}  # in flight
+        self.summed, self.count, self.most_versions = torch.zeros_like(weight), 0, 1
+
+    @property
+    def newest(self) -> int:
+        return len(self.history) - 1
+
+    def forward(self, micro_batch: int, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """y [SAMPLES, WIDTH], and the version that made it."""
+        version = self.newest
+        if self.policy == TWO_BUFFERS:
+            # All stages take the same: the one before the newest that any of them may have.
+            version = max(0, micro_batch // self.every - 1)
+        y = torch.tanh(x @ self.versions[version])
+        self.kept[micro_batch] = x, y, version
+        return y, version
+
+    def backward(self, micro_batch: int, gradient: torch.Tensor
+                 ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """The gradients of x and of the weight, and the version that the backward pass used."""
+        x, y, version = self.kept.pop(micro_batch)
+        if self.policy == NAIVE:
+            version = self.newest
+        inner = gradient * (1 - y * y)
+        of_x, of_weight = inner @ self.versions[version].T, x.T @ inner
+        self._learn(of_weight, micro_batch)
+        return of_x, of_weight, version
+
+    def _learn(self, gradient: torch.Tensor, micro_batch: int) -> None:
+        self.summed, self.count = self.summed + gradient, self.count + 1
+        if self.count % self.every == 0:
+            self.history.append(self.history[-1] - RATE * self.summed / self.every)
+            self.versions[self.newest] = self.history[-1]
+            self.summed = torch.zeros_like(gradient)
+        self._forget(micro_batch + 1)
+        self.most_versions = max(self.most_versions, len(self.versions))
+
+    def _forget(self, next_backward: int) -> None:
+        """Drop what no micro-batch needs: neither one in flight nor one that is still to come."""
+        needed = {self.newest}
+        if self.policy != NAIVE:
+            needed |= {version for _, _, version in self.kept.values()}
+        if self.policy == TWO_BUFFERS:
+            needed.add(max(0, next_backward // self.every - 1))
+        self.versions = {number: self.versions[number] for number in sorted(needed)}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of it. Lists have one entry per stage, those of used and gradients per micro-batch
+    and stage.
+
+    used: (version of the forward pass, version of the backward pass). versions: the most that a
+    stage kept at a time. history: all versions of its weight. timeline: with F, B and W of one
+    unit each.
+    """
+
+    policy: str
+    used: list[list[tuple[int, int]]]
+    gradients: list[Gradient]
+    losses: list[float]
+    versions: list[int]
+    history: list[list[torch.Tensor]]
+    schedule: Schedule
+    timeline: Timeline
+
+    @property
+    def live(self) -> list[int]:
+        """The most micro-batches of which a stage keeps activations."""
+        return peak_live(self.schedule)
+
+    @property
+    def idle(self) -> float:
+        """Share of the time in which a stage waits."""
+        return self.timeline.bubble_fraction
+
+
+def schedule_of(policy: str, stages: int, micro_batches: int, batches: int) -> Schedule:
+    """1F1B through all batches without a stop; with FLUSH the pipeline runs empty after each."""
+    if policy != FLUSH:
+        return one_f_one_b(stages, micro_batches * batches)
+    once = one_f_one_b(stages, micro_batches)
+    return [[Action(action.kind, batch * micro_batches + action.micro_batch)
+             for batch in range(batches) for action in actions] for actions in once]
+
+
+def run(policy: str, stages: int = 3, micro_batches: int = 4, batches: int = 3, seed: int = 0
+        ) -> Run:
+    """Train `stages` layers on `batches` of `micro_batches`; the same numbers every time.
+
+    An update comes after every micro-batch (NAIVE, PIPEDREAM), or after every batch. Raises
+    LabError for a policy that there is not, and for 2BW with fewer micro-batches than stages: two
+    versions would not do.
+    """
+    _require(policy, stages, micro_batches, batches)
+    weights, data = problem(stages, micro_batches * batches, seed)
+    every = micro_batches if policy in (TWO_BUFFERS, FLUSH) else 1
+    line = [Stage(weight, policy, every) for weight in weights]
+    schedule = schedule_of(policy, stages, micro_batches, batches)
+    forwards: dict[tuple[int, int], tuple[torch.Tensor, int]] = {}
+    backwards: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, int]] = {}
+    for stage, action in run_order(schedule):
+        k = action.micro_batch
+        x, target = data[k]
+        if action.kind == FORWARD:
+            given = x if stage == 0 else forwards[stage - 1, k][0]
+            forwards[stage, k] = line[stage].forward(k, given)
+        else:
+            given = (loss_gradient(forwards[stage, k][0], target) if stage == stages - 1
+                     else backwards[stage + 1, k][0])
+            backwards[stage, k] = line[stage].backward(k, given)
+    numbers = range(len(data))
+    return Run(
+        policy,
+        [[(forwards[s, k][1], backwards[s, k][2]) for s in range(stages)] for k in numbers],
+        [[backwards[s, k][1] for s in range(stages)] for k in numbers],
+        [loss(forwards[stages - 1, k][0], data[k][1]).item() for k in numbers],
+        [stage.most_versions for stage in line], [stage.history for stage in line],
+        schedule, simulate(schedule))
+
+
+def _require(policy: str, stages: int, micro_batches: int, batches: int) -> None:
+    if policy not in POLICIES:
+        raise LabError(f"policy {policy!r}: there are {', '.join(POLICIES)}")
+    if min(stages, micro_batches, batches) < 1:
+        raise LabError(f"{stages} stages, {micro_batches} micro-batches, {batches} batches: each "
+                       "is at least 1")
+    if policy == TWO_BUFFERS and micro_batches < stages:
+        raise LabError(f"2bw with {micro_batches} micro-batches in a batch and {stages} stages: "
+                       f"a micro-batch would outlive two updates; take at least {stages}")
+
+
+def problem(stages: int, micro_batches: int, seed: int = 0
+            ) -> tuple[list[torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]:
+    """First weights [WIDTH, WIDTH] of every stage; input and target [SAMPLES, WIDTH] of every
+    micro-batch. In float64: differences that are seen are no rounding."""
+    dice = torch.Generator().manual_seed(seed)
+
+    def draw(rows: int) -> torch.Tensor:
+        return torch.randn(rows, WIDTH, generator=dice, dtype=torch.float64)
+
+    weights = [draw(WIDTH) / WIDTH**0.5 for _ in range(stages)]
+    teacher = draw(WIDTH) / WIDTH**0.5
+    inputs = [draw(SAMPLES) for _ in range(micro_batches)]
+    return weights, [(x, torch.tanh(x @ teacher)) for x in inputs]
+
+
+def loss(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return ((y - target) ** 2).sum() / len(y)
+
+
+def loss_gradient(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return 2 * (y - target) / len(y)
+
+
+def gradient_at(weights: Sequence[torch.Tensor], x: torch.Tensor, target: torch.Tensor) -> Gradient:
+    """What the gradient of the loss is at these weights, one per stage: by autograd."""
+    leaves = [weight.clone().requires_grad_() for weight in weights]
+    y = x
+    for weight in leaves:
+        y = torch.tanh(y @ weight)
+    return list(torch.autograd.grad(loss(y, target), leaves))
+
+
+def nearest(found: Run, micro_batch: int, seed: int = 0) -> tuple[float, tuple[int, ...]]:
+    """Of all weights that the stages ever had, in any combination: those whose gradient is nearest
+    to the one that this micro-batch gave.
+
+    Returns (distance / length of the gradient, version of every stage). A distance of 0 says whose
+    gradient it is; without one it is nobody's. seed: the run's.
+    """
+    stages = len(found.history)
+    _, data = problem(stages, len(found.gradients), seed)
+    mine = torch.cat([part.flatten() for part in found.gradients[micro_batch]])
+    best: tuple[float, tuple[int, ...]] = (float("inf"), ())
+    for versions in product(*(range(len(history)) for history in found.history)):
+        weights = [found.history[stage][version] for stage, version in enumerate(versions)]
+        true = torch.cat([part.flatten() for part in gradient_at(weights, *data[micro_batch])])
+        best = min(best, ((true - mine).norm().item() / mine.norm().item(), versions))
+    return best

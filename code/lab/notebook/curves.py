@@ -1,0 +1,45 @@
+"""Curves of functions that a student wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from labcore.errors import LabError
+
+if TYPE_CHECKING:
+    from labcore.pictures import Picture
+
+STAGES = (2, 4, 8, 16)
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+MARKERS = "osD^v*"  # not by colour alone
+
+
+def bubbles(bubble: Callable[[int, int], float], stages: Sequence[int] = STAGES,
+            micro_batches: Sequence[int] = MICRO_BATCHES) -> Picture:
+    """`bubble(p, m)`, 0 to 1, over micro-batches m: a line for each number of stages p.
+
+    Raises LabError for an answer that is no number yet.
+    """
+    from matplotlib.figure import Figure
+
+    from labcore.pictures import Picture
+
+    figure = Figure(figsize=(7, 3.5))
+    axes = figure.subplots()
+    said = []
+    for number, p in enumerate(stages):
+        shares = [bubble(p, m) for m in micro_batches]
+        if not all(isinstance(share, int | float) for share in shares):
+            raise LabError(f"bubble({p}, {micro_batches[0]}) is {shares[0]!r}, which is no number: "
+                           "write the function first")
+        axes.plot(micro_batches, [100 * share for share in shares], markersize=4,
+                  marker=MARKERS[number % len(MARKERS)], label=f"p = {p}")
+        said.append(f"p = {p} from {shares[0]:.0%} to {shares[-1]:.0%}")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(micro_batches, [str(m) for m in micro_batches])
+    axes.set(xlabel="micro-batches m", ylabel="idle, % of the time", title="Bubble fraction")
+    axes.grid(alpha=0.3)
+    axes.legend(title="stages")
+    return Picture(figure, f"Bubble fraction over {micro_batches[0]} to {micro_batches[-1]} "
+                           f"micro-batches: {'; '.join(said)}.")

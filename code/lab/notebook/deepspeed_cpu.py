@@ -1,0 +1,73 @@
+"""DeepSpeed 0.19.8 on CPUs: no compiler, no surprises. Import this before using it.
+
+What it changes, and why:
+1. Collectives go through gloo. `init_distributed` would compile an operator for shared memory
+   (20 s, and it needs g++) that a pipeline's messages never use.
+2. `seed_layers=True` works. DeepSpeed counts layers in numpy's integers, which Python's
+   `random.seed` no longer takes.
+3. `get_global_grad_norm()` knows the gradient's norm without ZeRO, too; DeepSpeed computes it when
+   it clips, and throws it away.
+4. `read_config` refuses a configuration that would compile an optimizer.
+5. Log lines below warnings are left out; DeepSpeed writes dozens for each rank. So is torch's
+   warning that a broadcast has no gradient: it is of the tied weights, at the start.
+A program ends with `leave`: it does not return into the interpreter's clean-up, in which gloo's
+threads now and then abort a process that has done its work.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it looks for GPUs and says it found none
+
+import deepspeed
+from deepspeed.runtime import engine, utils
+
+from lab.notebook import shims
+from labcore.errors import LabError
+from minimegatron.main import leave
+
+__all__ = ["deepspeed", "leave", "read_config"]
+
+shims.require("deepspeed", "0.19.8")
+logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+warnings.filterwarnings("ignore", "c10d::broadcast_: an autograd kernel was not registered")
+
+# By its entry in sys.modules: `deepspeed.comm.torch` as an attribute is torch itself.
+shims.replace(sys.modules["deepspeed.comm.torch"], "build_shm_op", lambda: None)
+
+
+def set_random_seed(seed: Any) -> None:
+    original_seed(int(seed))
+
+
+def clip_fp32_gradients(self: engine.DeepSpeedEngine) -> None:
+    self._global_grad_norm = utils.clip_grad_norm_(
+        parameters=self.module.parameters(), max_norm=self.gradient_clipping(), mpu=self.mpu)
+
+
+shims.replace(engine.DeepSpeedEngine, "clip_fp32_gradients", clip_fp32_gradients)
+original_seed = shims.replace(utils, "set_random_seed", set_random_seed)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A configuration from its JSON file. Raises LabError for one that cannot be used here."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LabError(f"--config {path} cannot be read as JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise LabError(f"--config {path} holds a {type(config).__name__}: it should be an object, "
+                       'as in {"train_micro_batch_size_per_gpu": 2}')
+    optimizer = config.get("optimizer", {})
+    kind = str(optimizer.get("type", ""))
+    if "adam" in kind.lower() and not optimizer.get("params", {}).get("torch_adam"):
+        raise LabError(f'--config {path}: optimizer "{kind}" would compile a C++ extension; '
+                       'torch\'s own is one line more: "params": {"torch_adam": true, ...}')
+    return config

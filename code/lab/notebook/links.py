@@ -1,0 +1,120 @@
+"""Messages between two ranks: how long they take, measured or modelled."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+from labcore import workspace
+from labcore.errors import LabError
+
+if TYPE_CHECKING:
+    from labcore.pictures import Picture
+
+SIZES = tuple(4**n for n in range(1, 16))  # bytes, of virtual messages: 4 B to 1 GiB
+LINE = re.compile(r"^message of (\d+) bytes: (\d+(?:\.\d+)?) us$", re.M)  # of code/messages.py
+
+
+class Fit(NamedTuple):
+    """A message of s bytes takes latency + s / bandwidth. Seconds; bytes per second."""
+
+    latency: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds that messages of `sizes` bytes take one way."""
+
+    name: str
+    sizes: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    @property
+    def fit(self) -> Fit:
+        """The quickest of the small messages is all latency; large ones differ by their bytes
+        alone, and of the last three differences the middle one counts, since a machine that is
+        busy spoils one or the other. (A least-squares line would follow caches and buffers.)"""
+        steps = [(size - before, time - earlier) for (before, earlier), (size, time) in pairwise(
+            zip(self.sizes[-4:], self.seconds[-4:], strict=True))]
+        bandwidths = [size / time for size, time in steps if time > 0]
+        return Fit(min(self.seconds[:3]),
+                   median(bandwidths) if bandwidths else self.sizes[-1] / self.seconds[-1])
+
+    def __str__(self) -> str:
+        fit = self.fit
+        return (f"{self.name}: latency {fit.latency * 1e6:,.1f} us, "
+                f"bandwidth {fit.bandwidth / 1e9:,.3g} GB/s")
+
+
+def read(name: str, path: str | Path) -> Curve:
+    """What code/messages.py printed into the file at `path`, absolute or relative to the
+    workspace. Raises LabError where it holds fewer than two messages."""
+    place = workspace.home() / path
+    try:
+        text = place.read_text(errors="replace")
+    except OSError as error:
+        raise LabError(f"no measurement at {place}: {error.strerror}; run the cell that measures "
+                       "first") from error
+    found = LINE.findall(text)
+    if len(found) < 2:
+        last = (text.strip().splitlines() or ["nothing"])[-1]
+        raise LabError(f"{place} holds no measurement; its last line is: {last}")
+    return Curve(name, tuple(int(size) for size, _ in found),
+                 tuple(float(microseconds) / 1e6 for _, microseconds in found))
+
+
+def virtual(card: str, network: str | None = None) -> Curve:
+    """Modelled messages between two virtual cards: of one node, or over `network`
+    ("ethernet:25gbit"). Raises LabError for an unknown card or network."""
+    from virtualgpu import cards
+    from virtualgpu.collectives import message
+    from virtualgpu.errors import VirtualGpuError
+    from virtualgpu.network import parse, within_node
+    from virtualgpu.topology import Topology
+
+    try:
+        sheet = cards.find(card)
+        link = parse(network or sheet.network)
+    except VirtualGpuError as error:
+        raise LabError(str(error)) from error
+    nodes = ("node1", "node1") if network is None else ("node1", "node2")
+    wire = Topology(nodes, (sheet, sheet), link).wire(0, 1)
+    title = f"{within_node(sheet).name} of a {sheet.name}" if network is None else link.name
+    return Curve(f"virtual {title}", SIZES, tuple(message(wire, size) for size in SIZES))
+
+
+def plot(*curves: Curve) -> Picture:
+    """Time and bandwidth over the size, and each curve's fit as a thin line."""
+    from matplotlib.figure import Figure
+
+    from labcore.pictures import Picture
+
+    figure = Figure(figsize=(9.5, 4), layout="constrained")
+    times, rates = figure.subplots(1, 2)
+    for number, curve in enumerate(curves):
+        marker, colour = "osD^v*"[number % 6], f"C{number}"  # not by colour alone
+        fitted = [curve.fit.latency + size / curve.fit.bandwidth for size in curve.sizes]
+        bandwidths = _rates(curve.sizes, curve.seconds)
+        times.loglog(curve.sizes, curve.seconds, marker=marker, markersize=4, linestyle="",
+                     color=colour, label=curve.name)
+        times.loglog(curve.sizes, fitted, linewidth=1, color=colour)
+        rates.loglog(curve.sizes, bandwidths, marker=marker, markersize=4, linestyle="",
+                     color=colour)
+        rates.loglog(curve.sizes, _rates(curve.sizes, fitted), linewidth=1, color=colour)
+    times.set(xlabel="bytes", ylabel="seconds", title="Time of a message")
+    rates.set(xlabel="bytes", ylabel="bytes per second", title="Bandwidth that it reaches")
+    for axes in (times, rates):
+        axes.grid(alpha=0.3)
+    times.legend(fontsize=8)
+    return Picture(figure, "Time and bandwidth of messages over their size, flat at first and then "
+                   "in proportion to it. " + "; ".join(map(str, curves)) + ".")
+
+
+def _rates(sizes: Sequence[int], seconds: Sequence[float]) -> list[float]:
+    return [size / time for size, time in zip(sizes, seconds, strict=True)]

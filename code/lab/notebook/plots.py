@@ -1,0 +1,113 @@
+"""Figures of a student's own runs, each with a text for those who cannot see it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from job_monitor.logs import Log
+from labcore import workspace
+from labcore.errors import LabError
+from labcore.pictures import Picture
+
+if TYPE_CHECKING:
+
+    from pipeline_schedules import Drawing, Steps, Timeline
+    from pipeline_schedules.traces import Drawable
+
+
+def loss(**runs: Log) -> Picture:
+    """The loss over samples, one line per run: `plots.loss(first=log, second=other)`.
+
+    Raises LabError for a run without a loss.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.5))
+    axes = figure.subplots()
+    said = []
+    markers = "osD^v*"  # not by colour alone
+    for number, (name, log) in enumerate(runs.items()):
+        points = [(one.samples, one.loss) for one in log.iterations if one.loss is not None]
+        if not points:
+            raise LabError(f"{name}: the log has no loss yet")
+        samples, losses = zip(*points, strict=True)
+        axes.plot(samples, losses, marker=markers[number % len(markers)], markersize=4, label=name)
+        said.append(f"{name} from {losses[0]:.2f} to {losses[-1]:.2f} "
+                    f"over {samples[-1]:,} samples")
+    axes.set(xlabel="samples", ylabel="loss", title="Training loss")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return Picture(figure, "Training loss over samples: " + "; ".join(said) + ".")
+
+
+def loss_scale(log: Log) -> Picture:
+    """The loss scale over the steps, and which lines of the log have skipped steps. Raises
+    LabError for a log without a loss scale."""
+    from matplotlib.figure import Figure
+
+    lines = [one for one in log.iterations if one.loss_scale is not None]
+    if not lines:
+        raise LabError("the log has no loss scale yet")
+    figure = Figure(figsize=(7, 3))
+    axes = figure.subplots()
+    axes.step([one.iteration for one in lines], [one.loss_scale for one in lines], where="mid",
+              color="C7", linewidth=1)
+    kinds = {"steps that were skipped": ("x", [one for one in lines if one.skipped]),
+             "steps that were made": ("o", [one for one in lines if not one.skipped])}
+    for name, (marker, some) in kinds.items():
+        axes.plot([one.iteration for one in some], [one.loss_scale for one in some],
+                  linestyle="", marker=marker, label=name)
+    axes.set_yscale("log", base=2)
+    axes.set(xlabel="iteration", ylabel="loss scale", title="Loss scale")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    skipped = sum(one.skipped or 0 for one in lines)
+    return Picture(figure, f"Loss scale over {lines[-1].iteration} iterations: from "
+                   f"{lines[0].loss_scale:,.0f} after the first to {lines[-1].loss_scale:,.0f} "
+                   f"after the last; {skipped} steps were skipped.")
+
+
+def timeline(run: Drawable, dp: int = 0, tp: int = 0) -> Timeline:
+    """The timeline of a schedule, or of a run's folder of --timeline, absolute or relative to the
+    workspace; of data-parallel replica `dp` and tensor-parallel rank `tp`. Raises LabError."""
+    from pipeline_schedules import ScheduleError, timeline_of
+
+    try:
+        return timeline_of(workspace.home() / run if isinstance(run, str) else run, dp=dp, tp=tp)
+    except ScheduleError as error:
+        raise LabError(str(error)) from None
+
+
+def pipeline(run: Drawable, title: str = "Pipeline", *, live: bool = True, steps: bool = False,
+             simulated: bool = False, dp: int = 0, tp: int = 0) -> Drawing | Steps:
+    """The pipeline of `run`, which is what timeline() reads: stage by time.
+
+    live: with the activations that every stage keeps. steps: with a slider. simulated: below a run
+    the same order with its mean times, simulated, on the same scale. Raises LabError.
+    """
+    from pipeline_schedules import draw, draw_beside, draw_steps, replayed
+    from pipeline_schedules.drawing import unit_of
+
+    if steps and simulated:
+        raise LabError("plots.pipeline: give one of steps and simulated")
+    found, unit = timeline(run, dp, tp), unit_of(run, None)
+    if simulated:
+        return draw_beside({f"{title}, as it ran": found, f"{title}, simulated": replayed(found)},
+                           unit, live)
+    return draw_steps(found, title, unit, live) if steps else draw(found, title, unit, live)
+
+
+def pipelines(*, live: bool = True, **runs: Drawable) -> Drawing:
+    """Several on one scale of time: `plots.pipelines(gpipe="megatron/timeline/gpipe", mine=...)`.
+    A schedule has no milliseconds, so it goes beside no run. Raises LabError."""
+    from pipeline_schedules import draw_beside
+
+    if not runs:
+        raise LabError("plots.pipelines: give at least one, as name=run")
+    files = [isinstance(run, str | Path) for run in runs.values()]
+    if any(files) and any(isinstance(run, list | tuple) for run in runs.values()):
+        raise LabError("plots.pipelines: a schedule has no milliseconds, so it cannot stand beside "
+                       "a run; plots.pipeline(run, simulated=True) simulates with the run's times")
+    return draw_beside({name.replace("_", " "): timeline(run) for name, run in runs.items()},
+                       "ms" if any(files) else "", live)

@@ -1,0 +1,155 @@
+"""Matrix products under the roofline: measured on a CPU, or modelled on a virtual card."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labcore import workspace
+from labcore.errors import LabError
+
+if TYPE_CHECKING:
+    from labcore.pictures import Picture
+
+BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+# What code/matmul.py prints.
+COPY = re.compile(r"^copy of (\d+) bytes: (\d+(?:\.\d+)?) us$", re.M)
+PRODUCT = re.compile(r"^(\w+) product \[(\d+), (\d+)\] x \[\d+, (\d+)\]: (\d+(?:\.\d+)?) us$", re.M)
+
+
+@dataclass(frozen=True)
+class Product:
+    """One product [m, k] x [k, n] and the seconds that it took."""
+
+    dtype: str
+    m: int
+    n: int
+    k: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """FLOP/s."""
+        return 2 * self.m * self.n * self.k / self.seconds
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs for each byte that must be read or written once."""
+        m, n, k = self.m, self.n, self.k
+        return 2 * m * n * k / (BYTES[self.dtype] * (m * k + k * n + m * n))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """peak: FLOP/s. bandwidth: of the memory, bytes/s. Of a CPU the best that was measured, of a
+    virtual card the data sheet's."""
+
+    name: str
+    peak: float
+    bandwidth: float
+    products: tuple[Product, ...]
+
+    @property
+    def ridge(self) -> float:
+        """The intensity (FLOP/byte) at which the two limits meet."""
+        return self.peak / self.bandwidth
+
+
+def read(path: str | Path) -> Machine:
+    """What code/matmul.py printed into the file at `path`, absolute or relative to the workspace.
+    Raises LabError where that is no whole measurement."""
+    place = workspace.home() / path
+    try:
+        text = place.read_text(errors="replace")
+    except OSError as error:
+        raise LabError(f"no measurement at {place}: {error.strerror}; run the cell that measures "
+                       "first") from error
+    copy, rows = COPY.search(text), PRODUCT.findall(text)
+    if copy is None or not rows:
+        last = (text.strip().splitlines() or ["nothing"])[-1]
+        raise LabError(f"{place} holds no whole measurement; its last line is: {last}")
+    products = tuple(Product(dtype, int(m), int(n), int(k), float(time) / 1e6)
+                     for dtype, m, k, n, time in rows)
+    copied, microseconds = int(copy[1]), float(copy[2])
+    return Machine("this machine's CPU", max(one.rate for one in products),
+                   2 * copied / (microseconds / 1e6), products)  # each byte is read and written
+
+
+def virtual(card: str, dtype: str, shapes: Sequence[tuple[int, int, int]]) -> Machine:
+    """Products of these (m, n, k), modelled. Raises LabError for an unknown card, or a type that
+    it lacks."""
+    from virtualgpu import cards
+    from virtualgpu.errors import VirtualGpuError
+    from virtualgpu.gpu import VirtualGpu
+    from virtualgpu.rules import Product as Shape
+    from virtualgpu.rules import Work
+
+    try:
+        sheet = cards.find(card)
+    except VirtualGpuError as error:
+        raise LabError(str(error)) from error
+    if dtype not in sheet.tflops or dtype not in BYTES:
+        raise LabError(f"{sheet.name} has no {dtype}; nearest: "
+                       f"{', '.join(name for name in sheet.tflops if name in BYTES)}")
+    gpu = VirtualGpu(sheet)
+    products = []
+    for m, n, k in shapes:
+        size = BYTES[dtype] * (m * k + k * n + m * n)
+        products.append(Product(dtype, m, n, k,
+                                gpu.seconds(Work(size, product=Shape(dtype, 1, m, n, k)))))
+    return Machine(f"virtual {sheet.name}, {dtype}", sheet.tflops[dtype] * 1e12, sheet.bandwidth,
+                   tuple(products))
+
+
+def plot(*machines: Machine) -> Picture:
+    """What the products reach, under the roof of each machine."""
+    from matplotlib.figure import Figure
+
+    from labcore.pictures import Picture
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    said = []
+    for number, machine in enumerate(machines):
+        colour = f"C{number}"
+        points = [one.intensity for one in machine.products]
+        across = [min(points) / 2, machine.ridge, max(*points, machine.ridge) * 4]
+        axes.loglog(across, [min(machine.peak, at * machine.bandwidth) for at in across],
+                    color=colour, linewidth=1.4)
+        axes.loglog(points, [one.rate for one in machine.products], linestyle="", markersize=5,
+                    marker="osD^"[number % 4], color=colour, label=machine.name)
+        best = max(one.rate for one in machine.products)
+        said.append(f"{machine.name}: the roof rises to {machine.peak:.3g} FLOP/s at "
+                    f"{machine.ridge:.3g} FLOP/byte; the best product reaches {best:.3g}")
+    axes.set(xlabel="arithmetic intensity (FLOP per byte)", ylabel="FLOP/s",
+             title="Roofline: lines are limits, points are products")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=9, loc="lower right")
+    return Picture(figure, "Roofline. " + "; ".join(said) + ".")
+
+
+def plot_sizes(machine: Machine, every: int | None = None) -> Picture:
+    """TFLOP/s over n; `every`: mark the n that are multiples of it."""
+    from matplotlib.figure import Figure
+
+    from labcore.pictures import Picture
+
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axes = figure.subplots()
+    rates = [(one.n, one.rate / 1e12) for one in machine.products]
+    axes.plot(*zip(*rates, strict=True), linewidth=1, color="C0")
+    best, worst = max(rate for _, rate in rates), min(rate for _, rate in rates)
+    said = f"{machine.name}: between {worst:.3g} and {best:.3g} TFLOP/s"
+    if every:
+        marked = [(n, rate) for n, rate in rates if n % every == 0]
+        axes.plot(*zip(*marked, strict=True), linestyle="", marker="o", color="C1",
+                  label=f"multiples of {every}")
+        axes.legend(fontsize=9)
+        said += f"; the multiples of {every} reach at least {min(r for _, r in marked):.3g}"
+    axes.set(xlabel="n", ylabel="TFLOP/s", title=machine.name)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    return Picture(figure, f"TFLOP/s over n. {said}.")

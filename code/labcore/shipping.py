@@ -1,0 +1,144 @@
+"""Copies of what the course ships, kept up to date without ever replacing a student's work."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from labcore import own_labs, workspace
+
+Say = Callable[[str], object]
+
+RECORD = ".shipped.json"  # by path in the workspace: the digest of what was last laid there
+# At the end of an exercise's text; {}: the place in the worked notebook.
+WAY_OUT = "\n\n*Stuck? [The worked notebook]({}) shows one way.*"
+EXECUTABLE, PLAIN = 0o755, 0o644
+
+
+def make_workspace(home: Path, say: Say = print) -> None:
+    """Lay out the workspace. What the student wrote stays; labs and scripts come as copies."""
+    for folder in workspace.FOLDERS:
+        workspace.require_writable(home / folder)
+    ship(workspace.CHECKOUT, home, say)
+    if own := own_labs.folder():
+        ship(own, home, say)
+    workspace.point(home / "megatron" / "Megatron-LM", workspace.CODE)
+
+
+def shipped(checkout: Path) -> Iterator[tuple[Path, str, int]]:
+    """Of every file that students get: where it is, its path in the workspace, its mode."""
+    scripts = checkout / "code" / "jobs"
+    for script in sorted([*scripts.glob("*.sh"), *scripts.glob("*.py")]):
+        yield script, f"code/{script.name}", mode_of(script)
+    for program in sorted((checkout / "code" / "examples").glob("*.*")):
+        yield program, f"code/examples/{program.name}", mode_of(program)
+    # Copies, no link: Jupyter's server does not follow links that lead out of its folder.
+    for figure in sorted((checkout / "images").glob("*.*")):
+        yield figure, f"images/{figure.name}", PLAIN
+    for notebook in sorted((checkout / "notebooks").glob("**/*.ipynb")):
+        path = notebook.relative_to(checkout)
+        if not any(part.startswith(".") for part in path.parts):
+            yield notebook, str(path), PLAIN
+
+
+def mode_of(program: Path) -> int:
+    return EXECUTABLE if program.suffix == ".sh" else PLAIN
+
+
+def ship(checkout: Path, home: Path, say: Say) -> None:
+    """Lay out copies. One that the student has not changed is updated; one that he has stays, and
+    what is new is laid beside it, once."""
+    record = _read(home / RECORD)
+    before = dict(record)
+    try:
+        for source, path, mode in shipped(checkout):
+            _lay(home, source, path, mode, record, say)
+    finally:
+        if record != before:
+            workspace.put_whole(home / RECORD, json.dumps(record, indent=1).encode())
+
+
+def _lay(home: Path, source: Path, path: str, mode: int, record: dict[str, str], say: Say) -> None:
+    copy, content = home / path, content_of(source)
+    new = digest(path, content)
+    there = _digest_of(copy)
+    if there == new:
+        record[path] = new
+    elif there is None or there == record.get(path):
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        workspace.put_whole(copy, content, mode)
+        record[path] = new
+    elif record.get(path) != new:
+        beside = _beside(home, path, new, record)
+        workspace.put_whole(home / beside, content, mode)
+        record[beside] = record[path] = new
+        say(f"the course has a new version of {path}: yours stays, the new one is {beside}")
+
+
+def content_of(source: Path) -> bytes:
+    """What is shipped of it: a lab whose worked notebook is not there, as in the container's image,
+    has no links to it."""
+    content = source.read_bytes()
+    if source.suffix != ".ipynb" or (source.parent / "worked" / source.name).exists():
+        return content
+    return without_way_out(content)
+
+
+def without_way_out(content: bytes) -> bytes:
+    """A notebook without its links to the worked one; as it is where it has none."""
+    way_out = re.compile(r"[^)]*".join(map(re.escape, WAY_OUT.split("{}"))))
+    notebook = json.loads(content)
+    removed = 0
+    for cell in notebook["cells"]:
+        source, here = way_out.subn("", "".join(cell["source"]))
+        cell["source"] = source.splitlines(keepends=True)
+        removed += here
+    text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+    return text.encode() if removed else content
+
+
+def _beside(home: Path, path: str, new: str, record: dict[str, str]) -> str:
+    """The first name `X.new.sh`, `X.new2.sh`, ... at which nothing of the student's would be
+    lost."""
+    stem, dot, suffix = path.rpartition(".")
+    number = 1
+    while True:
+        name = f"{stem}.new{number if number > 1 else ''}{dot}{suffix}"
+        if _digest_of(home / name) in (None, new, record.get(name)):
+            return name
+        number += 1
+
+
+def _digest_of(path: Path) -> str | None:
+    """Of what is there; None when nothing is."""
+    try:
+        return digest(path.name, path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError:  # a folder, or not readable: the student's own doing, so it counts as changed
+        return "unreadable"
+
+
+def digest(name: str, content: bytes) -> str:
+    """Of a notebook: of its cells' kinds and sources alone, since JupyterLab saves outputs and
+    metadata by itself. Of any other file, and of a broken notebook: of the bytes."""
+    if name.endswith(".ipynb"):
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            cells = [(cell["cell_type"], "".join(cell["source"]))
+                     for cell in json.loads(content)["cells"]]
+            content = json.dumps(cells).encode()
+    return hashlib.sha256(content).hexdigest()
+
+
+def _read(path: Path) -> dict[str, str]:
+    """What was laid when. Lost or broken, it is empty: then every copy that differs counts as the
+    student's, and nothing of his is replaced."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

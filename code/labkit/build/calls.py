@@ -1,0 +1,116 @@
+"""The calls `check.<function>(...)` in a check: their arguments by name, and the hints in them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from labkit.build.lab import Cell
+
+CHECK = "check"  # `from labkit import check`; one spelling, so that all labs read alike
+MODULE = "labkit.check"
+
+# They speak in words of their own, so a mutant's hint may be none of the strings in the cell;
+# that it is shown, only running the mutant proves.
+OWN_WORDS = ("raises", "script", "figures", "schedule")
+
+# The one parameter of each function that may be the student's: anything else a check must know as
+# a value, and a proxy has none (it would be true, equal to itself, ...).
+TESTED = {"value": "x", "function": "f", "raises": "f", "call": "f", "schedule": "f"}
+
+
+@dataclass(frozen=True)
+class Hint:
+    """One hint: its fixed pieces (several in an f-string), and its line in the cell."""
+
+    pieces: tuple[str, ...]
+    line: int
+
+    def says(self, text: str) -> bool:
+        return any(text in piece for piece in self.pieces)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a function of labkit.check.
+
+    Attributes:
+        arguments: the nodes passed, by the function's parameter names.
+        error: why the arguments do not fit the function, if they do not.
+    """
+
+    function: str
+    node: ast.Call
+    arguments: dict[str, ast.expr]
+    error: str = ""
+
+
+def functions() -> list[str]:
+    """What labkit.check offers to checks."""
+    from labkit import check
+
+    return [name for name in check.__all__ if inspect.isfunction(getattr(check, name))]
+
+
+def check_calls(cell: Cell) -> list[Call]:
+    """All calls of labkit.check in the cell."""
+    return [_call(node) for node in ast.walk(cell.tree or ast.Module([], []))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            and isinstance(node.func.value, ast.Name) and node.func.value.id == CHECK]
+
+
+def _call(node: ast.Call) -> Call:
+    from labkit import check
+
+    name = node.func.attr
+    if name not in functions():
+        return Call(name, node, {}, "unknown")
+    if any(isinstance(argument, ast.Starred) for argument in node.args):
+        return Call(name, node, {}, "* in its arguments: write them out")
+    if any(word.arg is None for word in node.keywords):
+        return Call(name, node, {}, "** in its arguments: write them out")
+    keywords = {word.arg: word.value for word in node.keywords}
+    try:
+        bound = inspect.signature(getattr(check, name)).bind(*node.args, **keywords)
+    except TypeError as error:
+        return Call(name, node, {}, str(error))
+    return Call(name, node, {k: v for k, v in bound.arguments.items() if isinstance(v, ast.expr)})
+
+
+def script_paths(cell: Cell) -> list[str]:
+    """The files that `check.script("PATH")` in the cell reads; not those spelled otherwise."""
+    given = [call.arguments.get("path") for call in check_calls(cell) if call.function == "script"]
+    return [path.value for path in given
+            if isinstance(path, ast.Constant) and isinstance(path.value, str)]
+
+
+def hints(cell: Cell) -> Iterator[Hint | ast.expr]:
+    """The hints of a check; an expression where what it says cannot be read in the source."""
+    for call in check_calls(cell):
+        if "hint" in call.arguments:
+            yield _hint(call.arguments["hint"])
+        if "hints" in call.arguments:
+            given = resolved(call.arguments["hints"], cell)
+            if not isinstance(given, ast.Dict) or None in given.keys:
+                yield call.arguments["hints"]
+                continue
+            yield from map(_hint, given.keys)
+
+
+def _hint(node: ast.expr) -> Hint | ast.expr:
+    pieces = tuple(part.value for part in ast.walk(node)
+                   if isinstance(part, ast.Constant) and isinstance(part.value, str))
+    return Hint(pieces, node.lineno) if any(map(str.strip, pieces)) else node
+
+
+def resolved(node: ast.expr, cell: Cell) -> ast.expr:
+    """What a name stands for that the cell assigns once."""
+    if not isinstance(node, ast.Name):
+        return node
+    values = [statement.value for statement in cell.tree.body
+              if isinstance(statement, ast.Assign)
+              and [target.id for target in statement.targets if isinstance(target, ast.Name)]
+              == [node.id]]
+    return values[0] if len(values) == 1 else node

@@ -1,0 +1,153 @@
+"""`lab build`: makes the notebooks from solutions/, or says which are stale."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labcore import own_labs, workspace
+from labcore.errors import LabError
+
+if TYPE_CHECKING:
+    from labkit.build.lab import Lab
+
+# The folders that hold made notebooks and nothing else that ends with .ipynb.
+MADE = ("notebooks/*.ipynb", "notebooks/worked/*.ipynb", "grader/source/*/*.ipynb")
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    build = subparsers.add_parser("build", help="make the notebooks from solutions/")
+    build.add_argument("labs", nargs="*", metavar="LAB", help="for example 03 (default: all)")
+    build.add_argument("--no-worked", action="store_true",
+                       help="without the worked notebooks and the links to them")
+    build.add_argument("--check", action="store_true",
+                       help="write nothing; name what is stale and exit with 1")
+    build.add_argument("--draft", action="store_true",
+                       help="also build labs that lack mutants; `lab release` refuses these")
+    own_labs.add_option(build)
+    build.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    root = own_labs.chosen(arguments.folder) or workspace.CHECKOUT
+    missing: list[str] = []
+    labs: list[Lab] = []
+    changed = build(root, arguments.labs, worked=not arguments.no_worked,
+                    write=not arguments.check, missing=missing if arguments.draft else None,
+                    labs=labs)
+    for line in missing:
+        print(f"draft: {line}", file=sys.stderr)
+    for path in changed:
+        print(f"{path}: stale" if arguments.check else path)
+    if arguments.check and changed:
+        print("run `lab build`")
+    elif not changed:
+        print("all notebooks are up to date")
+    if not arguments.check:
+        from labkit.build.shortcuts import warnings
+
+        for line in (line for lab in labs for line in warnings(lab)):
+            print(f"warning: {line}", file=sys.stderr)
+    return 1 if arguments.check and changed else 0
+
+
+def build(root: Path, names: list[str] | None = None, *, worked: bool = True, write: bool = True,
+          missing: list[str] | None = None, labs: list[Lab] | None = None) -> list[str]:
+    """Make the stale notebooks of some labs, and return their paths relative to `root`.
+
+    Args:
+        root: the folder that has solutions/ and gets notebooks/ and grader/source/.
+        names: the labs; if empty, all labs, and notebooks without a lab are removed.
+        worked: whether to make worked notebooks.
+        write: whether to write anything, or only find what is stale.
+        missing: for drafts, a list that receives one line per missing piece.
+        labs: a list that receives the parsed labs.
+
+    Raises LabError with all errors of all these labs, without writing anything.
+    """
+    made = make(root, _solutions(root, names or []), worked, missing, labs)
+    stale = {path: text for path, text in made.items()
+             if not (root / path).is_file() or (root / path).read_bytes() != text.encode()}
+    gone = _left_over(root, made, names or [])
+    if write:
+        _write(root, stale)
+        for path in gone:
+            (root / path).unlink()
+            if not worked or path.startswith("grader/"):
+                _remove_if_empty((root / path).parent)
+    return sorted([*stale, *gone])
+
+
+def make(root: Path, solutions: list[Path], worked: bool, missing: list[str] | None = None,
+         read_labs: list[Lab] | None = None) -> dict[str, str]:
+    """The text of all files that are made from these solutions, by path relative to `root`."""
+    from labkit.build.notebooks import notebooks
+    from labkit.build.problems import Problems
+    from labkit.build.reading import read_into
+
+    try:
+        import nbgrader  # noqa: F401
+    except ImportError as error:
+        raise LabError("lab build needs nbgrader: pip install -e '.[grader]'") from error
+    labs, lines = [], []
+    for path in solutions:
+        problems = Problems(path, draft=missing is not None)
+        labs.append(read_into(path, problems))
+        if missing is not None:
+            missing += problems.missing_lines()
+        lines += problems.lines()
+    for stray in sorted((root / "solutions").glob("*.ipynb")):
+        lines.append(f"solutions/{stray.name}: outputs live in it; keep the .py only")
+    if lines:
+        raise LabError("\n".join([f"{len(lines)} errors, nothing is written", *lines]))
+    if read_labs is not None:
+        read_labs += labs
+    return {path: text for lab in labs for path, text in notebooks(lab, worked).items()}
+
+
+def _solutions(root: Path, names: list[str]) -> list[Path]:
+    from labkit.build.problems import nearest
+
+    found = {path.stem: path for path in sorted((root / "solutions").glob("*.py"))}
+    if not names:
+        return list(found.values())
+    chosen = {}
+    for name in names:
+        stem = Path(name).name.removesuffix(".py").removesuffix(".ipynb")
+        fits = [full for full in found if full == stem or full.partition("_")[0] == stem]
+        if len(fits) != 1:
+            raise LabError(f"{name}: {len(fits) or 'no'} labs of that name in "
+                           f"{root / 'solutions'}{nearest(stem, found)}")
+        chosen[fits[0]] = found[fits[0]]
+    return list(chosen.values())
+
+
+def _left_over(root: Path, made: dict[str, str], names: list[str]) -> list[str]:
+    """Notebooks that nothing makes: of labs that are gone, or worked ones that are not wanted."""
+    there = {str(path.relative_to(root)) for pattern in MADE for path in root.glob(pattern)}
+    stems = {Path(path).stem for path in made}
+    return sorted(path for path in there - set(made) if not names or Path(path).stem in stems)
+
+
+def _write(root: Path, texts: dict[str, str]) -> None:
+    """All or nothing, as far as a file system can: the renames come when all text is on disk."""
+    staged: list[tuple[Path, Path]] = []
+    try:
+        for name, text in texts.items():
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            staged.append((path.with_name(f".{path.name}.{os.getpid()}"), path))
+            staged[-1][0].write_text(text, encoding="utf-8")
+        for unfinished, path in staged:
+            unfinished.replace(path)
+    finally:
+        for unfinished, _ in staged:
+            unfinished.unlink(missing_ok=True)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    if not any(folder.iterdir()):
+        folder.rmdir()

@@ -1,0 +1,97 @@
+"""Build-time rules for `check.mask`, which makes names unavailable to a lab's answers."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator
+
+from labkit.build.calls import CHECK
+from labkit.build.lab import Cell, Lab, Role
+from labkit.build.problems import Problems, nearest
+from labkit.masks import Place, UnknownName, modules_in, needed_by, places
+
+# These modules run beside the student's code in every sandbox.
+GUEST = ("labkit.guest.serving", "labkit.guest.place", "labkit.check.record",
+         "labkit.check.stand_in")
+
+
+def calls(tree: ast.Module | None) -> list[ast.Call]:
+    """Return the calls of `check.mask` in a cell."""
+    return [node for node in ast.walk(tree or ast.Module([], []))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            and isinstance(node.func.value, ast.Name)
+            and (node.func.value.id, node.func.attr) == (CHECK, "mask")]
+
+
+def masked(tree: ast.Module | None) -> list[str]:
+    """Return the literal names that a cell masks."""
+    return [word.value for call in calls(tree) for word in call.args
+            if isinstance(word, ast.Constant) and isinstance(word.value, str)]
+
+
+def check(lab: Lab, problems: Problems) -> None:
+    """Report errors in the masks of `lab`."""
+    found = [(cell, call) for cell in lab.cells if cell.role is not Role.MUTANT
+             for call in calls(cell.tree)]
+    for cell, call in found:
+        if cell.role is not Role.CHECK_SETUP:
+            problems.add(cell, call.lineno, "check.mask belongs in a check-setup cell")
+        if call.keywords or not all(isinstance(word, ast.Constant) and isinstance(word.value, str)
+                                    for word in call.args):
+            problems.add(cell, call.lineno, "check.mask: write the names out, as in "
+                         'check.mask("minimegatron.formulas")')
+    for cell, call in found[1:]:
+        problems.add(cell, call.lineno, "check.mask is called once in a lab: name everything there")
+    for cell, call in found[:1]:
+        for name in masked(cell.tree):
+            _name(name, cell, call.lineno, lab, problems)
+
+
+def _name(name: str, cell: Cell, line: int, lab: Lab, problems: Problems) -> None:
+    try:
+        found = places(name)
+        exists = bool(found) and all(place.defined or _is_compiled(place) for place in found)
+    except UnknownName:
+        exists = False
+    if not exists:
+        known = modules_in(name.rpartition(".")[0])
+        problems.add(cell, line, f'check.mask("{name}"): there is no such module or name'
+                     f"{nearest(name, known)}")
+        return
+    for user, module in _needed(lab):
+        if any(place.covers(module, "") if not place.qualname else name == module
+               for place in found):
+            problems.add(cell, line, f'check.mask("{name}"): {user} needs {module}')
+            return
+
+
+def _is_compiled(place: Place) -> bool:
+    """Return whether a module has a name that no statement of its file defines."""
+    try:
+        found = importlib.import_module(place.module)
+        for part in place.qualname.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def _needed(lab: Lab) -> Iterator[tuple[str, str]]:
+    """Yield (user, module or name) for everything that must work in a lab's sandbox."""
+    for module in needed_by(GUEST):
+        yield "every sandbox", module
+    for cell in lab.of(Role.SETUP, Role.DRIVER):
+        direct = list(imported(cell.tree))
+        for module in [*direct, *needed_by(direct)]:
+            yield f"the {cell.title} in line {cell.line}", module
+
+
+def imported(tree: ast.Module | None) -> Iterator[str]:
+    """Yield the dotted names of all modules and names that a cell imports."""
+    for node in ast.walk(tree or ast.Module([], [])):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)

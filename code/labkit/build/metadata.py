@@ -1,0 +1,71 @@
+"""Rules of nbgrader's metadata and of its markers in the source."""
+
+from __future__ import annotations
+
+import re
+
+from labkit.build.lab import Cell, Lab, Role
+from labkit.build.problems import Problems
+
+GRADE_ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+REGIONS = {"SOLUTION": (Role.ANSWER, Role.WRITTEN), "HIDDEN TESTS": (Role.CHECK,)}
+
+
+def check(lab: Lab, problems: Problems) -> None:
+    """Add what is wrong with the metadata and the markers of `lab`'s cells."""
+    ids: dict[str, Cell] = {}
+    for cell in lab.cells:
+        if cell.role in (Role.ANSWER, Role.CHECK, Role.WRITTEN):
+            _nbgrader(cell, problems)
+            if cell.grade_id in ids:
+                problems.add(cell, None, f"grade_id {cell.grade_id} is taken by the cell in line "
+                             f"{ids[cell.grade_id].line - 1}: choose another")
+            ids.setdefault(cell.grade_id, cell)
+        if cell.role is not Role.MUTANT:
+            _markers(cell, problems)
+    if not lab.of(Role.CHECK, Role.WRITTEN) and lab.cells:
+        problems.add_at(1, "no cell of this lab is a check: give it one")
+
+
+def _nbgrader(cell: Cell, problems: Problems) -> None:
+    from jsonschema import ValidationError
+    from nbformat.v4 import new_code_cell, new_markdown_cell
+    from nbgrader.nbgraderformat import MetadataValidator
+    from nbgrader.nbgraderformat.common import SchemaMismatchError
+
+    given = dict(cell.metadata["nbgrader"])
+    try:
+        new_cell = new_code_cell if cell.kind == "code" else new_markdown_cell
+        MetadataValidator().validate_cell(new_cell(cell.source, metadata={"nbgrader": given}))
+    except (ValidationError, SchemaMismatchError) as error:
+        problems.add(cell, None, f"nbgrader says: {getattr(error, 'message', error)}")
+        return
+    if not GRADE_ID.fullmatch(cell.grade_id):
+        nearest = re.sub("[^a-z0-9]+", "-", cell.grade_id.lower()).strip("-")
+        problems.add(cell, None, f"grade_id {cell.grade_id!r}: small letters, digits and single -, "
+                     f"for example {nearest or 'global-batch'}")
+    if given["locked"] is not (cell.role is Role.CHECK):
+        problems.add(cell, None, f"\"locked\": {str(given['locked']).lower()}: an answer is false, "
+                     "a check is true")
+    if cell.role is not Role.ANSWER and cell.points <= 0:
+        problems.add(cell, None, f"points {given['points']}: a {cell.role.value} gives more than 0")
+
+
+def _markers(cell: Cell, problems: Problems) -> None:
+    for word, roles in REGIONS.items():
+        inside, seen = False, 0
+        for number, line in enumerate(cell.source.split("\n"), 1):
+            if f"BEGIN {word}" in line or f"END {word}" in line:
+                if line.strip() not in (f"### BEGIN {word}", f"### END {word}"):
+                    problems.add(cell, number, f"write ### BEGIN {word} or ### END {word} alone")
+                if cell.role not in roles:
+                    problems.add(cell, number, f"{word} markers belong into {roles[0].value} cells")
+                if inside is ("BEGIN" in line):
+                    problems.add(cell, number, f"{line.strip()} without its counterpart")
+                inside = "BEGIN" in line
+                seen += 1
+        if inside:
+            problems.add(cell, None, f"### BEGIN {word} has no ### END {word}")
+        if word == "SOLUTION" and cell.role is Role.ANSWER and not seen:
+            problems.add(cell, None, "put what the student writes between ### BEGIN SOLUTION and "
+                         "### END SOLUTION")

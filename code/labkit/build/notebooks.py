@@ -1,0 +1,144 @@
+"""The three notebooks of a lab."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from labcore.shipping import WAY_OUT
+from labkit.build import prose, rubrics
+from labkit.build.lab import Cell, Lab, Role
+from labkit.build.stubs import answered
+from labkit.build.visible import without_hidden
+
+IN_NO_NOTEBOOK = (Role.MUTANT, Role.RUBRIC)
+METADATA = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python",
+                           "name": "python3"},
+            "language_info": {"name": "python"}}
+
+
+def notebooks(lab: Lab, worked: bool = True) -> dict[str, str]:
+    """The text of every file that is made from `lab`, by its path in the checkout. Without
+    `worked`: no worked notebook, and no link to it."""
+    from labkit.build.release import release
+
+    source = _notebook(lab, _additions(lab, worked))
+    made = {release_path(lab.name): _text(release(source)), source_path(lab.name): _text(source)}
+    if worked:
+        made[worked_path(lab.name)] = _text(_worked(lab))
+    return made
+
+
+def release_path(name: str) -> str:
+    return f"notebooks/{name}.ipynb"
+
+
+def worked_path(name: str) -> str:
+    return f"notebooks/worked/{name}.ipynb"
+
+
+def source_path(name: str) -> str:
+    return f"grader/source/{name}/{name}.ipynb"
+
+
+def _text(notebook: Any) -> str:
+    import nbformat
+
+    nbformat.validate(notebook)
+    return nbformat.writes(notebook) + "\n"
+
+
+def _additions(lab: Lab, worked: bool) -> dict[int, str]:
+    """Return the text to append to the cell above each exercise, by that cell's index.
+
+    It explains how a written answer is graded, and links to the worked notebook.
+    """
+    cells = list(lab.cells)
+    graded: dict[int, str] = {}
+    links: dict[int, str] = {}
+    for index, cell in enumerate(cells):
+        place = prose.text_of(cells, index)
+        if place is None:
+            continue
+        if cell.role is Role.WRITTEN:
+            rubric = rubrics.read(lab.rubrics[cell.grade_id])
+            graded[place] = graded.get(place, "") + rubrics.for_students(rubric)
+        if worked and (cell.role is Role.WRITTEN or (
+                cell.role is Role.ANSWER and lab.tested_by[cell.grade_id])):
+            # JupyterLab's own kind of fragment: it scrolls to the cell with this id.
+            address = f"worked/{lab.name}.ipynb#cell-id={cell.grade_id}"
+            links[place] = WAY_OUT.format(address)
+    return {place: graded.get(place, "") + links.get(place, "") for place in {**graded, **links}}
+
+
+def _notebook(lab: Lab, added: dict[int, str]) -> Any:
+    """Return all cells but mutants and rubrics, as a notebook; `added` maps cells to text."""
+    from nbformat.v4 import new_notebook
+
+    ids, made = _Ids(), []
+    for index, cell in enumerate(lab.cells):
+        if cell.role not in IN_NO_NOTEBOOK:
+            source = cell.source + added.get(index, "")
+            if cell.role is Role.WRITTEN:
+                rubric = rubrics.read(lab.rubrics[cell.grade_id])
+                source = rubrics.for_graders(cell, rubric)
+            made.append(_cell(cell, source, ids, ("nbgrader", "tags")))
+    return new_notebook(cells=made, metadata=_metadata(lab))
+
+
+def _worked(lab: Lab) -> Any:
+    """To be read by self-learners: answers, visible tests, nothing of nbgrader's."""
+    from nbformat.v4 import new_notebook
+
+    ids, made = _Ids(), []
+    for cell in lab.cells:
+        if cell.role in IN_NO_NOTEBOOK:
+            continue
+        source = cell.source
+        if cell.role in (Role.ANSWER, Role.WRITTEN):
+            source = answered(source)
+        if cell.kind == "markdown":
+            source = prose.moved_down(source)
+        elif cell.role is Role.CHECK:
+            source = without_hidden(source)
+        made.append(_cell(cell, source, ids, ("tags",)))
+    made[0].source += (f"\n\n*This is the worked notebook of [the lab](../{lab.name}.ipynb): "
+                       "it shows one way to solve it.*")
+    return new_notebook(cells=made, metadata=_metadata(lab))
+
+
+def _metadata(lab: Lab) -> dict[str, Any]:
+    return {**METADATA, "lab": {"draft": True}} if lab.draft else METADATA
+
+
+def is_draft(notebook: Any) -> bool:
+    """Return whether `lab build --draft` made this notebook from an unfinished lab."""
+    marks = notebook.metadata.get("lab")
+    return isinstance(marks, dict) and marks.get("draft") is True
+
+
+class _Ids:
+    """Ids of cells: the same at every build, and changed by nothing but the cell itself."""
+
+    def __init__(self) -> None:
+        self.taken: set[str] = set()
+
+    def of(self, cell: Cell) -> str:
+        digest = hashlib.sha256(cell.source.encode()).hexdigest()[:8]
+        base = cell.grade_id or f"{cell.role.value}-{digest}"
+        number, name = 1, base
+        while name in self.taken:
+            number += 1
+            name = f"{base}-{number}"
+        self.taken.add(name)
+        return name
+
+
+def _cell(cell: Cell, source: str, ids: _Ids, keep: tuple[str, ...]) -> Any:
+    import copy
+
+    from nbformat import v4
+
+    make = v4.new_code_cell if cell.kind == "code" else v4.new_markdown_cell
+    metadata = {key: copy.deepcopy(cell.metadata[key]) for key in keep if key in cell.metadata}
+    return make(source, id=ids.of(cell), metadata=metadata)

@@ -1,0 +1,246 @@
+"""Reads solutions/*.py: where every cell is, what its role is, and which names it has."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from labcore.errors import LabError
+from labkit.build.edits import edited, is_edit
+from labkit.build.lab import Cell, Lab, Role
+from labkit.build.marks import SHORT, spelled_out
+from labkit.build.names import analyse
+from labkit.build.problems import Problems, nearest
+
+FORMAT = "py:percent"
+TAGS = {role.value: role for role in
+        (Role.SETUP, Role.EXPLORE, Role.CHECK_SETUP, Role.DRIVER, Role.MUTANT)}
+MARKER = re.compile(r"^\s*#\s*%%(%*\s|\s*$)")
+NUMBER = re.compile(r"\d{2}_[a-z0-9_]+")
+WRITEFILE = re.compile(r"%%writefile[ \t]+(?P<rest>.*)")
+# Cell magics whose cell is Python all the same.
+PYTHON_MAGICS = ("%%time", "%%timeit", "%%capture", "%%prun")
+
+
+def read(path: Path | str) -> Lab:
+    """The lab in `path`. Raises LabError that lists all its errors, each as file:line: what."""
+    path = Path(path).absolute()
+    problems = Problems(path)
+    lab = read_into(path, problems)
+    problems.raise_any()
+    return lab
+
+
+def read_into(path: Path, problems: Problems) -> Lab:
+    """The lab as far as it can be read; what is wrong with it goes to `problems`."""
+    from labkit.build import (
+        answers,
+        given,
+        masks,
+        metadata,
+        parts,
+        prose,
+        rubrics,
+        rules,
+        short,
+        visible,
+    )
+
+    if not NUMBER.fullmatch(path.stem):
+        problems.add_at(1, f"{path.name} is no lab's name; nearest: 03_multi_node.py")
+    cells: list[Cell] = []
+    for raw in _raw_cells(path, problems):
+        cell = _cell(raw, problems)
+        if cell.role is Role.MUTANT:
+            cell = _whole(cell, cells, problems)
+        has_names = cell.kind != "markdown" and cell.role is not Role.TEXT
+        cells.append(_with_names(cell, problems) if has_names else cell)
+    lab = Lab(path, tuple(cells))
+    metadata.check(lab, problems)
+    rules.check(lab, problems)
+    answers.check(lab, problems)
+    rubrics.check(lab, problems)
+    masks.check(lab, problems)
+    visible.check(lab, problems)
+    parts.check(lab, problems)
+    short.check(lab, problems)
+    prose.check(lab, problems)
+    given.check(lab, problems)
+    return replace(given.with_given(lab, problems), draft=bool(problems.missing))
+
+
+def _raw_cells(path: Path, problems: Problems) -> list[tuple[Any, int, list[str]]]:
+    """Of each cell: jupytext's, the line of its marker, and its lines in the file."""
+    import jupytext
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        cells = jupytext.reads(text, FORMAT).cells
+    except (OSError, UnicodeDecodeError) as error:
+        raise LabError(f"cannot read {path}: {error}") from error
+    except Exception as error:  # jupytext has no exception of its own
+        raise LabError(f"{path}: jupytext cannot read it: {error}") from error
+    lines = text.splitlines()
+    starts = _markers(lines)
+    if len(cells) != len(starts) or not starts:
+        problems.add_at(starts[0] if starts else 1, f"{len(starts)} lines begin with `# %%`, but "
+                        f"there are {len(cells)} cells: let every cell begin with such a line, "
+                        "the first one too, and no other line look like one")
+        return []
+    ends = [*starts[1:], len(lines) + 1]
+    return [(cell, start, lines[start:end - 1])
+            for cell, start, end in zip(cells, starts, ends, strict=True)]
+
+
+def _markers(lines: list[str]) -> list[int]:
+    """The lines, counted from 1, that begin a cell: not those within strings."""
+    from jupytext.stringparser import StringParser
+
+    found, parser = [], StringParser("python")
+    for number, line in enumerate(lines, 1):
+        if not parser.is_quoted() and MARKER.match(line):
+            found.append(number)
+            parser = StringParser("python")
+        parser.read_line(line)
+    return found
+
+
+def _cell(raw: tuple[Any, int, list[str]], problems: Problems) -> Cell:
+    found, marker, lines = raw
+    metadata, wrong = dict(found.metadata), ""
+    try:
+        metadata = spelled_out(found.cell_type, metadata)
+    except ValueError as error:
+        wrong = str(error)
+    # A cell in triple quotes begins one line later.
+    line = marker + 1 + ("cell_marker" in metadata and len(metadata["cell_marker"]) >= 3)
+    source = _uncommented(lines) if found.cell_type == "raw" else found.source
+    blank = len(source) - len(source.lstrip("\n"))
+    nbgrader = metadata.get("nbgrader")
+    nbgrader = nbgrader if isinstance(nbgrader, dict) else {}
+    cell = Cell(Role.TEXT, found.cell_type, source.strip("\n"), line + blank, metadata,
+                grade_id=str(nbgrader.get("grade_id") or metadata.get("answer")
+                             or metadata.get("rubric", "")),
+                hint=str(metadata.get("hint", "")))
+    if wrong:
+        problems.add(cell, None, wrong)
+        return cell
+    cell = replace(cell, role=_role(cell, nbgrader, problems))
+    points = nbgrader.get("points", 0)
+    if cell.role in (Role.CHECK, Role.WRITTEN) and isinstance(points, int | float):
+        cell = replace(cell, points=points)
+    return cell
+
+
+def _whole(mutant: Cell, before: list[Cell], problems: Problems) -> Cell:
+    """A mutant as a whole cell, where it is written as an edit of its answer."""
+    answers = [cell for cell in before
+               if cell.role is Role.ANSWER and cell.grade_id == mutant.grade_id]
+    if not (is_edit(mutant.source) and answers):
+        return mutant
+    try:
+        return replace(mutant, source=edited(answers[0].source, mutant.source))
+    except ValueError as error:
+        problems.add(mutant, 1, str(error))
+        return replace(mutant, role=Role.TEXT)  # nothing more can be said of it
+
+
+def _uncommented(lines: list[str]) -> str:
+    """A raw cell's text. (jupytext takes the # of `#!/bin/bash` away too.)"""
+    if all(line.startswith("#") for line in lines if line.strip()):
+        lines = [re.sub("^# ?", "", line) for line in lines]
+    return "\n".join(lines).rstrip()
+
+
+def _role(cell: Cell, nbgrader: dict[str, Any], problems: Problems) -> Role:
+    if "incorrectly_encoded_metadata" in cell.metadata:
+        problems.add(cell, None, "its marks cannot be read: "
+                     f"{cell.metadata['incorrectly_encoded_metadata']} (strings in \"...\", "
+                     "true and false in small letters)")
+        return Role.TEXT
+    tags = cell.metadata.get("tags", [])
+    marks = [TAGS[tag] for tag in tags if tag in TAGS]
+    marks += [Role.RUBRIC] if "rubric" in cell.metadata else []
+    if cell.kind == "markdown" and nbgrader.get("solution") and nbgrader.get("grade"):
+        marks.append(Role.WRITTEN)
+    else:
+        marks += [Role.ANSWER] if nbgrader.get("solution") else []
+        marks += [Role.CHECK] if nbgrader.get("grade") else []
+    texts = (Role.WRITTEN, Role.RUBRIC)
+    kinds = {"raw": (Role.MUTANT,), "markdown": texts}.get(
+        cell.kind, tuple(role for role in Role if role not in (Role.MUTANT, Role.TEXT, *texts)))
+    if cell.kind == "markdown":
+        if (marks or nbgrader) and (len(marks) != 1 or marks[0] not in texts):
+            problems.add(cell, None, "a text cell is either plain text, without marks, or a "
+                         f"written answer ({SHORT['written'][1]}), or its rubric")
+    elif cell.kind != "markdown" and (len(marks) != 1 or marks[0] not in kinds):
+        names = ", ".join(role.value for role in kinds)
+        close = "".join([*(nearest(tag, TAGS) for tag in tags if tag not in TAGS),
+                         *(nearest(key, SHORT) for key in cell.metadata if key not in SHORT)])
+        problems.add(cell, None, f"this {cell.kind} cell's roles: "
+                     f"{' and '.join(role.value for role in marks) or 'none'}{close}; "
+                     f"give it exactly one of: {names}")
+    return marks[0] if len(marks) == 1 and marks[0] in kinds else Role.TEXT
+
+
+def _with_names(cell: Cell, problems: Problems) -> Cell:
+    if cell.source.startswith("%%writefile") and cell.role in (Role.ANSWER, Role.MUTANT):
+        found = WRITEFILE.match(cell.source)
+        path = found["rest"].strip() if found else ""
+        if not _is_workspace_path(path):
+            problems.add(cell, 1, f"%%writefile {path or '(nothing)'}: give one path, literal and "
+                         "relative to the workspace, for example code/mine.sh")
+            return cell
+        return replace(cell, path=path)
+    tree = _parsed(cell, problems)
+    if tree is None:
+        return cell
+    names = analyse(tree)
+    for line in names.stars:
+        problems.add(cell, line, "import * hides which names it binds: name them")
+    return replace(cell, tree=tree, names=names)
+
+
+def _is_workspace_path(path: str) -> bool:
+    return bool(re.fullmatch(r"[\w.-]+(/[\w.-]+)*", path)) and not path.startswith("-") \
+        and ".." not in path.split("/")
+
+
+def _parsed(cell: Cell, problems: Problems) -> ast.Module | None:
+    source = cell.source
+    explore = cell.role is Role.EXPLORE
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if explore else 0
+    try:
+        tree = ast.parse(python_of(source) if explore else source)
+        compile(tree, "cell", "exec", flags=flags, dont_inherit=True)
+        return tree
+    except SyntaxError as error:
+        line = error.lineno or 1
+        if not explore and _has_magics(source):
+            problems.add(cell, line, "magics and ! commands belong into explore cells "
+                         "(%%writefile into answers)")
+        else:
+            problems.add(cell, line, f"not Python: {error.msg}")
+    except ValueError as error:  # null bytes
+        problems.add(cell, 1, f"not Python: {error}")
+    return None
+
+
+def python_of(source: str) -> str:
+    """An explore cell's Python, line by line where it was, with IPython's magics as calls."""
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    first, _, rest = source.partition("\n")
+    if first.split(" ")[0] in PYTHON_MAGICS:
+        source = f"\n{rest}"
+    return TransformerManager().transform_cell(source)
+
+
+def _has_magics(source: str) -> bool:
+    try:
+        return "get_ipython()" in python_of(source) and "get_ipython()" not in source
+    except SyntaxError:
+        return False

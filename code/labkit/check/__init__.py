@@ -1,0 +1,34 @@
+"""Checks for notebooks: `from labkit import check`. docs/writing-labs.md is the guide.
+
+The functions come from their modules when they are first asked for: a sandbox needs only
+labkit.check.wire, and starts in half the time without the rest.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from labkit.check.checks import Failed, call, compare, function, raises, that, value
+    from labkit.check.draws import between, draw
+    from labkit.check.job import script
+    from labkit.check.masking import mask
+    from labkit.check.measure import figures
+    from labkit.check.partial import part, parts
+    from labkit.check.pipelines import schedule
+
+__all__ = ["Failed", "between", "call", "compare", "draw", "figures", "function", "mask", "part",
+           "parts", "raises", "schedule", "script", "that", "value"]
+_MODULES = {"between": "draws", "draw": "draws", "figures": "measure", "mask": "masking",
+            "part": "partial", "parts": "partial", "schedule": "pipelines", "script": "job"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"labkit.check.{_MODULES.get(name, 'checks')}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,91 @@
+"""From a student's parsed command line to one of our own, for what a run would cost.
+
+No string of the student's is passed on: numbers, switches and choices are written anew from the
+trainer's Config, and every other flag is replaced, left out or refused. What happens to a flag
+follows from what it affects, which the trainer's table of flags declares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from labcore.errors import LabError
+from minimegatron.arguments import Config
+from minimegatron.arguments.layout import write_layout
+from minimegatron.arguments.pipeline import ways_said
+from minimegatron.arguments.table.flag import COST, HARDWARE, Flag, table_of
+from minimegatron.arguments.table.planning import ESTIMATE
+from pipeline_schedules import BUILT_IN
+
+# Larger runs take minutes to estimate: no exercise needs them.
+MOST_RANKS = 4096
+MOST_LAYERS = 1000
+MOST_PASSES = 40_000  # of one iteration: stages x chunks x micro-batches
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where a run is imagined. device: virtual:CARD. network: between nodes, as
+    --virtual-network has it; None: the card's usual one."""
+
+    device: str
+    gpus_per_node: int
+    network: str | None = None
+
+
+def use(flag: Flag) -> Literal["passed", "replaced", "left out", "refused"]:
+    """Return what happens to a flag when a job's cost is estimated.
+
+    Time and memory depend on those that are passed and on those that are replaced, by a value that
+    the check gives or by the flag that they set. A run with one that is refused trains nothing.
+    """
+    planning = flag.needs is ESTIMATE or flag.name == "estimate"
+    if not flag.affects & COST:
+        return "refused" if planning else "left out"
+    replaced = planning or flag.sets or flag.derived or flag.affects & HARDWARE
+    return "replaced" if replaced else "passed"
+
+
+def flags_for_estimate(config: Config, cluster: Cluster, vocab_size: int) -> list[str]:
+    """The trainer's flags that estimate `config` there. Raises LabError for a run that cannot be
+    estimated."""
+    table = table_of(type(config))
+    for flag in table.values():
+        if use(flag) == "refused" and getattr(config, flag.name) != flag.default:
+            raise LabError(f"{flag.spelling}: what the script starts trains nothing; leave it out")
+    _require_size(config)
+    words = ["--estimate", "--json", "--device", cluster.device,
+             "--world-size", str(config.world_size),
+             "--gpus-per-node", str(cluster.gpus_per_node), "--vocab-size", str(vocab_size)]
+    if cluster.network is not None:
+        words += ["--virtual-network", cluster.network]
+    for flag in table.values():
+        if use(flag) == "passed":
+            words += _words(flag, getattr(config, flag.name))
+    if ways_said(vars(config)):
+        words += ["--pipeline-model-parallel-layout", write_layout(config.layers_per_chunk)]
+    return words
+
+
+def _words(flag: Flag, value: object) -> list[str]:
+    """Return a flag with its value. Raises LabError for a string that is none of its choices."""
+    if value is None or value is False:
+        return []
+    if value is True:
+        return [flag.spelling]
+    choices = BUILT_IN if flag.name == "schedule" else flag.choices
+    if type(value) not in (int, float) and value not in choices:
+        raise LabError(f"{flag.spelling} {value}: only {', '.join(map(str, choices))} can "
+                       "be estimated here")
+    return [flag.spelling, repr(value) if type(value) is float else str(value)]
+
+
+def _require_size(config: Config) -> None:
+    passes = (config.pipeline_model_parallel_size * config.chunks * config.num_micro_batches)
+    for what, number, most in (("ranks", config.world_size, MOST_RANKS),
+                               ("layers", config.num_layers, MOST_LAYERS),
+                               ("passes in each step (stages x micro-batches)", passes,
+                                MOST_PASSES)):
+        if number > most:
+            raise LabError(f"{number:,} {what}: such a run is not estimated here; at most {most:,}")

@@ -1,0 +1,192 @@
+"""What a check cell calls. docs/writing-labs.md is the guide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from labcore.colors import bad, good, result, strong
+from labkit.check.same import NEAR, difference
+from labkit.check.sides import Raised, side
+from labkit.check.wire import CannotCross
+
+Case = Mapping[str, Any] | Sequence[Any]
+Answers = Sequence[Any] | Callable[..., Any]  # a value per case, or a function of the case
+HIDDEN_FAILED = "a hidden test failed: it tries other cases than those you can see."
+MOST_SHOWN = 300  # characters of a value in a message
+
+
+class Failed(AssertionError):
+    """A check that did not hold. Notebooks show its text alone, without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{bad('✗')} {self}"]
+
+
+def passed(what: str) -> None:
+    print(f"{good('✓')} {what}")
+
+
+def shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+
+
+def that(condition: bool, hint: str) -> None:
+    """Assert `condition`, which is about values from `call` or `script`. Raises Failed."""
+    if not condition:
+        raise Failed(hint)
+
+
+def value(x: Any, expected: Any, hints: Mapping[str, Any] | None = None, *,
+          rel: float = NEAR) -> None:
+    """Assert that the student's `x` is `expected`; `hints` maps a text to the wrong value it is
+    for, or to a predicate of the value. Raises Failed."""
+    try:
+        got = side().value(x)
+    except CannotCross as error:
+        raise Failed(str(error)) from None
+    if isinstance(got, Raised):
+        raise Failed(f"the answer above is not there: {got}")
+    found = difference(got, expected, rel)
+    if found is None:
+        passed(f"{shown(got)} is right")
+        return
+    for text, wrong in (hints or {}).items():
+        if _holds(wrong, got) if callable(wrong) else difference(got, wrong, rel) is None:
+            raise Failed(f"{shown(got)} is not right. {text}")
+    raise Failed(f"{shown(got)} is not right: {found}.")
+
+
+def _holds(predicate: Callable[[Any], Any], got: Any) -> bool:
+    """Whether a hint is for `got`; never where the predicate cannot take its kind."""
+    try:
+        return bool(predicate(got))
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError):
+        return False
+
+
+def call(f: Any, *arguments: Any, **keywords: Any) -> Any:
+    """A plain copy of what the student's `f` returns for copies of the arguments. Raises Failed."""
+    result = _outcome(f, arguments, keywords)
+    if isinstance(result, Raised):
+        raise Failed(f"{spelled(f, arguments, keywords)} raised {result}{_advice(result)}")
+    return result
+
+
+def function(f: Any, cases: Sequence[Case], expected: Answers,
+             hints: Mapping[str, Answers] | None = None, *, rel: float = NEAR) -> None:
+    """Assert that `f` gives what is expected in every case: a dict of keywords or a sequence of
+    positional arguments.
+
+    expected: one value per case, or a function of the case. Outside hidden tests it is values: a
+    formula there would be the answer.
+    hints: texts with the wrong values (or the wrong function) that each is for.
+    Raises Failed at the first case that does not hold.
+    """
+    if not cases:
+        raise ValueError("check.function: no cases, so nothing would be checked")
+    for number, case in enumerate(cases):
+        arguments, keywords = arguments_of(case)
+        got = call(f, *arguments, **keywords)
+        found = difference(got, _answer(expected, cases, number), rel)
+        if found is not None:
+            where = f"{spelled(f, arguments, keywords)} returned {shown(got)}"
+            hint = _hint(got, hints or {}, cases, number, rel)
+            if got is None and not hint:
+                found += " (does the function end without `return`? print hands nothing back)"
+            raise Failed(f"{where}. {hint}" if hint else f"{where}: {found}.")
+    passed(f"{side().title(f)}: right in {len(cases)} case{'s' if len(cases) > 1 else ''}")
+
+
+def _answer(answers: Answers, cases: Sequence[Case], number: int) -> Any:
+    if callable(answers):
+        arguments, keywords = arguments_of(cases[number])
+        return answers(*arguments, **keywords)
+    if len(answers) != len(cases):
+        raise ValueError(f"check.function: {len(answers)} values for {len(cases)} cases")
+    return answers[number]
+
+
+def raises(f: Any, kind: type[Exception], case: Case, *, mentions: str | None = None,
+           hint: str = "") -> None:
+    """Assert that `f` refuses `case` by raising `kind` (or a subclass) with `mentions` in its text.
+    Raises Failed."""
+    arguments, keywords = arguments_of(case)
+    result, said = _outcome(f, arguments, keywords), spelled(f, arguments, keywords)
+    if not isinstance(result, Raised):
+        raise Failed(f"{said} returned {shown(result)}, but this cannot be right input: "
+                     f"raise {kind.__name__}. {hint}".rstrip())
+    if kind.__name__ not in result.names:
+        raise Failed(f"{said} raised {result}: raise {kind.__name__} instead{_advice(result)}")
+    if mentions is not None and mentions not in result.text:
+        raise Failed(f"{said} raised {result}: let its text mention {mentions}")
+    passed(f"{side().title(f)} refuses {said}")
+
+
+def compare(what: str, guess: Any, measured: float) -> None:
+    """Say how far a prediction was off. Never fails and gives no marks."""
+    if isinstance(guess, bool) or not isinstance(guess, int | float):
+        print(f"No prediction of {what} yet: write a number first, it costs nothing.")
+        return
+    print(f"{strong(what)}: you said {_rounded(guess)}, it is {result(_rounded(measured))}")
+    if guess == measured:
+        print("Spot on.")
+    elif measured:
+        off = 100 * (guess - measured) / abs(measured)
+        print(f"You were {abs(off):.0f} % too {'high' if off > 0 else 'low'}.")
+
+
+def _rounded(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
+
+
+def arguments_of(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(case, Mapping):
+        return (), dict(case)
+    if isinstance(case, str) or not isinstance(case, Sequence):
+        raise TypeError(f"a case is a dict of keywords or a tuple of arguments, not {case!r}")
+    return tuple(case), {}
+
+
+def _outcome(f: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any | Raised:
+    try:
+        return side().call(f, arguments, keywords)
+    except CannotCross as error:
+        raise Failed(f"{spelled(f, arguments, keywords)}: {error}") from None
+
+
+def _hint(got: Any, hints: Mapping[str, Answers], cases: Sequence[Case], number: int, rel: float
+          ) -> str | None:
+    for text, wrong in hints.items():
+        try:
+            # A hint is for 1.0, too, where the wrong answer is 1.
+            wrong_way = _floats(_answer(wrong, cases, number))
+            if difference(got, wrong_way, rel) is None:
+                return text
+        except ArithmeticError:  # this wrong way has no result for this case
+            continue
+    return None
+
+
+def _floats(value: Any) -> Any:
+    """`value` with floats for ints, which stand for both in a comparison."""
+    if isinstance(value, list | tuple):
+        return [_floats(item) for item in value]
+    if type(value) is int and abs(value) < 2**53:
+        return float(value)
+    return value
+
+
+def spelled(f: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> str:
+    words = [shown(argument) for argument in arguments]
+    words += [f"{name}={shown(argument)}" for name, argument in keywords.items()]
+    return f"{side().title(f)}({', '.join(words)})"
+
+
+def _advice(result: Raised) -> str:
+    if "NotImplementedError" in result.names:
+        return "\nThe cell above still waits for your answer."
+    if "TypeError" in result.names and "argument" in result.text:
+        return "\nKeep the line that begins with def as it was."
+    return ""

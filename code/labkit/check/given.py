@@ -1,0 +1,202 @@
+"""Compare a student's job script with the part of the job that the exercise prescribes.
+
+`lab build` runs the reference script as a check would, and writes the job into the check as
+`given=`: nodes, ranks, and flags, except for those that `only=` leaves to the student. So the
+notebook and the grader compare with the same text, which does not contain the answer.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from labkit.check.compared import (
+    COMPARED,
+    GPUS,
+    NODES,
+    OTHER_SPELLINGS,
+    RANKS,
+    SPELLINGS,
+    freed,
+    meaning,
+    place,
+    words_of,
+)
+from minimegatron.arguments import Config
+from minimegatron.arguments.checks import check
+from minimegatron.arguments.layout import write_layout
+from minimegatron.arguments.parse import parse_unchecked
+from minimegatron.arguments.table.flag import spelled
+from minimegatron.errors import UserError
+
+if TYPE_CHECKING:
+    from labkit.check.job import Job
+    from labkit.check.runs import Run
+
+MOST_SAID = 6  # differences
+MOST_TEXT = 120  # characters of a student's value
+IN_ALL = ("nodes", "gpus_per_node", "programs", "runs")
+IN_RUN = ("nodes", "ranks_per_node", "trainer", "settings", "flags")
+
+
+def of_reference(job: Job, only: Sequence[str]) -> dict[str, Any]:
+    """Return the part of the reference that the check compares with.
+
+    Args:
+        job: the reference script, resolved and without problems.
+        only: the flags that the student may choose; they are left out.
+
+    Raises NoFlag.
+    """
+    free = freed(only)
+    names = [name for name in (*COMPARED, *sorted(OTHER_SPELLINGS))
+             if name not in free and name != "layers_per_chunk"]
+    kept: dict[str, Any] = {}
+    if NODES not in only:
+        kept["nodes"] = job.allocated_nodes
+    if GPUS not in only and job.gpus_per_node:
+        kept["gpus_per_node"] = job.gpus_per_node
+    if job.programs:
+        kept["programs"] = list(job.programs)
+    kept["runs"] = []
+    for run in job.runs:
+        one: dict[str, Any] = {"nodes": run.nodes} if NODES not in only else {}
+        if RANKS not in only:
+            one["ranks_per_node"] = run.ranks_per_node
+        one["trainer"] = run.trainer
+        if run.settings:
+            one["settings"] = run.settings
+        one["flags"] = shlex.join(words_of(parse_unchecked(run.arguments), names))
+        kept["runs"].append(one)
+    return kept
+
+
+def require_sound(given: Any) -> None:
+    """Raise ValueError unless `given` has the structure that `of_reference` returns."""
+    try:
+        if not given["runs"] or set(given) - set(IN_ALL):
+            raise ValueError(f"it has {', '.join(given)}")
+        for run in given["runs"]:
+            if set(run) - set(IN_RUN) or not isinstance(run["flags"], str):
+                raise ValueError(f"a run has {', '.join(run)}")
+            parse_unchecked(shlex.split(run["flags"]))
+    except (KeyError, TypeError, ValueError, UserError) as error:
+        raise ValueError(f"check.script: given= is not what `lab build` writes: {error}") from error
+
+
+def differences(job: Job, given: Mapping[str, Any], only: Sequence[str]) -> list[str]:
+    """Return one sentence per difference between a job and what the exercise prescribes.
+
+    Args:
+        job: the student's script, resolved and without problems.
+        given: the value that `of_reference` returned.
+        only: the flags that the student may choose, as they were when `given` was made.
+
+    Raises NoFlag.
+    """
+    free = freed(only)
+    found = list(_of_job(job, given))
+    runs = given["runs"]
+    if len(job.runs) != len(runs):
+        found.append(f"it starts the trainer {len(job.runs)} times; the exercise's script does so "
+                     f"{'once' if len(runs) == 1 else f'{len(runs)} times'}")
+        return found
+    for number, (run, told) in enumerate(zip(job.runs, runs, strict=True), 1):
+        where = f"training {number}: " if len(runs) > 1 else ""
+        found += [where + text for text in (*_of_run(run, told), *_of_flags(run, told, free))]
+    return list(dict.fromkeys(found))
+
+
+def report(found: Sequence[str], path: str, only: Sequence[str]) -> str:
+    """Return a message for the student that lists the differences.
+
+    Args:
+        found: the differences.
+        path: the script.
+        only: the flags that the student may choose.
+    """
+    lines = [f"{path} changes what this exercise does not ask you to change:",
+             *(f"  {text}." for text in found[:MOST_SAID])]
+    if len(found) > MOST_SAID:
+        lines.append(f"  ... and {len(found) - MOST_SAID} more.")
+    lines.append(f"Yours to choose: {', '.join(only)}." if only else
+                 "All of it is given; change it back.")
+    return "\n".join(lines)
+
+
+def _of_job(job: Job, given: Mapping[str, Any]) -> Iterator[str]:
+    for wanted, has, flag in ((given.get("nodes"), job.allocated_nodes, NODES),
+                              (given.get("gpus_per_node"), job.gpus_per_node, GPUS)):
+        if wanted is not None and has != wanted:
+            yield f"#SBATCH asks for {flag} {has}; the exercise uses {wanted}"
+    for program in job.programs:
+        if program not in given.get("programs", ()):
+            yield f"it also starts {_cut(program)}; the exercise's script does not"
+
+
+def _of_run(run: Run, told: Mapping[str, Any]) -> Iterator[str]:
+    nodes, ranks = told.get("nodes", run.nodes), told.get("ranks_per_node", run.ranks_per_node)
+    if (run.nodes, run.ranks_per_node) != (nodes, ranks):
+        yield (f"nodes x ranks per node: {run.nodes} x {run.ranks_per_node}; the exercise uses "
+               f"{nodes} x {ranks}")
+    if not _same_file(run.trainer, told["trainer"]):
+        yield f"it starts {_cut(run.trainer)}; the exercise's trainer is {told['trainer']}"
+    settings = told.get("settings", {})
+    for name in sorted({*run.settings, *settings}):
+        if run.settings.get(name) != settings.get(name):
+            yield (f"{name} is {_cut(run.settings.get(name, 'not set'))}; in the exercise it is "
+                   f"{settings.get(name, 'not set')}")
+
+
+def _same_file(path: str, trainer: str) -> bool:
+    """Return whether `path` is the trainer, possibly relative to one of its parent folders."""
+    if path.startswith(("/", "$LAB_HOME/")):
+        return place(path) == place(trainer)
+    return f"/{place(trainer)}".endswith(f"/{posixpath.normpath(path)}")
+
+
+def _of_flags(run: Run, told: Mapping[str, Any], free: frozenset[str]) -> Iterator[str]:
+    if run.flags is None:  # refused, which is among the job's problems
+        return
+    mine, given = parse_unchecked(run.arguments), parse_unchecked(shlex.split(told["flags"]))
+    given = replace(given, **{name: getattr(mine, name) for name in free
+                              if name != "layers_per_chunk"})
+    apart = [name for name in COMPARED if name not in free and any(
+        not _equal(spelling, mine, given) for spelling in (name, *SPELLINGS.get(name, ())))]
+    try:
+        expected = check(given, rank=0, world_size=run.world_size)
+    except UserError:  # this free flag depends on others that the student changed
+        yield from (_sentence(name, run.flags, given) for name in apart)
+        return
+    differing = [name for name in COMPARED
+                 if name not in free and not _equal(name, run.flags, expected)]
+    # A difference that follows from another one is not reported.
+    for name in [name for name in differing if name in apart] or differing:
+        yield _sentence(name, run.flags, expected)
+
+
+def _equal(name: str, one: Config, other: Config) -> bool:
+    return bool(meaning(name, getattr(one, name)) == meaning(name, getattr(other, name)))
+
+
+def _sentence(name: str, mine: Config, wanted: Config) -> str:
+    if name == "layers_per_chunk":
+        split = wanted.layers_per_chunk
+        told = repr(write_layout(split)) if split else "another one"
+        return (f"--pipeline-model-parallel-layout '{_cut(write_layout(mine.layers_per_chunk))}'; "
+                f"the exercise uses {told}")
+    has, value, flag = getattr(mine, name), getattr(wanted, name), spelled(name)
+    if isinstance(has, bool):
+        return f"{flag}; the exercise does not use it" if has else \
+            f"{flag} is missing; the exercise uses it"
+    if has is None:
+        return f"{flag} is missing; the exercise uses {value}"
+    return f"{flag} {_cut(str(has))}; the exercise " + (
+        f"uses {value}" if value is not None else "does not use it")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}..."

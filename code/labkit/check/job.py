@@ -1,0 +1,158 @@
+"""What a job script would do, from the record of its launches: ranks, the trainer's flags,
+problems."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from labcore.errors import LabError
+from labkit.check import record
+from labkit.check.checks import Failed, passed
+from labkit.check.given import differences, report
+from labkit.check.launches import MOST_TEXT, Launch, launches_of
+from labkit.check.options import BadOption
+from labkit.check.runs import TRAINER, Run, is_trainer, runs_of, together
+from labkit.check.sides import side
+from labkit.check.torchrun import Torchrun
+from minimegatron.arguments import Config
+
+MOST_RUNS = 64
+LAUNCHERS = ("deepspeed", "mpirun", "sbatch", "salloc")
+NOT_BUILT: Mapping[str, Any] = {}  # `lab build` writes `given=` into every notebook
+MOST_OPTIONS = 20  # python's options, before the program's name
+
+
+@dataclass(frozen=True)
+class Job:
+    """A script, resolved. `nodes`, `ranks_per_node`, `world_size` and `flags` are those of its
+    run."""
+
+    directives: dict[str, str]
+    runs: tuple[Run, ...]
+    problems: tuple[str, ...]
+    programs: tuple[str, ...]  # other programs it starts that could train a model
+
+    @property
+    def allocated_nodes(self) -> int:
+        """Return the number of nodes that its #SBATCH lines request."""
+        try:
+            return record.allocated(self.directives)[0]
+        except BadOption:  # resolved as one node, with a note
+            return 1
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Return the number of GPUs per node that its #SBATCH lines request."""
+        return record.gpus_on_node(self.directives, self.allocated_nodes)
+
+    @property
+    def run(self) -> Run:
+        """The one training. Raises Failed where there is none, or more than one."""
+        if len(self.runs) != 1:
+            times = f"{len(self.runs)} times" if self.runs else "not at all"
+            why = "\n".join(("", *self.problems))
+            raise Failed(f"the script starts {TRAINER} {times}; once is asked for.{why}")
+        return self.runs[0]
+
+    @property
+    def nodes(self) -> int:
+        return self.run.nodes
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.run.ranks_per_node
+
+    @property
+    def world_size(self) -> int:
+        return self.run.world_size
+
+    @property
+    def flags(self) -> Config:
+        """The trainer's Config. Raises Failed with the trainer's words where it refuses its
+        flags."""
+        if self.run.flags is None:
+            raise Failed("the trainer would refuse this: " + "; ".join(self.run.problems))
+        return self.run.flags
+
+
+def script(path: str, *, only: Sequence[str] = (),
+           given: Mapping[str, Any] | None = NOT_BUILT) -> Job:
+    """Return the job that a student's script would run, after comparing it with the exercise's job.
+
+    Args:
+        path: the script, relative to the workspace.
+        only: the flags that the student may choose; the check judges them.
+        given: all other settings, which `lab build` takes from the reference; None compares
+            nothing and ignores problems.
+
+    Raises Failed if the script cannot be read, starts nothing, would go wrong, or differs from
+    `given` in a flag that is not in `only`.
+    """
+    if given is NOT_BUILT:
+        raise Failed("this notebook is older than the course's software, and has nothing to "
+                     "compare your script with: copy your answers into the new notebook beside "
+                     "it, whose name ends in .new.ipynb")
+    try:
+        job = resolve(side().script(path))
+    except LabError as error:
+        raise Failed(str(error)) from None
+    if not job.runs:
+        raise Failed("\n".join((f"{path} does not start the trainer.", *job.problems)))
+    if given is not None:
+        if job.problems:
+            raise Failed("This would go wrong. " + " ".join(job.problems))
+        if found := differences(job, given, only):
+            raise Failed(report(found, path, only))
+    size = f"{job.runs[0].nodes} x {job.runs[0].ranks_per_node}"
+    passed(f"{path} starts {TRAINER} on {size} ranks")
+    return job
+
+
+def resolve(recorded: dict[str, Any]) -> Job:
+    """A Job from labkit.check.record's result, which may come from anybody. Raises LabError."""
+    launches = launches_of(recorded)
+    problems = list(recorded["notes"])
+    runs: list[Run] = []
+    for group in together(launches):
+        runs += runs_of(group, problems)
+        if len(runs) > MOST_RUNS:
+            raise LabError(f"the script starts {TRAINER} more than {MOST_RUNS} times")
+    status = recorded["exit"]
+    if status is None:
+        problems.append(f"the script still ran after {record.SECONDS} seconds, although nothing "
+                        "trains here")
+    elif status != 0:
+        lines = [line[:200] for line in recorded["output"].splitlines()
+                 if line.strip() and not line.startswith("+")]  # those with + come from set -x
+        problems.append(f"the script ends with exit code {status}: " + " / ".join(lines[-3:]))
+    problems += [problem for run in runs for problem in run.problems]
+    return Job(dict(recorded["directives"]), tuple(runs),
+               tuple(dict.fromkeys(problem[:MOST_TEXT] for problem in problems)),
+               tuple(dict.fromkeys(_other_programs(launches))))
+
+
+def _other_programs(launches: list[Launch]) -> Iterator[str]:
+    """Yield programs other than the trainer that could train a model."""
+    for launch in launches:
+        told = launch.torchrun if launch.program == "torchrun" else None
+        if launch.program in LAUNCHERS:
+            yield launch.program
+        elif isinstance(told, Torchrun) and not is_trainer(told.program):
+            yield told.program[0]
+        elif launch.program == "python" and not is_trainer(launch.arguments):
+            yield from _python_program(launch.arguments[:MOST_OPTIONS])
+
+
+def _python_program(words: Sequence[str]) -> Iterator[str]:
+    """Yield the file or module that python runs, unless it is in the standard library."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word.endswith(".py"):
+            yield word
+            return
+        if word == "-m":
+            if following.partition(".")[0] not in sys.stdlib_module_names:
+                yield f"python -m {following}"
+            return

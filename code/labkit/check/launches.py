@@ -1,0 +1,97 @@
+"""The record of what a job script starts, checked: it may come from anybody.
+
+A script runs beside its recorder, and the student's code beside both, so all three can write what
+they like into the record. What is held against it is what Slurm could have started; that the job
+would really run so, only running it would show.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from labcore.errors import LabError
+from labkit.check.options import BadOption
+from labkit.check.record import NODE, allocated
+from labkit.check.torchrun import BadCommand, Torchrun, parse
+
+MOST_LAUNCHES = 1024
+MOST_WORDS = 1000  # of one launch
+MOST_TEXT = 1000  # characters of a problem
+UNKNOWN = ""  # the node of a program whose environment the script emptied (env -i)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One program that the script starts on one node."""
+
+    program: str
+    arguments: tuple[str, ...]
+    step: int  # of srun; -1 when the script itself starts it, on the first node
+    task: int
+    host: str  # the node's name
+    background: bool  # started with &
+    variables: dict[str, str]
+
+    @cached_property
+    def torchrun(self) -> Torchrun | BadCommand:
+        """What torchrun would make of it."""
+        try:
+            return parse(self.arguments, self.variables)
+        except BadCommand as error:
+            return error
+
+
+def launches_of(record: dict[str, Any]) -> list[Launch]:
+    """The launches, once the whole record has the right form. Raises LabError."""
+    try:
+        entries = record["launches"]
+        texts = [*record["directives"].items(), record["notes"], [record["output"]]]
+        if not (isinstance(record["directives"], dict) and isinstance(record["notes"], list)
+                and isinstance(entries, list) and all(type(text) is str for some in texts
+                                                      for text in some)
+                and (record["exit"] is None or type(record["exit"]) is int)):
+            raise TypeError("a field of the wrong kind")
+        if len(entries) > MOST_LAUNCHES:
+            raise LabError(f"the script starts more than {MOST_LAUNCHES} programs")
+        launches = [_launch(entry) for entry in entries]
+        _require_a_job(launches, record["directives"])
+        return launches
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LabError("what the script starts was not recorded properly: "
+                       f"{str(error)[:MOST_TEXT]}") from error
+
+
+def _launch(entry: Any) -> Launch:
+    """Raises TypeError and others for what is none."""
+    if not isinstance(entry["arguments"], list) or len(entry["arguments"]) > MOST_WORDS:
+        raise TypeError(f"a program with no list of at most {MOST_WORDS} arguments")
+    launch = Launch(entry["program"], tuple(entry["arguments"]), entry["step"], entry["task"],
+                    entry["host"], entry["background"], dict(entry["variables"]))
+    words = (launch.program, launch.host, *launch.arguments, *launch.variables,
+             *launch.variables.values())
+    if not (all(type(word) is str for word in words)
+            and all(type(number) is int for number in (launch.step, launch.task))
+            and type(launch.background) is bool):
+        raise TypeError("a launch of the wrong kind")
+    return launch
+
+
+def _require_a_job(launches: list[Launch], directives: dict[str, str]) -> None:
+    """That Slurm could have started them so: each task on one of the job's nodes, and the script
+    itself on the first one. Raises ValueError."""
+    try:
+        nodes, _ = allocated(directives)
+    except BadOption:  # resolved as one node, with a note
+        nodes = 1
+    hosts = {f"{NODE}{number}" for number in range(1, min(nodes, MOST_LAUNCHES) + 1)} | {UNKNOWN}
+    places: dict[tuple[int, int], str] = {}
+    for launch in launches:
+        place = launch.step, launch.task
+        if launch.step < -1 or not 0 <= launch.task < MOST_LAUNCHES:
+            raise ValueError(f"step {launch.step}, task {launch.task}")
+        home = f"{NODE}1" if launch.step < 0 else places.setdefault(place, launch.host)
+        if launch.host not in hosts or launch.host not in (home, UNKNOWN):
+            raise ValueError(f"step {launch.step}, task {launch.task} on node "
+                             f"{launch.host[:50]!r}")

@@ -1,0 +1,134 @@
+"""Masks in the notebook: an answer that uses masked code fails its check there, too.
+
+When a lab is graded, masked code is missing from the sandbox (grader/sandbox/masks.py). A notebook
+kernel still has it, because explore cells use it. So a check inspects the imports of the cells that
+define the function it calls, and watches which code runs during the call.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+from labkit.check.sides import Raised, side
+from labkit.masks import Place, message, places
+
+MAIN = "__main__"  # the module of a notebook's cells
+
+
+def mask(*names: str) -> None:
+    """Make modules and names that contain the solution unavailable to answers.
+
+    A lab calls this once, in a check-setup cell, with literal names.
+
+    Args:
+        names: dotted names, such as "minimegatron.formulas" or "torch.distributed.all_reduce".
+
+    Raises labkit.masks.UnknownName for a name that does not exist.
+    """
+    side().mask(names)
+
+
+class Masks:
+    """The masks of this kernel."""
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self.names = tuple(names)
+
+    @cached_property
+    def places(self) -> list[Place]:
+        return [place for name in self.names for place in places(name)]
+
+    def watched(self, function: Any, call: Callable[[], Any | Raised]) -> Any | Raised:
+        """Return the result of `call`; raise the sandbox's error if `function` uses masked code."""
+        if not self.names:
+            return call()
+        used = next((name for cell in _cells(function, set()) for name in self.imported(cell)), "")
+        if used:
+            return refused(used)
+        watch = _Watch(self.places)
+        result = watch.run(call)
+        return refused(watch.used) if watch.used else result
+
+    def imported(self, cell: str) -> Iterator[str]:
+        """Yield the masked names that a cell imports."""
+        try:
+            tree = ast.parse(cell)
+        except (SyntaxError, ValueError):  # magics
+            return
+        for node in ast.walk(tree):
+            found = []
+            if isinstance(node, ast.Import):
+                found = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                found = [f"{node.module}.{alias.name}" for alias in node.names]
+            for dotted in found:
+                yield from (name for name in self.names if f"{dotted}.".startswith(f"{name}."))
+
+
+def refused(name: str) -> Raised:
+    """Return the exception that the sandbox raises when an answer uses the masked `name`."""
+    return Raised(("ImportError", "Exception", "BaseException"), message(name))
+
+
+class _Watch:
+    """Record the first masked code that runs in this thread."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self.places, self.used = places, ""
+        self.modules = {place.module.partition(".")[0] for place in places}
+        self.compiled = {id(thing): place.name for place in places if not place.defined
+                         for thing in [_loaded(place)] if thing is not None}
+
+    def run(self, call: Callable[[], Any]) -> Any:
+        before = sys.getprofile()
+        sys.setprofile(self)
+        try:
+            return call()
+        finally:
+            sys.setprofile(before)
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "c_call":
+            self.used = self.used or self.compiled.get(id(argument), "")
+        elif event == "call" and not self.used:
+            module = frame.f_globals.get("__name__")
+            if isinstance(module, str) and module.partition(".")[0] in self.modules:
+                self.used = next((place.name for place in self.places
+                                  if place.covers(module, frame.f_code.co_qualname)), "")
+
+
+def _loaded(place: Place) -> Any:
+    """Return the object that compiled code bound to a name, if its module is imported."""
+    found = sys.modules.get(place.module)
+    for part in place.qualname.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _cells(thing: Any, seen: set[int]) -> Iterator[str]:
+    """Yield the sources of the cells that define a student's function or class, and of the
+    cells that define whatever it uses."""
+    thing = getattr(thing, "__func__", thing)  # of a method
+    if id(thing) in seen or getattr(thing, "__module__", None) != MAIN:
+        return
+    seen.add(id(thing))
+    if isinstance(thing, FunctionType):
+        yield "".join(linecache.getlines(thing.__code__.co_filename))
+        for name in _names(thing.__code__):
+            yield from _cells(thing.__globals__.get(name), seen)
+    elif isinstance(thing, type):
+        for value in list(vars(thing).values()):
+            yield from _cells(value, seen)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

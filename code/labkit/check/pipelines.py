@@ -1,0 +1,304 @@
+"""Judging pipeline schedules that a student's function makes: by what they do, not by their text.
+
+Several orders may be right (GPipe's backwards run either way), so an answer must be sound, fill the
+pipeline as well as asked, and keep no more activations. docs/writing-labs.md is the guide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from labkit.check.checks import Case, Failed, arguments_of, call, passed, spelled
+from labkit.check.same import difference
+from labkit.check.sides import side
+from pipeline_schedules import (
+    BACKWARD,
+    BUILT_IN,
+    FORWARD,
+    Durations,
+    Schedule,
+    ScheduleError,
+    Timeline,
+    parse,
+    peak_live,
+    problems,
+    simulate,
+)
+
+PerCase = Sequence[Any] | Callable[..., Any]  # a value per case, or a function of the case
+Sizes = tuple[int, int, int]  # stages, micro-batches, chunks
+
+# Forward, and a whole backward: as long as is usual, and as long as the forward.
+CLOCKS = {"twice as long as": Durations(1, 1, 1), "as long as": Durations(1, 0.5, 0.5)}
+FORWARDS_FIRST = ("gpipe",)  # every stage runs all forwards before its first backward
+NEAR = 1e-9  # relative: chunks take fractions of a time
+MOST_ACTIONS, MOST_TEXT = 4, 20  # times what is needed; characters of one action
+LARGEST = 2_000  # forwards in a case of an author: it takes about a second
+MOST_SAID = 1_500  # characters
+MOST_TRIED = 6  # other cases, for whether the answer is right there
+
+PROPERTIES = ("no schedule", "wrong stages", "incomplete", "deadlock", "forwards first", "bubble",
+              "memory", "one at a time", "no overlap", "some sizes")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with one answer: `kind` is one of PROPERTIES; schedule: where it is one."""
+
+    kind: str
+    text: str
+    schedule: Schedule | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one case asks for. time: by CLOCKS' name; bubble: share; live: per stage."""
+
+    forwards_first: bool
+    time: Mapping[str, float]
+    bubble: float | None
+    live: int | Sequence[int] | None
+
+
+def schedule(f: Any, cases: Sequence[Case], like: str | None = None, *,
+             bubble: PerCase | None = None, live: PerCase | None = None,
+             hints: Mapping[str, PerCase | str] | None = None) -> None:
+    """Assert that `f` makes a schedule as good as asked in every case: its stages, micro-batches
+    and, where it takes a third argument, chunks, in this order.
+
+    like: a built-in schedule: no slower, no more activations on any stage. bubble: the largest
+    share of idle time; live: the most activations, for all stages or a list: one value per case,
+    or a function of the case. hints: texts with a name in PROPERTIES, a built-in schedule that is
+    the wrong one here, or wrong schedules, a value per case. Raises Failed.
+    """
+    if not cases:
+        raise ValueError("check.schedule: no cases, so nothing would be checked")
+    limits = [_limits(cases, number, like, bubble, live) for number in range(len(cases))]
+    for hint in (hints or {}).values():
+        if isinstance(hint, str) and hint not in (*PROPERTIES, *BUILT_IN):
+            raise ValueError(f"check.schedule: {hint!r} is none of {', '.join(PROPERTIES)}, "
+                             f"{', '.join(BUILT_IN)}")
+    for number in range(len(cases)):
+        got, fault = _answer(f, cases[number], limits[number])
+        if fault:
+            raise Failed(_said(f, cases, limits, number, got, fault, hints or {}))
+    passed(f"{side().title(f)}: right in {len(cases)} case{'s' if len(cases) > 1 else ''}")
+
+
+def sizes(case: Case) -> tuple[Sizes, list[int]]:
+    """The sizes that a case stands for, and those that it gives. ValueError for others."""
+    positional, keywords = arguments_of(case)
+    given = [*positional, *keywords.values()]
+    if len(given) not in (2, 3) or not all(type(size) is int and size >= 1 for size in given):
+        raise ValueError(f"check.schedule: a case is stages, micro-batches and perhaps chunks, "
+                         f"whole numbers of at least 1, not {case!r}")
+    stages, micro_batches, chunks = (*given, 1)[:3]
+    if stages * micro_batches * chunks > LARGEST:
+        raise ValueError(f"check.schedule: {case!r} has more than {LARGEST:,} forwards")
+    return (stages, micro_batches, chunks), given
+
+
+def _limits(cases: Sequence[Case], number: int, like: str | None, bubble: PerCase | None,
+            live: PerCase | None) -> Limits:
+    _, given = sizes(cases[number])
+    most = None if bubble is None else _of_case(bubble, cases, number)
+    room = None if live is None else _of_case(live, cases, number)
+    if like is None:
+        return Limits(False, {}, most, room)
+    if like not in BUILT_IN:
+        raise ValueError(f"check.schedule: like={like!r} is none of {', '.join(BUILT_IN)}")
+    if live is not None:
+        raise ValueError("check.schedule: give one of like= and live=")
+    try:
+        model = BUILT_IN[like](*given)
+    except (ScheduleError, TypeError) as error:
+        raise ValueError(f"check.schedule: {like} has no {cases[number]!r}: {error}") from error
+    time = {name: simulate(model, clock).total for name, clock in CLOCKS.items()}
+    return Limits(like in FORWARDS_FIRST, time, most, peak_live(model))
+
+
+def _of_case(values: PerCase, cases: Sequence[Case], number: int) -> Any:
+    if callable(values):
+        positional, keywords = arguments_of(cases[number])
+        return values(*positional, **keywords)
+    if len(values) != len(cases):
+        raise ValueError(f"check.schedule: {len(values)} values for {len(cases)} cases")
+    return values[number]
+
+
+def _answer(f: Any, case: Case, limits: Limits) -> tuple[Any, Fault | None]:
+    positional, keywords = arguments_of(case)
+    got = call(f, *positional, **keywords)
+    return got, judge(got, sizes(case)[0], limits)
+
+
+def judge(got: Any, of: Sizes, limits: Limits) -> Fault | None:
+    """The first fault of an answer, which may be anything that crosses."""
+    try:
+        made = read(got, of)
+    except ScheduleError as error:
+        return Fault("no schedule", str(error))
+    return unsound(made, of) or next(_faults(made, limits), None)
+
+
+def read(got: Any, of: Sizes) -> Schedule:
+    """Parse an answer, which may be any value that a check can receive.
+
+    Args:
+        got: the answer.
+        of: the sizes that it should have; an answer that is far too large is not parsed.
+
+    Raises ScheduleError.
+    """
+    _refuse_huge(got, of)
+    return parse(got, "the answer")
+
+
+def unsound(made: Schedule, of: Sizes) -> Fault | None:
+    """Return why a schedule cannot run: missing or repeated work, or a deadlock.
+
+    Args:
+        made: the schedule.
+        of: the sizes that it should have.
+    """
+    stages, micro_batches, chunks = of
+    found = problems(made, stages=stages, micro_batches=micro_batches, chunks=chunks)
+    if not found:
+        return None
+    kind = ("wrong stages" if len(made) != stages else
+            "deadlock" if found[0].startswith("deadlock") else "incomplete")
+    more = f" (and {len(found) - 2} more like it)" if len(found) > 2 else ""
+    return Fault(kind, ". ".join(found[:2]) + more)
+
+
+def _refuse_huge(got: Any, of: Sizes) -> None:
+    """Before anything is made of it: what is much larger than it can be. ScheduleError."""
+    stages, micro_batches, chunks = of
+    if not isinstance(got, list | tuple):
+        return  # parse says so
+    if len(got) > 4 * stages + 100:
+        raise ScheduleError(f"the answer has {len(got):,} stages, not {stages}")
+    most = MOST_ACTIONS * 3 * micro_batches * chunks + 100
+    for stage, entry in enumerate(got):
+        if isinstance(entry, list | tuple) and len(entry) > most:
+            raise ScheduleError(f"stage {stage} has {len(entry):,} actions: far too many")
+        if isinstance(entry, str) and len(entry) > MOST_TEXT * most:
+            raise ScheduleError(f"stage {stage} is a text of {len(entry):,} characters: far too "
+                                "long")
+
+
+def _faults(made: Schedule, limits: Limits) -> Iterator[Fault]:
+    """What keeps a sound schedule from being as good as asked."""
+    if limits.forwards_first:
+        for stage, actions in enumerate(made):
+            kinds = [action.kind == FORWARD for action in actions]
+            if any(kinds[kinds.index(False):]):
+                late = kinds.index(True, kinds.index(False))
+                yield Fault("forwards first", f"stage {stage} runs {actions[late]} (position "
+                            f"{late}) after a backward: all forwards come first here", made)
+    for name, clock in CLOCKS.items():
+        timeline = simulate(made, clock)
+        if name in limits.time and timeline.total > limits.time[name] * (1 + NEAR):
+            yield Fault("bubble", _idle(timeline, name), made)
+        if limits.bubble is not None and timeline.bubble_fraction > limits.bubble + NEAR:
+            yield Fault("bubble", _idle(timeline, name), made)
+    if limits.live is not None:
+        found = problems(made, max_live=limits.live)
+        if found:
+            yield Fault("memory", found[0], made)
+
+
+def _idle(timeline: Timeline, clock: str) -> str:
+    """How much the stages wait, and the longest wait between two actions."""
+    waits = [(after.start - before.end, stage, before, after)
+             for stage, spans in timeline.spans.items()
+             for before, after in pairwise(spans)]
+    said = (f"the stages are idle for {float(timeline.bubble_fraction):.1%} of the time where a "
+            f"backward is {clock} a forward, and it can be less")
+    if not waits:
+        return said
+    length, stage, before, after = max(waits, key=lambda wait: wait[0])
+    if length > 0:
+        said += (f". The longest wait: stage {stage} is idle for {length:.3g} forwards between "
+                 f"{_name(before)} and {_name(after)}")
+    return said
+
+
+def _name(span: Any) -> str:
+    return f"{span.kind}{span.micro_batch}" + (f".{span.chunk}" if span.chunk else "")
+
+
+def _said(f: Any, cases: Sequence[Case], limits: Sequence[Limits], number: int, got: Any,
+          fault: Fault, hints: Mapping[str, PerCase | str]) -> str:
+    right = _right_elsewhere(f, cases, limits, number)
+    said = f"{spelled(f, *arguments_of(cases[number]))}: {fault.text}."[:MOST_SAID]
+    if right is not None:
+        said += f" For {spelled(f, *arguments_of(cases[right]))} it is right."
+    for text, wrong in hints.items():
+        if _is_for(wrong, got, fault, right is not None, cases, number):
+            return f"{said} {text}"
+    return said
+
+
+def _right_elsewhere(f: Any, cases: Sequence[Case], limits: Sequence[Limits], number: int
+                     ) -> int | None:
+    """Another case, with another number of stages if there is one, in which the answer is right.
+    With one stage or one micro-batch nearly everything is."""
+    stages = sizes(cases[number])[0][0]
+    others = [other for other in range(len(cases))
+              if other != number and min(sizes(cases[other])[0][:2]) > 1]
+    others.sort(key=lambda other: sizes(cases[other])[0][0] == stages)
+    for other in others[:MOST_TRIED]:
+        try:
+            if _answer(f, cases[other], limits[other])[1] is None:
+                return other
+        except Failed:
+            continue
+    return None
+
+
+def _is_for(wrong: PerCase | str, got: Any, fault: Fault, elsewhere: bool, cases: Sequence[Case],
+            number: int) -> bool:
+    """Whether a hint is for this answer."""
+    if not isinstance(wrong, str):
+        other = _of_case(wrong, cases, number)
+        return difference(got, other) is None or (
+            fault.kind != "no schedule" and _same(got, other))
+    if wrong in BUILT_IN:
+        try:
+            return fault.schedule is not None and _same(
+                fault.schedule, BUILT_IN[wrong](*sizes(cases[number])[1]))
+        except (ScheduleError, TypeError):  # it has no such sizes
+            return False
+    return (wrong == fault.kind or (wrong == "some sizes" and elsewhere)
+            or (fault.schedule is not None and wrong in overlaps(fault.schedule)))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether every stage runs the same kinds of actions in the same order, whichever the
+    micro-batch."""
+    try:
+        return [[(action.kind, action.chunk) for action in stage] for stage in parse(one)] == [
+            [(action.kind, action.chunk) for action in stage] for stage in parse(other)]
+    except ScheduleError:
+        return False
+
+
+def overlaps(made: Schedule) -> set[str]:
+    """"no overlap" where no two stages run forwards at once, or none run backwards at once; "one at
+    a time" where also no stage keeps more than one activation."""
+    spans = [span for stage in simulate(made).spans.values() for span in stage]
+    if len(made) == 1 or max(span.micro_batch for span in spans) == 0:
+        return set()  # nothing could
+    serial = any(_serial([span for span in spans if span.kind == kind])
+                 for kind in (FORWARD, BACKWARD))
+    return {*["no overlap"] * serial, *["one at a time"] * (serial and max(peak_live(made)) == 1)}
+
+
+def _serial(spans: list[Any]) -> bool:
+    ordered = sorted(spans, key=lambda span: (span.start, span.end))
+    return all(before.end <= after.start + NEAR
+               for before, after in pairwise(ordered))

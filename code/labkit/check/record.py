@@ -1,0 +1,228 @@
+"""A job script as data: run it with stand-ins for all that would start a program, and read what
+they wrote down. Whatever else the script does, it does in a scratch copy of the workspace's
+layout."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from labcore.errors import LabError
+from labkit.check import options
+
+STAND_IN = Path(__file__).with_name("stand_in.py")
+PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 16)))
+NAMES = ("srun", "torchrun", *PYTHONS, "scontrol", "hostname", "deepspeed", "mpirun",
+         "sbatch", "salloc", "scancel", "squeue", "sinfo", "sacct", "nvidia-smi", "sleep")
+NODE = "slurmnode"  # the job's nodes are slurmnode1, slurmnode2, ...
+SECONDS = 20
+SECONDS_TO_BEGIN = 3.0  # of a stand-in in the background, on a machine that is busy
+MOST_SCRIPT = 64 * 1024
+MOST_RECORD = 1_000_000
+MOST_OUTPUT = 4000  # characters, the last ones
+# Also by their full paths (/usr/bin/srun), in front of which a PATH is no use.
+BY_PATH = re.compile(r"(?<![\w.$}/-])(?:/[\w.-]+)+/"
+                     rf"({'|'.join(map(re.escape, NAMES))})(?![\w./-])")
+# Signals that whoever started us ignores would look like `&` to the stand-ins.
+START = ("import os, signal, sys; signal.signal(signal.SIGQUIT, signal.SIG_DFL); "
+         "os.execvp('bash', ['bash', '-c', sys.argv[1]])")
+FILE_BLOCKS = 32 * 1024  # of 1,024 bytes: what the script may write into one file
+
+
+def record(home: Path, path: str) -> dict[str, Any]:
+    """What the script at `path` (relative to the workspace `home`) would run.
+
+    {"directives": {...}, "notes": [...], "launches": [...], "exit": int | None, "output": str},
+    where `exit` is None when it was still running after SECONDS, and paths in the workspace
+    begin with $LAB_HOME. Raises LabError when there is no such script.
+    """
+    script = _read(home, path)
+    found, notes = options.directives(script)
+    if "\r\n" in script:
+        notes.insert(0, "its lines end as on Windows (\\r\\n, DOS line breaks), and sbatch refuses "
+                     f"that: run `sed -i 's/\\r$//' {path}`, or let your editor save it with LF")
+        script = script.replace("\r\n", "\n")
+    with tempfile.TemporaryDirectory(prefix="lab-script-") as folder:
+        scratch = Path(folder) / "workspace"
+        _lay_out(home, scratch)
+        launches, status, output = _run(script, Path(folder), scratch, found, notes)
+    for entry in launches:
+        entry["arguments"] = [_unscratched(word, scratch) for word in entry["arguments"]]
+    return {"directives": found, "notes": notes, "launches": launches, "exit": status,
+            "output": _unscratched(output, scratch)}
+
+
+def _unscratched(text: str, scratch: Path) -> str:
+    return text.replace(str(scratch), "$LAB_HOME")
+
+
+def _read(home: Path, path: str) -> str:
+    place = home / path
+    try:
+        inside = place.resolve().is_relative_to(home.resolve())
+        if not inside or not place.is_file():
+            raise LabError(f"{path} is not a file in the workspace {home}: "
+                           "run the cell that writes it")
+        with open(place, "rb") as file:
+            content = file.read(MOST_SCRIPT + 1)
+    except OSError as error:
+        raise LabError(f"{path}: {error.strerror}") from error
+    if len(content) > MOST_SCRIPT:
+        raise LabError(f"{path} has more than {MOST_SCRIPT // 1024} KiB: is it a job script?")
+    return content.decode(errors="replace")
+
+
+def _lay_out(home: Path, scratch: Path) -> None:
+    """The folders and the names that scripts look for, all empty, and the small scripts they
+    call."""
+    for folder in ("code", "data", "megatron/logs", "megatron/tensorboard", "megatron/checkpoints",
+                   "megatron/Megatron-LM", "notebooks"):
+        (scratch / folder).mkdir(parents=True)
+    for pattern in ("data/*", "data/*/*", "megatron/Megatron-LM/*.py"):
+        for path in home.glob(pattern):
+            copy = scratch / path.relative_to(home)
+            if path.is_dir():
+                copy.mkdir(exist_ok=True)
+            elif copy.parent.is_dir():
+                copy.touch()
+    for path in home.glob("code/*.sh"):
+        if path.is_file() and path.stat().st_size <= MOST_SCRIPT:
+            shutil.copyfile(path, scratch / "code" / path.name)
+
+
+def _run(script: str, folder: Path, scratch: Path, found: dict[str, str], notes: list[str]
+         ) -> tuple[list[dict[str, Any]], int | None, str]:
+    """Run the script; the launches, its exit status (None: out of time), the end of its output."""
+    programs, written = folder / "programs", folder / "record"
+    programs.mkdir()
+    for name in NAMES:
+        wrapper = programs / name
+        words = shlex.join([sys.executable, "-I", "-S", str(STAND_IN), name])
+        wrapper.write_text(f'#!/bin/sh\nexport LAB_RECORD={shlex.quote(str(written))}\n'
+                           f'exec {words} "$@"\n')
+        wrapper.chmod(0o755)
+    # Classic scripts name the workspace /dli.
+    script = re.sub(r"/dli(?=[/\s'\"]|$)", str(scratch), script, flags=re.M)
+    (folder / "script").write_text(BY_PATH.sub(rf"{programs}/\1", script))
+    env = _allocation(found, notes) | {
+        "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin", "HOME": str(scratch),
+        "LAB_HOME": str(scratch), "SLURM_SUBMIT_DIR": str(scratch), "LAB_RECORD": str(written)}
+    env = options.exported(found.get("export"), env)
+    if "ALL" not in found.get("export", "ALL").split(","):
+        env["SLURM_EXPORT_ENV"] = found["export"]
+    limited = f"ulimit -f {FILE_BLOCKS}; exec bash {shlex.quote(str(folder / 'script'))}"
+    with open(folder / "output", "w+b") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", START, limited], cwd=scratch, env=env,
+            stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True)
+        status: int | None = None
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(SECONDS)
+                if _still_running(process.pid, written):
+                    notes.append("the script ends while a program that it started with & still "
+                                 "runs, and Slurm then ends the whole job: put `wait` at its end")
+        finally:  # whatever it left in the background, too
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        end = output.seek(0, os.SEEK_END)
+        output.seek(max(0, end - MOST_OUTPUT))
+        last = output.read().decode(errors="replace")
+    return _launches(written), status, last
+
+
+def _still_running(group: int, written: Path) -> bool:
+    """Whether a stand-in still runs in the background of a script that is over."""
+    deadline = time.monotonic() + SECONDS_TO_BEGIN
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            if any(written.parent.glob(f"{written.name}.running*")):
+                return True
+            os.killpg(group, 0)  # somebody is there, who has perhaps not yet begun
+            time.sleep(0.02)
+    return False
+
+
+def allocated(found: dict[str, str]) -> tuple[int, int]:
+    """Nodes and tasks of a job with these directives. Raises BadOption."""
+    per_node = found.get("ntasks-per-node")
+    tasks = options.count(found.get("ntasks"), 1)
+    fitting = -(-tasks // options.count(per_node, tasks)) if "ntasks" in found else 1
+    nodes = options.count(found.get("nodes"), fitting)
+    if per_node and "ntasks" not in found:
+        tasks = nodes * options.count(per_node, 1)
+    return nodes, max(tasks, nodes)
+
+
+def _allocation(found: dict[str, str], notes: list[str]) -> dict[str, str]:
+    """The variables that Slurm would give the job."""
+    per_node = found.get("ntasks-per-node")
+    try:
+        nodes, tasks = allocated(found)
+    except options.BadOption as error:
+        notes.append(f"#SBATCH: {error}")
+        nodes, tasks, per_node = 1, 1, None
+    share, rest = divmod(tasks, nodes)
+    spread = f"{share + 1}(x{rest}),{share}(x{nodes - rest})" if rest else f"{share}(x{nodes})"
+    hosts = f"{NODE}1" if nodes == 1 else f"{NODE}[1-{nodes}]"
+    variables = {
+        "SLURM_JOB_ID": "1", "SLURM_JOBID": "1", "SLURM_JOB_NAME": found.get("job-name", "job"),
+        "SLURM_NNODES": str(nodes), "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_NODELIST": hosts,
+        "SLURM_JOB_NODELIST": hosts, "SLURM_TASKS_PER_NODE": spread, "SLURM_NODEID": "0",
+        "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "slurmnode1",
+        "SLURM_JOB_PARTITION": found.get("partition", "slurmpar"), "USER": "student",
+        "TERM": "xterm", "SLURM_JOB_USER": "student", "SLURM_CLUSTER_NAME": "lab",
+        "SLURM_SUBMIT_HOST": "slurmnode1", "SLURM_JOB_ACCOUNT": "student", "SLURM_GTIDS": "0",
+        "SLURM_CPUS_ON_NODE": "8", "SLURM_JOB_CPUS_PER_NODE": f"8(x{nodes})"}
+    if "ntasks" in found or per_node:
+        variables |= {"SLURM_NTASKS": str(tasks), "SLURM_NPROCS": str(tasks)}
+    for option, name in (("ntasks-per-node", "SLURM_NTASKS_PER_NODE"),
+                         ("cpus-per-task", "SLURM_CPUS_PER_TASK"),
+                         ("gpus-per-node", "SLURM_GPUS_PER_NODE"), ("gpus", "SLURM_GPUS")):
+        if option in found:
+            variables[name] = found[option]
+    gpus = gpus_on_node(found, nodes)
+    if gpus:
+        variables["SLURM_GPUS_ON_NODE"] = str(gpus)
+    return variables
+
+
+def gpus_on_node(found: dict[str, str], nodes: int) -> int:
+    """GPUs of the first node: --gpus-per-node=v100:2, --gres=gpu:v100:2, --gpus=4 of all nodes."""
+    for option, of in (("gpus-per-node", 1), ("gres", 1), ("gpus", nodes)):
+        text = found.get(option, "")
+        if option == "gres" and text and not text.startswith("gpu"):
+            continue
+        last = text.rpartition(":")[2]
+        if text:
+            return -(-int(last) // of) if last.isdecimal() and len(last) < 7 else 1
+    return 0
+
+
+def _launches(written: Path) -> list[dict[str, Any]]:
+    if not written.exists():
+        return []
+    with open(written, "rb") as file:
+        content = file.read(MOST_RECORD + 1)
+    if len(content) > MOST_RECORD:  # the truncated part could start another training run
+        raise LabError("the record of what the script starts is too long")
+    lines = content.decode(errors="replace").splitlines()
+    try:
+        launches = [json.loads(line) for line in lines]
+        for entry in launches:
+            entry["arguments"] = [str(word) for word in entry["arguments"]]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise LabError("the script wrote into the record of what it starts") from error
+    return launches

@@ -1,0 +1,210 @@
+"""Find the training runs among the programs that a job script starts: their ranks, their flags,
+and anything that would make the rendezvous fail."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from labkit.check.launches import MOST_TEXT, Launch
+from labkit.check.options import SETTINGS
+from labkit.check.torchrun import BadCommand, Torchrun
+from minimegatron.arguments import Config, parse_arguments
+from minimegatron.errors import UserError
+
+TRAINER = "pretrain_gpt.py"
+HARMLESS = re.compile("-[bBdEIOPqRsSuv]+|-[XW].+")  # flags of python
+LOCAL = ("localhost", "127.0.0.1", "::1", "")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run: the ranks of one rendezvous."""
+
+    nodes: int
+    ranks_per_node: int
+    flags: Config | None  # None where the trainer refuses its command line
+    problems: tuple[str, ...]
+    trainer: str  # its file, as the script names it
+    arguments: tuple[str, ...]  # of the trainer
+    settings: dict[str, str]  # the environment variables of SETTINGS that the script sets
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+def together(launches: list[Launch]) -> list[list[Launch]]:
+    """Group the launches that run at the same time.
+
+    These are the launches of one srun, and torchruns that one srun per node starts in the
+    background (`srun -w NODE torchrun ... &`) for a common rendezvous.
+    """
+    groups: list[list[Launch]] = []
+    for step in sorted({launch.step for launch in launches}):
+        started = [launch for launch in launches if launch.step == step]
+        for group in [started] if step >= 0 else [[launch] for launch in started]:
+            waiting = [before for before in groups
+                       if step >= 0 and before[-1].step >= 0 and _awaits(before, group[0])]
+            if waiting:
+                waiting[0].extend(group)
+            else:
+                groups.append(group)
+    return groups
+
+
+def _awaits(group: list[Launch], other: Launch) -> bool:
+    """Return whether a background group lacks nodes, and `other` joins its rendezvous."""
+    told, more = group[-1].torchrun, other.torchrun
+    if isinstance(told, BadCommand) or isinstance(more, BadCommand):
+        return False
+    return group[-1].background and len(group) < told.nnodes and told.meets_at == more.meets_at
+
+
+def runs_of(group: list[Launch], problems: list[str]) -> list[Run]:
+    """Return the training runs among the programs of one step, which start together."""
+    problems += [f"srun refuses this: {launch.arguments[0]}" for launch in group
+                 if launch.program == "srun-refused"]
+    runs: list[Run] = []
+    by_torchrun = [launch for launch in group if launch.program == "torchrun"]
+    if by_torchrun:
+        told = [launch.torchrun for launch in by_torchrun]
+        refused = [str(one) for one in told if isinstance(one, BadCommand)]
+        if refused:
+            problems.append(refused[0])
+            return []
+        if is_trainer(told[0].program):
+            runs.append(_torchrun_run(by_torchrun, told))
+    direct = [launch for launch in group if launch.program == "python"
+              and is_trainer(launch.arguments)]
+    return [*runs, _direct_run(direct)] if direct else runs
+
+
+def is_trainer(words: Sequence[str]) -> bool:
+    return _trainer_at(words) is not None
+
+
+def _trainer_at(words: Sequence[str]) -> int | None:
+    """Where the trainer's file stands among python's arguments, after flags of python's own with
+    which it runs the file: not -V, -h, -c, or -m."""
+    for position, word in enumerate(words):
+        if word.rsplit("/", 1)[-1] == TRAINER and not word.startswith("-"):
+            return position
+        if not HARMLESS.fullmatch(word):
+            return None
+    return None
+
+
+def _flags(words: Sequence[str], world_size: int) -> tuple[Config | None, list[str]]:
+    at = _trainer_at(words)
+    assert at is not None
+    if any(word.partition("=")[0] == "--plot" for word in words):
+        # The parser would look for the figure's folder, and it reads this on the trusted side.
+        return None, ["--plot belongs to --estimate, which trains nothing; leave it out"]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # --help
+            return parse_arguments(words[at + 1:], {"RANK": "0", "WORLD_SIZE": str(world_size)}), []
+    except UserError as error:
+        return None, [str(error)[:MOST_TEXT]]
+    except SystemExit:
+        return None, [f"{TRAINER} only prints its help"]
+
+
+def _torchrun_run(launches: list[Launch], told: list[Torchrun]) -> Run:
+    first = told[0]
+    flags, problems = _flags(first.program, first.nnodes * first.nproc_per_node)
+    nodes = {launch.host for launch in launches}
+    if len(launches) > len(nodes):
+        problems.append(f"srun starts torchrun {len(launches)} times on {len(nodes)} node(s): "
+                        f"start it once per node (`srun --ntasks={len(nodes)}`, or "
+                        "`#SBATCH --ntasks-per-node=1`); torchrun itself starts the ranks")
+    elif first.nnodes > len(launches):
+        problems.append(f"torchrun is told --nnodes {first.nnodes} but starts on {len(launches)} "
+                        "node(s): the ranks wait for the others for ever; "
+                        "srun starts it on every node")
+    elif first.nnodes < len(launches):
+        problems.append(f"torchrun starts on {len(launches)} nodes, each with --nnodes "
+                        f"{first.nnodes}: these are {len(launches)} separate trainings")
+    problems += _meeting_problems(told, [launch.host for launch in launches])
+    if any(one.program != first.program for one in told):
+        problems.append("the nodes start the trainer with different flags")
+    return _run(first.nnodes, first.nproc_per_node, flags, problems, first.program, launches)
+
+
+def _meeting_problems(told: list[Torchrun], hosts: list[str]) -> list[str]:
+    problems = []
+    first = told[0]
+    if len({one.meets_at for one in told}) > 1 or len({one.nnodes for one in told}) > 1 or \
+            len({one.nproc_per_node for one in told}) > 1:
+        problems.append("the nodes are told different things: --nnodes, --nproc_per_node and the "
+                        "address where the ranks meet must be the same on all")
+    if not first.assigns_ranks and first.nnodes > 1 and \
+            sorted(one.node_rank for one in told) != list(range(len(told))):
+        ranks = ", ".join(str(one.node_rank) for one in told)
+        problems.append(f"the nodes say --node_rank {ranks}: each needs its own, which "
+                        "$SLURM_NODEID holds inside srun "
+                        "(in single quotes, so that it is not expanded before)")
+    firsts = [host for one, host in zip(told, hosts, strict=True)
+              if first.assigns_ranks or one.node_rank == 0]
+    return problems + (_address_problems(first.meets_at[0], firsts, hosts)
+                       if first.nnodes > 1 else [])
+
+
+def _address_problems(address: str, firsts: Sequence[str], hosts: Sequence[str]) -> list[str]:
+    """Return the error in the rendezvous address of ranks on several hosts.
+
+    The address must be one of `firsts`.
+    """
+    if len(set(hosts)) == 1 or not firsts or address.split(".")[0] in firsts:
+        return []
+    place = f"the ranks are to meet at {address or 'no address'}"
+    if address in LOCAL:
+        return [f"{place}: on every node that is the node itself; name the first node of the job"]
+    return [f"{place}, but rank 0 runs on {firsts[0]}: name the first node of the job, which "
+            "`scontrol show hostnames` prints first"]
+
+
+def _direct_run(launches: list[Launch]) -> Run:
+    """Return the run of ranks that srun starts without torchrun, through RANK and WORLD_SIZE."""
+    worlds = {launch.variables.get("WORLD_SIZE", "1") for launch in launches}
+    ranks = sorted(launch.variables.get("RANK", "0") for launch in launches)
+    hosts = [launch.host for launch in launches]
+    nodes = len(set(hosts))
+    per_node = -(-len(launches) // nodes)
+    problems = []
+    if worlds != {str(len(launches))} or \
+            ranks != sorted(str(rank) for rank in range(len(launches))):
+        problems.append(f"{len(launches)} ranks start with WORLD_SIZE {', '.join(sorted(worlds))} "
+                        f"and RANK {', '.join(ranks)}: they do not meet; torchrun sets both")
+        nodes = per_node = 1
+    elif len(launches) > 1:
+        problems += _direct_meeting(launches, hosts)
+    if any(launch.arguments != launches[0].arguments for launch in launches):
+        problems.append("the ranks start the trainer with different flags")
+    flags, refused = _flags(launches[0].arguments, nodes * per_node)
+    return _run(nodes, per_node, flags, refused + problems, launches[0].arguments, launches)
+
+
+def _run(nodes: int, per_node: int, flags: Config | None, problems: list[str],
+         words: Sequence[str], launches: list[Launch]) -> Run:
+    """Return the Run that `words` start; `launches` are its programs on all nodes."""
+    at = _trainer_at(words)
+    assert at is not None
+    settings = {name: value for launch in launches for name, value in launch.variables.items()
+                if name in SETTINGS}
+    return Run(nodes, per_node, flags, tuple(problems), words[at], tuple(words[at + 1:]), settings)
+
+
+def _direct_meeting(launches: list[Launch], hosts: list[str]) -> list[str]:
+    """Return the error in MASTER_ADDR and MASTER_PORT, which only the script sets."""
+    told = {(launch.variables.get("MASTER_ADDR", ""), launch.variables.get("MASTER_PORT", ""))
+            for launch in launches}
+    address, port = min(told)
+    if len(told) > 1 or not address or not port.isdigit():
+        return [f"MASTER_ADDR is {address or 'not set'} and MASTER_PORT {port or 'not set'}: "
+                "without torchrun every rank needs both, the same everywhere; export them"]
+    firsts = [launch.host for launch in launches if launch.variables.get("RANK", "0") == "0"]
+    return _address_problems(address, firsts, hosts)

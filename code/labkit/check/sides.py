@@ -1,0 +1,147 @@
+"""Where a student's code runs, seen from a check: here in the kernel, or far away when graded.
+
+A check names what the student defined. In the kernel that name is the function itself; on the
+trusted side it is a stand-in that only the side knows how to use. So everything that touches a
+student's name goes through `side()`, and values cross as in labkit.check.wire on both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from labcore import workspace
+from labkit.check import wire
+
+if TYPE_CHECKING:
+    from labkit.check.masking import Masks
+
+SEED_VARIABLE = "LAB_CHECK_SEED"
+MOST_NAMES, LONGEST_NAME = 100, 100  # of an exception's classes; letters of a name
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception, as it crosses: names of its class and of that class's bases, and its text."""
+
+    names: tuple[str, ...]
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.names[0]}: {self.text}" if self.text else self.names[0]
+
+
+class Side(Protocol):
+    """Each method returns plain copies, and raises labkit.check.wire.CannotCross where there is
+    none."""
+
+    seed: str
+
+    def value(self, name: Any) -> Any | Raised:
+        """What a student's name holds, or what reading it raised."""
+
+    def call(self, function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
+             ) -> Any | Raised:
+        """Call a student's function (or a driver) with copies; its result, or what it raised."""
+
+    def title(self, function: Any) -> str:
+        """What the student calls this function."""
+
+    def script(self, path: str) -> dict[str, Any]:
+        """What the job script at `path` (relative to the workspace) would run:
+        labkit.check.record.record's result. Raises LabError when it cannot be read."""
+
+    def mask(self, names: Sequence[str]) -> None:
+        """Make modules and names unavailable to the student's code."""
+
+    def figures(self, words: Sequence[str]) -> dict[str, Any]:
+        """What the trainer prints for these flags, which labkit.check.allowed composed: an estimate
+        as JSON. Raises LabError in its words where it refuses."""
+
+
+class Kernel:
+    """The student's own kernel."""
+
+    masks: Masks | None = None
+
+    @property
+    def seed(self) -> str:
+        return os.environ.get(SEED_VARIABLE, "notebook")
+
+    def value(self, name: Any) -> Any:
+        return wire.copy(name)
+
+    def call(self, function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
+             ) -> Any | Raised:
+        given, words = wire.copy((tuple(arguments), dict(keywords)))
+        if self.masks is None:
+            result = called(function, given, words)
+        else:
+            result = self.masks.watched(function, lambda: called(function, given, words))
+        return result if isinstance(result, Raised) else wire.copy(result)
+
+    def title(self, function: Any) -> str:
+        return title(function)
+
+    def script(self, path: str) -> dict[str, Any]:
+        from labkit.check.record import record
+
+        return record(workspace.home(), path)
+
+    def mask(self, names: Sequence[str]) -> None:
+        from labkit.check.masking import Masks
+
+        self.masks = Masks(names)
+        self.masks.places  # noqa: B018  an unknown name is an error in this cell, not in a check
+
+    def figures(self, words: Sequence[str]) -> dict[str, Any]:
+        from labkit.check.measure import run_here
+
+        return run_here(words)
+
+
+def called(function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any | Raised:
+    """What comes back from a student's function, or what it raised."""
+    try:
+        return function(*arguments, **keywords)
+    except (Exception, SystemExit) as error:  # exit() in an answer ends no check
+        return raised(error)
+
+
+def title(function: Any) -> str:
+    name = getattr(function, "__name__", None)
+    return name if isinstance(name, str) and name else f"a {type(function).__name__}"
+
+
+def raised(error: BaseException) -> Raised:
+    """`error` as it crosses."""
+    names = [kind.__name__ for kind in type(error).__mro__ if kind is not object]
+    names = [*names[:MOST_NAMES // 2], *names[MOST_NAMES // 2:][-MOST_NAMES // 2:]]
+    names = [name if name.isidentifier() and len(name) <= LONGEST_NAME else "Exception"
+             for name in names]  # of a class that type("a b", ...) made
+    try:
+        text = str(error)[:2000]
+    except Exception as another:  # the student's own __str__
+        text = f"(its text cannot be shown: {type(another).__name__})"
+    return Raised(tuple(names), text)
+
+
+_current: Side = Kernel()
+
+
+def side() -> Side:
+    return _current
+
+
+@contextlib.contextmanager
+def checking_on(other: Side) -> Iterator[None]:
+    """Within it, checks reach the student's names through `other`. For the trusted side."""
+    global _current
+    before, _current = _current, other
+    try:
+        yield
+    finally:
+        _current = before

@@ -1,0 +1,63 @@
+"""Frames: four bytes of length, big-endian, then one JSON object in UTF-8.
+
+Each request has an "id" and what to "do"; the response has the same id. Standard library only.
+
+    cell {source}                       -> {outputs: [nbformat's], error: null | {names, text}}
+    call {name, arguments, keywords}    -> {value} | {raised: {names, text}} | {cannot: text}
+    value {name}                        -> the same
+    kind {name}                         -> {kind: one of KINDS}
+    title {name}                        -> {title}
+    script {path}                       -> {record} | {error}
+    ready {}                            -> {}
+
+`arguments`, `keywords` and `value` are texts: what labkit.check.wire writes.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+MOST_BYTES = 4_000_000  # of one frame's JSON
+KINDS = ("plain", "callable", "other", "missing")
+HEADER = struct.Struct(">I")
+
+
+class BadFrame(ValueError):
+    """What came, or should go, is no frame."""
+
+
+def pack(message: dict[str, Any]) -> bytes:
+    """The frame of `message`. Raises BadFrame when it is too large or no JSON."""
+    try:
+        text = json.dumps(message, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadFrame(f"no JSON: {error}") from error
+    body = text.encode("utf-8", "surrogatepass")
+    if len(body) > MOST_BYTES:
+        raise BadFrame(f"{len(body):,} bytes are too much for one frame")
+    return HEADER.pack(len(body)) + body
+
+
+def length(header: bytes) -> int:
+    """The number of bytes that follow a header. Raises BadFrame when they are too many."""
+    (size,) = HEADER.unpack(header)
+    if size > MOST_BYTES:
+        raise BadFrame(f"a frame of {size:,} bytes")
+    return size
+
+
+def unpack(body: bytes) -> dict[str, Any]:
+    """The object in a frame's body. Raises BadFrame."""
+    try:
+        message = json.loads(body.decode("utf-8", "surrogatepass"), parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise BadFrame(f"no JSON: {error}") from error
+    if not isinstance(message, dict):
+        raise BadFrame("no object")
+    return message
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} in JSON")

@@ -1,0 +1,164 @@
+"""The guest's end of the frames: what each request does."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from labkit.check import wire
+from labkit.check.sides import Raised, called, raised, title
+from labkit.guest import protocol
+
+if TYPE_CHECKING:  # importing IPython takes longer than everything else together
+    from labkit.guest.capture import Capture
+    from labkit.guest.shell import Shell
+
+
+class Guest:
+    """Answers requests with what the student's names hold and do."""
+
+    def __init__(self, shell: Shell, capture: Capture) -> None:
+        self.shell, self.capture = shell, capture
+        self.does: dict[str, Callable[..., dict[str, Any]]] = {
+            "value": self.value, "call": self.call, "kind": self.kind, "title": self.title,
+            "script": self.script, "ready": dict}
+
+    async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The response to one request."""
+        fields = {name: value for name, value in request.items() if name not in ("id", "do")}
+        if request["do"] == "cell":
+            return await self.cell(**fields)
+        answer = self.does[request["do"]](**fields)
+        self.capture.take()  # what a check's calls print is shown to nobody: it may be their inputs
+        return answer
+
+    async def cell(self, source: str) -> dict[str, Any]:
+        error = await self.shell.run(source)
+        outputs = self.capture.take()
+        return {"outputs": outputs, "error": None if error is None else coded(raised(error))}
+
+    def value(self, name: str) -> dict[str, Any]:
+        try:
+            value = self.shell.user_ns[name]
+        except KeyError:
+            return {"raised": coded(raised(NameError(f"name {name!r} is not defined")))}
+        return sent(value)
+
+    def call(self, name: str, arguments: str, keywords: str) -> dict[str, Any]:
+        try:
+            function = self.shell.user_ns[name]
+        except KeyError:
+            return {"raised": coded(raised(NameError(f"name {name!r} is not defined")))}
+        try:
+            return sent(called(function, wire.loads(arguments.encode()),
+                                wire.loads(keywords.encode())))
+        except BaseException as error:  # KeyboardInterrupt and the like end no check either
+            return {"raised": coded(raised(error))}
+
+    def kind(self, name: str) -> dict[str, Any]:
+        if name not in self.shell.user_ns:
+            return {"kind": "missing"}
+        value = self.shell.user_ns[name]
+        try:
+            wire.dumps(value)
+        except Exception:
+            return {"kind": "callable" if callable(value) else "other"}
+        return {"kind": "plain"}
+
+    def title(self, name: str) -> dict[str, Any]:
+        return {"title": title(self.shell.user_ns.get(name))}
+
+    def script(self, path: str) -> dict[str, Any]:
+        from labcore import workspace
+        from labcore.errors import LabError
+        from labkit.check.record import record
+
+        try:
+            return {"record": record(workspace.home(), path)}
+        except LabError as error:
+            return {"error": str(error)}
+
+
+def sent(value: Any) -> dict[str, Any]:
+    """Return a call's encoded response, either its value or its exception."""
+    if isinstance(value, Raised):
+        return {"raised": coded(value)}
+    try:
+        return {"value": wire.dumps(value).decode()}
+    except wire.CannotCross as error:
+        return {"cannot": str(error)}
+
+
+def coded(error: Raised) -> dict[str, Any]:
+    """Return an exception encoded for the protocol."""
+    return {"names": list(error.names), "text": error.text}
+
+
+def serve(requests: int, responses: int, answer: Callable[[dict[str, Any]], dict[str, Any]]
+          ) -> None:
+    """Answer frames from one descriptor on the other until there are no more."""
+    process = os.getpid()
+    while True:
+        header = _read(requests, protocol.HEADER.size)
+        if not header:
+            return
+        request = protocol.unpack(_read(requests, protocol.length(header)))
+        response = answer(request) | {"id": request["id"]}
+        if os.getpid() != process:  # the student's code forked, and this is the child
+            os._exit(0)
+        try:
+            frame = protocol.pack(response)
+        except protocol.BadFrame as error:  # an output that is no JSON, or larger than it seemed
+            frame = protocol.pack({"id": request["id"], "bad": str(error)})
+        _write(responses, frame)
+
+
+def _read(descriptor: int, count: int) -> bytes:
+    """Exactly so many bytes; none at the end."""
+    parts = []
+    while count:
+        part = os.read(descriptor, count)
+        if not part:
+            return b""
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view):]
+
+
+def apart(descriptor: int) -> int:
+    """A copy that programs do not inherit, far from the numbers that they use."""
+    import fcntl
+
+    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 200)
+
+
+def main() -> None:
+    """Serve the descriptors 0 and 1, and give the student's code others in their place."""
+    requests, responses = apart(0), apart(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    import asyncio
+
+    from labkit.guest.capture import Capture, Stream
+    from labkit.guest.place import settle
+    from labkit.guest.shell import make
+
+    capture = Capture()
+    settle()
+    guest = Guest(make(capture), capture)
+    capture.take_descriptors()
+    sys.stdin = open(os.devnull)  # noqa: SIM115 - for as long as the process lives
+    sys.stdout, sys.stderr = Stream(capture, 1), Stream(capture, 2)
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    serve(requests, responses, lambda request: loop.run_until_complete(guest.answer(request)))
+    os._exit(0)  # without waiting for what the student's code registered or left running

@@ -1,0 +1,229 @@
+"""`lab estimate`: which layout of a model on a cluster is fastest, and which one fits.
+
+All divisions into tensor-, pipeline- and data-parallel ranks whose tensor-parallel ones stay on a
+node are costed on virtual cards, each with several micro-batches and with and without
+recomputation. Nothing is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from labcore.errors import LabError
+
+if TYPE_CHECKING:
+    from layout_estimator.planner import Plan
+
+HELP = """\
+The flags are those of pretrain_gpt.py --estimate. Those that are varied and not given:
+--tensor-model-parallel-size, --pipeline-model-parallel-size, --micro-batch-size,
+--recompute-granularity.
+
+  lab estimate --device virtual:a100-80gb --world-size 64 --num-layers 48 --hidden-size 6144 \\
+      --num-attention-heads 48 --seq-length 2048 --max-position-embeddings 2048 \\
+      --global-batch-size 512 --fp16 --plot pareto.svg
+"""
+MICRO_BATCHES = (1, 2, 4, 8)
+RECOMPUTE = {"none": [], "selective": ["--recompute-granularity", "selective"],
+             "full": ["--recompute-granularity", "full", "--recompute-method", "uniform"]}
+SHOWN = 20
+
+
+class Choice(NamedTuple):
+    """A layout that was costed. recompute: a key of RECOMPUTE. gib: of the fullest rank."""
+
+    plan: Plan
+    micro_batch: int
+    recompute: str
+
+    @property
+    def gib(self) -> float:
+        return max(memory.total for memory in self.plan.memory) / 2**30
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    parser = subparsers.add_parser("estimate", help="the fastest layouts of a model on a cluster",
+                                   description=__doc__, epilog=HELP, add_help=False,
+                                   prefix_chars="+",  # what begins with - is the trainer's
+                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("flags", nargs="*", metavar="FLAGS")
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Raises LabError where the flags make no sense."""
+    flags = plain(arguments.flags)
+    if not flags or {"-h", "--help"} & set(flags):
+        print(arguments.parser.format_help())
+        return
+    as_json = "--json" in flags
+    flags = [flag for flag in flags if flag != "--json"]
+    plot = take(flags, "--plot")
+    tried, choices = 0, []
+    for tried, choice in enumerate(sweep(flags), 1):
+        if sys.stderr.isatty():
+            print(f"\r{tried} layouts", end="", file=sys.stderr, flush=True)
+        choices.append(choice)
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr)
+    choices.sort(key=lambda choice: (not choice.plan.fits, choice.plan.seconds_per_iteration))
+    best = pareto(choices)
+    print(json.dumps([record(choice, choice in best) for choice in choices], indent=2) if as_json
+          else table(choices, best))
+    if plot is not None:
+        draw(choices, best, plot)
+
+
+def plain(flags: Sequence[str]) -> list[str]:
+    """`--name value` for `--name=value` and for the short names of what is varied."""
+    words = [word for flag in flags
+             for word in (flag.split("=", 1) if flag.startswith("--") else [flag])]
+    return ["--micro-batch-size" if word == "-b" else word for word in words]
+
+
+def take(flags: list[str], name: str) -> str | None:
+    """Remove `name VALUE`; the value. Raises LabError where it is missing or no figure's name."""
+    if name not in flags:
+        return None
+    at = flags.index(name)
+    value = flags[at + 1] if at + 1 < len(flags) else ""
+    if not value.endswith((".svg", ".png")):
+        raise LabError(f"{name} {value}: a file that ends in .svg or .png")
+    if not os.path.isdir(os.path.dirname(value) or "."):
+        raise LabError(f"{name} {value}: there is no folder {os.path.dirname(value)}")
+    del flags[at:at + 2]
+    return value
+
+
+def sweep(flags: Sequence[str]) -> Iterator[Choice]:
+    """Every layout that the trainer takes. Raises LabError when it takes none, with its reason."""
+    from layout_estimator.planner import VirtualGpuError, estimator_of, make
+    from minimegatron.arguments import parse_arguments
+    from minimegatron.errors import UserError
+
+    estimator, refused, found = None, None, False
+    for words, micro_batch, recompute in layouts(flags):
+        try:
+            config = parse_arguments(["--estimate", *flags, *words], {})
+            if estimator is None:
+                estimator = estimator_of(config)
+            if config.tensor_model_parallel_size > config.gpus_per_node:
+                refused = (f"--tensor-model-parallel-size {config.tensor_model_parallel_size}: "
+                           f"these ranks stay on a node, of --gpus-per-node {config.gpus_per_node}")
+                continue
+            plan = make(config, estimator)
+        except (UserError, VirtualGpuError) as error:
+            refused = refused or error
+            continue
+        found = True
+        yield Choice(plan, micro_batch or config.micro_batch_size, recompute)
+    if not found:
+        raise LabError(f"estimate: {refused or 'no layout is left to try'}")
+
+
+def layouts(flags: Sequence[str]) -> Iterator[tuple[list[str], int | None, str]]:
+    """(flags, micro-batch, recomputation) of every combination of what `flags` leave open."""
+    given = dict(pairwise(flags)).get("--world-size", "1")
+    # The trainer's parser says what is wrong with any other.
+    world = int(given) if given.isdecimal() and int(given) else 1
+    divisors = [size for size in range(1, world + 1) if world % size == 0]
+
+    def values(name: str, wanted: Sequence[int]) -> list[tuple[list[str], int | None]]:
+        return [([], None)] if name in flags else [([name, str(value)], value) for value in wanted]
+
+    recompute = ({"as given": []} if any(flag.startswith(("--recompute", "--activations"))
+                                         for flag in flags) else RECOMPUTE)
+    for tensor, _ in values("--tensor-model-parallel-size", divisors):
+        for pipeline, _ in values("--pipeline-model-parallel-size", divisors):
+            for micro, size in values("--micro-batch-size", MICRO_BATCHES):
+                for name, words in recompute.items():
+                    yield [*tensor, *pipeline, *micro, *words], size, name
+
+
+def pareto(choices: Sequence[Choice]) -> list[Choice]:
+    """Those that fit and that no other beats in both time and memory."""
+    best: list[Choice] = []
+    for choice in choices:  # the fastest first
+        if choice.plan.fits and (not best or choice.gib < best[-1].gib):
+            best.append(choice)
+    return best
+
+
+def record(choice: Choice, best: bool) -> dict:
+    from layout_estimator.planner import as_json
+
+    return {"micro_batch": choice.micro_batch, "recompute": choice.recompute, "pareto": best,
+            **as_json(choice.plan)}
+
+
+def table(choices: Sequence[Choice], best: Sequence[Choice]) -> str:
+    """The fastest that fit, and all of the pareto; a star marks these."""
+    first = choices[0].plan
+    fitting = [choice for choice in choices if choice.plan.fits]
+    lines = [f"{first.card} x {first.world_size}, {first.network}: "
+             f"{len(choices)} layouts, {len(fitting)} fit into {first.capacity / 2**30:.2f} GiB; "
+             "modelled, nothing was run",
+             "   tensor pipeline data micro recompute   s/iteration TFLOP/s  peak  bubble "
+             "collectives    GiB"]
+    shown = fitting[:SHOWN] + [choice for choice in best if choice not in fitting[:SHOWN]]
+    for choice in shown or choices[:SHOWN]:
+        plan = choice.plan
+        lines.append(
+            f" {'*' if choice in best else ' '} {plan.tensor:6d} {plan.pipeline:8d} {plan.data:4d} "
+            f"{choice.micro_batch:5d} {choice.recompute:<11} {plan.seconds_per_iteration:11.4g} "
+            f"{plan.teraflops_per_gpu:7.1f} {plan.share_of_peak:5.1%} {plan.bubble:7.1%} "
+            f"{plan.communication:11.1%} {choice.gib:6.1f}"
+            + ("" if plan.fits else "  does not fit"))
+    lines.append(" * no other that fits is faster and smaller")
+    return "\n".join(lines)
+
+
+def draw(choices: Sequence[Choice], best: Sequence[Choice], path: str) -> None:
+    """Time against memory."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+
+    figure, (axes, names) = pyplot.subplots(1, 2, figsize=(9, 4.4), width_ratios=(3, 1),
+                                            layout="constrained")
+    names.axis("off")
+    for fits, colour, label in ((True, "#3b6ea5", "fits"), (False, "#c0c0c0", "does not fit")):
+        some = [choice for choice in choices if choice.plan.fits == fits]
+        axes.scatter([choice.gib for choice in some],
+                     [choice.plan.seconds_per_iteration for choice in some], s=14, color=colour,
+                     label=label)
+    axes.plot([choice.gib for choice in best],
+              [choice.plan.seconds_per_iteration for choice in best], color="#e39c37", marker="o",
+              label="no other is faster and smaller")
+    for number, choice in enumerate(best, 1):
+        axes.annotate(str(number), (choice.gib, choice.plan.seconds_per_iteration), fontsize=8,
+                      xytext=(-3, -13), textcoords="offset points")
+    lines = ["   tensor pipe data micro recompute"]
+    lines += [f"{number:2d} {choice.plan.tensor:6d} {choice.plan.pipeline:4d} "
+              f"{choice.plan.data:4d} {choice.micro_batch:5d} {choice.recompute}"
+              for number, choice in enumerate(best, 1)]
+    names.text(0, 1, "\n".join(lines), va="top", fontsize=7, family="monospace",
+               in_layout=False)
+    card = choices[0].plan
+    axes.axvline(card.capacity / 2**30, color="black", linestyle="--", linewidth=1)
+    axes.set(xscale="log", yscale="log", xlabel="GiB of the fullest rank at its peak",
+             ylabel="seconds per iteration",
+             title=f"{card.world_size} {card.card}, {card.network}")
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(plain)
+        axis.set_minor_formatter(NullFormatter())
+    times = sorted(choice.plan.seconds_per_iteration for choice in choices)
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.set_ylim(0.95 * times[0], 1.05 * times[-1])
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

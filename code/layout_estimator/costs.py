@@ -1,0 +1,114 @@
+"""What settings of the trainer would cost on virtual cards: several side by side, for labs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from labcore.colors import bad, good
+from labcore.errors import LabError
+
+if TYPE_CHECKING:
+    from labcore.pictures import Picture
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one setting, as `pretrain_gpt.py --estimate` has it.
+
+    states, activations, total, capacity: GiB of the fullest rank at its peak; states are weights,
+    gradients and the optimizer's. share_of_peak, communication, bubble: 1.0 is all.
+    by_stage: GiB of activations of a rank of each pipeline stage.
+    """
+
+    name: str
+    card: str
+    milliseconds: float
+    tokens_per_second: float
+    states: float
+    activations: float
+    total: float
+    capacity: float
+    fits: bool
+    share_of_peak: float
+    communication: float
+    bubble: float
+    by_stage: tuple[float, ...]
+
+
+def of(settings: Mapping[str, str], flags: str) -> list[Cost]:
+    """What each of `settings` (its name: its flags) costs together with `flags`, those of all.
+
+    Raises LabError with the trainer's words for flags that it does not take.
+    """
+    from layout_estimator.planner import VirtualGpuError, estimator_of, make
+    from minimegatron.arguments import parse_arguments
+    from minimegatron.errors import UserError
+
+    found, estimators = [], {}
+    for name, own in settings.items():
+        try:
+            config = parse_arguments(["--estimate", *flags.split(), *own.split()], {})
+            # What they have in common is measured once.
+            cluster = (config.device, config.precision, config.virtual_network,
+                       config.gpus_per_node)
+            if cluster not in estimators:
+                estimators[cluster] = estimator_of(config)
+            plan = make(config, estimators[cluster])
+        except (UserError, VirtualGpuError) as error:
+            raise LabError(f"{name}: {error}") from None
+        full = max(plan.memory, key=lambda stage: stage.total)
+        found.append(Cost(
+            name, plan.card, 1000 * plan.seconds_per_iteration,
+            config.global_batch_size * config.seq_length / plan.seconds_per_iteration,
+            (full.weights + full.gradients + full.optimizer) / GIB, full.activations / GIB,
+            full.total / GIB, plan.capacity / GIB, plan.fits, plan.share_of_peak,
+            plan.communication, plan.bubble,
+            tuple(stage.activations / GIB for stage in plan.memory)))
+    return found
+
+
+def show(costs: Sequence[Cost]) -> None:
+    """Print a table."""
+    width = max(len(cost.name) for cost in costs)
+    print(f"{costs[0].card}, modelled; memory in GiB, of {costs[0].capacity:.2f}")
+    print(f"{'':{width}} {'ms':>8} {'tokens/s':>9} {'states':>7} {'activ.':>7} {'all':>7}  fits "
+          f"{'of peak':>8} {'waiting':>8}")
+    for cost in costs:
+        fits = f"{good('yes')} " if cost.fits else f"{bad('NO')}  "
+        print(f"{cost.name:{width}} {cost.milliseconds:8,.1f} {cost.tokens_per_second:9,.0f} "
+              f"{cost.states:7.2f} {cost.activations:7.2f} {cost.total:7.2f}  {fits}"
+              f"{cost.share_of_peak:8.1%} {cost.communication:8.1%}")
+
+
+def plot(costs: Sequence[Cost]) -> Picture:
+    """The time of an iteration over its memory; what does not fit is right of the card's end."""
+    from matplotlib.figure import Figure
+
+    from labcore.pictures import Picture
+
+    figure = Figure(figsize=(7, 3.8))
+    axes = figure.subplots()
+    across = max(cost.total for cost in costs) - min(cost.total for cost in costs)
+    upward = max(cost.milliseconds for cost in costs) - min(cost.milliseconds for cost in costs)
+    for cost in costs:
+        # A label stands to the left of its point where another point is in the way on the right.
+        left = any(0 < other.total - cost.total < 0.25 * across
+                   and abs(cost.milliseconds - other.milliseconds) < 0.08 * upward
+                   for other in costs)
+        axes.plot(cost.total, cost.milliseconds, linestyle="", markersize=7,
+                  marker="o" if cost.fits else "x", color="C0" if cost.fits else "C3")
+        axes.annotate(cost.name, (cost.total, cost.milliseconds), fontsize=8,
+                      xytext=(-5 if left else 5, 4), ha="right" if left else "left",
+                      textcoords="offset points")
+    axes.axvline(costs[0].capacity, color="black", linestyle="--", linewidth=1)
+    axes.set(xlabel="GiB at the peak", ylabel="ms per iteration", title=f"{costs[0].card}: "
+             "memory against time (modelled; x: does not fit)")
+    axes.margins(x=0.2, y=0.15)
+    axes.grid(alpha=0.3)
+    said = "; ".join(f"{cost.name} {cost.milliseconds:.0f} ms and {cost.total:.1f} GiB"
+                     + ("" if cost.fits else ", which does not fit") for cost in costs)
+    return Picture(figure, f"Time over memory on a {costs[0].card}: {said}.")

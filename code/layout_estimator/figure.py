@@ -1,0 +1,53 @@
+"""The figure of --plot: where a plan's memory and time go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import matplotlib
+
+if TYPE_CHECKING:
+    from layout_estimator.planner import Plan
+
+PARTS = {"weights": "#3b6ea5", "gradients": "#7aa6d1", "optimizer": "#b8d0e8",
+         "activations": "#e39c37", "outside": "#9a9a9a"}
+TIMES = {"computing": "#3b6ea5", "collectives": "#c0504d", "bubble": "#d9d9d9"}
+
+
+def save(plan: Plan, path: str) -> None:
+    """Write the figure; the ending says the format."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6), width_ratios=(3, 1),
+                                            layout="constrained")
+    stages, bottom = range(len(plan.memory)), [0.0] * len(plan.memory)
+    for name, colour in PARTS.items():
+        sizes = [getattr(memory, name) / 2**30 for memory in plan.memory]
+        left.bar(stages, sizes, bottom=bottom, color=colour, width=0.8,
+                 label="CUDA's, NCCL's" if name == "outside" else name)
+        bottom = [below + size for below, size in zip(bottom, sizes, strict=True)]
+    left.axhline(plan.capacity / 2**30, color="black", linestyle="--", linewidth=1)
+    left.annotate(f"{plan.card}", (0, plan.capacity / 2**30), xytext=(2, 3),
+                  textcoords="offset points", fontsize=8)
+    left.set(xlabel="stage", ylabel="GiB of a rank at its peak")
+    left.xaxis.get_major_locator().set_params(integer=True)
+    left.set_ylim(0, 1.3 * max(plan.capacity / 2**30, *bottom))
+    left.legend(fontsize=8, loc="upper right", ncols=5, columnspacing=1.0, handlelength=1.2)
+    shares = {"bubble": plan.bubble, "collectives": plan.communication}
+    shares["computing"] = max(0.0, 1 - sum(shares.values()))
+    base = 0.0
+    for name, colour in TIMES.items():
+        right.bar([0], [100 * shares[name]], bottom=[base], color=colour, width=0.5)
+        if shares[name] > 0.04:
+            right.annotate(f"{name}\n{shares[name]:.0%}", (0, base + 50 * shares[name]),
+                           ha="center", va="center", fontsize=8,
+                           color="black" if name == "bubble" else "white")
+        base += 100 * shares[name]
+    right.set(xticks=[], ylabel="% of an iteration", xlim=(-0.4, 0.4),
+              title=f"{plan.seconds_per_iteration:.3g} s")
+    figure.suptitle(f"{plan.parameters / 1e9:,.1f} billion parameters on {plan.world_size} "
+                    f"{plan.card}: tensor {plan.tensor} x pipeline {plan.pipeline} x data "
+                    f"{plan.data}", fontsize=10)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

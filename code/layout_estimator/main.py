@@ -1,0 +1,31 @@
+"""`pretrain_gpt.py --estimate`: print what a layout costs, without starting any ranks."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+from minimegatron.console import emit
+from minimegatron.errors import UserError
+from minimegatron.imports import quick_imports
+from minimegatron.main import leave
+
+
+def main() -> NoReturn:
+    """Print the estimate and end the process: 0, or 1 after a message on stderr."""
+    try:
+        from minimegatron.arguments import parse_arguments
+
+        config = parse_arguments(sys.argv[1:])
+    except UserError as error:
+        emit(f"error: {error}", sys.stderr)
+        leave(1)
+    with quick_imports():  # slow, so only after the command line is known to be right
+        from layout_estimator.planner import VirtualGpuError, plan
+
+    try:
+        emit(plan(config))
+    except (UserError, VirtualGpuError) as error:
+        emit(f"error: {error}", sys.stderr)
+        leave(1)
+    leave(0)

@@ -1,0 +1,160 @@
+"""`--estimate`: what a run would cost, without running it: time, memory, days, money.
+
+One process stands for all ranks (estimate.py); this is what it says, as text, JSON or a figure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+
+from layout_estimator.estimate import Estimate, Estimator
+from layout_estimator.prices import DOLLARS_PER_HOUR
+from minimegatron.arguments import Config
+from minimegatron.arguments.device import virtual_card
+from minimegatron.data.tokenizer import pad_vocab_size
+from minimegatron.device import VirtualGpuError, network
+from minimegatron.errors import UserError
+from minimegatron.formulas import parameters, stage_parameters, state_bytes, teraflops
+from minimegatron.throughput import model_flops, shape_of
+
+__all__ = ["VirtualGpuError", "plan"]
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one rank of a stage at its peak. outside: CUDA's and NCCL's own."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    outside: float
+
+    @property
+    def total(self) -> float:
+        return sum(dataclasses.astuple(self))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `--json` prints; see `text` for what people read."""
+
+    card: str
+    network: str
+    world_size: int
+    gpus_per_node: int
+    tensor: int
+    pipeline: int
+    data: int
+    micro_batches: int
+    schedule: str
+    parameters: int
+    parameters_of_rank: int
+    seconds_per_iteration: float
+    teraflops_per_gpu: float
+    share_of_peak: float
+    communication: float
+    bubble: float
+    memory: tuple[Memory, ...]
+    capacity: int
+    fits: bool
+    tokens: float
+    days: float
+    gpu_hours: float
+    dollars: float | None
+
+
+def plan(config: Config) -> str:
+    """The text or the JSON; writes --plot's figure. Raises UserError and VirtualGpuError."""
+    made = make(config, estimator_of(config))
+    if config.plot is not None:
+        from layout_estimator.figure import save  # matplotlib: slow to import
+
+        save(made, config.plot)
+    return json.dumps(as_json(made), indent=2) if config.json else text(made)
+
+
+def estimator_of(config: Config) -> Estimator:
+    """Of the cluster that the flags describe. Raises UserError."""
+    name = config.device.partition(":")[2] or os.environ.get("VIRTUAL_GPU", "")
+    if not name:
+        raise UserError("--device virtual: nothing here declares a card; nearest: --device "
+                        "virtual:a100-80gb")
+    return Estimator(virtual_card(name, config.precision), config.virtual_network,
+                     config.gpus_per_node)
+
+
+def as_json(made: Plan) -> dict:
+    """Every field under its name; memory's parts with their total."""
+    return {**dataclasses.asdict(made), "memory": [
+        {**dataclasses.asdict(stage), "total": stage.total} for stage in made.memory]}
+
+
+def make(config: Config, estimator: Estimator) -> Plan:
+    """The plan of a run on `config.world_size` cards of the estimator's cluster."""
+    vocabulary = pad_vocab_size(config.vocab_size, config.make_vocab_size_divisible_by,
+                                config.tensor_model_parallel_size)
+    gpt, card = shape_of(config, vocabulary), estimator.card
+    estimate = estimator.estimate(config, vocabulary)
+    world, seconds = config.world_size, estimate.seconds
+    rate = teraflops(model_flops(config, vocabulary), seconds, world)
+    stages = [stage_parameters(
+        gpt, sum(config.layers_per_chunk[stage::config.pipeline_model_parallel_size]),
+        config.tensor_model_parallel_size, stage == 0,
+        stage == config.pipeline_model_parallel_size - 1)
+        for stage in range(config.pipeline_model_parallel_size)]
+    batch_tokens = config.global_batch_size * config.seq_length
+    tokens = config.tokens or batch_tokens * (
+        config.train_iters or config.train_samples // config.global_batch_size)
+    hours = tokens / batch_tokens * seconds / 3600
+    price = config.price_per_gpu_hour
+    if price is None:
+        price = DOLLARS_PER_HOUR.get(card.name)
+    return Plan(
+        f"virtual {card.name}", network.parse(estimator.link or card.network).name, world,
+        estimator.per_node, config.tensor_model_parallel_size, config.pipeline_model_parallel_size,
+        config.data_parallel_size, config.num_micro_batches, config.schedule, parameters(gpt),
+        max(stages), seconds, rate, rate / card.tflops[config.precision], estimate.communication,
+        estimate.bubble, memory(config, estimate, stages), card.memory, estimate.fits, tokens,
+        hours / 24, hours * world, None if price is None else hours * world * price)
+
+
+def memory(config: Config, estimate: Estimate, stages: list[int]) -> tuple[Memory, ...]:
+    """Per stage: states by the formula, and the rest of the peak, which was measured."""
+    each = state_bytes("bf16" if config.accumulate_allreduce_grads_in_fp32 else config.precision,
+                       config.data_parallel_size, config.use_distributed_optimizer)
+    return tuple(Memory(each.weights * count, each.gradients * count, each.optimizer * count,
+                        max(0.0, peak - each.total * count), taken)
+                 for count, peak, taken in zip(stages, estimate.peak, estimate.taken, strict=True))
+
+
+def text(made: Plan) -> str:
+    fullest = max(range(len(made.memory)), key=lambda stage: made.memory[stage].total)
+    held = made.memory[fullest]
+    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in (
+        *dataclasses.asdict(held).items(),) if name != "outside")
+    nodes = -(-made.world_size // made.gpus_per_node)
+    rows = {
+        "cluster": f"{made.world_size} {made.card} on {nodes} node(s), {made.network}",
+        "layout": f"tensor {made.tensor} x pipeline {made.pipeline} x data {made.data}, schedule "
+                  f"{made.schedule}, {made.micro_batches} micro-batch(es) per step",
+        "parameters": f"{made.parameters / 1e9:,.3f} billion, {made.parameters_of_rank / 1e9:,.3f} "
+                      "on the fullest rank",
+        "time per iteration": f"{made.seconds_per_iteration:.4g} s",
+        "throughput": f"{made.teraflops_per_gpu:.1f} TFLOP/s per GPU, {made.share_of_peak:.1%} of "
+                      "the data-sheet peak, counting the model's FLOPs",
+        "communication": f"{made.communication:.1%} of the time, waiting for collectives",
+        "bubble": f"{made.bubble:.1%} of the time, waiting for other stages",
+        "memory": f"{held.total / GIB:.2f} of {made.capacity / GIB:.2f} GiB at the peak on stage "
+                  f"{fullest} ({parts}, CUDA's and NCCL's own {held.outside / GIB:.2f})",
+        "fits": "yes" if made.fits else "NO: CUDA out of memory",
+        "training": f"{made.tokens:.4g} tokens: {made.days:,.2f} days, "
+                    f"{made.gpu_hours:,.0f} GPU-hours"
+                    + ("" if made.dollars is None else f", {made.dollars:,.0f} dollars"),
+    }
+    lines = [f"estimate on {made.card}: modelled, nothing was run"]
+    return "\n".join([*lines, *(f"  {name:<20}{value}" for name, value in rows.items())])

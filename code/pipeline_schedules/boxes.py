@@ -1,0 +1,106 @@
+"""One stage's row in the figure of a timeline: a box per action, and what it keeps below."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipeline_schedules.actions import BACKWARD, FORWARD, WEIGHT
+from pipeline_schedules.simulation import Span, Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+INK, IDLE, LIVE = "#22313f", "#eceff1", "#8d6bb0"
+COLOURS = {FORWARD: "#92cff2", BACKWARD: "#e08a1e", WEIGHT: "#4cb894"}  # after Okabe and Ito
+HATCHED = 0.22  # a weight gradient's box is hatched along this share of its height
+ROW, BOX = 0.62, 0.54  # inches: the distance of two rows, the height of a box
+STRIP = 0.26  # inches that the strip of live activations adds to a row
+LARGEST, SMALLEST = 10, 5  # points
+CHARACTER = 0.66  # width of a digit or letter, and
+LINE = 1.25  # height of a line, both in units of the font's size
+
+
+def chunks_of(timeline: Timeline) -> int:
+    return 1 + max(span.chunk for spans in timeline.spans.values() for span in spans)
+
+
+def label_of(span: Span, chunks: int) -> str:
+    chunk = f".{span.chunk}" if chunks > 1 else ""
+    return f"{span.kind}{span.micro_batch}{chunk}"
+
+
+def live_steps(spans: list[Span], split: bool) -> list[tuple[float, int]]:
+    """[(time, how many activations are kept from then on)] of one stage, as actions.peak_live
+    counts: from the start of a forward to the end of the last action that reads it."""
+    last, alive, steps = WEIGHT if split else BACKWARD, 0, []
+    for span in spans:
+        if span.kind in (FORWARD, last):
+            alive += 1 if span.kind == FORWARD else -1
+            steps.append((span.start if span.kind == FORWARD else span.end, alive))
+    return steps
+
+
+def draw_strip(axes: Axes, top: float, spans: list[Span], timeline: Timeline, full: float
+               ) -> None:
+    """Live activations over time, from `top` down; the strip's height stands for `full` whole
+    stages' (a chunk's are a part of one)."""
+    begin, end = float(timeline.begin), float(timeline.total)
+    split = any(span.kind == WEIGHT for stage in timeline.spans.values() for span in stage)
+    steps = live_steps(spans, split)
+    bottom, unit = top + STRIP - 0.05, (STRIP - 0.09) / (full * chunks_of(timeline))
+    times = [0.0, *(float(time) - begin for time, _ in steps), end]
+    heights = [bottom - unit * count for count in (0, *(count for _, count in steps))]
+    axes.fill_between(times, [*heights, heights[-1]], bottom, step="post", color=LIVE, linewidth=0)
+    axes.plot([0, end], [bottom, bottom], color=INK, linewidth=0.5)
+    axes.annotate(f"max {max((count for _, count in steps), default=0)}", (end, bottom),
+                  xytext=(4, 0), textcoords="offset points", fontsize=8.5, color=INK, va="bottom",
+                  annotation_clip=False)
+
+
+def draw_row(axes: Axes, top: float, spans: list[Span], timeline: Timeline, scale: float) -> None:
+    """One box per action, from `top` down. scale: inches per unit of time."""
+    from matplotlib.patches import Rectangle
+
+    begin = timeline.begin
+    axes.add_patch(Rectangle((0, top), float(timeline.total), BOX, facecolor=IDLE, linewidth=0))
+    chunks = chunks_of(timeline)
+    for span in spans:
+        start, length = float(span.start - begin), float(span.end - span.start)
+        colour, band = _shade(span, chunks), HATCHED * BOX * (span.kind == WEIGHT)
+        # The last box ends where the axes do: unclipped, its edge is whole.
+        axes.add_patch(Rectangle((start, top), length, BOX, facecolor=colour, edgecolor=INK,
+                                 linewidth=0.6, clip_on=False))
+        if band:
+            axes.add_patch(Rectangle((start, top + BOX - band), length, band, facecolor=colour,
+                                     edgecolor=INK, linewidth=0.6, hatch="/////", clip_on=False))
+        text, size = _fit(label_of(span, chunks), length * scale, BOX - band)
+        if text:
+            axes.text(start + length / 2, top + (BOX - band) / 2, text, fontsize=size,
+                      color="black", ha="center", va="center", linespacing=1.0)
+
+
+def _fit(label: str, width: float, height: float) -> tuple[str, float]:
+    """The label for a box of so many inches, as large as it fits, and its size in points.
+
+    It is in one line, or letter over number over chunk. A box too narrow for SMALLEST stays
+    without a label; the alternative text has them all.
+    """
+    number, dot, chunk = label[1:].partition(".")
+    stacked = "\n".join([label[0], number, *([dot + chunk] if dot else [])])
+    best = ("", 0.0)
+    for text in (label, stacked):
+        lines = text.split("\n")
+        longest = max(map(len, lines))
+        size = min(LARGEST, 72 * (width - 0.03) / (CHARACTER * longest),
+                   72 * height / (LINE * len(lines)))
+        if size >= SMALLEST and size > best[1]:
+            best = (text, size)
+    return best
+
+
+def _shade(span: Span, chunks: int) -> str:
+    """The kind's colour: the first chunk palest, the last one full."""
+    from matplotlib.colors import to_hex, to_rgb
+
+    strength = 1 if chunks == 1 else 0.55 + 0.45 * span.chunk / (chunks - 1)
+    return to_hex([1 - strength * (1 - part) for part in to_rgb(COLOURS[span.kind])])

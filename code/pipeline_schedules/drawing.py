@@ -1,0 +1,220 @@
+"""The figure of a timeline, simulated or recorded: one row per stage, one box per action.
+
+Every box says in letters what it is; forwards are brighter than backwards, and weight gradients are
+hatched: nothing is said by colour alone. The same timeline gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline_schedules.actions import BACKWARD, FORWARD, WEIGHT, ScheduleError
+from pipeline_schedules.boxes import (
+    BOX,
+    COLOURS,
+    IDLE,
+    INK,
+    LIVE,
+    ROW,
+    STRIP,
+    chunks_of,
+    draw_row,
+    draw_strip,
+    label_of,
+)
+from pipeline_schedules.simulation import Timeline
+from pipeline_schedules.traces import Drawable, timeline_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NAMES = {FORWARD: "F forward", BACKWARD: "B backward", WEIGHT: "W gradient of the weights"}
+NARROWEST, WIDEST = 8.8, 22.0  # inches
+LEFT, RIGHT, RIGHT_OF_STRIP = 0.85, 0.2, 0.55  # inches beside the axes
+AXIS, WORDS, LEGEND = 0.57, 0.62, 0.3  # inches: below the axes, title and summary, the legend
+
+
+class Drawing:
+    """A figure and its alternative text; a notebook shows both."""
+
+    def __init__(self, figure: Figure, alt: str) -> None:
+        self.figure, self.alt = figure, alt
+
+    def __repr__(self) -> str:
+        return self.alt
+
+    def svg(self) -> bytes:
+        return self._bytes("svg", {"Date": None, "Description": self.alt})
+
+    def png(self) -> bytes:
+        return self._bytes("png", {"Software": None, "Description": self.alt})
+
+    def save(self, path: str | Path) -> None:
+        """Write an .svg or a .png; ScheduleError for anything else."""
+        path = Path(path)
+        if path.suffix not in (".svg", ".png"):
+            raise ScheduleError(f"{path}: a figure's file ends in .svg or .png")
+        path.write_bytes(self.svg() if path.suffix == ".svg" else self.png())
+
+    def _bytes(self, form: str, metadata: dict[str, str | None]) -> bytes:
+        import matplotlib
+
+        buffer = io.BytesIO()
+        # Letters as outlines: the same on every machine.
+        with matplotlib.rc_context({"svg.hashsalt": "schedule", "svg.fonttype": "path"}):
+            self.figure.savefig(buffer, format=form, dpi=110, metadata=metadata)
+        return buffer.getvalue()
+
+    def _repr_html_(self) -> str:
+        data = base64.b64encode(self.png()).decode()
+        return f'<img alt="{html.escape(self.alt)}" src="data:image/png;base64,{data}">'
+
+
+def draw(thing: Drawable, title: str = "Pipeline", unit: str | None = None, live: bool = False
+         ) -> Drawing:
+    """Draw whatever timeline_of reads: a schedule, a timeline, or the folder of a run.
+
+    unit: of the times, for the axis; without it, "ms" for a run's file. live: with a strip of the
+    live activations below every stage. Raises ScheduleError as timeline_of does.
+    """
+    timeline, unit = timeline_of(thing), unit_of(thing, unit)
+    figure, top = _figure([timeline], live)
+    _panel(figure, timeline, top, title, unit, float(timeline.total), _fullest([timeline]) * live)
+    _legend(figure, [timeline], live)
+    return Drawing(figure, alt_text(timeline, title, unit))
+
+
+def draw_beside(things: Mapping[str, Drawable], unit: str | None = None, live: bool = False
+                ) -> Drawing:
+    """Several, by their titles, below each other on one scale of time: what is as long is as wide.
+
+    unit, live: as for draw, for all. Raises as draw does.
+    """
+    if not things:
+        raise ScheduleError("draw_beside: there is nothing to draw")
+    unit = next(iter({unit_of(thing, unit) for thing in things.values()} - {""}), "")
+    timelines = {title: timeline_of(thing) for title, thing in things.items()}
+    longest = max(float(timeline.total) for timeline in timelines.values())
+    figure, top = _figure(list(timelines.values()), live)
+    fullest = _fullest(timelines.values()) * live
+    for title, timeline in timelines.items():
+        _panel(figure, timeline, top, title, unit, longest, fullest)
+        top -= _height(timeline, live)
+    _legend(figure, list(timelines.values()), live)
+    return Drawing(figure, " ".join(alt_text(timeline, title, unit)
+                                    for title, timeline in timelines.items()))
+
+
+def unit_of(thing: Drawable, unit: str | None) -> str:
+    """The unit that was asked for, else what a trace's file has."""
+    return unit if unit is not None else "ms" if isinstance(thing, str | Path) else ""
+
+
+def alt_text(timeline: Timeline, title: str = "Pipeline", unit: str = "") -> str:
+    """What the figure shows, in words: the order of every stage, the total, bubble and memory."""
+    chunks = chunks_of(timeline)
+    said = [f"{title}: {len(timeline.spans)} stages over time. {summary(timeline, unit)}."]
+    for stage, spans in timeline.spans.items():
+        said.append(f"Stage {stage}: {' '.join(label_of(span, chunks) for span in spans)}.")
+    return " ".join(said)
+
+
+def summary(timeline: Timeline, unit: str = "") -> str:
+    total = f"{float(timeline.total):.4g}" + (f" {unit}" if unit else "")
+    peak, chunks = ", ".join(map(str, timeline.peak_live)), chunks_of(timeline)
+    unit_of_memory = f" (of 1/{chunks} stage each)" if chunks > 1 else ""
+    return (f"total {total}; bubble {float(timeline.bubble_fraction):.1%} of the time; "
+            f"peak live activations per stage {peak}{unit_of_memory}")
+
+
+def _fullest(timelines: Iterable[Timeline]) -> float:
+    """The most activations on any stage, as whole stages'."""
+    return max(peak / chunks_of(timeline) for timeline in timelines
+               for peak in timeline.peak_live) or 1
+
+
+def _row(live: bool) -> float:
+    return ROW + STRIP * live
+
+
+def _height(timeline: Timeline, live: bool) -> float:
+    """Inches of a panel: words, rows, axis."""
+    return WORDS + len(timeline.spans) * _row(live) + AXIS
+
+
+def _figure(timelines: list[Timeline], live: bool) -> tuple[Figure, float]:
+    """An empty figure, and where its first panel begins, in inches from below."""
+    from matplotlib.figure import Figure
+
+    height = sum(_height(timeline, live) for timeline in timelines)
+    width = max(map(_width, timelines)) + (RIGHT_OF_STRIP - RIGHT) * live
+    return Figure(figsize=(width, height + LEGEND), facecolor="white"), height
+
+
+def _width(timeline: Timeline) -> float:
+    """Wide enough for a stacked label in a typical short box, within bounds."""
+    lengths = sorted(span.end - span.start for spans in timeline.spans.values() for span in spans)
+    short = float(lengths[len(lengths) // 10])
+    if not short:
+        return WIDEST
+    wanted = float(timeline.total) / short * 0.27 + LEFT + RIGHT
+    return min(WIDEST, max(NARROWEST, wanted))
+
+
+def _panel(figure: Figure, timeline: Timeline, top: float, title: str, unit: str, longest: float,
+           fullest: float) -> None:
+    """One timeline from `top` (inches) down; its axis is `longest` units of time long.
+
+    fullest: how many live activations fill a strip, as whole stages'; 0: there are no strips.
+    """
+    width, height = figure.get_size_inches()
+    rows, row = len(timeline.spans), _row(bool(fullest))
+    inches = width - LEFT - (RIGHT_OF_STRIP if fullest else RIGHT)
+    axes = figure.add_axes((LEFT / width, (top - WORDS - rows * row) / height, inches / width,
+                            rows * row / height))
+    axes.set(xlim=(0, longest or 1), ylim=(rows * row, 0))
+    for number, spans in enumerate(timeline.spans.values()):
+        begin = number * row + (ROW - BOX) / 2
+        draw_row(axes, begin, spans, timeline, inches / (longest or 1))
+        if fullest:
+            draw_strip(axes, begin + BOX, spans, timeline, fullest)
+    axes.set_yticks([number * row + ROW / 2 for number in range(rows)],
+                    [f"stage {stage}" for stage in timeline.spans])
+    _plain(axes, f"time ({unit})" if unit else "time")
+    for text, below, style in ((title, 0.1, {"fontsize": 12, "weight": "bold"}),
+                               (summary(timeline, unit), 0.35, {"fontsize": 9.5})):
+        figure.text(LEFT / width, (top - below) / height, text, color=INK, va="top", **style)
+
+
+def _plain(axes: Axes, label: str) -> None:
+    axes.set_xlabel(label, color=INK)
+    axes.tick_params(axis="y", length=0, labelsize=10, labelcolor=INK)
+    axes.tick_params(axis="x", labelsize=9, labelcolor=INK)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+
+
+def _legend(figure: Figure, timelines: list[Timeline], live: bool) -> None:
+    from matplotlib.patches import Patch
+
+    kinds = {span.kind for timeline in timelines for spans in timeline.spans.values()
+             for span in spans}
+    names = NAMES | ({BACKWARD: "B gradient of the inputs"} if WEIGHT in kinds else {})
+    handles = [Patch(facecolor=COLOURS[kind], edgecolor=INK, linewidth=0.6, label=names[kind],
+                     hatch="////" if kind == WEIGHT else "") for kind in COLOURS if kind in kinds]
+    handles.append(Patch(facecolor=IDLE, label="idle"))
+    if live:
+        handles.append(Patch(facecolor=LIVE, label="live activations"))
+    several = any(chunks_of(timeline) > 1 for timeline in timelines)
+    handles.append(Patch(alpha=0, label="F3.1: micro-batch 3, chunk 1" if several else
+                         "F3: micro-batch 3"))
+    width, height = figure.get_size_inches()
+    figure.legend(handles=handles, loc="upper left", ncols=len(handles), fontsize=9, frameon=False,
+                  bbox_to_anchor=(LEFT / width, 1 - 0.1 / height), borderaxespad=0,
+                  borderpad=0, handlelength=1.6, columnspacing=1.4)

@@ -1,0 +1,133 @@
+"""Timelines as files that Perfetto (ui.perfetto.dev) and chrome://tracing open: the trace-event
+format, one process per rank."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pipeline_schedules.actions import BACKWARD, FORWARD, WEIGHT, Action, ScheduleError, parse
+from pipeline_schedules.simulation import Durations, Timeline, simulate
+
+FILE = "timeline.json"  # what --timeline FOLDER writes there
+SECTIONS = {FORWARD: "forward-compute", BACKWARD: "backward-compute", WEIGHT: "backward-compute"}
+Drawable = Timeline | Mapping[int, Sequence[Sequence]] | Sequence[object] | str | Path
+
+
+def timeline_of(thing: Drawable, durations: Durations | None = None, dp: int = 0, tp: int = 0
+                ) -> Timeline:
+    """A timeline of anything that has one: itself; a schedule (lists of actions, or the texts that
+    parse reads), simulated with `durations`; a recorded {stage: [(kind, micro_batch, chunk, start,
+    end)]}; or the folder or file of a run with --timeline, read as `read` does.
+
+    Raises ScheduleError for what is none of these.
+    """
+    if isinstance(thing, Timeline):
+        return thing
+    if isinstance(thing, str | Path):
+        return read(thing, dp, tp)
+    if isinstance(thing, Mapping):
+        return Timeline.of(thing)
+    return simulate(parse(thing), durations)
+
+
+def measured(timeline: Timeline) -> Durations:
+    """The mean time of a stage's actions in a recorded run, for simulate().
+
+    Raises ScheduleError where a stage lacks forwards or backwards.
+    """
+    chunks = 1 + max(span.chunk for spans in timeline.spans.values() for span in spans)
+    split = any(span.kind == WEIGHT for spans in timeline.spans.values() for span in spans)
+    found: dict[str, list[float]] = {FORWARD: [], BACKWARD: [], WEIGHT: []}
+    for stage, spans in timeline.spans.items():
+        for kind, means in found.items():
+            lengths = [span.end - span.start for span in spans if span.kind == kind]
+            if not lengths and (kind != WEIGHT or split):
+                raise ScheduleError(f"recorded: stage {stage} has no {kind}, so its time is not "
+                                    "known")
+            means.append(chunks * sum(lengths) / len(lengths) if lengths else 0)
+    return Durations(found[FORWARD], found[BACKWARD], found[WEIGHT])
+
+
+def replayed(timeline: Timeline) -> Timeline:
+    """The order of a recorded run, simulated with each stage's mean times and links that cost
+    nothing: what is longer in the run is messages, and actions of unequal length."""
+    order = [[Action(*span[:3]) for span in spans] for spans in timeline.spans.values()]
+    return simulate(order, measured(timeline))
+
+
+def perfetto(ranks: list[dict], label: str = "") -> dict:
+    """The trace: a process per rank, times in microseconds from the first start.
+
+    ranks: {"rank", "pp", "dp", "tp", "sections": [(name, start, end in seconds, an action as a
+    tuple or None)]}; label: of a modelled device.
+    """
+    begin = min(start for rank in ranks for _, start, _, _ in rank["sections"])
+    events = []
+    for rank in ranks:
+        place = {axis: rank[axis] for axis in ("pp", "dp", "tp")}
+        title = f"rank {rank['rank']}: stage {rank['pp']}, dp {rank['dp']}, tp {rank['tp']}"
+        title += f" ({label})" if label else ""
+        pid = rank["rank"]
+        events += [{"ph": "M", "name": "process_name", "pid": pid, "tid": 0,
+                    "args": {"name": title}},
+                   {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0,
+                    "args": {"sort_index": pid}}]
+        for name, start, end, action in rank["sections"]:
+            event = {"ph": "X", "pid": pid, "tid": 0, "cat": name, "name": name,
+                     "ts": 1e6 * (start - begin), "dur": 1e6 * (end - start), "args": place}
+            if action is not None:
+                event["name"] = str(Action(*action))
+                event["args"] = {**place, "action": list(action)}
+            events.append(event)
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def export(thing: Drawable, path: str | Path, milliseconds: float = 1) -> None:
+    """Write what timeline_of reads as a trace, which `read` reads again.
+
+    milliseconds: how long the timeline's unit of time is. Raises as timeline_of does, and
+    ScheduleError where the file cannot be written.
+    """
+    timeline = timeline_of(thing)
+    seconds = milliseconds / 1e3
+    ranks = [{"rank": rank, "pp": stage, "dp": 0, "tp": 0, "sections": [
+        (SECTIONS[span.kind], float(span.start) * seconds, float(span.end) * seconds, span[:3])
+        for span in spans]} for rank, (stage, spans) in enumerate(timeline.spans.items())]
+    try:
+        write(Path(path), perfetto(ranks, "simulated" if isinstance(thing, list | tuple) else ""))
+    except OSError as error:
+        raise ScheduleError(f"{path}: {error.strerror}") from error
+
+
+def write(path: Path, trace: dict) -> None:
+    """Whole or not at all."""
+    unfinished = path.with_name(f".{path.name}")
+    unfinished.write_text(json.dumps(trace, separators=(",", ":")))
+    os.replace(unfinished, path)
+
+
+def read(path: str | Path, dp: int = 0, tp: int = 0) -> Timeline:
+    """The pipeline of data-parallel replica `dp` and tensor-parallel rank `tp`, in milliseconds,
+    from a trace or from the folder with it. Raises ScheduleError when the file is no recorded
+    timeline or has no such ranks."""
+    path = Path(path)
+    path = path / FILE if path.is_dir() else path
+    try:
+        events = json.loads(path.read_text())["traceEvents"]
+        recorded: dict[int, list] = {}
+        for event in events:
+            args = event.get("args", {})
+            if "action" in args and (args["dp"], args["tp"]) == (dp, tp):
+                start, length = event["ts"] / 1e3, event["dur"] / 1e3
+                recorded.setdefault(args["pp"], []).append(
+                    (*args["action"], start, start + length))
+        return Timeline.of(recorded)
+    except OSError as error:
+        raise ScheduleError(f"{path}: {error.strerror}; --timeline FOLDER writes FOLDER/{FILE}"
+                        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError, ScheduleError) as error:
+        raise ScheduleError(f"{path} holds no timeline of dp {dp}, tp {tp} that --timeline wrote "
+                        f"({error})") from error

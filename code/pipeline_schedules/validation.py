@@ -1,0 +1,224 @@
+"""What is wrong with a schedule, in sentences.
+
+Stages and positions in a stage's list count from 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+
+from pipeline_schedules.actions import (
+    BACKWARD,
+    FORWARD,
+    NAMES,
+    WEIGHT,
+    Action,
+    Place,
+    ScheduleError,
+    live_activations,
+    needs,
+    splits_backward,
+)
+
+Lists = Sequence[Sequence[Action]]
+SHOWN = 5  # sentences that an error shows; more would bury the first
+
+
+def check(schedule: Lists, *, stages: int | None = None, micro_batches: int | None = None,
+          chunks: int | None = None, max_live: int | Sequence[int] | None = None,
+          source: str = "schedule") -> None:
+    """Raise ScheduleError with the first few of problems(); `source` says whose they are."""
+    complain(problems(schedule, stages=stages, micro_batches=micro_batches, chunks=chunks,
+                      max_live=max_live), source)
+
+
+def complain(found: list[str], source: str) -> None:
+    if not found:
+        return
+    text = "\n  ".join(found[:SHOWN])
+    if len(found) > SHOWN:
+        text += f"\n  and {len(found) - SHOWN} more"
+    raise ScheduleError(f"{source}: {text}")
+
+
+def problems(schedule: Lists, *, stages: int | None = None, micro_batches: int | None = None,
+             chunks: int | None = None, max_live: int | Sequence[int] | None = None
+             ) -> list[str]:
+    """Everything that is wrong with a schedule, one sentence each; [] for a sound one.
+
+    stages, micro_batches, chunks (per stage): what it is meant for; without them, what it says
+    itself. max_live: the most (micro-batch, chunk) pairs whose activations a stage has room for,
+    one number or one per stage.
+    Order and deadlock are looked at only where no action is missing, since a missing one would
+    show up there a second time.
+    """
+    found = _shape(schedule, stages)
+    if found:
+        return found
+    every = [action for actions in schedule for action in actions]
+    if micro_batches is None:
+        micro_batches = 1 + max(action.micro_batch for action in every)
+    if chunks is None:
+        chunks = 1 + max(action.chunk for action in every)
+    found = _numbers(schedule, micro_batches, chunks)
+    if not found:
+        found = _completeness(schedule, micro_batches, chunks)
+    if not found:
+        found = _order_on_a_stage(schedule, chunks) or _deadlock(schedule, chunks)
+        if max_live is not None:
+            found = found + _memory(schedule, max_live)
+    return found
+
+
+def _shape(schedule: Lists, stages: int | None) -> list[str]:
+    if not schedule:
+        return ["it has no stages: write one list of actions per stage"]
+    if stages is not None and len(schedule) != stages:
+        return [f"it has lists for {_count(len(schedule), 'stage')}, but the pipeline has "
+                f"{stages}"]
+    return [f"stage {stage} does nothing: its list is empty"
+            for stage, actions in enumerate(schedule) if not actions]
+
+
+def _numbers(schedule: Lists, micro_batches: int, chunks: int) -> list[str]:
+    found = []
+    for stage, actions in enumerate(schedule):
+        for position, action in enumerate(actions):
+            where = f"stage {stage}, position {position}: {action}"
+            if action.kind not in NAMES:
+                found.append(f"{where} is of kind {action.kind!r}; there are F, B and W")
+            for number, limit, noun in ((action.micro_batch, micro_batches, "micro-batch"),
+                                        (action.chunk, chunks, "chunk")):
+                if not 0 <= number < limit:
+                    found.append(f"{where} asks for {noun} {number}, but this is a schedule of "
+                                 f"{_count(limit, noun)}, counted from 0")
+    return found
+
+
+MISSING = {
+    FORWARD: "stage {stage} never runs {action}: micro-batch {k} does not get past it",
+    BACKWARD: "stage {stage} never runs {action}: every forward needs its backward, or the gradient"
+              " of micro-batch {k} is lost",
+    WEIGHT: "stage {stage} never runs {action}: where a schedule has W, every B needs one, or these"
+            " weights learn nothing from micro-batch {k}",
+}
+
+
+def _count(number: int, noun: str) -> str:
+    many = noun + ("es" if noun.endswith("h") else "s")
+    return f"{number} {noun if number == 1 else many}"
+
+
+def _completeness(schedule: Lists, micro_batches: int, chunks: int) -> list[str]:
+    kinds = [FORWARD, BACKWARD] + [WEIGHT] * splits_backward(schedule)
+    every = [action for actions in schedule for action in actions]
+    used = sorted({action.micro_batch for action in every})
+    found = (_unused(set(used), micro_batches, "micro-batch")
+             or _unused({action.chunk for action in every}, chunks, "chunk"))
+    if found:  # most likely one wrong number: every stage's list of what is missing would bury it
+        return found
+    for stage, actions in enumerate(schedule):
+        times = Counter(actions)
+        found += [f"stage {stage} runs {action} {number} times; once is enough"
+                  for action, number in times.items() if number > 1]
+        for kind in kinds:
+            wanted = [Action(kind, k, chunk) for k in used
+                      for chunk in range(chunks)]
+            found += [MISSING[kind].format(stage=stage, action=action, k=action.micro_batch)
+                      for action in wanted if action not in times]
+    return found
+
+
+def _unused(used: set[int], limit: int, noun: str) -> list[str]:
+    missing = list(islice((number for number in range(limit) if number not in used), 4))
+    if not missing:
+        return []
+    shown = ", ".join(map(str, missing[:3])) + (", ..." if len(missing) > 3 else "")
+    return [f"no stage runs {noun} {shown} of {_count(limit, noun)}, counted from 0"]
+
+
+def _order_on_a_stage(schedule: Lists, chunks: int) -> list[str]:
+    """Actions that come before something on the same stage that they need."""
+    found = []
+    for stage, actions in enumerate(schedule):
+        place = {action: position for position, action in enumerate(actions)}
+        for position, action in enumerate(actions):
+            for other, needed in needs(stage, action, len(schedule), chunks):
+                if other == stage and place[needed] > position:
+                    found.append(f"stage {stage} runs {action} (position {position}) before "
+                                 f"{needed} (position {place[needed]}), which it needs: "
+                                 f"{_why(action, needed)}")
+    return found
+
+
+def _why(action: Action, needed: Action) -> str:
+    if action.kind == WEIGHT:
+        return "a weight gradient uses the gradient that the backward computes"
+    if action.kind == BACKWARD and needed.kind == FORWARD:
+        return "a backward starts from what its forward kept"
+    if action.kind == FORWARD:
+        return "a chunk's input is the output of the chunk before it"
+    return "a chunk's gradient comes from the chunk behind it"
+
+
+def _deadlock(schedule: Lists, chunks: int) -> list[str]:
+    """Run it without a clock, as far as it goes; then say who waits for whom."""
+    stages = len(schedule)
+    heads, done, moved = [0] * stages, set(), True
+    while moved:
+        moved = False
+        for stage, actions in enumerate(schedule):
+            while heads[stage] < len(actions):
+                action = actions[heads[stage]]
+                if not done.issuperset(needs(stage, action, stages, chunks)):
+                    break
+                done.add((stage, action))
+                heads[stage] += 1
+                moved = True
+    stuck = {}
+    for stage, actions in enumerate(schedule):
+        if heads[stage] < len(actions):
+            action = actions[heads[stage]]
+            waits_for = next(place for place in needs(stage, action, stages, chunks)
+                             if place not in done)
+            stuck[stage] = (action, heads[stage], waits_for)
+    return [_cycle(stuck)] if stuck else []
+
+
+def _cycle(stuck: dict[int, tuple[Action, int, Place]]) -> str:
+    """stuck: {stage: (the action it is at, its position, what that waits for)}."""
+    cycle = find_cycle({stage: waits_for[0] for stage, (_, _, waits_for) in stuck.items()})
+    said = []
+    for stage in cycle:
+        action, position, (other, needed) = stuck[stage]
+        said.append(f"stage {stage} is at {action} (position {position}) and waits for {needed} "
+                    f"of stage {other}")
+    return "deadlock: " + "; ".join(said) + ". Each waits for the next, the last for the first"
+
+
+def find_cycle(waits_for: dict[int, int]) -> list[int]:
+    """The stages that wait for each other in a ring, where every stage waits for one that waits."""
+    path, stage = [], min(waits_for)
+    while stage not in path:
+        path.append(stage)
+        stage = waits_for[stage]
+    ring = path[path.index(stage):]
+    first = ring.index(min(ring))
+    return ring[first:] + ring[:first]
+
+
+def _memory(schedule: Lists, max_live: int | Sequence[int]) -> list[str]:
+    split = splits_backward(schedule)
+    rooms = [max_live] * len(schedule) if isinstance(max_live, int) else max_live
+    found = []
+    for stage, (actions, room) in enumerate(zip(schedule, rooms, strict=True)):
+        alive = live_activations(actions, split)
+        peak = max(alive)
+        if peak > room:
+            over = next(i for i, number in enumerate(alive) if number > room)
+            found.append(f"stage {stage} keeps up to {peak} activations at once, and has room for "
+                         f"{room}: {actions[over]} (position {over}) is the first too many. "
+                         f"Run {'a W' if split else 'a backward'} before it")
+    return found

@@ -1,0 +1,97 @@
+"""Slurm without being root: the distribution's packages, unpacked into a folder of the checkout.
+
+Debian and Ubuntu only. apt works on lists and a cache of its own, so that neither the system's
+lists (empty in many containers) nor its lock matter.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from labcore.errors import LabError
+
+# The packages' programs have names of their own, to which the distribution's alternatives lead.
+SUFFIX = "-wlm"
+
+
+def unpack(prefix: Path, packages: tuple[str, ...], say: Callable[[str], None]) -> None:
+    """Fill `prefix` as a whole or not at all."""
+    for tool in ("apt-get", "dpkg"):
+        if shutil.which(tool) is None:
+            raise LabError(f"unpacking Slurm needs {tool}, which this system does not have")
+    try:
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(prefix.parent / f"{prefix.name}.lock", "w")  # noqa: SIM115
+    except OSError as error:
+        raise LabError(f"Slurm cannot be unpacked into {prefix} ({error.strerror}): set "
+                       "LAB_SLURM_PREFIX to a folder of your own") from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (prefix / "complete").exists():
+            return
+        for stale in prefix.parent.glob(f"{prefix.name}.new-*"):
+            shutil.rmtree(stale, ignore_errors=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f"{prefix.name}.new-", dir=prefix.parent))
+        try:
+            _fill(fresh, packages, say)
+            (fresh / "complete").touch()
+            fresh.chmod(0o755)
+            shutil.rmtree(prefix, ignore_errors=True)
+            fresh.rename(prefix)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+            Path(lock.name).unlink(missing_ok=True)
+
+
+def _fill(folder: Path, packages: tuple[str, ...], say: Callable[[str], None]) -> None:
+    cache = folder / "apt"
+    for name in ("lists/partial", "archives/partial"):
+        (cache / name).mkdir(parents=True)
+    say("Slurm is not installed, and installing needs an administrator: unpacking a private copy")
+    say("  reading the distribution's package lists")
+    _apt(cache, "update")
+    names = _missing(cache, packages)
+    say(f"  fetching {len(names)} packages")
+    _apt(cache, "download", *names, cwd=cache / "archives")
+    for archive in sorted((cache / "archives").glob("*.deb")):
+        _run(["dpkg", "-x", str(archive), str(folder)])
+    shutil.rmtree(cache)
+    for suffixed in (*folder.glob(f"usr/sbin/*{SUFFIX}"), *folder.glob(f"usr/bin/*{SUFFIX}")):
+        plain = suffixed.with_name(suffixed.name.removesuffix(SUFFIX))
+        if not plain.exists():
+            plain.symlink_to(suffixed.name)
+
+
+def _options(cache: Path) -> list[str]:
+    return ["-o", f"Dir::State::lists={cache}/lists", "-o", f"Dir::Cache={cache}",
+            "-o", f"Dir::Cache::archives={cache}/archives", "-o", "Debug::NoLocking=1",
+            "-o", "APT::Sandbox::User="]
+
+
+def _apt(cache: Path, *words: str, cwd: Path | None = None) -> str:
+    return _run(["apt-get", "-q", *_options(cache), *words], cwd)
+
+
+def _missing(cache: Path, packages: tuple[str, ...]) -> list[str]:
+    """What apt would install now. On a system that has Slurm hidden from us: all by name."""
+    plan = _apt(cache, "install", "--simulate", "--no-install-recommends", *packages)
+    names = [line.split()[1] for line in plan.splitlines() if line.startswith("Inst ")]
+    if os.environ.get("LAB_SLURM_UNPACKED"):
+        names = sorted({*names, *packages[:5], "slurm-wlm-basic-plugins", "libmunge2"})
+    return names
+
+
+def _run(command: list[str], cwd: Path | None = None) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True,
+                          env=os.environ | {"LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"})
+    if done.returncode:
+        tail = " / ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
+        raise LabError(f"{command[0]} failed while unpacking Slurm: {tail}; an administrator can "
+                       "install it instead, or use the container (docker/)")
+    return done.stdout

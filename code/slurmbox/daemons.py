@@ -1,0 +1,92 @@
+"""The programs a cluster consists of, in the order in which they start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slurmbox import accounting
+from slurmbox.config import RUN_VARIABLE
+from slurmbox.install import SYSTEM_FOLDERS, Slurm
+from slurmbox.layout import Layout
+from slurmbox.place import Place
+from slurmbox.profile import Profile
+
+
+@dataclass
+class Daemon:
+    """One program to keep running."""
+
+    name: str
+    command: list[str]
+    node: str | None = None  # the node it runs on; None is the login node
+    environment: dict[str, str] = field(default_factory=dict)
+    is_up: Callable[[], bool] | None = None  # what the next one in order waits for
+    prepare: Callable[[], None] | None = None  # once it is up, before the next one
+    pid: int | None = None
+    stopped: bool = False  # on purpose, for a lesson
+    failures: int = 0
+    started_at: float = 0.0
+    retry_at: float = 0.0
+
+
+def base_environment(layout: Layout, place: Place, slurm: Slurm) -> dict[str, str]:
+    """Small on purpose: nothing of the shell that typed `up` gets into the daemons."""
+    values = {
+        "PATH": ":".join(SYSTEM_FOLDERS), "HOME": os.environ.get("HOME", "/"),
+        "SLURM_CONF": str(layout.short / "etc" / "slurm.conf"), RUN_VARIABLE: str(layout.run),
+    }
+    if slurm.library_folders:
+        values["LD_LIBRARY_PATH"] = ":".join(slurm.library_folders)
+    if place.loopback and slurm.nss_wrapper:
+        values["LD_PRELOAD"] = slurm.nss_wrapper
+        values["NSS_WRAPPER_HOSTS"] = f"{layout.short}/etc/hosts"
+    return values
+
+
+def listening(port: int) -> bool:
+    """Whether a TCP port of this network listens. Connecting would be logged as an error."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            rows = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for row in rows:
+            words = row.split()
+            if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
+                return True
+    return False
+
+
+def all_daemons(layout: Layout, profile: Profile, place: Place, slurm: Slurm) -> list[Daemon]:
+    daemons = [munged(layout, slurm)]
+    if profile.accounting:
+        daemons += accounting.daemons(layout, place, slurm)
+    return [*daemons, slurmctld(layout, place),
+            *(slurmd(layout, name) for name in profile.node_names)]
+
+
+def slurmctld(layout: Layout, place: Place) -> Daemon:
+    return Daemon("slurmctld", [f"{layout.short}/sbin/slurmctld", "-D", "-i"],
+                  is_up=lambda: listening(place.controller_port))
+
+
+def slurmd(layout: Layout, name: str) -> Daemon:
+    sbin = layout.short / "sbin"
+    command = [f"{sbin}/slurmd", "-D", "-N", name, "-d", f"{sbin}/stepd"]
+    return Daemon(f"slurmd.{name}", command, node=name)
+
+
+def munged(layout: Layout, slurm: Slurm, key: Path | None = None, host: str = "") -> Daemon:
+    """key: where it is not in the workspace. host: where several containers write logs there."""
+    name = f"munged.{host}" if host else "munged"
+    key = key or layout.short / "etc" / "munge.key"
+    seed = layout.run / "munge.seed" if host else f"{layout.short}/etc/munge.seed"
+    # --force: inside a user namespace the owners of / and /tmp look foreign.
+    command = [slurm.program("munged"), "--foreground", "--force",
+               f"--key-file={key}", f"--socket={layout.munge_socket}",
+               f"--pid-file={layout.run}/munged.pid", f"--log-file={layout.short}/log/{name}.log",
+               f"--seed-file={seed}", "--num-threads=2"]
+    return Daemon(name, command, is_up=layout.munge_socket.exists)

@@ -1,0 +1,300 @@
+"""The supervisor: PID 1 of the cluster's PID namespace (in loopback mode: a subreaper).
+
+    python -m slurmbox.init STATE-FOLDER REPORT-FD LOCK-FD
+
+It reads running.json, builds the namespaces, starts the daemons in order, reaps, restarts what
+dies, and obeys the control socket. When it ends, however it ends, the kernel ends all the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import sys
+import time
+from pathlib import Path
+
+from slurmbox import daemons as daemons_
+from slurmbox import namespaces, requests
+from slurmbox import syscalls as sys_
+from slurmbox.clients import LOGIN_MOUNTS
+from slurmbox.config import put
+from slurmbox.daemons import Daemon
+from slurmbox.install import Slurm, require_slurm
+from slurmbox.layout import Layout
+from slurmbox.place import Place
+from slurmbox.processes import kill_descendants, start_time
+from slurmbox.profile import Profile, from_json
+
+GIVE_UP_AFTER = 5  # failures in a row
+SETTLED = 10.0  # seconds after which a daemon counts as well
+
+
+class Supervisor:
+    def __init__(self, layout: Layout, profile: Profile, place: Place) -> None:
+        slurm = require_slurm()
+        self.layout, self.profile, self.place = layout, profile, place
+        self.spaces: dict[str, namespaces.NodeSpace] = {}
+        self.link = profile.link
+        self.ending = False
+        self.environment = daemons_.base_environment(layout, place, slurm)
+        self.daemons = self.make_daemons(slurm)
+        self.selector = selectors.DefaultSelector()
+
+    def make_daemons(self, slurm: Slurm) -> list[Daemon]:
+        return daemons_.all_daemons(self.layout, self.profile, self.place, slurm)
+
+    # --- building -------------------------------------------------------------------------
+
+    def build_namespaces(self) -> None:
+        layout = self.layout
+        namespaces.build_root(layout.run / "root", layout.home, layout.short / "etc" / "hosts",
+                              layout.run.name)
+        login = os.open("/proc/self/ns/mnt", os.O_RDONLY)
+        os.dup2(login, LOGIN_MOUNTS, inheritable=False)
+        os.close(login)
+        # A second mount namespace, so that the login node keeps the machine's /proc: who enters
+        # there is no member of our PID namespace.
+        sys_.unshare(sys_.CLONE_NEWNS)
+        namespaces.mount_proc()
+        namespaces.set_up_login()
+        self.spaces = namespaces.make_nodes(self.profile)
+        self.set_link(self.link)
+
+    def set_link(self, rate: str) -> None:
+        for space in self.spaces.values():
+            space.set_rate(rate)
+        self.link = rate
+
+    # --- daemons --------------------------------------------------------------------------
+
+    def start(self, daemon: Daemon) -> None:
+        daemon.started_at = time.monotonic()
+        try:
+            daemon.pid = os.fork()
+        except OSError as error:  # too many processes: a reason to wait, not to end everything
+            self.complain(f"{daemon.name} cannot be started: {error.strerror}")
+            daemon.failures += 1
+            daemon.retry_at = time.monotonic() + 2.0
+            return
+        if daemon.pid:
+            return
+        try:
+            self._become(daemon)
+        except BaseException as error:
+            print(f"{daemon.name}: {error}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(127)
+
+    def _become(self, daemon: Daemon) -> None:
+        """In the child: the right node, a clean process, exec."""
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP,
+                       signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        os.setsid()
+        if self.place.loopback:  # without a PID namespace this is what ends it with us
+            sys_.prctl(sys_.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if daemon.node and self.spaces:
+            self.spaces[daemon.node].enter()
+        null = os.open("/dev/null", os.O_RDONLY)
+        out = os.open(self.layout.log(f"{daemon.name}.out"),
+                      os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(null, 0)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        os.chdir(self.layout.state)
+        os.execve(daemon.command[0], daemon.command, self.environment | daemon.environment)
+
+    def start_in_order(self, limit: float = 30.0) -> None:
+        for daemon in self.daemons:
+            if daemon.pid is None:
+                self.start(daemon)
+            deadline = time.monotonic() + limit
+            while daemon.is_up and not daemon.is_up():
+                self.reap(restart=False)
+                if daemon.pid is None:
+                    raise OSError(f"{daemon.name} ended at once: {self.last_words(daemon)}")
+                if time.monotonic() > deadline:
+                    raise OSError(f"{daemon.name} does not answer: {self.last_words(daemon)}")
+                time.sleep(0.005)
+            if daemon.prepare:
+                daemon.prepare()
+
+    def last_words(self, daemon: Daemon) -> str:
+        """The end of what it said, for an error message."""
+        for log in (self.layout.log(f"{daemon.name}.out"),
+                    self.layout.log(daemon.name.removeprefix("slurmd."))):
+            with contextlib.suppress(OSError):
+                lines = log.read_text(errors="replace").strip().splitlines()
+                telling = [line for line in lines if "error" in line or "fatal" in line]
+                if telling or lines:
+                    return (telling or lines)[-1]
+        return "it left no message"
+
+    def reap(self, restart: bool = True) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self.note_child(pid, status)
+            for daemon in self.daemons:
+                if daemon.pid == pid:
+                    self.note_end(daemon, restart)
+
+    def note_child(self, pid: int, status: int) -> None:
+        """For those who start more than daemons."""
+
+    def note_end(self, daemon: Daemon, restart: bool) -> None:
+        now = time.monotonic()
+        daemon.pid = None
+        daemon.failures = 1 if now - daemon.started_at > SETTLED else daemon.failures + 1
+        daemon.retry_at = now + min(0.1 * 2 ** daemon.failures, 2.0)
+        if restart and not daemon.stopped:
+            self.complain(f"{daemon.name} ended: {self.last_words(daemon)}")
+        if daemon.name.startswith("munged"):  # left behind by kill -9, it stops the next one
+            self.layout.munge_socket.unlink(missing_ok=True)
+
+    def complain(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk must not end the cluster
+            print(text, flush=True)
+
+    def wanted(self) -> list[Daemon]:
+        """Ended ones to start again."""
+        return [daemon for daemon in self.daemons if daemon.pid is None and not daemon.stopped
+                and daemon.failures <= GIVE_UP_AFTER and not self.ending]
+
+    def heal(self) -> None:
+        """Everything back, what was stopped or cut for a lesson too."""
+        for daemon in self.daemons:
+            daemon.stopped, daemon.failures, daemon.retry_at = False, 0, 0.0
+        for space in self.spaces.values():
+            space.set_cut(False)
+        self.restart_ended()
+
+    def restart_ended(self) -> None:
+        for daemon in self.wanted():
+            if daemon.retry_at <= time.monotonic():
+                self.start(daemon)
+
+    def mark_ready(self) -> None:
+        """Tell the wrappers whether a command could get an answer, so that none hangs."""
+        controller = next(d for d in self.daemons if d.name == "slurmctld")
+        given_up = controller.pid is None and controller.failures > GIVE_UP_AFTER
+        if given_up or self.ending:
+            self.layout.ready.unlink(missing_ok=True)
+        elif not self.layout.ready.exists():
+            with contextlib.suppress(OSError):
+                self.layout.ready.touch()
+
+    # --- the loop -------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        listener = requests.listen(self.layout.control_socket)
+        self.selector.register(wake_read, selectors.EVENT_READ)
+        self.selector.register(listener, selectors.EVENT_READ)
+        while not self.ending:
+            self.mark_ready()
+            waiting = [d.retry_at for d in self.wanted()]
+            timeout = max(0.0, min(waiting) - time.monotonic()) if waiting else None
+            for key, _ in self.selector.select(timeout):
+                if key.fileobj is listener:
+                    requests.answer_one(listener, self)
+                else:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(wake_read, 4096)
+            self.reap()
+            self.restart_ended()
+
+    def end(self) -> None:
+        """Stop in an order that saves state; whatever is left dies with us."""
+        self.ending = True
+        self.mark_ready()
+        for name, patience in (("slurmctld", 2.0), ("slurmdbd", 2.0), ("mariadbd", 5.0)):
+            for daemon in self.daemons:
+                if daemon.name == name and daemon.pid:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(daemon.pid, signal.SIGTERM)
+                    self._wait_for(daemon, patience)
+        if self.place.loopback:
+            kill_descendants(os.getpid())
+
+    def _wait_for(self, daemon: Daemon, patience: float) -> None:
+        deadline = time.monotonic() + patience
+        while daemon.pid and time.monotonic() < deadline:
+            self.reap(restart=False)
+            time.sleep(0.005)
+
+
+def describe(error: Exception) -> str:
+    """Without the error number, which tells the user nothing."""
+    words = error.strerror if isinstance(error, OSError) and error.errno else str(error)
+    return words or type(error).__name__
+
+
+def report(descriptor: int, **facts: object) -> None:
+    with contextlib.suppress(OSError):  # nobody listens any more: `up` was interrupted
+        os.write(descriptor, (json.dumps(facts) + "\n").encode())
+
+
+def detach(layout: Layout, loopback: bool) -> None:
+    """Become the supervisor process proper, and note its PID where `down` finds it."""
+    if loopback:
+        sys_.prctl(sys_.PR_SET_CHILD_SUBREAPER, 1)
+        put(layout.init_pid, f"{os.getpid()} {start_time(os.getpid())}\n")
+        return
+    namespaces.enter_new(user=os.getuid() != 0)
+    read, write = os.pipe()
+    child = os.fork()
+    if child:  # only this side sees the PID by which the machine knows the child
+        os.close(read)
+        put(layout.init_pid, f"{child} {start_time(child)}\n")
+        os.write(write, b"+")
+        os._exit(0)
+    os.close(write)
+    if not os.read(read, 1):  # the parent was killed before it could write the PID down
+        os._exit(1)
+    os.close(read)
+
+
+def main() -> None:
+    state, descriptor, lock = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    os.set_inheritable(descriptor, False)
+    layout = Layout(state.parent)
+    record = json.loads(layout.record.read_text())
+    profile = from_json(record["profile"])
+    place = Place(**record["place"] | {"node_ports": tuple(record["place"]["node_ports"])})
+    os.umask(0o022)
+    stage = "namespaces"
+    try:
+        detach(layout, place.loopback)
+        os.close(lock)  # from here on `down` finds us by our PID, even if `up` was killed
+        supervisor = Supervisor(layout, profile, place)
+        if not place.loopback:
+            supervisor.build_namespaces()
+        stage = "daemons"
+        supervisor.start_in_order()
+    except Exception as error:
+        report(descriptor, stage=stage, error=describe(error))
+        if place.loopback:
+            kill_descendants(os.getpid())
+        raise
+    signal.signal(signal.SIGTERM, lambda *_: supervisor.end() or os._exit(0))
+    supervisor.mark_ready()
+    report(descriptor, stage="ready")
+    os.close(descriptor)
+    supervisor.serve()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""Find Slurm on this machine, or install it where that is allowed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from labcore.errors import LabError
+from labcore.workspace import CHECKOUT
+
+PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "libnss-wrapper", "iproute2",
+            "util-linux")
+ACCOUNTING_PACKAGES = ("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server")
+NEEDED = ("slurmctld", "slurmd", "slurmstepd", "munged", "sinfo", "squeue", "sbatch", "srun",
+          "salloc", "scancel", "scontrol")
+CLIENTS = ("sinfo", "squeue", "sbatch", "srun", "salloc", "scancel", "scontrol", "sacct",
+           "sacctmgr", "sattach", "sbcast", "scrontab", "sdiag", "sprio", "sreport", "sshare",
+           "sstat", "strigger")
+SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+BUNDLE = CHECKOUT / ".slurm"
+UNITS = ("munge", "slurmd", "slurmctld", "slurmdbd", "mariadb")
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """Where the programs are. `prefix` is set where they were unpacked, not installed."""
+
+    folders: tuple[str, ...]
+    prefix: Path | None = None
+
+    def find(self, program: str) -> str | None:
+        return shutil.which(program, path=":".join(self.folders))
+
+    def program(self, name: str) -> str:
+        path = self.find(name)
+        if path is None:
+            raise LabError(f"{name} is not installed: {install_command()}")
+        return path
+
+    def missing(self) -> list[str]:
+        return [name for name in NEEDED if self.find(name) is None]
+
+    def _under_prefix(self, pattern: str) -> Path | None:
+        return next(iter(sorted(self.prefix.glob(pattern))), None) if self.prefix else None
+
+    @property
+    def plugin_folder(self) -> Path | None:
+        """None where Slurm's own default is right."""
+        return self._under_prefix("usr/lib/*/slurm-wlm")
+
+    @property
+    def library_folders(self) -> list[str]:
+        if self.prefix is None or self.plugin_folder is None:
+            return []
+        return [str(self.plugin_folder.parent), str(self.plugin_folder)]
+
+    @property
+    def nss_wrapper(self) -> str | None:
+        """The library that resolves node names without /etc/hosts."""
+        folders = self.library_folders + [str(path) for path in Path("/usr/lib").glob("*-linux-*")]
+        folders += ["/usr/lib64", "/usr/lib"]
+        found = (Path(folder) / "libnss_wrapper.so" for folder in folders)
+        return next((str(path) for path in found if path.exists()), None)
+
+    def version(self) -> tuple[int, int]:
+        """For the few lines that differ between versions; (0, 0) where it cannot be read."""
+        environment = os.environ | {"LD_LIBRARY_PATH": ":".join(self.library_folders)}
+        out = subprocess.run([self.program("sinfo"), "--version"], capture_output=True, text=True,
+                             env=environment).stdout
+        numbers = out.replace("-", " ").split()[-1:] or ["0.0"]
+        parts = [*numbers[0].split("."), "0"][:2]
+        return tuple(int(part) if part.isdigit() else 0 for part in parts)  # type: ignore
+
+
+def locate() -> Slurm | None:
+    """Slurm as it is now, or None. Nothing is installed."""
+    wrappers = {path for path in os.environ.get("PATH", "").split(":") if "/.cluster/" in path}
+    on_path = [path for path in os.environ.get("PATH", "").split(":") if path not in wrappers]
+    if not os.environ.get("LAB_SLURM_UNPACKED"):  # set by tests: act as if there were none
+        installed = Slurm(tuple(dict.fromkeys((*SYSTEM_FOLDERS, *on_path))))
+        if not installed.missing():
+            return installed
+    prefix = Path(os.environ.get("LAB_SLURM_PREFIX") or BUNDLE)
+    if prefix.is_dir():
+        folders = (f"{prefix}/usr/sbin", f"{prefix}/usr/bin", *SYSTEM_FOLDERS)
+        unpacked = Slurm(folders, prefix)
+        if not unpacked.missing():
+            return unpacked
+    return None
+
+
+def require_slurm() -> Slurm:
+    slurm = locate()
+    if slurm is None:
+        raise LabError(f"Slurm is not installed on this machine. {how_to_install()}")
+    return slurm
+
+
+def install_command(packages: tuple[str, ...] = PACKAGES) -> str:
+    sudo = "" if os.getuid() == 0 else "sudo "
+    return f"{sudo}apt-get install -y --no-install-recommends {' '.join(packages)}"
+
+
+def how_to_install() -> str:
+    if sys.platform != "linux":
+        return (f"Slurm does not run on {sys.platform}: use the container (docker/), or a Linux "
+                "machine (on Windows: WSL 2)")
+    if shutil.which("apt-get"):
+        return f"Install it: {install_command()}; or use the container (docker/)"
+    for tool, command in (("dnf", "dnf install -y slurm slurm-slurmctld slurm-slurmd munge"),
+                          ("zypper", "zypper install -y slurm slurm-node slurm-munge munge"),
+                          ("pacman", "pacman -S slurm-llnl munge")):
+        if shutil.which(tool):
+            return f"Install it: sudo {command}; or use the container (docker/)"
+    return "Install Slurm and munge with this system's package tool, or use the container (docker/)"
+
+
+def ensure_slurm(say: Callable[[str], None] = print) -> Slurm:
+    """Slurm, installed first where it is missing; raises LabError that says what to do."""
+    slurm = locate()
+    if slurm:
+        return slurm
+    if sys.platform == "linux" and shutil.which("apt-get"):
+        if not os.environ.get("LAB_SLURM_UNPACKED") and _become_root() is not None:
+            _apt_install(PACKAGES, say)
+        else:
+            from slurmbox import bundle
+
+            bundle.unpack(Path(os.environ.get("LAB_SLURM_PREFIX") or BUNDLE), PACKAGES, say)
+    slurm = locate()
+    if slurm is None:
+        raise LabError(f"Slurm is not installed on this machine. {how_to_install()}")
+    return slurm
+
+
+def _become_root() -> list[str] | None:
+    """What to put before a command to run it as root; None where that needs a password."""
+    if os.getuid() == 0:
+        return []
+    if shutil.which("sudo") and subprocess.run(
+            ["sudo", "-n", "true"], capture_output=True).returncode == 0:
+        return ["sudo", "-n"]
+    return None
+
+
+def install_packages(packages: tuple[str, ...], say: Callable[[str], None] = print) -> bool:
+    """Debian packages, where installing them is allowed. False: it is not. Raises LabError."""
+    if not shutil.which("apt-get") or _become_root() is None:
+        return False
+    _apt_install(packages, say)
+    return True
+
+
+def install_accounting(say: Callable[[str], None] = print) -> bool:
+    """The packages of `up --accounting`, where installing them is allowed. False: it is not."""
+    return install_packages(ACCOUNTING_PACKAGES, say)
+
+
+def _apt_install(packages: tuple[str, ...], say: Callable[[str], None]) -> None:
+    root = _become_root() or []
+    say("running " + install_command(packages))
+    environment = ["env", "DEBIAN_FRONTEND=noninteractive"]
+    before = {unit for unit in UNITS if _unit_exists(unit)}
+    steps = ([*root, *environment, "apt-get", "update"],
+             [*root, *environment, "apt-get", "install", "-y", "--no-install-recommends",
+              *packages])
+    for step in steps:
+        done = subprocess.run(step, capture_output=True, text=True)
+        if done.returncode and step is steps[-1]:
+            tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-5:])
+            raise LabError(f"{' '.join(step)} failed:\n{tail}")
+    # The packages start services of their own, which this course does not use.
+    fresh = [unit for unit in UNITS if unit not in before]
+    if fresh and Path("/run/systemd/system").is_dir():
+        subprocess.run([*root, "systemctl", "disable", "--now", *fresh], capture_output=True)
+
+
+def _unit_exists(unit: str) -> bool:
+    return any(Path(folder, f"{unit}.service").exists()
+               for folder in ("/lib/systemd/system", "/etc/systemd/system"))

@@ -1,0 +1,102 @@
+"""What the supervisor can be asked over its Unix socket: one JSON object, one JSON answer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labcore.errors import LabError
+
+if TYPE_CHECKING:
+    from slurmbox.init import Supervisor
+
+LIMIT = 1 << 16
+
+
+def listen(path: Path) -> socket.socket:
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    listener.listen(8)
+    return listener
+
+
+def ask(path: Path, patience: float = 10.0, **request: object) -> dict:
+    """The client's side. OSError: nobody there; LabError: refused, with the reason."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(patience)
+        connection.connect(str(path))
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        answer = json.loads(_read_line(connection) or '{"error": "the supervisor said nothing"}')
+    if "error" in answer:
+        raise LabError(answer["error"])
+    return answer
+
+
+def _read_line(connection: socket.socket) -> bytes:
+    data = b""
+    while not data.endswith(b"\n") and len(data) < LIMIT:
+        piece = connection.recv(LIMIT)
+        if not piece:
+            break
+        data += piece
+    return data
+
+
+def answer_one(listener: socket.socket, supervisor: Supervisor) -> None:
+    """The supervisor's side; never raises: a bad request must not cost the cluster."""
+    with contextlib.suppress(OSError):
+        connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(2.0)
+            try:
+                answer = _obey(supervisor, json.loads(_read_line(connection)))
+            except Exception as error:
+                answer = {"error": f"{error}" or type(error).__name__}
+            connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _obey(supervisor: Supervisor, request: dict) -> dict:
+    what = request["do"]
+    if what == "heal":
+        supervisor.heal()
+    elif what == "end":
+        supervisor.end()
+    elif what == "link":
+        supervisor.set_link(request["rate"])
+    elif what == "node":
+        _change_node(supervisor, request["name"], request["action"])
+    elif what != "report":
+        raise ValueError(f"unknown request {what!r}")
+    return _report(supervisor)
+
+
+def _change_node(supervisor: Supervisor, name: str, action: str) -> None:
+    daemon = next(d for d in supervisor.daemons if d.node == name)
+    if action in ("cut", "heal"):
+        supervisor.spaces[name].set_cut(action == "cut")
+    elif action == "kill":
+        daemon.stopped = True
+        if daemon.pid:
+            os.kill(daemon.pid, signal.SIGKILL)
+    elif action == "start":
+        daemon.stopped, daemon.failures = False, 0
+        if daemon.pid is None:
+            supervisor.start(daemon)
+    else:
+        raise ValueError(f"unknown action {action!r}")
+
+
+def _report(supervisor: Supervisor) -> dict:
+    return {
+        "daemons": {d.name: {"running": d.pid is not None, "stopped": d.stopped,
+                             "failures": d.failures} for d in supervisor.daemons},
+        "cut": [name for name, space in supervisor.spaces.items() if space.cut],
+        "link": supervisor.link,
+    }

@@ -1,0 +1,251 @@
+"""A site's own Slurm: what `site.toml` says that the jobs of the labs ask of it.
+
+One file instead of a change in every script: the commands that site_clients.py writes turn it into
+Slurm's input environment variables, which come after a command line and before #SBATCH lines.
+"""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from labcore.errors import LabError
+
+NAME, VARIABLE = "site.toml", "LAB_SITE"
+
+# Options of sbatch, srun and salloc, with the end of the variables that stand for them.
+OPTIONS = {"partition": "PARTITION", "account": "ACCOUNT", "qos": "QOS",
+           "reservation": "RESERVATION", "constraint": "CONSTRAINT", "clusters": "CLUSTERS",
+           "time": "TIMELIMIT", "gpus-per-node": "GPUS_PER_NODE", "gres": "GRES",
+           "mem": "MEM_PER_NODE", "mem-per-cpu": "MEM_PER_CPU"}
+TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|UNLIMITED", re.I)
+STARTS = ("apptainer", "singularity", "pyxis")
+DEVICES = ("cpu", "cuda")
+OURS = re.compile("LAB_HOME|PATH|(SLURM|SBATCH|SALLOC)_.*")  # variables with a way of their own
+
+TEMPLATE = """\
+# What the labs' jobs ask of this site's Slurm; docs/real-cluster.md explains each key. After a
+# change: lab cluster use site
+
+[slurm]                          # options of sbatch, srun and salloc, stronger than #SBATCH lines
+# partition = "gpu"
+# account = "course"
+# gpus-per-node = 2              # or "a100:2"
+# time = "00:20:00"
+
+[trainer]
+# device = "cuda"                # what scripts that say --device cpu use
+# virtual-gpu = "v100"           # what --device virtual is
+
+[container]                      # without it: the course's own environment, on a shared disk
+# start = "apptainer"            # or "pyxis", "singularity"
+# image = "/shared/course/labs.sif"
+# mounts = ["/scratch"]
+
+[environment]                    # further variables of every job
+# NCCL_SOCKET_IFNAME = "ib0"
+"""
+
+
+@dataclass(frozen=True)
+class Container:
+    """start: one of STARTS. mounts: SOURCE, SOURCE:TARGET or SOURCE:TARGET:FLAGS."""
+
+    start: str
+    image: str
+    mounts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Site:
+    """slurm: values by option, in the order of OPTIONS. environment: variables of every job."""
+
+    path: Path
+    slurm: dict[str, str] = field(default_factory=dict)
+    container: Container | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def variables(self, prefix: str) -> dict[str, str]:
+        """Slurm's input variables; prefix: "SBATCH", "SALLOC", or "SLURM" for srun."""
+        return {f"{prefix}_{OPTIONS[option]}": value for option, value in self.slurm.items()}
+
+    def __str__(self) -> str:
+        words = [f"--{option}={value}" for option, value in self.slurm.items()]
+        words += [f"{name}={value}" for name, value in self.environment.items()]
+        if self.container:
+            words.append(f"in {self.container.image} ({self.container.start})")
+        return ", ".join(words) or "nothing of its own"
+
+
+def path(home: Path) -> Path:
+    """$LAB_SITE, for a file that a class shares; else `site.toml` in the workspace."""
+    return Path(os.environ.get(VARIABLE) or home / NAME).absolute()
+
+
+def read(home: Path) -> Site:
+    """The profile; an empty one where the workspace has no file. Raises LabError, which names the
+    file, the key, its value and the nearest right one."""
+    file = path(home)
+    try:
+        text = file.read_text()
+    except FileNotFoundError:
+        if os.environ.get(VARIABLE):
+            raise LabError(f"{VARIABLE}={file}: there is no such file; nearest: "
+                           f"{home / NAME}, which is read where {VARIABLE} is not set") from None
+        return Site(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise LabError(f"{file}: {error}") from error
+    try:
+        return _Reader(file, tomllib.loads(text)).site()
+    except tomllib.TOMLDecodeError as error:
+        raise LabError(f'{file}: {error}; texts stand in quotes, as in partition = "gpu"'
+                       ) from error
+
+
+class _Reader:
+    """What a file says, section by section."""
+
+    def __init__(self, file: Path, found: dict[str, Any]) -> None:
+        self.file, self.found = file, found
+
+    def site(self) -> Site:
+        sections = {"slurm": OPTIONS, "trainer": ("device", "virtual-gpu"),
+                    "container": ("start", "image", "mounts"), "environment": None}
+        for name, section in self.found.items():
+            if name not in sections or not isinstance(section, dict):
+                raise LabError(f"{self.file}: [{name}]: there is no such section; nearest: "
+                               f"[{_nearest(name, sections)}]")
+            for key, value in section.items():
+                if sections[name] is not None and key not in sections[name]:
+                    self.refuse(name, key, value, "there is no such key here",
+                                _nearest(key, sections[name]))
+        return Site(self.file, self.slurm(), self.container(),
+                    self.trainer() | self.environment())
+
+    def refuse(self, section: str, key: str, value: object, why: str, nearest: str) -> NoReturn:
+        raise LabError(f"{self.file}: [{section}] {key} = {value!r}: {why}; nearest: {nearest}")
+
+    def text(self, section: str, key: str) -> str | None:
+        """A value as Slurm spells it; None where it is not given."""
+        value = self.found.get(section, {}).get(key)
+        if isinstance(value, datetime.time):  # TOML's own type of 00:20:00
+            return value.isoformat()
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        if value is not None and (not isinstance(value, str) or not value.strip()
+                                  or "\n" in value):
+            self.refuse(section, key, value, "not a text of one line", f"no {key} at all")
+        return value
+
+    def slurm(self) -> dict[str, str]:
+        values = {}
+        for option in OPTIONS:
+            value = self.text("slurm", option)
+            if value is not None:
+                check = CHECKS.get(option)
+                if check and (wrong := check(value)):
+                    self.refuse("slurm", option, value, *wrong)
+                values[option] = value
+        if "mem" in values and "mem-per-cpu" in values:
+            self.refuse("slurm", "mem-per-cpu", values["mem-per-cpu"],
+                        "Slurm takes this or mem, not both", "without it")
+        return values
+
+    def container(self) -> Container | None:
+        section = self.found.get("container", {})
+        if not section:
+            return None
+        start, image = self.text("container", "start"), self.text("container", "image")
+        if start not in STARTS:
+            self.refuse("container", "start", start, f"one of {', '.join(STARTS)}",
+                        _nearest(start or "", STARTS))
+        if image is None or (image.startswith("/") and not Path(image).exists()):
+            self.refuse("container", "image", image, "not an image that is there",
+                        "the path of a .sif or .sqsh file, or docker://REGISTRY/NAME:TAG")
+        mounts = section.get("mounts", [])
+        for mount in mounts if isinstance(mounts, list) else [None]:
+            if not isinstance(mount, str) or not mount.startswith("/") or "," in mount:
+                self.refuse("container", "mounts", mounts, "not a list of absolute paths",
+                            'mounts = ["/scratch"]')
+        return Container(start, image, tuple(mounts))
+
+    def trainer(self) -> dict[str, str]:
+        from virtualgpu import cards
+        from virtualgpu.errors import UnknownCard
+        from virtualgpu.slots import INSTEAD_OF_CPU
+
+        device, card = self.text("trainer", "device"), self.text("trainer", "virtual-gpu")
+        if device not in (None, *DEVICES):
+            self.refuse("trainer", "device", device, f"one of {', '.join(DEVICES)}",
+                        _nearest(device, DEVICES))
+        try:
+            name = card and cards.find(card).name
+        except UnknownCard as error:
+            raise LabError(f"{self.file}: [trainer] virtual-gpu = {card!r}: {error}") from error
+        values = {INSTEAD_OF_CPU: device if device != "cpu" else None, "VIRTUAL_GPU": name}
+        return {variable: value for variable, value in values.items() if value}
+
+    def environment(self) -> dict[str, str]:
+        values = {}
+        for name in self.found.get("environment", {}):
+            value = self.text("environment", name)
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+                self.refuse("environment", name, value, "not a variable's name",
+                            re.sub(r"\W", "_", name).upper())
+            if OURS.fullmatch(name):
+                self.refuse("environment", name, value, "set from elsewhere",
+                            "an option under [slurm]" if "_" in name and name != "LAB_HOME"
+                            else "set it before `lab start`")
+            values[name] = value
+        return values
+
+
+def _nearest(word: str, known: object) -> str:
+    """The likeliest of `known`, else all of them."""
+    same = {"gpus": "gpus-per-node", "timelimit": "time", "queue": "partition"}
+    near = difflib.get_close_matches(word, [*known, *same], n=1)
+    found = same.get(near[0], near[0]) if near else None
+    return found if found in known else ", ".join(known)
+
+
+def _time(value: str) -> tuple[str, str] | None:
+    if TIME.fullmatch(value):
+        return None
+    number = re.match(r"\d+", value)
+    return ("not Slurm's minutes, hours:minutes:seconds or days-hours",
+            f'"{int(number[0]):d}", which are minutes' if number else '"00:20:00"')
+
+
+def _gpus(value: str) -> tuple[str, str] | None:
+    if re.fullmatch(r"([A-Za-z][\w.-]*:)?[1-9]\d*", value):
+        return None
+    number = re.search(r"[1-9]\d*$", value)
+    return "not a number of GPUs, or TYPE:NUMBER", number[0] if number else '2 or "a100:2"'
+
+
+def _gres(value: str) -> tuple[str, str] | None:
+    """Slurm refuses `gres` of a kind of GPU beside a script's own --gpus-per-node."""
+    kinds = [one for one in value.split(",") if one.partition(":")[0] in ("gpu", "gres/gpu")]
+    if not kinds:
+        return None
+    number = kinds[0].partition(":")[2] or "1"
+    return ("GPUs are asked for by gpus-per-node, which also counts where a script says it",
+            f'gpus-per-node = "{number}"')
+
+
+def _memory(value: str) -> tuple[str, str] | None:
+    if re.fullmatch(r"\d+[KMGT]?", value, re.I):
+        return None
+    number = re.match(r"\d+", value)
+    return "not a number with K, M, G or T", f'"{number[0]}G"' if number else '"64G"'
+
+
+CHECKS: dict[str, Callable[[str], tuple[str, str] | None]] = {
+    "time": _time, "gpus-per-node": _gpus, "gres": _gres, "mem": _memory, "mem-per-cpu": _memory}

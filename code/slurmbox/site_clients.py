@@ -1,0 +1,128 @@
+"""The commands of a workspace that uses the site's Slurm: they add what `site.toml` says.
+
+sbatch, salloc and srun say it to Slurm in its own input variables. A container is started by
+options of srun (pyxis), or in place of `python` and `torchrun` inside jobs (Apptainer): so the
+scripts stay as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from labcore import workspace
+from labcore.errors import LabError
+from slurmbox import site
+from slurmbox.config import STATUS_VARIABLE, put
+from slurmbox.layout import Layout
+from slurmbox.site import Container, Site
+
+PREFIXES = {"sbatch": "SBATCH", "salloc": "SALLOC", "srun": "SLURM"}
+PROGRAMS = ("python", "python3", "torchrun")  # what Apptainer starts in the container
+# A site may say NONE; the jobs need PATH and LAB_HOME.
+EXPORT = {"sbatch": {"SBATCH_EXPORT": "ALL"}, "srun": {"SLURM_EXPORT_ENV": "ALL"}}
+# Of a job in which JupyterLab itself runs, these say nothing about that job.
+NOT_OF_A_JOB = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
+
+
+def use(layout: Layout, say: Callable[[str], object] = print) -> None:
+    """From now on the site's Slurm. Raises LabError without one, or for a bad profile."""
+    _real("sbatch")
+    file = site.path(layout.home)
+    if not file.exists() and file == layout.home / site.NAME:
+        file.write_text(site.TEMPLATE)
+        say(f"{file} is new: what jobs ask of this Slurm goes in there")
+    profile = refresh(layout)
+    layout.site.touch()
+    say(f"this workspace uses the site's own Slurm; {profile.path} asks for {profile}")
+
+
+def refresh(layout: Layout) -> Site:
+    """Write the commands anew. Raises LabError for a bad profile."""
+    profile = site.read(layout.home)
+    layout.site_bin.mkdir(parents=True, exist_ok=True)
+    for name in PREFIXES:
+        put(layout.site_bin / name, _client(layout, profile, name), 0o755)
+    for name in PROGRAMS:
+        if profile.container and profile.container.start != "pyxis":
+            put(layout.site_bin / name, _program(layout, profile.container, name), 0o755)
+        else:
+            (layout.site_bin / name).unlink(missing_ok=True)
+    return profile
+
+
+def leave_job(environment: dict[str, str] | os._Environ) -> str | None:
+    """Where JupyterLab runs in a job itself (Open OnDemand, a hub's spawner): forget that job, so
+    that new ones are not taken for its steps. Returns its number."""
+    job = environment.get("SLURM_JOB_ID")
+    for name in list(environment):
+        if name.startswith(("SLURM_", "SLURMD_")) and name not in NOT_OF_A_JOB:
+            del environment[name]
+    return job
+
+
+def _real(name: str) -> str:
+    """The site's own command. Raises LabError."""
+    folders = [one for one in os.environ.get("PATH", "").split(":") if "/.cluster/bin" not in one]
+    found = shutil.which(name, path=":".join(folders))
+    if found is None:
+        raise LabError(f"use site: no {name} on PATH; load the site's Slurm first "
+                       "(often: module load slurm)")
+    return found
+
+
+def _exports(values: dict[str, str]) -> list[str]:
+    return [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
+
+
+def _client(layout: Layout, profile: Site, name: str) -> str:
+    lines = ["#!/bin/sh", f"# {name}, as the profile says. Written by `lab cluster use site`.",
+             f"profile={shlex.quote(str(profile.path))}", 'if [ -z "$SLURM_JOB_ID" ]; then',
+             '    if [ "$profile" -nt "$0" ]; then',
+             f'        echo "{name}: error: $profile was changed: lab cluster use site" >&2',
+             "        exit 1", "    fi"]
+    asked = _exports(profile.variables(PREFIXES[name]))
+    if name == "srun":  # in an allocation it has what the job was given
+        lines += [f"    {line}" for line in asked]
+        ranks = shlex.quote(str(layout.ranks))
+        lines += ["else", f'    export {STATUS_VARIABLE}={ranks}"/$SLURM_JOB_ID"', "fi"]
+    else:
+        lines += ["fi", *asked]
+    lines += _exports(EXPORT.get(name, {}) | profile.environment)
+    pyxis = profile.container if profile.container and profile.container.start == "pyxis" else None
+    options = _pyxis(layout, pyxis) if name == "srun" and pyxis else ""
+    lines.append(f'exec {shlex.quote(_real(name))} {options}"$@"')
+    return "\n".join(lines) + "\n"
+
+
+def _mounts(layout: Layout, container: Container) -> list[str]:
+    """The workspace and the course's code, which the workspace links to, at their own places."""
+    own = [str(layout.home), str(workspace.CHECKOUT)]
+    for folder in own:
+        if "," in folder or ":" in folder:
+            raise LabError(f"{folder}: a container cannot mount a path with a comma or a colon: "
+                           "move it elsewhere")
+    return [*own, *container.mounts]
+
+
+def _pyxis(layout: Layout, container: Container) -> str:
+    mounts = [one if ":" in one else f"{one}:{one}" for one in _mounts(layout, container)]
+    words = [f"--container-image={container.image}", f"--container-mounts={','.join(mounts)}",
+             "--container-env=LAB_HOME"]  # else the image's own counts
+    return f'{shlex.join(words)} --container-workdir="$PWD" '
+
+
+def _program(layout: Layout, container: Container, name: str) -> str:
+    own = Path(sys.executable).with_name(name)
+    words = [container.start, "exec", "--nv", "--bind", ",".join(_mounts(layout, container)),
+             container.image, name]
+    return "\n".join([
+        "#!/bin/sh", f"# {name}: inside jobs the container's. Written by `lab cluster use site`.",
+        f'if [ -z "$SLURM_JOB_ID" ]; then exec {shlex.quote(str(own))} "$@"; fi',
+        # Stronger than what the image sets.
+        'export APPTAINERENV_LAB_HOME="$LAB_HOME" SINGULARITYENV_LAB_HOME="$LAB_HOME"',
+        f'exec {shlex.join(words)} "$@"']) + "\n"

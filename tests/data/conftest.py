@@ -13,7 +13,8 @@ from minimegatron.data.tokenizer import GPT2BPETokenizer, write_vocabulary
 CODE = Path(__file__).parents[2] / "code"
 
 # Real text that is there on every machine that runs these tests.
-TEXTS = [path.read_text(encoding="utf-8") for path in sorted(CODE.glob("minimegatron/data/*.py"))]
+TEXTS = [path.read_text(encoding="utf-8") for folder in ("minimegatron/data", "corpus_tools")
+         for path in sorted((CODE / folder).glob("*.py"))]
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from minimegatron.errors import UserError
 from pipeline_schedules import (
     Action,
     Durations,
@@ -51,15 +50,15 @@ def test_an_export_is_a_trace_that_is_read_back(tmp_path, schedule):
 def test_a_folder_stands_for_its_trace(tmp_path):
     export(gpipe(2, 2), tmp_path / "timeline.json")
     assert timeline_of(tmp_path) == timeline_of(str(tmp_path / "timeline.json"))
-    with pytest.raises(UserError, match="--timeline FOLDER writes"):
+    with pytest.raises(ScheduleError, match="--timeline FOLDER writes"):
         timeline_of(tmp_path / "none")
-    with pytest.raises(UserError, match="No such file"):
+    with pytest.raises(ScheduleError, match="No such file"):
         export(gpipe(2, 2), tmp_path / "none" / "x.json")
 
 
 @pytest.mark.parametrize("thing", ["F0", 7, [7], [], {0: []}, {0: [("F", 0)]}])
 def test_what_is_no_timeline_is_refused(thing):
-    with pytest.raises(UserError):
+    with pytest.raises(ScheduleError):
         timeline_of(thing)
 
 

@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from minimegatron import timeline
-from minimegatron.errors import UserError
-from pipeline_schedules import Action, gpipe
+from pipeline_schedules import Action, ScheduleError, gpipe
 from tests.ports import free_port
 
 RANKS = [{"rank": rank, "pp": rank // 2, "dp": rank % 2, "tp": 0, "sections": [
@@ -62,18 +61,18 @@ def test_a_replica_s_pipeline_is_read_back_in_milliseconds(recorded, replica, st
 def test_what_is_no_timeline_is_refused(tmp_path, text, said):
     path = tmp_path / "x.json"
     path.write_text(text)
-    with pytest.raises(UserError, match=r"x\.json") as refused:
+    with pytest.raises(ScheduleError, match=r"x\.json") as refused:
         timeline.read(path)
     assert said in str(refused.value)
 
 
 def test_a_replica_that_is_not_there_is_refused(recorded):
-    with pytest.raises(UserError, match="no timeline of dp 7"):
+    with pytest.raises(ScheduleError, match="no timeline of dp 7"):
         timeline.read(recorded, dp=7)
 
 
 def test_a_missing_file_says_which_flag_writes_it(tmp_path):
-    with pytest.raises(UserError, match="--timeline FOLDER writes"):
+    with pytest.raises(ScheduleError, match="--timeline FOLDER writes"):
         timeline.read(tmp_path / "x.json")
 
 

@@ -1,0 +1,62 @@
+"""Render HTML from Jinja2 templates, in which every value is escaped.
+
+A template lies beside the module that renders it, and its name is its path, beginning with the
+package: `render("grader/stats/page.html.j2", found=found)`. Pages extend `labcore/page.html.j2`,
+which has the frame, the Content-Security-Policy, and the style sheet; tables come from
+`labcore/macros.html.j2`. No Python code builds tags from strings, so whatever a student controls
+can only become text.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labcore.terminal import visible
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+
+def render(template: str, /, **values: object) -> Markup:
+    """Render a template.
+
+    Args:
+        template: its path, beginning with the package.
+        values: what the template names. A name that it uses and that is not among them raises
+            jinja2.UndefinedError.
+    """
+    from markupsafe import Markup
+
+    return Markup(environment().get_template(template).render(values))
+
+
+@functools.cache
+def environment() -> Environment:
+    """Return the environment of all templates. Jinja2 is imported here, since most commands print
+    no HTML."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    return Environment(
+        loader=FunctionLoader(_source), autoescape=True, undefined=StrictUndefined,
+        finalize=_printable, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+
+
+def _source(template: str) -> str | None:
+    package, _, path = template.partition("/")
+    found = find_spec(package)
+    if found is None or found.origin is None:
+        return None
+    file = Path(found.origin).parent / path
+    return file.read_text() if file.is_file() else None
+
+
+def _printable(value: object) -> object:
+    """Return a value without characters that HTML does not allow or that reorder text on screen:
+    control characters and bidi marks appear as Python escapes."""
+    if isinstance(value, str) and not hasattr(value, "__html__"):
+        return visible(value, keep="\n\t")
+    return value

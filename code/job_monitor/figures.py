@@ -1,16 +1,20 @@
-"""Figures of a report, as plain SVG in the page's own colours: they print, and are dark where the
-page is."""
+"""The figures of a report: where their lines, points and labels go. Templates draw them as SVG."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from job_monitor.markup import Markup, element
+from labcore.html import render
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 760, 250, 64, 40, 12, 16
 POINTS = 600  # of one line; of more, the lowest and the highest of each stretch
+MOST_DOTS = 40
 BAR, GAP = 16, 8
 Point = tuple[float, float]
 
@@ -72,18 +76,18 @@ def line(points: Sequence[Point], x: str, y: str, text: str, from_zero: bool = F
         down = TOP + (high - value) / (high - low) * (HEIGHT - TOP - BOTTOM)
         return across, max(float(TOP), down)
 
-    body = _axes((begin, end), (low, high), place, x, y)
-    body += [element("polyline", points=" ".join(f"{a:.1f},{b:.1f}" for a, b in
-                                                 (place(*one) for one in part)), class_="line")
-             for part in _parts(points) if len(part) > 1]
-    if len(good) <= 40:
-        body += [_dot(place(*one), f"{x} {label(one[0])}: {one[1]:.6g}") for one in good]
-    for one, value in good:
-        if value > high:
-            across, _ = place(one, value)
-            body.append(element("path", element("title", f"{x} {label(one)}: {value:.6g}"),
-                                d=f"M{across - 5:.1f},{TOP + 8} h10 l-5,-8 z", class_="beyond"))
-    return _svg(HEIGHT, text, body)
+    def told(one: Point) -> str:
+        return f"{x} {label(one[0])}: {one[1]:.6g}"
+
+    return render(
+        "job_monitor/line.svg.j2", text=text, x=x, y=y, width=WIDTH, height=HEIGHT, left=LEFT,
+        right=WIDTH - RIGHT, top=TOP, bottom=HEIGHT - BOTTOM,
+        rows=[(place(begin, value)[1], label(value)) for value in ticks(low, high)],
+        columns=[(place(value, low)[0], label(value)) for value in ticks(begin, end)
+                 if not value % 1],  # no half iterations
+        lines=[[place(*one) for one in part] for part in _parts(points) if len(part) > 1],
+        dots=[(*place(*one), told(one)) for one in good] if len(good) <= MOST_DOTS else [],
+        beyond=[(place(*one)[0], told(one)) for one in good if one[1] > high])
 
 
 def _parts(points: Sequence[Point]) -> list[list[Point]]:
@@ -99,50 +103,10 @@ def _parts(points: Sequence[Point]) -> list[list[Point]]:
     return [thin(part) for part in parts]
 
 
-def _dot(at: tuple[float, float], text: str) -> Markup:
-    return element("circle", element("title", text), cx=f"{at[0]:.1f}", cy=f"{at[1]:.1f}", r=2.5,
-                   class_="dot")
-
-
-def _axes(across: Point, up: Point, place, x: str, y: str) -> list[Markup]:
-    body = []
-    for value in ticks(*up):
-        _, down = place(across[0], value)
-        body += [element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=f"{down:.1f}", y2=f"{down:.1f}",
-                         class_="grid"),
-                 element("text", label(value), x=LEFT - 8, y=f"{down + 4:.1f}", class_="end")]
-    for value in ticks(*across):
-        if value % 1:  # half an iteration
-            continue
-        right, _ = place(value, up[0])
-        body.append(element("text", label(value), x=f"{right:.1f}", y=HEIGHT - BOTTOM + 17,
-                            class_="middle"))
-    middle = TOP + (HEIGHT - TOP - BOTTOM) / 2
-    body += [element("text", x, x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 5, class_="middle"),
-             element("text", y, class_="middle", transform=f"translate(13,{middle}) rotate(-90)")]
-    return body
-
-
 def bars(rows: Sequence[tuple[str, float, float | None]], unit: str, text: str) -> Markup:
     """Horizontal bars: (name, value, of how much there is, or None)."""
     longest = max((max(value, whole or 0.0) for _, value, whole in rows), default=0.0) or 1.0
     left, right = 150, 150
     scale = (WIDTH - left - right) / longest
-    body = []
-    for index, (name, value, whole) in enumerate(rows):
-        top = index * (BAR + GAP) + GAP / 2
-        body.append(element("text", name, x=left - 8, y=top + BAR - 4, class_="end"))
-        if whole:
-            body.append(element("rect", x=left, y=top, width=f"{whole * scale:.1f}", height=BAR,
-                                class_="whole"))
-        said = f"{value:.2f}" + (f" of {whole:.2f}" if whole else "") + f" {unit}"
-        body += [element("rect", x=left, y=top, width=f"{value * scale:.1f}", height=BAR,
-                         class_="bar"),
-                 element("text", said, x=f"{left + max(value, whole or 0) * scale + 8:.1f}",
-                         y=top + BAR - 4)]
-    return _svg(len(rows) * (BAR + GAP), text, body)
-
-
-def _svg(height: int, text: str, body: Sequence[Markup]) -> Markup:
-    return element("svg", element("title", text), *body, viewBox=f"0 0 {WIDTH} {height}",
-                   role="img", aria_label=text, xmlns="http://www.w3.org/2000/svg")
+    return render("job_monitor/bars.svg.j2", text=text, rows=rows, unit=unit, width=WIDTH,
+                  height=len(rows) * (BAR + GAP), left=left, scale=scale, bar=BAR, gap=GAP)

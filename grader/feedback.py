@@ -19,6 +19,7 @@ from grader.nbgrader_plugin.exporter import Sanitized
 from grader.records import last, place, state
 from labcore import own_labs
 from labcore.errors import LabError
+from labcore.html import render
 from labcore.workspace import CHECKOUT
 from labkit.build.visible import hidden_lines
 from labkit.check.checks import HIDDEN_FAILED
@@ -37,9 +38,6 @@ OUR_WORDS = ("Failed", "NotScored", "Skipped")
 FRAME = re.compile(r'(?:File "<cell [^"\n]*>"|Cell In\[(\d+)\]), line (\d+)')
 ESCAPE = re.compile("\x1b\\[[0-9;]*m")
 FIRST_IN_HEAD = "<head>"
-# A hint is a long line: all of it is to be seen.
-WRAPPED = ("<style>.output_error pre { white-space: pre-wrap !important; "
-           "word-break: normal !important; }</style>")
 LARGEST_CELL = 200_000  # characters of text outputs that a page shows of one cell
 LARGEST_PICTURE = 3_000_000  # characters of one output that is no plain text, as HTML or an image
 LARGEST_PAGE = 10_000_000  # characters of all of a notebook's outputs
@@ -54,8 +52,8 @@ class Page(Sanitized):
         text, resources = super().from_notebook_node(nb, resources, **more)
         if FIRST_IN_HEAD not in text:
             raise LabError(f"nbgrader's template for feedback has no {FIRST_IN_HEAD}")
-        policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        text = text.replace(FIRST_IN_HEAD, FIRST_IN_HEAD + policy + WRAPPED, 1)
+        head = render("grader/feedback/head.html.j2", policy=POLICY)  # begins with the same tag
+        text = text.replace(FIRST_IN_HEAD, head, 1)
         return shown(text, resources), resources
 
 

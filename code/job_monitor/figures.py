@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from labcore.html import render
+from labcore.html import fragment
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -58,8 +58,16 @@ def ceiling(values: Sequence[float]) -> float:
 
 
 def line(points: Sequence[Point], x: str, y: str, text: str, from_zero: bool = False) -> Markup:
-    """Points over whole x. text: what the figure shows, in words. Values that are no numbers leave
-    gaps. Raises ValueError without a point."""
+    """Draw points over whole x; a value that is not finite leaves a gap. Raises ValueError if no
+    point is finite.
+
+    Args:
+        points: x and y.
+        x: the label of the horizontal axis.
+        y: the label of the vertical axis.
+        text: what the figure shows, in words.
+        from_zero: the vertical axis begins at 0.
+    """
     good = [point for point in points if math.isfinite(point[1])]
     if not good:
         raise ValueError("no point to draw")
@@ -79,7 +87,7 @@ def line(points: Sequence[Point], x: str, y: str, text: str, from_zero: bool = F
     def told(one: Point) -> str:
         return f"{x} {label(one[0])}: {one[1]:.6g}"
 
-    return render(
+    return fragment(
         "job_monitor/line.svg.j2", text=text, x=x, y=y, width=WIDTH, height=HEIGHT, left=LEFT,
         right=WIDTH - RIGHT, top=TOP, bottom=HEIGHT - BOTTOM,
         rows=[(place(begin, value)[1], label(value)) for value in ticks(low, high)],
@@ -104,9 +112,15 @@ def _parts(points: Sequence[Point]) -> list[list[Point]]:
 
 
 def bars(rows: Sequence[tuple[str, float, float | None]], unit: str, text: str) -> Markup:
-    """Horizontal bars: (name, value, of how much there is, or None)."""
+    """Draw horizontal bars.
+
+    Args:
+        rows: names, values, and upper bounds where they are known.
+        unit: the unit of the values.
+        text: what the figure shows, in words.
+    """
     longest = max((max(value, whole or 0.0) for _, value, whole in rows), default=0.0) or 1.0
     left, right = 150, 150
     scale = (WIDTH - left - right) / longest
-    return render("job_monitor/bars.svg.j2", text=text, rows=rows, unit=unit, width=WIDTH,
-                  height=len(rows) * (BAR + GAP), left=left, scale=scale, bar=BAR, gap=GAP)
+    return fragment("job_monitor/bars.svg.j2", text=text, rows=rows, unit=unit, width=WIDTH,
+                    height=len(rows) * (BAR + GAP), left=left, scale=scale, bar=BAR, gap=GAP)

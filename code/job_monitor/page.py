@@ -40,7 +40,7 @@ class Plot(NamedTuple):
 
 
 def document(shown: Picture, script: str, accounting: Sequence[dict[str, str]],
-             timeline: bytes | None, written: str) -> Markup:
+             timeline: bytes | None, written: str) -> str:
     """Return the whole page.
 
     Args:

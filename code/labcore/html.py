@@ -1,10 +1,10 @@
 """Render HTML from Jinja2 templates, in which every value is escaped.
 
-A template lies beside the module that renders it, and its name is its path, beginning with the
-package: `render("grader/stats/page.html.j2", found=found)`. Pages extend `labcore/page.html.j2`,
-which has the frame, the Content-Security-Policy, and the style sheet; tables come from
-`labcore/macros.html.j2`. No Python code builds tags from strings, so whatever a student controls
-can only become text.
+A template is a file next to the module that renders it, and its name is its path, beginning with
+the package: `render("grader/stats/page.html.j2", found=found)`. Pages extend
+`labcore/page.html.j2`, which holds the frame, the Content-Security-Policy, and the style sheet;
+tables come from `labcore/macros.html.j2`. No Python code builds tags from strings, so whatever a
+student controls can only become text.
 """
 
 from __future__ import annotations
@@ -21,17 +21,27 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 
-def render(template: str, /, **values: object) -> Markup:
-    """Render a template.
+def render(template: str, /, **values: object) -> str:
+    """Render a page, or what goes into one that no template of ours makes.
 
     Args:
         template: its path, beginning with the package.
-        values: what the template names. A name that it uses and that is not among them raises
+        values: what the template uses. A name that it uses and that is not among them raises
             jinja2.UndefinedError.
+    """
+    return environment().get_template(template).render(values)
+
+
+def fragment(template: str, /, **values: object) -> Markup:
+    """Render a part of a page, which another template inserts without escaping it again.
+
+    Args:
+        template: its path, beginning with the package.
+        values: what the template uses, as for `render`.
     """
     from markupsafe import Markup
 
-    return Markup(environment().get_template(template).render(values))
+    return Markup(render(template, **values))
 
 
 @functools.cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import html
 import re
 from typing import Any
 
@@ -15,6 +14,7 @@ from grader.course import Course
 from grader.gradebook import decisions
 from grader.records import gradebook, place
 from labcore.errors import LabError
+from labcore.html import render
 
 HEADING = re.compile(r"<h4>[^<]*\(Score: [-\d.]+ / [-\d.]+\)</h4>")
 BELOW = '<div id="toc">'
@@ -102,11 +102,12 @@ def shown(text: str, resources: dict[str, Any]) -> str:
         most = resources["nbgrader"]["max_score"]
         score = ("excused" if found["score"] == decisions.EXCUSED
                  else f"Score: {float(found['score'])} / {float(most)}")
-        heading = html.escape(f"{resources['nbgrader']['assignment']} ({score})")
-        text, count = HEADING.subn(lambda _: f"<h4>{heading}</h4>", text, count=1)
+        heading = render("grader/gradebook/heading.html.j2",
+                         lab=resources["nbgrader"]["assignment"], score=score)
+        text, count = HEADING.subn(lambda _: heading, text, count=1)
         if not count:
             raise LabError("nbgrader's template for feedback has no score in its heading")
     if found["lines"] and BELOW not in text:
         raise LabError(f"nbgrader's template for feedback has no {BELOW}")
-    lines = "".join(f'<p class="notice">{html.escape(line)}</p>' for line in found["lines"])
-    return text.replace(BELOW, lines + BELOW, 1)
+    notices = render("grader/gradebook/notices.html.j2", lines=found["lines"])
+    return text.replace(BELOW, notices, 1)  # which end with the same tag

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from itertools import accumulate
 
 from grader.nbgrader_plugin.clean import PICTURE
+from labcore.html import render
 
 MOST_MARKUP = 40_000  # characters `<` and `&` of a page's HTML outputs
 MOST_DEPTH = 500  # tags in tags: the time for 20,000 of them is a second, and grows as the square
@@ -79,4 +80,4 @@ def depth(text: str) -> int:
 def as_text(text: str) -> str:
     """Return HTML that shows a text as it is, cut where it is too long."""
     shown = text[:LONGEST_SHOWN] + ("\n..." if len(text) > LONGEST_SHOWN else "")
-    return f"<pre>{html.escape(NOT_RENDERED + shown)}</pre>"
+    return render("grader/nbgrader_plugin/as_text.html.j2", text=NOT_RENDERED + shown)

@@ -65,8 +65,6 @@ def _source(template: str) -> str | None:
 
 
 def _printable(value: object) -> object:
-    """Return a value without characters that HTML does not allow or that reorder text on screen:
-    control characters and bidi marks appear as Python escapes."""
-    if isinstance(value, str) and not hasattr(value, "__html__"):
-        return visible(value, keep="\n\t")
-    return value
+    """Return a value as text in which control characters and bidi marks appear as Python escapes:
+    HTML does not allow the former, and the latter reorder what surrounds them. Fragments stay."""
+    return value if hasattr(value, "__html__") else visible(str(value), keep="\n\t")

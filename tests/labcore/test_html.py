@@ -78,9 +78,15 @@ def template(tmp_path, monkeypatch):
     environment.cache_clear()
 
 
-def test_every_value_is_escaped_and_printable(template):
-    assert template("<p>{{ text }}</p>", text=HOSTILE) == f"<p>{SHOWN}</p>"
-    assert template('<p class="{{ text }}">', text=HOSTILE) == f'<p class="{SHOWN}">'
+class Hostile:
+    def __str__(self) -> str:
+        return HOSTILE
+
+
+@pytest.mark.parametrize("text", [HOSTILE, Hostile()], ids=["string", "object"])
+def test_every_value_is_escaped_and_printable(template, text):
+    assert template("<p>{{ text }}</p>", text=text) == f"<p>{SHOWN}</p>"
+    assert template('<p class="{{ text }}">', text=text) == f'<p class="{SHOWN}">'
 
 
 def test_values_are_escaped_in_macros_calls_and_expressions(template):

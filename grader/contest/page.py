@@ -23,7 +23,7 @@ def page(contest: Contest, rows: Sequence[Row]) -> str:
         contest: the contest.
         rows: its standings.
     """
-    return render("grader/contest/page.html.j2", contest=contest, rows=rows,
+    return render("grader/contest/page.html.j2", contest=contest, rows=rows, out=_out,
                   floor=f"{100 * FLOOR:g}")
 
 

@@ -126,6 +126,12 @@ def test_no_module_builds_tags_from_strings():
     assert not found, "write a template instead, see labcore/html.py"
 
 
+def test_no_other_module_decides_what_is_escaped():
+    found = {str(path.relative_to(ROOT)) for path in modules()
+             if re.search(r"\b(Markup|Environment|Template)\(", path.read_text())}
+    assert found == {"code/labcore/html.py", "grader/nbgrader_plugin/formgrader_pages.py"}
+
+
 def test_the_modules_that_may_build_tags_still_do():
     for name in ALLOWED:
         assert any(TAG.search(text) for _, text in strings(ROOT / name)), f"no tags in {name}"

@@ -15,7 +15,8 @@ from grader.measure import Unmeasured
 from grader.proxies import name_of
 from labcore.errors import LabError
 from labkit.check import wire
-from labkit.check.sides import LONGEST_NAME, MOST_NAMES, Kernel, Raised
+from labkit.check.kernel import Kernel
+from labkit.check.sides import LONGEST_NAME, MOST_NAMES, Raised
 from labkit.guest import protocol
 
 MOST_TEXT = 2_000  # characters of an exception's text, or of a reason why a value cannot cross

@@ -12,6 +12,7 @@ from job_monitor import page, picture, ranks, slurm
 from job_monitor.picture import Picture
 from job_monitor.slurm import Job
 from labcore import workspace
+from labcore.atomic import put_whole
 from labcore.errors import LabError
 from slurmbox import jobrecords
 from slurmbox.layout import Layout
@@ -35,7 +36,7 @@ def write(job: Job, output: str | None) -> Path:
     text = page.document(shown, shown.script, slurm.accounting(job.number),
                          timeline(shown), time.strftime("%Y-%m-%d %H:%M"))
     try:
-        workspace.put_whole(path, text.encode(errors="replace"))
+        put_whole(path, text.encode(errors="replace"))
     except OSError as error:
         raise LabError(f"--output {path}: {error.strerror}") from error
     return path

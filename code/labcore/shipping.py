@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from labcore import own_labs, workspace
+from labcore.atomic import point, put_whole
 
 Say = Callable[[str], object]
 
@@ -26,7 +27,7 @@ def make_workspace(home: Path, say: Say = print) -> None:
     ship(workspace.CHECKOUT, home, say)
     if own := own_labs.folder():
         ship(own, home, say)
-    workspace.point(home / "megatron" / "Megatron-LM", workspace.CODE)
+    point(home / "megatron" / "Megatron-LM", workspace.CODE)
 
 
 def shipped(checkout: Path) -> Iterator[tuple[Path, str, int]]:
@@ -59,7 +60,7 @@ def ship(checkout: Path, home: Path, say: Say) -> None:
             _lay(home, source, path, mode, record, say)
     finally:
         if record != before:
-            workspace.put_whole(home / RECORD, json.dumps(record, indent=1).encode())
+            put_whole(home / RECORD, json.dumps(record, indent=1).encode())
 
 
 def _lay(home: Path, source: Path, path: str, mode: int, record: dict[str, str], say: Say) -> None:
@@ -70,11 +71,11 @@ def _lay(home: Path, source: Path, path: str, mode: int, record: dict[str, str],
         record[path] = new
     elif there is None or there == record.get(path):
         copy.parent.mkdir(parents=True, exist_ok=True)
-        workspace.put_whole(copy, content, mode)
+        put_whole(copy, content, mode)
         record[path] = new
     elif record.get(path) != new:
         beside = _beside(home, path, new, record)
-        workspace.put_whole(home / beside, content, mode)
+        put_whole(home / beside, content, mode)
         record[beside] = record[path] = new
         say(f"the course has a new version of {path}: yours stays, the new one is {beside}")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 from pathlib import Path
 
+from labcore.atomic import put_whole  # noqa: F401
 from labcore.errors import LabError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -32,31 +32,3 @@ def require_writable(folder: Path) -> None:
             f"the workspace {folder} is not writable ({error.strerror}): "
             "set LAB_HOME to a folder of your own, for example LAB_HOME=$HOME/workspace"
         ) from error
-
-
-def put_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write a file atomically: it appears complete or not at all.
-
-    Raises OSError that names the file, even if the disk is full.
-    """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        unfinished.write_bytes(content)
-        unfinished.chmod(mode)
-        unfinished.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def point(link: Path, target: Path) -> None:
-    """Make `link` lead to `target`; classic scripts start $LAB_HOME/megatron/Megatron-LM/*.py."""
-    if link.is_symlink() and os.readlink(link) == str(target):
-        return
-    if link.exists() and not link.is_symlink():
-        raise LabError(f"{link} is in the way: the course links it to {target}; move it elsewhere")
-    unfinished = link.with_name(f".{link.name}.{os.getpid()}")
-    unfinished.unlink(missing_ok=True)
-    unfinished.symlink_to(target)
-    unfinished.replace(link)

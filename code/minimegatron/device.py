@@ -22,7 +22,7 @@ from minimegatron.arguments.device import INSTEAD_OF_CPU, instead_of_cpu, virtua
 from minimegatron.console import emit
 from minimegatron.errors import UserError
 from minimegatron.gloo import debug_asked
-from virtualgpu import cards, collectives, network, slots, trace
+from virtualgpu import cards, collectives, network, profiler, slots, trace
 from virtualgpu import kernels as modelled  # noqa: F401 (for ops.py)
 from virtualgpu.card import Card
 from virtualgpu.errors import VirtualGpuError
@@ -84,7 +84,7 @@ class Device:
         memory = self.memory()
         return {"allocated": memory.allocated, "max_allocated": memory.max_allocated}
 
-    def profile(self, folder: str, worker: str) -> torch.profiler.profile | trace.Profile:
+    def profile(self, folder: str, worker: str) -> torch.profiler.profile | profiler.Profile:
         """What watches two steps of this rank and writes FOLDER/WORKER.TIME.pt.trace.json."""
         from torch._C._profiler import _ExperimentalConfig
         from torch.profiler import profile, schedule, tensorboard_trace_handler
@@ -174,9 +174,9 @@ class VirtualDevice(Device):
         memory = self.gpu.memory
         return Memory(memory.live, memory.peak, memory.reserved, memory.peak_reserved)
 
-    def profile(self, folder: str, worker: str) -> trace.Profile:
+    def profile(self, folder: str, worker: str) -> profiler.Profile:
         cards_here = max(self.local_rank + 1, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-        return trace.Profile(self.gpu, folder, worker, trace.Place(
+        return profiler.Profile(self.gpu, folder, worker, trace.Place(
             dist.get_rank(), dist.get_world_size(), self.local_rank, cards_here))
 
     def mark(self, name: str) -> AbstractContextManager:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labcore.errors import LabError
+from slurmbox.daemon import Daemon, listening
 from slurmbox.install import ACCOUNTING_PACKAGES, SYSTEM_FOLDERS, Slurm, install_command
 from slurmbox.layout import Layout
 
 if TYPE_CHECKING:
-    from slurmbox.daemons import Daemon
     from slurmbox.place import Place
 
 PROGRAMS = ("mariadbd", "mariadb", "mariadb-install-db", "slurmdbd")
@@ -100,8 +100,6 @@ def _create(layout: Layout, slurm: Slurm, user: str) -> None:
 
 
 def daemons(layout: Layout, place: Place, slurm: Slurm) -> list[Daemon]:
-    from slurmbox.daemons import Daemon, listening
-
     client = _find(slurm, "mariadb")
 
     def sql(statement: str) -> subprocess.CompletedProcess:

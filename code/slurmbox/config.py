@@ -13,10 +13,11 @@ from pathlib import Path
 
 import psutil
 
+from labcore.atomic import put_link, put_whole
 from labcore.errors import LabError
 from slurmbox import keeping, namespaces
 from slurmbox.install import Slurm
-from slurmbox.layout import Layout, link
+from slurmbox.layout import Layout
 from slurmbox.place import Place
 from slurmbox.profile import CPUS, PARTITION, Profile, virtual_network
 
@@ -256,9 +257,9 @@ def write(layout: Layout, profile: Profile, place: Place, slurm: Slurm,
     put(sbin / "epilog", script("epilog.py"), 0o755)
     put(sbin / "stepd", script("stepd.py", slurm.program("slurmstepd")), 0o755)
     for name in ("slurmctld", "slurmd"):  # under slurmctld's other name it drops the GPUs
-        link(sbin / name, Path(slurm.program(name)))
+        put_link(sbin / name, Path(slurm.program(name)))
     if slurm.plugin_folder:
-        link(layout.state / "plugins", slurm.plugin_folder)
+        put_link(layout.state / "plugins", slurm.plugin_folder)
     key = key or etc / "munge.key"
     if not key.exists():
         put(key, secrets.token_hex(64), 0o600)
@@ -267,8 +268,4 @@ def write(layout: Layout, profile: Profile, place: Place, slurm: Slurm,
 
 def put(path: Path, text: str, mode: int = 0o644) -> None:
     """Write a file as a whole or not at all: `up` may be killed at any moment."""
-    fresh = path.with_name(path.name + ".new")
-    fresh.touch(mode)
-    fresh.write_text(text)
-    fresh.chmod(mode)
-    fresh.replace(path)
+    put_whole(path, text.encode(), mode)

@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurmbox import accounting
 from slurmbox.config import RUN_VARIABLE
+from slurmbox.daemon import Daemon, listening
 from slurmbox.install import SYSTEM_FOLDERS, Slurm
 from slurmbox.layout import Layout
 from slurmbox.place import Place
 from slurmbox.profile import Profile
-
-
-@dataclass
-class Daemon:
-    """One program to keep running."""
-
-    name: str
-    command: list[str]
-    node: str | None = None  # the node it runs on; None is the login node
-    environment: dict[str, str] = field(default_factory=dict)
-    is_up: Callable[[], bool] | None = None  # what the next one in order waits for
-    prepare: Callable[[], None] | None = None  # once it is up, before the next one
-    pid: int | None = None
-    stopped: bool = False  # on purpose, for a lesson
-    failures: int = 0
-    started_at: float = 0.0
-    retry_at: float = 0.0
 
 
 def base_environment(layout: Layout, place: Place, slurm: Slurm) -> dict[str, str]:
@@ -46,18 +28,7 @@ def base_environment(layout: Layout, place: Place, slurm: Slurm) -> dict[str, st
     return values
 
 
-def listening(port: int) -> bool:
-    """Whether a TCP port of this network listens. Connecting would be logged as an error."""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            rows = Path(table).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for row in rows:
-            words = row.split()
-            if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
-                return True
-    return False
+
 
 
 def all_daemons(layout: Layout, profile: Profile, place: Place, slurm: Slurm) -> list[Daemon]:

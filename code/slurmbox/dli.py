@@ -11,6 +11,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from labcore.atomic import put_link
+
 DLI = Path("/dli")
 
 
@@ -26,10 +28,8 @@ def link_dli(home: Path, link: Path = DLI) -> str | None:
         if link.resolve() == home.resolve():
             return None
         return f"{link} is a folder of somebody else's and is left alone"
-    fresh = link.with_name(f"{link.name}.{os.getpid()}")
     try:
-        fresh.symlink_to(home)
-        fresh.replace(link)
+        put_link(link, home)
     except OSError as error:
         return (f"{link} cannot be made ({error.strerror}); as an administrator: "
                 f"ln -sfn {home} {link}")

@@ -22,7 +22,7 @@ from slurmbox import namespaces, requests
 from slurmbox import syscalls as sys_
 from slurmbox.clients import LOGIN_MOUNTS
 from slurmbox.config import put
-from slurmbox.daemons import Daemon
+from slurmbox.daemon import Daemon
 from slurmbox.install import Slurm, require_slurm
 from slurmbox.layout import Layout
 from slurmbox.place import Place

@@ -9,6 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from labcore.atomic import put_link
 from labcore.errors import LabError
 from labcore.workspace import require_writable
 
@@ -120,9 +121,9 @@ class Layout:
     def adopt_run(self, run: Path) -> None:
         """Make the runtime folder where another container of this cluster has its own."""
         run.mkdir(0o700, exist_ok=True)
-        link(run / "cluster", self.state)
+        put_link(run / "cluster", self.state)
         if self.run != run:
-            link(self._run_link, run)
+            put_link(self._run_link, run)
 
     def run_is_ours(self) -> bool:
         """A folder of this user, closed to others, that belongs to this very workspace."""
@@ -154,11 +155,3 @@ class Layout:
         with contextlib.suppress(OSError):
             run.rmdir()
             self._run_link.unlink()
-
-
-def link(path: Path, target: Path) -> None:
-    """Make or replace a symbolic link in one step."""
-    fresh = path.with_name(path.name + ".new")
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(target)
-    fresh.replace(path)

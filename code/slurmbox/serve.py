@@ -24,7 +24,7 @@ from labcore.errors import LabError
 from slurmbox import clients, config, containers, daemons, healing, namespaces
 from slurmbox.containers import KEY, PLACE, RUN
 from slurmbox.control import write_record
-from slurmbox.daemons import Daemon
+from slurmbox.daemon import Daemon, listening
 from slurmbox.init import Supervisor
 from slurmbox.install import Slurm, require_slurm
 from slurmbox.layout import Layout
@@ -167,7 +167,7 @@ def run_node(arguments: argparse.Namespace) -> None:
     ghosts: list[str] = []
     munged, slurmd = node.daemons
     munged.prepare = lambda: ghosts.extend(healing.running_jobs(layout, "-w", name))
-    slurmd.is_up = lambda: daemons.listening(PLACE.node_port(0))
+    slurmd.is_up = lambda: listening(PLACE.node_port(0))
     slurmd.prepare = lambda: bury(layout, ghosts, name)
     node.run(f"slurmd answers; link {profile.link}"
              + (f" is not possible, so unlimited: {problem}" if problem else ""))

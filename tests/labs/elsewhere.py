@@ -116,7 +116,8 @@ def run(lab: Lab, home: Path, changed: dict[str, str], only: set[str] | None = N
 
 def serve() -> None:
     """The other process: run the sources, then answer one request a line."""
-    from labkit.check.sides import Kernel, raised
+    from labkit.check.kernel import Kernel
+    from labkit.check.sides import raised
 
     names: dict[str, Any] = {}
     kernel = Kernel()

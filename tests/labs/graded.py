@@ -17,7 +17,8 @@ from typing import Any
 
 from labkit.build.lab import Cell, Lab, Role
 from labkit.check import Failed
-from labkit.check.sides import Kernel, checking_on
+from labkit.check.kernel import Kernel
+from labkit.check.sides import checking_on
 
 COLOURS = re.compile("\033\\[[0-9;]*m")
 Change = Callable[[Cell], str]  # of an answer cell: the source to run in its place

@@ -15,8 +15,9 @@ from torch_tb_profiler.profiler.tensor_core import TC_Allowlist
 from virtualgpu import chrome_trace
 from virtualgpu.cards import CARDS
 from virtualgpu.kernel_names import gemm
+from virtualgpu.profiler import Profile
 from virtualgpu.rules import Product
-from virtualgpu.trace import Edge, Message, Place, Profile, Recorder
+from virtualgpu.trace import Edge, Message, Place, Recorder
 
 from .traced import GPT2, PROFILE, traced  # noqa: F401  fixture
 

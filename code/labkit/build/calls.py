@@ -6,8 +6,10 @@ import ast
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from labkit.build.lab import Cell
+if TYPE_CHECKING:
+    from labkit.build.lab import Cell
 
 CHECK = "check"  # `from labkit import check`; one spelling, so that all labs read alike
 MODULE = "labkit.check"

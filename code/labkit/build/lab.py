@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from labkit.build.calls import script_paths
 from labkit.build.names import Names
 
 NOTHING = Names({}, (), {})
@@ -112,8 +113,6 @@ class Lab:
 
     def answers_of(self, check: Cell) -> set[str]:
         """The grade_ids of the answers which a check tests."""
-        from labkit.build.calls import script_paths
-
         names = set(check.uses)
         for driver in self.of(Role.DRIVER):
             if driver.defines & names:

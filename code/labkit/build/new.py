@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from labcore import own_labs, workspace
+from labcore.atomic import put_whole
 from labcore.errors import LabError
 
 TEMPLATE = Path(__file__).with_name("template.py.txt")
@@ -56,7 +57,7 @@ def write(root: Path, name: str) -> Path:
     title = name[3:].replace("_", " ").strip().capitalize() or name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        workspace.put_whole(path, TEMPLATE.read_text().replace(TITLE, title).encode())
+        put_whole(path, TEMPLATE.read_text().replace(TITLE, title).encode())
     except OSError as error:
         raise LabError(f"{path} cannot be written: {error.strerror}") from error
     return path

@@ -139,13 +139,13 @@ def public() -> tuple[tuple[str, str, tuple[str, ...]], ...]:
 def recorded(lab: Lab, home: Path) -> dict[str, list[Recorded]]:
     """Run a lab's function checks on the reference, and return the calls by grade_id."""
     from labcore import shipping
-    from labkit.check import sides
+    from labkit.check import kernel, sides
 
     calls: dict[str, list[Recorded]] = {}
     owners = {name: grade_id for grade_id, answer in lab.answers.items()
               for name in functions_of(answer)}
 
-    class Recorder(sides.Kernel):
+    class Recorder(kernel.Kernel):
         def call(self, function: Any, arguments: Sequence[Any], keywords: Any) -> Any:
             result = super().call(function, arguments, keywords)
             owner = owners.get(self.title(function))

@@ -25,6 +25,7 @@ _MODULES = {"between": "draws", "draw": "draws", "figures": "measure", "mask": "
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    importlib.import_module("labkit.check.kernel")  # the side of a process that has none yet
     found = getattr(importlib.import_module(f"labkit.check.{_MODULES.get(name, 'checks')}"), name)
     globals()[name] = found
     return found

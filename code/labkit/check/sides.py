@@ -8,16 +8,9 @@ student's name goes through `side()`, and values cross as in labkit.check.wire o
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
-
-from labcore import workspace
-from labkit.check import wire
-
-if TYPE_CHECKING:
-    from labkit.check.masking import Masks
+from typing import Any, Protocol
 
 SEED_VARIABLE = "LAB_CHECK_SEED"
 MOST_NAMES, LONGEST_NAME = 100, 100  # of an exception's classes; letters of a name
@@ -62,47 +55,6 @@ class Side(Protocol):
         as JSON. Raises LabError in its words where it refuses."""
 
 
-class Kernel:
-    """The student's own kernel."""
-
-    masks: Masks | None = None
-
-    @property
-    def seed(self) -> str:
-        return os.environ.get(SEED_VARIABLE, "notebook")
-
-    def value(self, name: Any) -> Any:
-        return wire.copy(name)
-
-    def call(self, function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
-             ) -> Any | Raised:
-        given, words = wire.copy((tuple(arguments), dict(keywords)))
-        if self.masks is None:
-            result = called(function, given, words)
-        else:
-            result = self.masks.watched(function, lambda: called(function, given, words))
-        return result if isinstance(result, Raised) else wire.copy(result)
-
-    def title(self, function: Any) -> str:
-        return title(function)
-
-    def script(self, path: str) -> dict[str, Any]:
-        from labkit.check.record import record
-
-        return record(workspace.home(), path)
-
-    def mask(self, names: Sequence[str]) -> None:
-        from labkit.check.masking import Masks
-
-        self.masks = Masks(names)
-        self.masks.places  # noqa: B018  an unknown name is an error in this cell, not in a check
-
-    def figures(self, words: Sequence[str]) -> dict[str, Any]:
-        from labkit.check.measure import run_here
-
-        return run_here(words)
-
-
 def called(function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any | Raised:
     """What comes back from a student's function, or what it raised."""
     try:
@@ -129,11 +81,21 @@ def raised(error: BaseException) -> Raised:
     return Raised(tuple(names), text)
 
 
-_current: Side = Kernel()
+_current: Side | None = None
 
 
 def side() -> Side:
+    """Return the side that checks use now: the kernel (labkit.check.kernel), unless a trusted
+    process has set another one with checking_on."""
+    if _current is None:
+        raise RuntimeError("a check was used before `from labkit import check` chose a side")
     return _current
+
+
+def use_by_default(kernel: Side) -> None:
+    """Set the side of a process that has none yet."""
+    global _current
+    _current = _current or kernel
 
 
 @contextlib.contextmanager

@@ -5,7 +5,8 @@ import pytest
 from labcore.colors import result
 from labkit import check
 from labkit.check.checks import Failed
-from labkit.check.sides import Kernel, Raised, checking_on
+from labkit.check.kernel import Kernel
+from labkit.check.sides import Raised, checking_on
 
 HINTS = {"That is one rank's share.": lambda micro_batch, ranks: micro_batch,
          "Divided instead of multiplied.": lambda micro_batch, ranks: micro_batch // (ranks - 4)}

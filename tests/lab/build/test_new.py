@@ -14,7 +14,7 @@ from labkit.build import Role, read
 from labkit.build.cli import build
 from labkit.build.stubs import unanswered
 from tests.labs import graded
-from tests.labs.conftest import estimates_in_forks  # noqa: F401
+from tests.labs.conftest import warm_estimates  # noqa: F401
 
 NAME = "20_batches"
 

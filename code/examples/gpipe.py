@@ -27,7 +27,7 @@ import options
 import setting
 from gpt_layers import NO_LABEL, Embedding, Head, build, kinds, loss_sum
 from lab.notebook import torchgpipe_cpu  # noqa: F401  changes torchgpipe where it assumes GPUs
-from lab.notebook.saved_tensors import SavedTensors
+from lab.notebook.saved import SavedTensors
 from labcore.errors import LabError
 
 CLASSIC = "4,3,3,4"

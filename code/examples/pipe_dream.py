@@ -29,7 +29,7 @@ from torch import nn
 import options
 import setting
 from gpt_layers import NO_LABEL, Block, Embedding, Head, Size, loss_sum
-from lab.notebook.saved_tensors import SavedTensors
+from lab.notebook.saved import SavedTensors
 from labcore.errors import LabError
 from minimegatron.console import emit
 

@@ -12,7 +12,7 @@ import gpipe
 import gpt_layers
 import options
 import setting
-from lab.notebook.saved_tensors import SavedTensors
+from lab.notebook.saved import SavedTensors
 from labcore.errors import LabError
 
 from .conftest import EXAMPLES

@@ -9,7 +9,7 @@ from torch import nn
 from torchgpipe.balance import balance_by_size
 
 from lab.notebook import torchgpipe_cpu
-from lab.notebook.saved_tensors import SavedTensors
+from lab.notebook.saved import SavedTensors
 
 CPU = torch.device("cpu")
 

@@ -1,56 +1,111 @@
-"""What autograd keeps for the backward pass, counted."""
+"""Activation memory: the tensors that autograd saves for the backward pass, and their bytes.
+
+torch hands every tensor that an operation saves to a pair of hooks. Counting there works on any
+device and sees only activations, which a process's resident memory cannot tell apart.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterable
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 
-@dataclass(frozen=True)
-class Saved:
-    """A tensor that was kept."""
+class SavedTensors(saved_tensors_hooks):
+    """Count what autograd saves inside `with SavedTensors(model.parameters()) as saved:`.
 
-    shape: tuple[int, ...]
-    dtype: str
-    bytes: int
+    Put the forward pass or both passes inside. Views of one tensor share its storage, which counts
+    once.
 
+    Args:
+        weights: tensors that do not count, because they occupy memory anyway.
 
-def tensors(f: Callable[..., torch.Tensor], *inputs: torch.Tensor,
-            weights: Sequence[torch.Tensor] = ()) -> list[Saved]:
-    """What is kept for the backward pass of f(*inputs), each memory once.
-
-    `weights` are left out (their memory is there in any case), and so is what is no larger than
-    one number. Two tensors in one memory, such as a view and what it looks at, count once, as the
-    larger.
+    Attributes:
+        now: bytes of the storages that are saved at the moment.
+        peak: the largest value of `now` so far.
     """
-    known = {weight.untyped_storage().data_ptr() for weight in weights}
-    kept: dict[int, torch.Tensor] = {}
 
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        where = tensor.untyped_storage().data_ptr()
-        if where not in known and tensor.numel() > 1:
-            there = kept.get(where)
-            kept[where] = tensor if there is None or there.nbytes < tensor.nbytes else there
-        return tensor
+    def __init__(self, weights: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__(self._pack, lambda kept: kept.tensor)
+        self.now = self.peak = 0
+        self._alive: dict[int, dict[int, torch.Tensor]] = {}  # storage: its saved tensors, by id
+        # A tensor may be dropped by the garbage collector while this very thread counts another.
+        self._lock = threading.RLock()
+        self._weights = {weight.untyped_storage().data_ptr(): weight for weight in weights}
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        # Held until all is counted: memory that was given back could be counted as one with the
-        # next tensor's.
-        result = f(*inputs)
-    found = [Saved(tuple(one.shape), str(one.dtype).removeprefix("torch."), one.nbytes)
-             for one in kept.values()]
-    del result
-    return found
+    def __enter__(self) -> SavedTensors:
+        super().__enter__()
+        return self
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the tensors that are saved now, one per storage: the largest.
+
+        Single numbers are left out.
+        """
+        with self._lock:
+            largest = [max(users.values(), key=lambda one: one.nbytes)
+                       for users in self._alive.values()]
+        return [tensor for tensor in largest if tensor.numel() > 1]
+
+    def _pack(self, tensor: torch.Tensor) -> _Kept:
+        # Detached: a result that its own operation saves would keep itself alive.
+        return _Kept(self, tensor.detach())
+
+    def _add(self, kept: _Kept) -> None:
+        storage = kept.tensor.untyped_storage()
+        if storage.data_ptr() in self._weights:
+            return
+        with self._lock:
+            users = self._alive.setdefault(storage.data_ptr(), {})
+            if not users:
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+            users[id(kept)] = kept.tensor
+
+    def _remove(self, kept: _Kept) -> None:
+        storage = kept.tensor.untyped_storage()
+        if storage.data_ptr() in self._weights:
+            return
+        with self._lock:
+            users = self._alive[storage.data_ptr()]
+            del users[id(kept)]
+            if not users:
+                del self._alive[storage.data_ptr()]
+                self.now -= storage.nbytes()
+
+
+class _Kept:
+    """A saved tensor; counted until autograd lets go of it."""
+
+    def __init__(self, saved: SavedTensors, tensor: torch.Tensor) -> None:
+        self.saved, self.tensor = saved, tensor
+        saved._add(self)
+
+    def __del__(self) -> None:
+        self.saved._remove(self)
 
 
 def show(f: Callable[..., torch.Tensor], *inputs: torch.Tensor,
-         weights: Sequence[torch.Tensor] = ()) -> int:
-    """Print what is kept, a line each; the bytes of all."""
-    found = tensors(f, *inputs, weights=weights)
+         weights: Iterable[torch.Tensor] = ()) -> int:
+    """Print the tensors that f(*inputs) saves for its backward pass, one per line.
+
+    Args:
+        f: the function to run.
+        inputs: its arguments.
+        weights: tensors that do not count.
+
+    Returns:
+        The bytes of all of them.
+    """
+    with SavedTensors(weights) as saved:
+        result = f(*inputs)  # its graph holds them while they are counted
+    found = saved.tensors()
+    del result
     for one in found:
-        print(f"  {'x'.join(map(str, one.shape)):>14} {one.dtype:8} {one.bytes:>10,} bytes")
-    total = sum(one.bytes for one in found)
+        shape, dtype = "x".join(map(str, one.shape)), str(one.dtype).removeprefix("torch.")
+        print(f"  {shape:>14} {dtype:8} {one.nbytes:>10,} bytes")
+    total = sum(one.nbytes for one in found)
     print(f"  {'together':>14} {'':8} {total:>10,} bytes")
     return total

@@ -27,7 +27,7 @@ from torchgpipe.microbatch import Batch
 from torchgpipe.worker import worker
 
 from lab.notebook import shims
-from lab.notebook.saved_tensors import SavedTensors
+from lab.notebook.saved import SavedTensors
 
 shims.require("torchgpipe", "0.0.7")
 

@@ -17,7 +17,7 @@ from labcore.colors import result
 from labcore.errors import LabError
 
 if TYPE_CHECKING:
-    from labcore.pictures import Picture
+    from pipeline_schedules import Drawing
 
 KINDS = {"tensor": "products on Tensor Cores", "other": "products without them",
          "rest": "everything else"}
@@ -87,11 +87,11 @@ def read(name: str, folder: str | Path) -> Profile:
     return Profile(name, {kernel: time / len(steps) for kernel, time in times.items()})
 
 
-def plot(*profiles: Profile) -> Picture:
+def plot(*profiles: Profile) -> Drawing:
     """A bar for each: the milliseconds of a step by KINDS."""
     from matplotlib.figure import Figure
 
-    from labcore.pictures import Picture
+    from pipeline_schedules import Drawing
 
     figure = Figure(figsize=(7, 0.9 + 0.7 * len(profiles)), layout="constrained")
     axes = figure.subplots()
@@ -108,4 +108,4 @@ def plot(*profiles: Profile) -> Picture:
     axes.invert_yaxis()
     axes.set(xlabel="ms of kernels in a step")
     axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
-    return Picture(figure, "Time of a step's kernels. " + "; ".join(said) + ".")
+    return Drawing(figure, "Time of a step's kernels. " + "; ".join(said) + ".")

@@ -14,7 +14,7 @@ from labcore.colors import result
 from labcore.errors import LabError
 
 if TYPE_CHECKING:
-    from labcore.pictures import Picture
+    from pipeline_schedules import Drawing
 
 MEMORY = re.compile(r"^\[Rank (\d+)\] .*max allocated: ([\d.]+)")
 PARAMETERS = re.compile(r"model parallel rank \((\d+), (\d+)\): (\d+)")
@@ -95,11 +95,11 @@ def show(runs: Sequence[Run]) -> None:
         print(line)
 
 
-def plot(runs: Sequence[Run]) -> Picture:
+def plot(runs: Sequence[Run]) -> Drawing:
     """Time, memory and bytes as bars, one below the other run."""
     from matplotlib.figure import Figure
 
-    from labcore.pictures import Picture
+    from pipeline_schedules import Drawing
 
     kind = " (virtual)" if runs[0].modelled else ""
     panels = {"ms per iteration": [run.milliseconds for run in runs],
@@ -116,5 +116,5 @@ def plot(runs: Sequence[Run]) -> Picture:
         axes.invert_yaxis()
     said = "; ".join(f"{run.name} {run.milliseconds:.0f} ms, {run.peak:.1f} GiB, "
                      f"{run.megabytes:.0f} MB" for run in runs)
-    return Picture(figure, "Time of an iteration, memory of the fullest rank, and bytes that a "
+    return Drawing(figure, "Time of an iteration, memory of the fullest rank, and bytes that a "
                    f"rank sends in an iteration{kind}: {said}.")

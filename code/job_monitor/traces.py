@@ -15,7 +15,7 @@ from labcore.colors import result
 from labcore.errors import LabError
 
 if TYPE_CHECKING:
-    from labcore.pictures import Picture
+    from pipeline_schedules import Drawing
 
 MIB_IN_GIB = 1024
 FLAT = 0.97  # of the peak: the waves of single operations are smaller than the rest
@@ -124,11 +124,11 @@ def show(traces: Sequence[Trace]) -> None:
         print(f"        meanwhile: {said}; {result(f'nothing at all {1 - flat.busy:.0%}')}")
 
 
-def memory(traces: Sequence[Trace]) -> Picture:
+def memory(traces: Sequence[Trace]) -> Drawing:
     """The memory of each rank over time; the longest flat stretch is shaded."""
     from matplotlib.figure import Figure
 
-    from labcore.pictures import Picture
+    from pipeline_schedules import Drawing
 
     figure = Figure(figsize=(9, 1 + 2.1 * len(traces)), layout="constrained")
     panels = figure.subplots(len(traces), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
@@ -144,5 +144,5 @@ def memory(traces: Sequence[Trace]) -> Picture:
                     f"near the peak from {flat.start:.0f} to {flat.end:.0f} ms")
     panels[-1].set_xlabel("ms; shaded: the longest flat stretch near the peak")
     panels[0].set_ylim(bottom=0)
-    return Picture(figure, "Memory allocated over time, in hills that rise and fall in stairs: "
+    return Drawing(figure, "Memory allocated over time, in hills that rise and fall in stairs: "
                    + "; ".join(said) + ".")

@@ -103,22 +103,18 @@ def take(flags: list[str], name: str) -> str | None:
 
 def sweep(flags: Sequence[str]) -> Iterator[Choice]:
     """Every layout that the trainer takes. Raises LabError when it takes none, with its reason."""
-    from layout_estimator.planner import VirtualGpuError, estimator_of, make
-    from minimegatron.arguments import parse_arguments
-    from minimegatron.errors import UserError
+    from layout_estimator.requests import EstimateError, estimate, read_flags
 
-    estimator, refused, found = None, None, False
+    measured, refused, found = {}, None, False
     for words, micro_batch, recompute in layouts(flags):
         try:
-            config = parse_arguments(["--estimate", *flags, *words], {})
-            if estimator is None:
-                estimator = estimator_of(config)
+            config = read_flags([*flags, *words])
             if config.tensor_model_parallel_size > config.gpus_per_node:
-                refused = (f"--tensor-model-parallel-size {config.tensor_model_parallel_size}: "
-                           f"these ranks stay on a node, of --gpus-per-node {config.gpus_per_node}")
-                continue
-            plan = make(config, estimator)
-        except (UserError, VirtualGpuError) as error:
+                raise EstimateError(
+                    f"--tensor-model-parallel-size {config.tensor_model_parallel_size}: these "
+                    f"ranks stay on a node, of --gpus-per-node {config.gpus_per_node}")
+            plan = estimate(config, measured).plan
+        except EstimateError as error:
             refused = refused or error
             continue
         found = True

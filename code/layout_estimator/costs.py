@@ -10,7 +10,7 @@ from labcore.colors import bad, good
 from labcore.errors import LabError
 
 if TYPE_CHECKING:
-    from labcore.pictures import Picture
+    from pipeline_schedules import Drawing
 
 GIB = 2**30
 
@@ -44,21 +44,13 @@ def of(settings: Mapping[str, str], flags: str) -> list[Cost]:
 
     Raises LabError with the trainer's words for flags that it does not take.
     """
-    from layout_estimator.planner import VirtualGpuError, estimator_of, make
-    from minimegatron.arguments import parse_arguments
-    from minimegatron.errors import UserError
+    from layout_estimator.requests import EstimateError, estimate
 
-    found, estimators = [], {}
+    found, measured = [], {}
     for name, own in settings.items():
         try:
-            config = parse_arguments(["--estimate", *flags.split(), *own.split()], {})
-            # What they have in common is measured once.
-            cluster = (config.device, config.precision, config.virtual_network,
-                       config.gpus_per_node)
-            if cluster not in estimators:
-                estimators[cluster] = estimator_of(config)
-            plan = make(config, estimators[cluster])
-        except (UserError, VirtualGpuError) as error:
+            config, _, plan = estimate([*flags.split(), *own.split()], measured)
+        except EstimateError as error:
             raise LabError(f"{name}: {error}") from None
         full = max(plan.memory, key=lambda stage: stage.total)
         found.append(Cost(
@@ -84,11 +76,11 @@ def show(costs: Sequence[Cost]) -> None:
               f"{cost.share_of_peak:8.1%} {cost.communication:8.1%}")
 
 
-def plot(costs: Sequence[Cost]) -> Picture:
+def plot(costs: Sequence[Cost]) -> Drawing:
     """The time of an iteration over its memory; what does not fit is right of the card's end."""
     from matplotlib.figure import Figure
 
-    from labcore.pictures import Picture
+    from pipeline_schedules import Drawing
 
     figure = Figure(figsize=(7, 3.8))
     axes = figure.subplots()
@@ -111,4 +103,4 @@ def plot(costs: Sequence[Cost]) -> Picture:
     axes.grid(alpha=0.3)
     said = "; ".join(f"{cost.name} {cost.milliseconds:.0f} ms and {cost.total:.1f} GiB"
                      + ("" if cost.fits else ", which does not fit") for cost in costs)
-    return Picture(figure, f"Time over memory on a {costs[0].card}: {said}.")
+    return Drawing(figure, f"Time over memory on a {costs[0].card}: {said}.")

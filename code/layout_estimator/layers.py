@@ -16,20 +16,12 @@ def virtual(flags: str) -> list[float]:
     every layer, of the head with the loss. flags: as of `pretrain_gpt.py --estimate`, without a
     layout. Raises LabError with the trainer's words for flags that it does not take.
     """
-    from layout_estimator.planner import VirtualGpuError, estimator_of
-    from minimegatron.arguments import parse_arguments
-    from minimegatron.data.tokenizer import pad_vocab_size
-    from minimegatron.errors import UserError
+    from layout_estimator.requests import estimate, read_flags
 
     # Three stages, of which the outer ones have no layer: all layers are alike.
     alone = ["--pipeline-model-parallel-size", "3", "--world-size", "3", "--balance", "0-1-0"]
-    try:
-        layers = parse_arguments(["--estimate", *flags.split()], {}).num_layers
-        config = parse_arguments(["--estimate", *flags.split(), "--num-layers", "1", *alone], {})
-        vocabulary = pad_vocab_size(config.vocab_size, config.make_vocab_size_divisible_by, 1)
-        found = estimator_of(config).estimate(config, vocabulary)
-    except (UserError, VirtualGpuError) as error:
-        raise LabError(str(error)) from None
+    layers = read_flags(flags.split()).num_layers
+    found = estimate([*flags.split(), "--num-layers", "1", *alone]).estimate
     first, layer, last = (1000 * (forward + backward) for forward, backward
                           in zip(found.forward, found.backward, strict=True))
     return [first, *[layer] * layers, last]

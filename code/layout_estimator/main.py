@@ -13,19 +13,14 @@ from minimegatron.main import leave
 
 def main() -> NoReturn:
     """Print the estimate and end the process: 0, or 1 after a message on stderr."""
-    try:
-        from minimegatron.arguments import parse_arguments
-
-        config = parse_arguments(sys.argv[1:])
-    except UserError as error:
-        emit(f"error: {error}", sys.stderr)
-        leave(1)
-    with quick_imports():  # slow, so only after the command line is known to be right
-        from layout_estimator.planner import VirtualGpuError, plan
+    from layout_estimator.requests import EstimateError, estimate, read_flags
 
     try:
-        emit(plan(config))
-    except (UserError, VirtualGpuError) as error:
+        config = read_flags(sys.argv[1:])
+        with quick_imports():  # slow, so only after the command line is known to be right
+            from layout_estimator.planner import report
+        emit(report(config, estimate(config).plan))
+    except (EstimateError, UserError) as error:
         emit(f"error: {error}", sys.stderr)
         leave(1)
     leave(0)

@@ -15,12 +15,11 @@ from layout_estimator.prices import DOLLARS_PER_HOUR
 from minimegatron.arguments import Config
 from minimegatron.arguments.device import virtual_card
 from minimegatron.data.tokenizer import pad_vocab_size
-from minimegatron.device import VirtualGpuError, network
+from minimegatron.device import network
 from minimegatron.errors import UserError
 from minimegatron.formulas import parameters, stage_parameters, state_bytes, teraflops
 from minimegatron.throughput import model_flops, shape_of
 
-__all__ = ["VirtualGpuError", "plan"]
 GIB = 2**30
 
 
@@ -68,9 +67,8 @@ class Plan:
     dollars: float | None
 
 
-def plan(config: Config) -> str:
-    """The text or the JSON; writes --plot's figure. Raises UserError and VirtualGpuError."""
-    made = make(config, estimator_of(config))
+def report(config: Config, made: Plan) -> str:
+    """Return the plan as text, or as JSON with --json; write the figure of --plot."""
     if config.plot is not None:
         from layout_estimator.figure import save  # matplotlib: slow to import
 
@@ -94,12 +92,22 @@ def as_json(made: Plan) -> dict:
         {**dataclasses.asdict(stage), "total": stage.total} for stage in made.memory]}
 
 
-def make(config: Config, estimator: Estimator) -> Plan:
-    """The plan of a run on `config.world_size` cards of the estimator's cluster."""
-    vocabulary = pad_vocab_size(config.vocab_size, config.make_vocab_size_divisible_by,
-                                config.tensor_model_parallel_size)
+def padded_vocabulary(config: Config) -> int:
+    """Return the vocabulary size of the model that these flags describe."""
+    return pad_vocab_size(config.vocab_size, config.make_vocab_size_divisible_by,
+                          config.tensor_model_parallel_size)
+
+
+def make(config: Config, estimator: Estimator, estimate: Estimate) -> Plan:
+    """Return the plan of a run.
+
+    Args:
+        config: the run's flags.
+        estimator: the cluster it runs on.
+        estimate: what the estimator found for these flags.
+    """
+    vocabulary = padded_vocabulary(config)
     gpt, card = shape_of(config, vocabulary), estimator.card
-    estimate = estimator.estimate(config, vocabulary)
     world, seconds = config.world_size, estimate.seconds
     rate = teraflops(model_flops(config, vocabulary), seconds, world)
     stages = [stage_parameters(

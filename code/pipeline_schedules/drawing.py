@@ -41,10 +41,16 @@ AXIS, WORDS, LEGEND = 0.57, 0.62, 0.3  # inches: below the axes, title and summa
 
 
 class Drawing:
-    """A figure and its alternative text; a notebook shows both."""
+    """A matplotlib figure and its alternative text; a notebook shows both.
 
-    def __init__(self, figure: Figure, alt: str) -> None:
-        self.figure, self.alt = figure, alt
+    Args:
+        figure: the figure.
+        alt: what the figure shows, in words, for people who cannot see it.
+        crop: fit the picture to the figure's content, for figures with default margins.
+    """
+
+    def __init__(self, figure: Figure, alt: str, crop: bool = True) -> None:
+        self.figure, self.alt, self.crop = figure, alt, crop
 
     def __repr__(self) -> str:
         return self.alt
@@ -68,7 +74,8 @@ class Drawing:
         buffer = io.BytesIO()
         # Letters as outlines: the same on every machine.
         with matplotlib.rc_context({"svg.hashsalt": "schedule", "svg.fonttype": "path"}):
-            self.figure.savefig(buffer, format=form, dpi=110, metadata=metadata)
+            self.figure.savefig(buffer, format=form, dpi=110, metadata=metadata,
+                                bbox_inches="tight" if self.crop else None)
         return buffer.getvalue()
 
     def _repr_html_(self) -> str:
@@ -87,7 +94,7 @@ def draw(thing: Drawable, title: str = "Pipeline", unit: str | None = None, live
     figure, top = _figure([timeline], live)
     _panel(figure, timeline, top, title, unit, float(timeline.total), _fullest([timeline]) * live)
     _legend(figure, [timeline], live)
-    return Drawing(figure, alt_text(timeline, title, unit))
+    return Drawing(figure, alt_text(timeline, title, unit), crop=False)
 
 
 def draw_beside(things: Mapping[str, Drawable], unit: str | None = None, live: bool = False
@@ -107,8 +114,8 @@ def draw_beside(things: Mapping[str, Drawable], unit: str | None = None, live: b
         _panel(figure, timeline, top, title, unit, longest, fullest)
         top -= _height(timeline, live)
     _legend(figure, list(timelines.values()), live)
-    return Drawing(figure, " ".join(alt_text(timeline, title, unit)
-                                    for title, timeline in timelines.items()))
+    alt = " ".join(alt_text(timeline, title, unit) for title, timeline in timelines.items())
+    return Drawing(figure, alt, crop=False)
 
 
 def unit_of(thing: Drawable, unit: str | None) -> str:

@@ -5,8 +5,9 @@ import re
 
 import pytest
 
-from layout_estimator.planner import plan
+from layout_estimator.planner import report
 from layout_estimator.prices import DOLLARS_PER_HOUR
+from layout_estimator.requests import estimate
 from minimegatron.arguments import parse_arguments
 from minimegatron.errors import UserError
 from minimegatron.formulas import parameters, state_bytes, step_flops
@@ -20,6 +21,11 @@ CLUSTER = "--estimate --device virtual:v100 --world-size 4 --gpus-per-node 2 "
 
 def config(flags):
     return parse_arguments((CLUSTER + GPT2 + flags).split(), {})
+
+
+def plan(config):
+    """Return what `pretrain_gpt.py --estimate` prints."""
+    return report(config, estimate(config).plan)
 
 
 @pytest.fixture(scope="module")

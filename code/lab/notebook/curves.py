@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from labcore.errors import LabError
 
 if TYPE_CHECKING:
-    from labcore.pictures import Picture
+    from pipeline_schedules import Drawing
 
 STAGES = (2, 4, 8, 16)
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -16,14 +16,14 @@ MARKERS = "osD^v*"  # not by colour alone
 
 
 def bubbles(bubble: Callable[[int, int], float], stages: Sequence[int] = STAGES,
-            micro_batches: Sequence[int] = MICRO_BATCHES) -> Picture:
+            micro_batches: Sequence[int] = MICRO_BATCHES) -> Drawing:
     """`bubble(p, m)`, 0 to 1, over micro-batches m: a line for each number of stages p.
 
     Raises LabError for an answer that is no number yet.
     """
     from matplotlib.figure import Figure
 
-    from labcore.pictures import Picture
+    from pipeline_schedules import Drawing
 
     figure = Figure(figsize=(7, 3.5))
     axes = figure.subplots()
@@ -41,5 +41,5 @@ def bubbles(bubble: Callable[[int, int], float], stages: Sequence[int] = STAGES,
     axes.set(xlabel="micro-batches m", ylabel="idle, % of the time", title="Bubble fraction")
     axes.grid(alpha=0.3)
     axes.legend(title="stages")
-    return Picture(figure, f"Bubble fraction over {micro_batches[0]} to {micro_batches[-1]} "
+    return Drawing(figure, f"Bubble fraction over {micro_batches[0]} to {micro_batches[-1]} "
                            f"micro-batches: {'; '.join(said)}.")

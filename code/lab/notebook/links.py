@@ -14,7 +14,7 @@ from labcore import workspace
 from labcore.errors import LabError
 
 if TYPE_CHECKING:
-    from labcore.pictures import Picture
+    from pipeline_schedules import Drawing
 
 SIZES = tuple(4**n for n in range(1, 16))  # bytes, of virtual messages: 4 B to 1 GiB
 LINE = re.compile(r"^message of (\d+) bytes: (\d+(?:\.\d+)?) us$", re.M)  # of code/messages.py
@@ -89,11 +89,11 @@ def virtual(card: str, network: str | None = None) -> Curve:
     return Curve(f"virtual {title}", SIZES, tuple(message(wire, size) for size in SIZES))
 
 
-def plot(*curves: Curve) -> Picture:
+def plot(*curves: Curve) -> Drawing:
     """Time and bandwidth over the size, and each curve's fit as a thin line."""
     from matplotlib.figure import Figure
 
-    from labcore.pictures import Picture
+    from pipeline_schedules import Drawing
 
     figure = Figure(figsize=(9.5, 4), layout="constrained")
     times, rates = figure.subplots(1, 2)
@@ -112,7 +112,7 @@ def plot(*curves: Curve) -> Picture:
     for axes in (times, rates):
         axes.grid(alpha=0.3)
     times.legend(fontsize=8)
-    return Picture(figure, "Time and bandwidth of messages over their size, flat at first and then "
+    return Drawing(figure, "Time and bandwidth of messages over their size, flat at first and then "
                    "in proportion to it. " + "; ".join(map(str, curves)) + ".")
 
 

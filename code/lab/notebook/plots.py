@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 from job_monitor.logs import Log
 from labcore import workspace
 from labcore.errors import LabError
-from labcore.pictures import Picture
+from pipeline_schedules import Drawing
 
 if TYPE_CHECKING:
-
-    from pipeline_schedules import Drawing, Steps, Timeline
+    from pipeline_schedules import Steps, Timeline
     from pipeline_schedules.traces import Drawable
 
 
-def loss(**runs: Log) -> Picture:
+def loss(**runs: Log) -> Drawing:
     """The loss over samples, one line per run: `plots.loss(first=log, second=other)`.
 
     Raises LabError for a run without a loss.
@@ -38,10 +37,10 @@ def loss(**runs: Log) -> Picture:
     axes.set(xlabel="samples", ylabel="loss", title="Training loss")
     axes.grid(alpha=0.3)
     axes.legend()
-    return Picture(figure, "Training loss over samples: " + "; ".join(said) + ".")
+    return Drawing(figure, "Training loss over samples: " + "; ".join(said) + ".")
 
 
-def loss_scale(log: Log) -> Picture:
+def loss_scale(log: Log) -> Drawing:
     """The loss scale over the steps, and which lines of the log have skipped steps. Raises
     LabError for a log without a loss scale."""
     from matplotlib.figure import Figure
@@ -63,7 +62,7 @@ def loss_scale(log: Log) -> Picture:
     axes.grid(alpha=0.3)
     axes.legend()
     skipped = sum(one.skipped or 0 for one in lines)
-    return Picture(figure, f"Loss scale over {lines[-1].iteration} iterations: from "
+    return Drawing(figure, f"Loss scale over {lines[-1].iteration} iterations: from "
                    f"{lines[0].loss_scale:,.0f} after the first to {lines[-1].loss_scale:,.0f} "
                    f"after the last; {skipped} steps were skipped.")
 

@@ -12,7 +12,7 @@ from labcore import workspace
 from labcore.errors import LabError
 
 if TYPE_CHECKING:
-    from labcore.pictures import Picture
+    from pipeline_schedules import Drawing
 
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 # What code/matmul.py prints.
@@ -104,11 +104,11 @@ def virtual(card: str, dtype: str, shapes: Sequence[tuple[int, int, int]]) -> Ma
                    tuple(products))
 
 
-def plot(*machines: Machine) -> Picture:
+def plot(*machines: Machine) -> Drawing:
     """What the products reach, under the roof of each machine."""
     from matplotlib.figure import Figure
 
-    from labcore.pictures import Picture
+    from pipeline_schedules import Drawing
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
@@ -128,14 +128,14 @@ def plot(*machines: Machine) -> Picture:
              title="Roofline: lines are limits, points are products")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=9, loc="lower right")
-    return Picture(figure, "Roofline. " + "; ".join(said) + ".")
+    return Drawing(figure, "Roofline. " + "; ".join(said) + ".")
 
 
-def plot_sizes(machine: Machine, every: int | None = None) -> Picture:
+def plot_sizes(machine: Machine, every: int | None = None) -> Drawing:
     """TFLOP/s over n; `every`: mark the n that are multiples of it."""
     from matplotlib.figure import Figure
 
-    from labcore.pictures import Picture
+    from pipeline_schedules import Drawing
 
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = figure.subplots()
@@ -152,4 +152,4 @@ def plot_sizes(machine: Machine, every: int | None = None) -> Picture:
     axes.set(xlabel="n", ylabel="TFLOP/s", title=machine.name)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    return Picture(figure, f"TFLOP/s over n. {said}.")
+    return Drawing(figure, f"TFLOP/s over n. {said}.")

@@ -18,7 +18,8 @@ from labkit.check.allowed import Cluster, flags_for_estimate, use
 from labkit.check.checks import Failed
 from labkit.check.job import Job
 from labkit.check.runs import TRAINER, Run
-from layout_estimator.planner import Plan, estimator_of, make
+from layout_estimator.planner import Plan
+from layout_estimator.requests import estimate
 from minimegatron.arguments import Config, parse_arguments
 from minimegatron.arguments.table.flag import table_of
 
@@ -97,8 +98,7 @@ INSTEAD = {"--train-samples 99": "--train-iters", "--lr-decay-samples 99": "--lr
 
 
 def in_process(words: list[str]) -> Plan:
-    flags = parse_arguments(words, {})
-    return make(flags, estimator_of(flags))
+    return estimate(words).plan
 
 
 def without(line: str, flag: str) -> str:
@@ -116,7 +116,7 @@ def test_what_is_left_out_changes_no_figure():
     plans, changed = {}, set()
     for line in (plain, *lines):
         flags = parsed(f"{line} {TWO_BY_TWO} --estimate --device {CARD} --world-size 8 --tokens 9")
-        plans[line] = make(flags, estimator_of(flags))
+        plans[line] = estimate(flags).plan
         changed |= {field.name for field in dataclasses.fields(Config)
                     if getattr(flags, field.name) != field.default}
     assert [line for line in lines if plans[line] != plans[plain]] == []

@@ -1,0 +1,69 @@
+"""From the trainer's flags to a plan: every estimate goes through here and raises one error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from labcore.errors import LabError
+
+if TYPE_CHECKING:
+    from layout_estimator.estimate import Estimate, Estimator
+    from layout_estimator.planner import Plan
+    from minimegatron.arguments import Config
+
+
+class EstimateError(LabError):
+    """The trainer's explanation of why it cannot estimate these flags."""
+
+
+class Estimated(NamedTuple):
+    """A configuration with its estimate by stage and its plan as a whole."""
+
+    config: Config
+    estimate: Estimate
+    plan: Plan
+
+
+def read_flags(flags: Sequence[str]) -> Config:
+    """Parse the flags of `pretrain_gpt.py --estimate`.
+
+    Raises:
+        EstimateError: the trainer does not accept the flags.
+    """
+    from minimegatron.arguments import parse_arguments
+    from minimegatron.errors import UserError
+
+    try:
+        return parse_arguments(["--estimate", *flags])
+    except UserError as error:
+        raise EstimateError(str(error)) from None
+
+
+def estimate(flags: Sequence[str] | Config, measured: dict[tuple, Estimator] | None = None
+             ) -> Estimated:
+    """Estimate what a run with these flags would cost, on the virtual cluster that they describe.
+
+    Args:
+        flags: the trainer's flags, or what read_flags returned for them.
+        measured: filled with one estimator per cluster. Pass the same dictionary again to measure
+            what several estimates have in common only once.
+
+    Raises:
+        EstimateError: the trainer does not accept the flags, or cannot estimate them.
+    """
+    config = read_flags(flags) if isinstance(flags, Sequence) else flags
+    # torch is slow to import, so only after the command line is known to be right.
+    from layout_estimator.planner import estimator_of, make, padded_vocabulary
+    from minimegatron.errors import UserError
+    from virtualgpu.errors import VirtualGpuError
+
+    measured = {} if measured is None else measured
+    cluster = config.device, config.precision, config.virtual_network, config.gpus_per_node
+    try:
+        if cluster not in measured:
+            measured[cluster] = estimator_of(config)
+        found = measured[cluster].estimate(config, padded_vocabulary(config))
+        return Estimated(config, found, make(config, measured[cluster], found))
+    except (UserError, VirtualGpuError) as error:
+        raise EstimateError(str(error)) from None

@@ -23,7 +23,7 @@ from warmranks import preload
 
 from . import sharing
 
-pytest_plugins = ["tests.needs", "tests.browser.fixtures"]
+pytest_plugins = ["tests.needs", "tests.browser.fixtures", "tests.labs.report"]
 
 # Before torch is imported: threads that spin while they wait take the cores from the other tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,0 +1,122 @@
+"""Start the servers of a test cluster, and put the commands that use them on a PATH."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from lab.cluster import processes
+from lab.workspace import CHECKOUT
+from tests.conftest import RunningCluster, command_line
+
+PATIENCE = 300  # seconds until a server must have imported torch
+KEPT = ("HOME", "LANG", "USER")
+CLIENT = Path(__file__).with_name("client.py")
+
+PYTHON = """\
+#!/bin/sh
+case $1 in -u) file=$2 ;; *) file=$1 ;; esac
+case $file in *.py) exec {client} python "$@" ;; esac
+exec {python} "$@"
+"""
+# Every lab's first job starts cold, on all of its nodes: its number is where the link leads.
+TORCHRUN = """\
+#!/bin/sh
+ln -s "$SLURM_JOB_ID" {folder}/cold 2>/dev/null
+if [ "$(readlink {folder}/cold)" = "$SLURM_JOB_ID" ]; then
+    echo cold >>{folder}/launched
+    exec {torchrun} "$@"
+fi
+echo warm >>{folder}/launched
+exec {client} torchrun "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Warm:
+    """The running servers of a cluster: `folder` has their sockets."""
+
+    folder: Path
+
+    def cool(self) -> None:
+        """Forget what ran: the next job starts cold."""
+        for name in ("cold", "launched"):
+            (self.folder / name).unlink(missing_ok=True)
+
+    def launched(self, how: str) -> int:
+        """Return how many times torchrun started "cold" or "warm", once per node and job."""
+        path = self.folder / "launched"
+        return path.read_text().split().count(how) if path.exists() else 0
+
+
+@contextlib.contextmanager
+def commands(folder: Path, bin: Path) -> Iterator[None]:
+    """Have `torchrun` and `python` among the cluster's commands, which come first on its PATH.
+
+    Args:
+        folder: holds the servers' sockets.
+        bin: the folder of the cluster's commands.
+    """
+    names = {"folder": shlex.quote(str(folder)), "python": shlex.quote(sys.executable),
+             "torchrun": shlex.quote(str(Path(sys.executable).with_name("torchrun"))),
+             "client": shlex.join([sys.executable, "-I", "-S", str(CLIENT), str(folder)])}
+    paths = [bin / name for name in ("python", "torchrun")]
+    for path, text in zip(paths, (PYTHON, TORCHRUN), strict=True):
+        path.write_text(text.format(**names))
+        path.chmod(0o755)
+    try:
+        yield
+    finally:
+        for path in paths:
+            path.unlink()
+
+
+def nodes(cluster: RunningCluster) -> dict[str, int]:
+    """Return the process ID of every node's slurmd, by the node's name."""
+    found = {}
+    for pid in processes.in_root(cluster.layout.run.name):
+        words = command_line(pid).split()
+        if words and Path(words[0]).name == "slurmd" and "-N" in words:
+            found[words[words.index("-N") + 1]] = pid
+    return found
+
+
+@contextlib.contextmanager
+def servers(cluster: RunningCluster) -> Iterator[Warm]:
+    """Run a server on this machine and one inside each node, outside of all jobs."""
+    folder = Path(tempfile.mkdtemp(prefix="warm-"))
+    env = {name: os.environ[name] for name in KEPT if name in os.environ} | {
+        "LAB_HOME": str(cluster.home), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(CHECKOUT)}
+    words = [sys.executable, "-m", "tests.labs.warm.server", str(folder)]
+    user = ["--user", "--preserve-credentials"] if os.getuid() else []
+    running = {os.uname().nodename: subprocess.Popen(words, env=env)}
+    for name, pid in nodes(cluster).items():
+        enter = ["nsenter", f"--target={pid}", *user, "--mount", "--uts", "--net", "--pid"]
+        running[name] = subprocess.Popen([*enter, *words], env=env)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while missing := [name for name in running if not (folder / name).is_socket()]:
+            ended = [name for name in missing if running[name].poll() is not None]
+            assert not ended and time.monotonic() < deadline, f"no warm server on {missing}"
+            time.sleep(0.1)
+        with commands(folder, cluster.layout.bin):
+            yield Warm(folder)
+    finally:
+        for server in running.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for process in psutil.Process(server.pid).children(recursive=True):
+                    process.kill()
+            server.kill()
+            server.wait()
+        shutil.rmtree(folder)

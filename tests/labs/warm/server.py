@@ -1,0 +1,159 @@
+"""The server of one host: a process that has imported torch and the trainer, and forks.
+
+python -m tests.labs.warm.server FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from subprocess import TimeoutExpired
+from typing import Any
+
+from lab.cluster import syscalls
+from lab.cluster.processes import kill_descendants
+from minimegatron.imports import quick_imports
+from tests.labs.warm.client import Fork
+
+STANDARD = 3  # descriptors: input, output, and error
+
+
+def serve(folder: str) -> None:
+    """Fork for every connection, until this process is killed."""
+    with quick_imports():
+        import torch.distributed.run  # noqa: F401
+
+        import minimegatron.planner
+        import minimegatron.training  # noqa: F401
+
+    path = Path(folder, socket.gethostname())
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{path}.new")
+    listener.listen(64)
+    os.rename(f"{path}.new", path)  # whoever finds the socket is served
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    while True:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            try:
+                supervise(connection, folder)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(0)
+        connection.close()
+
+
+def supervise(connection: socket.socket, folder: str) -> None:
+    """Start the requested program; end it when its client is gone, and tell its exit code."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+    request, descriptors = receive(connection)
+    pid = os.fork()
+    if pid == 0:
+        connection.close()
+        os.setsid()
+        become(request, descriptors, folder)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    connection.sendall(pid.to_bytes(8, "big", signed=True))
+    ended = os.pidfd_open(pid)
+    while True:
+        ready, _, _ = select.select([connection, ended], [], [])
+        if ended in ready:
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            kill_descendants(os.getpid())
+            connection.sendall(code.to_bytes(8, "big", signed=True))
+            return
+        if not (numbers := connection.recv(64)):
+            kill_descendants(os.getpid())
+            return
+        for number in numbers:
+            os.kill(pid, number)
+
+
+def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Return the request of a client.Fork and its open files."""
+    data, descriptors, _, _ = socket.recv_fds(connection, 8, STANDARD)
+    length = int.from_bytes(data, "big")
+    return json.loads(connection.recv(length, socket.MSG_WAITALL)), descriptors
+
+
+def become(request: dict[str, Any], descriptors: list[int], folder: str) -> None:
+    """Be the requested program until its end."""
+    import torch
+
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+    os.closerange(STANDARD, 4096)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    threads = request["env"].get("OMP_NUM_THREADS")
+    torch.set_num_threads(int(threads) if threads else len(os.sched_getaffinity(0)))
+    kind, *words = request["words"]
+    try:
+        code = torchrun(words, folder) if kind == "torchrun" else script(words)
+    except SystemExit as end:
+        code = end.code
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # wait for its threads, as the interpreter does
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
+
+
+def script(words: list[str]) -> None:
+    """Run a program's file as `python` does."""
+    if words[0] == "-u":
+        words = words[1:]
+        sys.stdout.reconfigure(write_through=True)
+    sys.argv = words
+    sys.path[0] = str(Path(words[0]).resolve().parent)
+    runpy.run_path(words[0], run_name="__main__")
+
+
+def torchrun(words: list[str], folder: str) -> None:
+    """Run torchrun's own program, with warm ranks."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+    def start(handler: Any, words: tuple[str, ...], env: dict[str, str]) -> Rank:
+        return Rank(folder, ("python", *words[1:]), env, (
+            0, *(number if file is None else file.fileno()
+                 for number, file in ((1, handler._stdout), (2, handler._stderr)))))
+
+    subprocess_handler.SubprocessHandler._popen = start
+    sys.argv = ["torchrun", *words]
+    run.main()
+
+
+class Rank(Fork):
+    """A rank, with the methods of subprocess.Popen that torchrun calls."""
+
+    def poll(self) -> int | None:
+        if self.returncode is None and select.select([self.connection], [], [], 0)[0]:
+            super().wait()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None and not select.select([self.connection], [], [], timeout)[0]:
+            raise TimeoutExpired("a warm rank", timeout)
+        return super().wait()
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])

@@ -30,11 +30,10 @@ case $1 in -u) file=$2 ;; *) file=$1 ;; esac
 case $file in *.py) exec {client} python "$@" ;; esac
 exec {python} "$@"
 """
-# Every lab's first job starts cold, on all of its nodes: its number is where the link leads.
+# Every lab's first job starts cold on its first node; making the folder is what only one can do.
 TORCHRUN = """\
 #!/bin/sh
-ln -s "$SLURM_JOB_ID" {folder}/cold 2>/dev/null
-if [ "$(readlink {folder}/cold)" = "$SLURM_JOB_ID" ]; then
+if [ "$SLURM_NODEID" = 0 ] && mkdir {folder}/cold 2>/dev/null; then
     echo cold >>{folder}/launched
     exec {torchrun} "$@"
 fi
@@ -51,8 +50,9 @@ class Warm:
 
     def cool(self) -> None:
         """Forget what ran: the next job starts cold."""
-        for name in ("cold", "launched"):
-            (self.folder / name).unlink(missing_ok=True)
+        (self.folder / "launched").unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            (self.folder / "cold").rmdir()
 
     def launched(self, how: str) -> int:
         """Return how many times torchrun started "cold" or "warm", once per node and job."""

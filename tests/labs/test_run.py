@@ -2,7 +2,7 @@
 who answers every question correctly.
 
 `make test` runs the short setting (labkit.build.short) with warm starts (tests.labs.warm) and
-prints what each lab cost. `make stress` runs every cell as students do, and checks both time budgets.
+prints what each lab cost. `make stress` runs every cell as students do, and checks both budgets.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def test_the_short_setting_keeps_its_budget(path, course, warm, record_property)
 @pytest.fixture(scope="module")
 def home(make_cluster):
     made = make_cluster().home
-    shipping.make(made)
+    shipping.make_workspace(made)
     data.ensure(made, lambda line: None)
     return made
 

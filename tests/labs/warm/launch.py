@@ -16,8 +16,8 @@ from pathlib import Path
 
 import psutil
 
-from lab.cluster import processes
-from lab.workspace import CHECKOUT
+from labcore.workspace import CHECKOUT
+from slurmbox import processes
 from tests.conftest import RunningCluster, command_line
 
 PATIENCE = 300  # seconds until a server must have imported torch

@@ -18,9 +18,9 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any
 
-from lab.cluster import syscalls
-from lab.cluster.processes import kill_descendants
 from minimegatron.imports import quick_imports
+from slurmbox import syscalls
+from slurmbox.processes import kill_descendants
 from tests.labs.warm.client import Fork
 
 STANDARD = 3  # descriptors: input, output, and error
@@ -31,7 +31,7 @@ def serve(folder: str) -> None:
     with quick_imports():
         import torch.distributed.run  # noqa: F401
 
-        import minimegatron.planner
+        import layout_estimator.planner  # noqa: F401
         import minimegatron.training  # noqa: F401
 
     path = Path(folder, socket.gethostname())

@@ -89,6 +89,12 @@ def test_only_one_file_knows_cuda(path):
     assert not names
 
 
+def test_packages_import_each_other_as_pyproject_allows():
+    done = subprocess.run([Path(sys.executable).with_name("lint-imports"), "--no-cache"], cwd=ROOT,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
 def test_what_the_lab_command_imports_is_light():
     code = "import sys, lab.cli; lab.cli.parser(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -1,9 +1,12 @@
-"""Schedules as data: what every pipeline stage computes, in which order.
+"""Pipeline schedules as data: what every stage computes, in which order.
 
-actions.py says what a schedule is, builtin.py has the published ones, loading.py reads yours,
-validation.py says what is wrong with it, communication.py adds sends and receives, simulation.py
-puts it on a clock, drawing.py draws it, steps.py with a slider, traces.py has files for Perfetto.
-Nothing here needs torch; drawing alone needs matplotlib.
+actions.py defines a schedule, builtin.py has the published ones, loading.py reads yours,
+validation.py checks one, communication.py adds sends and receives, simulation.py puts it on a
+clock, drawing.py and steps.py draw it, and traces.py reads and writes Perfetto traces.
+
+Schedules need only the standard library and import none of our packages, so they also run where
+torch does not; only drawing needs matplotlib. The trainer, the estimator, the checks, and the labs
+all use the same lists. Begin with actions.py, then builtin.py.
 """
 
 from pipeline_schedules.actions import (

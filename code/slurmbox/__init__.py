@@ -1,12 +1,17 @@
 """A real Slurm on one machine: `lab cluster up|down|status`.
 
-What the rest of the product uses:
+What other packages use:
 
     environment(home)         this process's environment, with the cluster's commands on PATH
-    ensure_up(home, profile)  start it, or heal it, or find it running; True: started here
+    ensure_up(home, profile)  start the cluster, or heal it; True if it was started here
     down(home)                stop it
-    leave_job(home)           on a site: forget the job that this process runs in; its number
+    leave_job(home)           on a site: forget the job this process runs in; its number
     link_dli(home)            `/dli` -> the workspace, where the machine allows it
+
+control.py starts and stops it, config.py writes slurm.conf, init.py is the supervisor of its
+daemons (daemon.py, daemons.py) inside namespaces.py, site.py stands in for a site's own cluster,
+containers.py for one container per node. It may import labcore, and virtualgpu for the names of GPU
+models; never the trainer. Begin with control.py; docs/cluster.md is the user's guide.
 """
 
 from __future__ import annotations

@@ -1,1 +1,8 @@
-""""""
+"""What notebooks import beside checks, estimates, and logs.
+
+jobs.py submits and awaits Slurm jobs, plots.py draws losses and pipelines, links.py and roofline.py
+measure the cluster's links and a GPU's roofline, saved.py lists what autograd saves for backward,
+curves.py and async_pipeline.py train small models in the notebook itself, served.py links to
+what the Jupyter server shows. torchgpipe_cpu.py and deepspeed_cpu.py let those libraries run
+without GPUs. docs/writing-labs.md lists the functions that a lab may use.
+"""

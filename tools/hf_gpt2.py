@@ -25,6 +25,8 @@ from pathlib import Path
 import torch
 
 import safetensors_file
+from minimegatron.arguments import Config
+from minimegatron.arguments.table.flag import STATE, names_affecting
 from minimegatron.checkpoint import (
     TRACKER,
     VERSION,
@@ -157,13 +159,13 @@ def from_hf(folder: Path, save: Path, divisor: int) -> str:
     padding = model[WORDS].float().mean(0).to(model[WORDS].dtype)
     model[WORDS] = torch.cat([model[WORDS], padding.expand(rows - config["vocab_size"], -1)])
     width, layers, heads = config["n_embd"], config["n_layer"], config["n_head"]
-    args = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1,
-            "num_layers": layers, "layers_per_chunk": (layers,), "hidden_size": width,
+    defaults = {name: getattr(Config(), name) for name in names_affecting(STATE, Config)}
+    args = {**defaults, "num_layers": layers, "layers_per_chunk": (layers,), "hidden_size": width,
             "num_attention_heads": heads, "kv_channels": width // heads,
             "max_position_embeddings": config["n_positions"], "padded_vocab_size": rows,
             "ffn_hidden_size": inner_width(config),
             "layernorm_epsilon": config["layer_norm_epsilon"], "hidden_dropout": 0.1,
-            "attention_dropout": 0.1, "tokenizer_type": "GPT2BPETokenizer",
+            "attention_dropout": 0.1,
             "consumed_train_samples": 0, "consumed_valid_samples": 0}
     state = {"args": args, "checkpoint_version": VERSION, "iteration": 0, "model": model}
     final = folder_of(save, 0)

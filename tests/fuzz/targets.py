@@ -22,6 +22,7 @@ from labkit.check.job import resolve
 from labkit.check.measure import printed, read
 from labkit.contest.contests import pipelines
 from labkit.contest.declaration import Disqualified
+from minimegatron.arguments.parse import build_parser
 from tests.fuzz.hostile import TEXTS, anything, changed, spoilt, words
 from tests.grader.small_lab import answered, source
 
@@ -34,12 +35,8 @@ ATTEMPT = json.loads(Attempt("s", "l", "d", "e", "graded", scores={"a": 1.0}, un
 FLAGS = ("--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --lr 1e-3 "
          "--max-position-embeddings 64 --micro-batch-size 4 --train-iters 5 --data-path x "
          "--vocab-file v --merge-file m")
-MORE = ("--estimate", "--device", "virtual:v100", "--world-size", "--plot", "--help", "--schedule",
-        "interleaved", "zb-h1", "x.py", "--pipeline-model-parallel-size", "--balance", "1-1", "@x",
-        "--tensor-model-parallel-size", "--global-batch-size", "--num-layers",
-        "--pipeline-model-parallel-layout", "E(t|)*3L", "--num-layers-per-virtual-pipeline-stage",
-        "--split", "--fp16", "--loss-scale", "--recompute-granularity", "full", "--save", "-b",
-        "--profile-ranks", "--seed", "--train-samples", "--lr-decay-iters", "--ddp-bucket-size")
+MORE = (*build_parser()._option_string_actions, "virtual:v100", "interleaved", "zb-h1", "x.py",
+        "1-1", "@x", "E(t|)*3L", "full")
 TORCHRUN = ("--nnodes", "--nproc_per_node", "--node-rank", "--master_addr", "--master-port",
             "--rdzv_endpoint", "--rdzv-backend", "c10d", "slurmnode1:29500", "[::1]:6000",
             "--standalone", "-m", "x/pretrain_gpt.py")

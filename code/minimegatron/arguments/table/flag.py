@@ -149,6 +149,7 @@ def table_of(config: type) -> Mapping[str, Flag]:
     return table
 
 
+@cache
 def names_affecting(effect: Effect, config: type) -> tuple[str, ...]:
     """Return the names of the fields that affect any part of `effect`.
 

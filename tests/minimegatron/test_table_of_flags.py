@@ -106,8 +106,14 @@ def test_a_field_that_is_not_declared_as_a_flag_is_refused():
     class Bare(Config):
         num_query_groups: int = 1
 
+    @dataclass(frozen=True)
+    class Untyped(Config):
+        num_query_groups: tuple[int, ...] = flag(None, "groups of attention heads", affects=COST)
+
     with pytest.raises(TypeError, match=r"Bare.num_query_groups: declare it with flag\(\)"):
         table_of(Bare)
+    with pytest.raises(TypeError, match=r"Untyped.num_query_groups: tuple.* needs type="):
+        table_of(Untyped)
 
 
 def test_every_name_in_the_table_is_a_field_and_every_default_is_in_its_bounds():

@@ -43,14 +43,14 @@ def build_parser(config: type[Config] = Config) -> Parser:
 
 def add(group: argparse._ArgumentGroup, flag: Flag) -> None:
     """Add one line of the table to argparse."""
-    said = flag.help
     if isinstance(flag.default, bool):
-        options = {"action": "store_false" if flag.default else "store_true"}
-    else:
-        options = {"default": flag.default, "type": flag.type, **flag.options}
-        if flag.default not in (None, ""):
-            said += f" (default: {flag.default})".replace("%", "%%")
-    group.add_argument(*flag.spellings, dest=flag.name, help=said, **options)
+        group.add_argument(*flag.spellings, dest=flag.name, help=flag.help,
+                           action="store_false" if flag.default else "store_true")
+        return
+    shown = "" if flag.default in (None, "") else f" (default: {flag.default})".replace("%", "%%")
+    group.add_argument(*flag.spellings, dest=flag.name, help=flag.help + shown,
+                       default=flag.default, type=flag.type, choices=flag.choices or None,
+                       nargs=flag.nargs, required=flag.required)
 
 
 def refuse_unknown(parser: Parser, extras: Sequence[str]) -> None:

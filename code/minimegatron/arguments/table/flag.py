@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
 from minimegatron.arguments.table.bounds import Bound
 
-TYPES = {"int": int, "float": float, "str": str, "bool": bool}  # by the name in the annotation
+TYPES = {each.__name__: each for each in (bool, int, float, str)}
 USUAL_MOST = 10**12  # a larger number is a typing error that would only exhaust the memory
 
 
@@ -50,10 +50,13 @@ class Flag:
 
     name: str
     default: Any
-    annotation: str
+    type: type | None  # of the value, or of each value if there are several
     affects: Effect
     help: str = ""
     aliases: tuple[str, ...] = ()
+    choices: tuple[Any, ...] = ()
+    nargs: str | None = None
+    required: bool = False
     bounds: tuple[Bound, ...] = ()
     most: int = USUAL_MOST
     needs: Others | None = None
@@ -64,7 +67,6 @@ class Flag:
     path: bool = False
     estimate_with: Any = None
     derived: bool = False
-    options: Mapping[str, Any] | None = None
 
     @property
     def spelling(self) -> str:
@@ -75,28 +77,26 @@ class Flag:
         """All names of the flag on the command line."""
         return self.off or tuple(dict.fromkeys((self.spelling, *self.aliases)))
 
-    @property
-    def choices(self) -> tuple[Any, ...]:
-        return (self.options or {}).get("choices", ())
 
-    @property
-    def type(self) -> type:
-        """The type of the value, or of each value if there are several."""
-        declared = (self.options or {}).get("type")
-        return declared or TYPES[self.annotation.partition(" ")[0]]
-
-
-def flag(default: Any, help: str, *aliases: str, affects: Effect,
-         bounds: Bound | tuple[Bound, ...] = (), **more: Any) -> Any:
+def flag(default: Any, help: str, *aliases: str, affects: Effect, type: type | None = None,
+         choices: tuple[Any, ...] = (), nargs: str | None = None, required: bool = False,
+         bounds: Bound | tuple[Bound, ...] = (), most: int = USUAL_MOST,
+         needs: Others | None = None, excludes: Others | None = None, sets: tuple[str, ...] = (),
+         today: Mapping[str, str] | None = None, off: tuple[str, ...] = (), path: bool = False,
+         estimate_with: Any = None) -> Any:
     """Return a dataclass field that is also a command-line flag: --field-name.
 
-    The type is the field's annotation. A field whose default is True needs `off`.
+    A field whose default is False becomes a switch; one whose default is True needs `off`.
 
     Args:
         default: the value without the flag.
         help: the text in --help.
         aliases: other names of the flag.
         affects: what depends on the value.
+        type: converts the value; by default, the type that the annotation begins with.
+        choices: the accepted values, if they are few.
+        nargs: of argparse, for a flag that takes several values.
+        required: whether training needs the flag.
         bounds: the accepted interval, or several.
         most: the largest accepted whole number.
         needs: other flags, one of which must be given too.
@@ -106,13 +106,10 @@ def flag(default: Any, help: str, *aliases: str, affects: Effect,
         off: the names of the flag that turns a True default off.
         path: whether the value is a file or a folder that is read.
         estimate_with: the value that --estimate uses if this required flag is not given.
-        type, choices, nargs, required: of argparse, where the annotation does not imply them.
     """
-    options = {key: more.pop(key) for key in ("type", "choices", "nargs", "required")
-               if key in more}
-    bounds = bounds if isinstance(bounds, tuple) else (bounds,)
-    return _field(default, help=help, aliases=aliases, affects=affects, bounds=bounds,
-                  options=options, **more)
+    about = {name: value for name, value in locals().items() if name != "default"}
+    about["bounds"] = bounds if isinstance(bounds, tuple) else (bounds,)
+    return field(default=default, metadata={"flag": about})
 
 
 def derived(default: Any, *, affects: Effect) -> Any:
@@ -122,12 +119,8 @@ def derived(default: Any, *, affects: Effect) -> Any:
         default: the value before the checks.
         affects: what depends on the value.
     """
-    return _field(default, affects=affects, derived=True)
-
-
-def _field(default: Any, **about: Any) -> Any:
-    Flag("", default, "", **about)  # raises TypeError for a part that no flag has
-    return field(default=default, metadata={"flag": about})
+    return field(default=default,
+                 metadata={"flag": {"type": None, "affects": affects, "derived": True}})
 
 
 def spelled(name: str) -> str:
@@ -139,13 +132,18 @@ def spelled(name: str) -> str:
 def table_of(config: type) -> Mapping[str, Flag]:
     """Return the flags of a dataclass and its derived fields, by name.
 
-    Raises TypeError for a field that is not declared with `flag` or `derived`.
+    Raises TypeError for a field that is not declared with `flag` or `derived`, or whose annotation
+    does not say how to convert its value.
     """
     table = {}
     for each in fields(config):
-        if "flag" not in each.metadata or each.default is MISSING:
+        about = each.metadata.get("flag")
+        if about is None:
             raise TypeError(f"{config.__name__}.{each.name}: declare it with flag() or derived()")
-        table[each.name] = Flag(each.name, each.default, str(each.type), **each.metadata["flag"])
+        kind = about["type"] or TYPES.get(str(each.type).partition(" ")[0])
+        if kind is None and "derived" not in about:
+            raise TypeError(f"{config.__name__}.{each.name}: {each.type} needs type=")
+        table[each.name] = Flag(each.name, each.default, **{**about, "type": kind})
     return table
 
 

@@ -164,21 +164,21 @@ def run_node(arguments: argparse.Namespace) -> None:
     layout.munge_socket.unlink(missing_ok=True)
     containers.note_link(layout, name, profile.link, problem)
     node = Node(layout, profile, lambda _: [daemons.slurmd(layout, name)])
-    ghosts: list[str] = []
+    lost: list[str] = []
     munged, slurmd = node.daemons
-    munged.prepare = lambda: ghosts.extend(healing.running_jobs(layout, "-w", name))
+    munged.prepare = lambda: lost.extend(bury(layout, name))
     slurmd.is_up = lambda: listening(PLACE.node_port(0))
-    slurmd.prepare = lambda: bury(layout, ghosts, name)
+    slurmd.prepare = lambda: healing.start_requeued(layout, lost)
     node.run(f"slurmd answers; link {profile.link}"
              + (f" is not possible, so unlimited: {problem}" if problem else ""))
 
 
-def bury(layout: Layout, ghosts: list[str], name: str) -> None:
-    """Jobs that ran here when the container ended; Slurm may have noticed meanwhile."""
-    left = [job for job in healing.running_jobs(layout, "-w", name) if job in ghosts]
-    if left:
-        say(f"jobs that ended with the container before: {', '.join(left)}")
-        healing.revive_ghosts(layout, left)
+def bury(layout: Layout, name: str) -> list[str]:
+    """Fail the jobs that ran here when the container ended, and return them."""
+    lost = healing.fail_node(layout, name, containers.PATIENCE)
+    if lost:
+        say(f"jobs that ended with the container before: {', '.join(lost)}")
+    return lost
 
 
 def node_name(profile: Profile) -> str:

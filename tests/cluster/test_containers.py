@@ -11,7 +11,7 @@ import pytest
 from job_monitor.nvidia_smi import cards
 from lab import cli as program
 from labcore.errors import LabError
-from slurmbox import clients, config, containers, control, profile, serve, status
+from slurmbox import clients, config, containers, control, healing, profile, serve, status
 from slurmbox.containers import PLACE
 from slurmbox.install import Slurm
 from slurmbox.layout import Layout
@@ -149,6 +149,39 @@ def test_a_node_waits_for_the_controller_of_its_own_shape(layout, monkeypatch):
     layout.record.unlink()
     with pytest.raises(LabError, match="it starts"):
         waits(None)
+
+
+# A command of Slurm's that notes what it was asked, and answers from the third time on.
+BUSY = """\
+#!/bin/sh
+echo "$(basename $0) $*" >> {asked}
+[ $(grep -c "^$(basename $0) " {asked}) -ge 3 ] || {{ echo "no controller" >&2; exit 1; }}
+[ "$(basename $0)" = squeue ] && echo 7 && echo 9
+exit 0
+"""
+
+
+@pytest.fixture
+def asked(layout):
+    """The file in which a busy Slurm notes what it was asked."""
+    asked = layout.home / "asked"
+    for name in ("squeue", "scontrol"):
+        program = layout.bin / name
+        program.write_text(BUSY.format(asked=asked))
+        program.chmod(0o755)
+    return asked
+
+
+def test_a_node_that_comes_back_fails_its_jobs_even_if_slurm_does_not_answer_at_once(layout, asked):
+    assert healing.fail_node(layout, "slurmnode2", patience=60) == ["7", "9"]
+    squeue, scontrol = "squeue -h -t R,S -o %A -w slurmnode2", (
+        "scontrol update nodename=slurmnode2 state=down reason=its container was restarted")
+    assert asked.read_text().splitlines() == [squeue] * 3 + [scontrol] * 3
+
+
+def test_slurm_without_an_answer_is_an_error_and_not_an_empty_queue(layout, asked):
+    with pytest.raises(LabError, match=r"squeue -h .* -w slurmnode2: no controller"):
+        healing.fail_node(layout, "slurmnode2", patience=0)
 
 
 def test_without_nodes_the_lab_goes_on_and_says_so(layout, monkeypatch):

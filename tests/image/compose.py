@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import socket
 import subprocess
 import time
@@ -107,23 +106,3 @@ class Compose:
     def address(self) -> str:
         found = re.findall(r"http://127\.0\.0\.1:8888/lab\?token=\w+", self.log("lab"))
         return found[-1] if found else ""
-
-
-def forget_chains(before: list[str]) -> None:
-    """netavark leaves its own chains behind when the last network goes. Nothing is touched where
-    they were there before, or another's network still is."""
-    def saved() -> list[str]:
-        return subprocess.run(["iptables-save"], capture_output=True, text=True,
-                              check=True).stdout.splitlines()
-
-    if os.getuid() or before or any(re.match(r":NETAVARK-[0-9A-F]{10}", line) for line in saved()):
-        return
-    for first, action in (("-A ", "-D"), (":", "-X")):
-        table = ""
-        for line in saved():
-            if line.startswith("*"):
-                table = line[1:]
-            elif line.startswith(first) and "NETAVARK" in line:
-                words = shlex.split(line.removeprefix(first))
-                subprocess.run(["iptables", "-t", table, action,
-                                *(words if action == "-D" else words[:1])], check=True)

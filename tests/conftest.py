@@ -77,6 +77,28 @@ class RunningCluster:
                               stdin=subprocess.DEVNULL, timeout=timeout,
                               env=cluster.environment(self.home) | environment)
 
+    def batch(self, words: str, seconds: float = 120) -> str:
+        """Submit a batch job, and return its state once it has ended.
+
+        `sbatch --wait` does the same, but looks after 2 and 10 seconds, and then every 10.
+
+        Args:
+            words: what follows `sbatch`.
+            seconds: how long to wait for its end.
+        """
+        submitted = self.run(f"sbatch --parsable {words}")
+        assert submitted.returncode == 0, submitted.stderr
+        query = f"squeue -h -t all -j {submitted.stdout.strip()} -o %T"
+        ended: list[str] = []
+
+        def done() -> bool:
+            ended[:] = set(self.run(query).stdout.split()) - {
+                "PENDING", "CONFIGURING", "RUNNING", "COMPLETING"}
+            return bool(ended)
+
+        assert self.until(done, seconds), self.run("squeue").stdout
+        return ended[0]
+
     def until(self, done: Callable[[], object], seconds: float = 20) -> bool:
         """Whether `done()` comes true in time."""
         deadline = time.monotonic() + seconds

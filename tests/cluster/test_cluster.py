@@ -71,10 +71,9 @@ def daemon(cluster, name):
 
 
 def test_sinfo_shows_two_idle_nodes_with_two_v100_each(cluster):
-    assert cluster.until(lambda: "alloc" not in cluster.run("sinfo").stdout)
-    out = cluster.run("sinfo -h -N -o '%N %t %c %G %R'").stdout.split("\n")
-    assert out[:2] == ["slurmnode1 idle 32 gpu:v100:2 slurmpar",
-                       "slurmnode2 idle 32 gpu:v100:2 slurmpar"]
+    nodes = ["slurmnode1 idle 32 gpu:v100:2 slurmpar", "slurmnode2 idle 32 gpu:v100:2 slurmpar"]
+    assert cluster.until(  # the last test's job may still be ending
+        lambda: cluster.run("sinfo -h -N -o '%N %t %c %G %R'").stdout.splitlines() == nodes)
 
 
 def test_nodes_have_host_names_and_addresses_of_their_own(cluster):
@@ -109,11 +108,11 @@ def test_a_classic_script_runs_unchanged(cluster):
 @pytest.mark.parametrize("export", ["ALL", "NONE"])
 def test_a_jobs_environment_is_whole(cluster, export):
     names = "LAB_HOME SLURM_CONF GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME TERM"
-    done = cluster.run(f"sbatch --wait --export={export} -o env.txt --wrap "
-                       f"'for name in {names}; do printenv $name; done; "
-                       "command -v python; command -v scontrol; clear >/dev/null && echo cleared'")
+    state = cluster.batch(f"--export={export} -o env.txt --wrap "
+                          f"'for name in {names}; do printenv $name; done; command -v python; "
+                          "command -v scontrol; clear >/dev/null && echo cleared'")
     lines = (cluster.home / "env.txt").read_text().splitlines()
-    assert done.returncode == 0 and lines[-1] == "cleared"
+    assert state == "COMPLETED" and lines[-1] == "cleared"
     assert lines[0] == str(cluster.home)
     assert lines[-3:-1] == [f"{Path(sys.executable).parent}/python",
                             f"{cluster.layout.bin}/scontrol"]

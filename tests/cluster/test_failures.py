@@ -88,7 +88,9 @@ def test_after_the_supervisor_was_killed_commands_say_so_and_up_brings_the_queue
     keep = spare.run("sbatch --parsable --requeue --wrap 'sleep 603'").stdout.strip()
     lose = spare.run("sbatch --parsable --no-requeue --wrap 'sleep 604'").stdout.strip()
     assert spare.until(lambda: len(spare.run("squeue -h -t R").stdout.splitlines()) == 2)
-    time.sleep(6)  # Slurm writes its queue down every five seconds
+    # Slurm writes its queue to disk some seconds after a change.
+    started, kept = time.time(), spare.layout.state / "state" / "job_state"
+    assert spare.until(lambda: kept.exists() and kept.stat().st_mtime > started)
     os.kill(health.supervisor(spare.layout)[0], signal.SIGKILL)
     assert spare.until(lambda: not cluster_processes(spare.home), 5)
     down = spare.run("sinfo", timeout=5)
@@ -206,7 +208,7 @@ def test_a_workspace_with_blanks_and_a_very_long_path(tmp_path):
     here = RunningCluster(home)
     try:
         assert here.run("srun pwd").stdout.strip() == str(home)
-        assert here.run("sbatch --wait -o /dli/out.txt --wrap 'pwd'").returncode == 0
+        assert here.batch("-o /dli/out.txt --wrap pwd") == "COMPLETED"
     finally:
         control.down(home)
     assert not cluster_processes(home)

@@ -20,9 +20,8 @@ def mixed(make_cluster):
 def job(cluster, options):
     """The lines of SHOW in a batch script, then in a step on all its nodes; node by node."""
     (cluster.home / "show.sh").write_text(SHOW)
-    done = cluster.run(f"sbatch --wait {options} -o shown.txt --wrap "
-                       "'bash show.sh; srun bash show.sh'")
-    assert done.returncode == 0, done.stderr
+    assert cluster.batch(f"{options} -o shown.txt --wrap 'bash show.sh; srun bash show.sh'") == (
+        "COMPLETED")
     batch, *steps = (cluster.home / "shown.txt").read_text().splitlines()
     return batch.split(), [line.split() for line in sorted(steps)]
 

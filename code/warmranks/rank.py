@@ -84,9 +84,10 @@ def _settle(run: Run, more: dict[str, str], stack: int, parent: int) -> None:
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     if isinstance(sys.stdout, io.TextIOWrapper) and not run.is_program:
         sys.stdout.reconfigure(line_buffering=True)  # lines of several ranks stay whole
-    import torch
+    if "torch" in sys.modules or run.backend:
+        import torch
 
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1) if run.is_program else 1)
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1) if run.is_program else 1)
     gc.enable()
 
 
@@ -112,8 +113,8 @@ def _program(run: Run, main: Callable, arguments: tuple) -> int:
     """Call a program's main function as the interpreter does; return its exit code."""
     sys.argv[:] = run.argv
     try:
-        main(*arguments)
-        return 0
+        code = main(*arguments)
+        return code & 0xFF if isinstance(code, int) else 0
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return (end.code or 0) & 0xFF

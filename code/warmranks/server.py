@@ -21,7 +21,7 @@ from warmranks.failures import RankError, failure
 from warmranks.requests import LARGEST_PACKET, READY, Report, Run, receive, send
 
 # Creating an optimizer imports torch._dynamo, which takes a second of CPU time.
-TORCH = ("torch.distributed", "torch.nn.parallel", "torch._dynamo")
+TORCH = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
 START = ("import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
          "from warmranks.forking import main; main()")
 # A library that starts threads when it is imported would make every fork unsafe.
@@ -30,7 +30,7 @@ ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", 
 
 
 class ForkServer:
-    """A process that has imported torch, and that forks ranks on request.
+    """A process that has imported torch or other modules, and that forks ranks on request.
 
     It ends with the `with` statement, with `close()`, or with this process, however that ends. It
     starts in the background: only the first run waits for its imports.
@@ -40,7 +40,7 @@ class ForkServer:
         """Start the server.
 
         Args:
-            preload: modules that the server imports besides torch. They must start no threads.
+            preload: modules that the server imports. They must start no threads.
         """
         self.preload, self.owner = tuple(preload), os.getpid()
         self._lock = threading.Lock()
@@ -50,7 +50,7 @@ class ForkServer:
             theirs.set_inheritable(True)
             self.process = subprocess.Popen(
                 [sys.executable, "-c", START, str(theirs.fileno()),
-                 json.dumps(sys.path), json.dumps([*self.preload, "torch"])],
+                 json.dumps(sys.path), json.dumps(self.preload)],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
                 env=os.environ | ONE_THREAD, start_new_session=True)  # Ctrl-C is the caller's
 
@@ -113,7 +113,8 @@ class ForkServer:
         """Call a program's main function as a new process would, and return what it printed.
 
         Args:
-            main: called with `sys.argv` set; it may return, raise SystemExit, or end the process.
+            main: called with `sys.argv` set; it may return its exit code, raise SystemExit, or end
+                the process.
             argv: the command line with the program's name.
             *arguments: of `main`.
             ranks: 0 for one process, else that many with torchrun's variables. Once one fails, the
@@ -193,7 +194,7 @@ _default: list[ForkServer] = []
 
 
 def preload(*modules: str) -> None:
-    """Set the modules that the default server imports besides torch, in place of `TORCH`.
+    """Set the modules that the default server imports, in place of `TORCH`.
 
     Call it before the server's first use; a later call counts once that server has ended.
     """

@@ -6,7 +6,6 @@ import csv
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from grader import assign
 from grader.course import Course
 from grader.log import logging_to
 from tests.grader import small_lab
+from tests.warm import warm
 
 
 @pytest.fixture(scope="session")
@@ -52,9 +52,7 @@ def run(course: Course, *words: str, program: str = "lab", seconds: float = 240
         ) -> subprocess.CompletedProcess:
     """Run a command in the course folder, as an instructor without an activated environment."""
     environment = {**os.environ, "LAB_COURSE": str(course.root), "PATH": os.defpath}
-    return subprocess.run([str(Path(sys.executable).with_name(program)), *words], text=True,
-                          cwd=course.root, env=environment, capture_output=True, timeout=seconds,
-                          stdin=subprocess.DEVNULL)
+    return warm(program, *words, env=environment, cwd=course.root, seconds=seconds)
 
 
 def table(path: Path) -> dict[str, dict[str, str]]:

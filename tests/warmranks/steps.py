@@ -86,6 +86,11 @@ def echo(code: object = None) -> None:
     sys.exit(code)
 
 
+def returns(code: int) -> int:
+    """A program that returns its exit code, as an entry point does."""
+    return code
+
+
 def patient() -> None:
     """A program whose rank 1 fails; the others wait for SIGTERM."""
     if os.environ["RANK"] == "1":

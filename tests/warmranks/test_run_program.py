@@ -24,6 +24,10 @@ def test_a_program_s_exit_code_and_output(code, expected, err):
         expected, "['--flag', 'x'] None given\n", err)
 
 
+def test_a_program_may_return_its_exit_code():
+    assert run_program(steps.returns, ["returns"], 4).returncode == 4
+
+
 def test_a_script_runs_like_a_new_process(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import os, sys\nprint(sys.argv, __name__, os.getcwd(), dict(os.environ))\n"

@@ -6,28 +6,35 @@ import sys
 
 import pytest
 
+from grader.channel import Channel
+from grader.sandbox import python as guest_command
 from grader.sandbox.interface import Limits
 from grader.sandbox.podman import Podman
+from lab.check import wire
 from tests.grader.sandbox.conftest import finish
 from tests.grader.sandbox.test_neighbors import BACKENDS
 
-# Four ranks on the loopback, forked after one import of torch.
+# What a driver does with a student's function: four gloo ranks on the loopback.
 RANKS = """
-import os, sys, torch
+import torch
 import torch.distributed as dist
-port = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False).port
-for rank in range(4):
-    if os.fork() == 0:
-        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port + 1}", rank=rank,
-                                world_size=4)
-        ranks = torch.full([3], float(rank))
-        dist.all_reduce(ranks)
-        gathered = [torch.empty(1) for _ in range(4)]
-        dist.all_gather(gathered, torch.tensor([rank ** 2.0]))
-        dist.barrier()
-        os.write(1, f"{ranks.tolist()} {[one.item() for one in gathered]}\\n".encode())
-        os._exit(0)
-[os.wait() for _ in range(4)]
+from warmranks import run_ranks
+
+scale = 2.0
+
+def exchange(x):
+    rank = dist.get_rank()
+    ranks = torch.full([3], x * rank)
+    dist.all_reduce(ranks)
+    gathered = [torch.empty(1) for _ in range(4)]
+    dist.all_gather(gathered, torch.tensor([rank ** scale]))
+    dist.barrier()
+    if x < 0:
+        raise ValueError(f"rank {rank} dislikes {x}")
+    return ranks.tolist(), [one.item() for one in gathered]
+
+def driver(x):
+    return run_ranks(exchange, 4, x)
 """
 LIBRARIES = """
 import fcntl, multiprocessing, os, pathlib, shutil, sqlite3, subprocess, tempfile, zipfile
@@ -65,9 +72,24 @@ LOCKF = {"bubblewrap": "Operation not permitted", "podman": "Function not implem
 
 
 @pytest.mark.slow
-def test_four_ranks_meet_and_reduce(backend):
-    ended = finish(backend, [sys.executable, "-I", "-c", RANKS], Limits())
-    assert ended.out.splitlines() == ["[6.0, 6.0, 6.0] [0.0, 1.0, 4.0, 9.0]"] * 4, ended.noise
+def test_a_driver_in_a_guest_s_cell_runs_four_warm_ranks(backend):
+    """The first call starts the fork server inside the sandbox; the second finds it there."""
+    guest = Channel(backend.start(guest_command("lab.guest"), Limits()))
+
+    def call(x: float) -> dict:
+        return guest.request("call", 120, name="driver", arguments=wire.dumps((x,)).decode(),
+                             keywords=wire.dumps({}).decode())
+
+    try:
+        assert guest.request("cell", 120, source=RANKS)["error"] is None
+        for x in (1.0, 0.5):
+            assert wire.loads(call(x)["value"].encode()) == [
+                ([6.0 * x] * 3, [0.0, 1.0, 4.0, 9.0])] * 4
+        raised = call(-1.0)["raised"]
+        assert raised["names"][0] == "RankError"
+        assert "raised ValueError: rank " in raised["text"]
+    finally:
+        guest.close()
 
 
 @pytest.mark.parametrize("kind", BACKENDS)

@@ -1,0 +1,44 @@
+"""Commands in forks of a process that has imported the grader, which takes a second of CPU time."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from warmranks import ForkServer
+
+MAINS = {"lab": "lab.cli", "nbgrader": "nbgrader.apps.nbgraderapp"}  # as in the entry points
+
+
+@functools.cache
+def server() -> ForkServer:
+    """One for all tests of this process, until its end."""
+    made = ForkServer(["lab.cli", "grader.cli", "grader.batch", "nbgrader.apps.nbgraderapp"])
+    atexit.register(made.close)
+    return made
+
+
+def command(program: str) -> int | None:
+    """Be an entry point: run its main function."""
+    return importlib.import_module(MAINS[program]).main()
+
+
+def warm(program: str, *words: str, env: Mapping[str, str], cwd: Path, seconds: float
+         ) -> subprocess.CompletedProcess[str]:
+    """Run a command as `subprocess.run` with captured output does.
+
+    Args:
+        program: "lab" or "nbgrader".
+        *words: its arguments.
+        env: the whole environment.
+        cwd: the working directory.
+        seconds: the timeout.
+    """
+    path = str(Path(sys.executable).with_name(program))
+    return server().run_program(command, [path, *words], program, env=env, cwd=cwd,
+                                timeout=seconds)

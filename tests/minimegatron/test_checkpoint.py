@@ -1,18 +1,18 @@
 """Saved whole or not at all; resumed exactly; what is not a checkpoint is refused, not executed."""
 
-import os
 import pickle
 import resource
 import shutil
 import subprocess
-import sys
 
 import pytest
 import torch
 
 from minimegatron.checksums import sha256, write_sums
-from tests.ports import free_port
+from minimegatron.main import main
+from warmranks import run_program, run_ranks
 
+from . import failing_rank
 from .conftest import MODEL, PRETRAIN
 
 STEPS = "--global-batch-size 4 --train-iters 6 --log-interval 1 --eval-iters 1 --eval-interval 4 "
@@ -193,19 +193,12 @@ def test_right_keys_with_wrong_contents_are_refused(train, saved):
         assert "Traceback" not in run.err
 
 
-def test_nodes_that_see_different_trackers_are_refused(train, saved, tmp_path, dataset):
-    empty = tmp_path / "empty"
-    command = [sys.executable, PRETRAIN, *(MODEL + dataset.flags).split(), "--train-iters", "2",
-               "--eval-iters", "0", "--global-batch-size", "4", "--load"]
-    port = str(free_port())
-    ranks = [subprocess.Popen([*command, str(folder)], text=True, stdout=subprocess.DEVNULL,
-                              stderr=subprocess.PIPE,
-                              env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2",
-                                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
-             for rank, folder in enumerate((saved[0], empty))]
-    for rank in ranks:
-        err = rank.communicate(timeout=60)[1]
-        assert rank.returncode == 1
+def test_nodes_that_see_different_trackers_are_refused(saved, tmp_path, dataset):
+    (tmp_path / "load0").symlink_to(saved[0])
+    flags = [*(MODEL + dataset.flags).split(), "--train-iters", "2", "--eval-iters", "0",
+             "--global-batch-size", "4", "--load", f"{tmp_path}/loadRANK"]
+    for code, err in run_ranks(failing_rank.run, 2, "", flags, str(tmp_path), backend=None):
+        assert code == 1
         assert "(rank 0: 1, rank 1: None): --load needs a folder that all nodes share" in err
 
 
@@ -240,11 +233,12 @@ def test_a_full_disk_leaves_the_old_checkpoint(dataset, saved):
 
     def small_files():
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+        main()
 
-    command = [sys.executable, PRETRAIN, *(MODEL + dataset.flags).split(), "--train-iters", "2",
-               "--eval-iters", "0", "--load", str(root), "--save", str(root),
-               "--save-interval", "1", "--override-lr-scheduler"]
-    run = subprocess.run(command, capture_output=True, text=True, preexec_fn=small_files)
+    run = run_program(small_files, [
+        PRETRAIN, *(MODEL + dataset.flags).split(), "--train-iters", "2", "--eval-iters", "0",
+        "--load", str(root), "--save", str(root), "--save-interval", "1",
+        "--override-lr-scheduler"])
     assert run.returncode == 1
     assert f"error: --save {root}: rank 0 could not write the checkpoint" in run.stderr
     assert "earlier checkpoints are untouched" in run.stderr

@@ -1,45 +1,32 @@
 """When one rank fails, the others end too, and say in one line why."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from minimegatron import main
-from tests.ports import free_port
+from warmranks import run_ranks
 
+from . import failing_rank
 from .conftest import MODEL
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = Path(__file__).with_name("failing_rank.py")
-
-
 STAGES = "--pipeline-model-parallel-size 2 "
 
 
-def run_both(dataset, how, layout=""):
-    """Start both ranks without an agent, which would kill the survivor before it can speak."""
-    port = str(free_port())
+def run_both(dataset, folder, how, layout=""):
+    """Return the survivor's exit code and standard error, and the other rank's."""
     flags = (MODEL + dataset.flags + "--train-iters 10 --eval-iters 0 --global-batch-size 4 "
              "--distributed-timeout-minutes 0.05 " + layout).split()
-    ranks = [subprocess.Popen(
-        [sys.executable, PROGRAM, how, *flags], text=True, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2",
-                                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
-        for rank in (0, 1)]
-    survivor = ranks[0].communicate(timeout=60)[1]
-    if how in ("silence", "stop"):
-        ranks[1].kill()
-    return ranks[0].returncode, survivor, ranks[1].communicate(timeout=60)[1]
+    (code, survivor), (_, other) = run_ranks(failing_rank.run, 2, how, flags, str(folder),
+                                             backend=None, timeout=100)
+    return code, survivor, other
 
 
 @pytest.mark.parametrize("how", ["error", "death", "silence"])
-def test_the_other_rank_says_that_it_lost_contact(dataset, how):
-    code, survivor, other = run_both(dataset, how)
+def test_the_other_rank_says_that_it_lost_contact(dataset, tmp_path, how):
+    code, survivor, other = run_both(dataset, tmp_path, how)
     assert code == 1
     assert re.fullmatch(r"\[rank 0\] error: lost contact with another rank \(.*\); its own message "
                         r"says why\n", survivor)
@@ -48,9 +35,9 @@ def test_the_other_rank_says_that_it_lost_contact(dataset, how):
 
 
 @pytest.mark.parametrize("how", ["death", "stop"])
-def test_the_other_stage_says_whom_it_lost_and_when(dataset, how):
+def test_the_other_stage_says_whom_it_lost_and_when(dataset, tmp_path, how):
     """A stage that dies, and one that stops (its connections stay open), within the timeout."""
-    code, survivor, _ = run_both(dataset, how, STAGES)
+    code, survivor, _ = run_both(dataset, tmp_path, how, STAGES)
     assert code == 1
     doing = r"waiting for B\d" if how == "stop" else r"(waiting for B|sending F)\d"
     assert re.fullmatch(r"\[rank 0\] error: lost contact with rank 1 \(stage 1\) while " + doing +

@@ -1,31 +1,19 @@
 """A recorded step: one clock for all ranks, a trace that Perfetto reads, the figure's timeline."""
 
 import json
-import os
-import subprocess
-import sys
+import time
 
 import pytest
+import torch.distributed as dist
 
 from minimegatron import timeline
 from pipeline_schedules import Action, ScheduleError, gpipe
-from tests.ports import free_port
+from warmranks import run_ranks
 
 RANKS = [{"rank": rank, "pp": rank // 2, "dp": rank % 2, "tp": 0, "sections": [
     ("batch-generator", 10.0, 10.5, None),
     ("forward-compute", 11.0 + rank, 12.0 + rank, ("F", 0, 0)),
     ("backward-compute", 20.0 - rank, 21.0 - rank, ("B", 0, 0))]} for rank in range(4)]
-ALIGN = """
-import time, torch.distributed as dist
-from minimegatron.console import emit
-from minimegatron.timeline import clock_offset
-from minimegatron.main import leave
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-emit(str(clock_offset(rank, 3, lambda: time.perf_counter() + 1000 * rank)))
-dist.barrier()
-leave(0)
-"""
 
 
 @pytest.fixture
@@ -78,13 +66,13 @@ def test_a_missing_file_says_which_flag_writes_it(tmp_path):
 
 @pytest.mark.slow
 def test_clocks_that_differ_by_minutes_are_aligned_to_milliseconds():
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "3", "--master_port",
-         str(free_port()), "--no-python", sys.executable, "-c", ALIGN],
-        capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr[-2000:]
-    offsets = sorted(map(float, done.stdout.split()), reverse=True)
-    assert offsets == pytest.approx([0, -1000, -2000], abs=5e-3)
+    assert run_ranks(own_offset, 3) == pytest.approx([0, -1000, -2000], abs=5e-3)
+
+
+def own_offset() -> float:
+    """Of a rank whose clock is so many times 1000 s ahead."""
+    rank = dist.get_rank()
+    return timeline.clock_offset(rank, 3, lambda: time.perf_counter() + 1000 * rank)
 
 
 def test_a_pipeline_s_step_is_recorded_by_all_ranks(train, tmp_path):

@@ -10,7 +10,7 @@ from grader.channel import Channel
 from grader.sandbox import python as guest_command
 from grader.sandbox.interface import Limits
 from grader.sandbox.podman import Podman
-from lab.check import wire
+from labkit.check import wire
 from tests.grader.sandbox.conftest import finish
 from tests.grader.sandbox.test_neighbors import BACKENDS
 
@@ -74,7 +74,7 @@ LOCKF = {"bubblewrap": "Operation not permitted", "podman": "Function not implem
 @pytest.mark.slow
 def test_a_driver_in_a_guest_s_cell_runs_four_warm_ranks(backend):
     """The first call starts the fork server inside the sandbox; the second finds it there."""
-    guest = Channel(backend.start(guest_command("lab.guest"), Limits()))
+    guest = Channel(backend.start(guest_command("labkit.guest"), Limits()))
 
     def call(x: float) -> dict:
         return guest.request("call", 120, name="driver", arguments=wire.dumps((x,)).decode(),

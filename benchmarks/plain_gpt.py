@@ -52,9 +52,9 @@ class PlainGPT(nn.Module):
     """The trainer's model: tied embeddings, learned positions, GPT-2's initialization.
 
     The initialization matters for speed. PyTorch's default embedding, N(0, 1), which also
-    produces the logits here, saturates the softmax: the loss starts near 220 instead of ln V = 8.3,
-    and within a few steps the gradients fill with denormal numbers, on which many CPUs compute
-    more than ten times slower.
+    produces the logits here, saturates the softmax: the loss starts near 232 instead of ln V = 8.3,
+    and within a few steps the gradients fill with denormal numbers, on which some CPUs compute
+    many times slower.
     """
 
     def __init__(self, shape: Shape) -> None:

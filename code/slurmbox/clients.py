@@ -158,7 +158,7 @@ def _alive(name: str, code: int = 1) -> str:
 def virtual_smi(layout: Layout, place: Place) -> str:
     """The wrapper of nvidia-smi for virtual cards. It needs no Slurm, so it enters nothing; but it
     must find the processes by the numbers of the cluster's PID namespace."""
-    program = Path(__file__).parents[1] / "nvidia_smi" / "__main__.py"
+    program = Path(__file__).parents[1] / "job_monitor" / "nvidia_smi" / "__main__.py"
     start = shlex.join([sys.executable, "-I", "-S", str(program)])
 
     def command(proc: str) -> str:

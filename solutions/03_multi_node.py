@@ -300,7 +300,7 @@ guess_milliseconds = 500
 # Now submit it. Flags after the script's name go to the trainer, where the last one wins: fewer
 # iterations than the script has, and more lines in the log.
 
-# %% tags=["explore"] short={"iters 30": "iters 6 --eval-iters 0"}
+# %% tags=["explore"] short={"iters 30": "iters 6 --eval-iters 0 --num-layers 2 --hidden-size 64 --seq-length 64"}
 !sbatch code/dp_two_nodes.sh --train-iters 30 --log-interval 2
 !squeue
 
@@ -1119,7 +1119,7 @@ check.that(cost.bubble < 0.20, "It fits, but the pipeline is empty for too long:
 guess_peak = 3
 ### END SOLUTION
 
-# %% tags=["explore"]
+# %% tags=["explore"] short={"!sbatch --export=ALL,NCCL_DEBUG=INFO code/my_hybrid.sh": "!sed 's/size 16/size 4/' code/my_hybrid.sh | sbatch --export=ALL,NCCL_DEBUG=INFO"}
 !sbatch --export=ALL,NCCL_DEBUG=INFO code/my_hybrid.sh
 
 # %% tags=["explore"]

@@ -159,7 +159,7 @@ check.function(
 guess_power = 15
 ### END SOLUTION
 
-# %% tags=["explore"] short={"iters 24": "iters 10", "scale 1073741824": "scale 1048576"}
+# %% tags=["explore"] short={"--global-batch-size 4": "--global-batch-size 4 --num-layers 2 --hidden-size 64 --seq-length 64"}
 !sbatch code/fp16.sh --train-iters 24 --log-interval 1 --eval-iters 0 --global-batch-size 4 \
     --initial-loss-scale 1073741824 --loss-scale-window 6
 
@@ -339,7 +339,7 @@ print("the log:      ", result(sum(one.skipped for one in log.iterations)))
 # > **Watch out: the next job is meant to go wrong, and you will not be told.** `--loss-scale` fixes the
 # > scale. This one is too high, and nothing lowers it.
 
-# %% tags=["explore"] short={"iters 6": "iters 4"}
+# %% tags=["explore"] short={"--fp16": "--fp16 --num-layers 2 --hidden-size 64 --seq-length 64"}
 !sbatch code/dp_single_node.sh --train-iters 6 --log-interval 2 --eval-iters 0 --global-batch-size 4 \
     --fp16 --loss-scale 1073741824
 
@@ -807,14 +807,14 @@ print(bad(logs.lines(full.log, "out of memory")[-1]))
 # on: in this trainer a sample's mask belongs to the sample, in whatever micro-batch it is. Other trainers
 # roll one row of dice for all samples, and there the two runs would differ.)
 
-# %% tags=["explore"] short={"iters 4": "iters 2"}
+# %% tags=["explore"] short={"iters 4": "iters 4 --num-layers 2 --hidden-size 64 --seq-length 64"}
 !sbatch code/accumulation.sh --train-iters 4 --log-interval 1 --eval-iters 0 \
     --global-batch-size 8 --micro-batch-size 4
 
 # %% tags=["explore"]
 at_once = jobs.wait()
 
-# %% tags=["explore"] short={"iters 4": "iters 2"}
+# %% tags=["explore"] short={"iters 4": "iters 4 --num-layers 2 --hidden-size 64 --seq-length 64"}
 !sbatch code/accumulation.sh --train-iters 4 --log-interval 1 --eval-iters 0 \
     --global-batch-size 8 --micro-batch-size 1
 

@@ -477,20 +477,20 @@ from pathlib import Path
 Path("code/my_gpipe.py").write_text(inspect.getsource(my_gpipe))
 !cat code/my_gpipe.py
 
-# %% tags=["explore"] short={"--train-iters 6": "--train-iters 3", "sbatch code": "sbatch --nodes=1 code", "--timeline": "--pipeline-model-parallel-size 2 --timeline"}
+# %% tags=["explore"] short={"--train-iters 6": "--train-iters 3 --hidden-size 64 --seq-length 64"}
 SHORT = "--train-iters 6 --log-interval 1 --eval-iters 0"
 !sbatch code/pp_two_nodes.sh {SHORT} --schedule gpipe --timeline megatron/timeline/built_in
 
 # %% tags=["explore"]
 built_in = jobs.wait()
 
-# %% tags=["explore"] short={"sbatch code": "sbatch --nodes=1 code", "--timeline": "--pipeline-model-parallel-size 2 --timeline"}
+# %% tags=["explore"]
 !sbatch code/pp_two_nodes.sh {SHORT} --schedule code/my_gpipe.py --timeline megatron/timeline/mine
 
 # %% tags=["explore"]
 mine = jobs.wait()
 
-# %% tags=["explore"] short={"!sbatch --nodes=1 code/pp_two_nodes.sh {SHORT} --schedule code/my_gpipe.py --pipeline-model-parallel-size 2": "!squeue"}
+# %% tags=["explore"]
 !sbatch --nodes=1 code/pp_two_nodes.sh {SHORT} --schedule code/my_gpipe.py --pipeline-model-parallel-size 2
 
 # %% tags=["explore"]

@@ -1,8 +1,9 @@
 """gpipe.py: the plain model's gradient in every mode, and the program as it is started."""
 
 import os
-import subprocess
+import runpy
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import options
 import setting
 from lab.notebook.saved import SavedTensors
 from labcore.errors import LabError
+from warmranks import run_program
 
 from .conftest import EXAMPLES
 from .runs import assert_same, plain, printed
@@ -62,9 +64,10 @@ def test_checkpoints_trade_activations_for_a_second_forward(in_home):
 
 
 def start(home, *words):
-    environment = os.environ | {"LAB_HOME": str(home), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, EXAMPLES / "gpipe.py", "--seq-length", "16", *words],
-                          env=environment, capture_output=True, text=True, timeout=120)
+    program = str(EXAMPLES / "gpipe.py")
+    return run_program(partial(runpy.run_path, program, run_name="__main__"),
+                       [program, "--seq-length", "16", *words],
+                       env=os.environ | {"LAB_HOME": str(home)})
 
 
 @pytest.mark.slow

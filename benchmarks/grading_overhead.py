@@ -22,9 +22,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from nbgrader.preprocessors import Execute
 
-from grader import attempt, lab_plan, sandbox
-from grader.course import Course
-from grader.settings import Grading
+from grader.course import Course, Submission
+from grader.run import attempt, lab_plan
+from grader.run.settings import Grading
+from grader.sandbox import choice
 from labkit.build.release import release
 from tests.grader import small_lab
 
@@ -68,12 +69,13 @@ class Bench:
         self.released = release(self.source)
         small_lab.put(self.released, self.course.notebook("release", name))
         self.plan = lab_plan.read(self.course, name)
-        self.backend = sandbox.choose()
+        self.backend = choice.choose()
 
     def ours(self, answer: str = small_lab.RIGHT, limit: float = 60) -> None:
         small_lab.put(small_lab.answered(self.released, answer),
                       self.course.notebook("submitted", small_lab.NAME, "ada"))
-        attempt.grade(self.course, self.plan, "ada", self.backend, Grading(seconds_per_cell=limit))
+        attempt.grade(Submission(self.course, small_lab.NAME, "ada"), self.plan, self.backend,
+                      Grading(seconds_per_cell=limit))
 
     def stock(self) -> None:
         notebook = copy.deepcopy(small_lab.answered(self.plan.skeleton))

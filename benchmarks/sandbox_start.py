@@ -13,7 +13,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from grader.sandbox import Limits, choose, self_test
+from grader.sandbox.choice import choose
+from grader.sandbox.interface import Limits
+from grader.sandbox.selftest import self_test
 
 COMMAND = [sys.executable, "-I", "-c", "print('+', flush=True); input()"]
 

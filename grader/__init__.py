@@ -1,32 +1,30 @@
 """Grading: nbgrader's course folder and commands, with what nbgrader leaves open closed around it.
 
-course.py    the folder: sources, submissions, secret, configuration
-assign.py    nbgrader's assignment of a lab: release/, and the gradebook's side of it
-collect/     submissions from archives and course sites, with the time at which they came in
+Student code is untrusted, and a grade is never wrong, lost, or forged. Each folder is a room with a
+purpose of its own; a room imports only rooms that are listed below it.
 
-submitted.py, rebuild.py, copies.py   step 1: the release, with the student's answers in it
-sandbox/, session.py, channel.py      step 2: the student's code, apart from everything else
-walk.py, probe.py, proxies.py         step 3: the checks, here, asking it over a channel
-attempt.py   one submission through these three, lab_plan.py the lab they need
-worker.py    a process that does attempts; pool.py several of them, watched
-results.py   attempts as files
-merge.py     step 4: from there into the gradebook; records.py, ungraded.py, byhand.py the rest
-batch.py     all of it for many submissions; one that breaks stops no other; slurm.py on a cluster
-pages.py, feedback.py   the page that a student gets back
-nbgrader_plugin/        students' HTML made harmless, in formgrader and in the feedback
-written/     written answers: rubrics in formgrader, pending scores, a second grader
-report.py    grades.csv; show.py the table
-export/      scores and pages in the formats of Canvas and Moodle
+cli.py       `lab grade`, `lab release`, `lab feedback`, and the other rooms' commands
+config.py    the settings that a course's nbgrader_config.py loads
 
-gradebook/   the gradebook's backups, its guard against loss, extensions and scores by decision
-
-roster.py    the class, and who is meant by a name
-late.py      late penalties: a plugin of nbgrader
-policy.py    which of several attempts counts
-times.py     times that people write
 contest/     contests: submissions, secret cases, ranks
+decide/      `lab extend`, `lab score`, `lab aside`: an instructor's decisions about one student
+export/      scores and pages in the formats of Canvas and Moodle
+similarity/  which submissions look alike
 stats/       how hard the exercises of a lab were, and which hints fired
-similarity/  whose answers look alike: each other's, the worked solution's, or last year's
+written/     written answers: rubrics in formgrader, and a second grader
 
-config.py    which steps nbgrader's own commands take; steps.py, execute.py, outputs.py those steps
+batch/       many submissions: worker processes grade them, one process enters the results
+collect/     submissions from archives, course sites, and a hub's homes
+feedback/    the page that a student gets back
+nbgrader_plugin/  nbgrader's own commands and formgrader, made safe
+report/      grades.csv, which attempt counts, and the table on the terminal
+gradebook/   the gradebook file, and a record of every submission
+run/         one submission: rebuild the notebook, run it in the sandbox, check it from outside
+sandbox/     isolation for student code
+course/      the course folder, and what lies in it
+
+commands.py  what the commands share
+cleaning.py  text and outputs from a sandbox, bounded and harmless
+
+Begin with run/attempt.py, which grades one submission, then batch/batch.py.
 """

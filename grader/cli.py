@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from grader.commands import add_command, open_course, positive_count, require_lab
 from labcore import own_labs
 from labcore.errors import LabError
 from minimegatron.imports import quick_imports
@@ -42,33 +43,36 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     from lab.jupyter import LOOPBACK
     from lab.start import address, jupyter_port
 
-    grade = _parser(subparsers, "grade", "grade submissions that are not graded yet", GRADE)
+    grade = add_command(subparsers, "grade", "grade submissions that are not graded yet",
+                        GRADE + WHERE)
     grade.add_argument("lab", nargs="?", metavar="LAB", help="for example 03_multi_node")
     _students(grade)
     grade.add_argument("--all", action="store_true", help="every lab that has submissions")
     grade.set_defaults(run=run_grade, anew=False, ungraded=False)
-    again = _parser(subparsers, "regrade", "grade submissions again", REGRADE)
+    again = add_command(subparsers, "regrade", "grade submissions again", REGRADE + WHERE)
     again.add_argument("lab", metavar="LAB", help="for example 03_multi_node")
     _students(again)
     again.add_argument("--ungraded", action="store_true", help="skip submissions that have a score")
     again.set_defaults(run=run_grade, anew=True, all=False)
     for parser in (grade, again):
-        parser.add_argument("--workers", type=_count, metavar="N",
+        parser.add_argument("--workers", type=positive_count, metavar="N",
                             help="submissions graded at a time (default: one per core)")
         parser.add_argument("--slurm", action="store_true", help="as one array job on the cluster")
         own_labs.add_option(parser)
-    release = _parser(subparsers, "release", "make the notebook that students get",
-                      RELEASE)
+    release = add_command(subparsers, "release", "make the notebook that students get",
+                          RELEASE + WHERE)
     release.add_argument("lab", metavar="LAB", help="for example 03_multi_node")
     release.add_argument("--due", metavar="TIME",
                          help="due date with its time zone; run `lab grade` again afterwards")
     own_labs.add_option(release)
     release.set_defaults(run=run_release)
-    back = _parser(subparsers, "feedback", "make the feedback pages for students", FEEDBACK)
+    back = add_command(subparsers, "feedback", "make the feedback pages for students",
+                       FEEDBACK + WHERE)
     back.add_argument("lab", nargs="?", metavar="LAB", help="(default: all labs)")
     back.add_argument("--to", type=Path, metavar="FOLDER", help="also copy them there")
     back.set_defaults(run=run_feedback)
-    form = _parser(subparsers, "formgrader", "start JupyterLab with nbgrader's formgrader", "")
+    form = add_command(subparsers, "formgrader", "start JupyterLab with nbgrader's formgrader",
+                       WHERE)
     form.add_argument("--port", type=jupyter_port,
                       help="JupyterLab's port (the first free from 8888)")
     form.add_argument("--ip", type=address, default=LOOPBACK,
@@ -78,9 +82,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     form.set_defaults(run=run_formgrader)
     from grader.collect import cli as collecting
     from grader.contest import cli as contests
+    from grader.decide import cli as deciding
     from grader.export import cli as exporting
     from grader.gradebook import cli as gradebooks
-    from grader.gradebook import decide_cli as deciding
     from grader.sandbox import cli as isolating
     from grader.similarity import cli as comparing
     from grader.stats import cli as statistics
@@ -91,25 +95,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         part.add_parser(subparsers)
 
 
-def _parser(subparsers: argparse._SubParsersAction, name: str, what: str, examples: str
-            ) -> argparse.ArgumentParser:
-    return subparsers.add_parser(name, help=f"for instructors: {what}", epilog=examples + WHERE,
-                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-
-
 def _students(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("students", nargs="*", metavar="STUDENT",
                         help="(default: everyone who submitted it)")
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give 1 or more")
-    return int(text)
-
-
 def run_formgrader(arguments: argparse.Namespace) -> int:
-    from grader.formgrader import serve
+    from grader.nbgrader_plugin.formgrader import serve
 
     return serve(arguments.port, arguments.ip, arguments.hub)
 
@@ -118,15 +110,13 @@ def run_grade(arguments: argparse.Namespace) -> int:
     with quick_imports():
         from rich.console import Console
 
-        from grader.batch import Stopped, grade_all
-        from grader.course import Course, default_root
-        from grader.report import save
-        from grader.show import progress, show
+        from grader.batch.batch import Stopped
+        from grader.batch.grading import grade_all
+        from grader.report.grades import save
+        from grader.report.show import progress, show
 
     own_labs.chosen(arguments.folder)
-    course = Course(default_root())
-    course.make()
-    course.settings()
+    course = open_course()
     work = choose(course, arguments)
     console, start, outcomes, stopped = Console(), time.monotonic(), [], False
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -150,15 +140,15 @@ def run_grade(arguments: argparse.Namespace) -> int:
 def _elsewhere(arguments: argparse.Namespace):
     if not arguments.slurm:
         return None
-    from grader.slurm import grade_there
+    from grader.batch.slurm import grade_there
 
     return grade_there
 
 
 def choose(course, arguments: argparse.Namespace) -> list[tuple[str, str]]:
     """(lab, student) pairs in the order of grading. Raises LabError."""
-    from grader.course import require_known
-    from grader.records import state
+    from grader.course import Submission, require_known
+    from grader.gradebook.records import state
 
     known = course.labs()
     if arguments.all == bool(arguments.lab):
@@ -176,35 +166,25 @@ def choose(course, arguments: argparse.Namespace) -> list[tuple[str, str]]:
                        f"STUDENT/{which}/{which}.ipynb")
     if arguments.ungraded:
         work = [(lab, student) for lab, student in work
-                if state(course, lab, student)[0] == "ungraded"]
+                if state(Submission(course, lab, student))[0] == "ungraded"]
         if not work:
             raise LabError(f"nothing to grade: all that submitted {arguments.lab} are graded")
     return work
 
 
-def require_lab(course, lab: str) -> None:
-    from grader.course import require_known
-
-    own = own_labs.folder()
-    require_known("lab", lab, course.labs(), f"{course.sources} or {course.root / 'source'}"
-                  + (f" or {own / 'grader' / 'source'}" if own else ""))
-
-
 def run_release(arguments: argparse.Namespace) -> int:
     with quick_imports():
-        from grader import assign, forgeable
-        from grader.course import Course, default_root
+        from grader.course.log import logging_to
+        from grader.course.times import parse_time
         from grader.gradebook.guard import protected
-        from grader.late import set_due
-        from grader.log import logging_to
-        from grader.records import gradebook_file
-        from grader.times import parse_time
+        from grader.gradebook.late import set_due
+        from grader.gradebook.records import gradebook_file
+        from grader.nbgrader_plugin import assign
+        from grader.run import forgeable
 
     due = parse_time(arguments.due, "--due") if arguments.due else None
     own_labs.chosen(arguments.folder)
-    course = Course(default_root())
-    course.make()
-    course.settings()
+    course = open_course()
     require_lab(course, arguments.lab)
     with course.held(), logging_to(course), protected(gradebook_file(course)):
         assign.require_built(course, arguments.lab)
@@ -221,19 +201,16 @@ def run_release(arguments: argparse.Namespace) -> int:
 
 def run_feedback(arguments: argparse.Namespace) -> int:
     with quick_imports():
-        from grader.batch import pages_again
-        from grader.course import Course, default_root
-        from grader.log import log_file
-        from grader.pages import page
-        from grader.records import state
-        from grader.report import save
-        from grader.show import progress
+        from grader.batch.grading import pages_again
+        from grader.course import Submission
+        from grader.course.log import log_file
+        from grader.gradebook.records import state
+        from grader.report.grades import save
+        from grader.report.show import progress
         from labcore.terminal import visible
         from labcore.workspace import put_whole
 
-    course = Course(default_root())
-    course.make()
-    course.settings()
+    course = open_course()
     if arguments.lab:
         require_lab(course, arguments.lab)
     work = [(lab, student) for lab in ([arguments.lab] if arguments.lab else course.labs())
@@ -249,8 +226,9 @@ def run_feedback(arguments: argparse.Namespace) -> int:
             place.parent.mkdir(parents=True, exist_ok=True)
             put_whole(place, path.read_bytes())
     for lab, student in work:
-        if not page(course, lab, student).exists():
-            reason = state(course, lab, student)[1] or f"see {log_file(course)}, or grade it again"
+        submission = Submission(course, lab, student)
+        if not submission.page.exists():
+            reason = state(submission)[1] or f"see {log_file(course)}, or grade it again"
             print(visible(f"no page: {student}, {lab}: {reason}"), file=sys.stderr)
     save(course)
     print(f"{len(made)} of {len(work)} pages in {arguments.to or course.root / 'feedback'}/")

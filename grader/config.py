@@ -14,24 +14,24 @@ from nbconvert.preprocessors import CSSHTMLHeaderPreprocessor
 from nbgrader import preprocessors as stock
 from traitlets.config import Config
 
-from grader.execute import RunSubmission
-from grader.feedback import Bounded, EmbedImages, HideTests, Page, SayUnscored
+from grader.feedback.page import Bounded, EmbedImages, HideTests, Page, SayUnscored
+from grader.gradebook.late import AssignPenalties, LatePenalty
 from grader.gradebook.notices import Notices
+from grader.gradebook.pending import SayPending
 from grader.gradebook.watch import watch
-from grader.late import AssignPenalties, LatePenalty
 from grader.nbgrader_plugin import formgrader_pages
+from grader.nbgrader_plugin.execute import RunSubmission
 from grader.nbgrader_plugin.exporter import Harmless
-from grader.outputs import CountErrorsOnly
-from grader.rebuild import Rebuild
-from grader.report import GradesCsv
-from grader.steps import (
+from grader.nbgrader_plugin.outputs import CountErrorsOnly
+from grader.nbgrader_plugin.steps import (
     ISOLATED_VARIABLE,
     GradeIsolated,
+    Rebuild,
     SaveRecord,
     copy_plain_files_only,
     show_receipts,
 )
-from grader.written.pending import SayPending
+from grader.report.grades import GradesCsv
 from grader.written.rubrics import ShowRubrics
 from labkit.build import release
 

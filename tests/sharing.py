@@ -22,7 +22,7 @@ ESTIMATED = tuple(f"tests/labs/test_{file}.py" for file in (
     "elsewhere", "labs", "multi_node", "single_node"))  # estimates that were made are kept
 UNITS = (LABS, CLUSTER, PAGES, TRACED, ESTIMATED)
 # What takes long is begun first, so that the workers end at about the same time.
-LONG = (*LABS, *CLUSTER, *PAGES, "tests/grader/test_slurm.py", "tests/grader/test_labs.py",
+LONG = (*LABS, *CLUSTER, *PAGES, "tests/grader/batch/test_slurm.py", "tests/grader/test_labs.py",
         "tests/grader/", "tests/attacks/", "tests/data/test_lab_data.py",
         "tests/lab/test_start.py", "tests/browser/", *ESTIMATED, "tests/examples/",
         "tests/minimegatron/", "tests/virtualgpu/")

@@ -1,13 +1,13 @@
 """Collecting: from a folder, an LMS's archive or nbgrader's exchange into submitted/.
 
-names.py     which names of files and students are safe on every disk
 sources.py   the files of a folder, a zip or a tar; nothing is unpacked, nothing followed
 layouts.py   who submitted a file, by the naming of Canvas, Moodle, folders, or a pattern
 exchange.py  the same for nbgrader's exchange, and what its file system proves
 homes.py     the same for a hub's volumes, of which only one folder counts
 which.py     which lab a notebook is of
-receipts.py  when what came in, said by the server's side
 store.py     received/ with all versions, submitted/ with the one that counts
 collecting.py  all of it, one source
-cli.py       `lab collect`
+cli.py       `lab collect` and `lab roster`
+
+May import grader.report, grader.gradebook, and grader.course. Begin with collecting.py.
 """

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from grader.commands import add_command, open_course
 from labcore.errors import LabError
 from labcore.terminal import visible
 
@@ -31,9 +32,7 @@ ROSTER = """examples:
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    raw = {"formatter_class": argparse.RawDescriptionHelpFormatter}
-    collect = subparsers.add_parser(
-        "collect", help="for instructors: collect students' submissions", epilog=COLLECT, **raw)
+    collect = add_command(subparsers, "collect", "collect students' submissions", COLLECT)
     collect.add_argument("source", metavar="SOURCE",
                          help="a folder, an LMS's zip, a tar, an exchange, or the word exchange")
     collect.add_argument("--lab", metavar="LAB", help="collect only this lab")
@@ -52,25 +51,16 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     collect.add_argument("--every", type=_minutes, metavar="MINUTES",
                          help="repeat at this interval until Ctrl-C")
     collect.set_defaults(run=run_collect)
-    roster = subparsers.add_parser("roster", epilog=ROSTER, help="for instructors: import, list, "
-                                   "and export the class list", **raw)
+    roster = add_command(subparsers, "roster", "import, list, and export the class list", ROSTER)
     steps = roster.add_subparsers(metavar="STEP", required=True)
-    step = steps.add_parser("import", help="add and change students", epilog=ROSTER, **raw)
+    step = steps.add_parser("import", help="add and change students", epilog=ROSTER,
+                            formatter_class=argparse.RawDescriptionHelpFormatter)
     step.add_argument("file", type=Path, metavar="students.csv")
     step.set_defaults(run=run_import)
     steps.add_parser("list", help="show them").set_defaults(run=run_list)
     step = steps.add_parser("export", help="write them as CSV")
     step.add_argument("--to", type=Path, metavar="FILE", help="(standard output)")
     step.set_defaults(run=run_export)
-
-
-def _course():
-    from grader.course import Course, default_root
-
-    course = Course(default_root())
-    course.make()
-    course.settings()
-    return course
 
 
 def _minutes(text: str) -> float:
@@ -118,9 +108,9 @@ def _collect_once(arguments: argparse.Namespace) -> int:
 def _collect(arguments: argparse.Namespace) -> int:
     from grader.collect.collecting import Options, collect
     from grader.course import require_known
-    from grader.times import now, parse_time
+    from grader.course.times import now, parse_time
 
-    course = _course()
+    course = open_course()
     received = parse_time(arguments.received, "--received") if arguments.received else None
     if received and received > now() + datetime.timedelta(minutes=5):
         raise LabError(f"--received {arguments.received!r} is still to come")
@@ -166,12 +156,12 @@ def show(lines) -> None:
 
 
 def run_import(arguments: argparse.Namespace) -> int:
+    from grader.course.roster import add, read_file
     from grader.gradebook.guard import protected
-    from grader.records import gradebook, gradebook_file
-    from grader.roster import add, read_file
+    from grader.gradebook.records import gradebook, gradebook_file
 
     found, notes = read_file(arguments.file)
-    course = _course()
+    course = open_course()
     with course.held(), protected(gradebook_file(course)), gradebook(course) as book:
         added, changed = add(book, found)
     for note in notes:
@@ -186,10 +176,10 @@ def run_list(arguments: argparse.Namespace) -> int:
     from rich.markup import escape
     from rich.table import Table
 
-    from grader.records import gradebook
-    from grader.roster import COLUMNS, people
+    from grader.course.roster import COLUMNS, people
+    from grader.gradebook.records import gradebook
 
-    with gradebook(_course()) as book:
+    with gradebook(open_course()) as book:
         found = people(book)
     table = Table(*COLUMNS)
     for person in found:
@@ -201,11 +191,11 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 
 def run_export(arguments: argparse.Namespace) -> int:
-    from grader.records import gradebook
-    from grader.roster import people, write_csv
+    from grader.course.roster import people, write_csv
+    from grader.gradebook.records import gradebook
     from labcore.workspace import put_whole
 
-    with gradebook(_course()) as book:
+    with gradebook(open_course()) as book:
         text = write_csv(people(book))
     if arguments.to:
         put_whole(arguments.to, text.encode())

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from grader.collect import exchange, homes, receipts, store
+from grader.collect import exchange, homes, store
 from grader.collect.layouts import Claim, layout_of
-from grader.collect.receipts import Receipt
 from grader.collect.sources import File, Folder, Refused, Source, opened
 from grader.collect.which import Labs
-from grader.course import Course
-from grader.policy import Attempts, attempts_of, to_grade
-from grader.records import gradebook
-from grader.roster import Roster, people
-from grader.times import now
+from grader.course import Course, Submission, receipts
+from grader.course.receipts import Receipt
+from grader.course.roster import Roster, people
+from grader.course.times import now
+from grader.gradebook.records import gradebook
+from grader.report.policy import Attempts, attempts_of, to_grade
 from labcore.errors import LabError
 
 MOST_FILES = 500  # of one student
@@ -158,7 +158,7 @@ def _read(course: Course, source: Source, wanted: list[tuple[File, Claim]], opti
         except (Refused, LookupError) as error:
             lines.append(Line(file.path, claim.student, why=str(error)))
             continue
-        digest = store.keep(course, lab, claim.student, content)
+        digest = store.keep(Submission(course, lab, claim.student), content)
         versions.append(_Version(file, Receipt(
             claim.student, lab, digest, when.isoformat(), said_by, _source_key(source, file, claim),
             claim.name, claim.serial or int(claim.name == f"{lab}.ipynb"), claim.late),
@@ -194,21 +194,22 @@ def _file(course: Course, versions: list[_Version], options: Options) -> list[Li
     lines: list[Line] = []
     for (student, lab), group in sorted(by_lab.items()):
         try:
-            lines += _file_group(course, student, lab, group, options, policy)
+            lines += _file_group(Submission(course, lab, student), group, options, policy)
         except (LabError, OSError) as error:
             lines += [Line(version.file.path, student, lab, why=str(error)) for version in group]
     return lines
 
 
-def _file_group(course: Course, student: str, lab: str, group: list[_Version], options: Options,
-                policy: Attempts) -> list[Line]:
+def _file_group(submission: Submission, group: list[_Version], options: Options, policy: Attempts
+                ) -> list[Line]:
+    course, lab, student = submission.course, submission.lab, submission.student
     newest = max(version.receipt.order for version in group)
     digests = {version.receipt.digest for version in group if version.receipt.order == newest}
     if len(digests) > 1:
         return [Line(version.file.path, student, lab, why=f"{len(group)} notebooks of {lab}, and "
                      f"nothing says which is newer: leave one, as {lab}.ipynb")
                 for version in group]
-    store.register(course, lab, student)
+    store.register(submission)
     known = {(receipt.digest, receipt.source): receipt
              for receipt in receipts.read(course).get((student, lab), [])}
     added = set()
@@ -220,7 +221,7 @@ def _file_group(course: Course, student: str, lab: str, group: list[_Version], o
             known[key] = version.receipt
             added.add(key)
     chosen = to_grade(policy, receipts.read(course)[student, lab]).digest
-    store.place(course, lab, student, chosen)
+    store.place(dataclasses.replace(submission, version=chosen))
     return [_line(version, known, added, chosen, version.receipt.order == newest)
             for version in group]
 

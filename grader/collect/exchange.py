@@ -23,7 +23,7 @@ from traitlets.config import Config
 from grader.collect import sources
 from grader.collect.layouts import Claim, claim
 from grader.collect.sources import File, Folder, Refused, sorted_out
-from grader.roster import Roster
+from grader.course.roster import Roster
 from labcore.errors import LabError
 
 SLACK = datetime.timedelta(minutes=2)  # between the name's time and the file system's

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from grader.collect.layouts import Claim, claim
-from grader.collect.names import problem_of
 from grader.collect.sources import File, Folder, Refused, sorted_out
-from grader.roster import Roster
+from grader.course.names import problem_of
+from grader.course.roster import Roster
 from labcore import shipping
 from labcore.errors import LabError
 from labcore.workspace import CHECKOUT

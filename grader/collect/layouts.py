@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from grader.collect.names import composed, problem_of_id
-from grader.roster import Roster
+from grader.course.names import composed, problem_of_id
+from grader.course.roster import Roster
 from labcore.errors import LabError
 
 # NAME[_LATE]_USER_ATTACHMENT_FILE. A name may end in digits and a file may begin with them, so one

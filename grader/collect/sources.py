@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from grader.collect.names import key_of, problem_of
-from grader.submitted import LARGEST
+from grader.course.names import key_of, problem_of
+from grader.course.submitted import LARGEST
 from labcore.errors import LabError
 
 MOST_FILES = 100_000  # of one source: 200 students with the most that each may have

@@ -6,11 +6,11 @@ import datetime
 import hashlib
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
-from grader.collect import receipts
-from grader.collect.receipts import Receipt
-from grader.course import Course
+from grader.course import Submission, receipts
+from grader.course.receipts import Receipt
 from labcore.errors import LabError
 from labcore.workspace import put_whole
 
@@ -21,28 +21,31 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def version(course: Course, lab: str, student: str, digest: str) -> Path:
-    return course.root / "received" / student / lab / f"{digest}.ipynb"
+def kept(submission: Submission) -> Path:
+    """The file that keeps this version."""
+    return (submission.course.root / "received" / submission.student / submission.lab
+            / f"{submission.digest}.ipynb")
 
 
-def keep(course: Course, lab: str, student: str, content: bytes) -> str:
+def keep(submission: Submission, content: bytes) -> str:
     """Store a version; one that is there stays as it is. Its digest."""
     digest = digest_of(content)
-    path = version(course, lab, student, digest)
+    path = kept(replace(submission, version=digest))
     if not path.is_file() or path.stat().st_size != len(content):
         path.parent.mkdir(parents=True, exist_ok=True)
         put_whole(path, content)
     return digest
 
 
-def register(course: Course, lab: str, student: str) -> None:
+def register(submission: Submission) -> None:
     """What somebody put into submitted/ by hand becomes a version too, of the file's own time.
     Raises LabError when a link is in the way."""
-    path = course.notebook("submitted", lab, student)
+    course, path = submission.course, submission.notebook()
     _require_plain(path, course.root)
     if not path.is_file():
         return
-    digest = keep(course, lab, student, path.read_bytes())
+    digest = keep(submission, path.read_bytes())
+    lab, student = submission.key
     known = receipts.read(course).get((student, lab), [])
     if digest not in {receipt.digest for receipt in known}:
         changed = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
@@ -56,9 +59,9 @@ def _require_plain(path: Path, root: Path) -> None:
         path = path.parent
 
 
-def _aside(course: Course, lab: str, student: str, other: Path) -> None:
+def _aside(submission: Submission, other: Path) -> None:
     """timestamp.txt and whatever else lay beside the notebook: kept, where nothing reads it."""
-    folder = version(course, lab, student, "").parent / "beside"
+    folder = kept(submission).parent / "beside"
     folder.mkdir(parents=True, exist_ok=True)
     target, number = folder / other.name, 1
     while os.path.lexists(target):
@@ -67,18 +70,18 @@ def _aside(course: Course, lab: str, student: str, other: Path) -> None:
     shutil.move(other, target)
 
 
-def place(course: Course, lab: str, student: str, digest: str) -> bool:
-    """Make that version the submitted one; `register` came first. Whether it was another."""
-    path = course.notebook("submitted", lab, student)
+def place(submission: Submission) -> bool:
+    """Make its version the submitted one; `register` came first. Whether it was another."""
+    path = submission.notebook()
     for other in sorted(path.parent.iterdir()) if path.parent.is_dir() else ():
         if other.name != path.name and not other.name.startswith("."):
-            _aside(course, lab, student, other)
-    if course.digest(lab, student) == digest:
+            _aside(submission, other)
+    if submission.course.digest(*submission.key) == submission.digest:
         return False
-    content = version(course, lab, student, digest).read_bytes()
-    if digest_of(content) != digest:
-        raise LabError(f"{version(course, lab, student, digest)} was changed: remove it, then "
-                       "collect that submission again")
+    content = kept(submission).read_bytes()
+    if digest_of(content) != submission.digest:
+        raise LabError(f"{kept(submission)} was changed: remove it, then collect that submission "
+                       "again")
     path.parent.mkdir(parents=True, exist_ok=True)
     put_whole(path, content)
     return True

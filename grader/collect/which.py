@@ -6,7 +6,7 @@ import itertools
 import re
 
 from grader.course import Course
-from grader.submitted import LARGEST
+from grader.course.submitted import LARGEST
 
 MOST_NAMES = 10_000
 # Notebooks are not parsed here: 20 MB of brackets would be gigabytes of lists. In a cell's text

@@ -10,4 +10,6 @@ grading.py      plays whatever has not been played yet
 standings.py    ranks
 page.py         the table as HTML and CSV
 cli.py          `lab contest collect`, `grade` and `table`
+
+May import grader.collect, grader.batch, and everything below them. Begin with grading.py.
 """

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grader.commands import add_command, open_course, positive_count
 from labcore.errors import LabError
 from labkit.contest import catalog
 from labkit.contest.cli import steps
@@ -34,9 +35,7 @@ With --pseudonyms, who.csv in contest-results/ maps students to pseudonyms. Keep
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    raw = {"formatter_class": argparse.RawDescriptionHelpFormatter}
-    collect = steps(subparsers).add_parser(
-        "collect", help="for instructors: collect students' submissions", epilog=COLLECT, **raw)
+    collect = add_command(steps(subparsers), "collect", "collect students' submissions", COLLECT)
     collect.add_argument("contest", metavar="NAME", help="for example pipelines")
     collect.add_argument("source", type=Path, metavar="SOURCE", help="a folder, a zip, or a tar")
     collect.add_argument("--received", metavar="TIME",
@@ -44,45 +43,28 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     collect.add_argument("--as-is", action="store_true",
                          help="folder names are the students' ids, on the roster or not")
     collect.set_defaults(run=run_collect)
-    grade = steps(subparsers).add_parser(
-        "grade", help="for instructors: score submissions on the secret cases", epilog=GRADE, **raw)
+    grade = add_command(steps(subparsers), "grade", "score submissions on the secret cases", GRADE)
     grade.add_argument("contest", metavar="NAME", help="for example pipelines")
-    grade.add_argument("--workers", type=_count, metavar="N",
+    grade.add_argument("--workers", type=positive_count, metavar="N",
                        help="submissions graded at a time (default: one per core)")
     grade.set_defaults(run=run_grade)
-    table = steps(subparsers).add_parser(
-        "table", help="for instructors: write the ranking as HTML and CSV", epilog=TABLE, **raw)
+    table = add_command(steps(subparsers), "table", "write the ranking as HTML and CSV", TABLE)
     table.add_argument("contest", metavar="NAME", help="for example pipelines")
     table.add_argument("--pseudonyms", action="store_true", help="show pseudonyms, not names")
     table.add_argument("--to", type=Path, metavar="FOLDER", help="folder (contest-results/NAME)")
     table.set_defaults(run=run_table)
 
 
-def _count(text: str) -> int:
-    from grader.cli import _count as at_least_one
-
-    return at_least_one(text)
-
-
-def _course() -> Course:
-    from grader.course import Course, default_root
-
-    course = Course(default_root())
-    course.make()
-    course.settings()
-    return course
-
-
 def run_collect(arguments: argparse.Namespace) -> int:
     from grader.collect.cli import show
     from grader.contest.collecting import collect
-    from grader.times import now, parse_time
+    from grader.course.times import now, parse_time
 
     contest = catalog.find(arguments.contest)
     received = parse_time(arguments.received, "--received") if arguments.received else None
     if received and received > now() + datetime.timedelta(minutes=5):
         raise LabError(f"--received {arguments.received!r} is in the future")
-    lines = collect(_course(), contest, arguments.source, received=received,
+    lines = collect(open_course(), contest, arguments.source, received=received,
                     as_is=arguments.as_is)
     show(lines)
     if any(line.verdict != "refused" for line in lines):
@@ -97,7 +79,7 @@ def run_grade(arguments: argparse.Namespace) -> int:
     from labcore.terminal import visible
     from labkit.contest.table import explained
 
-    contest, course = catalog.find(arguments.contest), _course()
+    contest, course = catalog.find(arguments.contest), open_course()
     unplayed = []
 
     def done(played: Played) -> None:
@@ -129,7 +111,7 @@ def run_table(arguments: argparse.Namespace) -> int:
     from grader.contest.standings import standings
     from labcore.workspace import put_whole
 
-    contest, course = catalog.find(arguments.contest), _course()
+    contest, course = catalog.find(arguments.contest), open_course()
     ids = submissions.students(course, contest)
     named = secret.pseudonyms(course, ids) if arguments.pseudonyms else _names(course, ids)
     rows = standings(course, contest, named, hide=arguments.pseudonyms)

@@ -6,17 +6,16 @@ import datetime
 from collections import defaultdict
 from pathlib import Path
 
-from grader.collect import receipts
 from grader.collect.collecting import Line
 from grader.collect.layouts import Claim, layout_of
-from grader.collect.receipts import Receipt
 from grader.collect.sources import File, Refused, Source, opened
 from grader.contest import submissions
 from grader.contest.standings import roster_of
-from grader.course import Course
-from grader.records import Unusable
-from grader.roster import Roster
-from grader.times import now
+from grader.course import Course, receipts
+from grader.course.reasons import Unusable
+from grader.course.receipts import Receipt
+from grader.course.roster import Roster
+from grader.course.times import now
 from labcore.errors import LabError
 from labcore.workspace import put_whole
 from labkit.contest.cli import problem_of

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from grader import records
+from grader.batch.pool import Done, Pool
 from grader.contest import attempts as store
 from grader.contest import sandboxed, secret, submissions
 from grader.contest.attempts import Attempt
-from grader.course import Course
-from grader.log import log_file
-from grader.pool import Done, Pool
-from grader.settings import settings_of
+from grader.course import Course, reasons
+from grader.course.log import log_file
+from grader.course.record import now
+from grader.run.settings import settings_of
 from labcore.errors import LabError
 from labkit.contest.declaration import Contest
 from labkit.contest.play import Outcome
@@ -43,7 +43,7 @@ def grade(course: Course, contest: Contest, done: Callable[[Played], None],
     Returns why current files were refused, by student. Raises LabError when nobody submitted
     anything, and where no sandbox holds.
     """
-    from grader import sandbox
+    from grader.sandbox import choice, selftest
 
     settings = settings_of(course.settings())
     drawn = secret.cases(course, contest)
@@ -53,8 +53,8 @@ def grade(course: Course, contest: Contest, done: Callable[[Played], None],
         refused = take_in(course, contest)
         tasks = waiting(course, contest, made_with)
         if tasks:
-            backend = sandbox.choose(settings.sandbox or None)
-            sandbox.self_test(backend, course.root)
+            backend = choice.choose(settings.sandbox or None)
+            selftest.self_test(backend, course.root)
             count = min(workers or settings.worker_count(), len(tasks))
             command = [sys.executable, "-P", "-m", "grader.contest.worker", str(course.root),
                        backend.name]
@@ -87,8 +87,8 @@ def take_in(course: Course, contest: Contest) -> dict[str, str]:
             content = submissions.read(course, contest, student)
             if content is not None:
                 submissions.register(course, contest, student, content)
-        except records.Unusable as error:
-            found[student] = records.explain(error)
+        except reasons.Unusable as error:
+            found[student] = reasons.explain(error)
         kept, before = store.read(course, contest, student)
         if before != found.get(student, ""):
             store.write(course, contest, student, kept, found.get(student, ""))
@@ -125,7 +125,7 @@ def enter(course: Course, contest: Contest, made_with: str, ended: Done) -> Play
     student, digest = ended.body["student"], ended.body["digest"]
     answer = ended.answer or {"unplayed": f"a worker process {ended.fault}"}
     received = submissions.versions(course, contest, student)[digest]
-    attempt = Attempt(digest, received.isoformat(), records.now(), made_with,
+    attempt = Attempt(digest, received.isoformat(), now(), made_with,
                       tuple(Outcome(**one) for one in answer.get("outcomes", ())),
                       answer.get("unplayed", ""))
     played, refused = store.read(course, contest, student)

@@ -9,7 +9,7 @@ import io
 from collections.abc import Mapping, Sequence
 
 from grader.contest.standings import Row
-from grader.export.spreadsheet import harmless
+from grader.course.spreadsheet import harmless
 from labcore.html import render
 from labcore.terminal import visible
 from labkit.contest.declaration import Contest

@@ -12,17 +12,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from grader import cleaning
-from grader.channel import OutOfTime
-from grader.lab_plan import PlannedCell
-from grader.measure import Unmeasured
-from grader.proxies import Function
-from grader.remote import Lost, Remote
-from grader.sandbox import HOME, Backend
+from grader.run.channel import OutOfTime
+from grader.run.lab_plan import PlannedCell
+from grader.run.measure import Unmeasured
+from grader.run.proxies import Function
+from grader.run.remote import Lost, Remote
+from grader.run.session import Failed, Session, Spent
+from grader.run.settings import Grading
+from grader.run.timing import Budget, Late, limited
+from grader.sandbox.interface import Backend
 from grader.sandbox.masks import Masks
+from grader.sandbox.mounts import HOME
 from grader.sandbox.watchdog import SHORT_OF_MEMORY
-from grader.session import Failed, Session, Spent
-from grader.settings import Grading
-from grader.timing import Budget, Late, limited
 from labkit.build.lab import Role
 from labkit.check import wire
 from labkit.check.sides import Raised

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 from grader.course import Course
-from grader.settings import Grading
+from grader.run.settings import Grading
 from labkit.contest.declaration import Case, Contest
 
 COLORS = ("amber", "azure", "black", "blue", "bronze", "brown", "coral", "copper", "crimson",

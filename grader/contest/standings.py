@@ -9,9 +9,9 @@ from datetime import datetime
 
 from grader.contest import attempts, secret, submissions
 from grader.course import Course
-from grader.records import gradebook, gradebook_file
-from grader.roster import Person, people
-from grader.settings import settings_of
+from grader.course.roster import Person, people
+from grader.gradebook.records import gradebook, gradebook_file
+from grader.run.settings import settings_of
 from labkit.contest.declaration import Contest
 from labkit.contest.play import Outcome, ghosts, points, points_by_group
 

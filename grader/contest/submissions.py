@@ -9,12 +9,12 @@ import datetime
 import os
 from pathlib import Path
 
-from grader.collect import receipts, store
-from grader.collect.names import problem_of_id
-from grader.collect.receipts import Receipt
-from grader.course import Course
-from grader.records import Unusable
-from grader.submitted import read as read_plain
+from grader.collect import store
+from grader.course import Course, receipts
+from grader.course.names import problem_of_id
+from grader.course.reasons import Unusable
+from grader.course.receipts import Receipt
+from grader.course.submitted import read as read_plain
 from labcore.errors import LabError
 from labcore.workspace import put_whole
 from labkit.contest.cli import problem_of
@@ -54,7 +54,7 @@ def _folders(course: Course, contest: Contest) -> list[str]:
 def read(course: Course, contest: Contest, student: str) -> bytes | None:
     """Return a student's current file; None when there is no folder for it.
 
-    Raises records.Unusable for what is not played: a link, a special file, a file that is too large
+    Raises reasons.Unusable for what is not played: a link, a special file, a file that is too large
     or not UTF-8.
     """
     path = folder(course, contest) / student / contest.file

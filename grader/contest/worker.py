@@ -1,6 +1,6 @@
 """`python -P -m grader.contest.worker ROOT BACKEND`: a trusted process that plays submissions.
 
-One JSON line in and one out for each, as grader.worker does; grader.pool watches it.
+One JSON line in and one out for each, as grader.batch.worker does; grader.batch.pool watches it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from grader import timing
-from grader.worker import AGAIN, channel, guard, log_error, renew, say
+from grader.batch.worker import AGAIN, channel, guard, log_error, renew, say
+from grader.run import timing
 
 
 class Desk:
@@ -23,13 +23,13 @@ class Desk:
             root: the course folder.
             backend: the sandbox's name; the parent chose and tested it.
         """
-        from grader import sandbox
         from grader.course import Course
-        from grader.settings import settings_of
+        from grader.run.settings import settings_of
+        from grader.sandbox import choice
 
         self.course = Course(root)
         self.settings = settings_of(self.course.settings())
-        self.backend = sandbox.choose(backend)
+        self.backend = choice.choose(backend)
         self.drawn: dict[str, Any] = {}
 
     def play(self, task: dict[str, Any]) -> dict[str, Any]:

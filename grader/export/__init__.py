@@ -9,6 +9,7 @@ matching.py  which student of ours a row of theirs is, or why that is not certai
 columns.py   which column a lab's scores go into
 filling.py   the cells to write, and what an instructor should know about the rest
 archive.py   feedback pages as one zip, named the way each LMS reads them back
-spreadsheet.py   cells that no spreadsheet takes for formulas
 cli.py       `lab export`
+
+May import grader.batch and everything below it. Begin with filling.py.
 """

@@ -14,8 +14,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from grader.collect import receipts
-from grader.course import Course
+from grader.course import Course, receipts
 from grader.export.layout import Entry, Layout
 
 WHEN = (1980, 1, 1, 0, 0, 0)  # one zip for one set of pages

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from grader.commands import add_command, open_course
 from labcore.errors import LabError
 from labcore.terminal import visible
 from minimegatron.imports import quick_imports
@@ -31,9 +32,8 @@ byte is changed. Students who are ungraded keep what the LMS has. More: docs/col
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    parser = subparsers.add_parser(
-        "export", help="for instructors: export scores and feedback to Canvas or Moodle",
-        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = add_command(subparsers, "export",
+                         "export scores and feedback to Canvas or Moodle", EXAMPLES)
     parser.add_argument("lms", choices=("canvas", "moodle"), metavar="canvas|moodle")
     parser.add_argument("--roster", type=Path, required=True, metavar="FILE",
                         help="the CSV file that you downloaded from the LMS")
@@ -52,16 +52,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     with quick_imports():
-        from grader.course import Course, default_root, require_known
+        from grader.course import require_known
         from grader.export import canvas, columns, moodle, sheet
         from grader.export.filling import fill
         from grader.export.matching import match
         from labcore.workspace import put_whole
 
     _require_places(arguments)
-    course = Course(default_root())
-    course.make()
-    course.settings()
+    course = open_course()
     for lab in arguments.lab:
         require_known("lab", lab, course.labs(), str(course.sources))
     lms = canvas if arguments.lms == "canvas" else moodle
@@ -108,10 +106,10 @@ def _require_places(arguments: argparse.Namespace) -> None:
 
 def _ours(course: Course) -> tuple[list, list]:
     """The class, with those who only submitted; and the rows of grades.csv."""
-    from grader.policy import counted
-    from grader.records import gradebook
-    from grader.report import rows
-    from grader.roster import Person, people
+    from grader.course.roster import Person, people
+    from grader.gradebook.records import gradebook
+    from grader.report.grades import rows
+    from grader.report.policy import counted
 
     with gradebook(course) as book:
         known = people(book)
@@ -154,10 +152,10 @@ def _list(what: str, lines: Iterable[str]) -> None:
 
 def _feedback(course: Course, layout: Layout, matches: Matches, lab: str, path: Path) -> None:
     """Write the zip. Raises LabError when there is nothing to put into it."""
-    from grader.batch import pages_again
+    from grader.batch.grading import pages_again
+    from grader.course import Submission
     from grader.export.archive import names, zipped
-    from grader.pages import page
-    from grader.show import progress
+    from grader.report.show import progress
     from labcore.workspace import put_whole
 
     if layout.lms == "Moodle" and not layout.one_assignment:
@@ -173,5 +171,6 @@ def _feedback(course: Course, layout: Layout, matches: Matches, lab: str, path: 
                                  for student in graded if student not in made))
     if not made:
         raise LabError(f"--feedback {path}: there is no page of {lab} to give back")
-    put_whole(path, zipped({named[student]: page(course, lab, student) for student in made}))
+    put_whole(path, zipped({named[student]: Submission(course, lab, student).page
+                            for student in made}))
     print(f"{path}: {len(made)} pages to upload to the assignment in {layout.lms}")

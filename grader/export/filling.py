@@ -14,8 +14,8 @@ from typing import Any
 from grader.export.layout import Column, Entry, Layout, number_in, written
 from grader.export.matching import Matches
 from grader.gradebook.decisions import EXCUSED
-from grader.records import NOTHING_SUBMITTED
-from grader.report import WANTS_A_LOOK
+from grader.gradebook.records import NOTHING_SUBMITTED
+from grader.report.grades import WANTS_A_LOOK
 from labcore.errors import LabError
 from labcore.terminal import visible
 
@@ -49,7 +49,7 @@ def fill(layout: Layout, matches: Matches, lab: str, column: Column, rows: Seque
         matches: the rows of our students in it.
         lab: the lab.
         column: where its scores go.
-        rows: the lab's rows of grades.csv (grader.report.Row).
+        rows: the lab's rows of grades.csv (grader.report.grades.Row).
         scale: multiply scores so that the lab's maximum becomes the column's.
 
     Raises:

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from grader.collect.names import key_of
+from grader.course.names import key_of
+from grader.course.roster import Person, Roster
 from grader.export.layout import Entry, Identity
-from grader.roster import Person, Roster
 from labcore.terminal import visible
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from grader.commands import add_command, open_course
+
 EXAMPLES = """examples:
   lab gradebook backups                  list the backups
   lab gradebook restore                  the newest backup, after the gradebook was lost
@@ -15,8 +17,8 @@ MOST_SHOWN = 20
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     raw = {"formatter_class": argparse.RawDescriptionHelpFormatter, "epilog": EXAMPLES}
-    parser = subparsers.add_parser("gradebook", help="for instructors: list and restore "
-                                   "backups of the gradebook", **raw)
+    parser = add_command(subparsers, "gradebook", "list and restore backups of the gradebook",
+                         EXAMPLES)
     steps = parser.add_subparsers(metavar="STEP", required=True)
     steps.add_parser("backups", help="list the backups", **raw).set_defaults(run=run_backups)
     step = steps.add_parser("restore", help="restore the gradebook from a backup", **raw)
@@ -27,22 +29,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                      "from it", **raw).set_defaults(run=run_accept)
 
 
-def _course():
-    from grader.course import Course, default_root
-
-    course = Course(default_root())
-    course.make()
-    course.settings()
-    return course
-
-
 def run_backups(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
     from grader.gradebook import backups, restore
 
-    path = restore.path_of(_course())
+    path = restore.path_of(open_course())
     table = Table("time (UTC)", "students", "grades", "by hand", "MB", "file")
     found = backups.listed(path)
     for backup in found:
@@ -60,7 +53,7 @@ def run_backups(arguments: argparse.Namespace) -> int:
 def run_restore(arguments: argparse.Namespace) -> int:
     from grader.gradebook.restore import restore
 
-    done = restore(_course(), arguments.source)
+    done = restore(open_course(), arguments.source)
     for copy in done.skipped:
         print(f"damaged, skipped: {copy}")
     print(f"restored {done.backup.path}, from {done.backup.time:%Y-%m-%d %H:%M:%S} UTC: "
@@ -86,7 +79,7 @@ def _say_again(again: list[tuple[str, str]], what: str) -> None:
 def run_accept(arguments: argparse.Namespace) -> int:
     from grader.gradebook.restore import accept
 
-    counts, again = accept(_course())
+    counts, again = accept(open_course())
     print(f"the gradebook is kept as it is: {counts}" if counts else
           "there is no gradebook; the next command makes a new one")
     _say_again(again, "it lacks")

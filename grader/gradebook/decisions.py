@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from grader.course import Course
+from grader.course import Course, Submission
 from labcore.errors import LabError
 from labcore.workspace import put_whole
 
@@ -63,11 +63,11 @@ def last(course: Course, kind: str) -> dict[tuple[str, str], Decision]:
             if one.kind == kind}
 
 
-def set_aside(course: Course, lab: str, student: str) -> str:
+def set_aside(submission: Submission) -> str:
     """Return why a person set aside what is submitted now; empty when nobody did. A new version of
     the submission is graded again."""
-    found = current(course, ASIDE).get((lab, student))
-    if found is None or found.value != course.digest(lab, student):
+    found = current(submission.course, ASIDE).get(submission.key)
+    if found is None or found.value != submission.digest:
         return ""
     return f"set aside by {found.who}: {found.why}"
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from nbgrader.api import Gradebook
 from sqlalchemy import Column, MetaData, String, Table, delete, insert
 
+from grader.course import Submission
+
 TABLES = MetaData()
 ENTERED = Table("lab_entered", TABLES, Column("lab", String(128), primary_key=True),
                 Column("student", String(128), primary_key=True),
@@ -24,19 +26,18 @@ HELD = """SELECT assignment.name, submitted_assignment.student_id FROM submitted
 Key = tuple[str, str]  # (lab, student)
 
 
-def write(book: Gradebook, lab: str, student: str, digest: str, attempt: str = "") -> None:
+def write(submission: Submission, book: Gradebook, attempt: str = "") -> None:
     """Note, uncommitted, what the scores of a submission belong to.
 
     Args:
+        submission: the submission, of the version that was graded.
         book: the open gradebook.
-        lab: name of the lab.
-        student: the student's id.
-        digest: SHA-256 of the submitted notebook, hex.
         attempt: id of the result that was entered; empty for nbgrader's own autograde.
     """
+    lab, student = submission.key
     of_it = (ENTERED.c.lab == lab) & (ENTERED.c.student == student)
     book.db.execute(delete(ENTERED).where(of_it))
-    book.db.execute(insert(ENTERED).values(lab=lab, student=student, digest=digest,
+    book.db.execute(insert(ENTERED).values(lab=lab, student=student, digest=submission.digest,
                                            attempt=attempt))
 
 

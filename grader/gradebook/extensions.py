@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nbgrader.api import Gradebook, MissingEntry
-from nbgrader.api import SubmittedAssignment as Submission
+from nbgrader.api import Gradebook, MissingEntry, SubmittedAssignment
 
-from grader import records
-from grader.course import Course
-from grader.gradebook import decisions
+from grader.course import Course, Submission
+from grader.gradebook import decisions, records
 from labcore.errors import LabError
 
 Key = tuple[str, str]  # (lab, student)
@@ -41,10 +39,11 @@ def given(course: Course, book: Gradebook) -> dict[Key, Extension]:
     found: dict[Key, datetime.timedelta] = {}
     for student in {*(student.id for student in book.students), *course.students()}:
         for lab in due:
-            record = records.last(course, lab, student)
+            record = Submission(course, lab, student).record
             if record and record.set_aside.get("extension"):
                 found[lab, student] = datetime.timedelta(seconds=record.set_aside["extension"])
-    for one in book.db.query(Submission).filter(Submission.extension.is_not(None)):
+    for one in book.db.query(SubmittedAssignment).filter(
+            SubmittedAssignment.extension.is_not(None)):
         if one.extension:
             found[one.assignment.name, one.student_id] = one.extension
     why = decisions.current(course, decisions.EXTENSION)
@@ -86,8 +85,9 @@ def extend(course: Course, book: Gradebook, students: Sequence[str], lab: str,
                        f"{usual:%Y-%m-%d %H:%M} UTC; give a later time")
     for student in students:
         records.enrol(book, student)
-        records.submission_in(book, lab, student, extension=due - usual if due else None)
-        record = records.last(course, lab, student)
+        submission = Submission(course, lab, student)
+        records.entry_of(submission, book, extension=due - usual if due else None)
+        record = submission.record
         if record and "extension" in record.set_aside:  # it would undo this one
             aside = {name: value for name, value in record.set_aside.items() if name != "extension"}
-            records.write(course, lab, student, replace(record, set_aside=aside))
+            submission.save(replace(record, set_aside=aside))

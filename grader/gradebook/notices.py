@@ -10,9 +10,9 @@ from nbformat import NotebookNode
 from nbgrader.api import Gradebook
 from nbgrader.preprocessors import NbGraderPreprocessor
 
-from grader.course import Course
+from grader.course import Submission
 from grader.gradebook import decisions
-from grader.records import gradebook, place
+from grader.gradebook.records import gradebook, submission_of
 from labcore.errors import LabError
 from labcore.html import render
 
@@ -55,13 +55,13 @@ def points(number: float) -> str:
     return f"{round(number, 2):g} point" + "s" * (number != 1)
 
 
-def of(course: Course, book: Gradebook, lab: str, student: str) -> dict[str, Any]:
+def of(submission: Submission, book: Gradebook) -> dict[str, Any]:
     """For a page: `lines` to show, and the `score` that a person decided on, if one did."""
-    submission = book.find_submission(lab, student)
-    decision = decisions.current(course, decisions.SCORE).get((lab, student))
+    entry = book.find_submission(*submission.key)
+    decision = decisions.current(submission.course, decisions.SCORE).get(submission.key)
     lines = []
-    if text := lateness(submission, decided=decision is not None):
-        lines.append(f"Due {_utc(submission.duedate)}, received {_utc(submission.timestamp)}: "
+    if text := lateness(entry, decided=decision is not None):
+        lines.append(f"Due {_utc(entry.duedate)}, received {_utc(entry.timestamp)}: "
                      f"{text}.")
     if decision is None:
         return {"lines": lines, "score": None}
@@ -86,9 +86,9 @@ class Notices(NbGraderPreprocessor):
                    ) -> tuple[NotebookNode, dict[str, Any]]:
         found = resources["nbgrader"].get("given", {}).get("notices")
         if found is None:
-            course, lab, student = place(self, resources)
-            with gradebook(course) as book:
-                found = of(course, book, lab, student)
+            submission = submission_of(self, resources)
+            with gradebook(submission.course) as book:
+                found = of(submission, book)
         resources["nbgrader"]["notices"] = found
         if found["score"] is not None:
             resources["nbgrader"]["late_penalty"] = 0.0  # nbgrader lists it beside the exercises

@@ -18,9 +18,9 @@ from typing import Any
 
 from nbgrader.api import Gradebook, MissingEntry
 
-from grader import byhand, records
-from grader.course import Course
-from grader.gradebook import backups, entered, extensions, guard, mark
+from grader.course import Course, Submission
+from grader.course.record import Record
+from grader.gradebook import backups, byhand, entered, extensions, guard, mark, records
 from grader.gradebook.backups import Backup
 from grader.gradebook.faults import StorageFault, explained, holders
 from labcore.errors import LabError
@@ -212,19 +212,19 @@ def reconcile(course: Course, time: datetime.datetime) -> list[entered.Key]:
         there = _held(connection)
     again = []
     with records.gradebook(course) as book:
-        for (lab, student), record in _records(course):
+        for submission, record in _records(course):
             has_scores = record.state == "graded" or bool(record.unscored)
-            key = lab, student
+            key = submission.key
             if has_scores and key in there and _same(record, there[key], time):
                 continue
             if key in there:
-                record = _detached(book, lab, student, record, there[key])
+                record = _detached(submission, book, there[key])
             elif not has_scores:
                 continue
             if has_scores:
                 record = replace(record, state="ungraded", reason=REASON, attempt="", unscored=[])
                 again.append(key)
-            records.write(course, lab, student, record)
+            submission.save(record)
         extensions.give_again(course, book, time)
     return again
 
@@ -235,15 +235,14 @@ def _held(connection: sqlite3.Connection) -> dict[entered.Key, tuple[str, str] |
     return entered.held(connection) if has_tables else {}
 
 
-def _records(course: Course) -> Iterator[tuple[entered.Key, records.Record]]:
+def _records(course: Course) -> Iterator[tuple[Submission, Record]]:
     for place in sorted((course.root / "attempts").glob("*/*.json")):
-        lab, student = place.stem, place.parent.name
-        record = records.last(course, lab, student)
-        if record and not place.name.startswith("."):
-            yield (lab, student), record
+        submission = Submission(course, place.stem, place.parent.name)
+        if submission.record and not place.name.startswith("."):
+            yield submission, submission.record
 
 
-def _same(record: records.Record, held: tuple[str, str] | None, time: datetime.datetime) -> bool:
+def _same(record: Record, held: tuple[str, str] | None, time: datetime.datetime) -> bool:
     """Return whether the gradebook's scores belong to the record."""
     if held is not None:
         return held == (record.digest, record.attempt)
@@ -252,13 +251,12 @@ def _same(record: records.Record, held: tuple[str, str] | None, time: datetime.d
     return False
 
 
-def _detached(book: Gradebook, lab: str, student: str, record: records.Record,
-              held: tuple[str, str] | None) -> records.Record:
+def _detached(submission: Submission, book: Gradebook, held: tuple[str, str] | None) -> Record:
     """Take an earlier version's scores out of the gradebook. What a person had entered for it, and
     the extension, wait in the record, unless they are there already."""
+    record = submission.record
     with contextlib.suppress(MissingEntry):
-        submission = book.find_submission(lab, student)
-        found: dict[str, Any] = byhand.entered(submission)
+        found: dict[str, Any] = byhand.entered(book.find_submission(*submission.key))
         digests = {entry.get("digest") for entry in record.history}
         digest = held[0] if held else record.digest if digests <= {record.digest} else ""
         new = {name: value for name, value in found.items() if name not in record.set_aside}
@@ -267,6 +265,6 @@ def _detached(book: Gradebook, lab: str, student: str, record: records.Record,
         if values:
             waiting = set(record.set_aside) - {"extension"}
             of = digest if not waiting or of == digest else ""
-        book.remove_submission(lab, student)
+        book.remove_submission(*submission.key)
         return replace(record, set_aside=record.set_aside | new, set_aside_of=of)
     return record

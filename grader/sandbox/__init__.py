@@ -1,13 +1,13 @@
-"""Where students' code runs: apart from the machine, the course and one another.
+"""Isolation for student code: no access to the machine, the course, or other submissions.
 
-`choose()` gives the back-end that holds here, or refuses; `self_test` tries to break out of it.
+choice.py     choose() returns the back end that works on this machine, or refuses
+selftest.py   self_test() tries to break out of it, with the attempts in breakout.py
+interface.py  Backend, Limits, and Unavailable; running.py a sandbox that was started
+bubblewrap.py, podman.py   the two back ends
+mounts.py, masks.py, inside.py, proc.py, devices.py   what a process inside sees
+seccomp.py, cgroups.py, slots.py, watchdog.py         what it may do and use
+advice.py     what to do where no sandbox starts; cli.py `lab install-sandbox`
+
+May import grader.course. Begin with interface.py. Nothing is imported here, since every `lab`
+command loads this package for cli.py.
 """
-
-from grader.sandbox.choice import choose
-from grader.sandbox.interface import Backend, Limits, Unavailable
-from grader.sandbox.mounts import HOME, python
-from grader.sandbox.running import Running
-from grader.sandbox.selftest import self_test
-
-__all__ = ["HOME", "Backend", "Limits", "Running", "Unavailable", "choose", "python",
-           "self_test"]

@@ -7,6 +7,8 @@ import shutil
 import time
 from pathlib import Path
 
+from grader.commands import add_command
+
 PACKAGES = ("bubblewrap",)
 EXAMPLES = """examples:
   lab install-sandbox             install bubblewrap, where nothing suitable is there
@@ -16,9 +18,8 @@ docs/grading-safely.md says what is isolated, and what to do inside Docker."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    install = subparsers.add_parser(
-        "install-sandbox", help="for instructors: install the sandbox that students' code runs in",
-        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    install = add_command(
+        subparsers, "install-sandbox", "install the sandbox that students' code runs in", EXAMPLES)
     install.add_argument("--test", action="store_true", help="also try to break out of it")
     install.set_defaults(run=run)
 
@@ -29,7 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
     ensure(say)
     if arguments.test:
         from grader.course import default_root
-        from grader.sandbox import choose, self_test
+        from grader.sandbox.choice import choose
+        from grader.sandbox.selftest import self_test
 
         begun, root = time.monotonic(), default_root()
         backend = choose()

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from grader.commands import add_command
 from labcore.errors import LabError
 from minimegatron.imports import quick_imports
 
@@ -21,9 +22,7 @@ nothing and changes no grade."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    parser = subparsers.add_parser(
-        "similar", help="for instructors: find submissions that look alike", epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = add_command(subparsers, "similar", "find submissions that look alike", EXAMPLES)
     parser.add_argument("lab", metavar="LAB")
     parser.add_argument("--over", type=float, default=60, metavar="PERCENT",
                         help="least similarity to report (60)")

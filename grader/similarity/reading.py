@@ -14,11 +14,11 @@ from nbgrader import utils
 
 from grader.collect.sources import Refused, opened
 from grader.course import Course
-from grader.rebuild import rebuild
-from grader.records import Unusable, explain
+from grader.course.reasons import Unusable, explain
+from grader.course.submitted import parse, read
+from grader.run.rebuild import rebuild
+from grader.run.timing import Late, limited
 from grader.similarity.answers import Answers
-from grader.submitted import parse, read
-from grader.timing import Late, limited
 from labcore.errors import LabError
 
 SECONDS = 20.0  # for one submission

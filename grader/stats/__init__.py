@@ -5,4 +5,6 @@ hints.py    the hints that a lab's author wrote, recognized in the messages of c
 reading.py  what grading stored about a lab
 figures.py  the numbers; page.py shows them, as a page and as CSV
 cli.py      `lab stats`
+
+May import grader.gradebook and grader.course. Begin with figures.py.
 """

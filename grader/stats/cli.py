@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from grader.commands import add_command, open_course
 from labcore.errors import LabError
 from minimegatron.imports import quick_imports
 
@@ -17,9 +18,8 @@ reads the results that `lab grade` stored, grades nothing, and names no student.
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    parser = subparsers.add_parser(
-        "stats", help="for instructors: report which exercises were hard and which hints fired",
-        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = add_command(
+        subparsers, "stats", "report which exercises were hard and which hints fired", EXAMPLES)
     parser.add_argument("lab", metavar="LAB", help="for example 03_multi_node")
     parser.add_argument("--to", type=Path, metavar="FILE",
                         help="the page, a name that ends in .html (stats/LAB.html, in the course)")
@@ -28,15 +28,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     with quick_imports():
-        from grader.course import Course, default_root, require_known
+        from grader.course import require_known
         from grader.stats.figures import figures
         from grader.stats.page import exercises_csv, hints_csv, page
         from grader.stats.reading import read
         from labcore.workspace import put_whole
 
-    course = Course(default_root())
-    course.make()
-    course.settings()
+    course = open_course()
     require_known("lab", arguments.lab, course.labs(), str(course.sources))
     path = arguments.to or course.root / "stats" / f"{arguments.lab}.html"
     if path.suffix != ".html":

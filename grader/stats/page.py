@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
-from grader.export.spreadsheet import harmless
+from grader.course.spreadsheet import harmless
 from grader.stats.figures import LOW, Figures
 from labcore.html import render
 

@@ -8,7 +8,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -17,9 +16,9 @@ from nbgrader import utils
 from nbgrader.api import Assignment, BaseCell, Grade, Gradebook, SubmittedAssignment
 from nbgrader.api import SubmittedNotebook as Submitted
 
-from grader.course import Course
+from grader.course import Course, Submission
 from grader.gradebook.decisions import EXCUSED, SCORE, current
-from grader.records import gradebook, last, state
+from grader.gradebook.records import gradebook, state
 from grader.stats.hints import Hint, first_fired, hints_in
 from labcore.errors import LabError
 
@@ -65,15 +64,15 @@ def read(course: Course, lab: str) -> Stored:
         for student in course.students(lab):
             if student in excused:
                 continue
-            verdict = state(course, lab, student, book)[0]
-            record = last(course, lab, student)
+            submission = Submission(course, lab, student)
+            verdict, record = state(submission, book)[0], submission.record
             partly = (record is not None and record.state == "ungraded" and record.unscored
-                      and record.digest == course.digest(lab, student))
+                      and record.digest == submission.digest)
             counts = verdict == "graded" or partly
             found.graded.append(verdict == "graded")
             found.scores.append(scores.get(student, {}) if counts else {})
             found.attempts.append(max(1, len(record.history)) if record else 0)
-            notebook = _graded_notebook(course, lab, student) if counts else {}
+            notebook = _graded_notebook(submission) if counts else {}
             _messages(found, found.scores[-1], notebook)
             found.tried.append(frozenset(
                 name for name, text in _sources(notebook).items() if text != given.get(name)))
@@ -121,9 +120,9 @@ def _scores(book: Gradebook, lab: str) -> dict[str, dict[str, float]]:
     return found
 
 
-def _graded_notebook(course: Course, lab: str, student: str) -> dict[str, Any]:
+def _graded_notebook(submission: Submission) -> dict[str, Any]:
     """Empty where there is none that can be read: then its messages are not counted."""
-    path: Path = course.notebook("autograded", lab, student)
+    path = submission.notebook("autograded")
     try:
         if path.stat().st_size > LARGEST:
             return {}

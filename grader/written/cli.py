@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from grader.commands import add_command, open_course, require_lab
+
 EXAMPLES = """examples:
   lab second 03_multi_node --share 0.2   draw a fifth of the answers that were graded by hand
   lab second 03_multi_node               compare the second grader's scores with the first's
@@ -16,9 +18,8 @@ MOST_LISTED = 20
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    parser = subparsers.add_parser(
-        "second", help="for instructors: let a second grader score a sample of written answers",
-        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = add_command(
+        subparsers, "second", "let a second grader score a sample of written answers", EXAMPLES)
     parser.add_argument("lab", metavar="LAB", help="for example 03_multi_node")
     parser.add_argument("--share", type=_share, metavar="S",
                         help="draw this share of the graded answers, more than 0 and at most 1")
@@ -37,15 +38,11 @@ def _share(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from grader.cli import require_lab
-    from grader.course import Course, default_root
-    from grader.records import gradebook
+    from grader.gradebook.records import gradebook
     from grader.written import second
     from labcore.errors import LabError
 
-    course, lab = Course(default_root()), arguments.lab
-    course.make()
-    course.settings()
+    course, lab = open_course(), arguments.lab
     require_lab(course, lab)
     with course.held(), gradebook(course) as book:
         answers = second.graded_by_hand(course, book, lab)

@@ -24,9 +24,9 @@ import nbformat
 from nbformat import NotebookNode, v4
 from nbgrader.api import Gradebook, MissingEntry
 
-from grader.course import Course
-from grader.records import state
-from grader.report import harmless
+from grader.course import Course, Submission
+from grader.course.spreadsheet import harmless
+from grader.gradebook.records import state
 from grader.written.agreement import Pair
 from grader.written.rubrics import for_graders, is_written
 from labcore.errors import LabError
@@ -73,19 +73,20 @@ def graded_by_hand(course: Course, book: Gradebook, lab: str) -> list[Answer]:
     found = []
     secret = course.secret_file.read_bytes()
     for student in course.students(lab):
-        if state(course, lab, student, book)[0] != "graded":
+        submission = Submission(course, lab, student)
+        if state(submission, book)[0] != "graded":
             continue
         try:
-            submission = book.find_submission(lab, student)
-            notebook = nbformat.read(course.notebook("autograded", lab, student), as_version=4)
+            entry = book.find_submission(lab, student)
+            notebook = nbformat.read(submission.notebook("autograded"), as_version=4)
         except (MissingEntry, OSError):
             continue
         cells = {cell.metadata.nbgrader["grade_id"]: cell for cell in notebook.cells
                  if is_written(cell)}
-        for grade in (one for part in submission.notebooks for one in part.grades):
+        for grade in (one for part in entry.notebooks for one in part.grades):
             if grade.manual_score is None or grade.name not in cells:
                 continue
-            text = "\0".join(["second", lab, student, course.digest(lab, student), grade.name])
+            text = "\0".join(["second", lab, student, submission.digest, grade.name])
             key = hmac.new(secret, text.encode(errors="surrogateescape"), hashlib.sha256)
             found.append(Answer(key.hexdigest(), student, grade.name, float(grade.max_score),
                                 float(grade.manual_score), cells[grade.name]))
@@ -186,7 +187,7 @@ def _csv(kind: type, rows: Iterable[Any]) -> bytes:
 
 def _page(course: Course, lab: str, answers: list[Answer]) -> bytes:
     """The answers to read, sanitized as a student's page is."""
-    from grader.feedback import Page
+    from grader.feedback.page import Page
 
     rubrics, cells, before = for_graders(course, lab), [], ""
     for one in sorted(answers, key=lambda one: (one.cell, one.key)):

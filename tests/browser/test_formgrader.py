@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from grader.course import Course
-from grader.records import gradebook
+from grader.gradebook.records import gradebook
 from lab.jupyter import Jupyter
 from tests.browser.driver import open_lab
 from tests.grader import small_lab

@@ -12,10 +12,10 @@ import pytest
 from nbformat import v4
 from playwright.sync_api import Page
 
-from grader import assign
 from grader.course import Course
-from grader.log import logging_to
-from grader.records import gradebook
+from grader.course.log import logging_to
+from grader.gradebook.records import gradebook
+from grader.nbgrader_plugin import assign
 from lab.jupyter import Jupyter
 from tests.browser.driver import open_lab, until
 from tests.grader import small_lab

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from grader.records import gradebook
+from grader.gradebook.records import gradebook
 from lab.jupyter import Jupyter
 from tests.browser.driver import open_lab
 from tests.grader.conftest import run, table
 from tests.grader.small_lab import NAME
-from tests.grader.test_written import ANSWER, enter, template_written  # noqa: F401
+from tests.grader.written.test_written import ANSWER, enter, template_written  # noqa: F401
 
 pytestmark = pytest.mark.stress
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from grader.attempt import Attempt, Damaged
 from grader.collect.homes import require_begun
 from grader.contest import attempts
-from grader.copies import merged
-from grader.rebuild import Unusable, parse, rebuild
+from grader.run.attempt import Attempt, Damaged
+from grader.run.copies import merged
+from grader.run.rebuild import Unusable, parse, rebuild
 from labcore.errors import LabError
 from labkit.check import options, torchrun, wire
 from labkit.check.job import resolve

@@ -8,9 +8,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from grader.sandbox import HOME, Limits, Running
+from grader.sandbox.interface import Limits
 from grader.sandbox.masks import Masks
+from grader.sandbox.mounts import HOME
 from grader.sandbox.mounts import environment as variables
+from grader.sandbox.running import Running
 
 
 class Plain:

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from grader import records
-from grader.course import Course
-from grader.steps import ISOLATED_VARIABLE
+from grader.course import Course, Submission
+from grader.gradebook import records
+from grader.nbgrader_plugin.steps import ISOLATED_VARIABLE
 from tests.grader import small_lab
 from tests.grader.conftest import run, submit, table
 from tests.grader.small_lab import RIGHT, answered
@@ -27,7 +27,7 @@ print(json.dumps(NbGraderAPI(config=course.settings()).autograde(sys.argv[2], sy
 
 
 def ids(course: Course) -> dict[str, str]:
-    return {student: records.last(course, NAME, student).attempt
+    return {student: Submission(course, NAME, student).record.attempt
             for student in course.students(NAME)}
 
 
@@ -59,7 +59,7 @@ def test_formgraders_button_grades_in_the_sandbox(course, released, tmp_path):
         capture_output=True, env={**os.environ, ISOLATED_VARIABLE: "1"}, timeout=240)
     assert '"success": true' in done.stdout, done.stdout + done.stderr
     assert not canary.exists()
-    record = records.last(course, NAME, "ada")
+    record = Submission(course, NAME, "ada").record
     assert record.state == "graded" and record.attempt and not record.notes
     assert course.notebook("autograded", NAME, "ada").exists()
     (folder / "more").symlink_to("/etc/passwd")  # a link leads nowhere
@@ -75,7 +75,7 @@ def test_nbgraders_own_autograde_says_that_it_is_not_isolated(course, released):
     submit(course, "ada", answered(released))
     done = run(course, "autograde", NAME, "--student", "ada", "--create", program="nbgrader")
     assert done.returncode == 0 and "without isolation" in done.stderr, done.stderr
-    assert records.last(course, NAME, "ada").notes == [records.NOT_ISOLATED]
+    assert Submission(course, NAME, "ada").record.notes == [records.NOT_ISOLATED]
     done = run(course, "export", "--to", "mine.csv", program="nbgrader")
     row = table(course.root / "mine.csv")["ada"]
     assert (row["score"], row["notes"]) == ("5.0", records.NOT_ISOLATED)
@@ -97,7 +97,7 @@ def test_release_makes_what_students_get(course):
 
 
 def test_a_lab_that_was_not_built_again_is_not_released(course, monkeypatch, tmp_path):
-    from grader import assign
+    from grader.nbgrader_plugin import assign
 
     (tmp_path / "solutions").mkdir()
     (tmp_path / "solutions" / f"{NAME}.py").touch()
@@ -116,9 +116,9 @@ def test_help_has_examples(course, words):
 def test_without_a_sandbox_nothing_is_graded_and_nothing_is_touched(course, released):
     submit(course, "ada", answered(released))
     before = sorted(course.root.rglob("*"))
-    program = ("import sys; from grader import sandbox; from lab.cli import main\n"
+    program = ("import sys; from grader.sandbox import selftest; from lab.cli import main\n"
                "def torn(*_): raise sandbox.Unavailable('the network got out')\n"
-               f"sandbox.self_test = torn\nsys.exit(main(['grade', {NAME!r}]))")
+               f"selftest.self_test = torn\nsys.exit(main(['grade', {NAME!r}]))")
     done = subprocess.run([sys.executable, "-P", "-c", program], text=True, capture_output=True,
                           env={**os.environ, "LAB_COURSE": str(course.root)}, timeout=240)
     assert done.returncode == 1 and "the network got out" in done.stderr, done.stderr

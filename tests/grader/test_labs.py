@@ -11,8 +11,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from grader import records
 from grader.course import OUR_SOURCES, Course
+from grader.gradebook import records
 from labcore.workspace import CHECKOUT
 from labkit.build import Lab, read
 from tests.grader.conftest import run

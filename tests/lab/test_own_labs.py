@@ -85,7 +85,7 @@ def test_a_lab_that_has_the_name_of_one_of_the_courses(own, course, monkeypatch)
 
 
 def test_a_stale_lab_is_not_released(own, course, monkeypatch):
-    from grader.assign import require_built
+    from grader.nbgrader_plugin.assign import require_built
 
     build(own)
     monkeypatch.setenv(own_labs.VARIABLE, str(own))
@@ -96,7 +96,7 @@ def test_a_stale_lab_is_not_released(own, course, monkeypatch):
 
 
 def test_a_draft_is_built_and_marked_and_not_released(own, course, monkeypatch, capsys):
-    from grader import assign
+    from grader.nbgrader_plugin import assign
 
     path = own / "solutions" / "90_sample.py"
     path.write_text(LACKING)

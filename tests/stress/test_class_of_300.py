@@ -11,8 +11,8 @@ import pytest
 
 from grader.course import Course, digest_of_folder
 from tests.grader import class_room
+from tests.grader.batch.test_resume import TIMES, kill_at
 from tests.grader.conftest import new_course, released, run, table, template  # noqa: F401
-from tests.grader.test_resume import TIMES, kill_at
 
 pytestmark = pytest.mark.stress
 GRADED = 285

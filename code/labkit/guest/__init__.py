@@ -7,5 +7,5 @@ capture.py   everything a cell prints, shows or raises, with a limit
 __main__.py  the program
 
 Nothing in here is trusted: the student's code shares its process. What must hold, whatever this
-program sends, is the trusted side's business (grader/channel.py and what builds on it).
+program sends, is the trusted side's business (grader/run/channel.py and what builds on it).
 """

@@ -109,7 +109,7 @@ def stamp(folder: Path) -> None:
 
 def course_files(folder: Path) -> None:
     """The grader's own files, as a student's copy of the repository has them, edited."""
-    for name in ("code/labkit/check/checks.py", "grader/attempt.py", "nbgrader_config.py"):
+    for name in ("code/labkit/check/checks.py", "grader/run/attempt.py", "nbgrader_config.py"):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("raise SystemExit('pwned')\ndef function(*a, **k): pass\n")

@@ -13,8 +13,8 @@ import pytest
 
 from grader.collect.collecting import Line, Options, collect
 from grader.course import Course
-from grader.records import gradebook
-from grader.roster import Person, add
+from grader.course.roster import Person, add
+from grader.gradebook.records import gradebook
 from lab.cli import main
 from tests.grader import small_lab
 

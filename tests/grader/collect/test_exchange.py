@@ -8,9 +8,10 @@ import pwd
 
 import pytest
 
-from grader.collect import exchange, receipts, sources
-from grader.report import received
-from grader.roster import Person, Roster
+from grader.collect import exchange, sources
+from grader.course import Submission, receipts
+from grader.course.received import received
+from grader.course.roster import Person, Roster
 from labcore.errors import LabError
 from tests.grader.collect.conftest import NAME, put
 from tests.needs import needs
@@ -57,10 +58,10 @@ def test_a_forged_early_stamp_is_seen_and_does_not_count(take, course, root, ans
     os.utime(root / "course1" / "inbound" / path, (1.5e9, 1.5e9))
     line = take(root)[path]
     assert "its name says 2020-01-01" in line.why
-    assert received(course, NAME, "ada") > "2026"
+    assert received(Submission(course, NAME, "ada")) > "2026"
     assert receipts.read(course)["ada", NAME][0].said_by.endswith("(ctime)")
     take(root, keep_times=True)  # an instructor who knows better, after a restored backup say
-    assert received(course, NAME, "ada").startswith("2020-01-01")
+    assert received(Submission(course, NAME, "ada")).startswith("2020-01-01")
 
 
 def test_a_hand_in_in_another_students_name_is_refused(take, submitted, root, answer, monkeypatch):

@@ -8,7 +8,8 @@ import os
 
 import pytest
 
-from grader.collect import homes, receipts
+from grader.collect import homes
+from grader.course import receipts
 from labcore import shipping
 from labcore.errors import LabError
 from labcore.workspace import put_whole

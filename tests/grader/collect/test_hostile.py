@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from grader.collect import which
 from grader.collect.collecting import Options, collect
-from grader.collect.names import key_of, problem_of
+from grader.course.names import key_of, problem_of
 from labcore.errors import LabError
 from labcore.terminal import visible
 from tests.grader.collect.conftest import NAME, bytes_of_zip, put, zipped

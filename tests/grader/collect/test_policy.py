@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from traitlets import TraitError
 from traitlets.config import Config
 
-from grader import policy
-from grader.collect.receipts import Receipt
-from grader.policy import Attempts, attempts_of, count, handed_in, runs, to_grade
+from grader.course.receipts import Receipt
+from grader.report import policy
+from grader.report.policy import Attempts, attempts_of, count, handed_in, runs, to_grade
 from tests.grader.collect.conftest import NAME, put
 
 DIGESTS = st.lists(st.sampled_from("abcdef"), max_size=8).map(
@@ -129,8 +129,8 @@ def history(course, monkeypatch):
                    for index, score in enumerate(scores)]
         newest = entries[-1]
         record = SimpleNamespace(digest=newest["digest"], state=newest["state"], history=entries)
-        monkeypatch.setattr(policy, "last", lambda *_: record)
-        monkeypatch.setattr(type(course), "digest", lambda *_: newest["digest"])
+        monkeypatch.setattr(policy, "Submission", lambda *_: SimpleNamespace(
+            record=record, digest=newest["digest"]))
         return next(policy.counted(course, [row]))
 
     return history

@@ -9,10 +9,11 @@ import time
 
 import pytest
 
-from grader.collect import receipts, store
-from grader.collect.receipts import Receipt
-from grader.report import received
-from grader.times import now, parse_time
+from grader.collect import store
+from grader.course import Submission, receipts
+from grader.course.receipts import Receipt
+from grader.course.received import received
+from grader.course.times import now, parse_time
 from labcore.errors import LabError
 from tests.grader.collect.conftest import NAME, put, zipped
 
@@ -46,7 +47,7 @@ def test_the_newest_is_placed_and_the_earlier_ones_are_kept(take, course, submit
     assert line.verdict == "other" and submitted("ada") == contents[2]
     kept = {path.read_bytes() for path in (course.root / "received" / "ada" / NAME).iterdir()}
     assert kept == set(contents)
-    assert received(course, NAME, "ada") == "2026-01-03T12:00:00+00:00"
+    assert received(Submission(course, NAME, "ada")) == "2026-01-03T12:00:00+00:00"
 
 
 def test_an_old_archive_collected_again_brings_nothing_back(take, submitted, tmp_path, answer):
@@ -64,26 +65,26 @@ def test_who_goes_back_to_an_older_version_gets_it_when_the_time_is_said(take, c
     take(source["b"], received=at(2))
     take(source["a"], received=at(3))
     assert submitted("ada") == answer("# a")
-    assert received(course, NAME, "ada").startswith("2026-01-03")
+    assert received(Submission(course, NAME, "ada")).startswith("2026-01-03")
 
 
 def test_the_same_file_handed_in_again_is_not_later(course):
     for number, (digest, day) in enumerate([("a", 1), ("b", 2), ("a", 3), ("a", 4)]):
         receipts.add(course, Receipt("ada", NAME, digest, at(day).isoformat(), "test",
                                      str(number)))
-    assert receipts.receipt_for(course, NAME, "ada", "a").time == at(3)
-    assert receipts.receipt_for(course, NAME, "ada", "b").time == at(2)
-    assert receipts.receipt_for(course, NAME, "ada", "c") is None
+    assert receipts.receipt_for(Submission(course, NAME, "ada", "a")).time == at(3)
+    assert receipts.receipt_for(Submission(course, NAME, "ada", "b")).time == at(2)
+    assert receipts.receipt_for(Submission(course, NAME, "ada", "c")) is None
 
 
 def test_times_in_a_submission_are_not_looked_at(take, course, submitted, tmp_path, answer):
     folder = put(tmp_path / "in", {FILE: answer(), "ada/timestamp.txt": b"2020-01-01 00:00:00 UTC"})
     os.utime(folder / FILE, (1, 1))
     take(folder)
-    assert received(course, NAME, "ada") > "2026"
+    assert received(Submission(course, NAME, "ada")) > "2026"
     assert not course.notebook("submitted", NAME, "ada").with_name("timestamp.txt").exists()
     take(folder, keep_times=True)
-    assert received(course, NAME, "ada").startswith("1970")
+    assert received(Submission(course, NAME, "ada")).startswith("1970")
 
 
 def test_what_was_put_there_by_hand_is_kept_with_all_that_lies_beside(take, course, submitted,
@@ -107,7 +108,7 @@ def test_a_newer_one_put_there_by_hand_stays(take, course, submitted, tmp_path, 
     assert line.verdict == "other" and submitted("ada") == answer("# by hand")
 
 
-@pytest.mark.parametrize("step", ["grader.collect.store.keep", "grader.collect.receipts.add",
+@pytest.mark.parametrize("step", ["grader.collect.store.keep", "grader.course.receipts.add",
                                   "grader.collect.store.place", "grader.collect.store.put_whole",
                                   "os.fsync"])
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -159,7 +160,7 @@ def test_a_damaged_receipt_is_said_and_not_passed_over(course, line):
 def test_a_version_that_somebody_changed_is_not_placed(take, course, tmp_path, answer):
     take(put(tmp_path / "in", {FILE: answer()}))
     digest = course.digest(NAME, "ada")
-    store.version(course, NAME, "ada", digest).write_bytes(b"x" * len(answer()))
+    store.kept(Submission(course, NAME, "ada", digest)).write_bytes(b"x" * len(answer()))
     course.notebook("submitted", NAME, "ada").unlink()
     assert "was changed" in take(tmp_path / "in")[FILE].why
 
@@ -169,7 +170,7 @@ def test_received_is_quick_for_a_big_class(course):
         receipts.add(course, Receipt(f"s{number}", NAME, "a", at(1).isoformat(), "test"))
     start = time.monotonic()
     for number in range(300):
-        receipts.receipt_for(course, NAME, f"s{number}", "a")
+        receipts.receipt_for(Submission(course, NAME, f"s{number}", "a"))
     assert time.monotonic() - start < 1
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grader.records import gradebook
-from grader.roster import Person, Roster, add, people, read_file, write_csv
+from grader.course.roster import Person, Roster, add, people, read_file, write_csv
+from grader.gradebook.records import gradebook
 from labcore.errors import LabError
 from tests.grader.collect.conftest import PEOPLE
 

@@ -14,7 +14,7 @@ import pytest
 
 from grader.contest import attempts, secret, standings
 from grader.contest.grading import take_in
-from grader.roster import Person
+from grader.course.roster import Person
 from lab import cli
 from tests.grader.conftest import run
 

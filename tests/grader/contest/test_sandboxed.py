@@ -12,11 +12,11 @@ import sys
 
 import pytest
 
-from grader import sandbox
 from grader.contest import sandboxed
 from grader.contest.sandboxed import Unplayed, as_json
+from grader.run.settings import Grading
+from grader.sandbox import choice
 from grader.sandbox.watchdog import SHORT_OF_MEMORY
-from grader.settings import Grading
 from labcore.workspace import CHECKOUT
 from labkit.contest.declaration import Scored
 from labkit.contest.local import Player
@@ -127,7 +127,7 @@ def reasons(contest, player) -> list[str]:
 
 @pytest.fixture(scope="module")
 def backend():
-    return sandbox.choose()
+    return choice.choose()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import inspect
 
 from grader.contest import secret
 from grader.course import Course
-from grader.settings import Grading
+from grader.run.settings import Grading
 from tests.lab.contest.toy import toy
 
 CLASS = [f"student{number}" for number in range(300)]

@@ -8,12 +8,12 @@ import json
 
 import pytest
 
+from grader.batch.pool import Done
 from grader.contest import attempts, page, secret, submissions
 from grader.contest.attempts import Attempt
 from grader.contest.grading import enter, take_in, waiting
 from grader.contest.standings import Row, ranked, standings
-from grader.pool import Done
-from grader.settings import settings_of
+from grader.run.settings import settings_of
 from labkit.contest.play import FLOOR, Outcome, points
 
 HOSTILE = "<script>alert(1)</script>"

@@ -9,8 +9,8 @@ import pytest
 
 from grader.contest import submissions
 from grader.contest.grading import take_in
-from grader.records import Unusable
-from grader.times import now
+from grader.course.reasons import Unusable
+from grader.course.times import now
 from labcore.errors import LabError
 
 

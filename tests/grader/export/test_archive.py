@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grader.collect import receipts
-from grader.collect.names import problem_of
-from grader.collect.receipts import Receipt
+from grader.course import receipts
+from grader.course.names import problem_of
+from grader.course.receipts import Receipt
 from grader.export.archive import names, zipped
 from grader.export.layout import Entry
 from grader.export.matching import match

@@ -7,9 +7,10 @@ import zipfile
 
 import pytest
 
-from grader import lab_plan, merge, records, results
-from grader.attempt import Attempt
-from grader.gradebook import decisions
+from grader.batch import merge
+from grader.gradebook import decisions, records
+from grader.run import lab_plan, results
+from grader.run.attempt import Attempt
 from tests.grader.conftest import submit
 from tests.grader.export.conftest import NAME
 from tests.grader.export.files import CANVAS, GRADES, WORKSHEET, csv_bytes

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
+from grader.course.roster import Person
 from grader.export.columns import chosen
 from grader.export.filling import fill
 from grader.export.matching import match
-from grader.records import NOTHING_SUBMITTED
-from grader.report import WANTS_A_LOOK
-from grader.roster import Person
+from grader.gradebook.records import NOTHING_SUBMITTED
+from grader.report.grades import WANTS_A_LOOK
 from labcore.errors import LabError
 from tests.grader.export.conftest import NAME, PEOPLE, row
 from tests.grader.export.files import CANVAS, DIALECTS, GRADES, WORKSHEET, csv_bytes

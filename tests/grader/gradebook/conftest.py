@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from grader import batch, records
-from grader.gradebook import backups
+from grader.batch import batch
+from grader.course.roster import Person, add
+from grader.gradebook import backups, records
 from grader.gradebook.guard import LostGradebook
-from grader.roster import Person, add
 from lab.cli import main
+from tests.grader.batch.test_merge import Desk
 from tests.grader.conftest import course, released, template  # noqa: F401
-from tests.grader.test_merge import Desk
 
 
 class Office(Desk):

@@ -8,17 +8,16 @@ import os
 
 import pytest
 
-from grader import records
-from grader.batch import Batch
-from grader.gradebook import backups, decisions
-from grader.late import set_due
-from grader.settings import Grading
-from grader.times import parse_time
+from grader.batch.batch import Batch
+from grader.course.times import parse_time
+from grader.gradebook import backups, decisions, records
+from grader.gradebook.late import set_due
+from grader.run.settings import Grading
 from tests.grader import small_lab
+from tests.grader.batch.test_merge import PART
 from tests.grader.conftest import submit
+from tests.grader.gradebook.test_by_hand import ADA, BROKEN, extension, made
 from tests.grader.small_lab import WRONG, answered
-from tests.grader.test_by_hand import ADA, BROKEN, extension, made
-from tests.grader.test_merge import PART
 
 pytestmark = pytest.mark.slow
 NAME = small_lab.NAME
@@ -41,7 +40,7 @@ def late(office):
 def quick(monkeypatch):
     """Pages are another test's: what asks for them is noted."""
     asked = []
-    monkeypatch.setattr("grader.batch.pages_again",
+    monkeypatch.setattr("grader.batch.grading.pages_again",
                         lambda course, work, done: asked.extend(work) or work)
     return asked
 

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from grader import batch, records
-from grader.collect import receipts
-from grader.collect.receipts import Receipt
+from grader.batch import batch
+from grader.course import Submission, receipts
+from grader.course.receipts import Receipt
+from grader.gradebook import records
 from labcore.workspace import put_whole
 from tests.grader import small_lab
-from tests.grader.test_merge import desk_settings
+from tests.grader.batch.test_merge import desk_settings
 
 NAME = small_lab.NAME
 REASONS = [(errno.ENOSPC, "does not fit on the disk"), (errno.EDQUOT, "exceeds your disk quota"),
@@ -72,9 +73,9 @@ def test_a_record_that_does_not_fit_stops_the_batch_and_its_result_waits(office,
                 batch.StorageFault, match=f"attempts/mary/{NAME}.json {said}"):
             office.enter(result, book)
     monkeypatch.undo()
-    assert records.last(office.course, NAME, "mary") is None
+    assert Submission(office.course, NAME, "mary").record is None
     assert not list((office.course.root / "attempts").rglob(".*"))
-    waiting = batch.waiting(office.course, desk_settings("limits"), NAME, "mary")
+    waiting = batch.waiting(Submission(office.course, NAME, "mary"), desk_settings("limits"))
     office.merge(waiting)
     assert (office.row("mary")["score"], office.row()["score"]) == ("5.0", "3.0")
 

@@ -10,8 +10,8 @@ import sys
 import pytest
 from nbgrader.api import Gradebook
 
-from grader import records
-from grader.gradebook import guard, mark
+from grader.course import Submission
+from grader.gradebook import guard, mark, records
 from grader.gradebook.guard import LostGradebook
 from labcore.errors import LabError
 from tests.grader import small_lab
@@ -184,4 +184,4 @@ def test_a_lock_in_the_middle_of_a_batch_blames_no_submission(office, monkeypatc
             with pytest.raises(LabError, match="is locked"):
                 office.enter(result, book)
             process.stdin.close()
-    assert records.last(office.course, NAME, "mary") is None  # its result waits
+    assert Submission(office.course, NAME, "mary").record is None  # its result waits

@@ -8,14 +8,15 @@ import sqlite3
 
 import pytest
 
-from grader import batch, records
-from grader.gradebook import backups
+from grader.batch import batch
+from grader.course import Submission
+from grader.gradebook import backups, records
 from grader.gradebook.restore import REASON
-from grader.late import extend
 from tests.grader import small_lab
+from tests.grader.batch.test_merge import desk_settings
+from tests.grader.conftest import extend
+from tests.grader.gradebook.test_by_hand import ADA, DAY, extension, made
 from tests.grader.small_lab import WRONG
-from tests.grader.test_by_hand import ADA, DAY, extension, made
-from tests.grader.test_merge import desk_settings
 
 pytestmark = pytest.mark.slow
 NAME = small_lab.NAME
@@ -30,7 +31,7 @@ def test_what_was_graded_after_the_backup_is_entered_again(office, capsys):
     said = capsys.readouterr().out
     assert "lacks 1 of the grades in attempts/" in said and f"  mary, {NAME}" in said, said
     assert (office.row("mary")["state"], office.row("mary")["reason"]) == ("ungraded", REASON)
-    waiting = batch.waiting(office.course, desk_settings("limits"), NAME, "mary")
+    waiting = batch.waiting(Submission(office.course, NAME, "mary"), desk_settings("limits"))
     office.merge(waiting)
     assert (office.row("mary")["score"], office.row()["score"]) == ("2.0", "3.0")
 
@@ -46,7 +47,7 @@ def test_a_new_version_does_not_get_the_scores_of_the_one_in_the_backup(office, 
     found = made(office, ADA)
     assert not found.rest  # entered from results/
     assert office.row()["score"] == "2.0" and extension(office) == DAY
-    assert records.last(office.course, NAME, "ada").set_aside == {"batch-check": [1.0, None]}
+    assert Submission(office.course, NAME, "ada").record.set_aside == {"batch-check": [1.0, None]}
 
 
 def test_the_same_version_graded_again_keeps_what_a_person_entered(office):
@@ -66,7 +67,7 @@ def test_what_has_become_ungraded_does_not_come_back_with_a_score(office):
     assert (office.row()["state"], office.row()["reason"]) == ("ungraded", "died")
     with records.gradebook(office.course) as book, pytest.raises(records.MissingEntry):
         book.find_submission(NAME, "ada")
-    assert records.last(office.course, NAME, "ada").set_aside == {"batch-check": [1.0, None]}
+    assert Submission(office.course, NAME, "ada").record.set_aside == {"batch-check": [1.0, None]}
 
 
 def test_restore_takes_the_newest_sound_backup_and_names_the_damaged(office, capsys):

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from grader.sandbox import Limits, mounts
+from grader.sandbox import mounts
+from grader.sandbox.interface import Limits
 from grader.sandbox.masks import Masks, rewritten
 from grader.sandbox.podman import Podman
 from labcore.workspace import CODE

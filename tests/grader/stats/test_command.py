@@ -7,9 +7,11 @@ import json
 
 import pytest
 
-from grader import cleaning, lab_plan, merge, records, results
-from grader.attempt import Attempt
-from grader.gradebook import decisions
+from grader import cleaning
+from grader.batch import merge
+from grader.gradebook import decisions, records
+from grader.run import lab_plan, results
+from grader.run.attempt import Attempt
 from tests.grader.conftest import submit
 from tests.grader.small_lab import NAME, RIGHT, WRONG, answered, find
 

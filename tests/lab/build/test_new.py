@@ -5,9 +5,10 @@ import json
 import nbformat
 import pytest
 
-from grader import attempt, lab_plan, sandbox
-from grader.course import Course
-from grader.settings import Grading
+from grader.course import Course, Submission
+from grader.run import attempt, lab_plan
+from grader.run.settings import Grading
+from grader.sandbox import choice
 from lab import cli
 from labcore import own_labs, shipping
 from labkit.build import Role, read
@@ -76,8 +77,8 @@ def test_it_is_graded_and_its_written_answer_waits_for_a_person(folder, lab, tmp
         place = course.notebook(step, NAME, "ada" if step == "submitted" else ".")
         place.parent.mkdir(parents=True)
         place.write_text(path.read_text())
-    made = attempt.grade(course, lab_plan.read(course, NAME), "ada", sandbox.choose(),
-                         Grading(seconds_per_cell=30))
+    made = attempt.grade(Submission(course, NAME, "ada"), lab_plan.read(course, NAME),
+                         choice.choose(), Grading(seconds_per_cell=30))
     assert (made.state, made.reason) == ("graded", "")
     assert made.scores == {name: cell.points for name, cell in lab.checks.items()}
     assert "why" not in made.scores and sum(made.scores.values()) == 11

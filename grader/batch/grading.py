@@ -1,0 +1,98 @@
+"""A batch from its start to its end: the lock, the workers, and the gradebook's backup."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from nbgrader.api import Gradebook
+from traitlets.config import Config
+
+from grader.batch.batch import NO_BACKEND, Batch, Elsewhere, Outcome, Stopped, Work
+from grader.batch.pool import Pool
+from grader.course import Course, Submission
+from grader.course.log import log_file, logging_to
+from grader.gradebook import records
+from grader.gradebook.faults import explained
+from grader.gradebook.guard import protected
+from grader.nbgrader_plugin import assign
+from grader.run import lab_plan, results
+from grader.run.settings import Grading, settings_of
+
+
+def worker_command(course: Course, backend: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "grader.batch.worker", str(course.root),
+            str(course.sources), backend]
+
+
+@contextlib.contextmanager
+def prepared(course: Course, labs: list[str]) -> Iterator[tuple[Grading, Config, Gradebook]]:
+    """The course is ours, its labs are released, its gradebook is open, and backed up before and
+    after. Raises LabError."""
+    with (course.held(), logging_to(course),
+          protected(records.gradebook_file(course))):
+        results.tidy(course)
+        config = course.settings()
+        settings = settings_of(config)
+        for lab in labs:
+            assign.release(course, lab)
+            lab_plan.read(course, lab)  # says now what is wrong with the lab
+        with records.gradebook(course) as book:
+            yield settings, config, book
+
+
+def grade_all(course: Course, work: Work, done: Callable[[Outcome], None], *, anew: bool = False,
+              workers: int | None = None, elsewhere: Elsewhere | None = None) -> list[Outcome]:
+    """Grade each (lab, student) of `work` that is not current, or all of them `anew`; `done` is
+    called after each. `elsewhere` may grade them first, and says what it left.
+
+    Raises LabError, before anything is touched, when no sandbox holds; Stopped after Ctrl-C.
+    """
+    from grader.sandbox import choice, selftest
+
+    settings = settings_of(course.settings())
+    backend = choice.choose(settings.sandbox or None)
+    count = min(workers or settings.worker_count(), max(1, len(work)))
+    with explained(course.root):  # workers take a second to start: meanwhile comes the self-test
+        pool = Pool(count, worker_command(course, backend.name), log_file(course))
+    with pool:
+        with explained(course.root):
+            selftest.self_test(backend, course.root)
+        with prepared(course, sorted({lab for lab, _ in work})) as (settings, config, book):
+            batch = Batch(course, settings, config, book, pool, done, backend.name)
+            try:
+                rest = batch.sort_out(work, anew)
+                batch.grade(elsewhere(batch, rest) if elsewhere else rest)
+            except KeyboardInterrupt as error:
+                batch.stopped()
+                raise Stopped(batch.outcomes) from error
+            finally:
+                pool.stop()  # while the course is still held
+    return batch.outcomes
+
+
+def pages_again(course: Course, work: Work, done: Callable[[Outcome], None]
+                ) -> list[tuple[Path, str]]:
+    """Make the pages of `work` anew, as after grading by hand; (page, student) of those that were
+    made."""
+    made: list[tuple[Path, str]] = []
+
+    def ended(outcome: Outcome) -> None:
+        place = Submission(course, outcome.lab, outcome.student).page
+        if place.exists():
+            made.append((place, outcome.student))
+        done(outcome)
+
+    with prepared(course, []) as (settings, config, book):
+        count = min(settings.worker_count(), len(work))
+        with Pool(count, worker_command(course, NO_BACKEND), log_file(course)) as pool:
+            batch = Batch(course, settings, config, book, pool, ended)
+            for lab, student in work:
+                submission = Submission(course, lab, student)
+                submission.page.unlink(missing_ok=True)
+                if submission.record and records.is_entered(submission, book):
+                    batch.keep(submission, page_again=True)
+            batch.grade([])
+    return made

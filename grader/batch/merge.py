@@ -1,0 +1,141 @@
+"""A result into the gradebook, through nbgrader's API and by its rules. Only the parent does this,
+one after the other.
+
+The record is written last. Killed anywhere before, the same result is merged again, to the same
+rows: nothing is lost, nothing is there twice.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shutil
+from typing import Any
+
+import nbformat
+from nbgrader.api import Gradebook, MissingEntry
+from nbgrader.preprocessors import SaveAutoGrades
+from traitlets.config import Config
+
+from grader.course import Course, Submission
+from grader.course.received import received, stamped
+from grader.course.record import Record, now, with_this
+from grader.gradebook import byhand, entered
+from grader.gradebook.late import penalise
+from grader.gradebook.pending import pending
+from grader.gradebook.records import NOT_ISOLATED, enrol, entry_of, net
+from grader.gradebook.ungraded import leave_ungraded
+from grader.run.attempt import Attempt
+from grader.run.results import Result
+from labcore.workspace import put_whole
+
+MODE = 0o444  # as nbgrader leaves notebooks in autograded/
+
+
+class _OneSubmission:
+    """What nbgrader's step uses of a gradebook, for one submission in a transaction of ours."""
+
+    def __init__(self, notebook: Any) -> None:
+        self.grades = {grade.name: grade for grade in notebook.grades}
+        self.comments = {comment.name: comment for comment in notebook.comments}
+        self.db = self
+
+    def commit(self) -> None:
+        """Ours, at the end."""
+
+    def find_grade(self, cell: str, *_: str) -> Any:
+        return self._of(self.grades, cell)
+
+    def find_comment(self, cell: str, *_: str) -> Any:
+        return self._of(self.comments, cell)
+
+    @staticmethod
+    def _of(found: dict[str, Any], cell: str) -> Any:
+        if cell not in found:
+            raise MissingEntry(f"the gradebook's lab has no cell {cell}: `lab release` updates it")
+        return found[cell]
+
+
+def merge(course: Course, settings: Config, book: Gradebook, result: Result) -> Record:
+    """Enter one result; its record."""
+    attempt = result.attempt
+    submission = Submission(course, attempt.lab, attempt.student, attempt.digest)
+    if attempt.notebook is None:
+        return leave_ungraded(submission, attempt.reason, book, attempt=result.id,
+                              notes=attempt.notes)
+    byhand.give_back_extension(submission, book)
+    byhand.set_aside_older(submission, book)
+    try:
+        entry = _enter(submission, settings, book, attempt)
+        entered.write(submission, book, result.id)
+        aside, of = byhand.give_back(submission, entry)
+        book.db.commit()
+    except BaseException:
+        book.db.rollback()
+        raise
+    _put_notebook(submission, attempt)
+    notes = [*attempt.notes, *([] if attempt.isolated else [NOT_ISOLATED]), *byhand.note(aside)]
+    history = with_this(submission.record, submission.digest, at=now(), state=attempt.state,
+                        received=received(submission),
+                        score=net(entry) if attempt.state == "graded" else None)
+    record = Record(attempt.state, submission.digest, attempt.reason, notes, now(), aside, of,
+                    attempt.lab_digest, result.id, list(attempt.unscored), history)
+    submission.save(record)
+    return record
+
+
+def _enter(submission: Submission, settings: Config, book: Gradebook, attempt: Attempt) -> Any:
+    """Scores, comments and the late penalty, uncommitted; the gradebook's entry."""
+    lab, student = submission.key
+    enrol(book, student)
+    entry = _entry(submission, book)
+    found = next(one for one in entry.notebooks if one.name == lab)
+    notebook = nbformat.from_dict(attempt.notebook)
+    step = SaveAutoGrades(config=settings)
+    step.gradebook = one = _OneSubmission(found)
+    step.notebook_id, step.assignment_id, step.student_id = lab, lab, student
+    for index, cell in enumerate(notebook.cells):
+        step.preprocess_cell(cell, {}, index)
+    for name, grade in one.grades.items():
+        if name in attempt.scores:
+            grade.auto_score = min(float(attempt.scores[name]), float(grade.max_score))
+            grade.needs_manual_grade = grade.manual_score is not None
+        if name in attempt.unscored:  # a part may have points all the same
+            grade.auto_score = grade.auto_score if name in attempt.scores else None
+            grade.needs_manual_grade = True
+    book.db.flush()
+    book.db.refresh(found)  # its score is the sum of what was just entered
+    penalise(settings, entry, found, student)
+    return entry
+
+
+def _entry(submission: Submission, book: Gradebook) -> Any:
+    """Return the gradebook's entry, with its time of receipt uncommitted. A new one is committed,
+    since nbgrader's API makes it."""
+    when = stamped(submission)
+    try:
+        found = book.find_submission(*submission.key)
+    except MissingEntry:
+        return entry_of(submission, book, timestamp=when)
+    found.timestamp = when and when.astimezone(datetime.UTC).replace(tzinfo=None)
+    return found
+
+
+def _put_notebook(submission: Submission, attempt: Attempt) -> None:
+    """What formgrader shows. Nothing else of a submission goes there; an older page goes."""
+    shutil.rmtree(submission.page.parent, ignore_errors=True)
+    place = submission.notebook("autograded")
+    shutil.rmtree(place.parent, ignore_errors=True)
+    place.parent.mkdir(parents=True)
+    put_whole(place, json.dumps(attempt.notebook, indent=1).encode(), MODE)
+
+
+def given(submission: Submission, book: Gradebook) -> dict[str, Any]:
+    """What the page for the student says of scores and comments, as plain values."""
+    entry = book.find_submission(*submission.key)
+    found = next(one for one in entry.notebooks if one.name == submission.lab)
+    return {"score": found.score, "max_score": found.max_score,
+            "late_penalty": found.late_submission_penalty or 0.0,
+            "scores": {grade.name: [grade.score, grade.max_score] for grade in found.grades},
+            "pending": pending(entry),
+            "comments": {one.name: one.comment for one in found.comments if one.comment}}

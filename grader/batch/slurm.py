@@ -1,0 +1,158 @@
+"""`lab grade --slurm`: submissions graded by an array job, each task of it a worker with a slice.
+
+Nodes only write result files. Entering them, with a look at their digests, is done here, as always.
+What a node did not finish is submitted once more, then graded on this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import slurmbox as cluster
+from grader.batch.batch import Batch, Work, waiting
+from grader.batch.grading import worker_command
+from grader.course import Submission
+from grader.run import results
+from labcore import workspace
+from labcore.errors import LabError
+from slurmbox.jobrecords import ACTIVE
+from slurmbox.layout import Layout
+
+FOLDER = ".slurm"  # in the course folder: slices and what the tasks said
+SUBMISSIONS = 2  # times that a job is submitted
+TICK = 0.5  # seconds between two looks at the results
+SECONDS_PER_QUERY = 30.0
+MOST_SILENCE = 120.0  # seconds without an answer of Slurm's, after which the job counts as lost
+GRACE = 120.0  # seconds of a task for start and end
+
+SCRIPT = """#!/bin/bash
+#SBATCH --job-name=lab-grade
+exec {worker} < {folder}/slice-$SLURM_ARRAY_TASK_ID.jsonl > {folder}/answers-$SLURM_ARRAY_TASK_ID
+"""
+
+
+class Slurm:
+    """The cluster of $LAB_HOME's workspace, through its commands."""
+
+    def __init__(self) -> None:
+        home = workspace.home()
+        cluster.ensure_up(home)
+        self.is_site = Layout(home).site.exists()
+        self.environment = cluster.environment(home)
+
+    def run(self, *words: str) -> subprocess.CompletedProcess:
+        """Raises LabError when there is no such command, or no answer."""
+        try:
+            return subprocess.run(words, env=self.environment, text=True, capture_output=True,
+                                  timeout=SECONDS_PER_QUERY, stdin=subprocess.DEVNULL)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise LabError(f"{words[0]}: {error}: see `lab cluster status`") from error
+
+    def cpus(self) -> int:
+        """Of all nodes; those of the bundled cluster share this machine's. Raises LabError."""
+        if not self.is_site:
+            return max(2, len(os.sched_getaffinity(0)))
+        done = self.run("sinfo", "--noheader", "--format=%C")
+        try:
+            return max(1, int(done.stdout.split()[0].split("/")[3]))
+        except (IndexError, ValueError) as error:
+            raise LabError(f"sinfo: {done.stderr.strip() or done.stdout.strip()}") from error
+
+    def submit(self, script: Path, tasks: int, minutes: int) -> str:
+        """The job's number. Raises LabError with what sbatch said."""
+        done = self.run("sbatch", "--parsable", f"--array=0-{tasks - 1}", "--ntasks=1",
+                        "--cpus-per-task=1", "--no-requeue", f"--time={minutes}",
+                        f"--output={script.parent}/task-%a.log", f"--chdir={script.parent}",
+                        str(script))
+        if done.returncode:
+            raise LabError(f"sbatch: {done.stderr.strip()}")
+        return done.stdout.strip().partition(";")[0]
+
+    def is_active(self, job: str) -> bool | None:
+        """Whether a task of it waits or runs; None without an answer."""
+        try:
+            done = self.run("squeue", "--noheader", f"--jobs={job}", "--format=%T")
+        except LabError:
+            return None
+        if done.returncode:
+            return False if "Invalid job id" in done.stderr else None
+        return any(word in ACTIVE for word in done.stdout.split())
+
+    def cancel(self, job: str) -> None:
+        self.run("scancel", job)
+
+
+def grade_there(batch: Batch, work: Work) -> Work:
+    """Have `work` graded by the cluster, and enter what comes; what is left after two jobs. Raises
+    LabError where there is no cluster."""
+    slurm, left = Slurm(), set(work)
+    folder = batch.course.root / FOLDER
+    for _ in range(SUBMISSIONS):
+        if left:
+            shutil.rmtree(folder, ignore_errors=True)
+            left = one_job(batch, slurm, folder, [one for one in work if one in left])
+    shutil.rmtree(folder, ignore_errors=True)
+    return [one for one in work if one in left]
+
+
+def one_job(batch: Batch, slurm: Slurm, folder: Path, work: Work) -> set[tuple[str, str]]:
+    """Submit an array job and enter its results; what it left. Nothing of it runs afterwards."""
+    count = min(len(work), slurm.cpus())
+    script = write_slices(batch, folder, [work[index::count] for index in range(count)])
+    seconds = -(-len(work) // count) * batch.settings.seconds_per_notebook + GRACE
+    before = {one: stamp(Submission(batch.course, *one)) for one in work}
+    job = slurm.submit(script, count, int(seconds // 60) + 1)
+    try:
+        return follow(batch, slurm, job, before)
+    finally:
+        slurm.cancel(job)
+
+
+def write_slices(batch: Batch, folder: Path, slices: list[Work]) -> Path:
+    """A list of tasks for every worker, and the script that starts them."""
+    folder.mkdir(mode=0o700)
+    for index, mine in enumerate(slices):
+        lines = [json.dumps({"do": "grade", "lab": lab, "student": student}) + "\n"
+                 for lab, student in mine]
+        (folder / f"slice-{index}.jsonl").write_text("".join(lines))
+    script = folder / "grade.sh"
+    worker = shlex.join(worker_command(batch.course, batch.backend))
+    script.write_text(SCRIPT.format(worker=worker, folder=shlex.quote(str(folder))))
+    return script
+
+
+def follow(batch: Batch, slurm: Slurm, job: str, before: dict[tuple[str, str], object]
+           ) -> set[tuple[str, str]]:
+    """Enter results as they appear, until the job is over; what has none then."""
+    left, heard, active = set(before), time.monotonic(), True
+    while left and active and time.monotonic() - heard < MOST_SILENCE:
+        state = slurm.is_active(job)
+        if state is not None:
+            heard, active = time.monotonic(), state
+        for one in sorted(left):  # a look after the job's end, too
+            submission = Submission(batch.course, *one)
+            if stamp(submission) == before[one]:
+                continue
+            if result := waiting(submission, batch.settings):
+                left.discard(one)
+                batch.enter(result)
+        for ended in batch.pool.ended():  # pages
+            batch.take(ended)
+        if active:
+            time.sleep(TICK)
+    return left
+
+
+def stamp(submission: Submission) -> tuple[int, int] | None:
+    """What changes when a result is written."""
+    try:
+        found = results.path(submission).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns

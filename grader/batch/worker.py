@@ -1,0 +1,153 @@
+"""`python -P -m grader.batch.worker ROOT SOURCES BACKEND`: a trusted process that grades and makes
+pages, one JSON line in and one out for each. No pickle, no shared memory.
+
+Its standard output is the channel, so nothing else may write there; what anything prints goes to
+the log, through standard error. Answers hold no text of a student's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+from grader.run import timing
+from labcore.errors import NO_ROOM, LabError, said_of
+from minimegatron.imports import quick_imports
+
+MEMORY = 2 << 30  # bytes of data: the parent replaces a worker long before
+LONGEST_TRACEBACK = 4000
+AGAIN = "again"  # an argument: it has said that it is ready
+TERMINATED = 143  # exit code, as shells have it for SIGTERM
+_ending: list[bool] = []
+
+
+class Desk:
+    """What a worker keeps from one task to the next: plans of labs, and the exporter."""
+
+    def __init__(self, root: Path, sources: Path, backend: str) -> None:
+        from grader.course import Course
+        from grader.run.settings import settings_of
+
+        self.course = Course(root, sources)
+        self.config = self.course.settings()
+        self.settings = settings_of(self.config)
+        self.backend = _chosen(backend)
+        self.plans: dict[str, Any] = {}
+        self.pages: Any = None
+
+    def grade(self, task: dict[str, Any]) -> dict[str, Any]:
+        from grader.course import Submission
+        from grader.run import attempt, lab_plan, results
+
+        lab = task["lab"]
+        if lab not in self.plans:
+            self.plans[lab] = lab_plan.read(self.course, lab)
+        made = attempt.grade(Submission(self.course, lab, task["student"]), self.plans[lab],
+                             self.backend, self.settings)
+        if _ending:  # a check may have caught what should have ended it
+            sys.exit(TERMINATED)
+        return {"id": results.write(self.course, self.settings.digest(), made).id}
+
+    def feedback(self, task: dict[str, Any]) -> dict[str, Any]:
+        from grader.course import Submission
+        from grader.feedback.pages import Pages
+
+        self.pages = self.pages or Pages(self.course, self.config)
+        self.pages.make(Submission(self.course, task["lab"], task["student"]), task["given"])
+        return {}
+
+
+def _chosen(name: str) -> Any:
+    """The parent chose and tried it; `-` for a worker that makes pages only."""
+    if name == "-":
+        return None
+    from grader.sandbox import choice
+
+    return choice.choose(name)
+
+
+def main() -> int:
+    guard()
+    questions, answers = channel()
+    with quick_imports():
+        desk = Desk(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    if AGAIN not in sys.argv:
+        say(answers, {"ready": os.getpid()})
+    for line in questions:
+        task = json.loads(line)
+        try:
+            answer = {"grade": desk.grade, "feedback": desk.feedback}[task["do"]](task)
+        except Exception as error:  # the parent says whose it was; the next task has a chance
+            from grader.gradebook.records import is_ours
+
+            log_error(task, error)
+            answer = {"failed": str(error) if isinstance(error, LabError) else type(error).__name__,
+                      "ours": is_ours(error)}
+            if isinstance(error, OSError) and error.errno in NO_ROOM and Path(
+                    str(error.filename)).is_relative_to(desk.course.root):
+                answer["no room"] = said_of(error)  # on the course's disk, which no student fills
+        say(answers, answer | {"task": task.get("task")})
+        if timing.interrupted():
+            renew(questions, answers)
+    return 0
+
+
+def renew(questions: Any, answers: Any) -> NoReturn:
+    """Go on as a new program: an alarm may have left a library of this one half imported, and the
+    next submission would pay for it."""
+    print("an alarm rang in a check: renewed", file=sys.stderr, flush=True)
+    os.dup2(questions.fileno(), 0)
+    os.dup2(answers.fileno(), 1)
+    os.execv(sys.executable, [*sys.orig_argv, *([] if AGAIN in sys.argv else [AGAIN])])
+
+
+def guard() -> None:
+    """End with the parent, whatever ended it; do not grow without bound; leave no core."""
+    PR_SET_PDEATHSIG = 1
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("its parent is gone")
+    signal.signal(signal.SIGTERM, end)
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = MEMORY if most == resource.RLIM_INFINITY else min(MEMORY, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def end(*signalled: Any) -> None:
+    """What it holds is let go, and nothing more is written."""
+    _ending.append(True)
+    sys.exit(TERMINATED)
+
+
+def channel() -> tuple[Any, Any]:
+    """(lines that come, where answers go), kept from whatever reads or prints."""
+    questions = os.fdopen(os.dup(0), "rb", buffering=0)  # so that `renew` finds the next one there
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    return questions, answers
+
+
+def say(answers: Any, answer: dict[str, Any]) -> None:
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()
+
+
+def log_error(task: dict[str, Any], error: Exception) -> None:
+    text = "".join(traceback.format_exception(error))[-LONGEST_TRACEBACK:]
+    print(f"{task.get('do')} {task.get('lab')!r} {task.get('student')!r}:", ascii(text),
+          file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""The course folder: laid out as nbgrader wants it, its sources as in the checkout."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from traitlets.config import Config
+from traitlets.config.loader import PyFileConfigLoader
+
+from labcore import own_labs
+from labcore.errors import LabError
+from labcore.workspace import CHECKOUT, put_whole
+
+OUR_SOURCES = CHECKOUT / "grader" / "source"
+CONFIG = ("from grader.config import configure  # settings of your own may follow these two lines\n"
+          "configure(get_config())  # noqa: F821\n")
+MOST_DIGESTED = 20_000_001  # bytes; grader.course.submitted reads one less
+REMEMBERED = ".labs.json"  # in source/: by lab, the folder of an author's own
+FOLDERS = ("source", "release", "submitted", "autograded", "feedback")
+
+
+def default_root() -> Path:
+    """$LAB_COURSE, else `course/` in the checkout. Absolute; may not exist yet."""
+    return Path(os.environ.get("LAB_COURSE") or CHECKOUT / "course").absolute()
+
+
+@dataclass(frozen=True)
+class Course:
+    """Paths and names; every method reads the folder as it is now."""
+
+    root: Path
+    sources: Path = OUR_SOURCES
+
+    def make(self) -> None:
+        """Lay out the folder; what is there stays. Raises LabError when it cannot be written."""
+        try:
+            for folder in FOLDERS:
+                (self.root / folder).mkdir(parents=True, exist_ok=True)
+            if not self.config_file.exists():
+                put_whole(self.config_file, CONFIG.encode())
+            if not self.secret_file.exists():
+                put_whole(self.secret_file, secrets.token_hex(32).encode(), 0o600)
+        except OSError as error:
+            raise LabError(f"the course folder {self.root} is not writable ({error.strerror}): "
+                           "set LAB_COURSE to a folder of your own, for example $HOME/course"
+                           ) from error
+
+    @property
+    def config_file(self) -> Path:
+        return self.root / "nbgrader_config.py"
+
+    @property
+    def secret_file(self) -> Path:
+        return self.root / "secret"
+
+    def notebook(self, step: str, lab: str, student: str = ".") -> Path:
+        """Where nbgrader has a lab's notebook: `step` is source, release, submitted, ..."""
+        return self.root / step / student / lab / f"{lab}.ipynb"
+
+    def settings(self) -> Config:
+        """The folder's nbgrader_config.py, read. Raises LabError when it does not load ours."""
+        try:
+            found = PyFileConfigLoader(self.config_file.name, path=str(self.root)).load_config()
+        except Exception as error:  # it is a program: anything may come out of it
+            raise LabError(f"{self.config_file}: {type(error).__name__}: {error}") from error
+        if "sanitize_preprocessors" not in found.Autograde:
+            raise LabError(f"{self.config_file} does not load the course's settings; put these "
+                           f"lines at its top:\n{CONFIG}")
+        found.CourseDirectory.root = str(self.root)
+        return found
+
+    def source_of(self, lab: str) -> Path:
+        """Return the folder that `lab build` makes of a lab: an author's own (LAB_LABS, or where
+        the lab was released from), else the checkout's. It may not exist. Raises LabError if both
+        have a lab of this name."""
+        own, ours = self.labs_folder(lab), self.sources / lab
+        if own is None:
+            return ours
+        if ours.is_dir():
+            raise LabError(f"{own} and {CHECKOUT} both have a lab {lab}: give yours another name")
+        return own / "grader" / "source" / lab
+
+    def labs_folder(self, lab: str) -> Path | None:
+        """Return the folder outside the checkout that an author's own lab comes from, if any."""
+        remembered = read_stamps(self.root / "source" / REMEMBERED).get(lab)
+        for folder in (own_labs.folder(), Path(remembered) if remembered else None):
+            if folder and (folder / "grader" / "source" / lab).is_dir():
+                return folder
+        return None
+
+    def labs(self) -> list[str]:
+        """Names of the labs that have a source: here, in LAB_LABS, or in the checkout."""
+        own = own_labs.folder()
+        folders = [self.sources, self.root / "source"]
+        folders += [own / "grader" / "source"] if own else []
+        return sorted({path.parent.name for folder in folders for path in folder.glob("*/*.ipynb")
+                       if path.stem == path.parent.name})
+
+    def students(self, lab: str | None = None) -> list[str]:
+        """Names of the folders in submitted/; with `lab`, those that have a folder for it."""
+        return sorted(path.name for path in (self.root / "submitted").iterdir()
+                      if path.is_dir() and not path.name.startswith(".")
+                      and (lab is None or self.submitted(lab, path.name)))
+
+    def submitted(self, lab: str, student: str) -> bool:
+        """Whether there is anything of that name, which need not be readable."""
+        try:
+            os.lstat(self.root / "submitted" / student / lab)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # nobody may look: something may well be there
+            return True
+        return True
+
+    def digest(self, lab: str, student: str) -> str:
+        """SHA-256 of the submitted notebook, hex; empty when there is none, or none that can be
+        read. Of a larger file than any that is graded: of its beginning."""
+        path = self.notebook("submitted", lab, student)
+        try:
+            if not path.is_file():
+                return ""
+            with path.open("rb") as file:
+                return hashlib.sha256(file.read(MOST_DIGESTED)).hexdigest()
+        except OSError:
+            return ""
+
+    def digest_of_lab(self, lab: str) -> str:
+        """SHA-256 of the lab's folder in source/, hex; empty when there is none."""
+        return digest_of_folder(self.root / "source" / lab)
+
+    def seed(self, lab: str, student: str, digest: str | None = None) -> str:
+        """What this submission's hidden cases are drawn from: repeatable, and nobody's guess.
+        `digest`: of the bytes that are graded, if they are not those on disk."""
+        digest = self.digest(lab, student) if digest is None else digest
+        text = "\0".join([lab, student, digest])
+        key = self.secret_file.read_bytes()
+        return hmac.new(key, text.encode(errors="surrogateescape"), hashlib.sha256).hexdigest()
+
+    def bring_source(self, lab: str) -> bool:
+        """Copy a lab's source here, if it is another, and remember where it came from. Whether
+        source/ changed.
+
+        Raises LabError when somebody edited the copy: it is theirs to keep or to throw away.
+        """
+        ours, copy = self.source_of(lab), self.root / "source" / lab
+        stamps = self.root / "source" / ".copied.json"
+        copied = read_stamps(stamps)
+        new, have = digest_of_folder(ours), digest_of_folder(copy)
+        if not ours.is_dir() or new == have:
+            return False
+        if have and have != copied.get(lab):
+            raise LabError(f"{copy} was edited, and {ours} is another: remove the first to grade "
+                           "with the second, or rename it to keep a lab of your own")
+        unfinished = copy.with_name(f".{lab}.{os.getpid()}")
+        try:
+            shutil.copytree(ours, unfinished)
+            if copy.exists():
+                shutil.rmtree(copy)
+            unfinished.rename(copy)
+        except shutil.Error as error:  # several files of it; each with its reason
+            raise LabError(f"{copy} cannot be written: {error.args[0][0][2]}") from error
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        put_whole(stamps, json.dumps(copied | {lab: new}, indent=1).encode())
+        if folder := self.labs_folder(lab):
+            known = self.root / "source" / REMEMBERED
+            put_whole(known, json.dumps(read_stamps(known) | {lab: str(folder)}, indent=1).encode())
+        return True
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """One batch at a time. Raises LabError when another one runs."""
+        with open(self.root / ".grading.lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise LabError(f"{self.root} is being graded by another `lab grade`") from error
+            yield
+
+
+def read_stamps(path: Path) -> dict[str, str]:
+    """Digests by lab. Raises LabError when the file is damaged."""
+    try:
+        found = json.loads(path.read_text()) if path.exists() else {}
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise LabError(f"{path} is damaged: remove it, then grade again")
+    return found
+
+
+def digest_of_folder(folder: Path) -> str:
+    """SHA-256 over names and contents, hex; empty when there is no such folder.
+
+    What JupyterLab leaves behind when somebody saves a notebook does not count.
+    """
+    if not folder.is_dir():
+        return ""
+    total = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*")
+                       if path.is_file() and ".ipynb_checkpoints" not in path.parts):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        total.update(f"{path.relative_to(folder)}\0{content}\n".encode())
+    return total.hexdigest()
+
+
+def require_known(kind: str, name: str, known: Iterable[str], where: str) -> None:
+    """Raises LabError that names the nearest known one."""
+    known = list(known)
+    if name in known:
+        return
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
+    hint = f"; nearest: {near[0]}" if near else f"; there: {', '.join(known) or 'nothing yet'}"
+    raise LabError(f"no {kind} {name} in {where}{hint}")

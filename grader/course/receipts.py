@@ -1,0 +1,126 @@
+"""When what came in: course/received/receipts.jsonl, to which lines are only ever added.
+
+A student can write any file that is handed in, and its times; none of that is looked at. A line
+holds what the server's side said when it was collected.
+"""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import functools
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from grader.course.folder import Course
+from grader.course.names import RECEIPTS
+from grader.course.submission import Submission
+from labcore.errors import LabError
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """One version of one student's lab."""
+
+    student: str
+    lab: str
+    digest: str  # SHA-256 of the notebook, hex
+    when: str  # ISO 8601, UTC
+    said_by: str  # what the time rests on
+    source: str = ""  # what tells two hand-ins of equal bytes apart, where the source has that
+    file: str = ""  # as it was called there
+    serial: int = 0  # among those of one time: newer is larger
+    lms_late: bool = False
+
+    @property
+    def time(self) -> datetime.datetime:
+        return datetime.datetime.fromisoformat(self.when)
+
+    @property
+    def order(self) -> tuple[datetime.datetime, int]:
+        return self.time, self.serial
+
+
+def file_of(course: Course) -> Path:
+    return course.root / "received" / RECEIPTS
+
+
+def read(course: Course) -> dict[tuple[str, str], list[Receipt]]:
+    """By (student, lab), oldest version first. A later line for the same version corrects an
+    earlier one. Raises LabError when a line is damaged."""
+    path = file_of(course)
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return {}
+    return _read(path, status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=4)
+def _read(path: Path, changed: int, size: int) -> dict[tuple[str, str], list[Receipt]]:
+    versions: dict[tuple[str, str, str, str], Receipt] = {}
+    # What follows the last newline was being written when the machine stopped: it was not kept.
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        if not line:
+            continue
+        receipt = _parsed(line)
+        if receipt is None:
+            raise LabError(f"{path}, line {number} is damaged: mend it from a backup, or remove "
+                           "the line and collect that submission again")
+        versions[receipt.student, receipt.lab, receipt.digest, receipt.source] = receipt
+    result: dict[tuple[str, str], list[Receipt]] = {}
+    for receipt in sorted(versions.values(), key=lambda receipt: receipt.order):
+        result.setdefault((receipt.student, receipt.lab), []).append(receipt)
+    return result
+
+
+def _parsed(line: bytes) -> Receipt | None:
+    try:
+        receipt = Receipt(**json.loads(line))
+        kinds = asdict(Receipt("", "", "", "", ""))
+        sound = all(type(value) is type(kinds[name]) for name, value in asdict(receipt).items())
+        return receipt if sound and receipt.time.tzinfo else None
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def add(course: Course, receipt: Receipt) -> None:
+    """Append one line, and wait until it is on the disk."""
+    path = file_of(course)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(asdict(receipt)).encode() + b"\n"
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        size = os.fstat(file).st_size
+        if size and os.pread(file, 1, size - 1) != b"\n":
+            size -= _unfinished(file, size)
+            os.ftruncate(file, size)
+        if os.write(file, line) != len(line):
+            os.ftruncate(file, size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(file)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        os.close(file)
+
+
+def _unfinished(file: int, size: int) -> int:
+    """Bytes behind the last newline."""
+    tail = os.pread(file, min(size, 100_000), max(0, size - 100_000))
+    return len(tail) - tail.rfind(b"\n") - 1
+
+
+def receipt_for(submission: Submission) -> Receipt | None:
+    """Of its version: the first of its last unbroken run. So who hands the same
+    file in again is not late for it, and who goes back to an older version is as late as then."""
+    found = read(submission.course).get((submission.student, submission.lab), [])
+    result = None
+    for receipt in reversed(found):
+        if receipt.digest == submission.digest:
+            result = receipt
+        elif result:
+            break
+    return result

@@ -1,0 +1,8 @@
+"""The page that a student gets back: harmless, in one file, without the hidden tests.
+
+page.py    nbgrader's page and the steps before it: what is cut, hidden, and explained
+pages.py   makes pages in a worker, from scores that the parent process read
+
+May import grader.nbgrader_plugin (which sanitizes HTML), grader.gradebook, and grader.course. Begin
+with page.py.
+"""

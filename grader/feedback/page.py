@@ -1,0 +1,175 @@
+"""The page that a student gets back: harmless, alone in one file, without the hidden tests."""
+
+from __future__ import annotations
+
+import base64
+import html
+import mimetypes
+import re
+from pathlib import Path
+from typing import Any
+
+from nbconvert.preprocessors import Preprocessor
+from nbformat import NotebookNode, v4
+from nbgrader.preprocessors import ClearHiddenTests, NbGraderPreprocessor
+
+from grader.gradebook.notices import shown
+from grader.gradebook.records import state, submission_of
+from grader.nbgrader_plugin import mathjax
+from grader.nbgrader_plugin.exporter import Sanitized
+from labcore import own_labs
+from labcore.errors import LabError
+from labcore.html import render
+from labcore.workspace import CHECKOUT
+from labkit.build.visible import hidden_lines
+from labkit.check.checks import HIDDEN_FAILED
+
+IMAGES = CHECKOUT / "images"
+PICTURE = re.compile(r"\.\./images/([\w./-]+\.(?:png|svg|jpe?g|gif|webp))")
+NOTEBOOK_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\([\w./-]+\.ipynb(?:#[^)\s]*)?\)")
+
+# The page is read from a disk or a course site. Only MathJax may run, which brings its own styles
+# and fonts.
+POLICY = (f"default-src 'none'; img-src data:; style-src 'unsafe-inline' {mathjax.FOLDER}; "
+          f"font-src data: {mathjax.FOLDER}; script-src {mathjax.HASH} {mathjax.FOLDER}; "
+          "base-uri 'none'; form-action 'none'")
+# What the grader and labkit.check write themselves.
+OUR_WORDS = ("Failed", "NotScored", "Skipped")
+FRAME = re.compile(r'(?:File "<cell [^"\n]*>"|Cell In\[(\d+)\]), line (\d+)')
+ESCAPE = re.compile("\x1b\\[[0-9;]*m")
+FIRST_IN_HEAD = "<head>"
+LARGEST_CELL = 200_000  # characters of text outputs that a page shows of one cell
+LARGEST_PICTURE = 3_000_000  # characters of one output that is no plain text, as HTML or an image
+LARGEST_PAGE = 10_000_000  # characters of all of a notebook's outputs
+CUT = "\n... the rest is not shown ...\n"
+
+
+class Page(Sanitized):
+    """nbgrader's page, with a policy that lets no script of a student run, whatever got through."""
+
+    def from_notebook_node(self, nb: NotebookNode, resources: Any = None, **more: Any
+                           ) -> tuple[str, dict[str, Any]]:
+        text, resources = super().from_notebook_node(nb, resources, **more)
+        if FIRST_IN_HEAD not in text:
+            raise LabError(f"nbgrader's template for feedback has no {FIRST_IN_HEAD}")
+        head = render("grader/feedback/head.html.j2", policy=POLICY)  # begins with the same tag
+        text = text.replace(FIRST_IN_HEAD, head, 1)
+        return shown(text, resources), resources
+
+
+class Bounded(Preprocessor):
+    """Cuts what nobody reads, so that no page is too large to open."""
+
+    def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
+                   ) -> tuple[NotebookNode, dict[str, Any]]:
+        left = LARGEST_PAGE
+        for cell in nb.cells:
+            kept, left_of_cell = [], min(LARGEST_CELL, left)
+            for output in cell.get("outputs", []):
+                output, size = cut(output, left_of_cell)
+                is_text = output.output_type in ("stream", "error")
+                left_of_cell -= size if is_text else 0
+                left -= size
+                if left < 0:
+                    break
+                kept.append(output)
+            if "outputs" in cell:
+                cell.outputs = kept
+        return nb, resources
+
+
+def cut(output: NotebookNode, left: int) -> tuple[NotebookNode, int]:
+    """An output, shortened to `left` characters of text; and how many it has then."""
+    if output.output_type == "stream":
+        if len(output.text) > left:
+            output.text = output.text[:max(0, left)] + CUT
+        return output, len(output.text)
+    if output.output_type == "error":
+        if sum(map(len, output.traceback)) > max(left, 20_000):
+            output.traceback = [f"{output.ename}: {output.evalue}"[:2000] + CUT]
+        return output, sum(map(len, output.traceback))
+    data = output.get("data", {})
+    for kind, content in list(data.items()):
+        if len(str(content)) > (LARGEST_PICTURE if kind != "text/plain" else max(0, left)):
+            del data[kind]
+            data.setdefault("text/plain", CUT)
+    return output, sum(len(str(content)) for content in data.values())
+
+
+class SayUnscored(NbGraderPreprocessor):
+    """Says of a check that could not be decided that it is no 0, and of the submission that its
+    score is none yet."""
+
+    def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
+                   ) -> tuple[NotebookNode, dict[str, Any]]:
+        submission = submission_of(self, resources)
+        record, (verdict, reason) = submission.record, state(submission)
+        if verdict != "graded":
+            resources["nbgrader"]["notebook"] = html.escape(
+                f"{submission.lab}: not graded: {reason}")
+        for cell in nb.cells if record else []:
+            if cell.metadata.get("nbgrader", {}).get("grade_id") in record.unscored:
+                text = (f"This check could not be scored: {record.reason}. A score of 0 here is "
+                        "none: only what your instructor enters counts.\n")
+                text += "".join(f"{line}\n" for output in cell.outputs
+                                if output.output_type == "error" and output.ename == "NotScored"
+                                for line in output.evalue.splitlines()[1:])
+                cell.outputs = [v4.new_output("stream", name="stdout", text=text)]
+        return nb, resources
+
+
+class HideTests(ClearHiddenTests):
+    """Takes hidden tests out of the page: the text itself, tracebacks that quote it, what they
+    printed, and messages other than those of labkit.check. `np.testing`, for one, prints the array
+    that it expected."""
+
+    def preprocess_cell(self, cell: NotebookNode, resources: dict[str, Any], cell_index: int
+                        ) -> tuple[NotebookNode, dict[str, Any]]:
+        hidden = self.begin_test_delimeter in cell.source
+        lines = hidden_lines(cell.source)
+        cell, resources = super().preprocess_cell(cell, resources, cell_index)
+        if hidden and cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if output.output_type == "error"]
+            for output in cell.outputs:
+                seen = failing_lines(output, cell.execution_count)
+                in_view = seen and lines and seen.isdisjoint(lines)
+                if output.ename not in OUR_WORDS and not in_view:
+                    output.ename, output.evalue = "Failed", HIDDEN_FAILED
+                output.traceback = [f"{output.ename}: {output.evalue}"]
+        return cell, resources
+
+
+def failing_lines(error: NotebookNode, number: int | None) -> set[int]:
+    """Return the lines of a check that an error passed through, of its own traceback.
+
+    Args:
+        error: the output, from the grader or from a kernel.
+        number: the cell's execution count; a kernel's frames name their cells by it.
+    """
+    text = ESCAPE.sub("", "\n".join(error.traceback))
+    return {int(line) for cell, line in FRAME.findall(text) if cell in ("", str(number))}
+
+
+class EmbedImages(Preprocessor):
+    """Puts the labs' pictures into the page; links to notebooks, which are not beside it, become
+    text. Reads from images/ only, whatever a path says."""
+
+    def preprocess_cell(self, cell: NotebookNode, resources: dict[str, Any], cell_index: int
+                        ) -> tuple[NotebookNode, dict[str, Any]]:
+        if cell.cell_type == "markdown":
+            text = NOTEBOOK_LINK.sub(r"\1", cell.source)
+            cell.source = PICTURE.sub(lambda found: data_uri(found) or found[0], text)
+        return cell, resources
+
+
+def data_uri(found: re.Match[str], folder: Path | None = None) -> str | None:
+    """The picture as `data:...;base64,...`, or None when there is none of that name."""
+    own = own_labs.folder()
+    if folder is None and own and (picture := data_uri(found, own / "images")):
+        return picture
+    folder = (folder or IMAGES).resolve()
+    path = (folder / found[1]).resolve()
+    if not path.is_relative_to(folder) or not path.is_file():
+        return None
+    kind = mimetypes.guess_type(path.name)[0]
+    return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"

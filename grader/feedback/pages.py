@@ -1,0 +1,65 @@
+"""The pages that students get back, made by a worker: nbgrader's exporter, set up once."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+from nbgrader.converters import GenerateFeedback
+from nbgrader.coursedir import CourseDirectory
+from nbgrader.preprocessors import GetGrades
+from traitlets.config import Config
+
+from grader.course import Course, Submission
+from labcore.workspace import put_whole
+
+
+class GivenGrades(GetGrades):
+    """nbgrader's step, with scores and comments that the parent read: only it has the gradebook."""
+
+    def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
+                   ) -> tuple[NotebookNode, dict[str, Any]]:
+        given = self.given = resources["nbgrader"]["given"]
+        resources["nbgrader"].update(late_penalty=given["late_penalty"],
+                                     max_score=given["max_score"],
+                                     score=given["score"] - given["late_penalty"])
+        for index, cell in enumerate(nb.cells):
+            nb.cells[index], resources = self.preprocess_cell(cell, resources, index)
+        return nb, resources
+
+    def _get_comment(self, cell: NotebookNode, resources: dict[str, Any]) -> None:
+        marks = cell.metadata.nbgrader
+        marks["comment"] = self.given["comments"].get(marks["grade_id"])
+
+    def _get_score(self, cell: NotebookNode, resources: dict[str, Any]) -> None:
+        marks = cell.metadata.nbgrader
+        marks["score"], marks["points"] = self.given["scores"][marks["grade_id"]]
+
+
+class Pages:
+    """Makes feedback/STUDENT/LAB/LAB.html from what is in autograded/."""
+
+    def __init__(self, course: Course, settings: Config) -> None:
+        self.course = course
+        converter = GenerateFeedback(coursedir=CourseDirectory(config=settings), config=settings)
+        self.exporter = converter.exporter_class(parent=converter, config=converter.config)
+        for step in converter.preprocessors:
+            self.exporter.register_preprocessor(GivenGrades if step is GetGrades else step,
+                                                enabled=True)
+
+    def make(self, submission: Submission, given: dict[str, Any]) -> None:
+        """One page; `given` is what grader.batch.merge.given says."""
+        notebook = nbformat.read(submission.notebook("autograded"), as_version=4)
+        lab, student = submission.key
+        resources = {"unique_key": lab, "output_files_dir": f"{lab}_files", "nbgrader": {
+            "student": student, "assignment": lab, "notebook": lab, "given": given}}
+        before = os.getcwd()
+        os.chdir(self.course.root)  # as nbgrader does
+        try:
+            text, _ = self.exporter.from_notebook_node(notebook, resources)
+        finally:
+            os.chdir(before)
+        submission.page.parent.mkdir(parents=True, exist_ok=True)
+        put_whole(submission.page, text.encode(errors="backslashreplace"))

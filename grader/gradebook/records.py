@@ -1,0 +1,118 @@
+"""Whether a submission is graded, by its record and the gradebook. Scores that count are in the
+gradebook alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nbgrader.api import Gradebook, MissingEntry
+from sqlalchemy.exc import OperationalError
+from traitlets.config import Config
+
+from grader.course import Course, Submission
+from grader.course.reasons import Unusable
+from grader.gradebook.decisions import set_aside
+from grader.gradebook.faults import explained
+from grader.gradebook.mark import sqlite_file
+from labcore.errors import LabError
+
+NOT_ISOLATED = "graded without isolation"
+NOTHING_SUBMITTED = "nothing submitted"
+
+
+def submission_of(step: Any, resources: dict[str, Any]) -> Submission:
+    """Return the submission that a step of nbgrader works on."""
+    return Submission(Course(Path(step.parent.parent.coursedir.root)),
+                      resources["nbgrader"]["assignment"], resources["nbgrader"]["student"])
+
+
+def database(settings: Config, course: Course) -> str:
+    """Where nbgrader has the gradebook, as an URL."""
+    return settings.CourseDirectory.get("db_url", f"sqlite:///{course.root / 'gradebook.db'}")
+
+
+def gradebook_file(course: Course) -> Path | None:
+    """The gradebook's file; None when it is in a database server."""
+    return sqlite_file(database(course.settings(), course))
+
+
+@contextlib.contextmanager
+def gradebook(course: Course, book: Gradebook | None = None) -> Iterator[Gradebook]:
+    """`book` if it is open already (and stays so), else the course's, for a while. Raises LabError
+    when it is lost, locked or cannot be written."""
+    if book is not None:
+        yield book
+        return
+    url = database(course.settings(), course)
+    with explained(sqlite_file(url) or Path(url.partition(":")[0])), Gradebook(url) as opened:
+        yield opened
+
+
+def state(submission: Submission, book: Gradebook | None = None) -> tuple[str, str]:
+    """("graded", "") or ("ungraded", reason)."""
+    digest, record = submission.digest, submission.record
+    if why := set_aside(submission):
+        return "ungraded", why
+    if (record and record.state == "ungraded" and record.digest == digest
+            and not _scored_by_hand(submission, book)):
+        return "ungraded", record.reason
+    if not submission.is_there:
+        return "ungraded", NOTHING_SUBMITTED
+    if record is None or not submission.notebook("autograded").exists():
+        return "ungraded", "not graded yet"
+    if record.digest != digest:
+        return "ungraded", "submitted again since it was graded"
+    if record.lab != submission.course.digest_of_lab(submission.lab):
+        return "ungraded", "the lab was changed since it was graded"
+    return "graded", ""
+
+
+def is_entered(submission: Submission, book: Gradebook) -> bool:
+    """Whether the gradebook has it: nbgrader's own commands may have removed the student."""
+    with contextlib.suppress(MissingEntry):
+        return book.find_submission(*submission.key) is not None
+    return False
+
+
+def _scored_by_hand(submission: Submission, book: Gradebook | None) -> bool:
+    """Whether a person gave a score for every check that had none."""
+    unscored = submission.record.unscored
+    if not unscored:
+        return False
+    with gradebook(submission.course, book) as book:
+        try:
+            entry = book.find_submission(*submission.key)
+        except MissingEntry:
+            return False
+        given = {grade.name for notebook in entry.notebooks for grade in notebook.grades
+                 if grade.manual_score is not None}
+    return given.issuperset(unscored)
+
+
+def is_ours(error: BaseException) -> bool:
+    """Return whether the machine or the course is at fault, rather than one submission."""
+    return isinstance(error, OSError | LabError | OperationalError) and not isinstance(
+        error, Unusable)
+
+
+def entry_of(submission: Submission, book: Gradebook, **fields: Any) -> Any:
+    """The gradebook's entry of a submission, with these fields; made where it is not there."""
+    with book.db.no_autoflush:  # nbgrader looks at the lab's notebooks before it adds a new one
+        return book.update_or_create_submission(*submission.key, **fields)
+
+
+def enrol(book: Gradebook, student: str) -> None:
+    """Into the gradebook; formgrader calls who has no name there "None, None"."""
+    with contextlib.suppress(MissingEntry):
+        found = book.find_student(student)
+        if found.last_name or found.first_name:
+            return
+    book.update_or_create_student(student, last_name=student, first_name="")
+
+
+def net(submission: Any) -> float:
+    """A submission's score in the gradebook, less what it lost for being late."""
+    return max(0.0, submission.score - (submission.late_submission_penalty or 0.0))

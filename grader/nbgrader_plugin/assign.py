@@ -1,0 +1,117 @@
+"""nbgrader's assignment of a lab: release/ and the gradebook's side of it, from source/."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import nbformat
+from nbgrader.api import Gradebook
+from nbgrader.converters import GenerateAssignment
+from nbgrader.coursedir import CourseDirectory
+
+from grader.course import OUR_SOURCES, Course, read_stamps
+from grader.course.log import log_file
+from grader.course.reasons import explain
+from grader.gradebook import byhand
+from grader.gradebook.records import gradebook
+from labcore.errors import LabError
+from labcore.workspace import CHECKOUT, put_whole
+from labkit.build.cli import build
+from labkit.build.notebooks import is_draft
+
+OTHER_CELLS = "Cannot add or remove cells"  # nbgrader, while there are submissions
+
+
+class _Generate(GenerateAssignment):
+    """nbgrader logs what went wrong and raises something else; this keeps the cause."""
+
+    cause: Exception | None = None
+
+    def init_assignment(self, *arguments: Any) -> None:
+        with self._keeping():
+            super().init_assignment(*arguments)
+
+    def convert_single_notebook(self, *arguments: Any) -> None:
+        with self._keeping():
+            super().convert_single_notebook(*arguments)
+
+    @contextlib.contextmanager
+    def _keeping(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.cause = error
+            raise
+
+
+def release(course: Course, lab: str) -> bool:
+    """Bring source/ up to date and generate the assignment from it; whether there was anything to
+    do. Raises LabError."""
+    require_finished(course, lab)
+    changed = course.bring_source(lab)
+    made, source = course.notebook("release", lab), course.notebook("source", lab)
+    stamps = course.root / "release" / ".made.json"
+    digest, before = course.digest_of_lab(lab), read_stamps(stamps)
+    fresh = made.exists() and before.get(lab) == digest
+    if fresh and not changed and _in_gradebook(course, lab):
+        return False
+    try:
+        try:
+            _generate(course, lab)
+        except RuntimeError as error:
+            if OTHER_CELLS not in str(error):
+                raise
+            with gradebook(course) as book:
+                byhand.set_aside_all(course, lab, book)
+            _generate(course, lab)
+    except LabError:
+        raise
+    except Exception as error:
+        raise LabError(f"{source}: nbgrader makes no assignment of it: {explain(error)} (the rest "
+                       f"is in {log_file(course)})") from error
+    put_whole(stamps, json.dumps(before | {lab: digest}, indent=1).encode())
+    return True
+
+
+def require_built(course: Course, lab: str) -> None:
+    """Raises LabError when a lab was changed and not built since."""
+    own = course.labs_folder(lab)
+    root = own or CHECKOUT
+    if (own is None and course.sources != OUR_SOURCES) \
+            or not (root / "solutions" / f"{lab}.py").is_file():
+        return
+    stale = [path for path in build(root, [lab], write=False, missing=[])
+             if not path.startswith("notebooks/worked/")]  # which one may leave out
+    if stale:
+        where = f" --labs {own}" if own else ""
+        raise LabError(f"{stale[0]} is not what solutions/{lab}.py makes: "
+                       f"`lab build {lab}{where}`, then release it")
+
+
+def require_finished(course: Course, lab: str) -> None:
+    """Raises LabError when the lab's source is a draft."""
+    made = course.source_of(lab) / f"{lab}.ipynb"
+    source = made if made.is_file() else course.notebook("source", lab)
+    with contextlib.suppress(OSError, ValueError):
+        if is_draft(nbformat.read(source, as_version=4)):
+            raise LabError(f"{lab} is a draft: `lab build {lab}` without --draft says what it "
+                           "lacks")
+
+
+def _generate(course: Course, lab: str) -> None:
+    settings = course.settings()
+    settings.CourseDirectory.assignment_id = lab
+    converter = _Generate(coursedir=CourseDirectory(config=settings), config=settings)
+    converter.force = True
+    try:
+        converter.start()
+    except Exception as error:
+        raise converter.cause or error from error
+
+
+def _in_gradebook(course: Course, lab: str, book: Gradebook | None = None) -> bool:
+    with gradebook(course, book) as book:
+        return any(found.name == lab and found.notebooks for found in book.assignments)

@@ -1,0 +1,128 @@
+"""Steps of ours in nbgrader's own autograde: typed as a command, or pressed in formgrader."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+from nbgrader import utils
+from nbgrader.apps.api import NbGraderAPI
+from nbgrader.converters import base
+from nbgrader.preprocessors import NbGraderPreprocessor
+
+from grader.course import Course, Submission
+from grader.course.reasons import Unusable
+from grader.course.received import received, stamped
+from grader.course.record import Record, now, with_this
+from grader.gradebook import byhand, entered
+from grader.gradebook.records import NOT_ISOLATED, enrol, gradebook, net, state, submission_of
+from grader.gradebook.ungraded import ungraded_on_error
+from grader.run.rebuild import read_submitted, rebuild
+from labcore.errors import LabError
+
+# Set by `lab formgrader` alone: its Autograde button then does what `lab regrade` does.
+ISOLATED_VARIABLE = "LAB_AUTOGRADE_ISOLATED"
+NO_PARTS = "{} gives partial credit, but only `lab grade` scores its parts: 0 here"
+
+
+class Rebuild(NbGraderPreprocessor):
+    """The first of nbgrader's steps with a submission: replaces the notebook that was read."""
+
+    def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
+                   ) -> tuple[NotebookNode, dict[str, Any]]:
+        submission = submission_of(self, resources)
+        with ungraded_on_error(submission):
+            byhand.give_back_extension(submission)
+            byhand.set_aside_older(submission)
+            release = nbformat.read(submission.course.notebook("release", submission.lab),
+                                    as_version=4)
+            submitted = read_submitted(submission.notebook())
+            return rebuild(release, submitted)[0], resources
+
+
+class SaveRecord(NbGraderPreprocessor):
+    """The last of nbgrader's steps with a submission that ran without isolation."""
+
+    def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
+                   ) -> tuple[NotebookNode, dict[str, Any]]:
+        submission = submission_of(self, resources)
+        notes = [*nb.metadata.get("grader", {}).get("notes", []), NOT_ISOLATED,
+                 *without_parts(nb)]
+        with gradebook(submission.course) as book:
+            enrol(book, submission.student)
+            entry = book.find_submission(*submission.key)
+            aside, of = byhand.give_back(submission, entry)
+            entered.write(submission, book)
+            book.db.commit()
+            history = with_this(submission.record, submission.digest, at=now(), state="graded",
+                                received=received(submission), score=net(entry))
+        submission.save(Record("graded", submission.digest, "", notes + byhand.note(aside), now(),
+                               aside, of, submission.course.digest_of_lab(submission.lab),
+                               history=history))
+        return nb, resources
+
+
+def without_parts(nb: NotebookNode) -> list[str]:
+    """Return a note for each check with partial credit that failed: nbgrader gave it 0."""
+    return [NO_PARTS.format(cell.metadata.nbgrader["grade_id"]) for cell in nb.cells
+            if utils.is_grade(cell) and "check.parts(" in cell.source and utils.has_failed(cell)]
+
+
+class GradeIsolated(NbGraderPreprocessor):
+    """In place of all of nbgrader's steps: `lab regrade`, and what came of it."""
+
+    def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
+                   ) -> tuple[NotebookNode, dict[str, Any]]:
+        submission = submission_of(self, resources)
+        regrade(submission)  # before anything of it is read here
+        made = submission.notebook("autograded")
+        if not made.exists():
+            raise LabError(f"{submission.lab} of {submission.student} is ungraded: "
+                           f"{state(submission)[1]}")
+        notebook = nbformat.read(made, as_version=4)
+        made.unlink()  # read-only; nbgrader writes it again at once
+        return notebook, resources
+
+
+def copy_plain_files_only() -> None:
+    """nbgrader copies what lies beside a notebook, and follows links: one to anybody's file would
+    end up in autograded/, and from there in the student's own feedback."""
+    if base.find_all_files is utils.find_all_files:
+        base.find_all_files = plain_files
+
+
+def plain_files(folder: str, exclude: list[str] | None = None) -> list[str]:
+    found = utils.find_all_files(folder, exclude)
+    return [path for path in found if os.path.isfile(path) and not os.path.islink(path)]
+
+
+def show_receipts() -> None:
+    """formgrader takes a submission for graded when its time in the gradebook is that of
+    timestamp.txt. Ours is the receipt's, and there may be no such file."""
+    NbGraderAPI.get_submitted_timestamp = submitted_timestamp
+
+
+def submitted_timestamp(api: NbGraderAPI, lab: str, student: str) -> datetime.datetime | None:
+    """As the gradebook has it: UTC, without a time zone."""
+    try:
+        when = stamped(Submission(Course(Path(api.coursedir.root)), lab, student))
+    except Unusable:  # such a submission is ungraded
+        return None
+    return when and when.astimezone(datetime.UTC).replace(tzinfo=None)
+
+
+def regrade(submission: Submission) -> None:
+    """In a process of its own. Raises LabError with what it said when it could not."""
+    words = [str(Path(sys.executable).with_name("lab")), "regrade", submission.lab, "--",
+             submission.student]
+    environment = {**os.environ, "LAB_COURSE": str(submission.course.root)}
+    done = subprocess.run(words, env=environment, text=True, capture_output=True,
+                          stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise LabError(done.stderr.strip()[-2000:] or f"lab regrade: exit code {done.returncode}")

@@ -1,0 +1,137 @@
+"""grades.csv and the table at the end: every student, every lab, and no score that is not one."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from nbgrader.api import Gradebook, MissingEntry
+from nbgrader.plugins import ExportPlugin
+
+from grader.course import Course, Submission
+from grader.course.received import received
+from grader.course.record import number
+from grader.course.spreadsheet import harmless
+from grader.gradebook import extensions
+from grader.gradebook.decisions import EXCUSED, SCORE, Decision, current
+from grader.gradebook.extensions import Extension, due_of
+from grader.gradebook.notices import duration, lateness
+from grader.gradebook.pending import incomplete, pending
+from grader.gradebook.records import gradebook, net, state
+from grader.report.policy import counted
+from labcore.workspace import put_whole
+
+WANTS_A_LOOK = "wants a look in formgrader"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One student and one lab."""
+
+    student: str
+    lab: str
+    score: float | None  # None: ungraded
+    max_score: float
+    state: str
+    attempt: int  # of how many submissions that were tried this is the last; 0: none yet
+    reason: str
+    received: str  # UTC
+    graded_at: str  # UTC
+    notes: str
+    raw_score: float | None = None  # what the checks and a person's scores gave, before penalties
+    late_penalty: float | None = None  # points lost for being late
+    due: str = ""  # UTC, with an extension
+    extension: str = ""  # by how much, and why
+    late: str = ""  # by how much, and what that costs
+    decision: str = ""  # a score for the whole lab that a person entered, by whom and why
+
+
+def rows(course: Course, book: Gradebook) -> Iterator[Row]:
+    """For all students of the gradebook and of submitted/, all labs of the gradebook."""
+    students = sorted({*(student.id for student in book.students), *course.students()})
+    labs = sorted((lab.name, lab.max_score, due_of(lab)) for lab in book.assignments)
+    decided, more_time = current(course, SCORE), extensions.given(course, book)
+    for student in students:
+        for lab, most, due in labs:
+            submission = Submission(course, lab, student)
+            verdict, reason = state(submission, book)
+            record, found = submission.record, None
+            if verdict == "graded":
+                try:
+                    found = book.find_submission(lab, student)
+                except MissingEntry:
+                    verdict, reason = "ungraded", "not in the gradebook"
+                else:
+                    reason = _to_look_at(found)
+            row = Row(student, lab, None, most, verdict, number(record), reason,
+                      received(submission), record.at if record else "",
+                      "; ".join(record.notes) if record else "")
+            row = _with_times(row, due, more_time.get((lab, student)))
+            decision = decided.get((lab, student))
+            row = _with_score(row, found, decision) if found else row
+            yield _decided(row, decision)
+
+
+def _with_times(row: Row, due: datetime.datetime | None, extension: Extension | None) -> Row:
+    due = extension.due if extension else due
+    text = ""
+    if extension:
+        text = duration(extension.by.total_seconds()) + f": {extension.why}" * bool(extension.why)
+    return replace(row, due=due.isoformat(timespec="seconds") if due else "", extension=text)
+
+
+def _with_score(row: Row, submission: Any, decision: Decision | None) -> Row:
+    return replace(row, score=net(submission), raw_score=submission.score,
+                   late_penalty=round(submission.late_submission_penalty or 0.0, 9),
+                   late=lateness(submission, decided=decision is not None))
+
+
+def _decided(row: Row, decision: Decision | None) -> Row:
+    """What a person decided about the whole lab takes the place of what was graded."""
+    if decision is None:
+        return row
+    row = replace(row, late_penalty=None, decision=str(decision))
+    if decision.value == EXCUSED:
+        return replace(row, score=None, raw_score=None, state=EXCUSED, reason=decision.why)
+    return replace(row, score=float(decision.value), state="graded", reason="")
+
+
+def _to_look_at(submission: Any) -> str:
+    """Return why a graded submission needs manual review in formgrader; empty if it does not."""
+    if not submission.needs_manual_grade:
+        return ""
+    missing = incomplete(pending(submission))
+    return f"{WANTS_A_LOOK}: {missing}" if missing else WANTS_A_LOOK
+
+
+def write_csv(course: Course, book: Gradebook, path: Path, students: list[str] | None = None,
+              labs: list[str] | None = None) -> list[Row]:
+    """Write `path` whole, or not at all; what was written."""
+    chosen = [row for row in counted(course, rows(course, book))
+              if (not students or row.student in students) and (not labs or row.lab in labs)]
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow([field.name for field in fields(Row)])
+    table.writerows([harmless(value) for value in astuple(row)] for row in chosen)
+    put_whole(path, text.getvalue().encode(errors="backslashreplace"))
+    return chosen
+
+
+def save(course: Course) -> list[Row]:
+    with gradebook(course) as book:
+        return write_csv(course, book, course.root / "grades.csv")
+
+
+class GradesCsv(ExportPlugin):
+    """What `nbgrader export` writes: ungraded is no 0 there either."""
+
+    def export(self, gradebook: Gradebook) -> None:
+        course = Course(Path(self.parent.coursedir.root))
+        path = Path(self.to or "grades.csv")
+        write_csv(course, gradebook, path.absolute(), self.student, self.assignment)
+        self.log.info("Exported grades to %s", path)

@@ -1,0 +1,77 @@
+"""What an instructor sees of a batch: a bar while it runs, a table at its end."""
+
+from __future__ import annotations
+
+import statistics
+
+from grader.gradebook.decisions import EXCUSED
+from grader.report.grades import WANTS_A_LOOK
+from labcore.terminal import visible
+
+
+class progress:
+    """A bar where there is a terminal, else nothing."""
+
+    def __init__(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        self.bar = Progress(console=Console(stderr=True), transient=True,
+                            disable=not Console(stderr=True).is_terminal)
+        self.task = self.bar.add_task("grading", total=total)
+
+    def __enter__(self):
+        from rich.markup import escape
+
+        self.bar.__enter__()
+        return lambda outcome: self.bar.update(self.task, advance=1, description=escape(
+            visible(f"{outcome.lab} {outcome.student}")))
+
+    def __exit__(self, *error) -> None:
+        self.bar.__exit__(*error)
+
+
+def show(console, outcomes, rows, seconds: float) -> None:
+    """The table; below it, whoever is ungraded and what else to know."""
+    from rich.markup import escape
+
+    console.print(table(outcomes, rows))
+    excused = {(row.lab, row.student) for row in rows if row.state == EXCUSED}
+    for one in outcomes:
+        who = f"{one.student}, {one.lab}"
+        ungraded = one.record.state == "ungraded" and (one.lab, one.student) not in excused
+        lines = [f"ungraded: {who}: {one.record.reason}"] * ungraded
+        lines += [f"note: {who}: {note}" for note in one.record.notes]
+        for line in lines:
+            console.print(escape(visible(line)), soft_wrap=True, highlight=False)
+    tried = {(one.lab, one.student) for one in outcomes}
+    if waiting := sum((row.lab, row.student) in tried and WANTS_A_LOOK in row.reason
+                      for row in rows):
+        console.print(f"to grade by hand: {waiting} of the graded, whose scores are those so far")
+    kept = sum(not one.again and one.record.state == "graded" for one in outcomes)
+    final = [one for one in outcomes if not one.again and one.record.attempt
+             and one.record.state == "ungraded"]
+    console.print(f"{len(outcomes)} submission{'s' * (len(outcomes) != 1)} in {seconds:.1f} s"
+                  + (f", {kept} of them were graded already" if kept else ""))
+    for lab in sorted({one.lab for one in final}):
+        console.print(f"{sum(one.lab == lab for one in final)} of {lab} failed in the same way "
+                      f"before and were not tried again: `lab regrade {lab} --ungraded` does")
+
+
+def table(outcomes, rows):
+    """One line for every lab of the batch."""
+    from rich.table import Table
+
+    result = Table("lab")
+    for name in ("graded", "ungraded", "mean", "of", "seconds"):
+        result.add_column(name, justify="right")
+    by_name = {(row.lab, row.student): row for row in rows}
+    for lab in dict.fromkeys(outcome.lab for outcome in outcomes):
+        mine = [outcome for outcome in outcomes if outcome.lab == lab]
+        found = [by_name[lab, one.student] for one in mine]
+        scores = [row.score for row in found if row.score is not None]
+        waiting = sum(row.state == "ungraded" for row in found)
+        result.add_row(lab, str(len(scores)), str(waiting),
+                       f"{statistics.fmean(scores):.1f}" if scores else "-",
+                       f"{found[0].max_score:g}", f"{sum(one.seconds for one in mine):.1f}")
+    return result

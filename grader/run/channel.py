@@ -1,0 +1,123 @@
+"""The trusted end of the frames (labkit.guest.protocol): one request, one response, with a limit.
+
+Nothing is believed: the guest may send anything, read nothing, or be gone. What is kept of it in
+memory is at the most one frame.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from typing import Any
+
+from grader.sandbox.running import Running
+from labkit.guest import protocol
+
+GLANCE = 0.1  # seconds between looks at whether the sandbox still runs
+LAST_WORDS = 1.0  # seconds in which a sandbox that has closed the channel ends, and says why
+
+
+class ChannelError(Exception):
+    """No response, and there will be none any more: the sandbox has been ended. The text is a
+    reason for people."""
+
+
+class OutOfTime(ChannelError):
+    """It took longer than it may."""
+
+
+class Died(ChannelError):
+    """The sandbox ended."""
+
+
+class BrokenChannel(ChannelError):
+    """What came is not what was asked for."""
+
+
+class Channel:
+    """Asks the guest in one sandbox. Every ChannelError ends that sandbox."""
+
+    def __init__(self, running: Running) -> None:
+        self.running = running
+        self._next = 0
+        for descriptor in (running.stdin, running.stdout):
+            os.set_blocking(descriptor, False)
+        self._reads, self._writes = select.poll(), select.poll()
+        self._reads.register(running.stdout, select.POLLIN)
+        self._writes.register(running.stdin, select.POLLOUT)
+
+    def request(self, do: str, seconds: float, **fields: Any) -> dict[str, Any]:
+        """The response to a request. Raises ChannelError, and protocol.BadFrame for a request that
+        is too large."""
+        self._next += 1
+        frame = protocol.pack({"id": self._next, "do": do, **fields})
+        deadline = time.monotonic() + seconds
+        try:
+            if self._reads.poll(0) and self.running.poll() is None:
+                raise BrokenChannel("it wrote into the grader's channel")
+            self._write(frame, deadline)
+            size = protocol.length(self._read(protocol.HEADER.size, deadline))
+            response = protocol.unpack(self._read(size, deadline))
+            if type(response.get("id")) is not int or response["id"] != self._next:
+                raise BrokenChannel("its response is to another request")
+            if "bad" in response:
+                raise BrokenChannel("its response could not be sent")
+            return response
+        except protocol.BadFrame as error:
+            self.close()
+            raise BrokenChannel(f"its response cannot be read: {error}") from error
+        except BaseException:  # after Ctrl-C, too, nobody knows what is still on its way
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the sandbox, if it has not ended."""
+        self.running.kill()
+
+    def _write(self, frame: bytes, deadline: float) -> None:
+        view = memoryview(frame)
+        while view:
+            self._wait(self._writes, deadline)
+            try:
+                view = view[os.write(self.running.stdin, view):]
+            except BlockingIOError:
+                continue
+            except BrokenPipeError as error:
+                raise self._died() from error
+
+    def _read(self, count: int, deadline: float) -> bytes:
+        content = bytearray()
+        while len(content) < count:
+            self._wait(self._reads, deadline)
+            try:
+                part = os.read(self.running.stdout, count - len(content))
+            except BlockingIOError:
+                continue
+            if not part:
+                raise self._died()
+            content += part
+        return bytes(content)
+
+    def _wait(self, poll: select.poll, deadline: float) -> None:
+        """Until the descriptor is ready."""
+        ended = False
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise OutOfTime("out of time")
+            if poll.poll(1000 * min(left, GLANCE)):
+                return
+            if ended:
+                raise self._died()
+            ended = self.running.poll() is not None  # one look more: its last words may be there
+
+    def _died(self) -> Died:
+        end = time.monotonic() + LAST_WORDS
+        while self.running.poll() is None and time.monotonic() < end:
+            time.sleep(0.01)
+        if self.running.poll() is None:
+            return Died("it closed the grader's channel")
+        return Died(self.running.why())
+
+

@@ -1,0 +1,69 @@
+"""Warnings about tests: those that students could turn, since they take from the sandbox what the
+course put there or run a text that may be a student's, and hidden ones without words for students.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from grader.course import Course
+from grader.run.lab_plan import Plan, PlannedCell, read
+from labkit.build.lab import Role
+from labkit.build.names import analyse
+from labkit.build.reading import python_of
+from labkit.build.visible import hidden_lines
+
+COMPARES = re.compile(r"(?:^|\.)(?:testing\..+|assert_\w+|allclose|array_equal)$")
+RUNS_TEXT = frozenset(("eval", "exec", "compile", "__import__"))
+
+
+def warnings(course: Course, lab: str) -> list[str]:
+    """A sentence for each such test of a released lab. Raises LabError."""
+    return of(read(course, lab))
+
+
+def of(plan: Plan) -> list[str]:
+    """Only untagged cells can have such values: `data = load()` is not made on the trusted side."""
+    given: set[str] = set()  # by untagged cells, in the sandbox alone
+    made: set[str] = set()
+    needed: set[str] = set()  # by what is made of untagged cells
+    result = []
+    for cell in plan.cells:
+        if cell.role is Role.SETUP and cell.trusted is not None:
+            here = set(cell.names.binds)
+            made |= here
+            needed |= {use.name for use in cell.names.uses}
+            given = (given | _binds(cell.source)) - here
+        elif cell.role is Role.CHECK_SETUP and cell.names:
+            made |= set(cell.names.binds)
+        elif cell.role is Role.CHECK and cell.names:
+            uses = {use.name for use in cell.names.uses} | needed
+            result += [f"{plan.lab}: the test {cell.name} uses {name}: a text of a student's that "
+                       "gets there runs outside of the sandbox, with your rights; let the test "
+                       "call a function of the assignment instead"
+                       for name in sorted(uses & RUNS_TEXT)]
+            result += _without_words(plan.lab, cell)
+            for name in sorted(uses & given - made - plan.answers):
+                result.append(f"{plan.lab}: the test {cell.name} uses {name}, which a cell without "
+                              "a tag calculates beside the students' code, and that could change "
+                              "it: calculate it in the test, or in a cell with the tag check-setup")
+    return result
+
+
+def _without_words(lab: str, cell: PlannedCell) -> list[str]:
+    """Return a warning for hidden comparisons whose messages feedback leaves out."""
+    hidden = hidden_lines(cell.source)
+    calls = {ast.unparse(node.func) for node in ast.walk(cell.trusted or ast.Module([], []))
+             if isinstance(node, ast.Call) and node.lineno in hidden}
+    return [f"{lab}: the hidden test {cell.name} calls {name}: feedback leaves out its message, "
+            "which may hold the expected values, so students learn only that a hidden test failed; "
+            "check.value, check.function, and check.that(..., hint) give them a hint"
+            for name in sorted(calls) if COMPARES.search(name)]
+
+
+def _binds(source: str) -> set[str]:
+    try:
+        return set(analyse(ast.parse(python_of(source))).binds)
+    except (SyntaxError, ValueError):  # %%bash, say
+        return set()

@@ -1,0 +1,264 @@
+"""A lab as it is graded: what students were given, with the hidden tests put back, and what each
+cell is for. Made once per batch.
+
+A lab of ours says by tags and metadata what a cell is for (docs/writing-labs.md). An instructor's
+own nbgrader assignment has no tags. There a code cell that is neither an answer nor a test is
+setup: it runs with the student's code; and its imports, functions, classes and constants are made
+on the trusted side, too, since tests use them and students must not be able to change them.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+from nbgrader import utils
+
+from grader.course import Course
+from grader.sandbox.masks import Masks
+from labcore.errors import LabError
+from labkit.build import parts
+from labkit.build.given import error_in
+from labkit.build.lab import Role
+from labkit.build.masks import masked
+from labkit.build.names import Names, analyse
+from labkit.build.reading import python_of
+
+TAGGED = {role.value: role for role in (Role.SETUP, Role.EXPLORE, Role.CHECK_SETUP, Role.DRIVER)}
+WORKSPACE = "workspace"  # below the sandbox's home
+MOST_FILES = 100_000_000  # bytes
+DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
+PURE = frozenset(("abs", "bool", "dict", "enumerate", "float", "int", "len", "list", "max", "min",
+                  "range", "round", "set", "sorted", "str", "sum", "tuple", "zip"))
+PURE_MODULES = ("math", "np", "numpy")
+FILES = re.compile("load|save|from(file|regex)|genfromtxt|memmap|DataSource|seterr")  # NumPy's
+CHANGING = frozenset(("add", "append", "clear", "difference_update", "discard", "extend", "fill",
+                      "insert", "intersection_update", "pop", "popitem", "remove", "reverse",
+                      "setdefault", "sort", "symmetric_difference_update", "update"))
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """A code cell of the lab. `index` is its place in the skeleton; `name` is for people."""
+
+    index: int
+    role: Role
+    name: str  # its grade_id, else its first line
+    grade_id: str = ""
+    points: float = 0
+    source: str = field(default="", repr=False)  # an answer's: as released
+    required: bool = False  # the course's own: when it fails, nothing is said about the student
+    trusted: ast.Module | None = field(default=None, compare=False, repr=False)
+    names: Names | None = field(default=None, compare=False, repr=False)  # of `trusted`
+    parts: tuple[PlannedPart, ...] = field(default=(), compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class PlannedPart:
+    """A part of a check with partial credit, to be run as a check of its own."""
+
+    points: float
+    title: str
+    cell: PlannedCell
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A lab, ready to be graded. `skeleton` is never changed: rebuild copies it."""
+
+    lab: str
+    digest: str  # of the lab's source
+    skeleton: NotebookNode = field(repr=False)
+    cells: tuple[PlannedCell, ...]
+    answers: frozenset[str]  # global names that answers and drivers of the source bind or change
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # that lie beside it
+    masks: Masks = field(default=Masks(()), compare=False)  # what answers may not use
+
+    def of(self, *roles: Role) -> list[PlannedCell]:
+        return [cell for cell in self.cells if cell.role in roles]
+
+    @cached_property
+    def points(self) -> Mapping[str, float]:
+        """Of every check, by its grade_id."""
+        return {cell.grade_id: cell.points for cell in self.of(Role.CHECK)}
+
+
+def read(course: Course, lab: str) -> Plan:
+    """The plan of a lab whose release/ is up to date (assign.release makes it). Raises LabError."""
+    source = _notebook(course, "source", lab)
+    skeleton = with_hidden_tests(_notebook(course, "release", lab), source)
+    cells = tuple(planned(index, cell) for index, cell in enumerate(skeleton.cells)
+                  if cell.cell_type == "code")
+    names = [name for cell in cells if cell.role is Role.CHECK_SETUP and cell.trusted
+             for name in masked(cell.trusted)]
+    masks = Masks(names)
+    masks.shown  # noqa: B018  a name that is nowhere stops the lab here, not its first submission
+    return Plan(lab, course.digest_of_lab(lab), skeleton, cells, bound_by_answers(source),
+                beside(course.notebook("release", lab).parent), masks)
+
+
+def _notebook(course: Course, step: str, lab: str) -> NotebookNode:
+    path = course.notebook(step, lab)
+    try:
+        return nbformat.read(path, as_version=4)
+    except FileNotFoundError as error:
+        raise LabError(f"there is no {path}: `lab release {lab}` makes it") from error
+    except Exception as error:  # nbformat lets all kinds of them out
+        raise LabError(f"{path} is no notebook: {error}") from error
+
+
+def beside(folder: Path) -> dict[str, bytes]:
+    """The files that students get with the notebook, by their place in the sandbox's home. Raises
+    LabError when they are too much."""
+    files, total = {}, 0
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_file() and path.suffix != ".ipynb" and ".ipynb_checkpoints" not in name.parts:
+            total += path.stat().st_size
+            if total > MOST_FILES:
+                raise LabError(f"{folder} has more than {MOST_FILES / 1e6:.0f} MB of files: every "
+                               "sandbox gets a copy, in memory")
+            files[f"{WORKSPACE}/{name}"] = path.read_bytes()
+    return files
+
+
+def with_hidden_tests(release: NotebookNode, source: NotebookNode) -> NotebookNode:
+    """The released notebook with the source's own text in every locked cell, as nbgrader's
+    OverwriteCells has it. Raises LabError when the two do not fit."""
+    originals = {cell.metadata.nbgrader["grade_id"]: cell for cell in source.cells
+                 if cell.metadata.get("nbgrader", {}).get("grade_id")}
+    result = deepcopy(release)
+    for cell in result.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+        if not utils.is_locked(cell):
+            continue
+        name = cell.metadata.nbgrader["grade_id"]
+        if name not in originals:
+            raise LabError(f"the release has a cell {name} that the source has not: "
+                           "`lab release` makes it anew")
+        cell.source = originals[name].source
+        cell.metadata.nbgrader["checksum"] = utils.compute_checksum(cell)
+    return result
+
+
+def planned(index: int, cell: NotebookNode) -> PlannedCell:
+    """What a code cell is for. Raises LabError when what should run on the trusted side cannot."""
+    role, name = role_of(cell), title(cell)
+    grade_id = cell.metadata.get("nbgrader", {}).get("grade_id", "")
+    points = float(cell.metadata.nbgrader["points"]) if role is Role.CHECK else 0.0
+    tagged = bool(TAGGED.keys() & set(cell.metadata.get("tags", [])))
+    tree = None
+    if role in (Role.CHECK, Role.CHECK_SETUP):
+        tree = _python(cell.source, name)
+        _require_given(tree, name)
+    elif role is Role.SETUP and not tagged:
+        tree = definitions(cell.source)
+    required = role is Role.CHECK_SETUP or (role is Role.SETUP and tagged)
+    made = PlannedCell(index, role, name, grade_id, points, cell.source, required, tree,
+                       analyse(tree) if tree else None)
+    return replace(made, parts=_parts(made)) if role is Role.CHECK else made
+
+
+def _parts(check: PlannedCell) -> tuple[PlannedPart, ...]:
+    """The parts of a check with partial credit. Raises LabError when they cannot be graded."""
+    try:
+        found = parts.split(check.trusted)
+    except parts.Misplaced as error:
+        raise LabError(f"the check {check.name}, line {error.line}: {error}") from error
+    total = math.fsum(part.points for part in found)
+    if found and not math.isclose(total, check.points):
+        raise LabError(f"the check {check.name}: its parts sum to {total:g} points, but it is "
+                       f"worth {check.points:g}")
+    return tuple(PlannedPart(part.points, part.title, replace(
+        check, name=f"{check.name}, part {part.title!r}", points=part.points, trusted=part.tree,
+        names=analyse(part.tree))) for part in found)
+
+
+def role_of(cell: NotebookNode) -> Role:
+    """An answer that also has points is one all the same: a person reads and grades it."""
+    if utils.is_solution(cell):
+        return Role.ANSWER
+    if utils.is_grade(cell):
+        return Role.CHECK
+    tags = [TAGGED[tag] for tag in cell.metadata.get("tags", []) if tag in TAGGED]
+    return tags[0] if tags else Role.SETUP
+
+
+def title(cell: NotebookNode) -> str:
+    """A cell's name for people: its grade_id, else its first line."""
+    first = (cell.source.strip().splitlines() or [""])[0]
+    return cell.metadata.get("nbgrader", {}).get("grade_id") or f"`{first[:60]}`"
+
+
+def _python(source: str, name: str) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError) as error:
+        raise LabError(f"the cell {name} runs on the trusted side, so it must be plain Python, "
+                       f"without magics, `!` or top-level await: {error}") from error
+
+
+def _require_given(tree: ast.Module, name: str) -> None:
+    """Raise LabError for a script check that would fail every student, for the course's fault."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "check.script":
+            words = {word.arg: word.value for word in node.keywords}
+            if error := error_in(words.get("only"), words.get("given")):
+                raise LabError(f"the cell {name}: check.script: {error}")
+
+
+def definitions(source: str) -> ast.Module:
+    """The imports, functions, classes and constants at the top level of a cell."""
+    try:
+        tree = ast.parse(python_of(source))
+    except (SyntaxError, ValueError):  # %%bash, say: then there are none
+        tree = ast.Module([], [])
+    return ast.Module([node for node in tree.body if isinstance(node, DEFINITIONS)
+                       or (isinstance(node, ASSIGNMENTS) and _calculates(node))], [])
+
+
+def _calculates(node: ast.AST) -> bool:
+    """Whether it calls only what has no effect: it runs here and with the student's code."""
+    called = [part.func for part in ast.walk(node) if isinstance(part, ast.Call)]
+    return all((isinstance(func, ast.Name) and func.id in PURE)
+               or (isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name)
+                   and func.value.id in PURE_MODULES and not FILES.match(func.attr))
+               for func in called)
+
+
+def bound_by_answers(source: NotebookNode) -> frozenset[str]:
+    """What the reference binds or changes: names that a check takes from the student, even where a
+    builtin, an earlier check or an untagged cell (`total = 0`) has the same."""
+    names: set[str] = set()
+    for cell in source.cells:
+        if cell.cell_type == "code" and role_of(cell) in (Role.ANSWER, Role.DRIVER):
+            try:
+                tree = ast.parse(python_of(cell.source))
+            except (SyntaxError, ValueError):  # a script
+                continue
+            found = analyse(tree)
+            names |= {*found.binds, *_changed(tree, found)}
+    return frozenset(names)
+
+
+def _changed(tree: ast.Module, names: Names) -> Iterator[str]:
+    """The global names whose values `tree` changes without binding them: x[0] = 1, x.append(1)."""
+    read = {id(use.node) for use in names.uses}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript | ast.Attribute) and (
+                not isinstance(node.ctx, ast.Load)
+                or (isinstance(node, ast.Attribute) and node.attr in CHANGING)):
+            while isinstance(node, ast.Subscript | ast.Attribute):
+                node = node.value
+            if id(node) in read:
+                yield node.id

@@ -1,0 +1,112 @@
+"""Step 1: what is graded is the release, with the sources of the student's answer cells in it.
+
+Whatever else a submission holds (other cells, outputs, metadata, the checks' text) is not looked
+at, so nothing there can change points, switch checks off or stop a batch. The submitted file is
+only read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from nbformat import NotebookNode
+from nbgrader import utils
+
+from grader.cleaning import line
+from grader.course.reasons import Unusable
+from grader.course.submitted import parse, read
+from grader.run.copies import merged
+
+LONGEST = 500_000  # characters of an answer
+MOST_COPIES = 50  # cells with one grade_id
+MOST_PICTURES = 3_000_000  # characters of the pictures in a written answer
+PICTURES = ("image/png", "image/jpeg", "image/gif")
+BASE64 = re.compile(r"[A-Za-z0-9+/=\s]*")
+
+
+def read_submitted(path: Path) -> Any:
+    """The submitted JSON, of whatever form. Raises Unusable."""
+    return parse(read(path), path.name)
+
+
+def require_notebook(submitted: Any) -> list[Any]:
+    """Its cells, whatever they are. Raises Unusable."""
+    cells = submitted.get("cells") if isinstance(submitted, dict) else None
+    if not isinstance(cells, list):
+        raise Unusable("it has no list of cells (notebook format 4)")
+    return cells
+
+
+def answers(submitted: Any) -> Iterator[tuple[str, str, str]]:
+    """(grade_id, cell type, source) of each cell that nbgrader knows. Raises Unusable."""
+    for cell in require_notebook(submitted):
+        metadata = cell.get("metadata") if isinstance(cell, dict) else None
+        marks = metadata.get("nbgrader") if isinstance(metadata, dict) else None
+        name = marks.get("grade_id") if isinstance(marks, dict) else None
+        source = cell.get("source") if isinstance(cell, dict) else None
+        if isinstance(source, list) and all(isinstance(line, str) for line in source):
+            source = "".join(source)
+        if isinstance(name, str) and isinstance(source, str):
+            whole = source.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+            yield name, str(cell.get("cell_type")), whole
+
+
+def attached(submitted: Any, name: str) -> dict[str, dict[str, str]]:
+    """The pictures that were pasted into the written answer `name`; nothing else that can be
+    attached. Of too many or too large ones the first count."""
+    found: dict[str, dict[str, str]] = {}
+    left = MOST_PICTURES
+    for cell in require_notebook(submitted):
+        if not (isinstance(cell, dict) and isinstance(cell.get("attachments"), dict)
+                and any(marked == name for marked, *_ in answers({"cells": [cell]}))):
+            continue
+        for file, kinds in cell["attachments"].items():
+            for kind, content in kinds.items() if isinstance(kinds, dict) else ():
+                if kind in PICTURES and isinstance(content, str) and len(content) <= left \
+                        and BASE64.fullmatch(content):
+                    found[line(file, 200)] = {kind: content}
+                    left -= len(content)
+    return found
+
+
+def rebuild(release: NotebookNode, submitted: Any) -> tuple[NotebookNode, list[str]]:
+    """The notebook to grade, and what the instructor should know about the submission.
+
+    Of several cells with one grade_id those that equal the release say nothing; copies.py makes one
+    of the others. Raises Unusable when not one answer cell of the release is in it.
+    """
+    given: dict[str, list[tuple[str, str]]] = {}
+    for name, kind, source in answers(submitted):
+        given.setdefault(name, []).append((kind, source))
+    result, notes, found = deepcopy(release), [], 0
+    for cell in result.cells:
+        name = cell.metadata.get("nbgrader", {}).get("grade_id")
+        copies = given.get(name, [])
+        if len(copies) > 1:
+            notes.append(f"{name} is there {len(copies)} times" + (
+                ": counted as a run from top to bottom" if utils.is_solution(cell) else ""))
+        if not utils.is_solution(cell):
+            continue
+        right = [source for kind, source in copies if kind == cell.cell_type]
+        if len(set(right)) > MOST_COPIES or sum(map(len, right)) > LONGEST:
+            raise Unusable(f"{name} is there {len(right)} times with {sum(map(len, right)):,} "
+                           f"characters: at most {MOST_COPIES} times and {LONGEST:,} are read")
+        found += bool(right)
+        if not right:
+            notes.append(f"{name} is missing" if not copies else
+                         f"{name} is no {cell.cell_type} cell any more: taken as unanswered")
+        changed = [source for source in right if source != cell.source]
+        if changed:
+            cell.source = merged(changed, cell.cell_type)
+        if cell.cell_type == "markdown" and (pictures := attached(submitted, name)):
+            cell.attachments = pictures
+    if not found:
+        raise Unusable("none of the lab's answer cells is in it: another lab's notebook?")
+    result.metadata["grader"] = {"notes": notes}
+    return result, notes
+
+

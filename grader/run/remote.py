@@ -1,0 +1,132 @@
+"""The student's side of a check, seen from here: labkit.check.sides.Side over a channel.
+
+What comes back may be anything. Here it becomes plain values, exceptions and bounded text, or the
+sandbox is given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from grader import cleaning
+from grader.run.channel import BrokenChannel, ChannelError
+from grader.run.measure import Unmeasured
+from grader.run.proxies import name_of
+from labcore.errors import LabError
+from labkit.check import wire
+from labkit.check.kernel import Kernel
+from labkit.check.sides import LONGEST_NAME, MOST_NAMES, Raised
+from labkit.guest import protocol
+
+MOST_TEXT = 2_000  # characters of an exception's text, or of a reason why a value cannot cross
+MOST_TITLE = 100
+
+
+class Lost(BaseException):
+    """The sandbox is gone, so nothing can be said. No Exception, so that no check takes it for the
+    student's: it is no answer."""
+
+
+class Remote:
+    """labkit.check.sides.Side over a channel. `ask` is a request with the time that is left for it;
+    `measure` is grader.run.measure.figures with a back-end."""
+
+    def __init__(self, ask: Callable[..., dict[str, Any]], seed: str,
+                 measure: Callable[[Sequence[str]], dict[str, Any]]) -> None:
+        self.ask, self.seed, self.measure = ask, seed, measure
+        self.lost: ChannelError | None = None
+        self.unmeasured = ""  # why a job's figures are not known
+
+    def _request(self, do: str, **fields: Any) -> dict[str, Any]:
+        if self.lost:
+            raise Lost from self.lost
+        try:
+            return self.ask(do, **fields)
+        except protocol.BadFrame as error:
+            raise wire.CannotCross(f"what the check gives is too much: {error}") from error
+        except ChannelError as error:
+            self.lost = error
+            raise Lost from error
+
+    def _broken(self) -> Lost:
+        self.lost = BrokenChannel("its response is not of the kind that was asked for")
+        return Lost()
+
+    def value(self, thing: Any) -> Any | Raised:
+        name = name_of(thing)
+        if name is None:
+            return wire.copy(thing)
+        return self._arrived(self._request("value", name=name))
+
+    def call(self, function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
+             ) -> Any | Raised:
+        name = name_of(function)
+        if name is None:  # the check's own function
+            return Kernel().call(function, arguments, keywords)
+        for given in (*arguments, *keywords.values()):
+            if name_of(given):
+                raise wire.CannotCross(f"{name_of(given)} is the student's: it cannot be an "
+                                       "argument, only what is called")
+        return self._arrived(self._request(
+            "call", name=name, arguments=wire.dumps(tuple(arguments)).decode(),
+            keywords=wire.dumps(dict(keywords)).decode()))
+
+    def title(self, function: Any) -> str:
+        name = name_of(function)
+        if name is None:
+            return Kernel().title(function)
+        found = self._request("title", name=name).get("title")
+        if not isinstance(found, str):
+            raise self._broken()
+        return cleaning.line(found, MOST_TITLE)
+
+    def script(self, path: str) -> dict[str, Any]:
+        response = self._request("script", path=path)
+        if isinstance(response.get("record"), dict):
+            return response["record"]
+        if isinstance(response.get("error"), str):
+            raise LabError(cleaning.words(response["error"], MOST_TEXT))
+        raise self._broken()
+
+    def mask(self, names: Sequence[str]) -> None:
+        """Do nothing: the sandbox was started without what the lab masks."""
+
+    def figures(self, words: Sequence[str]) -> dict[str, Any]:
+        try:
+            return self.measure(words)
+        except Unmeasured as error:
+            self.unmeasured = str(error)
+            raise Lost from error
+
+    def kind(self, name: str) -> str:
+        """One of protocol.KINDS: what the student's name holds."""
+        found = self._request("kind", name=name).get("kind")
+        if found not in protocol.KINDS:
+            raise self._broken()
+        return found
+
+    def _arrived(self, response: dict[str, Any]) -> Any | Raised:
+        if isinstance(response.get("value"), str):
+            try:
+                return wire.loads(response["value"].encode("utf-8", "surrogatepass"))
+            except wire.CannotCross as error:
+                raise wire.CannotCross(cleaning.words(str(error), MOST_TEXT)) from None
+        if isinstance(response.get("cannot"), str):
+            raise wire.CannotCross(cleaning.words(response["cannot"], MOST_TEXT))
+        error = as_raised(response.get("raised"))
+        if error is None:
+            raise self._broken()
+        return error
+
+
+def as_raised(sent: Any) -> Raised | None:
+    """An exception as a guest sends it; None when it is none."""
+    if not isinstance(sent, dict) or not isinstance(sent.get("text"), str):
+        return None
+    names = sent.get("names")
+    if not (isinstance(names, list) and names and len(names) <= MOST_NAMES
+            and all(isinstance(name, str) and len(name) <= LONGEST_NAME and name.isidentifier()
+                    for name in names)):
+        return None
+    return Raised(tuple(names), cleaning.words(sent["text"], MOST_TEXT))

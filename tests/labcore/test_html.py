@@ -30,7 +30,7 @@ ALLOWED = {
     "code/lab/tensorboard/plugin.py": "tags of the profiler's page that are replaced by others",
     "code/pipeline_schedules/drawing.py": "a figure that a notebook shows, without libraries",
     "code/pipeline_schedules/steps.py": "a figure with a slider, without libraries",
-    "grader/feedback.py": "a tag of nbgrader's page, to find",
+    "grader/feedback/page.py": "a tag of nbgrader's page, to find",
     "grader/gradebook/notices.py": "tags of nbgrader's page, to find",
     "grader/nbgrader_plugin/mathjax.py": "constants, in a template of nbconvert's",
     "grader/written/rubrics.py": "a box around the course's own Markdown",

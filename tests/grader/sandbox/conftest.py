@@ -118,7 +118,7 @@ def a_killed_grader(kind: type) -> str:
     """Start a stubborn program from a grader that is then killed; the program's marker."""
     marker = new_marker()
     source = (f"import os, sys, time; from {kind.__module__} import {kind.__name__} as Backend\n"
-              "from grader.sandbox import Limits\n"
+              "from grader.sandbox.interface import Limits\n"
               "one = Backend().start([sys.executable, '-I', '-c', sys.argv[1]], Limits())\n"
               "os.read(one.stdout, 1)\nprint('+', flush=True); time.sleep(100)")
     grader = subprocess.Popen([sys.executable, "-c", source, STUBBORN + marker],

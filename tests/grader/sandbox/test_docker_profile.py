@@ -17,7 +17,8 @@ from tests.needs import needs
 pytestmark = [pytest.mark.slow, needs("podman", "root")]
 
 PROGRAM = """
-from grader.sandbox import choose, self_test
+from grader.sandbox.choice import choose
+from grader.sandbox.selftest import self_test
 from labcore.errors import LabError
 try:
     backend = choose("bubblewrap")

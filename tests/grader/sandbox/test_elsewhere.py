@@ -20,7 +20,9 @@ pytestmark = pytest.mark.slow
 PROGRAM = """
 import json, os, sys
 from pathlib import Path
-from grader.sandbox import Limits, choose, self_test
+from grader.sandbox.choice import choose
+from grader.sandbox.interface import Limits
+from grader.sandbox.selftest import self_test
 backend = choose("bubblewrap")
 self_test(backend, Path(sys.argv[1]))
 with backend.start(["/usr/bin/id", "-u"], Limits()) as running:

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from grader.channel import Channel
-from grader.sandbox import python as guest_command
+from grader.run.channel import Channel
 from grader.sandbox.interface import Limits
+from grader.sandbox.mounts import python as guest_command
 from grader.sandbox.podman import Podman
 from labkit.check import wire
 from tests.grader.sandbox.conftest import finish

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import json
 import os
 import socket
@@ -92,9 +91,10 @@ class ForkServer:
             stderr: the descriptor that takes their standard error.
 
         Raises:
-            RankError: a rank raised an exception or died; its traceback is in the message.
+            RankError: a rank raised an exception or died, with its traceback in the message; or
+                its return value cannot be sent.
             RanksTimeout: ranks were still running at the timeout; the message says where.
-            TypeError: the function, an argument, or a return value cannot be pickled.
+            TypeError: the function or an argument cannot be sent to another process.
         """
         if ranks < 1:
             raise ValueError(f"ranks={ranks}: at least 1 is needed")
@@ -163,12 +163,12 @@ class ForkServer:
         self._wait_until_ready()
         channel, theirs = socket.socketpair()
         with channel:
-            with theirs:
-                socket.send_fds(self._control, [b"run"], [theirs.fileno(), *files])
             try:
+                with theirs:
+                    socket.send_fds(self._control, [b"run"], [theirs.fileno(), *files])
                 send(channel, run)
                 return receive(channel)
-            except (EOFError, BrokenPipeError):
+            except (EOFError, BrokenPipeError, ConnectionResetError):
                 raise RankError("the fork server was ended during a run", None,
                                 "the fork server was ended", "") from None
             finally:
@@ -211,14 +211,14 @@ def default_server() -> ForkServer:
     return made
 
 
-@functools.wraps(ForkServer.run_ranks)
 def run_ranks(function: Callable, ranks: int, /, *arguments: Any, **options: Any) -> list[Any]:
-    """See ForkServer.run_ranks."""
     return default_server().run_ranks(function, ranks, *arguments, **options)
 
 
-@functools.wraps(ForkServer.run_program)
 def run_program(main: Callable, argv: Sequence[str], *arguments: Any, **options: Any
                 ) -> subprocess.CompletedProcess[str]:
-    """See ForkServer.run_program."""
     return default_server().run_program(main, argv, *arguments, **options)
+
+
+run_ranks.__doc__ = ForkServer.run_ranks.__doc__
+run_program.__doc__ = ForkServer.run_program.__doc__

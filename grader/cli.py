@@ -207,8 +207,8 @@ def run_feedback(arguments: argparse.Namespace) -> int:
         from grader.gradebook.records import state
         from grader.report.grades import save
         from grader.report.show import progress
+        from labcore.atomic import put_whole
         from labcore.terminal import visible
-        from labcore.workspace import put_whole
 
     course = open_course()
     if arguments.lab:

@@ -6,7 +6,6 @@ import os
 import tempfile
 from pathlib import Path
 
-from labcore.atomic import put_whole  # noqa: F401
 from labcore.errors import LabError
 
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -27,7 +27,7 @@ from grader.gradebook.records import NOT_ISOLATED, enrol, entry_of, net
 from grader.gradebook.ungraded import leave_ungraded
 from grader.run.attempt import Attempt
 from grader.run.results import Result
-from labcore.workspace import put_whole
+from labcore.atomic import put_whole
 
 MODE = 0o444  # as nbgrader leaves notebooks in autograded/
 

@@ -193,7 +193,7 @@ def run_list(arguments: argparse.Namespace) -> int:
 def run_export(arguments: argparse.Namespace) -> int:
     from grader.course.roster import people, write_csv
     from grader.gradebook.records import gradebook
-    from labcore.workspace import put_whole
+    from labcore.atomic import put_whole
 
     with gradebook(open_course()) as book:
         text = write_csv(people(book))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from grader.course import Submission, receipts
 from grader.course.receipts import Receipt
+from labcore.atomic import put_whole
 from labcore.errors import LabError
-from labcore.workspace import put_whole
 
 BY_HAND = "found in submitted/: the file's own time"
 

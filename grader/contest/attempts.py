@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from grader.course import Course
-from labcore.workspace import put_whole
+from labcore.atomic import put_whole
 from labkit.contest.declaration import Contest
 from labkit.contest.play import FLOOR, Outcome, points, points_by_group
 

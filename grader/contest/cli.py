@@ -109,7 +109,7 @@ def _results(course: Course, contest: Any) -> Path:
 def run_table(arguments: argparse.Namespace) -> int:
     from grader.contest import page, secret, submissions
     from grader.contest.standings import standings
-    from labcore.workspace import put_whole
+    from labcore.atomic import put_whole
 
     contest, course = catalog.find(arguments.contest), open_course()
     ids = submissions.students(course, contest)

@@ -16,8 +16,8 @@ from grader.course.reasons import Unusable
 from grader.course.receipts import Receipt
 from grader.course.roster import Roster
 from grader.course.times import now
+from labcore.atomic import put_whole
 from labcore.errors import LabError
-from labcore.workspace import put_whole
 from labkit.contest.cli import problem_of
 from labkit.contest.declaration import Contest
 

@@ -15,8 +15,8 @@ from grader.course.names import problem_of_id
 from grader.course.reasons import Unusable
 from grader.course.receipts import Receipt
 from grader.course.submitted import read as read_plain
+from labcore.atomic import put_whole
 from labcore.errors import LabError
-from labcore.workspace import put_whole
 from labkit.contest.cli import problem_of
 from labkit.contest.declaration import Contest
 

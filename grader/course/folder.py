@@ -19,8 +19,9 @@ from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
 
 from labcore import own_labs
+from labcore.atomic import put_whole
 from labcore.errors import LabError
-from labcore.workspace import CHECKOUT, put_whole
+from labcore.workspace import CHECKOUT
 
 OUR_SOURCES = CHECKOUT / "grader" / "source"
 CONFIG = ("from grader.config import configure  # settings of your own may follow these two lines\n"

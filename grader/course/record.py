@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from labcore.workspace import put_whole
+from labcore.atomic import put_whole
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         from grader.export import canvas, columns, moodle, sheet
         from grader.export.filling import fill
         from grader.export.matching import match
-        from labcore.workspace import put_whole
+        from labcore.atomic import put_whole
 
     _require_places(arguments)
     course = open_course()
@@ -156,7 +156,7 @@ def _feedback(course: Course, layout: Layout, matches: Matches, lab: str, path: 
     from grader.course import Submission
     from grader.export.archive import names, zipped
     from grader.report.show import progress
-    from labcore.workspace import put_whole
+    from labcore.atomic import put_whole
 
     if layout.lms == "Moodle" and not layout.one_assignment:
         raise LabError("--feedback needs Moodle's grading worksheet as --roster: the gradebook "

@@ -13,7 +13,7 @@ from nbgrader.preprocessors import GetGrades
 from traitlets.config import Config
 
 from grader.course import Course, Submission
-from labcore.workspace import put_whole
+from labcore.atomic import put_whole
 
 
 class GivenGrades(GetGrades):

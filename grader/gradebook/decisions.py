@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from grader.course import Course, Submission
+from labcore.atomic import put_whole
 from labcore.errors import LabError
-from labcore.workspace import put_whole
 
 SCORE, EXTENSION, ASIDE = "score", "extension", "aside"
 EXCUSED = "excused"

@@ -16,7 +16,7 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 
 from grader.gradebook.faults import SECONDS_TO_WAIT
-from labcore.workspace import put_whole
+from labcore.atomic import put_whole
 
 LARGEST = 2**31 - 2
 

@@ -17,8 +17,9 @@ from grader.course.log import log_file
 from grader.course.reasons import explain
 from grader.gradebook import byhand
 from grader.gradebook.records import gradebook
+from labcore.atomic import put_whole
 from labcore.errors import LabError
-from labcore.workspace import CHECKOUT, put_whole
+from labcore.workspace import CHECKOUT
 from labkit.build.cli import build
 from labkit.build.notebooks import is_draft
 

@@ -24,7 +24,7 @@ from grader.gradebook.notices import duration, lateness
 from grader.gradebook.pending import incomplete, pending
 from grader.gradebook.records import gradebook, net, state
 from grader.report.policy import counted
-from labcore.workspace import put_whole
+from labcore.atomic import put_whole
 
 WANTS_A_LOOK = "wants a look in formgrader"
 

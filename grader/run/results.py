@@ -10,7 +10,7 @@ from pathlib import Path
 
 from grader.course import Course, Submission
 from grader.run.attempt import LARGEST, Attempt, Damaged
-from labcore.workspace import put_whole
+from labcore.atomic import put_whole
 
 FOLDER = "results"
 MOST_TRIES = 2  # a busy machine may be why the first one ran out of time

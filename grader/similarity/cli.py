@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         from grader.similarity.page import page
         from grader.similarity.reading import Reader, some
         from grader.similarity.report import report
-        from labcore.workspace import put_whole
+        from labcore.atomic import put_whole
 
     if not 0 <= arguments.over <= 100:
         raise LabError(f"--over {arguments.over:g}: it is from 0 to 100")

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         from grader.stats.figures import figures
         from grader.stats.page import exercises_csv, hints_csv, page
         from grader.stats.reading import read
-        from labcore.workspace import put_whole
+        from labcore.atomic import put_whole
 
     course = open_course()
     require_known("lab", arguments.lab, course.labs(), str(course.sources))

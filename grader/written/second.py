@@ -29,8 +29,8 @@ from grader.course.spreadsheet import harmless
 from grader.gradebook.records import state
 from grader.written.agreement import Pair
 from grader.written.rubrics import for_graders, is_written
+from labcore.atomic import put_whole
 from labcore.errors import LabError
-from labcore.workspace import put_whole
 
 COLUMNS = ("answer", "cell", "points", "score", "comment")
 LONGEST_KEY = 12  # hex digits of an answer's id

@@ -11,8 +11,8 @@ import pytest
 from grader.collect import homes
 from grader.course import receipts
 from labcore import shipping
+from labcore.atomic import put_whole
 from labcore.errors import LabError
-from labcore.workspace import put_whole
 from tests.grader.collect.conftest import NAME, put
 
 BELOW = "work/notebooks"

@@ -14,7 +14,7 @@ from grader.batch import batch
 from grader.course import Submission, receipts
 from grader.course.receipts import Receipt
 from grader.gradebook import records
-from labcore.workspace import put_whole
+from labcore.atomic import put_whole
 from tests.grader import small_lab
 from tests.grader.batch.test_merge import desk_settings
 

@@ -116,8 +116,9 @@ def test_help_has_examples(course, words):
 def test_without_a_sandbox_nothing_is_graded_and_nothing_is_touched(course, released):
     submit(course, "ada", answered(released))
     before = sorted(course.root.rglob("*"))
-    program = ("import sys; from grader.sandbox import selftest; from lab.cli import main\n"
-               "def torn(*_): raise sandbox.Unavailable('the network got out')\n"
+    program = ("import sys; from grader.sandbox import interface, selftest\n"
+               "from lab.cli import main\n"
+               "def torn(*_): raise interface.Unavailable('the network got out')\n"
                f"selftest.self_test = torn\nsys.exit(main(['grade', {NAME!r}]))")
     done = subprocess.run([sys.executable, "-P", "-c", program], text=True, capture_output=True,
                           env={**os.environ, "LAB_COURSE": str(course.root)}, timeout=240)

@@ -26,7 +26,6 @@ TAG = re.compile(r"""(?<!\(\?P)</?(?:
     )(?:\s+[\w:-]+=[^<>]*|\s*)/?>|<!DOCTYPE""", re.IGNORECASE | re.VERBOSE)
 ALLOWED = {
     "code/lab/notebook/served.py": "a link that a notebook shows",
-    "code/labcore/pictures.py": "a figure that a notebook shows",
     "code/lab/tensorboard/plugin.py": "tags of the profiler's page that are replaced by others",
     "code/pipeline_schedules/drawing.py": "a figure that a notebook shows, without libraries",
     "code/pipeline_schedules/steps.py": "a figure with a slider, without libraries",

@@ -80,7 +80,7 @@ jobs.connect()
 guess_share = 0.25
 ### END SOLUTION
 
-# %% tags=["explore"] short={"--train-iters 4": "--train-iters 3"}
+# %% tags=["explore"] short={"--train-iters 4": "--train-iters 1 --timeline-iteration 1"}
 !sbatch code/virtual_v100.sh --pipeline-model-parallel-size 4 --schedule gpipe --train-iters 4 --log-interval 1 \
     --micro-batch-size 8 --global-batch-size 8 --timeline megatron/timeline/one_at_a_time
 
@@ -519,7 +519,7 @@ plots.pipeline("megatron/timeline/mine", "My GPipe", simulated=True)
 guess_times = 3
 ### END SOLUTION
 
-# %% tags=["explore"] short={"--train-iters 4": "--train-iters 3"}
+# %% tags=["explore"] short={"--train-iters 4": "--train-iters 1 --timeline-iteration 1"}
 !sbatch code/virtual_v100.sh --pipeline-model-parallel-size 4 --schedule code/my_gpipe.py --train-iters 4 \
     --log-interval 1 --micro-batch-size 1 --global-batch-size 8 --timeline megatron/timeline/eight_parts
 
@@ -928,7 +928,7 @@ check.that(cost.milliseconds < 545, "It fits, but it takes too long. Two things 
 # -BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
 # +BATCH="--micro-batch-size 1 --ffn-hidden-size 1 --kv-channels 1"
 
-# %% tags=["explore"] short={"my_pipeline.sh": "my_pipeline.sh --train-iters 1"}
+# %% tags=["explore"] short={"my_pipeline.sh": "my_pipeline.sh --train-iters 1 --global-batch-size 8"}
 !sbatch code/my_pipeline.sh
 
 # %% tags=["explore"]
@@ -975,7 +975,7 @@ print(f"largest difference between the gradients: {worst:.1e}")
 # embedding, 12 blocks, the head) in the classic layout `[4, 3, 3, 4]`. First with one chunk, then with four, without
 # and with checkpointing:
 
-# %% tags=["explore"] short={"--iterations 3": "--iterations 1 --batch-size 4"}
+# %% tags=["explore"] short={"--iterations 3": "--iterations 1 --batch-size 4 --seq-length 32"}
 RUN = "python code/examples/gpipe.py --preset tiny --iterations 3"
 !{RUN} --chunks 1 --checkpoint never | tail -n 3
 

@@ -8,7 +8,7 @@ prints what each lab cost. `make stress` runs every cell as students do, and che
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +67,7 @@ def execute(client: NotebookClient, cell: nbformat.NotebookNode, index: int) -> 
 
 
 def run(lab: Lab, home: Path, source: Callable[[Cell], str], spent: Spent,
-        limit: int | None = SECONDS) -> list[Taken]:
+        limit: int | None = SECONDS, command: Sequence[str] = ()) -> list[Taken]:
     """Run all cells of the source notebook, and return what each code cell took.
 
     Args:
@@ -76,11 +76,14 @@ def run(lab: Lab, home: Path, source: Callable[[Cell], str], spent: Spent,
         source: gives the text that runs for a cell.
         spent: counts the CPU-seconds of the workspace.
         limit: seconds after which a cell fails; None waits forever.
+        command: starts the kernel in place of `python -m ipykernel_launcher`.
     """
     notebook = nbformat.reads(notebooks(lab)[source_path(lab.name)], as_version=4)
     cells = [cell for cell in lab.cells if cell.role is not Role.MUTANT]
     client = NotebookClient(notebook, timeout=limit, kernel_name="python3",
                             resources={"metadata": {"path": str(home / "notebooks")}})
+    if command:
+        client.create_kernel_manager().kernel_spec.argv[:3] = command
     taken = []
     with client.setup_kernel(env=full_environment(home)):
         for index, (made, cell) in enumerate(zip(notebook.cells, cells, strict=True)):
@@ -104,7 +107,8 @@ def run_short(path: Path, home: Path, warm: Warm) -> tuple[float, str]:
     warm.cool()
     began = time.monotonic()
     with watching(home) as spent:
-        taken = run(lab_of(path), home, shortened, spent, limit=None)
+        taken = run(lab_of(path), home, shortened, spent, limit=None,
+                    command=warm.kernel)
     cells = [(one.cpu, one.cell.line) for one in taken]
     return spent.seconds, line(path.stem, spent.seconds, time.monotonic() - began,
                                (warm.launched("cold"), warm.launched("warm")), cells)

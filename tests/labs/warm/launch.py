@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import ipykernel_launcher
 import psutil
 
 from labcore.workspace import CHECKOUT
@@ -42,11 +43,21 @@ exec {client} torchrun "$@"
 """
 
 
+def client(folder: Path) -> list[str]:
+    """Return the words that ask the server whose socket is in `folder`."""
+    return [sys.executable, "-I", "-S", str(CLIENT), str(folder)]
+
+
 @dataclass(frozen=True)
 class Warm:
     """The running servers of a cluster: `folder` has their sockets."""
 
     folder: Path
+
+    @property
+    def kernel(self) -> list[str]:
+        """The words that start a notebook's kernel, before its own flags."""
+        return [*client(self.folder), "python", ipykernel_launcher.__file__]
 
     def cool(self) -> None:
         """Forget what ran: the next job starts cold."""
@@ -70,7 +81,7 @@ def commands(folder: Path, bin: Path) -> Iterator[None]:
     """
     names = {"folder": shlex.quote(str(folder)), "python": shlex.quote(sys.executable),
              "torchrun": shlex.quote(str(Path(sys.executable).with_name("torchrun"))),
-             "client": shlex.join([sys.executable, "-I", "-S", str(CLIENT), str(folder)])}
+             "client": shlex.join(client(folder))}
     paths = [bin / name for name in ("python", "torchrun")]
     for path, text in zip(paths, (PYTHON, TORCHRUN), strict=True):
         path.write_text(text.format(**names))

@@ -58,7 +58,8 @@ def main(folder: str, *words: str) -> None:
         signal.signal(number, lambda number, _: fork.send_signal(number))
     code = fork.wait()
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        for number in PASSED_ON:
+            signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code)
 

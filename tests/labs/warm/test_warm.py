@@ -14,9 +14,10 @@ from tests.labs.warm.launch import client
 
 PATIENCE = 300  # seconds
 SAY = "import os, sys\nprint(sys.argv[1:], os.environ['WORD'], flush=True)\n"
-WAIT = "import subprocess\nprint('up', flush=True)\nsubprocess.run(['sleep', '1000'])\n"
+WAIT = ("import subprocess\nsleep = subprocess.Popen(['sleep', '1000'])\n"
+        "print(sleep.pid, flush=True)\nsleep.wait()\n")
 RANK = ("import os, sys, torch.distributed as dist\ndist.init_process_group('gloo')\n"
-        "print(os.environ['RANK'], dist.get_world_size(), flush=True)\ndist.barrier()\n"
+        "os.write(1, f'{dist.get_rank()} {dist.get_world_size()}\\n'.encode())\ndist.barrier()\n"
         "os._exit(int(sys.argv[1]) if dist.get_rank() else 0)\n")
 
 
@@ -63,10 +64,7 @@ def test_a_program_ends_as_it_would(start, source, code, said):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_command_that_is_ended_takes_its_processes_with_it(start, number):
     process = start("python", WAIT)
-    assert process.stdout.readline() == "up\n"
-    here = psutil.Process(process.pid).cwd()
-    (sleep,) = [one for one in psutil.process_iter(["cmdline", "cwd"])
-                if one.info["cmdline"] == ["sleep", "1000"] and one.info["cwd"] == here]
+    sleep = psutil.Process(int(process.stdout.readline()))
     process.send_signal(number)
     assert process.wait(PATIENCE) == -number
     sleep.wait(PATIENCE)

@@ -928,7 +928,7 @@ check.that(cost.milliseconds < 545, "It fits, but it takes too long. Two things 
 # -BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
 # +BATCH="--micro-batch-size 1 --ffn-hidden-size 1 --kv-channels 1"
 
-# %% tags=["explore"] short={"my_pipeline.sh": "my_pipeline.sh --train-iters 1 --global-batch-size 8"}
+# %% tags=["explore"] short={"my_pipeline.sh": "my_pipeline.sh --train-iters 1 --global-batch-size 4"}
 !sbatch code/my_pipeline.sh
 
 # %% tags=["explore"]

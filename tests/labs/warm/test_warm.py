@@ -36,12 +36,20 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def start(folder, tmp_path):
+    started = []
+
     def start(kind: str, source: str, *words: str, flags: tuple[str, ...] = ()):
         (tmp_path / "program.py").write_text(source)
-        return subprocess.Popen([*client(folder), kind, *flags, "program.py", *words], text=True,
-                                cwd=tmp_path, env=os.environ | {"WORD": "mine"},
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    return start
+        started.append(subprocess.Popen([*client(folder), kind, *flags, "program.py", *words],
+                                        text=True, cwd=tmp_path,
+                                        env=os.environ | {"WORD": "mine"},
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 def end(process):

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
-CLUSTER = ("tests/cluster/", "tests/jobs/", "tests/examples/test_jobs.py", "tests/lab/test_jobs.py",
-           "tests/docs/test_commands.py")
+CLUSTER = ("tests/slurmbox/", "tests/jobs/", "tests/examples/test_jobs.py",
+           "tests/lab/notebook/test_jobs.py", "tests/docs/test_commands.py")
 LABS = ("tests/labs/test_run.py",)
 PAGES = ("tests/browser/test_every_lab.py", "tests/browser/test_lab.py")
 TRACED = ("tests/virtualgpu/test_trace.py", "tests/browser/test_virtual_profile.py")

@@ -33,5 +33,5 @@ def test_other_files_are_units_of_their_own():
 
 def test_clusters_come_first():
     assert sharing.turn("tests/labs/test_run.py::test_y") < sharing.turn(
-        "tests/cluster/test_x.py::test_y") < sharing.turn(
+        "tests/slurmbox/test_x.py::test_y") < sharing.turn(
         "tests/browser/test_x.py::test_y") < sharing.turn("tests/data/test_x.py::test_y")

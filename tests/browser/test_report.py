@@ -3,7 +3,7 @@
 import pytest
 
 from job_monitor import page as report
-from tests.lab.watch.samples import VIRTUAL, job, out_of_memory, take, virtual_file
+from tests.job_monitor.samples import VIRTUAL, job, out_of_memory, take, virtual_file
 
 TIMELINE = (b'<svg xmlns="http://www.w3.org/2000/svg" width="900" height="200">'
             b"<script>x</script></svg>")

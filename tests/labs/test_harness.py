@@ -5,7 +5,7 @@ import pytest
 from labcore import shipping
 from labkit.build import read
 from labkit.build.stubs import unanswered
-from tests.lab.build.conftest import author, root  # noqa: F401
+from tests.labkit.build.conftest import author, root  # noqa: F401
 from tests.labs import graded
 
 

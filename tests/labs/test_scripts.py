@@ -9,7 +9,7 @@ from tests.labs import graded
 from tests.labs.test_labs import SOLUTIONS, home, lab_of  # noqa: F401
 
 POSITIONS = re.compile(r"(--max-position-embeddings \d+)")
-# Each is refused by itself, too: tests/lab/check/test_given.py.
+# Each is refused by itself, too: tests/labkit/check/test_given.py.
 OTHER_MODEL = (r"\1 --ffn-hidden-size 4 --hidden-dropout 0.3 --lr 3e-3 "
                "--make-vocab-size-divisible-by 1")
 NAMED = ("--ffn-hidden-size 4; ", "--hidden-dropout 0.3; ", "--make-vocab-size-divisible-by 1; ")

@@ -13,12 +13,12 @@ import pytest
 
 from grader.course import Submission
 from grader.run import results
-from tests.cluster.test_cluster import daemon
-from tests.cluster.test_failures import lab
 from tests.conftest import cluster_processes
 from tests.grader import small_lab
 from tests.grader.conftest import submit, table
 from tests.grader.small_lab import RIGHT, WRONG, answered
+from tests.slurmbox.test_cluster import daemon
+from tests.slurmbox.test_failures import lab
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 NAME = small_lab.NAME

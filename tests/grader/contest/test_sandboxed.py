@@ -21,7 +21,7 @@ from labcore.workspace import CHECKOUT
 from labkit.contest.declaration import Scored
 from labkit.contest.local import Player
 from labkit.contest.play import FLOOR, ghost, play
-from tests.lab.contest.toy import score, toy
+from tests.labkit.contest.toy import score, toy
 
 SETTINGS = Grading(memory_mb=300)
 
@@ -176,7 +176,7 @@ def test_control_in_one_process_the_same_file_sets_its_own_points(tmp_path):
     program = """
 from labkit.contest import play
 from labkit.contest.player import load
-from tests.lab.contest.toy import toy
+from tests.labkit.contest.toy import toy
 contest = toy(10)
 answer = load("toy.py", "answer")
 found = [play.play_one(contest, case, answer) for case in contest.open_cases()[6:7]]

@@ -7,7 +7,7 @@ import inspect
 from grader.contest import secret
 from grader.course import Course
 from grader.run.settings import Grading
-from tests.lab.contest.toy import toy
+from tests.labkit.contest.toy import toy
 
 CLASS = [f"student{number}" for number in range(300)]
 

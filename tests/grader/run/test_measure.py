@@ -19,7 +19,7 @@ from labcore.errors import LabError
 from labkit.check.allowed import Cluster, flags_for_estimate
 from labkit.check.measure import read
 from tests.grader.small_lab import cell, find, marks
-from tests.lab.check.test_measure import CARD, in_process, job
+from tests.labkit.check.test_measure import CARD, in_process, job
 
 
 class Program:

@@ -7,7 +7,7 @@ from labkit.build import Role, read
 from labkit.build.cli import build
 from labkit.build.notebooks import notebooks
 from labkit.build.short import shortened
-from tests.lab.build.conftest import SAMPLE, line_of
+from tests.labkit.build.conftest import SAMPLE, line_of
 
 MUTANTS = '# %% [raw] tags=["mutant"] answer="global-batch" hint="nobody adds"'
 BATCH = '"grade_id": "global-batch", "locked": false'

@@ -10,8 +10,8 @@ from labcore.errors import LabError
 from labkit.build import given, read
 from labkit.build.cli import build
 from labkit.build.lab import Role
-from tests.lab.build.conftest import line_of
-from tests.lab.build.test_rules import SCRIPT
+from tests.labkit.build.conftest import line_of
+from tests.labkit.build.test_rules import SCRIPT
 
 START = "    pretrain_gpt.py $MODEL --micro-batch-size 4"
 HEADING = "# ## Exercise 2: a script"

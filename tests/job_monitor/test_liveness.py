@@ -3,7 +3,7 @@
 import pytest
 
 from job_monitor import ranks
-from tests.lab.watch.samples import (
+from tests.job_monitor.samples import (
     NOW,
     hung,
     job,

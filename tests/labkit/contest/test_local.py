@@ -11,7 +11,7 @@ from labkit.contest import catalog
 from labkit.contest.local import Player
 from labkit.contest.play import FLOOR, Outcome, play
 from labkit.contest.table import explained
-from tests.lab.contest.toy import toy
+from tests.labkit.contest.toy import toy
 
 HOSTILE = '''
 import os, pathlib, sys

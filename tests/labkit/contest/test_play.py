@@ -14,7 +14,7 @@ from labkit.check.wire import CannotCross
 from labkit.contest import catalog, contests
 from labkit.contest.declaration import RESERVED, Group, Scored
 from labkit.contest.play import FLOOR, ghost, ghosts, play, points, points_by_group
-from tests.lab.contest.toy import draw, toy
+from tests.labkit.contest.toy import draw, toy
 
 
 def test_every_case_is_scored_and_one_that_fails_stops_no_other():
@@ -80,8 +80,9 @@ def test_a_declaration_that_will_not_do_is_refused(wrong):
 
 
 def test_another_contest_is_one_more_file(tmp_path, monkeypatch):
-    (tmp_path / "toy.py").write_text("from tests.lab.contest.toy import toy\nCONTEST = toy()\n")
-    (tmp_path / "other.py").write_text("from tests.lab.contest.toy import toy\nCONTEST = toy()\n")
+    for name in ("toy", "other"):
+        (tmp_path / f"{name}.py").write_text(
+            "from tests.labkit.contest.toy import toy\nCONTEST = toy()\n")
     monkeypatch.setattr(contests, "__path__", [*contests.__path__, str(tmp_path)])
     importlib.invalidate_caches()
     assert catalog.names() == ["other", "pipelines", "toy"]

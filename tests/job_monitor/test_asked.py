@@ -4,7 +4,7 @@ import pytest
 
 from job_monitor import asked
 from labcore.workspace import CODE
-from tests.lab.watch.samples import job, lines, take
+from tests.job_monitor.samples import job, lines, take
 
 LAUNCH = ("RANKS=2\nBATCH=\"--micro-batch-size 2 --train-iters 20\"\n"
           "srun torchrun --nnodes $SLURM_NNODES --nproc_per_node \"$RANKS\" train.py $BATCH ")

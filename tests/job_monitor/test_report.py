@@ -9,7 +9,7 @@ import pytest
 from job_monitor import figures, page, picture, report
 from labcore.errors import LabError
 from slurmbox.layout import Layout
-from tests.lab.watch.samples import (
+from tests.job_monitor.samples import (
     LINE,
     VIRTUAL,
     hung,

@@ -9,7 +9,7 @@ from labcore import own_labs, shipping, workspace
 from labcore.errors import LabError
 from labkit.build import read
 from labkit.build.cli import build
-from tests.lab.build.conftest import SAMPLE
+from tests.labkit.build.conftest import SAMPLE
 
 MUTANT = '# %% [raw] tags=["mutant"] answer="global-batch" hint="nobody adds"'
 LACKING = SAMPLE.replace(SAMPLE[SAMPLE.index(MUTANT):SAMPLE.index('# %% tags=["check-setup"]')], "")

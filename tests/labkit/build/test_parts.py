@@ -7,7 +7,7 @@ import pytest
 from labcore.errors import LabError
 from labkit.build import read
 from labkit.build.parts import split
-from tests.lab.build.conftest import line_of
+from tests.labkit.build.conftest import line_of
 
 CHECK = """found = check.call(sums, [2, 3, 4])
 check.that(found != [2, 3, 4], "It forgets what came before.")

@@ -7,7 +7,7 @@ import pytest
 from labcore.errors import LabError
 from labkit.build import read
 from labkit.build.cli import build
-from tests.lab.build.conftest import SAMPLE, line_of
+from tests.labkit.build.conftest import SAMPLE, line_of
 
 WRITTEN = """
 # %% [markdown]

@@ -6,7 +6,7 @@ import pytest
 
 from job_monitor import layouts
 from labcore.errors import LabError
-from tests.lab.test_wire import message, put
+from tests.job_monitor.test_wire import message, put
 
 LOG = """\
 virtual links: within a node NVLink 150 GB/s; times and memory are modelled, nothing is learnt

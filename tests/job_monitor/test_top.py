@@ -15,7 +15,7 @@ from labcore.errors import LabError
 from slurmbox import keeping
 from slurmbox.clients import NOT_RUNNING
 from slurmbox.layout import Layout
-from tests.lab.watch.samples import (
+from tests.job_monitor.samples import (
     VIRTUAL,
     job,
     lines,

@@ -14,8 +14,8 @@ from pipeline_schedules import (
     one_f_one_b,
     parse,
 )
-from tests.minimegatron.exchanges import exchange
-from tests.minimegatron.test_schedules import built_in
+from tests.pipeline_schedules.exchanges import exchange
+from tests.pipeline_schedules.test_schedules import built_in
 
 
 def send(action, source, target):

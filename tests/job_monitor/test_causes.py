@@ -3,7 +3,7 @@
 import pytest
 
 from job_monitor import causes
-from tests.lab.watch.samples import ENDED, LOST, OOM, hung, killed, lines, out_of_memory
+from tests.job_monitor.samples import ENDED, LOST, OOM, hung, killed, lines, out_of_memory
 
 
 def root(log):

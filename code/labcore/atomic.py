@@ -21,7 +21,7 @@ def put_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        unfinished.touch(mode)
+        unfinished.touch(mode | 0o200)  # writable until it is complete, even if `mode` is not
         unfinished.write_bytes(content)
         unfinished.chmod(mode)
         unfinished.replace(path)

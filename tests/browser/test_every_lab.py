@@ -7,7 +7,7 @@ import pytest
 import slurmbox as cluster
 from labkit.build.prose import parts
 from tests.browser.driver import NOTEBOOK, failures, open_notebook, prompt, run_all, until
-from tests.labs.test_labs import each_lab, lab_of
+from tests.labs.test_labs import first_and_last_lab, lab_of
 
 TO_DO = re.compile("Your turn|still waits for your answer")
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -18,7 +18,7 @@ def jupyter(course, make_jupyter):
     return make_jupyter(course.home, environment=cluster.environment(course.home))
 
 
-@each_lab
+@first_and_last_lab  # tests/labs/test_run.py runs the cells of all labs
 def test_a_released_lab_is_whole_and_stops_at_its_first_question(path, page, jupyter, traffic,
                                                                  screenshot):
     open_notebook(page, jupyter, f"notebooks/{path.stem}.ipynb")

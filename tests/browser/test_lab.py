@@ -113,6 +113,7 @@ def curves(page, screenshot):
     screenshot(page, "lab-scalars")
 
 
+@pytest.mark.stress  # tests/browser/test_virtual_profile.py reads the views, lab 03 profiles
 def test_a_student_profiles_virtual_gpus_and_reads_the_views(page, jupyter, traffic, screenshot):
     open_notebook(page, jupyter, WORKED)
     for text in ("os.chdir", "from labkit import check", "jobs.connect()", "--profile-name four"):

@@ -90,6 +90,7 @@ def test_after_the_supervisor_was_killed_commands_say_so_and_up_brings_the_queue
     assert spare.until(lambda: len(spare.run("squeue -h -t R").stdout.splitlines()) == 2)
     # Slurm writes its queue to disk some seconds after a change.
     started, kept = time.time(), spare.layout.state / "state" / "job_state"
+    assert spare.run(f"scontrol update JobId={keep} Comment=kept").returncode == 0
     assert spare.until(lambda: kept.exists() and kept.stat().st_mtime > started)
     os.kill(health.supervisor(spare.layout)[0], signal.SIGKILL)
     assert spare.until(lambda: not cluster_processes(spare.home), 5)

@@ -132,7 +132,7 @@ def test_several_instructors_of_a_hub_share_a_course_and_one_without_a_hub_does_
 SCORES = """
 import sys
 from pathlib import Path
-from grader import records
+from grader.gradebook import records
 from grader.course import Course
 from grader.gradebook.guard import protected
 course, name = Course(Path(sys.argv[1])), sys.argv[2]

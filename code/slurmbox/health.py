@@ -11,7 +11,7 @@ from slurmbox import clients, requests
 from slurmbox.layout import Layout
 from slurmbox.processes import start_time
 
-GOOD_STATES = ("idle", "mix", "alloc", "comp", "resv", "plnd")
+GOOD_STATES = ("idle", "mix", "alloc", "comp", "resv")
 
 
 @dataclass
@@ -50,11 +50,16 @@ def client(layout: Layout, *words: str, patience: float = 5.0) -> subprocess.Com
 
 
 def node_states(layout: Layout) -> dict[str, str] | None:
-    """None: the controller does not answer."""
+    """Return sinfo's word for each node, or None if the controller does not answer.
+
+    A node that backfill plans to use ("plnd") is idle, and Slurm keeps that word for up to half a
+    minute after the job it was planned for has ended.
+    """
     done = client(layout, "sinfo", "-h", "-N", "-o", "%N %t")
     if done.returncode:
         return None
-    return dict(line.split() for line in done.stdout.splitlines())
+    states = dict(line.split() for line in done.stdout.splitlines())
+    return {node: "idle" if state == "plnd" else state for node, state in states.items()}
 
 
 def examine(layout: Layout) -> Health:

@@ -26,7 +26,7 @@ test:  ## everything but the long soaks
 	@$(RUN) lab install-slurm --accounting
 	-@$(RUN) lab install-sandbox
 	@$(RUN) ruff check .
-	@$(RUN) pytest -n 4 -m "not stress and not image and not oracle and not alone"
+	@$(RUN) pytest -n 3 -m "not stress and not image and not oracle and not alone"
 	@$(RUN) pytest -m alone --with-run-before
 
 test-fast:  ## what one runs while working

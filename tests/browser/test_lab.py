@@ -83,15 +83,27 @@ def test_the_stuck_link_opens_the_worked_notebook(page, jupyter, screenshot):
     screenshot(page, "lab-worked")
 
 
-def test_a_student_submits_a_job_and_sees_its_curves(page, jupyter, course, traffic,
-                                                                 screenshot):
+@pytest.fixture
+def small_job(course):
+    """The lab's first job with a smaller model: what is tested here is how a notebook shows it."""
+    script = course.home / "code" / "dp_two_nodes.sh"
+    text = script.read_text()
+    assert "--num-layers 4 --hidden-size 256 " in text
+    script.write_text(text.replace("--num-layers 4 --hidden-size 256 ",
+                                   "--num-layers 2 --hidden-size 64 "))
+    yield
+    script.write_text(text)
+
+
+def test_a_student_submits_a_job_and_sees_its_curves(page, jupyter, course, small_job, traffic,
+                                                     screenshot):
     open_notebook(page, jupyter, WORKED)
     for text in ("os.chdir", "from labkit import check", "jobs.connect()", "guess_milliseconds =",
                  "!sbatch code/dp_two_nodes.sh"):
         submitted = run_cell(page, number_of(page, text)).inner_text()
     job = re.search(r"Submitted batch job (\d+)", submitted).group(1)
     waiting = number_of(page, "job = jobs.wait()")
-    until(page, lambda: "COMPLETED" in run_cell(page, waiting, 90).inner_text(), 240, "its end")
+    until(page, lambda: "COMPLETED" in run_cell(page, waiting, 90).inner_text(), 400, "its end")
     assert "world size: 4" in run_cell(page, number_of(page, "!grep \"world size\"")).inner_text()
     run_cell(page, number_of(page, "times = [line.milliseconds for line in log"))
     run_cell(page, number_of(page, "plots.loss(first=log)"))
@@ -119,7 +131,7 @@ def test_a_student_profiles_virtual_gpus_and_reads_the_views(page, jupyter, traf
     for text in ("os.chdir", "from labkit import check", "jobs.connect()", "--profile-name four"):
         run_cell(page, number_of(page, text))
     waiting = number_of(page, "four = jobs.wait()")
-    until(page, lambda: "COMPLETED" in run_cell(page, waiting, 90).inner_text(), 240, "its end")
+    until(page, lambda: "COMPLETED" in run_cell(page, waiting, 90).inner_text(), 400, "its end")
     said = run_cell(page, number_of(page, "!grep -h \"NCCL INFO Channel 00 \"")).inner_text()
     assert "via P2P/IPC" in said and "[send] via NET/Socket/0" in said
     run_cell(page, number_of(page, "found.add((int(hop[1])"))

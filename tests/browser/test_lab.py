@@ -103,7 +103,7 @@ def test_a_student_submits_a_job_and_sees_its_curves(page, jupyter, course, smal
         submitted = run_cell(page, number_of(page, text)).inner_text()
     job = re.search(r"Submitted batch job (\d+)", submitted).group(1)
     waiting = number_of(page, "job = jobs.wait()")
-    until(page, lambda: "COMPLETED" in run_cell(page, waiting, 90).inner_text(), 400, "its end")
+    until(page, lambda: "COMPLETED" in run_cell(page, waiting, 90).inner_text(), 240, "its end")
     assert "world size: 4" in run_cell(page, number_of(page, "!grep \"world size\"")).inner_text()
     run_cell(page, number_of(page, "times = [line.milliseconds for line in log"))
     run_cell(page, number_of(page, "plots.loss(first=log)"))
@@ -131,7 +131,7 @@ def test_a_student_profiles_virtual_gpus_and_reads_the_views(page, jupyter, traf
     for text in ("os.chdir", "from labkit import check", "jobs.connect()", "--profile-name four"):
         run_cell(page, number_of(page, text))
     waiting = number_of(page, "four = jobs.wait()")
-    until(page, lambda: "COMPLETED" in run_cell(page, waiting, 90).inner_text(), 400, "its end")
+    until(page, lambda: "COMPLETED" in run_cell(page, waiting, 90).inner_text(), 240, "its end")
     said = run_cell(page, number_of(page, "!grep -h \"NCCL INFO Channel 00 \"")).inner_text()
     assert "via P2P/IPC" in said and "[send] via NET/Socket/0" in said
     run_cell(page, number_of(page, "found.add((int(hop[1])"))

@@ -40,9 +40,26 @@ The course folder is $LAB_COURSE, else course/ in the checkout; docs/instructors
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    from lab.jupyter import LOOPBACK
-    from lab.start import address, jupyter_port
+    """Add the grader's commands, those of its packages included."""
+    _add_grading(subparsers)
+    _add_release_and_feedback(subparsers)
+    _add_formgrader(subparsers)
+    from grader.collect import cli as collecting
+    from grader.contest import cli as contests
+    from grader.decide import cli as deciding
+    from grader.export import cli as exporting
+    from grader.gradebook import cli as gradebooks
+    from grader.sandbox import cli as isolating
+    from grader.similarity import cli as comparing
+    from grader.stats import cli as statistics
+    from grader.written import cli as second_graders
 
+    for part in (collecting, contests, exporting, comparing, statistics, second_graders,
+                 isolating, gradebooks, deciding):
+        part.add_parser(subparsers)
+
+
+def _add_grading(subparsers: argparse._SubParsersAction) -> None:
     grade = add_command(subparsers, "grade", "grade submissions that are not graded yet",
                         GRADE + WHERE)
     grade.add_argument("lab", nargs="?", metavar="LAB", help="for example 03_multi_node")
@@ -59,6 +76,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                             help="submissions graded at a time (default: one per core)")
         parser.add_argument("--slurm", action="store_true", help="as one array job on the cluster")
         own_labs.add_option(parser)
+
+
+def _add_release_and_feedback(subparsers: argparse._SubParsersAction) -> None:
     release = add_command(subparsers, "release", "make the notebook that students get",
                           RELEASE + WHERE)
     release.add_argument("lab", metavar="LAB", help="for example 03_multi_node")
@@ -71,6 +91,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     back.add_argument("lab", nargs="?", metavar="LAB", help="(default: all labs)")
     back.add_argument("--to", type=Path, metavar="FOLDER", help="also copy them there")
     back.set_defaults(run=run_feedback)
+
+
+def _add_formgrader(subparsers: argparse._SubParsersAction) -> None:
+    from lab.jupyter import LOOPBACK
+    from lab.start import address, jupyter_port
+
     form = add_command(subparsers, "formgrader", "start JupyterLab with nbgrader's formgrader",
                        WHERE)
     form.add_argument("--port", type=jupyter_port,
@@ -80,19 +106,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     form.add_argument("--hub", nargs=argparse.REMAINDER, metavar="ARGUMENT",
                       help="what a JupyterHub starts for an instructor")
     form.set_defaults(run=run_formgrader)
-    from grader.collect import cli as collecting
-    from grader.contest import cli as contests
-    from grader.decide import cli as deciding
-    from grader.export import cli as exporting
-    from grader.gradebook import cli as gradebooks
-    from grader.sandbox import cli as isolating
-    from grader.similarity import cli as comparing
-    from grader.stats import cli as statistics
-    from grader.written import cli as second_graders
-
-    for part in (collecting, contests, exporting, comparing, statistics, second_graders,
-                 isolating, gradebooks, deciding):
-        part.add_parser(subparsers)
 
 
 def _students(parser: argparse.ArgumentParser) -> None:

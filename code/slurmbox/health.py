@@ -52,8 +52,8 @@ def client(layout: Layout, *words: str, patience: float = 5.0) -> subprocess.Com
 def node_states(layout: Layout) -> dict[str, str] | None:
     """Return sinfo's word for each node, or None if the controller does not answer.
 
-    A node that backfill plans to use ("plnd") is idle, and Slurm keeps that word for up to half a
-    minute after the job it was planned for has ended.
+    A node that backfill plans to use ("plnd") is idle, and Slurm may keep that word for a while
+    after the job it was planned for has ended.
     """
     done = client(layout, "sinfo", "-h", "-N", "-o", "%N %t")
     if done.returncode:

@@ -300,5 +300,4 @@ def overlaps(made: Schedule) -> set[str]:
 
 def _serial(spans: list[Any]) -> bool:
     ordered = sorted(spans, key=lambda span: (span.start, span.end))
-    return all(before.end <= after.start + NEAR
-               for before, after in pairwise(ordered))
+    return all(before.end <= after.start + NEAR for before, after in pairwise(ordered))

@@ -16,6 +16,54 @@ def inputs(stage, action, stages, chunks):
     return wanted
 
 
+class Exchange:
+    """Queues between the stages of a program, and the tokens that each stage holds."""
+
+    def __init__(self, program, chunks, sends_wait):
+        self.program, self.chunks, self.sends_wait = program, chunks, sends_wait
+        self.queues, self.heads = {}, [0] * len(program)
+        self.has = [set() for _ in program]
+
+    def step(self, stage):
+        """Do a stage's next item; return None, "wait", or what is wrong with it."""
+        item = self.program[stage][self.heads[stage]]
+        if isinstance(item, Message):
+            wrong = self.send(stage, item) if item.end == "send" else self.receive(stage, item)
+        elif self.has[stage].issuperset(inputs(stage, item, len(self.program), self.chunks)):
+            self.has[stage].add((stage, item))
+            wrong = None
+        else:
+            wrong = "an input is missing"
+        self.heads[stage] += wrong is None
+        return wrong
+
+    def send(self, stage, item):
+        queue = self.queues.setdefault(item.channel, deque())
+        if self.sends_wait and not self.meets(item):
+            return "wait"
+        if (stage, item.action) not in self.has[stage]:
+            return "nothing to send"
+        queue.append((stage, item.action))
+        return None
+
+    def receive(self, stage, item):
+        queue = self.queues.setdefault(item.channel, deque())
+        if not queue:
+            return "wait"
+        token = queue.popleft()
+        if token != (item.source, item.action):
+            return "wrong tensor"
+        self.has[stage].add(token)
+        return None
+
+    def meets(self, message):
+        """Whether the peer has reached the receive of this send."""
+        items, head = self.program[message.target], self.heads[message.target]
+        other = items[head] if head < len(items) else None
+        return (isinstance(other, Message) and other.end == "receive"
+                and other.channel == message.channel and not self.queues[message.channel])
+
+
 def exchange(program, chunks, sends_wait):
     """Pass tokens through queues, and return None or what went wrong.
 
@@ -24,49 +72,14 @@ def exchange(program, chunks, sends_wait):
         chunks: model chunks per stage.
         sends_wait: whether a send blocks until its receive is reached, as NCCL's does.
     """
-    queues, heads = {}, [0] * len(program)
-    has = [set() for _ in program]  # the tokens that a stage holds
-
-    def meets(message):
-        items, head = program[message.target], heads[message.target]
-        other = items[head] if head < len(items) else None
-        return (isinstance(other, Message) and other.end == "receive"
-                and other.channel == message.channel and not queues[message.channel])
-
-    def step(stage, item):
-        if isinstance(item, Message):
-            queue = queues.setdefault(item.channel, deque())
-            if item.end == "send":
-                if sends_wait and not meets(item):
-                    return "wait"
-                if (stage, item.action) not in has[stage]:
-                    return "nothing to send"
-                queue.append((stage, item.action))
-            elif not queue:
-                return "wait"
-            else:
-                token = queue.popleft()
-                if token != (item.source, item.action):
-                    return "wrong tensor"
-                has[stage].add(token)
-            return None
-        if not has[stage].issuperset(inputs(stage, item, len(program), chunks)):
-            return "an input is missing"
-        has[stage].add((stage, item))
-        return None
-
-    while any(head < len(items) for head, items in zip(heads, program, strict=True)):
-        waiting = True
+    state = Exchange(program, chunks, sends_wait)
+    while any(head < len(items) for head, items in zip(state.heads, program, strict=True)):
+        results = []
         for stage, items in enumerate(program):
-            if heads[stage] == len(items):
-                continue
-            wrong = step(stage, items[heads[stage]])
-            if wrong == "wait":
-                continue
-            if wrong:
-                return wrong
-            heads[stage] += 1
-            waiting = False
-        if waiting:
+            if state.heads[stage] < len(items):
+                results.append(state.step(stage))
+                if results[-1] not in (None, "wait"):
+                    return results[-1]
+        if None not in results:
             return "deadlock"
-    return "a message that nobody receives" if any(queues.values()) else None
+    return "a message that nobody receives" if any(state.queues.values()) else None

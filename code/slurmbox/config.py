@@ -254,7 +254,7 @@ def write(layout: Layout, profile: Profile, place: Place, slurm: Slurm,
         put(etc / "cgroup.conf", "CgroupPlugin=disabled\n")
     write_network(layout, profile.link)
     put(sbin / "task-prolog", task_prolog(layout, profile, place, slurm, programs), 0o755)
-    put(sbin / "epilog", script("epilog.py"), 0o755)
+    put(sbin / "epilog", script("epilog.py", f"{RUN_VARIABLE}={layout.run}"), 0o755)
     put(sbin / "stepd", script("stepd.py", slurm.program("slurmstepd")), 0o755)
     for name in ("slurmctld", "slurmd"):  # under slurmctld's other name it drops the GPUs
         put_link(sbin / name, Path(slurm.program(name)))

@@ -67,8 +67,9 @@ def until(course, lab, number, done, seconds=120):
     return seen[0]
 
 
-def send(number, rank, which):
-    of_job = set(processes.with_variable(f"SLURM_JOB_ID={number}"))
+def send(course, number, rank, which):
+    of_job = (set(processes.with_variable(f"SLURM_JOB_ID={number}"))
+              & set(processes.in_root(course.layout.run.name)))
     (pid,) = [pid for pid in processes.with_variable(f"RANK={rank}") if pid in of_job
               and any("pretrain_gpt" in word for word in psutil.Process(pid).cmdline())]
     os.kill(pid, which)
@@ -91,13 +92,13 @@ def test_a_job_on_the_cpu_running_stopped_and_killed(course, lab, submit):
     assert f"job {number} watched: RUNNING, on slurmnode1, for 00:0" in text
     assert "/1000000" in text
 
-    send(number, 1, signal.SIGSTOP)
+    send(course, number, 1, signal.SIGSTOP)
     job = until(course, lab, number, lambda job: words(job)[1] == "stopped", 10)
     assert job["problem"] == "rank(s) 1 stopped"
-    send(number, 1, signal.SIGCONT)
+    send(course, number, 1, signal.SIGCONT)
     until(course, lab, number, lambda job: words(job)[1] == "running", 10)
 
-    send(number, 1, signal.SIGKILL)
+    send(course, number, 1, signal.SIGKILL)
     job = until(course, lab, number, lambda job: job["state"] == "FAILED", 40)
     assert words(job)[1] == "dead" and words(job)[0] in ("failed", "dead")
     assert job["problem"].startswith("killed on rank(s) 1: killed by SIGKILL")

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from labcore.errors import LabError
-from slurmbox import cli, control, health, requests, status
+from slurmbox import cli, control, health, processes, requests, status
 from slurmbox.layout import Layout
 from tests.needs import because
 
@@ -92,8 +92,10 @@ def test_after_the_supervisor_was_killed_commands_say_so_and_up_brings_the_queue
     started, kept = time.time(), spare.layout.state / "state" / "job_state"
     assert spare.run(f"scontrol update JobId={keep} Comment=kept").returncode == 0
     assert spare.until(lambda: kept.exists() and kept.stat().st_mtime > started)
-    os.kill(health.supervisor(spare.layout)[0], signal.SIGKILL)
-    assert spare.until(lambda: not cluster_processes(spare.home), 5)
+    pid, started = health.supervisor(spare.layout)
+    os.kill(pid, signal.SIGKILL)
+    assert processes.wait_gone(pid, started, 20)
+    assert spare.until(lambda: not cluster_processes(spare.home))
     down = spare.run("sinfo", timeout=5)
     assert down.returncode == 1 and "the cluster is not running: lab cluster up" in down.stderr
     assert status.show(spare.home) == 3

@@ -21,7 +21,7 @@ from layout_estimator.estimate import Estimate, Estimator
 from minimegatron.arguments import Config, parse_arguments
 from minimegatron.data.tokenizer import pad_vocab_size
 from minimegatron.formulas import Gpt, layer_activations, parameters, step_flops, zero_bytes
-from virtualgpu.cards import find
+from virtualgpu.core.cards import find
 
 RESULT = Path(__file__).parent / "results" / "virtual_accuracy.md"
 FULL = "--recompute-granularity full --recompute-method uniform "
@@ -29,9 +29,9 @@ SELECTIVE = "--recompute-activations --sequence-parallel "
 NOTES = """Made by benchmarks/virtual_accuracy.py; docs/virtual-gpus.md explains it.
 
 - Fitted, to the even rows of vTrain's measurements alone (benchmarks/virtual_calibration.py): what
-  a tile's start and its size cost (virtualgpu/matmul.py), and for Megatron-DeepSpeed, which made
-  those measurements, its host's pace and its point-to-point messages (benchmarks/vtrain.py).
-- From public measurements: the other constants of the card (virtualgpu/cards/a100_80gb.py).
+  a tile's start and its size cost (virtualgpu/core/matmul.py), and for Megatron-DeepSpeed, which
+  made those measurements, its host's pace and its point-to-point messages (benchmarks/vtrain.py).
+- From public measurements: the other constants of the card (virtualgpu/core/cards/a100_80gb.py).
 - Changed after table 1 and table 5 had been compared with for the first time (12.7% and 12.8%, both
   beside their aims): the card's share of the peak, from that of the best product (0.87) to that of
   products of order 8192 (0.74), as the V100's is; and messages between stages are scattered and

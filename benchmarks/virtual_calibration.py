@@ -4,7 +4,7 @@ python benchmarks/virtual_calibration.py ground_truth_single.csv [--evaluations 
 
 Each stage's kernels are listed once, by running it on a virtual card; then only their costs are
 computed anew, in arrays. Prints the constants, and their error by kind of row.
-They are copied by hand into virtualgpu/matmul.py and benchmarks/vtrain.py's DEEPSPEED_A100.
+They are copied by hand into virtualgpu/core/matmul.py and benchmarks/vtrain.py's DEEPSPEED_A100.
 The rows with an odd index are never read here.
 """
 
@@ -26,9 +26,9 @@ from minimegatron.device import VirtualDevice
 from pipeline_schedules import one_f_one_b
 from pipeline_schedules.actions import needs
 from pipeline_schedules.simulation import run_order
-from virtualgpu import matmul
-from virtualgpu.gpu import VirtualGpu
-from virtualgpu.group import VirtualGroup
+from virtualgpu.core import matmul
+from virtualgpu.core.gpu import VirtualGpu
+from virtualgpu.net.group import VirtualGroup
 
 
 class Listed(float):
@@ -213,7 +213,7 @@ class Machine:
 
 
 def products_seconds(shapes: np.ndarray, at: dict[str, float]) -> np.ndarray:
-    """virtualgpu.matmul.matmul_seconds for many shapes (batch, m, n, k)."""
+    """virtualgpu.core.matmul.matmul_seconds for many shapes (batch, m, n, k)."""
     batch, m, n, k = (column[:, None, None] for column in shapes.T)
     rows, columns = (np.array(column, dtype=float)[None, :, None]
                      for column in zip(*matmul.TILES, strict=True))

@@ -10,7 +10,7 @@ import csv
 from dataclasses import replace
 from typing import NamedTuple
 
-from virtualgpu.cards import find
+from virtualgpu.core.cards import find
 
 EVEN, ODD = 0, 1
 A100 = find("a100-80gb")

@@ -159,7 +159,7 @@ check.function(can_start, cases=drawn,
 # much faster is NVLink than PCIe? And a card's own memory than both? All are in gigabytes per second.
 
 # %% tags=["explore"]
-from virtualgpu.cards import CARDS
+from virtualgpu.core.cards import CARDS
 
 print(f"{'data sheets':16}{'NVLink':>8}{'PCIe':>8}{'memory':>8}")
 for card in CARDS.values():

@@ -446,9 +446,9 @@ def talks(lines):
     ### END SOLUTION
 
 # %% tags=["check-setup"]
-from virtualgpu import nccl, network
-from virtualgpu.cards import find
-from virtualgpu.topology import Topology
+from virtualgpu.core.cards import find
+from virtualgpu.net import nccl, network
+from virtualgpu.net.topology import Topology
 
 
 def channel_lines(nodes, card="v100", link="ethernet:25gbit", channels=2):

@@ -41,7 +41,7 @@ import math
 import os
 
 from labcore import workspace
-from virtualgpu.cards import CARDS
+from virtualgpu.core.cards import CARDS
 
 os.chdir(workspace.home())  # all paths in this lab begin at the workspace
 PEAKS = {name: card.tflops for name, card in CARDS.items()}  # TFLOP/s by card and precision
@@ -49,7 +49,7 @@ PEAKS = {name: card.tflops for name, card in CARDS.items()}  # TFLOP/s by card a
 # %% tags=["check-setup"]
 from labkit import check
 from minimegatron import formulas
-from virtualgpu.cards import CARDS
+from virtualgpu.core.cards import CARDS
 
 # What answers cannot import: they would hold the solution.
 check.mask("job_monitor.kernels", "job_monitor.logs", "layout_estimator", "minimegatron",

@@ -17,7 +17,7 @@ CLUSTER = ("tests/slurmbox/", "tests/jobs/", "tests/examples/test_jobs.py",
            "tests/lab/notebook/test_jobs.py", "tests/docs/test_commands.py")
 LABS = ("tests/labs/test_run.py",)
 PAGES = ("tests/browser/test_every_lab.py", "tests/browser/test_lab.py")
-TRACED = ("tests/virtualgpu/test_trace.py", "tests/browser/test_virtual_profile.py")
+TRACED = ("tests/virtualgpu/export/test_trace.py", "tests/browser/test_virtual_profile.py")
 ESTIMATED = tuple(f"tests/labs/test_{file}.py" for file in (
     "elsewhere", "labs", "multi_node", "single_node"))  # estimates that were made are kept
 UNITS = (LABS, CLUSTER, PAGES, TRACED, ESTIMATED)

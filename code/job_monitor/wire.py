@@ -54,7 +54,7 @@ def _sent(path: Path) -> dict[str, float]:
 
 
 def _bytes(kind: str, about: dict, world: int) -> float:
-    from virtualgpu.trace_events import SIZES
+    from virtualgpu.export.trace_events import SIZES
 
     # gloo does not note the group; with two ranks there is but one in which anything is sent.
     ranks = about.get("Group size") or (world if world <= 2 else None)

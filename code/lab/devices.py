@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from labcore.errors import LabError
 
 if TYPE_CHECKING:
-    from virtualgpu.card import Card
+    from virtualgpu.core.card import Card
 
 HEAD = "virtual cards: their time and memory are modelled, no hardware is needed"
 FOOT = ("fp32, fp16, bf16: TFLOP/s of dense matrix products; links: per direction.",
@@ -29,8 +29,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Raises LabError for an unknown card."""
-    from virtualgpu import cards
-    from virtualgpu.errors import UnknownCard
+    from virtualgpu.core import cards
+    from virtualgpu.core.errors import UnknownCard
 
     try:
         chosen = cards.find(arguments.card) if arguments.card is not None else None
@@ -51,7 +51,7 @@ def record(card: Card) -> dict:
 
 
 def aliases(card: Card) -> list[str]:
-    from virtualgpu import cards
+    from virtualgpu.core import cards
 
     return [alias for alias, name in cards.ALIASES.items() if name == card.name]
 

@@ -3,8 +3,8 @@
 All ranks of a pipeline stage do the same at the same time, so one of them stands for all. Each
 stage is built as the trainer builds it, on a virtual card of its own and with groups whose other
 ranks are as far as it is; one micro-batch's passes and the end of a step are run once; and the
-schedule puts them together, as the ranks' clocks would (virtualgpu/clock.py). Stages with the same
-layers and ends are alike and are run once.
+schedule puts them together, as the ranks' clocks would (virtualgpu/core/clock.py). Stages with the
+same layers and ends are alike and are run once.
 """
 
 from __future__ import annotations

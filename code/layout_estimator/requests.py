@@ -56,7 +56,7 @@ def estimate(flags: Sequence[str] | Config, measured: dict[tuple, Estimator] | N
     # torch is slow to import, so only after the command line is known to be right.
     from layout_estimator.planner import estimator_of, make, padded_vocabulary
     from minimegatron.errors import UserError
-    from virtualgpu.errors import VirtualGpuError
+    from virtualgpu.core.errors import VirtualGpuError
 
     measured = {} if measured is None else measured
     cluster = config.device, config.precision, config.virtual_network, config.gpus_per_node

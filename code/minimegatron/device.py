@@ -22,14 +22,16 @@ from minimegatron.arguments.device import INSTEAD_OF_CPU, instead_of_cpu, virtua
 from minimegatron.console import emit
 from minimegatron.errors import UserError
 from minimegatron.gloo import debug_asked
-from virtualgpu import cards, collectives, network, profiler, slots, trace
-from virtualgpu import kernels as modelled  # noqa: F401 (for ops.py)
-from virtualgpu.card import Card
-from virtualgpu.errors import VirtualGpuError
-from virtualgpu.gpu import VirtualGpu
-from virtualgpu.group import BACKEND, Alone, VirtualGroup, buffer_bytes, register
-from virtualgpu.memory import amount
-from virtualgpu.topology import Topology
+from virtualgpu.core import cards, slots
+from virtualgpu.core import kernels as modelled  # noqa: F401 (for ops.py)
+from virtualgpu.core.card import Card
+from virtualgpu.core.errors import VirtualGpuError
+from virtualgpu.core.gpu import VirtualGpu
+from virtualgpu.core.memory import amount
+from virtualgpu.export import profiler, trace
+from virtualgpu.net import collectives, network
+from virtualgpu.net.group import BACKEND, Alone, VirtualGroup, buffer_bytes, register
+from virtualgpu.net.topology import Topology
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,7 @@ def virtual_gpus(layout: Layout, profile: Profile) -> list[str]:
 
 
 def _real_gpus(node: str) -> str:
-    from virtualgpu.slots import INSTEAD_OF_CPU
+    from virtualgpu.core.slots import INSTEAD_OF_CPU
 
     return f"{node}) echo unset VIRTUAL_GPU; echo export {INSTEAD_OF_CPU}=cuda ;;"
 

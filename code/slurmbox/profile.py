@@ -31,7 +31,7 @@ class Node:
     @property
     def card(self) -> str | None:
         """The virtual card that this type of GPU is."""
-        from virtualgpu import cards
+        from virtualgpu.core import cards
 
         return cards.find(self.gpu_type).name if self.gpus and not self.real else None
 
@@ -151,8 +151,8 @@ def _parse_kind(text: str) -> tuple[int | None, str | None, int]:
 
 
 def _check_type(text: str, kind: str) -> None:
-    from virtualgpu import cards
-    from virtualgpu.errors import UnknownCard
+    from virtualgpu.core import cards
+    from virtualgpu.core.errors import UnknownCard
 
     try:
         cards.find(kind)

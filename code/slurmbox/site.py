@@ -177,9 +177,9 @@ class _Reader:
         return Container(start, image, tuple(mounts))
 
     def trainer(self) -> dict[str, str]:
-        from virtualgpu import cards
-        from virtualgpu.errors import UnknownCard
-        from virtualgpu.slots import INSTEAD_OF_CPU
+        from virtualgpu.core import cards
+        from virtualgpu.core.errors import UnknownCard
+        from virtualgpu.core.slots import INSTEAD_OF_CPU
 
         device, card = self.text("trainer", "device"), self.text("trainer", "virtual-gpu")
         if device not in (None, *DEVICES):

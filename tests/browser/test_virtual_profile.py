@@ -9,7 +9,7 @@ import pytest
 
 from tests.browser.driver import choose, profiler, until
 from tests.browser.test_tensorboard import LAB, drawn
-from tests.virtualgpu.traced import traced  # noqa: F401  fixture
+from tests.virtualgpu.export.traced import traced  # noqa: F401  fixture
 
 VIEWS = {  # what is drawn in each of them, at least
     "Overview": {"text=Tesla V100-SXM2-16GB (virtual)": 1, "text=GPU Utilization": 1,

@@ -4,9 +4,9 @@ import pytest
 
 from job_monitor import channels
 from labcore.errors import LabError
-from virtualgpu import nccl, network
-from virtualgpu.cards import CARDS
-from virtualgpu.topology import Topology
+from virtualgpu.core.cards import CARDS
+from virtualgpu.net import nccl, network
+from virtualgpu.net.topology import Topology
 
 FOUR = Topology(("a", "a", "b", "b"), (CARDS["v100-sxm2-16gb"],) * 4,
                 network.parse("ethernet:25gbit"))

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from lab import cli
-from virtualgpu.cards import CARDS, find
+from virtualgpu.core.cards import CARDS, find
 
 
 def test_the_table_has_a_row_for_each_card(capsys):

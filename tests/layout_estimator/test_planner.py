@@ -12,7 +12,7 @@ from minimegatron.arguments import parse_arguments
 from minimegatron.errors import UserError
 from minimegatron.formulas import parameters, state_bytes, step_flops
 from minimegatron.throughput import shape_of
-from virtualgpu.cards import CARDS
+from virtualgpu.core.cards import CARDS
 
 GPT2 = ("--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 "
         "--max-position-embeddings 1024 --micro-batch-size 2 ")

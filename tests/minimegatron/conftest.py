@@ -24,7 +24,7 @@ from minimegatron.device import Device, VirtualDevice
 from minimegatron.grid import make_grid
 from pretrain_gpt import main
 from tests.ports import free_port
-from virtualgpu.cards import CARDS
+from virtualgpu.core.cards import CARDS
 from warmranks import run_program
 
 PRETRAIN = str(CODE / "pretrain_gpt.py")

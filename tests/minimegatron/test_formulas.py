@@ -20,7 +20,7 @@ from minimegatron.formulas import (
 )
 from minimegatron.model import Stage
 from pipeline_schedules import gpipe, interleaved, one_f_one_b, peak_live, simulate
-from virtualgpu.cards import find
+from virtualgpu.core.cards import find
 
 from .thread_group import on_ranks
 

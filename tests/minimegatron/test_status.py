@@ -7,7 +7,7 @@ import pytest
 
 from minimegatron.device import VirtualDevice
 from minimegatron.status import SECONDS, Status
-from virtualgpu import cards
+from virtualgpu.core import cards
 
 FLAGS = "--num-layers 1 --hidden-size 8 --num-attention-heads 2 --seq-length 8 --train-iters 50"
 

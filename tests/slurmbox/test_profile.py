@@ -2,7 +2,7 @@ import pytest
 
 from labcore.errors import LabError
 from slurmbox import profile
-from virtualgpu import network
+from virtualgpu.net import network
 
 
 def test_the_default_is_two_nodes_with_two_v100_each():

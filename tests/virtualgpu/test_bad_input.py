@@ -9,9 +9,9 @@ import torch
 from minimegatron.arguments import parse_arguments
 from minimegatron.device import choose_device
 from minimegatron.errors import UserError
-from virtualgpu.cards import CARDS
-from virtualgpu.errors import NoValue, UnknownCost
-from virtualgpu.gpu import VirtualGpu
+from virtualgpu.core.cards import CARDS
+from virtualgpu.core.errors import NoValue, UnknownCost
+from virtualgpu.core.gpu import VirtualGpu
 
 from ..minimegatron.conftest import MODEL
 

@@ -10,7 +10,7 @@ from layout_estimator.estimate import Estimator
 from minimegatron.arguments import parse_arguments
 from minimegatron.device import Device
 from minimegatron.formulas import bubble_fraction
-from virtualgpu.cards import find
+from virtualgpu.core.cards import find
 
 V100, A100 = find("v100"), find("a100")
 NO_DATA = "--data-path x --vocab-file x --merge-file x --lr 1e-4 --train-iters 3 "

@@ -8,13 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virtualgpu import collectives, network
-from virtualgpu.cards import CARDS
-from virtualgpu.clock import COMPUTE, Clock
-from virtualgpu.gpu import VirtualGpu
-from virtualgpu.group import Alone, VirtualGroup
-from virtualgpu.matmul import matmul_seconds
-from virtualgpu.topology import Topology
+from virtualgpu.core.cards import CARDS
+from virtualgpu.core.clock import COMPUTE, Clock
+from virtualgpu.core.gpu import VirtualGpu
+from virtualgpu.core.matmul import matmul_seconds
+from virtualgpu.net import collectives, network
+from virtualgpu.net.group import Alone, VirtualGroup
+from virtualgpu.net.topology import Topology
 
 from .plain_gpt import Gpt
 

@@ -25,7 +25,7 @@ from minimegatron.context import Context
 from minimegatron.device import VirtualDevice, choose_device
 from minimegatron.grid import make_grid
 from minimegatron.training import Trainer
-from virtualgpu import collectives
+from virtualgpu.net import collectives
 
 STEPS = 3
 VOCABULARY = 8192  # padded

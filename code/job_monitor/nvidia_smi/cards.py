@@ -10,9 +10,9 @@ from pathlib import Path
 
 from labcore import rankfiles
 from slurmbox.profile import from_json
-from virtualgpu.card import Card
-from virtualgpu.cards import CARDS
-from virtualgpu.slots import bus
+from virtualgpu.core.card import Card
+from virtualgpu.core.cards import CARDS
+from virtualgpu.core.slots import bus
 
 MIB = 2**20
 FRESH = 15.0  # seconds since a rank there wrote, for it to be alive; it writes twice a second

@@ -14,7 +14,7 @@ from typing import NoReturn, TextIO
 from job_monitor.nvidia_smi import cards, query, table
 from job_monitor.nvidia_smi.cards import Gpu
 from labcore.errors import LabError
-from virtualgpu.cards import nearest
+from virtualgpu.core.cards import nearest
 
 # As the real one's.
 INVALID, NOT_FOUND, NO_DRIVER = 2, 6, 9

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from job_monitor.nvidia_smi.cards import Gpu
-from virtualgpu.cards import nearest
+from virtualgpu.core.cards import nearest
 
 NOT_MODELLED = "[N/A]"
 

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from job_monitor.nvidia_smi.cards import Gpu
 from slurmbox.profile import CPUS
-from virtualgpu.network import PCIE, SHARED_MEMORY, within_node
+from virtualgpu.net.network import PCIE, SHARED_MEMORY, within_node
 
 MODELLED = "virtual cards: modelled, no hardware"
 NVLINK_RATE = 25e9  # bytes/s per direction of each NVLink of the V100, the A100 and the H100

@@ -72,11 +72,11 @@ def read(name: str, path: str | Path) -> Curve:
 def virtual(card: str, network: str | None = None) -> Curve:
     """Modelled messages between two virtual cards: of one node, or over `network`
     ("ethernet:25gbit"). Raises LabError for an unknown card or network."""
-    from virtualgpu import cards
-    from virtualgpu.collectives import message
-    from virtualgpu.errors import VirtualGpuError
-    from virtualgpu.network import parse, within_node
-    from virtualgpu.topology import Topology
+    from virtualgpu.core import cards
+    from virtualgpu.core.errors import VirtualGpuError
+    from virtualgpu.net.collectives import message
+    from virtualgpu.net.network import parse, within_node
+    from virtualgpu.net.topology import Topology
 
     try:
         sheet = cards.find(card)

@@ -81,11 +81,11 @@ def read(path: str | Path) -> Machine:
 def virtual(card: str, dtype: str, shapes: Sequence[tuple[int, int, int]]) -> Machine:
     """Products of these (m, n, k), modelled. Raises LabError for an unknown card, or a type that
     it lacks."""
-    from virtualgpu import cards
-    from virtualgpu.errors import VirtualGpuError
-    from virtualgpu.gpu import VirtualGpu
-    from virtualgpu.rules import Product as Shape
-    from virtualgpu.rules import Work
+    from virtualgpu.core import cards
+    from virtualgpu.core.errors import VirtualGpuError
+    from virtualgpu.core.gpu import VirtualGpu
+    from virtualgpu.core.rules import Product as Shape
+    from virtualgpu.core.rules import Work
 
     try:
         sheet = cards.find(card)

@@ -18,8 +18,9 @@ from minimegatron.arguments.table.planning import ESTIMATE
 from minimegatron.data.split import parse_split
 from minimegatron.errors import UserError
 from pipeline_schedules import BUILT_IN
-from virtualgpu import cards, network
-from virtualgpu.errors import VirtualGpuError
+from virtualgpu.core import cards
+from virtualgpu.core.errors import VirtualGpuError
+from virtualgpu.net import network
 
 # Other names that `only` accepts: sbatch and torchrun options for the placement of ranks.
 NODES, RANKS, GPUS = "--nodes", "--nproc_per_node", "--gpus-per-node"

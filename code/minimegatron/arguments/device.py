@@ -7,10 +7,11 @@ import os
 
 from minimegatron.arguments.flags import Config
 from minimegatron.errors import UserError
-from virtualgpu import cards, network
-from virtualgpu.card import Card
-from virtualgpu.errors import VirtualGpuError
-from virtualgpu.slots import INSTEAD_OF_CPU
+from virtualgpu.core import cards
+from virtualgpu.core.card import Card
+from virtualgpu.core.errors import VirtualGpuError
+from virtualgpu.core.slots import INSTEAD_OF_CPU
+from virtualgpu.net import network
 
 REAL = ("auto", "cpu", "cuda")
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from job_monitor.nvidia_smi import cards, query, table
-from virtualgpu.cards import CARDS
+from virtualgpu.core.cards import CARDS
 
 STAMP = r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{3}"
 

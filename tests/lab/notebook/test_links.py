@@ -4,8 +4,8 @@ import pytest
 
 from lab.notebook import links
 from labcore.errors import LabError
-from virtualgpu.cards import find
-from virtualgpu.network import parse
+from virtualgpu.core.cards import find
+from virtualgpu.net.network import parse
 
 TEXT = """srun: job 3 queued
 message of 4 bytes: 50.0 us

@@ -4,7 +4,7 @@ import pytest
 
 from lab.notebook import roofline
 from labcore.errors import LabError
-from virtualgpu.cards import find
+from virtualgpu.core.cards import find
 
 TEXT = """2 threads
 copy of 1000000 bytes: 100.0 us

@@ -1,0 +1,76 @@
+"""The cards that can be modelled, by name; one file each."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from virtualgpu.core.card import Card
+from virtualgpu.core.cards import (
+    a10,
+    a100_40gb,
+    a100_80gb,
+    h100_80gb,
+    h100_pcie_80gb,
+    h200,
+    l4,
+    rtx3090,
+    t4,
+    v100_32gb,
+    v100_pcie_16gb,
+    v100_sxm2_16gb,
+)
+from virtualgpu.core.errors import UnknownCard
+
+CARDS: dict[str, Card] = {module.CARD.name: module.CARD for module in (
+    v100_sxm2_16gb, v100_32gb, v100_pcie_16gb, t4, a100_40gb, a100_80gb, a10, rtx3090, l4,
+    h100_80gb, h100_pcie_80gb, h200)}
+# What clusters call them, as types of a Slurm gres.
+ALIASES: dict[str, str] = {
+    "v100": "v100-sxm2-16gb", "v100-16gb": "v100-sxm2-16gb", "v100-pcie": "v100-pcie-16gb",
+    "a100": "a100-80gb", "h100": "h100-80gb", "h100-pcie": "h100-pcie-80gb",
+}
+OTHERS = {"ti", "nvl", "fhhl", "mig"}  # words that make another card of a name
+
+
+def find(name: str) -> Card:
+    """The card of a name or an alias. Raises UnknownCard."""
+    key = name.strip().lower()
+    card = CARDS.get(ALIASES.get(key, key))
+    if card is None:
+        near = " or ".join(nearest(key, [*CARDS, *ALIASES]))
+        raise UnknownCard(f"no virtual card is called {name!r}; nearest: {near}. "
+                          f"All: {', '.join(CARDS)}")
+    return card
+
+
+def nearest(name: str, names: Iterable[str]) -> list[str]:
+    """Up to three of `names` that look most like `name`; at least one."""
+    return difflib.get_close_matches(name.lower(), list(names), n=3, cutoff=0.4) or [
+        next(iter(names))]
+
+
+def card_of(product: str) -> Card | None:
+    """The card with the data sheet of a device that calls itself `product`, or None.
+
+    "NVIDIA A100-SXM4-80GB" is a100-80gb. A data sheet has the peaks of all sizes of memory:
+    "Tesla V100-PCIE-32GB" is v100-pcie-16gb.
+    """
+    words = re.findall(r"[a-z0-9]+", product.lower().replace("rtx 3090", "rtx3090"))
+    families = [[card for card in CARDS.values() if card.name.split("-")[0] == word]
+                for word in words]
+    family = next(filter(None, families), [])
+    if not family or OTHERS & set(words):
+        return None
+    pcie = [card for card in family if "-pcie" in card.name]
+    if "pcie" in words and pcie:
+        family = pcie
+    return next((card for card in family if card.name.rpartition("-")[2] in words), family[0])
+
+
+def sheet_peak(product: str, dtype: str) -> float | None:
+    """TFLOP/s of a device's data sheet in "fp32", "tf32", "bf16", "fp16" or "fp8"; None where the
+    device, or its arithmetic in that type, is not known."""
+    card = card_of(product)
+    return card.tflops.get(dtype) if card else None

@@ -1,0 +1,237 @@
+"""What a card would call the kernels of an operation, and how it would launch them.
+
+The names are modelled on those that PyTorch, cuBLAS, NCCL, Apex and Megatron-LM have on each
+generation of cards, so that tools which know kernels by name (the profiler's "Tensor Cores used")
+read them right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from virtualgpu.core.card import Card
+from virtualgpu.core.matmul import ALIGNED, best_tile
+from virtualgpu.core.plan import Plan
+from virtualgpu.core.rules import Product
+
+KERNEL, COPY, SET = "kernel", "gpu_memcpy", "gpu_memset"
+# C++ names as the profiler writes them, and as kernels' template arguments.
+CPP = {torch.float32: "float", torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16",
+       torch.float64: "double", torch.int64: "long int", torch.int32: "int", torch.bool: "bool",
+       torch.uint8: "unsigned char"}
+# By architecture: compute capability and threads that a multiprocessor holds. The A100 has more of
+# the latter than the other Ampere cards.
+GENERATIONS = {"volta": (7, 0, 2048), "turing": (7, 5, 1024), "ampere": (8, 6, 1536),
+               "ada": (8, 9, 1536), "hopper": (9, 0, 2048)}
+A100 = (8, 0, 2048)
+
+
+class Kernel(NamedTuple):
+    """kind: KERNEL, COPY or SET. share: of the operation's time. limit: of the threads that a
+    multiprocessor holds, the share that its registers and shared memory allow."""
+
+    name: str
+    kind: str = KERNEL
+    share: float = 1.0
+    grid: int = 1
+    block: int = 128
+    limit: float = 1.0
+
+
+class Shape(NamedTuple):
+    """What plan.mark says of a tensor."""
+
+    size: torch.Size
+    strides: tuple
+    dtype: torch.dtype
+    on_card: bool
+
+
+def shapes_of(key: tuple) -> Iterator[Shape]:
+    """Of an operation's tensors, also of those in lists."""
+    for mark in key:
+        if isinstance(mark, tuple):
+            if len(mark) == 4 and isinstance(mark[0], torch.Size):
+                yield Shape(*mark)
+            else:
+                yield from shapes_of(mark)
+
+
+def generation(card: Card) -> tuple[int, int, int]:
+    """Compute capability, and threads per multiprocessor."""
+    return A100 if card.name.startswith("a100") else GENERATIONS[card.architecture]
+
+
+def occupancy(card: Card, kernel: Kernel) -> float:
+    """Percent of the threads that the card could hold, as the profiler estimates it."""
+    _, _, threads = generation(card)
+    return 100 * min(kernel.limit, kernel.grid * kernel.block / (card.sms * threads))
+
+
+def kernels_of(card: Card, key: tuple, plan: Plan) -> list[Kernel]:
+    """As many as the plan launches; their shares add up to 1."""
+    shapes = list(shapes_of(key[1:]))
+    if plan.work is not None and plan.work.product is not None:
+        first = 0 if plan.name in ("aten.mm", "aten.bmm") else 1  # after what is added
+        return [product(card, shapes[first:first + 2], plan.work.product)]
+    if plan.name in ("aten._to_copy", "aten.copy_") and not all(one.on_card for one in shapes):
+        return [Kernel("Memcpy HtoD (Pinned -> Device)", COPY)]
+    if plan.name == "aten.copy_" and shapes[0] == shapes[1]:
+        return [Kernel("Memcpy DtoD (Device -> Device)", COPY)]
+    if plan.name == "aten.zero_":
+        return [Kernel("Memset (Device)", SET)]
+    made = plan.results if isinstance(plan.results, list) else [plan.results]
+    sizes = [one.size for one in shapes] + [one.shape for one in made if one is not None]
+    widest = max(sizes, key=math.prod, default=torch.Size())
+    dtype = next((one.dtype for one in (*shapes, *made) if one is not None
+                  and one.dtype.is_floating_point), torch.int64)
+    name = plan.name + (" fp32" if dtype == torch.float32 else "")
+    forms = FORMS.get(name) or FORMS.get(plan.name) or elementwise(plan.name)
+    found = [named(form, CPP.get(dtype, str(dtype)), widest) for form in forms]
+    found += [found[-1]] * (plan.kernels - len(found))
+    return share_out(found[:plan.kernels])
+
+
+def share_out(kernels: list[Kernel]) -> list[Kernel]:
+    whole = sum(one.share for one in kernels)
+    return [one._replace(share=one.share / whole) for one in kernels]
+
+
+def product(card: Card, factors: list[Shape], work: Product) -> Kernel:
+    """Column-major libraries see a row-major a @ b as b^T @ a^T: b's letter comes first."""
+    rows, columns, slices = best_tile(card, *work)
+    a, b = factors
+    layout = "".join("n" if one.strides[-1] == 1 else "t" for one in (b, a))
+    tile = f"{columns}x{rows}"
+    tiles = work.batch * -(-work.m // rows) * -(-work.n // columns)
+    name = gemm(card, work, tile, layout) + ("_splitK" if slices > 1 else "")
+    # 128 threads compute a small tile, 256 a large one; registers leave room for 512 at a time.
+    return Kernel(name, grid=tiles * slices, block=256 if rows * columns > 64 * 64 else 128,
+                  limit=512 / generation(card)[2])
+
+
+def gemm(card: Card, work: Product, tile: str, layout: str) -> str:
+    """cuBLAS's names by generation: s884, s1688 and s16816 are the shapes of the Tensor Core
+    instructions of Volta, Turing and Ampere."""
+    dtype, by = work.dtype, card.architecture
+    aligned = not (work.m % ALIGNED or work.n % ALIGNED or work.k % ALIGNED)
+    if dtype == "fp64":
+        return f"{by}_dgemm_{tile}_{layout}"
+    if dtype == "fp32":
+        return f"{'volta' if by in ('volta', 'turing') else 'ampere'}_sgemm_{tile}_{layout}"
+    if by == "volta" and not aligned:
+        return f"volta_hgemm_{tile}_{layout}"
+    if by in ("volta", "turing"):
+        shape = {"volta": "s884", "turing": "s1688"}[by]
+        return f"{by}_fp16_{shape}gemm_fp16_{tile}_ldg8_f2f_{layout}"
+    if by == "hopper":
+        short = {"fp16": "f16f16_f16f32_f32", "bf16": "bf16bf16_bf16f32_f32",
+                 "fp8": "e4m3e4m3_e4m3f32_f32"}[dtype]
+        return f"sm90_xmma_gemm_{short}_{layout}_n_tilesize{tile}x64_warpgroupsize1x1x1_cublas"
+    return (f"ampere_{dtype}_s16816gemm_{dtype}_{tile}_ldg{8 if aligned else 1}_f2f_stages_64x3_"
+            f"{layout}")
+
+
+def nccl(name: str, dtype: torch.dtype, tree: bool) -> str:
+    """NCCL's kernel for a message by torch's name for it."""
+    sum_of = f"Sum_{NCCL_TYPES.get(dtype, 'u8')}_"
+    kernel = {"all_reduce": f"AllReduce_{sum_of}{'TREE' if tree else 'RING'}_LL",
+              "barrier": "AllReduce_Sum_f32_RING_LL", "all_gather": "AllGather_RING_LL",
+              "reduce_scatter": f"ReduceScatter_{sum_of}RING_LL",
+              "broadcast": "Broadcast_RING_LL"}.get(name, "SendRecv")
+    return f"ncclDevKernel_{kernel}(ncclDevKernelArgsStorage<4096ul>)"
+
+
+NCCL_TYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
+              torch.float64: "f64", torch.int64: "i64", torch.int32: "i32"}
+
+
+class Form(NamedTuple):
+    """A kernel's name, {t} for the type of its elements. per: what a block works on: 0: 512
+    elements, 1: a row. limit and share: as in Kernel."""
+
+    name: str
+    per: int = 0
+    limit: float = 1.0
+    share: float = 1.0
+
+
+def named(form: Form, dtype: str, size: torch.Size) -> Kernel:
+    count = math.prod(size)
+    grid = math.prod(size[:-1]) if form.per and size else -(-count // 512)
+    return Kernel(form.name.replace("{t}", dtype), grid=max(1, grid), limit=form.limit,
+                  share=form.share)
+
+
+def elementwise(name: str) -> list[Form]:
+    short = name.partition(".")[2].strip("_")
+    functor = FUNCTORS.get(short, f"{short}_kernel_cuda")
+    return [Form("void at::native::vectorized_elementwise_kernel<4, at::native::" + functor + ">")]
+
+
+FUNCTORS = {"add": "CUDAFunctor_add<{t}>", "sub": "CUDAFunctor_add<{t}>",
+            "mul": "BinaryFunctor<{t}, {t}, {t}, MulFunctor>",
+            "div": "BinaryFunctor<{t}, {t}, {t}, DivFunctor>",
+            "fill": "FillFunctor<{t}>", "full": "FillFunctor<{t}>", "zeros": "FillFunctor<{t}>",
+            "ones": "FillFunctor<{t}>", "ones_like": "FillFunctor<{t}>",
+            "zeros_like": "FillFunctor<{t}>", "full_like": "FillFunctor<{t}>",
+            "gelu": "GeluCUDAKernelImpl<{t}>",
+            "gelu_backward": "GeluBackwardCUDAKernelImpl<{t}>"}
+COPIES = [Form("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda>")]
+REDUCE = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<{t}, "
+NORM = [Form(REDUCE + "NormTwoOps> >"), Form(REDUCE + "NormTwoOps> >", share=0.05)]
+SUM = [Form(REDUCE + "sum_functor> >"), Form(REDUCE + "sum_functor> >", share=0.05)]
+LOOKUP = [Form("void at::native::vectorized_gather_kernel<16, long>")]
+SCATTER = [Form("void at::native::_scatter_gather_elementwise_kernel<128, 8, {t}>")]
+CAT = [Form("void at::native::CatArrayBatchedCopy_aligned16_contig<{t}>")]
+MASK = Form("void at::native::vectorized_elementwise_kernel<4, masked_fill_kernel<{t}> >")
+FORMS = {
+    "aten._to_copy": COPIES, "aten.copy_": COPIES, "aten.clone": COPIES,
+    "aten.sum": SUM, "aten.mean": [Form(REDUCE + "MeanOps> >")], "aten.linalg_vector_norm": NORM,
+    "aten.amax": [Form(REDUCE + "MaxNanFunctor> >")], "aten.max": [Form(REDUCE + "MaxOps> >")],
+    "aten.any": [Form(REDUCE + "or_kernel_cuda> >")],
+    "aten.embedding": LOOKUP, "aten.index_select": LOOKUP, "aten.gather": SCATTER,
+    "aten.scatter_add_": SCATTER,
+    "aten.index_add_": [Form("void at::native::indexFuncLargeIndex<{t}, long>")],
+    "aten.cat": CAT, "aten.stack": CAT,
+    "aten.native_layer_norm": [
+        Form("void at::native::vectorized_layer_norm_kernel<{t}, float>", 1)],
+    "aten.native_layer_norm_backward": [
+        Form("void at::native::layer_norm_grad_input_kernel_vectorized<{t}, float>", 1, share=0.65),
+        Form("void at::native::GammaBetaBackwardCUDAKernel<{t}, float>", 0, 0.5, 0.35)],
+    "aten._softmax": [Form("void softmax_warp_forward<{t}, {t}, float, 10, false>", 1)],
+    "aten._softmax_backward_data": [
+        Form("void softmax_warp_backward<{t}, {t}, float, 10, false>", 1)],
+    "aten._log_softmax": [
+        Form("void at::native::cunn_SoftMaxForward<4, {t}, float, LogSoftMaxForwardEpilogue>", 1)],
+    "aten._log_softmax_backward_data": [
+        Form("void at::native::cunn_SoftMaxBackward<4, {t}, float, LogSoftMaxBackwardEpilogue>",
+             1)],
+    "aten.nll_loss_forward": [Form("void at::native::nll_loss_forward_no_reduce_cuda_kernel<{t}>")],
+    "aten.nll_loss_backward": [
+        Form("void at::native::nll_loss_backward_no_reduce_cuda_kernel<{t}>")],
+    "virtualgpu.dropout": [
+        Form("void at::native::fused_dropout_kernel_vec<{t}, float, unsigned int, 1, 4>")],
+    "virtualgpu.dropout_backward": [
+        Form("void at::native::vectorized_elementwise_kernel<4, masked_scale_kernel<{t}> >")],
+    "virtualgpu.dropout_add": [Form("void bias_dropout_add_kernel<{t}>")],
+    "virtualgpu.masked_softmax": [
+        Form("void scaled_upper_triang_masked_softmax_warp_forward<{t}, {t}, float, 10>", 1)],
+    "virtualgpu.masked_softmax_backward": [
+        Form("void scaled_upper_triang_masked_softmax_warp_backward<{t}, {t}, float, 10>", 1)],
+    "virtualgpu.masked_softmax fp32": [
+        MASK, Form("void softmax_warp_forward<{t}, {t}, float, 10, false>", 1)],
+    "virtualgpu.masked_softmax_backward fp32": [
+        Form("void softmax_warp_backward<{t}, {t}, float, 10, false>", 1), MASK],
+    "virtualgpu.flash_attention": [Form("void flash_fwd_kernel<Flash_fwd_kernel_traits<{t}> >", 1,
+                                        0.125)],
+    "virtualgpu.flash_attention_backward": [
+        Form("void flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<{t}> >", 1,
+             0.125)],
+    "virtualgpu.adamw": [Form("void multi_tensor_apply_kernel<TensorListMetadata<4>, "
+                              "multi_tensor_adam<{t}> >")],
+}

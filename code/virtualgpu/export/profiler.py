@@ -1,0 +1,65 @@
+"""torch.profiler.profile for a virtual GPU: watch two steps, then write their trace."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from virtualgpu.core.gpu import VirtualGpu
+from virtualgpu.export import chrome_trace
+from virtualgpu.export.trace import Place, Recorder
+
+
+class Profile:
+    """torch.profiler.profile for a virtual card: the first step is not watched, nor the second, in
+    which a real profiler warms up; the next two are, and then FOLDER/WORKER.TIME.pt.trace.json is
+    written, as torch.profiler.tensorboard_trace_handler names it."""
+
+    FIRST, STEPS = 2, 2
+
+    def __init__(self, gpu: VirtualGpu, folder: str | Path, worker: str, place: Place) -> None:
+        self.gpu, self.folder, self.worker, self.place = gpu, Path(folder), worker, place
+        self.recorder: Recorder | None = None
+        self.number = 0
+
+    def start(self) -> None:
+        self.number = 0
+
+    def step(self) -> None:
+        """A step of the program is over. Around those that are watched it waits for the card, so
+        that a step's kernels are in it."""
+        if self.FIRST - 1 <= self.number < self.FIRST + self.STEPS:
+            self.gpu.now()
+        self._edge(False)
+        self.number += 1
+        if self.number == self.FIRST:
+            self.recorder = Recorder(self.gpu)
+            self.recorder.start()
+        elif self.number == self.FIRST + self.STEPS:
+            self._write()
+        self._edge(True)
+
+    def stop(self) -> None:
+        """The program is over: write what there is, if it is a whole step."""
+        if self.recorder is None:
+            return
+        self._edge(False)
+        if self.number > self.FIRST:
+            self._write()
+        else:
+            self.recorder.stop()
+            self.recorder = None
+
+    def _edge(self, begins: bool) -> None:
+        if self.recorder is not None:
+            self.recorder.edge("step", f"ProfilerStep#{self.number}", begins)
+
+    def _write(self) -> None:
+        recorder, self.recorder = self.recorder, None
+        recorder.stop()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{self.worker}.{time.time_ns()}.pt.trace.json"
+        unfinished = path.with_name(f".{self.worker}.unfinished")
+        unfinished.write_text(chrome_trace.text(self.gpu.card, self.place, recorder.notes))
+        os.replace(unfinished, path)

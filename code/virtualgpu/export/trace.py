@@ -1,0 +1,175 @@
+"""What a virtual GPU does, noted while it does it, for a trace in the profiler's format.
+
+Notes are raw and small: who reads them (chrome_trace.py) knows the rest. They hold no tensor and no
+node of autograd's, which would keep memory alive that the program has given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch.nn.modules import module
+
+from virtualgpu.core.clock import COMPUTE
+from virtualgpu.core.memory import ROUND, up
+from virtualgpu.core.plan import Plan
+
+if TYPE_CHECKING:
+    from virtualgpu.core.gpu import VirtualGpu
+
+Node = tuple[str, int] | None  # of autograd: name and sequence number; None in the forward pass
+
+
+class Operation(NamedTuple):
+    """key: the operation and what plan.mark says of its arguments. host: when all was launched;
+    end: when its kernels are done (seconds). sequence: of the autograd node made last."""
+
+    key: tuple
+    plan: Plan
+    host: float
+    end: float
+    node: Node
+    sequence: int
+
+
+class Bytes(NamedTuple):
+    """Memory allocated (size > 0) or given back, and what is in use after it. ready: when the card
+    gets there: the host is ahead of it."""
+
+    address: int
+    size: int
+    live: int
+    reserved: int
+    host: float
+    ready: float
+    node: Node
+
+
+class Wait(NamedTuple):
+    """The host waited for the card."""
+
+    start: float
+    end: float
+    node: Node
+
+
+class Edge(NamedTuple):
+    """A range (or a module's forward pass) of the program begins or ends. what: "range", "step"
+    or "module"."""
+
+    what: str
+    name: str
+    begins: bool
+    host: float
+
+
+@dataclass
+class Message:
+    """A collective or a message between two ranks, as NCCL's kernel for it.
+
+    ready: when this rank's kernel can start: it waits there for the others. end: None until known.
+    """
+
+    name: str
+    stream: str
+    ranks: list[int]
+    dtype: torch.dtype
+    sent: int  # elements in
+    received: int  # elements out
+    tree: bool
+    channels: int
+    host: float
+    node: Node
+    ready: float
+    end: float | None = None
+
+
+class Recorder:
+    """Takes the notes of one card."""
+
+    def __init__(self, gpu: VirtualGpu) -> None:
+        self.gpu, self.notes = gpu, []
+        self._hooks: list = []
+        self._names: dict[torch.nn.Module, str] = {}
+        self._classes: dict[str, int] = {}
+
+    def start(self) -> None:
+        self._hooks = [module.register_module_forward_pre_hook(
+                           lambda one, _: self._module(one, True)),
+                       module.register_module_forward_hook(
+                           lambda one, *_: self._module(one, False))]
+        self.gpu.recorder = self
+
+    def stop(self) -> None:
+        self.gpu.recorder = None
+        for hook in self._hooks:
+            hook.remove()
+
+    def operation(self, key: tuple, plan: Plan) -> None:
+        """It has just been launched."""
+        clock = self.gpu.clock
+        self.notes.append(Operation(key, plan, clock.host, clock.streams[COMPUTE], node(),
+                                    torch._C._autograd._get_sequence_nr() - 1))
+
+    def memory(self, address: int, size: int) -> None:
+        """Bytes, negative where they are given back; the card has counted them."""
+        memory, clock = self.gpu.memory, self.gpu.clock
+        rounded = up(size, ROUND) if size >= 0 else -up(-size, ROUND)
+        self.notes.append(Bytes(address, rounded, memory.live, memory.reserved, clock.host,
+                                clock.ready(), node()))
+
+    def waited(self, since: float) -> None:
+        """The host has waited from then until now."""
+        if self.gpu.clock.host > since:
+            self.notes.append(Wait(since, self.gpu.clock.host, node()))
+
+    def message(self, name: str, stream: str, ranks: list[int], tensors: list[torch.Tensor],
+                sent: int, ready: float, *, channels: int, tree: bool = False) -> Message:
+        """It has just been launched; who knows its end sets it."""
+        dtype = tensors[0].dtype if tensors else torch.float32
+        note = Message(name, stream, ranks, dtype, sent, sum(map(torch.numel, tensors)), tree,
+                       channels, self.gpu.clock.host, node(), ready)
+        self.notes.append(note)
+        return note
+
+    def edge(self, what: str, name: str, begins: bool) -> None:
+        self.notes.append(Edge(what, name, begins, self.gpu.clock.host))
+
+    def _module(self, one: torch.nn.Module, begins: bool) -> None:
+        name = self._names.get(one)
+        if name is None:  # as torch's profiler counts them: the class and a number
+            kind = type(one).__name__
+            number = self._classes[kind] = self._classes.get(kind, -1) + 1
+            name = self._names[one] = f"{kind}_{number}"
+        self.edge("module", name, begins)
+
+
+def node() -> Node:
+    """What autograd's engine works on now."""
+    found = torch._C._current_autograd_node()
+    return None if found is None else (found.name(), found._sequence_nr())
+
+
+@dataclass(frozen=True)
+class Place:
+    """rank: of world ranks. index: the card's number on its node, of so many there."""
+
+    rank: int
+    world: int
+    index: int
+    cards: int
+
+
+@contextmanager
+def marked(gpu: VirtualGpu, name: str) -> Iterator[None]:
+    """A range of the program, in the trace if one is being recorded."""
+    recorder = gpu.recorder
+    if recorder is not None:
+        recorder.edge("range", name, True)
+    yield
+    if recorder is not None and gpu.recorder is recorder:
+        recorder.edge("range", name, False)

@@ -1,0 +1,63 @@
+"""What NCCL_DEBUG=INFO shows when a communicator is made, in the form of NCCL 2.8 to 2.11.
+
+Its channels are the ones whose buffers group.py counts; each is the same ring, since the links
+between a node's cards are modelled as alike. Trees are timed but not listed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+
+from virtualgpu.core.slots import bus
+from virtualgpu.net.network import SHARED_MEMORY, within_node
+from virtualgpu.net.topology import Topology
+
+
+def ring(topology: Topology, ranks: Sequence[int]) -> list[int]:
+    """Indices into `ranks` (of the job) in the order of the ring: a node's ranks are neighbours."""
+    nodes = list(dict.fromkeys(topology.nodes[rank] for rank in ranks))
+    return sorted(range(len(ranks)),
+                  key=lambda index: (nodes.index(topology.nodes[ranks[index]]), ranks[index]))
+
+
+def via(topology: Topology, one: int, other: int) -> str:
+    """How two ranks of the job reach each other, in NCCL's words."""
+    if topology.nodes[one] != topology.nodes[other]:
+        return "NET/IB/0" if topology.network.name.startswith("infiniband") else "NET/Socket/0"
+    links = {within_node(topology.cards[rank]).name for rank in (one, other)}
+    return "SHM/direct/direct" if SHARED_MEMORY in links else "P2P/IPC"
+
+
+def lines(topology: Topology, ranks: Sequence[int], me: int, channels: int) -> list[str]:
+    """What one rank of a communicator prints.
+
+    ranks: of the communicator, in the job's numbers; NCCL numbers them anew, from 0. me: this
+    rank's index among them.
+    """
+    mine = ranks[me]
+    node = topology.nodes[mine]
+    head = (f"{node}:{os.getpid()}:{threading.get_native_id()} "
+            f"[{topology.local_index(mine)}] NCCL INFO")
+    order = ring(topology, ranks)
+    at = order.index(me)
+    before, after = order[at - 1], order[(at + 1) % len(order)]
+
+    def hop(channel: int, start: int, end: int, mark: str = "") -> str:
+        names = [f"{index}[{bus(topology.slot(ranks[index])):x}000]" for index in (start, end)]
+        return (f"Channel {channel:02d} : {' -> '.join(names)}{mark} "
+                f"via {via(topology, ranks[start], ranks[end])}")
+
+    said = [f"virtual {topology.cards[mine].name}: a modelled communicator of the job's rank(s) "
+            f"{','.join(map(str, ranks))}"]
+    if me == 0:
+        row = "".join(f"{index:5d}" for index in order)
+        said += [f"Channel {channel:02d}/{channels:02d} :{row}" for channel in range(channels)]
+    for channel in range(channels):
+        if topology.nodes[ranks[before]] != node:
+            said.append(hop(channel, before, me, " [receive]"))
+        away = topology.nodes[ranks[after]] != node
+        said.append(hop(channel, me, after, " [send]" if away else ""))
+    said.append("Connected all rings")
+    return [f"{head} {text}" for text in said]

@@ -1,0 +1,112 @@
+"""A device's name leads to its data sheet, or to none; never to another card's."""
+
+import subprocess
+import sys
+
+import pytest
+
+from virtualgpu.core.cards import ALIASES, CARDS, card_of, find, sheet_peak
+from virtualgpu.core.errors import UnknownCard
+from virtualgpu.net import network
+
+PRODUCTS = {
+    "NVIDIA H100 80GB HBM3": "h100-80gb", "NVIDIA H100 PCIe": "h100-pcie-80gb",
+    "NVIDIA H200": "h200", "NVIDIA A100-SXM4-80GB": "a100-80gb", "A100-SXM4-40GB": "a100-40gb",
+    "NVIDIA A100-PCIE-40GB": "a100-40gb", "NVIDIA A100 80GB PCIe": "a100-80gb",
+    "NVIDIA A10": "a10", "Tesla V100-SXM2-16GB": "v100-sxm2-16gb",
+    "Tesla V100-SXM2-32GB": "v100-32gb", "Tesla V100-PCIE-16GB": "v100-pcie-16gb",
+    "Tesla V100-PCIE-32GB": "v100-pcie-16gb", "Tesla T4": "t4", "NVIDIA L4": "l4",
+    "NVIDIA GeForce RTX 3090": "rtx3090",
+    "NVIDIA GeForce RTX 3090 Ti": None, "NVIDIA H100 NVL": None, "NVIDIA A10G": None,
+    "NVIDIA L40S": None, "NVIDIA GeForce RTX 4090": None, "Tesla V100S-PCIE-32GB": None,
+    "NVIDIA A100-SXM4-80GB MIG 1g.10gb": None, "": None,
+}
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_the_card_of_a_product(product):
+    found = card_of(product)
+    assert (found and found.name) == PRODUCTS[product]
+
+
+@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
+def test_a_card_s_own_product_name_leads_to_it(card):
+    assert card_of(card.product) is card
+
+
+def test_peaks_of_cards_that_there_are_and_are_not():
+    assert sheet_peak("NVIDIA A100-SXM4-80GB", "bf16") == 312
+    assert sheet_peak("Tesla V100-SXM2-16GB", "fp16") == 125
+    assert sheet_peak("Tesla V100-SXM2-16GB", "bf16") is None
+    assert sheet_peak("NVIDIA A200", "fp16") is None
+
+
+@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
+def test_half_precision_is_at_least_as_fast(card):
+    peaks = card.tflops
+    assert peaks["fp16"] > peaks["fp32"]
+    assert peaks.get("bf16", peaks["fp16"]) == peaks["fp16"]
+    assert peaks.get("fp8", 1e9) > peaks["fp16"]
+    assert peaks["fp32"] <= card.half < peaks["fp16"]
+
+
+@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
+def test_every_figure_of_a_card_has_its_source(card):
+    topics = [source.partition(": ")[0] for source in card.sources]
+    assert topics == ["data sheet", "memory", "context", "matmul", "vector", "attention", "link",
+                      "launch"]
+    assert all(source.partition(": ")[2] for source in card.sources)
+
+
+@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
+def test_efficiencies_are_shares_of_the_peaks_there_are(card):
+    reached = card.efficiency
+    assert set(reached.matmul) == set(card.tflops)
+    for share in (*reached.matmul.values(), reached.vector, reached.attention, reached.link):
+        assert 0 < share <= 1
+    assert reached.attention <= reached.matmul["fp16"]
+
+
+@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
+def test_the_memory_is_what_cuda_leaves_of_the_sheet_s(card):
+    gigabytes = {"rtx3090": 24, "a10": 24, "l4": 24, "t4": 16, "h200": 141}.get(card.name) or int(
+        card.name.rpartition("-")[2].removesuffix("gb"))
+    assert 0.96 * gigabytes < card.memory / 1e9 < 1.08 * gigabytes
+    assert card.context < 0.03 * card.memory
+
+
+@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
+def test_a_card_s_network_can_be_read(card):
+    assert network.parse(card.network).effective < (card.nvlink or card.pcie * 8)
+
+
+def test_the_capacities_that_torch_prints():
+    shown = {name: f"{CARDS[name].memory / 2**30:.2f}" for name in
+             ("v100-sxm2-16gb", "v100-32gb", "a100-40gb", "a100-80gb", "h100-80gb", "l4")}
+    assert list(shown.values()) == ["15.78", "31.75", "39.59", "79.25", "79.11", "22.03"]
+
+
+@pytest.mark.parametrize("name", ["a100-80gb", "A100-80GB", "a100", " A100 "])
+def test_a_card_is_found_by_its_name_and_its_alias(name):
+    assert find(name) is CARDS["a100-80gb"]
+
+
+@pytest.mark.parametrize(("name", "near"), [
+    ("v100-sxm2", "v100-sxm2-16gb"), ("v10", "v100"), ("a100-60gb", "a100-80gb"),
+    ("rtx3080", "rtx3090"), ("h100-nvl", "h100-80gb"), ("", "v100-sxm2-16gb"),
+])
+def test_an_unknown_card_names_the_nearest(name, near):
+    with pytest.raises(UnknownCard, match=near) as error:
+        find(name)
+    assert repr(name) in str(error.value)
+    assert isinstance(error.value, ValueError)
+
+
+def test_aliases_lead_to_cards():
+    assert set(ALIASES.values()) <= set(CARDS) and not set(ALIASES) & set(CARDS)
+
+
+def test_the_cards_need_no_torch():
+    code = "import sys, virtualgpu.core.cards; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr

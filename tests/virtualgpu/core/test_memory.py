@@ -1,0 +1,143 @@
+"""The allocator's arithmetic and its message."""
+
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from virtualgpu.core.cards import CARDS
+from virtualgpu.core.gpu import VirtualGpu
+from virtualgpu.core.memory import Allocator, OutOfMemory, amount
+
+MIB, GIB = 2**20, 2**30
+V100 = CARDS["v100-sxm2-16gb"]
+
+
+@pytest.mark.parametrize(("size", "live"), [
+    (0, 0), (1, 512), (512, 512), (513, 1024), (MIB, MIB), (MIB + 1, MIB + 512),
+])
+def test_a_request_is_rounded_to_512_bytes(size, live):
+    memory = Allocator(GIB)
+    memory.allocate(size)
+    assert (memory.live, memory.peak, memory.requested) == (live, live, size)
+
+
+@pytest.mark.parametrize(("size", "reserved"), [
+    (1, 2 * MIB), (MIB, 2 * MIB), (MIB + 1, 20 * MIB), (10 * MIB - 512, 20 * MIB),
+    (10 * MIB, 10 * MIB), (10 * MIB + 1, 12 * MIB), (33 * MIB, 34 * MIB),
+])
+def test_segments(size, reserved):
+    memory = Allocator(GIB)
+    memory.allocate(size)
+    assert memory.reserved == memory.peak_reserved == reserved
+    memory.release(size)
+    assert (memory.live, memory.reserved, memory.peak_reserved) == (0, reserved, reserved)
+    memory.allocate(size)  # from the cache
+    assert memory.peak_reserved == reserved
+
+
+def test_a_segment_serves_many_requests_of_its_pool_only():
+    memory = Allocator(GIB)
+    for _ in range(4):
+        memory.allocate(MIB // 2)
+    assert memory.reserved == 2 * MIB
+    memory.allocate(1)
+    assert memory.reserved == 4 * MIB
+    memory.allocate(4 * MIB)  # of the other pool: free small blocks do not serve it
+    assert memory.reserved == 24 * MIB
+    memory.allocate(4 * MIB)
+    assert memory.reserved == 24 * MIB
+
+
+def test_the_peak_is_of_what_lives_at_once():
+    memory = Allocator(GIB)
+    for size in (3 * MIB, 5 * MIB):
+        memory.allocate(size)
+    memory.release(3 * MIB)
+    memory.allocate(2 * MIB)
+    assert (memory.live, memory.peak) == (7 * MIB, 8 * MIB)
+    assert (memory.requested, memory.peak_requested) == (7 * MIB, 8 * MIB)
+
+
+def test_the_cache_is_given_back_before_memory_runs_out():
+    memory = Allocator(100 * MIB, 10 * MIB)
+    memory.allocate(60 * MIB)
+    memory.allocate(512)
+    memory.release(60 * MIB)
+    assert memory.reserved == 62 * MIB and memory.free == 28 * MIB
+    memory.allocate(MIB // 2)  # nothing is given back without need
+    assert memory.reserved == 62 * MIB
+    memory.allocate(80 * MIB)
+    assert memory.reserved == 82 * MIB and memory.free == 8 * MIB
+    with pytest.raises(OutOfMemory):
+        memory.allocate(9 * MIB)
+    assert memory.live == 80 * MIB + MIB // 2 + 512  # as if it had not been asked
+
+
+def test_the_last_byte_can_be_had_and_no_more():
+    memory = Allocator(40 * MIB, 10 * MIB)
+    memory.allocate(30 * MIB)
+    assert memory.free == 0
+    for ask in (memory.allocate, memory.take):
+        with pytest.raises(OutOfMemory):
+            ask(1)
+
+
+def test_what_is_not_torch_s_takes_room():
+    memory = Allocator(100 * MIB)
+    memory.allocate(50 * MIB)
+    memory.release(50 * MIB)
+    memory.take(80 * MIB)  # the cache makes room for it
+    assert (memory.reserved, memory.free, memory.taken) == (0, 20 * MIB, 80 * MIB)
+    with pytest.raises(OutOfMemory, match=r"^CUDA out of memory. Tried to allocate 21.00 MiB"):
+        memory.take(21 * MIB)
+    assert memory.taken == 80 * MIB
+
+
+def test_the_classic_message_to_the_letter():
+    memory = Allocator(V100.memory, 600 * MIB)
+    memory.allocate(15 * GIB)
+    with pytest.raises(OutOfMemory) as error:
+        memory.allocate(512 * MIB)
+    assert str(error.value) == (
+        "CUDA out of memory. Tried to allocate 512.00 MiB (GPU 0; 15.78 GiB total capacity; "
+        "15.00 GiB already allocated; 200.00 MiB free; 15.00 GiB reserved in total by PyTorch)")
+
+
+def test_what_programs_that_read_old_logs_look_for():
+    """PyTorch 1.10: c10/cuda/CUDACachingAllocator.cpp, format_size and TORCH_CHECK_WITH."""
+    size = r"\d+\.\d\d (?:KiB|MiB|GiB)|\d+ bytes"
+    with pytest.raises(torch.OutOfMemoryError) as error, VirtualGpu(V100):
+        torch.empty(2**33, device="meta")
+    assert re.fullmatch(
+        rf"CUDA out of memory\. Tried to allocate ({size}) \(GPU 0; ({size}) total capacity; "
+        rf"({size}) already allocated; ({size}) free; ({size}) reserved in total by PyTorch\) "
+        r"\[virtual v100-sxm2-16gb\]", str(error.value))
+
+
+@pytest.mark.parametrize(("size", "text"), [
+    (0, "0 bytes"), (1023, "1023 bytes"), (1024, "1.00 KiB"), (1536 * 1024, "1.50 MiB"),
+    (16_160 * MIB, "15.78 GiB")])
+def test_amounts(size, text):
+    assert amount(size) == text
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 50 * MIB)), max_size=60))
+def test_the_books_always_balance(requests):
+    memory, held = Allocator(400 * MIB, 30 * MIB), []
+    for give_back, size in requests:
+        if give_back and held:
+            memory.release(held.pop(size % len(held)))
+        else:
+            try:
+                memory.allocate(size)
+                held.append(size)
+            except OutOfMemory:
+                assert memory.reserved + 30 * MIB + size > 400 * MIB - 20 * MIB
+        assert memory.requested == sum(held) <= memory.live == sum(
+            -(-size // 512) * 512 for size in held)
+        assert memory.live <= memory.reserved <= memory.peak_reserved <= 370 * MIB
+        assert memory.peak_requested >= memory.requested and memory.peak >= memory.live
+        assert memory.reserved % (2 * MIB) == 0

@@ -10,7 +10,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from corpus_tools.preprocess import parser as preprocess_parser
-from lab.cli import parser as lab_parser
+from lab import cli
 from minimegatron.arguments.parse import build_parser
 from tests.docs.pages import ROOT, blocks, pages
 
@@ -50,6 +50,11 @@ def lab_commands(text: str) -> list[list[str]]:
 def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     return next((action.choices for action in parser._actions
                  if isinstance(action, argparse._SubParsersAction)), {})
+
+
+@cache
+def lab_parser() -> argparse.ArgumentParser:
+    return cli.parser()
 
 
 def refused(words: list[str]) -> str | None:

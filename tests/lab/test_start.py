@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from corpus_tools import cli as data
+from lab import cli
 from labcore import workspace
 from tests.conftest import cluster_processes
 
@@ -50,12 +51,51 @@ def leftovers(home):
     return left
 
 
-class Started:
-    """`lab start`, running in the background."""
+# `lab start` with a server that is up at once in place of JupyterLab, whose start is most of the
+# work and the same in every test.
+QUICK_START = """\
+import sys
+from lab import cli, jupyter
+full = jupyter.Jupyter._program
+jupyter.Jupyter._program = lambda self: [{path!r}, *full(self)[2:]]
+sys.exit(cli.main())
+"""
+STAND_IN = """\
+import http.server, os, sys
 
-    def __init__(self, home, *flags):
+flags = dict(word[2:].split("=", 1) for word in sys.argv[1:] if "=" in word)
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        mine = self.headers["Authorization"] == "token " + os.environ["JUPYTER_TOKEN"]
+        self.send_response(200 if mine else 403)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+        return mine
+
+    def do_POST(self):  # /api/shutdown
+        if self.do_GET():
+            os._exit(0)
+
+http.server.ThreadingHTTPServer((flags["ip"], int(flags["port"])), Handler).serve_forever()
+"""
+
+
+class Started:
+    """`lab start`, running in the background.
+
+    Args:
+        home: the workspace.
+        *flags: of `lab start`.
+        real: start JupyterLab, not the stand-in.
+    """
+
+    def __init__(self, home, *flags, real=False):
+        path = home / "stand_in.py"
+        path.write_text(STAND_IN)
+        command = [LAB] if real else [sys.executable, "-c", QUICK_START.format(path=str(path))]
         self.process = subprocess.Popen(
-            [LAB, "start", *flags], env={**os.environ, "LAB_HOME": str(home)}, text=True,
+            [*command, "start", *flags], env={**os.environ, "LAB_HOME": str(home)}, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             # A shell without job control, as under pytest, would make it deaf to SIGINT.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
@@ -82,11 +122,11 @@ def get(port, path, token):
         return answer.status, answer.read().decode()
 
 
-@pytest.mark.parametrize("number, flags, reached", [
-    (signal.SIGINT, (), False), (signal.SIGTERM, ("--ip", "0.0.0.0"), True)])
-def test_until_the_address_and_back(home, number, flags, reached):
+@pytest.mark.parametrize("number, flags, reached, real", [
+    (signal.SIGINT, (), False, False), (signal.SIGTERM, ("--ip", "0.0.0.0"), True, True)])
+def test_until_the_address_and_back(home, number, flags, reached, real):
     """JupyterLab is reached from elsewhere only where that was asked for."""
-    started = Started(home, *flags)
+    started = Started(home, *flags, real=real)
     address, port, token = started.address()
     assert address.startswith("http://127.0.0.1:")
     with socket.socket() as client:  # an address of this machine, but not the usual one
@@ -109,35 +149,34 @@ def test_until_the_address_and_back(home, number, flags, reached):
     assert not leftovers(home)
 
 
+def shut_down(port, token):
+    """Choose File > Shut Down."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/api/shutdown", method="POST",
+                                     headers={"Authorization": f"token {token}"})
+    urllib.request.urlopen(request, timeout=30).close()
+
+
 def test_after_a_kill_nothing_of_jupyter_stays_and_the_next_start_works(home):
-    started = Started(home)
+    started = Started(home, real=True)
     started.address()
     started.process.kill()
     started.process.wait()
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while any("jupyterlab" in line for line in leftovers(home)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any("jupyterlab" in line for line in leftovers(home))
-    second = Started(home)
+    second = Started(home, real=True)
     _, port, token = second.address()
     assert get(port, "/api/status", token)[0] == 200
-    assert second.stop()[0] == 130
+    shut_down(port, token)
+    _, err = second.process.communicate(timeout=60)
+    assert second.process.returncode == 0, err
     # The cluster outlived the kill, so the second start found it and left it running.
-    assert cluster_processes(home)
-    subprocess.run([LAB, "cluster", "down"], env={**os.environ, "LAB_HOME": str(home)}, check=True,
-                   capture_output=True)
-    assert not leftovers(home)
-
-
-def test_a_cluster_that_ran_before_is_left_running(home):
     environment = {**os.environ, "LAB_HOME": str(home)}
-    subprocess.run([LAB, "cluster", "up"], env=environment, check=True, capture_output=True)
-    started = Started(home)
-    started.address()
-    assert started.stop()[0] == 130
-    status = subprocess.run([LAB, "cluster", "status"], env=environment, capture_output=True)
-    assert status.returncode == 0
+    assert subprocess.run([LAB, "cluster", "status"], env=environment,
+                          capture_output=True).returncode == 0
     subprocess.run([LAB, "cluster", "down"], env=environment, check=True, capture_output=True)
+    assert not leftovers(home)
 
 
 def test_stopping_goes_on_when_the_terminal_is_gone(home):
@@ -151,17 +190,17 @@ def test_stopping_goes_on_when_the_terminal_is_gone(home):
 
 
 @pytest.mark.parametrize("port", ["70000", "-1", "80", "x"])
-def test_a_port_that_is_none(port):
-    done = subprocess.run([LAB, "start", f"--port={port}"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert f"{port} is not a port from 1024 to 65535; nearest: 8888" in done.stderr
+def test_a_port_that_is_none(port, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["start", f"--port={port}"])
+    assert f"{port} is not a port from 1024 to 65535; nearest: 8888" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ip", ["localhost", "300.0.0.1", "::", ""])
-def test_an_ip_that_is_none(ip):
-    done = subprocess.run([LAB, "start", f"--ip={ip}"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert f"{ip} is not an IPv4 address; 127.0.0.1" in done.stderr
+def test_an_ip_that_is_none(ip, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["start", f"--ip={ip}"])
+    assert f"{ip} is not an IPv4 address; 127.0.0.1" in capsys.readouterr().err
 
 
 def test_impatience_does_not_leave_the_cluster_running(home):
@@ -176,9 +215,7 @@ def test_impatience_does_not_leave_the_cluster_running(home):
 def test_shutting_jupyter_down_from_its_menu_is_no_error(home):
     started = Started(home)
     _, port, token = started.address()
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/api/shutdown", method="POST",
-                                     headers={"Authorization": f"token {token}"})
-    urllib.request.urlopen(request, timeout=30).close()
+    shut_down(port, token)
     _, err = started.process.communicate(timeout=60)
     assert started.process.returncode == 0, err
     assert not leftovers(home)

@@ -16,6 +16,7 @@ import pytest
 import torch_tb_profiler
 
 from lab import tensorboard
+from lab.cli import main
 from lab.tensorboard import cli, plugin, proxy
 from labcore.errors import LabError
 from labcore.workspace import CHECKOUT
@@ -90,10 +91,13 @@ def test_a_path_prefix_in_any_spelling(given, kept):
     ("--path-prefix a//b", "'a//b' is not a path; for example: /tensorboard"),
     ("--logdir nowhere", "--logdir nowhere is not a folder; without it: "),
 ])
-def test_bad_flags(flags, message):
-    done = subprocess.run([LAB, "tensorboard", *flags.split()], capture_output=True, text=True)
-    assert done.returncode in (1, 2)
-    assert message in done.stderr
+def test_bad_flags(flags, message, capsys):
+    try:
+        code = main(["tensorboard", *flags.split()])
+    except SystemExit as ended:  # argparse's
+        code = ended.code
+    assert code in (1, 2)
+    assert message in capsys.readouterr().err
 
 
 def test_another_version_of_the_profiler_s_pages_is_refused(tmp_path):
@@ -148,17 +152,22 @@ class Served:
             time.sleep(0.2)
 
 
-@pytest.fixture
-def served(tmp_path):
-    one = Served("--logdir", str(tmp_path), "--path-prefix", "p")
+@pytest.fixture(scope="module")
+def logdir(tmp_path_factory):
+    return tmp_path_factory.mktemp("logdir")
+
+
+@pytest.fixture(scope="module")
+def served(logdir):
+    one = Served("--logdir", str(logdir), "--path-prefix", "p")
     yield one
     one.process.send_signal(signal.SIGTERM)
     assert one.process.wait(30) == 0
 
 
 @pytest.mark.slow
-def test_traces_that_come_late_are_seen_and_those_that_go_are_forgotten(served, tmp_path):
-    run = tmp_path / "run_a"
+def test_traces_that_come_late_are_seen_and_those_that_go_are_forgotten(served, logdir):
+    run = logdir / "run_a"
     trace(run, "run_a_gpu0")
     served.until("runs", {"runs": ["run_a"], "loading": False})
     workers = "workers?run=run_a&view=Overview"

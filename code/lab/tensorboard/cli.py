@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 from pathlib import Path
 
 from labcore import workspace
@@ -45,6 +47,16 @@ def run(arguments: argparse.Namespace) -> None:
         if not logdir.is_dir():
             raise LabError(f"--logdir {arguments.logdir} is not a folder; without it: "
                            f"{workspace.home() / FOLDER}")
+    read_traces_in_forks()
     from lab.tensorboard import server  # slow to import: only where needed
 
     server.serve(logdir, arguments.port, arguments.path_prefix)
+
+
+def read_traces_in_forks() -> None:
+    """Have the profiler's tab fork the processes that read the traces, one for each trace.
+
+    By default each starts cold and imports pandas. Call this before torch_tb_profiler is imported.
+    """
+    os.environ.setdefault("TORCH_PROFILER_START_METHOD", "forkserver")
+    multiprocessing.set_forkserver_preload(["torch_tb_profiler.profiler.loader"])

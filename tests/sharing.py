@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 CLUSTER = ("tests/slurmbox/", "tests/jobs/", "tests/examples/test_jobs.py",
            "tests/lab/notebook/test_jobs.py", "tests/docs/test_commands.py")
 LABS = ("tests/labs/test_run.py",)
+HOME = tuple(f"tests/browser/test_{file}.py" for file in (
+    "author", "steps", "tensorboard"))  # one JupyterLab
 PAGES = ("tests/browser/test_every_lab.py", "tests/browser/test_lab.py")
 TRACED = ("tests/virtualgpu/export/test_trace.py", "tests/browser/test_virtual_profile.py")
 ESTIMATED = tuple(f"tests/labs/test_{file}.py" for file in (
     "elsewhere", "labs", "multi_node", "single_node"))  # estimates that were made are kept
-UNITS = (LABS, CLUSTER, PAGES, TRACED, ESTIMATED)
+UNITS = (LABS, CLUSTER, PAGES, HOME, TRACED, ESTIMATED)
 # What takes long is begun first, so that the workers end at about the same time.
 LONG = (*LABS, *CLUSTER, *PAGES, "tests/grader/batch/test_slurm.py", "tests/grader/test_labs.py",
         "tests/grader/", "tests/attacks/", "tests/data/test_lab_data.py",

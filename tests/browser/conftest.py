@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import slurmbox as cluster
 from lab.jupyter import Jupyter, offline_settings
 from labcore import shipping
+from tests.browser.prefix import PrefixProxy
 from tests.minimegatron.conftest import dataset, train  # noqa: F401  fixtures
 from tests.ports import free_port
 
@@ -17,7 +20,8 @@ from tests.ports import free_port
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = str(Path(__file__).parent)
     for item in items:
-        if str(item.path).startswith(here) and "page" in getattr(item, "fixturenames", ()):
+        used = {"page", "common_page"} & {*getattr(item, "fixturenames", ())}
+        if str(item.path).startswith(here) and used:
             item.add_marker(pytest.mark.browser)
             item.add_marker(pytest.mark.slow)
 
@@ -48,4 +52,21 @@ def make_jupyter(chromium: str) -> Iterator[Callable[..., Jupyter]]:
 
     yield make
     for one in started:
+        one.ask_to_stop()
+    for one in started:
         one.stop()
+
+
+@pytest.fixture(scope="session")
+def course_jupyter(course, make_jupyter) -> Jupyter:
+    """JupyterLab over the workspace of the common cluster."""
+    return make_jupyter(course.home, environment=cluster.environment(course.home))
+
+
+@pytest.fixture(scope="session")
+def proxied(home: Path, make_jupyter) -> Iterator[SimpleNamespace]:
+    """JupyterLab over `home` for the user ada: behind a proxy, with nothing else below its host."""
+    jupyter = make_jupyter(home, "/user/ada/")
+    proxy = PrefixProxy(jupyter.base_url, jupyter.port)
+    yield SimpleNamespace(root=proxy.root, token=jupyter.token, refused=proxy.refused)
+    proxy.close()

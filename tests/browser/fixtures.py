@@ -17,12 +17,16 @@ import pytest
 from tests.needs import because
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
+    from playwright.sync_api import Browser, BrowserContext, Page, Request, Response, WebError
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--in-process-gpu",
+             "--disable-quic", "--no-first-run",
              "--disable-background-networking", "--disable-component-update", "--disable-sync",
              "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1"]
+
+VIEWPORT = {"width": 1500, "height": 1000}
+SETTLING = 2000  # milliseconds before a screenshot: curves are drawn after the page is complete
 
 
 def find_chromium() -> str | None:
@@ -65,17 +69,33 @@ class Traffic:
     errors: list[str] = field(default_factory=list)  # uncaught exceptions in pages
 
     def watch(self, context: BrowserContext) -> None:
-        context.on("request", self.request)
-        context.on("response", lambda answer: answer.status >= 400 and self.failed.append(
-            f"{answer.status} {answer.url}"))
-        context.on("requestfailed", lambda request: self.failed.append(
-            f"{request.failure} {request.url}"))
-        context.on("weberror", lambda error: self.errors.append(str(error.error)))
+        for event, noted in self.events().items():
+            context.on(event, noted)
 
-    def request(self, request) -> None:
+    def ignore(self, context: BrowserContext) -> None:
+        """Stop watching."""
+        for event, noted in self.events().items():
+            context.remove_listener(event, noted)
+
+    def events(self) -> dict[str, Callable[..., None]]:
+        """Return what notes each of a context's events."""
+        return {"request": self.request, "response": self.response,
+                "requestfailed": self.request_failed, "weberror": self.error}
+
+    def request(self, request: Request) -> None:
         address = urlsplit(request.url)
         if address.scheme not in ("data", "blob") and address.hostname != "127.0.0.1":
             self.outside.append(request.url)
+
+    def response(self, answer: Response) -> None:
+        if answer.status >= 400:
+            self.failed.append(f"{answer.status} {answer.url}")
+
+    def request_failed(self, request: Request) -> None:
+        self.failed.append(f"{request.failure} {request.url}")
+
+    def error(self, error: WebError) -> None:
+        self.errors.append(str(error.error))
 
 
 @pytest.fixture
@@ -86,21 +106,44 @@ def traffic() -> Traffic:
 @pytest.fixture
 def page(browser: Browser, traffic: Traffic) -> Iterator[Page]:
     """A page of a fresh browser profile. What it asks for is in the fixture `traffic`."""
-    context = browser.new_context(viewport={"width": 1500, "height": 1000})
+    context = browser.new_context(viewport=VIEWPORT)
     traffic.watch(context)
     yield context.new_page()
     context.close()
 
 
-@pytest.fixture
-def screenshot(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Page, str], Path]:
-    """Save a page as NAME.png in $BROWSER_SCREENSHOTS, or in the test's own folder."""
-    folder = Path(os.environ.get("BROWSER_SCREENSHOTS") or tmp_path)
-    folder.mkdir(parents=True, exist_ok=True)
+@pytest.fixture(scope="session")
+def common_context(browser: Browser) -> Iterator[BrowserContext]:
+    """One browser profile for many tests, whose cache has the scripts that a page loads again."""
+    context = browser.new_context(viewport=VIEWPORT)
+    yield context
+    context.close()
 
-    def save(page: Page, name: str) -> Path:
-        path = folder / f"{name}.png"
-        page.screenshot(path=path)
-        return path
+
+@pytest.fixture(scope="module")
+def common_traffic() -> Traffic:
+    return Traffic()
+
+
+@pytest.fixture(scope="module")
+def common_page(common_context: BrowserContext, common_traffic: Traffic) -> Iterator[Page]:
+    """One page for all tests of a file. What it asks for is in the fixture `common_traffic`."""
+    common_traffic.watch(common_context)
+    yield common_context.new_page()
+    common_traffic.ignore(common_context)
+    for page in common_context.pages:
+        page.close()
+
+
+@pytest.fixture(scope="session")
+def screenshot() -> Callable[[Page, str], None]:
+    """Save a page as NAME.png in the folder that $BROWSER_SCREENSHOTS names; without it, do
+    nothing."""
+    folder = os.environ.get("BROWSER_SCREENSHOTS")
+
+    def save(page: Page, name: str) -> None:
+        if folder:
+            page.wait_for_timeout(SETTLING)
+            page.screenshot(path=Path(folder, f"{name}.png"))
 
     return save

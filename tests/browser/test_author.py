@@ -9,11 +9,11 @@ from tests.browser.driver import NOTEBOOK, open_lab, until
 SOURCE = "solutions/03_multi_node.py"
 
 
-def test_a_source_opens_as_a_notebook(page, make_jupyter, tmp_path, traffic, screenshot):
-    (tmp_path / "solutions").mkdir()
-    shutil.copy(workspace.CHECKOUT / SOURCE, tmp_path / SOURCE)
-    jupyter = make_jupyter(tmp_path)
-    open_lab(page, jupyter, "solutions")
+def test_a_source_opens_as_a_notebook(common_page, home, proxied, common_traffic, screenshot):
+    page = common_page
+    (home / "solutions").mkdir()
+    shutil.copy(workspace.CHECKOUT / SOURCE, home / SOURCE)
+    open_lab(page, proxied, "solutions")
     page.locator(".jp-DirListing-item", has_text="03_multi_node.py").click(button="right")
     page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Open With$")).hover()
     page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Notebook$")).first.click()
@@ -24,4 +24,4 @@ def test_a_source_opens_as_a_notebook(page, make_jupyter, tmp_path, traffic, scr
     screenshot(page, "author")
     assert "!sbatch code/dp_two_nodes.sh" in sources and "%%writefile code/my_" in sources
     assert page.locator(f"{NOTEBOOK} .jp-RawCell").count() > 10  # the mutants
-    assert traffic.outside == [] and traffic.errors == []
+    assert common_traffic.outside == [] and common_traffic.errors == []

@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-import slurmbox as cluster
 from labkit.build.prose import parts
 from tests.browser.driver import NOTEBOOK, failures, open_notebook, prompt, run_all, until
 from tests.labs.test_labs import first_and_last_lab, lab_of
@@ -13,15 +12,11 @@ TO_DO = re.compile("Your turn|still waits for your answer")
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module")
-def jupyter(course, make_jupyter):
-    return make_jupyter(course.home, environment=cluster.environment(course.home))
-
-
 @first_and_last_lab  # tests/labs/test_run.py runs the cells of all labs
-def test_a_released_lab_is_whole_and_stops_at_its_first_question(path, page, jupyter, traffic,
-                                                                 screenshot):
-    open_notebook(page, jupyter, f"notebooks/{path.stem}.ipynb")
+def test_a_released_lab_is_whole_and_stops_at_its_first_question(path, common_page, course_jupyter,
+                                                                 common_traffic, screenshot):
+    page = common_page
+    open_notebook(page, course_jupyter, f"notebooks/{path.stem}.ipynb")
     texts = [cell.source for cell in lab_of(path).cells if cell.kind == "markdown"]
     figures = [part for text in texts for part in parts(text) if part.kind == "image"]
     pictures = page.locator(f"{NOTEBOOK} .jp-MarkdownCell img")
@@ -38,4 +33,4 @@ def test_a_released_lab_is_whole_and_stops_at_its_first_question(path, page, jup
     until(page, lambda: prompt(page, last) == "[ ]:", 10, "that nothing below it runs")
     assert said.count() == failures(page).count() == 1
     assert page.locator(".jp-Dialog").count() == 0
-    assert traffic.outside == [] and traffic.errors == []
+    assert common_traffic.outside == [] and common_traffic.errors == []

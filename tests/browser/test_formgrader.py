@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Page
 
 from grader.course import Course
 from grader.gradebook.records import gradebook
@@ -46,8 +47,9 @@ def jupyter(graded: Course, chromium: str) -> Iterator[Jupyter]:
     running.stop()
 
 
-def row(text: str, name: str) -> str:
-    return next(line for line in text.splitlines() if name in line)
+def sign_in(page: Page, jupyter: Jupyter) -> None:
+    """Give the browser the server's cookie, without loading JupyterLab."""
+    page.goto(f"{jupyter.root}/formgrader/gradebook?token={jupyter.token}")
 
 
 def test_formgrader_shows_the_graded_submission_and_its_score(jupyter, page, traffic, screenshot):
@@ -71,7 +73,7 @@ def test_formgrader_shows_the_graded_submission_and_its_score(jupyter, page, tra
 
 
 def test_the_instructor_sees_the_submission_with_its_checks(jupyter, page, screenshot):
-    open_lab(page, jupyter)  # which signs the browser in
+    sign_in(page, jupyter)
     page.goto(f"{jupyter.root}/formgrader/gradebook/{small_lab.NAME}/{small_lab.NAME}")
     link = page.locator("a.name-hidden", has_text="Submission #1")
     link.wait_for(timeout=60_000)
@@ -85,7 +87,7 @@ def test_the_instructor_sees_the_submission_with_its_checks(jupyter, page, scree
 
 
 def test_a_score_typed_by_hand_settles_what_could_not_be_checked(graded, jupyter, page, screenshot):
-    open_lab(page, jupyter)
+    sign_in(page, jupyter)
     with gradebook(graded) as book:
         (notebook,) = book.find_submission(small_lab.NAME, "grace").notebooks
     page.goto(f"{jupyter.root}/formgrader/submissions/{notebook.id}")

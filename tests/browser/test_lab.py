@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-import slurmbox as cluster
 from labcore import shipping
 from tests.browser.driver import (
     NOTEBOOK,
@@ -24,19 +23,15 @@ WORKED = "notebooks/worked/03_multi_node.ipynb"
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(scope="module")
-def jupyter(course, make_jupyter):
-    return make_jupyter(course.home, environment=cluster.environment(course.home))
-
-
 def broken_pictures(page):
     return page.locator(f"{NOTEBOOK} img").evaluate_all(
         "all => all.filter(one => !one.complete || !one.naturalWidth).map(one => one.src)")
 
 
-def test_the_released_lab_is_whole_and_stops_at_the_first_exercise(page, jupyter, traffic,
-                                                                   screenshot):
-    open_notebook(page, jupyter, LAB)
+def test_a_student_reads_the_lab_answers_and_looks_at_the_worked_notebook(
+        common_page, course_jupyter, common_traffic, screenshot):
+    page = common_page
+    open_notebook(page, course_jupyter, LAB)
     until(page, lambda: page.locator(f"{NOTEBOOK} img").count() == 3, 20, "the figures")
     until(page, lambda: not broken_pictures(page), 20, "whole pictures")
     screenshot(page, "lab-top")
@@ -48,7 +43,11 @@ def test_the_released_lab_is_whole_and_stops_at_the_first_exercise(page, jupyter
     assert "still waits for your answer" in said
     code_cell(page, number_of(page, "def place")).scroll_into_view_if_needed()
     screenshot(page, "lab-first-exercise")
-    assert traffic.outside == [] and traffic.errors == []
+    gets_a_hint_then_passes(page, screenshot)
+    page.locator(f"{NOTEBOOK} a", has_text="worked notebook").first.click()
+    page.locator(NOTEBOOK, has_text="rank // ranks_per_node").first.wait_for(timeout=60_000)
+    screenshot(page, "lab-worked")
+    assert common_traffic.outside == [] and common_traffic.errors == []
 
 
 def write(page, n, text):
@@ -58,9 +57,8 @@ def write(page, n, text):
     page.keyboard.insert_text(text)
 
 
-def test_a_wrong_answer_gets_its_hint_and_the_right_one_passes(page, jupyter, screenshot):
-    open_notebook(page, jupyter, LAB)
-    run_cell(page, number_of(page, "from labkit import check"))
+def gets_a_hint_then_passes(page, screenshot):
+    """A wrong answer gets its hint, and the right one passes."""
     answer, check = number_of(page, "def place"), number_of(page, '"Node and local rank')
     write(page, answer, "def place(rank, ranks_per_node):\n"
                         "    return rank % ranks_per_node, rank // ranks_per_node")
@@ -75,14 +73,6 @@ def test_a_wrong_answer_gets_its_hint_and_the_right_one_passes(page, jupyter, sc
     assert "place: right in 3 cases" in run_cell(page, check).inner_text()
 
 
-def test_the_stuck_link_opens_the_worked_notebook(page, jupyter, screenshot):
-    open_notebook(page, jupyter, LAB)
-    page.locator(f"{NOTEBOOK} a", has_text="worked notebook").first.click()
-    worked = page.locator(NOTEBOOK, has_text="rank // ranks_per_node")
-    worked.first.wait_for(timeout=30_000)
-    screenshot(page, "lab-worked")
-
-
 @pytest.fixture
 def small_job(course):
     """The lab's first job with a smaller model: what is tested here is how a notebook shows it."""
@@ -95,9 +85,10 @@ def small_job(course):
     script.write_text(text)
 
 
-def test_a_student_submits_a_job_and_sees_its_curves(page, jupyter, course, small_job, traffic,
-                                                     screenshot):
-    open_notebook(page, jupyter, WORKED)
+def test_a_student_submits_a_job_and_sees_its_curves(
+        common_page, course_jupyter, course, small_job, common_traffic, screenshot):
+    page = common_page
+    open_notebook(page, course_jupyter, WORKED)
     for text in ("os.chdir", "from labkit import check", "jobs.connect()", "guess_milliseconds =",
                  "!sbatch code/dp_two_nodes.sh"):
         submitted = run_cell(page, number_of(page, text)).inner_text()
@@ -113,7 +104,7 @@ def test_a_student_submits_a_job_and_sees_its_curves(page, jupyter, course, smal
     with page.context.expect_page() as opened:
         page.locator(f"{NOTEBOOK} a", has_text="Open TensorBoard").click()
     curves(opened.value, screenshot)
-    assert traffic.outside == [] and traffic.errors == []
+    assert common_traffic.outside == [] and common_traffic.errors == []
     assert (course.home / f"megatron/logs/dp_two_nodes_{job}.txt").is_file()
 
 
@@ -121,13 +112,14 @@ def curves(page, screenshot):
     """TensorBoard shows this run's loss."""
     page.locator("text=lm loss").first.wait_for(timeout=60_000)
     page.locator("text=dp_two_nodes").first.wait_for(timeout=20_000)
-    page.wait_for_timeout(3000)  # the lines are drawn after the cards
     screenshot(page, "lab-scalars")
 
 
 @pytest.mark.stress  # tests/browser/test_virtual_profile.py reads the views, lab 03 profiles
-def test_a_student_profiles_virtual_gpus_and_reads_the_views(page, jupyter, traffic, screenshot):
-    open_notebook(page, jupyter, WORKED)
+def test_a_student_profiles_virtual_gpus_and_reads_the_views(
+        common_page, course_jupyter, common_traffic, screenshot):
+    page = common_page
+    open_notebook(page, course_jupyter, WORKED)
     for text in ("os.chdir", "from labkit import check", "jobs.connect()", "--profile-name four"):
         run_cell(page, number_of(page, text))
     waiting = number_of(page, "four = jobs.wait()")
@@ -141,7 +133,7 @@ def test_a_student_profiles_virtual_gpus_and_reads_the_views(page, jupyter, traf
     with page.context.expect_page() as opened:
         page.locator(f"{NOTEBOOK} a", has_text="Open the profiler").click()
     views(opened.value, screenshot)
-    assert traffic.outside == [] and traffic.errors == []
+    assert common_traffic.outside == [] and common_traffic.errors == []
 
 
 def views(page, screenshot):
@@ -157,7 +149,6 @@ def views(page, screenshot):
         if view != "Overview":
             choose(page, frame, 1, view)
         until(page, lambda s=selector: frame.locator(s).count(), 60, f"the view {view}")
-        page.wait_for_timeout(500)
         screenshot(page, f"lab-{view.lower().replace(' ', '-')}")
         if view == "Distributed":
             for rank in range(4):
@@ -167,15 +158,15 @@ def views(page, screenshot):
     until(page, lambda: any("trace_embedding" in one.url for one in page.frames), 60, "the trace")
     viewer = next(one for one in page.frames if "trace_embedding" in one.url)
     viewer.locator("canvas").first.wait_for(timeout=60_000)
-    page.wait_for_timeout(2000)
     screenshot(page, "lab-trace")
 
 
 @pytest.mark.stress
-def test_the_worked_notebook_runs_from_the_first_to_the_last_cell(page, jupyter, course,
-                                                                  screenshot):
+def test_the_worked_notebook_runs_from_the_first_to_the_last_cell(
+        common_page, course_jupyter, course, screenshot):
+    page = common_page
     shipping.make_workspace(course.home)
-    open_notebook(page, jupyter, WORKED)
+    open_notebook(page, course_jupyter, WORKED)
     run_all(page)
     last = number_of(page, "!rm -rf megatron/checkpoints/dp_two_nodes")
     until(page, lambda: re.search(r"\[\d+\]", code_cell(page, last).inner_text())

@@ -18,11 +18,11 @@ ROWS = {0: ["runs F0", "1", "0 ms"], 2: ["idle before B0, which needs B0 of stag
 
 
 @pytest.fixture(scope="module")
-def jupyter(home, make_jupyter):
+def jupyter(home, proxied):
     notebook = v4.new_notebook(cells=[v4.new_code_cell(CELL)], metadata={"kernelspec": {
         "name": "python3", "display_name": "Python 3", "language": "python"}})
     nbformat.write(notebook, home / NAME)
-    return make_jupyter(home)
+    return proxied
 
 
 def look(figure, page):
@@ -48,13 +48,14 @@ def look(figure, page):
     assert figure.get_by_text("play").is_visible()
 
 
-def test_the_slider_moves_in_jupyterlab(page, jupyter, traffic, screenshot):
+def test_the_slider_moves_in_jupyterlab(common_page, jupyter, common_traffic, screenshot):
+    page = common_page
     open_notebook(page, jupyter, NAME)
     figure = run_cell(page, 0).locator("figure[data-steps]")
     look(figure, page)
     figure.locator("input").fill("3")
     screenshot(page, "steps")
-    assert traffic.outside == [] and traffic.errors == []
+    assert common_traffic.outside == [] and common_traffic.errors == []
 
 
 def test_the_slider_moves_in_an_exported_notebook(page, jupyter, home, traffic, screenshot):

@@ -4,13 +4,16 @@ import os
 import re
 import signal
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tests.browser.driver import choose, profiler, until
-from tests.browser.test_tensorboard import LAB, drawn
+from tests.browser.test_tensorboard import drawn
 from tests.virtualgpu.export.traced import traced  # noqa: F401  fixture
 
+LAB = Path(sys.executable).with_name("lab")
 VIEWS = {  # what is drawn in each of them, at least
     "Overview": {"text=Tesla V100-SXM2-16GB (virtual)": 1, "text=GPU Utilization": 1,
                  ".pielayer .slice": 2, ".barlayer .point": 4, "text=Communication": 1,
@@ -26,8 +29,10 @@ VIEWS = {  # what is drawn in each of them, at least
 
 @pytest.fixture(scope="module")
 def tensorboard(chromium, traced):  # noqa: F811
-    process = subprocess.Popen([LAB, "tensorboard", "--logdir", traced], text=True,
-                               stdout=subprocess.PIPE, env=os.environ)
+    """Its address behind a prefix, started as from a terminal."""
+    process = subprocess.Popen(
+        [LAB, "tensorboard", "--logdir", traced, "--path-prefix", "/user/x/tensorboard"],
+        text=True, stdout=subprocess.PIPE, env=os.environ)
     address = next(filter(None, (re.search(r"http://\S+", line) for line in process.stdout)))
     yield address.group(0)
     process.send_signal(signal.SIGTERM)

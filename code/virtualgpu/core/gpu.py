@@ -14,20 +14,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from virtualgpu.core import shapes
 from virtualgpu.core.card import Card
-from virtualgpu.core.clock import Clock
+from virtualgpu.core.clock import COMPUTE, Clock
 from virtualgpu.core.errors import NoValue, UnknownCost
 from virtualgpu.core.matmul import matmul_seconds
 from virtualgpu.core.memory import Allocator, OutOfMemory
 from virtualgpu.core.plan import (
     HOST,
+    Kind,
     Plan,
     changed_argument,
     changed_tensor,
-    empty,
+    kind_of,
+    make,
     mark,
     misfits,
     needs_values,
-    shares,
+    nested,
+    refuse_other_devices,
     to_meta,
 )
 from virtualgpu.core.rules import Work, is_free, moved, read_and_write, rule_of, tensors
@@ -35,6 +38,7 @@ from virtualgpu.core.rules import Work, is_free, moved, read_and_write, rule_of,
 if TYPE_CHECKING:
     from virtualgpu.export.trace import Recorder
 
+CUDA = torch.device("cuda", 0)
 READ_LATENCY = 10e-6  # from the card to the host, of a few bytes
 MOST_UNKNOWN = 0.02  # of the time may be spent in operations without a rule
 OWN = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
@@ -56,7 +60,8 @@ class VirtualGpu(TorchDispatchMode):
         self.unknown: defaultdict[str, int] = defaultdict(int)  # calls without a rule
         self._sizes: dict[int, int] = {}  # of the storages that live, by identity
         self._plans: dict[tuple, Plan] = {}  # by operation and its arguments' shapes
-        self._shares: dict[torch._ops.OpOverload, bool] = {}  # what plan.shares said
+        self._kinds: dict[torch._ops.OpOverload, Kind] = {}
+        self.stream = COMPUTE  # where kernels are launched now
         self.recorder: Recorder | None = None  # while a trace is made
 
     @classmethod
@@ -65,30 +70,58 @@ class VirtualGpu(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        known = self._shares.get(func)
-        if known is None:
-            known = self._shares[func] = shares(func)
-        if known:
-            return func(*args, **kwargs)
+        return self.execute(func, args, kwargs or {})[0]
+
+    def execute(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
+                setting: object = None) -> tuple[object, Plan | None]:
+        """Run an operation on modeled time and memory.
+
+        Args:
+            func: the operation.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            setting: what else decides what it costs; hashable.
+
+        Returns the result, and the plan that was followed: HOST where the operation is not this
+        GPU's, None where it launches no kernel of its own.
+        """
+        kind = self._kinds.get(func)
+        if kind is None:
+            kind = self._kinds[func] = kind_of(func)
+        if kind is Kind.COMPOSITE:  # inference mode delivers these whole: torch takes them apart
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out, None
+        elif kind is Kind.SHARES:
+            return func(*args, **kwargs), None
         key = (func, *map(mark, args), *kwargs, *map(mark, kwargs.values()))
+        if setting is not None:
+            key = (*key, setting)
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = self._plan(func, args, kwargs)
         if plan is HOST:
-            return func(*args, **kwargs)
+            return func(*args, **kwargs), plan
         out = func(*args, **kwargs) if self.watched != "meta" else plan.make(args, kwargs)
         if plan.results is not None:
-            for result in out if isinstance(out, (tuple, list)) else (out,):
-                if result is not None:
-                    self._hold(result)
+            for result in (out,) if isinstance(out, torch.Tensor) else nested(out):
+                self.hold(result)
         if plan.kernels:
             if plan.unknown:
                 self.unknown[plan.name] += 1
             self._launch(plan.name, plan.seconds, plan.kernels)
         if self.recorder is not None:
             self.recorder.operation(key, plan)
-        return out
+        return out, plan
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Return whether the tensor lies in this GPU's memory."""
+        return tensor.device.type == self.watched
+
+    def device_of(self, tensor: torch.Tensor) -> torch.device:
+        """The tensor's device as error messages name it: this GPU is cuda:0."""
+        return CUDA if self.holds(tensor) else tensor.device
 
     def _plan(self, func, args: Sequence, kwargs: dict) -> Plan:
         """What this operation on arguments of these shapes does to the card."""
@@ -96,34 +129,34 @@ class VirtualGpu(TorchDispatchMode):
         target = kwargs.get("device")
         changed = changed_argument(func, args, kwargs) if operands else None
         if changed not in (None, -1):
-            target = changed_tensor(args, kwargs, changed).device
-        mine = any(item.device.type == self.watched for item in operands)
-        if mine and (needs_values(func, operands) or (
-                target is not None and torch.device(target).type != self.watched)):
+            target = self.device_of(changed_tensor(args, kwargs, changed))
+        mine = any(map(self.holds, operands))
+        away = target is not None and torch.device(target).type not in (self.watched, "cuda")
+        if mine and (needs_values(func, operands) or away):
             raise NoValue(f"{place()} reads a value of a tensor, and on the virtual "
                           f"{self.card.name} tensors have none; a trainer that only needs it for "
                           "the log reads it with ctx.read, which gives None there")
-        if not mine and (target is None or torch.device(target).type != self.watched):
+        if not mine and (target is None or away):
             return HOST
         specs = None
-        if misfits(func, args, operands, changed):
+        refuse_other_devices(func, args, kwargs, self.device_of)
+        if misfits(func, operands, changed):
             func(*args, **kwargs)  # which says what is wrong with them, if anything is
         if changed is None:
             specs = shapes.results(func, args, kwargs)
             if specs is None:
                 out = func(*to_meta(args), **to_meta(kwargs))
-                specs = [shapes.of(item) for item in out] if isinstance(out, (tuple, list)) else (
-                    shapes.of(out))
+                specs = shapes.of_results(out)
         name = str(func._overloadpacket)
         if is_free(func):
             return Plan(specs, changed, name, 0.0, 0, False)
         rule = rule_of(func)
         produced = ([changed_tensor(args, kwargs, changed)] if changed is not None else
-                    [empty(spec) for spec in (specs if isinstance(specs, list) else [specs])])
+                    list(nested(make(specs))))
         work = (rule or read_and_write)(args, tensors(produced))
         # What lies in the host's memory passes the bus.
         crossing = sum(moved(item) for item in operands
-                       if item.dim() and item.device.type != self.watched) / self.card.pcie
+                       if item.dim() and not self.holds(item)) / self.card.pcie
         seconds = max(crossing + self.card.efficiency.kernel, self.seconds(work))
         return Plan(specs, changed, name, seconds, work.kernels, rule is None, work)
 
@@ -141,7 +174,7 @@ class VirtualGpu(TorchDispatchMode):
 
     def _launch(self, name: str, seconds: float, kernels: int) -> None:
         self.clock.work(kernels * self.card.efficiency.dispatch)
-        self.clock.run(name, seconds)
+        self.clock.run(name, seconds, self.stream)
         self.busy[name] += seconds
         self.computing += seconds
 
@@ -151,8 +184,9 @@ class VirtualGpu(TorchDispatchMode):
                           f"{', '.join(self.card.tflops)}")
 
     def wait_for_collective(self, end: float) -> None:
-        self.exposed += max(0.0, end - self.clock.ready())
-        self.clock.wait(end)
+        if self.stream == COMPUTE:
+            self.exposed += max(0.0, end - self.clock.ready())
+        self.clock.wait(end, self.stream)
 
     def take(self, size: int) -> None:
         """Memory that is not torch's. Raises torch.OutOfMemoryError."""
@@ -161,7 +195,7 @@ class VirtualGpu(TorchDispatchMode):
         except OutOfMemory as error:
             raise torch.OutOfMemoryError(f"{error} [virtual {self.card.name}]") from None
 
-    def _hold(self, tensor: torch.Tensor) -> None:
+    def hold(self, tensor: torch.Tensor) -> None:
         """Account for the tensor's memory until its storage dies. Raises torch.OutOfMemoryError."""
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -182,6 +216,22 @@ class VirtualGpu(TorchDispatchMode):
         self.memory.release(size)
         if self.recorder is not None:
             self.recorder.memory(key, -size)
+
+    def resize(self, key: int, size: int) -> None:
+        """Account for a storage that is resized in place. Raises torch.OutOfMemoryError."""
+        before = self._sizes[key]
+        if size > before:
+            try:
+                self.memory.allocate(size)
+            except OutOfMemory as error:
+                raise torch.OutOfMemoryError(f"{error} [virtual {self.card.name}]") from None
+            self.memory.release(before)
+        else:
+            self.memory.release(before)
+            self.memory.allocate(size)
+        self._sizes[key] = size
+        if self.recorder is not None:
+            self.recorder.memory(key, size - before)
 
     def now(self) -> float:
         """Seconds of virtual time, when everything launched so far is done."""

@@ -6,21 +6,30 @@ looked up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
 from typing import NamedTuple
 
 import torch
 
-from virtualgpu.core.rules import Work
-from virtualgpu.core.shapes import Spec
+from virtualgpu.core.rules import Work, tensors
+from virtualgpu.core.shapes import Results, Spec
 
 
 class Plan(NamedTuple):
-    """results: new tensors; None where an argument is changed in place. changed: its position or
-    name. kernels: launches; 0: none runs. unknown: whether the cost is a guess. work: what was
-    costed."""
+    """What one operation on arguments of these shapes does.
 
-    results: Spec | list[Spec | None] | None
+    Attributes:
+        results: new tensors, nested as the operation returns them; None where it changes one.
+        changed: position or name of the argument that it changes in place.
+        name: the operation's.
+        seconds: time of its kernels.
+        kernels: launches; 0 where none runs.
+        unknown: whether the cost is a guess.
+        work: what was costed.
+    """
+
+    results: Results
     changed: int | str | None
     name: str
     seconds: float
@@ -32,18 +41,28 @@ class Plan(NamedTuple):
         """What the operation returns."""
         if self.results is None:
             return changed_tensor(args, kwargs, self.changed)
-        if isinstance(self.results, list):
-            return tuple(empty(spec) for spec in self.results)
-        return empty(self.results)
+        return make(self.results)
 
 
 HOST = Plan(None, None, "", 0.0, 0, False)  # not the card's business
 
 
-def shares(func: torch._ops.OpOverload) -> bool:
-    """Whether it names memory in another way: torch itself does that, no kernel runs."""
-    return (func.is_view or torch.Tag.inplace_view in func.tags
-            or func is torch.ops.aten._unsafe_view.default)
+class Kind(Enum):
+    """How an operation is treated.
+
+    COMPOSITE is written in terms of other operations. SHARES names memory in another way, which
+    torch itself does without a kernel. COSTS is everything else.
+    """
+
+    COMPOSITE, SHARES, COSTS = range(3)
+
+
+def kind_of(func: torch._ops.OpOverload) -> Kind:
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        return Kind.COMPOSITE
+    shares = (func.is_view or torch.Tag.inplace_view in func.tags
+              or func is torch.ops.aten._unsafe_view.default)
+    return Kind.SHARES if shares else Kind.COSTS
 
 
 def needs_values(func: torch._ops.OpOverload, operands: Sequence[torch.Tensor]) -> bool:
@@ -55,17 +74,45 @@ def needs_values(func: torch._ops.OpOverload, operands: Sequence[torch.Tensor]) 
     return torch.Tag.data_dependent_output in func.tags
 
 
-def misfits(func: torch._ops.OpOverload, args: Sequence, operands: Sequence[torch.Tensor],
+def misfits(func: torch._ops.OpOverload, operands: Sequence[torch.Tensor],
             changed: int | str | None) -> bool:
-    """Whether torch must be asked if these tensors go together: on several devices, or changed in
-    place by another shape."""
+    """Whether torch must be asked if these tensors go together, because one is changed in place by
+    another shape."""
     if func._overloadpacket in MIXED or not operands:
         return False
-    whole = [item for item in operands if item.dim()]
-    if len({item.device for item in whole}) > 1:
-        return True
     return (changed == 0 and torch.Tag.pointwise in func.tags
-            and any(item.shape != operands[0].shape for item in whole))
+            and any(item.shape != operands[0].shape for item in operands if item.dim()))
+
+
+def refuse_other_devices(func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
+                         device_of: Callable[[torch.Tensor], torch.device]) -> None:
+    """Raise what CUDA raises when tensors lie on different devices.
+
+    Args:
+        func: the operation.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        device_of: the device of a tensor, as the program knows it.
+
+    Raises RuntimeError. A tensor without dimensions may lie anywhere, like a number.
+    """
+    if func._overloadpacket in MIXED:
+        return
+    named = [*zip((item.name for item in func._schema.arguments), args, strict=False),
+             *kwargs.items()]
+    found = [(name, device_of(item)) for name, value in named for item in tensors([value])
+             if item.dim()]
+    if len({device for _, device in found}) < 2:
+        return
+    if torch.Tag.pointwise in func.tags:
+        both = " and ".join(map(str, sorted({device for _, device in found}, key=str)[::-1]))
+        raise RuntimeError("Expected all tensors to be on the same device, but found at least two "
+                           f"devices, {both}!")
+    common = found[0][1]
+    name, other = next(item for item in found if item[1] != common)
+    raise RuntimeError(f"Expected all tensors to be on the same device, but got {name} is on "
+                       f"{other}, different from other tensors on {common} (when checking "
+                       f"argument in method wrapper_CUDA_{func._schema.name.split('::')[1]})")
 
 
 # Some of their arguments may lie elsewhere.
@@ -73,10 +120,22 @@ MIXED = {torch.ops.aten.copy_, torch.ops.aten._to_copy, torch.ops.aten.index,
          torch.ops.aten.index_put_, torch.ops.aten.index_put}
 
 
-def empty(spec: Spec | None) -> torch.Tensor | None:
-    if spec is None:
-        return None
-    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="meta")
+def make(specs: Results) -> Results:
+    """Meta tensors in place of specifications; anything else is returned as it is."""
+    if isinstance(specs, Spec):
+        return torch.empty_strided(specs.shape, specs.strides, dtype=specs.dtype, device="meta")
+    if isinstance(specs, (list, tuple)):
+        return tuple(map(make, specs))
+    return specs
+
+
+def nested(results: object) -> Iterator[torch.Tensor]:
+    """Every tensor in what an operation returns."""
+    if isinstance(results, torch.Tensor):
+        yield results
+    elif isinstance(results, (list, tuple)):
+        for item in results:
+            yield from nested(item)
 
 
 def mark(argument: object) -> object:

@@ -8,7 +8,7 @@ all others, and where strides are unusual, torch is asked (gpu.py). The tests co
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +17,9 @@ class Spec(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
+
+
+Results = Any  # of an operation: a Spec, None, a number, or lists of these
 
 
 def rows(shape: Sequence[int]) -> tuple[int, ...]:
@@ -34,6 +37,13 @@ def fresh(shape: Sequence[int], dtype: torch.dtype) -> Spec:
 
 def of(tensor: torch.Tensor | None) -> Spec | None:
     return None if tensor is None else Spec(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def of_results(out: object) -> Results:
+    """Specifications in place of the tensors in what an operation returns."""
+    if isinstance(out, torch.Tensor):
+        return of(out)
+    return list(map(of_results, out)) if isinstance(out, (list, tuple)) else out
 
 
 def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Spec | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import traceback
+import linecache
+import os
+import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ from virtualgpu.core import shapes
 from virtualgpu.core.card import Card
 from virtualgpu.core.clock import COMPUTE, Clock
 from virtualgpu.core.errors import NoValue, UnknownCost
+from virtualgpu.core.fused_rules import rule_of
 from virtualgpu.core.matmul import matmul_seconds
 from virtualgpu.core.memory import Allocator, OutOfMemory
 from virtualgpu.core.plan import (
@@ -33,7 +36,7 @@ from virtualgpu.core.plan import (
     refuse_other_devices,
     to_meta,
 )
-from virtualgpu.core.rules import Work, is_free, moved, read_and_write, rule_of, tensors
+from virtualgpu.core.rules import Work, is_free, moved, read_and_write, tensors
 
 if TYPE_CHECKING:
     from virtualgpu.export.trace import Recorder
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
 CUDA = torch.device("cuda", 0)
 READ_LATENCY = 10e-6  # from the card to the host, of a few bytes
 MOST_UNKNOWN = 0.02  # of the time may be spent in operations without a rule
-OWN = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
+OWN = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), "<frozen ")
 
 
 class VirtualGpu(TorchDispatchMode):
@@ -58,7 +61,7 @@ class VirtualGpu(TorchDispatchMode):
         self.computing = 0.0  # of that, in kernels of this card alone
         self.exposed = 0.0  # seconds that the compute stream waited for collectives
         self.unknown: defaultdict[str, int] = defaultdict(int)  # calls without a rule
-        self._sizes: dict[int, int] = {}  # of the storages that live, by identity
+        self.sizes: dict[int, int] = {}  # of the storages that live, by identity
         self._plans: dict[tuple, Plan] = {}  # by operation and its arguments' shapes
         self._kinds: dict[torch._ops.OpOverload, Kind] = {}
         self.stream = COMPUTE  # where kernels are launched now
@@ -199,27 +202,27 @@ class VirtualGpu(TorchDispatchMode):
         """Account for the tensor's memory until its storage dies. Raises torch.OutOfMemoryError."""
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._sizes:
+        if key in self.sizes:
             return
         size = storage.nbytes()
         try:
             self.memory.allocate(size)
         except OutOfMemory as error:
             raise torch.OutOfMemoryError(f"{error} [virtual {self.card.name}]") from None
-        self._sizes[key] = size
+        self.sizes[key] = size
         if self.recorder is not None:
             self.recorder.memory(key, size)
         weakref.finalize(storage, self._release, key).atexit = False
 
     def _release(self, key: int) -> None:
-        size = self._sizes.pop(key)
+        size = self.sizes.pop(key)
         self.memory.release(size)
         if self.recorder is not None:
             self.recorder.memory(key, -size)
 
     def resize(self, key: int, size: int) -> None:
         """Account for a storage that is resized in place. Raises torch.OutOfMemoryError."""
-        before = self._sizes[key]
+        before = self.sizes[key]
         if size > before:
             try:
                 self.memory.allocate(size)
@@ -229,7 +232,7 @@ class VirtualGpu(TorchDispatchMode):
         else:
             self.memory.release(before)
             self.memory.allocate(size)
-        self._sizes[key] = size
+        self.sizes[key] = size
         if self.recorder is not None:
             self.recorder.memory(key, size - before)
 
@@ -263,9 +266,20 @@ class VirtualGpu(TorchDispatchMode):
         return said
 
 
+def caller() -> tuple[str, int, str]:
+    """File, line number, and text of the innermost frame that is neither torch's nor ours."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(OWN):
+            here = os.getcwd() + os.sep
+            return (file.removeprefix(here), frame.f_lineno,
+                    linecache.getline(file, frame.f_lineno).strip())
+        frame = frame.f_back
+    return "the program", 0, ""
+
+
 def place() -> str:
-    """File, line and text of the innermost frame that is neither torch's nor ours."""
-    for frame in reversed(traceback.extract_stack()):
-        if not frame.filename.startswith(OWN):
-            return f"{frame.filename}, line {frame.lineno} ({frame.line})"
-    return "the program"
+    """The program's current line, in words."""
+    file, line, text = caller()
+    return f"{file}, line {line} ({text})" if line else file

@@ -43,6 +43,7 @@ class Allocator:
         self.small, self.large = Pool(), Pool()
         self.peak = self.peak_reserved = 0
         self.requested = self.peak_requested = 0  # before rounding
+        self.refused = 0  # requests that did not fit
 
     @property
     def live(self) -> int:
@@ -60,7 +61,7 @@ class Allocator:
     def take(self, size: int) -> None:
         """Memory that is not torch's: a context, a communicator. Raises OutOfMemory."""
         if size > self.free:
-            self._release()
+            self.release_cached()
             if size > self.free:
                 raise OutOfMemory(self._explain(size))
         self.taken += size
@@ -74,9 +75,10 @@ class Allocator:
             unit = SMALL_SEGMENT if pool is self.small else (
                 MEDIUM_SEGMENT if rounded < MEDIUM else LARGE_ROUND)
             if up(missing, unit) > self.free:
-                self._release()
+                self.release_cached()
                 missing = pool.live + rounded - pool.reserved
                 if up(missing, unit) > self.free:
+                    self.refused += 1
                     raise OutOfMemory(self._explain(rounded))
             pool.reserved += up(missing, unit)
             self.peak_reserved = max(self.peak_reserved, self.reserved)
@@ -94,7 +96,7 @@ class Allocator:
         pool.live -= rounded
         self.requested -= size
 
-    def _release(self) -> None:
+    def release_cached(self) -> None:
         """Segments without a live byte go back to CUDA, as torch does before it gives up."""
         self.small.reserved = up(self.small.live, SMALL_SEGMENT)
         self.large.reserved = up(self.large.live, LARGE_ROUND)

@@ -153,14 +153,5 @@ FREE = frozenset({
     "aten._reshape_alias", "aten.alias", "aten.set_", "aten.detach_"})
 
 
-def rule_of(operation: torch._ops.OpOverload) -> Rule | None:
-    """The operation's rule; None where it has none."""
-    name = str(operation._overloadpacket)
-    rule = RULES.get(name)
-    if rule is None and torch.Tag.pointwise in operation.tags:
-        return read_and_write
-    return rule
-
-
 def is_free(operation: torch._ops.OpOverload) -> bool:
     return operation.is_view or str(operation._overloadpacket) in FREE

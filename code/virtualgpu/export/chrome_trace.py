@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterable, Iterator
 
 from virtualgpu.core.card import Card
+from virtualgpu.core.cards.generations import generation
 from virtualgpu.core.clock import COMPUTE
-from virtualgpu.export.kernel_names import generation
 from virtualgpu.export.trace import Place
 from virtualgpu.export.trace_events import BACKWARD_THREAD, RELEASES, Trace
 

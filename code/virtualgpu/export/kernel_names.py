@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from virtualgpu.core.card import Card
+from virtualgpu.core.cards.generations import generation
 from virtualgpu.core.matmul import ALIGNED, best_tile
 from virtualgpu.core.plan import Plan
 from virtualgpu.core.rules import Product
@@ -23,11 +24,6 @@ KERNEL, COPY, SET = "kernel", "gpu_memcpy", "gpu_memset"
 CPP = {torch.float32: "float", torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16",
        torch.float64: "double", torch.int64: "long int", torch.int32: "int", torch.bool: "bool",
        torch.uint8: "unsigned char"}
-# By architecture: compute capability and threads that a multiprocessor holds. The A100 has more of
-# the latter than the other Ampere cards.
-GENERATIONS = {"volta": (7, 0, 2048), "turing": (7, 5, 1024), "ampere": (8, 6, 1536),
-               "ada": (8, 9, 1536), "hopper": (9, 0, 2048)}
-A100 = (8, 0, 2048)
 
 
 class Kernel(NamedTuple):
@@ -59,11 +55,6 @@ def shapes_of(key: tuple) -> Iterator[Shape]:
                 yield Shape(*mark)
             else:
                 yield from shapes_of(mark)
-
-
-def generation(card: Card) -> tuple[int, int, int]:
-    """Compute capability, and threads per multiprocessor."""
-    return A100 if card.name.startswith("a100") else GENERATIONS[card.architecture]
 
 
 def occupancy(card: Card, kernel: Kernel) -> float:

@@ -1,0 +1,24 @@
+"""torch.compile and TorchScript: taken as eager, with one note. Checkpoint files."""
+
+from __future__ import annotations
+
+import torch
+
+from virtualgpu.pytorch.mode import CudaGpu
+
+NOTE = ("torch.compile is taken as eager: compiled code fuses elementwise kernels and is faster")
+
+
+def install(gpu: CudaGpu) -> None:
+    """Replace the compilers of torch."""
+    def compile(model=None, **_):
+        gpu.assumptions.note(NOTE)
+        return (lambda function: function) if model is None else model
+
+    def compile_module(self: torch.nn.Module, *_: object, **__: object) -> None:
+        compile(self)
+
+    torch.compile, torch.nn.Module.compile = compile, compile_module
+    torch.jit.script = lambda function=None, *_, **__: (
+        function if function is not None else lambda one: one)
+    torch.backends.cudnn.is_acceptable = lambda tensor: False

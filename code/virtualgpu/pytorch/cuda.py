@@ -1,0 +1,184 @@
+"""The functions of torch.cuda, answered by the virtual GPU."""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import torch
+
+from virtualgpu.core.card import Card
+from virtualgpu.core.cards.generations import generation
+from virtualgpu.core.errors import NoValue
+from virtualgpu.core.gpu import place
+from virtualgpu.pytorch.mode import CudaGpu
+
+VERSION = "12.8"  # of CUDA, as torch.version.cuda reports it; of NCCL:
+NCCL = (2, 27, 3)
+
+
+def properties(card: Card) -> SimpleNamespace:
+    """torch.cuda.get_device_properties."""
+    major, minor, threads = generation(card)
+    return SimpleNamespace(
+        name=card.product, total_memory=card.memory, multi_processor_count=card.sms, major=major,
+        minor=minor, max_threads_per_multi_processor=threads, warp_size=32, is_integrated=0,
+        is_multi_gpu_board=0, regs_per_multiprocessor=65536, gcnArchName="",
+        shared_memory_per_block=49152, L2_cache_size=0, uuid=f"virtual-{card.name}")
+
+
+def statistics(gpu: CudaGpu) -> OrderedDict[str, int]:
+    """torch.cuda.memory_stats, as far as the modeled allocator counts."""
+    memory, found = gpu.memory, OrderedDict()
+    current = {"allocated_bytes": memory.live, "active_bytes": memory.live,
+               "reserved_bytes": memory.reserved, "requested_bytes": memory.requested}
+    peak = {"allocated_bytes": memory.peak, "active_bytes": memory.peak,
+            "reserved_bytes": memory.peak_reserved, "requested_bytes": memory.peak_requested}
+    for name in ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes",
+                 "inactive_split_bytes", "allocation", "active", "segment", "inactive_split"):
+        for pool in ("all", "large_pool", "small_pool"):
+            found[f"{name}.{pool}.current"] = current.get(name, 0) if pool == "all" else 0
+            found[f"{name}.{pool}.peak"] = peak.get(name, 0) if pool == "all" else 0
+            found[f"{name}.{pool}.allocated"] = found[f"{name}.{pool}.freed"] = 0
+    for name in ("oversize_allocations", "oversize_segments"):
+        found |= {f"{name}.{what}": 0 for what in ("current", "peak", "allocated", "freed")}
+    found |= {"num_alloc_retries": 0, "num_ooms": memory.refused, "num_sync_all_streams": 0,
+              "num_device_alloc": 0, "num_device_free": 0, "max_split_size": -1}
+    return found
+
+
+def install(gpu: CudaGpu) -> None:
+    """Replace what torch.cuda and torch.accelerator say."""
+    cuda = torch.cuda
+    replaced = {**_devices(gpu), **_memory(gpu), **_random(gpu), **_not_modeled()}
+    for name, value in replaced.items():
+        setattr(cuda, name, value)
+    for name in _memory(gpu):
+        if hasattr(cuda.memory, name):
+            setattr(cuda.memory, name, replaced[name])
+    cuda.random.manual_seed_all = replaced["manual_seed_all"]
+    cuda.nccl.version = lambda: NCCL
+    for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
+        setattr(cuda.nvtx, name, lambda *_, **__: 0)
+    torch.version.cuda = VERSION
+    torch.backends.cuda.is_built = lambda: True
+    _accelerator(gpu)
+    modules = torch.get_device_module
+
+    def device_module(device: object = None):
+        kind = "cuda" if device is None else torch.device(device).type
+        return cuda if kind == "cuda" else modules(device)
+
+    torch.get_device_module = functools.wraps(modules)(device_module)
+
+
+def _devices(gpu: CudaGpu) -> dict[str, object]:
+    found = properties(gpu.card)
+
+    def check(device: object = None) -> None:
+        index = gpu.index if device is None else torch.device(
+            device if type(device) is not int else f"cuda:{device}").index
+        if index is not None and index >= gpu.count:
+            raise torch.AcceleratorError(
+                f"CUDA error: invalid device ordinal ({index}; this node has {gpu.count})", 101)
+
+    class Use(nullcontext):
+        """torch.cuda.device: a process has one GPU, so it only checks."""
+
+        def __init__(self, device: object = None) -> None:
+            super().__init__()
+            check(device)
+            self.idx = gpu.index
+
+    def set_device(device: object) -> None:
+        check(device)
+
+    return dict(
+        is_available=lambda: True, is_initialized=lambda: True, init=lambda: None,
+        _lazy_init=lambda: None, _is_in_bad_fork=lambda: False,
+        device_count=lambda: gpu.count, current_device=lambda: gpu.index, set_device=set_device,
+        get_device_name=lambda device=None: found.name,
+        get_device_properties=lambda device=None: found,
+        get_device_capability=lambda device=None: (found.major, found.minor),
+        get_arch_list=lambda: [f"sm_{found.major}{found.minor}"],
+        can_device_access_peer=lambda device, peer: bool(gpu.card.nvlink or gpu.card.peer),
+        synchronize=lambda device=None: gpu.now() and None, ipc_collect=lambda: None,
+        is_bf16_supported=lambda including_emulation=True: (
+            found.major >= 8 or including_emulation),
+        is_tf32_supported=lambda: found.major >= 8, device=Use,
+        device_of=lambda tensor: Use(), _DeviceGuard=Use,
+        _exchange_device=lambda device: gpu.index, _maybe_exchange_device=lambda device: gpu.index,
+        is_current_stream_capturing=lambda: False,
+        utilization=lambda device=None: 100)
+
+
+def _memory(gpu: CudaGpu) -> dict[str, object]:
+    memory = gpu.memory
+
+    def reset(device: object = None) -> None:
+        memory.peak, memory.peak_reserved = memory.live, memory.reserved
+        memory.peak_requested = memory.requested
+
+    return dict(
+        mem_get_info=lambda device=None: (memory.free, memory.capacity),
+        memory_allocated=lambda device=None: memory.live,
+        max_memory_allocated=lambda device=None: memory.peak,
+        memory_reserved=lambda device=None: memory.reserved,
+        max_memory_reserved=lambda device=None: memory.peak_reserved,
+        reset_peak_memory_stats=reset, reset_max_memory_allocated=reset,
+        reset_accumulated_memory_stats=lambda device=None: None,
+        memory_stats=lambda device=None: statistics(gpu),
+        empty_cache=lambda: memory.release_cached(),
+        set_per_process_memory_fraction=lambda fraction, device=None: None,
+        device_memory_used=lambda device=None: memory.taken + memory.reserved)
+
+
+def _random(gpu: CudaGpu) -> dict[str, object]:
+    """The GPU's generator is a state of the CPU's: other numbers than CUDA's, as random."""
+    generator = torch.Generator()
+
+    def seed(value: int) -> None:
+        gpu.values.random = generator.manual_seed(int(value)).get_state()
+
+    def fresh() -> None:
+        seed(generator.seed())
+
+    def set_state(state: torch.Tensor, device: object = None) -> None:
+        gpu.values.random = state.clone()
+
+    return dict(
+        manual_seed=seed, manual_seed_all=seed, seed=fresh, seed_all=fresh,
+        initial_seed=generator.initial_seed,
+        get_rng_state=lambda device=None: gpu.values.random.clone(), set_rng_state=set_state,
+        get_rng_state_all=lambda: [gpu.values.random.clone()],
+        set_rng_state_all=lambda states: set_state(next(iter(states))))
+
+
+def _not_modeled() -> dict[str, object]:
+    """What stops by name."""
+    def refused(what: str):
+        def refuse(*_: object, **__: object):
+            raise NoValue(f"{place()}: {what} are not modeled on virtual GPUs; run the program "
+                          "without them")
+        return refuse
+
+    graphs = refused("CUDA graphs")
+    return dict(CUDAGraph=graphs, graph=graphs, make_graphed_callables=graphs,
+                MemPool=refused("memory pools"), cudart=refused("calls of the CUDA runtime"))
+
+
+def _accelerator(gpu: CudaGpu) -> None:
+    accelerator = torch.accelerator
+    accelerator.is_available = lambda: True
+    accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
+    accelerator.device_count = lambda: gpu.count
+    accelerator.current_device_index = accelerator.current_device_idx = lambda: gpu.index
+    accelerator.set_device_index = accelerator.set_device_idx = torch.cuda.set_device
+    accelerator.synchronize = torch.cuda.synchronize
+    memory = torch.accelerator.memory
+    for name in ("empty_cache", "memory_stats", "memory_allocated", "max_memory_allocated",
+                 "memory_reserved", "max_memory_reserved", "reset_peak_memory_stats"):
+        for where in (accelerator, memory):
+            setattr(where, name, getattr(torch.cuda, name))

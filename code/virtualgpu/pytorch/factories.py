@@ -1,0 +1,83 @@
+"""Functions that make tensors: on the virtual GPU, or on the program's own meta device."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils import _device
+
+from virtualgpu.pytorch.mode import CudaGpu
+from virtualgpu.pytorch.unknown import Unknown
+from virtualgpu.pytorch.visible import asked_for_meta
+
+
+def install(gpu: CudaGpu) -> None:
+    """Tell the two kinds of meta tensors apart, and let data reach the GPU through the mode."""
+    torch._C._set_only_lift_cpu_tensors(True)
+    _own_meta_by_context()
+    for function in _device._device_constructors():
+        name = function.__name__
+        if getattr(torch, name, None) is function:
+            setattr(torch, name, _own_meta_by_argument(function))
+    torch.tensor = _of_unknown(torch.tensor)
+    generator = torch.Generator
+
+    class Generator(generator):
+        """One for the GPU is one of the CPU's."""
+
+        def __new__(cls, device: object = None):
+            return generator.__new__(cls, "cpu")
+
+    torch.Generator = Generator
+    grouped = torch._C._group_tensors_by_device_and_dtype
+
+    def group(lists, with_indices=False):
+        """Optimizers ask which devices their tensors are on."""
+        return {((_device_of(lists, d), dtype)): found
+                for (d, dtype), found in grouped(lists, with_indices).items()}
+
+    def _device_of(lists, device: torch.device) -> torch.device:
+        if device.type != "meta":
+            return device
+        return next((item.device for some in lists for item in some
+                     if item is not None and item.device.type != "cpu"), torch.device("cpu"))
+
+    torch._C._group_tensors_by_device_and_dtype = group
+
+
+def _own_meta_by_context() -> None:
+    """`with torch.device("meta"):`."""
+    original = _device.DeviceContext.__torch_function__
+
+    def function(self, func, types, args=(), kwargs=None):
+        if self.device.type != "meta":
+            return original(self, func, types, args, kwargs)
+        with asked_for_meta:
+            return original(self, func, types, args, kwargs)
+
+    _device.DeviceContext.__torch_function__ = function
+
+
+def _own_meta_by_argument(function):
+    """`torch.empty(3, device="meta")`."""
+    def make(*args, **kwargs):
+        device = kwargs.get("device")
+        if device is None or torch.device(device).type != "meta":
+            return function(*args, **kwargs)
+        with asked_for_meta:
+            return function(*args, **kwargs)
+
+    make.__name__, make.__doc__ = function.__name__, function.__doc__
+    make.__module__ = "torch"
+    return make
+
+
+def _of_unknown(function):
+    """`torch.tensor(loss.item(), device="cuda")` is as unknown as the loss."""
+    def tensor(data, *args, **kwargs):
+        if isinstance(data, Unknown):
+            kwargs["dtype"] = kwargs.get("dtype") or torch.get_default_dtype()
+            return torch.empty((), **{"device": "cuda", **kwargs})
+        return function(data, *args, **kwargs)
+
+    tensor.__name__, tensor.__module__ = "tensor", "torch"
+    return tensor

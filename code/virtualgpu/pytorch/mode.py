@@ -1,0 +1,247 @@
+"""The dispatch mode of a process whose program believes in CUDA.
+
+Every operation comes here with meta tensors, and goes to the modeled GPU, to the host, or across
+the bus between them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+
+from virtualgpu.core import shapes
+from virtualgpu.core.card import Card
+from virtualgpu.core.errors import NoValue
+from virtualgpu.core.gpu import READ_LATENCY, VirtualGpu, place
+from virtualgpu.core.plan import (
+    HOST,
+    Kind,
+    changed_argument,
+    changed_tensor,
+    kind_of,
+    make,
+    needs_values,
+    nested,
+    to_meta,
+)
+from virtualgpu.core.rules import tensors
+from virtualgpu.pytorch.assumptions import Decisions
+from virtualgpu.pytorch.values import EMPTY, LIMIT, Values, written_by
+from virtualgpu.pytorch.visible import (
+    CPU,
+    META,
+    PLAIN,
+    Space,
+    asked_for_meta,
+    bypassed,
+    device_of,
+    hidden,
+    key_of,
+    space_of,
+)
+
+aten = torch.ops.aten
+COPIES = {aten.copy_.default, aten._to_copy.default}
+ITEM = aten._local_scalar_dense.default
+Handler = Callable[["CudaGpu", torch._ops.OpOverload, Sequence, dict], object]
+
+
+class CudaGpu(VirtualGpu):
+    """A virtual GPU that programs know as cuda:INDEX."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, card: Card, index: int = 0, count: int = 1, limit: int = LIMIT,
+                 assumptions: Decisions | None = None) -> None:
+        """Args:
+            card: the GPU model.
+            index: its number on this node.
+            count: GPUs on this node.
+            limit: bytes of the largest tensor whose values are computed.
+            assumptions: what the user says of values that are not.
+        """
+        super().__init__(card)
+        self.index, self.count, self.device = index, count, torch.device("cuda", index)
+        self.assumptions = assumptions or Decisions()
+        self.values = Values(limit, self.assumptions)
+        self.on_host: set[int] = set()  # storages in the host's memory without values
+        self.handlers: dict[str, Handler] = {}  # by namespace of the operation
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if bypassed.depth:
+            return func(*args, **kwargs)
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            return self._higher_order(func, args, kwargs)
+        for kind in types:
+            if kind not in PLAIN:  # DTensor and its like: their own code comes first
+                return func(*args, **kwargs) if kind.__name__ == "FakeTensor" else NotImplemented
+        with torch._C.DisableTorchFunction(), hidden:
+            return self.dispatch(func, args, kwargs)
+
+    def _higher_order(self, func: torch._ops.HigherOrderOperator, args: Sequence, kwargs: dict):
+        if func.name() == "run_dtensor_rng_op":
+            with self:
+                return args[2](*args[3:], **kwargs)
+        raise NoValue(f"{place()}: {func.name()} is not modeled on virtual GPUs"
+                      + (INSTEAD.get(func.name()) or ""))
+
+    def dispatch(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict):
+        """Send one operation to where its tensors lie."""
+        handler = self.handlers.get(func.namespace)
+        if handler is not None:
+            return handler(self, func, args, kwargs)
+        kind = self._kinds.get(func)
+        if kind is None:
+            kind = self._kinds[func] = kind_of(func)
+        if kind is not Kind.COSTS:
+            return self.execute(func, args, kwargs)[0]
+        target = kwargs.get("device")
+        if target is not None and target.type == "meta" and asked_for_meta.depth:
+            return func(*args, **kwargs)
+        operands = tensors((*args, *kwargs.values()))
+        spaces = {space_of(self, item) for item in operands}
+        if target is None or target.type == "cpu":
+            if spaces <= {None}:
+                return self._real(func, args, kwargs)
+            if Space.GPU not in spaces:
+                if Space.HOST in spaces:
+                    return self._unknown_on_host(func, args, kwargs, target)
+                return func(*args, **kwargs)
+        if func in COPIES or func is ITEM:
+            return self._copy(func, args, kwargs)
+        if target is not None and target.type == "cpu":  # empty_like(x, device="cpu")
+            like = [torch.empty_strided(item.shape, item.stride(), dtype=item.dtype)
+                    if isinstance(item, torch.Tensor) else item for item in args]
+            return self._real(func, like, kwargs)
+        return self._on_gpu(func, args, kwargs, spaces)
+
+    def _on_gpu(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict, spaces: set):
+        if needs_values(func, tensors(args)):
+            return self._by_value(func, args, kwargs)
+        # TF32 is a setting of the process; tensors on the host cross the bus.
+        setting = (torch._C._get_cublas_allow_tf32(), Space.HOST in spaces, Space.OWN in spaces)
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": META}
+        out, plan = self.execute(func, args, kwargs, setting)
+        if plan is not None and plan is not HOST:
+            self.values.follow(func, args, kwargs, out)
+        return out
+
+    def _real(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict):
+        """An operation of the host on real tensors. A large empty one, such as a weight before it
+        is initialized, gets no memory: nobody will know its values anyway."""
+        out = func(*args, **kwargs)
+        if func in EMPTY and out.nbytes > self.values.limit and not worker():
+            out = func(*to_meta(args), **{**kwargs, "device": META})
+            self.hold_on_host(out)
+        return out
+
+    def _unknown_on_host(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict, target):
+        """An operation of the host on tensors without values."""
+        if needs_values(func, tensors(args)):
+            raise NoValue(f"{place()} reads values that were not computed; a tiny size with "
+                          "--values all has them")
+        changed = changed_argument(func, args, kwargs)
+        if any(not item.is_meta for item in written_by(func, args, kwargs)):
+            raise NoValue(f"{place()} writes values that were not computed into a CPU tensor")
+        if changed is not None:
+            return changed_tensor(args, kwargs, changed)
+        specs = shapes.results(func, args, kwargs)
+        if specs is None:
+            device = {} if target is None else {"device": META}
+            out = func(*to_meta(args), **{**to_meta(kwargs), **device})
+        else:
+            out = make(specs)
+        for result in nested(out):
+            self.hold_on_host(result)
+        return out
+
+    def _copy(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict):
+        """Between the GPU and the host, or within one of them."""
+        source = args[1] if func is aten.copy_.default else args[0]
+        here = space_of(self, source)
+        if func is ITEM:
+            return self._by_value(func, args, kwargs)
+        if func is aten.copy_.default:
+            away = space_of(self, args[0]) is not Space.GPU
+        else:
+            away = kwargs.get("device") is not None and kwargs["device"].type == "cpu"
+        if not away or here is not Space.GPU:
+            if here is Space.OWN:
+                raise NotImplementedError("Cannot copy out of meta tensor; no data!")
+            return self._on_gpu(func, args, kwargs, {here})
+        self._to_host(source, bool(kwargs.get("non_blocking") or args[2:3] == (True,)))
+        known = self.values.known(source)
+        if func is aten.copy_.default:
+            if known:
+                return args[0].copy_(self.values.value(source))
+            if not args[0].is_meta:
+                raise NoValue(f"{place()} copies values that were not computed into a CPU tensor")
+            return args[0]
+        dtype = kwargs.get("dtype") or source.dtype
+        if known:
+            return self.values.value(source).to(dtype, copy=True)
+        out = torch.empty_strided(source.shape, source.stride(), dtype=dtype, device=META)
+        self.hold_on_host(out)
+        return out
+
+    def _to_host(self, source: torch.Tensor, asynchronous: bool) -> None:
+        seconds = source.nbytes / self.card.pcie + self.card.efficiency.kernel
+        self._launch("aten.copy_", seconds, 1)
+        if not asynchronous:
+            self.wait_for_stream()
+
+    def wait_for_stream(self) -> None:
+        """The host waits for the current stream, and reads a few bytes."""
+        self.clock.host = self.clock.ready(self.stream) + READ_LATENCY
+
+    def _by_value(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict):
+        """An operation whose result, or whose shape, depends on values."""
+        if not self.values.all_known(tensors((*args, *kwargs.values()))):
+            raise NoValue(f"{place()} needs values of a tensor, and virtual GPUs compute those of "
+                          "small tensors only (--values): run a tiny size with --values all")
+        self.wait_for_stream()
+        real = [self.values.value(item) if isinstance(item, torch.Tensor) and item.is_meta else
+                [self.values.value(one) if one is not None and one.is_meta else one
+                 for one in item] if isinstance(item, (list, tuple)) and tensors([item]) else item
+                for item in args]
+        out = func(*real, **{k: CPU if k == "device" else v for k, v in kwargs.items()})
+        if not isinstance(out, (torch.Tensor, tuple, list)):
+            return out
+        return tuple(map(self.upload, out)) if isinstance(out, (tuple, list)) else self.upload(out)
+
+    def upload(self, value: torch.Tensor) -> torch.Tensor:
+        """A tensor on the GPU with this value."""
+        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
+        self.hold(made)
+        self.values.put(made, value)
+        return made
+
+    def hold_on_host(self, tensor: torch.Tensor) -> None:
+        """Remember that a meta tensor lies in the host's memory."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self.on_host:
+            self.on_host.add(key)
+            weakref.finalize(storage, self.on_host.discard, key).atexit = False
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_meta and key_of(tensor) in self.sizes
+
+    def device_of(self, tensor: torch.Tensor) -> torch.device:
+        return device_of(self, tensor)
+
+
+# What to do instead of an operation that has no model.
+INSTEAD = {"flex_attention": "; scaled_dot_product_attention is",
+           "flex_attention_backward": "; scaled_dot_product_attention is"}
+
+
+def worker() -> bool:
+    """Whether this is a process of a DataLoader, whose tensors must be real."""
+    from torch.utils.data import get_worker_info
+
+    return get_worker_info() is not None

@@ -1,0 +1,60 @@
+"""Every private name of torch that this package relies on. A torch that lacks one is refused."""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+
+from virtualgpu.core.errors import VirtualGpuError
+
+NAMES = (
+    "torch.Tensor._make_wrapper_subclass",
+    "torch._C._DisableTorchDispatch",
+    "torch._C._ExcludeDispatchKeyGuard",
+    "torch._C._current_autograd_node",
+    "torch._C._dispatch_has_kernel_for_dispatch_key",
+    "torch._C._dispatch_tls_set_dispatch_key_excluded",
+    "torch._C._dispatch_tls_set_dispatch_key_included",
+    "torch._C._group_tensors_by_device_and_dtype",
+    "torch._C._nn._parse_to",
+    "torch._C._set_only_lift_cpu_tensors",
+    "torch._ops.HigherOrderOperator",
+    "torch._subclasses.fake_tensor.FakeTensorMode.__torch_dispatch__",
+    "torch._subclasses.fake_tensor.init_gpu_context",
+    "torch._tensor_str._str",
+    "torch.cuda._lazy_init",
+    "torch.distributed.Backend._plugins",
+    "torch.distributed.Backend._BackendPlugin",
+    "torch.serialization.default_restore_location",
+    "torch.utils._device.DeviceContext.__torch_function__",
+    "torch.utils._device._device_constructors",
+)
+
+
+class MissingName(VirtualGpuError):
+    """This version of torch lacks a private name that virtual GPUs need."""
+
+
+def check(names: tuple[str, ...] = NAMES) -> None:
+    """Raise MissingName unless this torch has them all."""
+    missing = [name for name in names if not exists(name)]
+    if missing:
+        raise MissingName(f"torch {torch.__version__} lacks {', '.join(missing)}, which virtual "
+                          "GPUs rely on; torch 2.11 to 2.13 have them")
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name can be reached, by importing modules where it must."""
+    parts = name.split(".")
+    found: object = torch
+    for at, part in enumerate(parts[1:], start=2):
+        if not hasattr(found, part):
+            try:
+                importlib.import_module(".".join(parts[:at]))
+            except ImportError:
+                return False
+        found = getattr(found, part, None)
+        if found is None:
+            return False
+    return True

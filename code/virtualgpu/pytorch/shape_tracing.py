@@ -1,0 +1,22 @@
+"""Torch works out shapes with fake tensors (for DTensor, say): no kernel runs meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+
+from torch._subclasses import fake_tensor
+
+from virtualgpu.pytorch.visible import bypassed, hidden
+
+
+def install() -> None:
+    """Step aside while a FakeTensorMode is at work."""
+    mode = fake_tensor.FakeTensorMode
+    original = mode.__torch_dispatch__
+
+    def dispatch(self, func, types, args=(), kwargs=None):
+        with bypassed, hidden:
+            return original(self, func, types, args, kwargs)
+
+    mode.__torch_dispatch__ = dispatch
+    fake_tensor.init_gpu_context = lambda device: contextlib.nullcontext()

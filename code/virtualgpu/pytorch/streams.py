@@ -1,0 +1,143 @@
+"""torch.cuda's streams and events on the virtual clock."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from virtualgpu.core.clock import COMPUTE
+from virtualgpu.pytorch.mode import CudaGpu
+
+
+class Stream:
+    """A stream of the virtual GPU; a context manager, as torch.cuda.stream(s) uses it."""
+
+    gpu: CudaGpu  # of this process; install sets it
+    numbers = itertools.count(1)
+    device_type = 1  # CUDA, in C++
+
+    def __init__(self, device: object = None, priority: int = 0, name: str | None = None,
+                 **_: object) -> None:
+        self.stream_id = self.cuda_stream = 0 if name else next(self.numbers)
+        self.name = name or f"stream {self.stream_id}"
+        self.priority, self.device = priority, self.gpu.device
+        self.device_index = self.gpu.index
+        self.before: list[str] = []
+        streams[self.name] = self
+
+    def wait_stream(self, other: Stream) -> None:
+        clock = self.gpu.clock
+        clock.wait(clock.streams[other.name], self.name)
+
+    def wait_event(self, event: Event) -> None:
+        self.gpu.clock.wait(event.time or 0.0, self.name)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        self.gpu.clock.host = self.gpu.clock.ready(self.name)
+
+    def query(self) -> bool:
+        return self.gpu.clock.streams[self.name] <= self.gpu.clock.host
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def __enter__(self) -> Stream:
+        self.before.append(self.gpu.stream)
+        self.gpu.stream = self.name
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.gpu.stream = self.before.pop()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
+
+
+class Event:
+    """A moment of a stream; time: in virtual seconds, None until it is recorded."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False,
+                 interprocess: bool = False, external: bool = False) -> None:
+        self.timing, self.time = enable_timing, None
+
+    def record(self, stream: Stream | None = None) -> None:
+        gpu = Stream.gpu
+        self.time = gpu.clock.ready((stream or current()).name)
+
+    def wait(self, stream: Stream | None = None) -> None:
+        (stream or current()).wait_event(self)
+
+    def synchronize(self) -> None:
+        clock = Stream.gpu.clock
+        clock.host = max(clock.host, self.time or 0.0)
+
+    def query(self) -> bool:
+        return (self.time or 0.0) <= Stream.gpu.clock.host
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds from this event to the other."""
+        if self.time is None or end.time is None:
+            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        if not (self.timing and end.timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        return 1e3 * (end.time - self.time)
+
+
+streams: dict[str, Stream] = {}
+
+
+def current(device: object = None) -> Stream:
+    return streams[Stream.gpu.stream]
+
+
+def default(device: object = None) -> Stream:
+    return streams[COMPUTE]
+
+
+class Use:
+    """torch.cuda.stream(s): a context; None changes nothing."""
+
+    def __init__(self, stream: Stream | None) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self.stream.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        if self.stream is not None:
+            self.stream.__exit__()
+
+
+def choose(stream: Stream | None) -> None:
+    """torch.cuda.set_stream."""
+    if stream is not None:
+        Stream.gpu.stream = stream.name
+
+
+def install(gpu: CudaGpu) -> None:
+    """Make these torch.cuda's."""
+    Stream.gpu = gpu
+    streams.clear()
+    Stream(name=COMPUTE)
+    cuda = torch.cuda
+    for place in (cuda, cuda.streams):
+        place.Stream, place.Event = Stream, Event
+    cuda.ExternalStream = Stream
+    cuda.stream = cuda.StreamContext = Use
+    cuda.current_stream, cuda.default_stream, cuda.set_stream = current, default, choose
+    accelerator = torch.accelerator
+    accelerator.current_stream, accelerator.set_stream = current, choose
+    torch.Stream, torch.Event = Stream, Event

@@ -1,0 +1,293 @@
+"""What programs ask tensors: their device, their values, and to move."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+from torch._C import TensorBase
+
+from virtualgpu.pytorch.mode import CudaGpu
+from virtualgpu.pytorch.unknown import Unknown, as_float
+from virtualgpu.pytorch.visible import (
+    Space,
+    asked_for_meta,
+    device_of,
+    hidden,
+    inner,
+    real_device,
+    real_is_cpu,
+    real_is_cuda,
+    real_is_meta,
+    space_of,
+)
+
+
+def install(gpu: CudaGpu) -> None:
+    """Replace what torch.Tensor says and does, for tensors of this GPU."""
+    _properties(gpu)
+    _moves(gpu)
+    _values(gpu)
+    _storages(gpu)
+    # On CUDA `param.data = moved` keeps the parameter's identity, and so ties and optimizers; C++
+    # refuses that between the CPU and meta, so modules swap.
+    torch.__future__.set_swap_module_params_on_conversion(True)
+
+
+def _properties(gpu: CudaGpu) -> None:
+    def seen(self: Tensor) -> Space | None:
+        return None if hidden.depth else space_of(gpu, self)
+
+    def device(self: Tensor) -> torch.device:
+        return real_device(self) if hidden.depth else device_of(gpu, self)
+
+    Tensor.device = property(device)
+    Tensor.is_cuda = property(lambda self: real_is_cuda(self) or seen(self) is Space.GPU)
+    Tensor.is_cpu = property(lambda self: real_is_cpu(self) or seen(self) is Space.HOST)
+    Tensor.is_meta = property(lambda self: real_is_meta(self) and seen(self) in (None, Space.OWN))
+    Tensor.get_device = lambda self: gpu.index if self.is_cuda else -1
+    Tensor.is_pinned = lambda self, *_, **__: False
+    Tensor.record_stream = lambda self, stream: None
+    Tensor.data_ptr = wrapped(Tensor.data_ptr, lambda self: address(self) if (
+        real_is_meta(self)) else NotImplemented)
+    Tensor.data = property(TensorBase.data.__get__, _set_data)
+    type_of = Tensor.type
+
+    def kind(self: Tensor, dtype=None, **options):
+        """`x.type()` is a name; `x.type("torch.cuda.HalfTensor")` a conversion."""
+        if dtype is None and seen(self) is Space.GPU:
+            with hidden:
+                name = type_of(self.new_empty(0, device="cpu"))
+            return name.replace("torch.", "torch.cuda.")
+        return type_of(self, dtype, **options)
+
+    Tensor.type = kind
+
+
+def address(tensor: Tensor) -> int:
+    """A made-up address; 0 where there is no memory."""
+    storage = tensor.untyped_storage()
+    return 0 if not storage.nbytes() else (
+        storage._cdata * 64 + tensor.storage_offset() * tensor.element_size())
+
+
+def _set_data(self: Tensor, value: Tensor) -> None:
+    """`p.data = p.data.cuda()` changes what kind of tensor C++ holds, which only a swap can."""
+    if real_is_meta(self) == real_is_meta(value):
+        TensorBase.data.__set__(self, value)
+        return
+    new = value.detach()
+    if isinstance(self, torch.nn.Parameter):
+        new = torch.nn.Parameter(new, self.requires_grad)
+    torch.utils.swap_tensors(self, new)
+
+
+def wrapped(original: Callable, instead: Callable) -> Callable:
+    """Call `instead`, and the original where that returns NotImplemented."""
+    def call(self: Tensor, *args, **kwargs):
+        found = instead(self, *args, **kwargs)
+        return original(self, *args, **kwargs) if found is NotImplemented else found
+    call.__name__ = getattr(original, "__name__", "call")
+    return call
+
+
+def _moves(gpu: CudaGpu) -> None:
+    to, cpu = Tensor.to, Tensor.cpu
+
+    def exact(device: object) -> torch.device | None:
+        """A device with its number: a process has one GPU."""
+        if device is None:
+            return None
+        found = torch.device("cuda", device) if type(device) is int else torch.device(device)
+        return gpu.device if found.type == "cuda" else found
+
+    def move(self: Tensor, *args, **kwargs):
+        if hidden.depth or not (args or kwargs):
+            return to(self, *args, **kwargs)
+        target, options = destination(*args, **kwargs)
+        target = exact(target)
+        if target is None or target == self.device:  # C++ would see a move from meta to cuda
+            return to(self, **options) if options else self
+        with asked_for_meta if target.type == "meta" else nullcontext():
+            return to(self, device=target, **options)
+
+    def parse(*args, **kwargs):
+        device, *rest = parse_to(*args, **kwargs)
+        return exact(device), *rest
+
+    parse_to = torch._C._nn._parse_to
+    torch._C._nn._parse_to = parse
+    Tensor.to = move
+    Tensor.cuda = lambda self, device=None, non_blocking=False, memory_format=None: move(
+        self, gpu.device, non_blocking=non_blocking)
+    Tensor.cpu = wrapped(cpu, lambda self, *_, **__: move(self, "cpu"))
+    Tensor.pin_memory = lambda self, *_, **__: self
+    torch.nn.Module.cuda = lambda self, device=None: self.to(gpu.device)
+
+
+def destination(*args, **kwargs) -> tuple[object, dict]:
+    """The device that Tensor.to is asked for, and its other options by name.
+
+    It takes (device, dtype, non_blocking, copy), (dtype, non_blocking, copy), and (tensor,
+    non_blocking, copy), any of them by name.
+    """
+    names = ["device", "dtype", "non_blocking", "copy"]
+    if args and isinstance(args[0], torch.dtype):
+        names = names[1:]
+    elif args and isinstance(args[0], Tensor):
+        args = (args[0].device, args[0].dtype, *args[1:])
+    options = {**dict(zip(names, args, strict=False)), **kwargs}
+    if isinstance(other := options.pop("other", None), Tensor):
+        options |= {"device": other.device, "dtype": other.dtype}
+    if options.get("dtype", 0) is None:
+        del options["dtype"]
+    return options.pop("device", None), options
+
+
+def _values(gpu: CudaGpu) -> None:
+    """Reading waits for the GPU, and gives the value where there is one."""
+    def unknown(self: Tensor) -> bool:
+        """Whether the tensor is ours; waits for it, since somebody reads it."""
+        space = space_of(gpu, self)
+        if space is Space.GPU:
+            gpu.wait_for_stream()
+        return space in (Space.GPU, Space.HOST)
+
+    def plain(self: Tensor) -> Tensor:
+        local = None if type(self) in (Tensor, torch.nn.Parameter) else inner(self)
+        if local is None:
+            return self
+        return plain(self.trigger_wait() if hasattr(self, "trigger_wait") else local)
+
+    def reader(name: str, otherwise: Callable) -> None:
+        original = getattr(Tensor, name)
+
+        def read(self: Tensor, *args, **kwargs):
+            if hidden.depth or not real_is_meta(self):
+                return original(self, *args, **kwargs)
+            self = plain(self)
+            if not unknown(self):
+                return original(self, *args, **kwargs)
+            if gpu.values.known(self):
+                with hidden:
+                    return original(gpu.values.value(self), *args, **kwargs)
+            return otherwise(self, *args, **kwargs)
+        setattr(Tensor, name, read)
+
+    def decide(what: str, number: bool = False) -> Callable:
+        return lambda self, *_: gpu.assumptions.decide(what, number)
+
+    reader("item", lambda self: Unknown())
+    reader("tolist", lambda self: Unknown() if not self.dim() else unknown_list(self.shape))
+    reader("__bool__", decide("decides by a value"))
+    reader("__int__", lambda self: int(Unknown()))
+    reader("__index__", lambda self: int(Unknown()))
+    reader("__float__", lambda self: as_float(gpu.assumptions, sys._getframe(2)))
+    reader("__complex__", decide("needs a number", True))
+    reader("numpy", lambda self, **_: stop(gpu, "becomes a numpy array"))
+    reader("__array__", lambda self, *_, **__: stop(gpu, "becomes a numpy array"))
+    reader("__contains__", decide("decides by a value"))
+    reader("__format__", lambda self, spec="": format(Unknown(), spec))
+    _refuse_numpy_of_gpu(gpu)
+    shown = Tensor.__repr__
+    Tensor.__repr__ = lambda self, **options: text(gpu, self, shown, options)
+
+
+def _refuse_numpy_of_gpu(gpu: CudaGpu) -> None:
+    """CUDA tensors must be copied first, and so must ours."""
+    for name in ("numpy", "__array__"):
+        def refuse(self, *_, **__):
+            if hidden.depth or space_of(gpu, self) is not Space.GPU:
+                return NotImplemented
+            raise TypeError(f"can't convert {gpu.device} device type tensor to numpy. Use "
+                            "Tensor.cpu() to copy the tensor to host memory first.")
+        setattr(Tensor, name, wrapped(getattr(Tensor, name), refuse))
+
+
+def unknown_list(shape: torch.Size) -> list:
+    """Nested lists of this shape, of unknown numbers."""
+    if len(shape) == 1:
+        return [Unknown() for _ in range(shape[0])]
+    return [unknown_list(shape[1:]) for _ in range(shape[0])]
+
+
+def stop(gpu: CudaGpu, what: str) -> None:
+    """Raise NoValue: no assumption can stand for a whole tensor."""
+    from virtualgpu.core.errors import NoValue
+    from virtualgpu.core.gpu import place
+
+    raise NoValue(f"{place()}: a tensor {what}, and its values were not computed; run a tiny size "
+                  "with --values all")
+
+
+def text(gpu: CudaGpu, tensor: Tensor, shown: Callable, options: dict) -> str:
+    """As torch prints a tensor on CUDA, with `?` for values that nobody computed."""
+    if hidden.depth or not real_is_meta(tensor) or type(tensor) not in (
+            Tensor, torch.nn.Parameter):
+        return shown(tensor, **options)
+    space = space_of(gpu, tensor)
+    if space is Space.OWN:
+        with hidden:
+            return shown(tensor, **options)
+    extra = f", device='{gpu.device}'" if space is Space.GPU else ""
+    if tensor.grad_fn is not None:
+        extra += f", grad_fn=<{type(tensor.grad_fn).__name__}>"
+    elif tensor.requires_grad:
+        extra += ", requires_grad=True"
+    if gpu.values.known(tensor):
+        with hidden, torch._C._DisableTorchDispatch():
+            body = shown(gpu.values.value(tensor), **options)[:-1]
+    else:
+        body = f"tensor(?, size={tuple(tensor.shape)}, dtype={tensor.dtype}"
+    body = f"{body}{extra})"
+    return f"Parameter containing:\n{body}" if isinstance(tensor, torch.nn.Parameter) else body
+
+
+def _storages(gpu: CudaGpu) -> None:
+    """FSDP frees and refills storages in place."""
+    storage = torch.UntypedStorage
+    resize = storage.resize_
+
+    def resized(self, size: int):
+        if self._cdata in gpu.sizes:
+            gpu.resize(self._cdata, size)
+            gpu.values.twins.pop(self._cdata, None)
+        return resize(self, size)
+
+    storage.resize_ = resized
+    pointer = storage.data_ptr
+    storage.data_ptr = lambda self: pointer(self) if self.device.type != "meta" else (
+        self._cdata * 64 if self.nbytes() else 0)
+    wrapper = Tensor._make_wrapper_subclass
+
+    def make_wrapper(*args, device=None, **kwargs):
+        if device is not None and torch.device(device).type == "cuda":
+            device = torch.device("meta")
+        return wrapper(*args, **({} if device is None else {"device": device}), **kwargs)
+
+    Tensor._make_wrapper_subclass = staticmethod(make_wrapper)
+    deep = Tensor.__deepcopy__
+
+    def deepcopy(self: Tensor, memo: dict):
+        if hidden.depth or not real_is_meta(self):
+            return deep(self, memo)
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            return deep(self, memo)  # which raises
+        with torch.no_grad():
+            made = self.clone()
+        if isinstance(self, torch.nn.Parameter):
+            made = torch.nn.Parameter(made, self.requires_grad)
+        else:
+            made.requires_grad_(self.requires_grad)
+        if self.grad is not None:
+            made.grad = deepcopy(self.grad, memo)
+        made.__dict__.update(self.__dict__)
+        memo[id(self)] = made
+        return made
+
+    Tensor.__deepcopy__ = deepcopy

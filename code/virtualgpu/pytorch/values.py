@@ -1,0 +1,188 @@
+"""Small tensors whose values are known keep them, in a twin on the CPU beside the meta tensor.
+
+A twin belongs to a storage, so views share it. An operation whose operands are all known runs on
+the twins as well; any other makes what it writes unknown.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch.utils._pytree import tree_map
+
+from virtualgpu.core.plan import nested
+from virtualgpu.core.rules import tensors
+from virtualgpu.pytorch.assumptions import Decisions
+from virtualgpu.pytorch.visible import CPU, key_of
+
+LIMIT = 2**20  # bytes
+aten = torch.ops.aten
+OVERWRITE = {aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default}
+EMPTY = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default,
+         aten.new_empty.default, aten.new_empty_strided.default}
+# What they make does not depend on the values that they are given.
+SHAPE_ONLY = {aten.ones_like.default, aten.zeros_like.default, aten.full_like.default,
+              aten.new_zeros.default, aten.new_ones.default, aten.new_full.default,
+              aten.rand_like.default, aten.randn_like.default, *EMPTY}
+FINITE = {aten.isnan.default, aten.isinf.default}
+UNSCALE = aten._amp_foreach_non_finite_check_and_unscale_.default
+RANDOM_FILL = {"aten::normal_", "aten::uniform_", "aten::random_", "aten::bernoulli_",
+               "aten::exponential_", "aten::geometric_", "aten::log_normal_", "aten::cauchy_"}
+
+
+class Values:
+    """The twins of one GPU's tensors."""
+
+    def __init__(self, limit: int, assumptions: Decisions) -> None:
+        """limit: bytes of the largest storage that gets a twin."""
+        self.limit, self.assumptions = limit, assumptions
+        self.twins: dict[int, torch.UntypedStorage] = {}
+        self.random = torch.get_rng_state()  # of the GPU's generator
+
+    def known(self, tensor: torch.Tensor) -> bool:
+        return key_of(tensor) in self.twins
+
+    def all_known(self, operands: Sequence[torch.Tensor]) -> bool:
+        return all(not item.is_meta or self.known(item) for item in operands)
+
+    def value(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A CPU tensor over the twin's memory: writing to it changes the value."""
+        twin = self.twins[key_of(tensor)]
+        return torch.empty(0, dtype=tensor.dtype).set_(
+            twin, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    def put(self, tensor: torch.Tensor, value: torch.Tensor | None) -> None:
+        """Set the value of a tensor that covers its storage; None: it is unknown from now on."""
+        key = key_of(tensor)
+        if value is None:
+            self.twins.pop(key, None)
+            return
+        storage = tensor.untyped_storage()
+        if not 0 < storage.nbytes() <= self.limit:
+            return
+        fresh = key not in self.twins
+        self.twins[key] = torch.UntypedStorage(storage.nbytes())
+        self.value(tensor).copy_(value)
+        if fresh:
+            weakref.finalize(storage, self.twins.pop, key, None).atexit = False
+
+    def forget(self, written: Sequence[torch.Tensor]) -> None:
+        for item in written:
+            if item.is_meta:
+                self.twins.pop(key_of(item), None)
+
+    def follow(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
+               out: object) -> None:
+        """Give an operation's results their values, after it has run on the virtual GPU.
+
+        Args:
+            func: the operation.
+            args: its positional arguments, with tensors on meta.
+            kwargs: its keyword arguments.
+            out: what it returned on meta tensors.
+        """
+        if func is UNSCALE and not self.all_known(args[0]):
+            self.assumptions.note_here("no gradient is infinite or NaN")
+            self.forget(args[0])
+            return
+        written = written_by(func, args, kwargs)
+        fresh = [item for item in nested(out)
+                 if item.is_meta and not any(item is other for other in written)]
+        if any(item.untyped_storage().nbytes() > self.limit for item in (*written, *fresh)):
+            self.forget(written)
+            return
+        name = func._schema.name
+        whole = func in OVERWRITE or name in RANDOM_FILL
+        if func not in SHAPE_ONLY:
+            read = tensors((*args, *kwargs.values()))
+            if whole:  # its old value does not matter
+                read = [item for item in read if item is not written[0]]
+            if not self.all_known(read):
+                if func in FINITE and fresh:
+                    self.assumptions.note_here("values that were not computed are finite")
+                    self.put(fresh[0], torch.zeros(fresh[0].shape, dtype=torch.bool))
+                self.forget(written)
+                return
+        if whole and not self.known(written[0]) and not self._room(written[0]):
+            return
+        self._compute(func, args, kwargs, written, fresh)
+
+    def _room(self, target: torch.Tensor) -> bool:
+        """Make a twin for a tensor that is about to be overwritten as a whole."""
+        if target.numel() * target.element_size() != target.untyped_storage().nbytes():
+            return False
+        self.put(target, torch.zeros(target.shape, dtype=target.dtype))
+        return True
+
+    def _compute(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
+                 written: list[torch.Tensor], fresh: list[torch.Tensor]) -> None:
+        def on_cpu(value: object) -> object:
+            if isinstance(value, torch.Tensor):
+                if not value.is_meta:
+                    return value
+                return self.value(value) if self.known(value) else torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype)
+            return CPU if isinstance(value, torch.device) else value
+
+        drawn = torch.Tag.nondeterministic_seeded in func.tags
+        if drawn:
+            before = torch.get_rng_state()
+            torch.set_rng_state(self.random)
+        try:
+            result = STAND_INS.get(func, func)(*tree_map(on_cpu, args),
+                                               **tree_map(on_cpu, kwargs))
+        except (NotImplementedError, RuntimeError):  # the CPU has no such kernel
+            self.forget(written)
+            return
+        finally:
+            if drawn:
+                self.random = torch.get_rng_state()
+                torch.set_rng_state(before)
+        made = [item for item in nested(result)] if fresh else []
+        for item, value in zip(fresh, made, strict=False):
+            if func in EMPTY:
+                uninitialized(value)
+            self.put(item, value)
+
+
+def uninitialized(value: torch.Tensor) -> None:
+    """Fill as torch's deterministic mode does, so that nobody reads something plausible."""
+    if value.dtype.is_floating_point or value.dtype.is_complex:
+        value.fill_(float("nan"))
+    else:
+        value.fill_(True if value.dtype is torch.bool else torch.iinfo(value.dtype).max)
+
+
+def written_by(func: torch._ops.OpOverload, args: Sequence, kwargs: dict) -> list[torch.Tensor]:
+    """The arguments that an operation changes in place."""
+    places = WRITES.get(func)
+    if places is None:
+        places = WRITES[func] = [
+            (at, item.name) for at, item in enumerate(func._schema.arguments)
+            if item.alias_info is not None and item.alias_info.is_write]
+    found = [args[at] if at < len(args) else kwargs.get(name) for at, name in places]
+    return tensors(found)
+
+
+WRITES: dict[torch._ops.OpOverload, list[tuple[int, str]]] = {}
+
+
+def _attention(query, key, value, *rest, **kwargs):
+    """Flash attention in the CPU's own kernel: output and log-sum-exp."""
+    dropout, causal = (*rest, 0.0, False)[:2]
+    return aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, dropout, causal, scale=kwargs.get("scale"))
+
+
+def _attention_backward(grad, query, key, value, out, logsumexp, *rest, **kwargs):
+    dropout, causal = rest[4:6]
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad, query, key, value, out, logsumexp, dropout, causal, scale=kwargs.get("scale"))
+
+
+STAND_INS = {
+    aten._scaled_dot_product_flash_attention.default: _attention,
+    aten._scaled_dot_product_flash_attention_backward.default: _attention_backward,
+}

@@ -1,0 +1,86 @@
+"""Where a tensor lies, for Python: cuda:N where C++ sees meta.
+
+Our own code and torch's inner workings need the truth; they ask inside `hidden`.
+"""
+
+from __future__ import annotations
+
+import threading
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import torch
+from torch._C import TensorBase
+
+if TYPE_CHECKING:
+    from virtualgpu.pytorch.mode import CudaGpu
+
+META, CPU = torch.device("meta"), torch.device("cpu")
+PLAIN = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
+real_device = TensorBase.device.__get__
+real_is_cuda = TensorBase.is_cuda.__get__
+real_is_cpu = TensorBase.is_cpu.__get__
+real_is_meta = TensorBase.is_meta.__get__
+
+
+class Space(Enum):
+    """Where a tensor that C++ calls meta lies.
+
+    GPU: in the virtual GPU's memory. HOST: in the host's memory, with values that nobody computed.
+    OWN: nowhere, since the program itself asked for a meta tensor.
+    """
+
+    GPU, HOST, OWN = range(3)
+
+
+class _Depth(threading.local):
+    """How many of these contexts this thread is in."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+
+
+hidden = _Depth()  # Python sees what C++ sees
+asked_for_meta = _Depth()  # the program's own tensors without memory
+bypassed = _Depth()  # torch works out shapes: nothing runs
+
+
+def key_of(tensor: torch.Tensor) -> int:
+    """Identity of the tensor's storage."""
+    return tensor.untyped_storage()._cdata
+
+
+def inner(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The local tensor of a DTensor, or the result that an asynchronous collective wraps."""
+    found = getattr(tensor, "_local_tensor", None)
+    return getattr(tensor, "elem", None) if found is None else found
+
+
+def space_of(gpu: CudaGpu, tensor: torch.Tensor) -> Space | None:
+    """Where a tensor lies; None for one that C++ knows to lie elsewhere."""
+    if not real_is_meta(tensor):
+        return None
+    if type(tensor) not in PLAIN:
+        local = inner(tensor)
+        if local is not None:
+            return space_of(gpu, local)
+    try:
+        key = key_of(tensor)
+    except (NotImplementedError, RuntimeError):  # a wrapper without storage
+        return Space.GPU
+    if key in gpu.sizes:
+        return Space.GPU
+    return Space.HOST if key in gpu.on_host else Space.OWN
+
+
+def device_of(gpu: CudaGpu, tensor: torch.Tensor) -> torch.device:
+    """The device that a program sees."""
+    space = space_of(gpu, tensor)
+    if space is Space.GPU:
+        return gpu.device
+    return CPU if space is Space.HOST else real_device(tensor)

@@ -13,6 +13,7 @@ from typing import Any
 
 from labkit.check.checks import Case, Failed, arguments_of, call, passed, spelled
 from labkit.check.same import difference
+from labkit.check.schedule_answer import Fault, Sizes, read, unsound
 from labkit.check.sides import side
 from pipeline_schedules import (
     BACKWARD,
@@ -29,28 +30,17 @@ from pipeline_schedules import (
 )
 
 PerCase = Sequence[Any] | Callable[..., Any]  # a value per case, or a function of the case
-Sizes = tuple[int, int, int]  # stages, micro-batches, chunks
 
 # Forward, and a whole backward: as long as is usual, and as long as the forward.
 CLOCKS = {"twice as long as": Durations(1, 1, 1), "as long as": Durations(1, 0.5, 0.5)}
 FORWARDS_FIRST = ("gpipe",)  # every stage runs all forwards before its first backward
 NEAR = 1e-9  # relative: chunks take fractions of a time
-MOST_ACTIONS, MOST_TEXT = 4, 20  # times what is needed; characters of one action
 LARGEST = 2_000  # forwards in a case of an author: it takes about a second
 MOST_SAID = 1_500  # characters
 MOST_TRIED = 6  # other cases, for whether the answer is right there
 
 PROPERTIES = ("no schedule", "wrong stages", "incomplete", "deadlock", "forwards first", "bubble",
               "memory", "one at a time", "no overlap", "some sizes")
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What is wrong with one answer: `kind` is one of PROPERTIES; schedule: where it is one."""
-
-    kind: str
-    text: str
-    schedule: Schedule | None = None
 
 
 @dataclass(frozen=True)
@@ -142,52 +132,6 @@ def judge(got: Any, of: Sizes, limits: Limits) -> Fault | None:
     except ScheduleError as error:
         return Fault("no schedule", str(error))
     return unsound(made, of) or next(_faults(made, limits), None)
-
-
-def read(got: Any, of: Sizes) -> Schedule:
-    """Parse an answer, which may be any value that a check can receive.
-
-    Args:
-        got: the answer.
-        of: the sizes that it should have; an answer that is far too large is not parsed.
-
-    Raises ScheduleError.
-    """
-    _refuse_huge(got, of)
-    return parse(got, "the answer")
-
-
-def unsound(made: Schedule, of: Sizes) -> Fault | None:
-    """Return why a schedule cannot run: missing or repeated work, or a deadlock.
-
-    Args:
-        made: the schedule.
-        of: the sizes that it should have.
-    """
-    stages, micro_batches, chunks = of
-    found = problems(made, stages=stages, micro_batches=micro_batches, chunks=chunks)
-    if not found:
-        return None
-    kind = ("wrong stages" if len(made) != stages else
-            "deadlock" if found[0].startswith("deadlock") else "incomplete")
-    more = f" (and {len(found) - 2} more like it)" if len(found) > 2 else ""
-    return Fault(kind, ". ".join(found[:2]) + more)
-
-
-def _refuse_huge(got: Any, of: Sizes) -> None:
-    """Before anything is made of it: what is much larger than it can be. ScheduleError."""
-    stages, micro_batches, chunks = of
-    if not isinstance(got, list | tuple):
-        return  # parse says so
-    if len(got) > 4 * stages + 100:
-        raise ScheduleError(f"the answer has {len(got):,} stages, not {stages}")
-    most = MOST_ACTIONS * 3 * micro_batches * chunks + 100
-    for stage, entry in enumerate(got):
-        if isinstance(entry, list | tuple) and len(entry) > most:
-            raise ScheduleError(f"stage {stage} has {len(entry):,} actions: far too many")
-        if isinstance(entry, str) and len(entry) > MOST_TEXT * most:
-            raise ScheduleError(f"stage {stage} is a text of {len(entry):,} characters: far too "
-                                "long")
 
 
 def _faults(made: Schedule, limits: Limits) -> Iterator[Fault]:

@@ -6,7 +6,7 @@ from itertools import accumulate
 from random import Random
 from typing import Any
 
-from labkit.check import pipelines
+from labkit.check import schedule_answer
 from labkit.contest.declaration import Contest, Disqualified, Ghost, Given, Group, Scored
 from pipeline_schedules import (
     BUILT_IN,
@@ -74,14 +74,14 @@ def ideal(case: Given) -> float:
 def _read(case: Given, answer: Any) -> Schedule:
     sizes = case["stages"], case["micro_batches"]
     try:
-        made = pipelines.read(answer, (*sizes, max(case["chunks"])))
+        made = schedule_answer.read(answer, (*sizes, max(case["chunks"])))
     except ScheduleError as error:
         raise Disqualified("no schedule", str(error), HINTS["no schedule"]) from error
     chunks = count_chunks(made)
     if chunks not in case["chunks"]:
         raise Disqualified("wrong chunks", f"it has {chunks} chunks per stage; allowed: "
                            + ", ".join(map(str, case["chunks"])), HINTS["chunks"])
-    if fault := pipelines.unsound(made, (*sizes, chunks)):
+    if fault := schedule_answer.unsound(made, (*sizes, chunks)):
         raise Disqualified(fault.kind, fault.text, HINTS[fault.kind])
     return made
 

@@ -8,6 +8,7 @@ dies at once (a crash in C, os._exit) breaks its peers' connections; it is then 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import selectors
 import signal
@@ -113,6 +114,8 @@ class Manager:
 
             linecache.cache.update(self.run.sources)
         task = pickling.loads(self.run.task)
+        if self.run.backend:  # here, where it was not preloaded, so that no rank has to
+            importlib.import_module("torch.distributed")
         if threads() > 1:
             raise RuntimeError(f"importing {task[0]} started a thread: no safe fork is possible. "
                                "Import what starts it inside the function")
@@ -129,9 +132,10 @@ class Manager:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self.woken.fileno(), warn_on_full_buffer=False)
         listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        port = listener.getsockname()[1]
         pipes = [os.pipe() for _ in range(self.count)]
         for rank in range(self.count):
-            more = environment(self.run, rank, listener.getsockname()[1])
+            more = environment(self.run, rank, port)
             pid = os.fork()
             if not pid:
                 for one in (wake, self.woken, listener, self.channel):
@@ -148,15 +152,19 @@ class Manager:
             os.close(writer)
             os.set_blocking(reader, False)
             self.selector.register(reader, selectors.EVENT_READ, rank)
-        self._serve_store(listener)
+        if self.run.ranks:
+            self.selector.register(listener, selectors.EVENT_READ, "store")
+        else:
+            listener.close()
 
     def _serve_store(self, listener: socket.socket) -> None:
-        """Serve the ranks' rendezvous from here, so that it outlives every rank."""
-        if not self.run.ranks:
-            listener.close()
-            return
+        """Serve the ranks' rendezvous from here, so that it outlives every rank.
+
+        Called when the first rank connects: ranks that never meet need no torch.
+        """
         from torch.distributed import TCPStore
 
+        self.selector.unregister(listener)
         port = listener.getsockname()[1]
         self.store = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=self.run.timeout),
                               wait_for_workers=False, master_listen_fd=listener.detach())
@@ -195,7 +203,9 @@ class Manager:
         for key, _ in self.selector.select(seconds):
             if key.data == "caller":
                 raise Abandoned
-            if key.data == "wake":
+            if key.data == "store":
+                self._serve_store(key.fileobj)
+            elif key.data == "wake":
                 with contextlib.suppress(BlockingIOError):
                     key.fileobj.recv(CHUNK)
             else:

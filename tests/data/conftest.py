@@ -1,14 +1,18 @@
 """Small text, a small vocabulary trained on it, and token files made from both."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from corpus_tools import cli as data
 from corpus_tools.train_vocabulary import train_merges
 from minimegatron.data.indexed_dataset import IndexedDatasetWriter
 from minimegatron.data.tokenizer import GPT2BPETokenizer, write_vocabulary
+
+from .lab_data import quiet, small
 
 CODE = Path(__file__).parents[2] / "code"
 
@@ -66,3 +70,23 @@ def in_order(write_pair):
                            for size, end in zip(sizes, ends, strict=True)], **options)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory, texts) -> tuple[Path, Path]:
+    """Two workspaces with data, made from `jsonl`'s text and from the same text twice."""
+    homes = []
+    for times in (1, 2):
+        home = tmp_path_factory.mktemp("built")
+        source = home / "text.jsonl"
+        source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts) * times)
+        data.make(home, quiet, small(source))
+        homes.append(home)
+    return homes[0], homes[1]
+
+
+@pytest.fixture
+def home(built, tmp_path) -> Path:
+    """A workspace with the data that `small(jsonl)` makes."""
+    shutil.copytree(built[0] / "data", tmp_path / "home" / "data")
+    return tmp_path / "home"

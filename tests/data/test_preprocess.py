@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from corpus_tools.preprocess import main
 from minimegatron.data.indexed_dataset import IndexedDataset
+from warmranks import run_program
 
 PROGRAM = Path(__file__).parents[2] / "code" / "preprocess_data.py"
 
@@ -32,8 +34,7 @@ def preprocess(command, tmp_path):
 
     def run(source, *more, **options):
         before = set(os.listdir(tmp_path))
-        done = subprocess.run(command(source, *more, **options), capture_output=True, text=True,
-                              timeout=60)
+        done = run_program(main, command(source, *more, **options)[1:], timeout=60)
         assert "Traceback" not in done.stderr, done.stderr
         if done.returncode:
             assert set(os.listdir(tmp_path)) == before

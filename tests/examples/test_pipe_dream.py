@@ -12,10 +12,13 @@ import options
 import pipe_dream
 import setting
 from pipeline_schedules import one_f_one_b, parse, to_text
+from warmranks import run_program
 
 from ..ports import free_port
 from .conftest import EXAMPLES
 from .runs import assert_same, plain, printed
+
+PROGRAMS = os.path.dirname(sys.executable)
 
 
 @pytest.mark.parametrize(("stages", "count"), [(1, 3), (2, 1), (2, 5), (3, 4), (4, 2), (4, 8)])
@@ -47,17 +50,28 @@ def test_padding_has_no_say_whatever_the_micro_batch(in_home):
     torch.testing.assert_close(sum(seen) / 2, wanted)
 
 
+def warm(words, environment):
+    from . import deepspeed_ranks
+
+    return run_program(deepspeed_ranks.main, words, ranks=2, env=environment)
+
+
+def launched(words, environment):
+    launcher = [f"{PROGRAMS}/deepspeed", "--num_accelerators=2", f"--master_port={free_port()}"]
+    return subprocess.run([*launcher, *words], env=environment, capture_output=True, text=True,
+                          timeout=240)
+
+
 @pytest.mark.slow
-def test_two_ranks_train_as_one_process_does(in_home, checkpoint, rows_file):
-    """Started by the deepspeed launcher, with nothing on the PATH that could compile; from trained
-    weights, and with padding. The norms are of both stages, the tied matrix once."""
-    programs = os.path.dirname(sys.executable)
-    environment = os.environ | {"PATH": programs, "CXX": "none", "OMP_NUM_THREADS": "1"}
+@pytest.mark.parametrize("start", [warm, pytest.param(launched, marks=pytest.mark.stress)])
+def test_two_ranks_train_as_one_process_does(in_home, checkpoint, rows_file, start):
+    """With nothing on the PATH that could compile, from trained weights, and with padding. The
+    norms are of both stages, the tied matrix once. make stress starts the deepspeed launcher,
+    which imports DeepSpeed four times."""
+    environment = os.environ | {"PATH": PROGRAMS, "CXX": "none", "OMP_NUM_THREADS": "1"}
     flags = ["--pretrained", str(checkpoint), "--dataset", str(rows_file), "--seq-length", "48"]
-    done = subprocess.run(
-        [f"{programs}/deepspeed", "--num_accelerators=2", f"--master_port={free_port()}",
-         EXAMPLES / "pipe_dream.py", *flags, "--iterations=3", "--micro-batches=4",
-         "--balance=7,7"], env=environment, capture_output=True, text=True, timeout=240)
+    done = start([str(EXAMPLES / "pipe_dream.py"), *flags, "--iterations=3", "--micro-batches=4",
+                  "--balance=7,7"], environment)
     assert done.returncode == 0, done.stderr[-3000:]
     run = setting.read(pipe_dream.flags().parse_args(flags))
     assert_same(printed(done.stdout), plain(run, 8, 3))

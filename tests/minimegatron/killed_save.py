@@ -1,9 +1,4 @@
-"""A process that is killed while it saves: killed_save.py ROOT FIRST SECOND
-
-Saves iterations FIRST and SECOND in ROOT/0, ROOT/1, .., and is killed (SIGKILL) in the n-th folder
-before the n-th thing that the second save does to the file system. Prints how often it was killed.
-Also in the middle of a file, half of which is written then.
-"""
+"""Processes that are killed at every point of a save."""
 
 from __future__ import annotations
 
@@ -69,20 +64,28 @@ def save_twice(root: Path, first: int, second: int, after: int) -> None:
     os._exit(0)
 
 
-def main() -> None:
-    root, first, second = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+def run(root: str, first: int, second: int) -> int:
+    """Save two iterations in ROOT/0, ROOT/1, .., and return how many of the saves were killed.
+
+    The process of the n-th folder is killed (SIGKILL) before the n-th change that its second save
+    makes to the file system. One of the kills comes when half of a file is written.
+
+    Args:
+        root: an empty folder.
+        first: the iteration that is saved without a kill.
+        second: the iteration whose save is killed.
+    """
     for after in range(200):
-        folder = root / str(after)
+        folder = Path(root, str(after))
         folder.mkdir()
-        child = os.fork()  # not a process of its own: importing torch takes seconds
+        child = os.fork()
         if child == 0:
-            save_twice(folder, first, second, after)
+            try:
+                save_twice(folder, first, second, after)
+            finally:
+                os._exit(70)  # it must not go on as the rank that it was forked from
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):
             assert status == 0
-            break
-    print("killed", after, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            return after
+    raise AssertionError("a save that is never complete")

@@ -1,9 +1,6 @@
 """Killed while saving, cut off, rotten, lost: the checkpoint before it is there and can be had."""
 
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,18 +10,17 @@ from minimegatron.checkpoint import TRACKER, Progress, folder_of, read_folder, s
 from minimegatron.checksums import SUMS, damage, read_sums
 from minimegatron.errors import UserError
 from minimegatron.resume import find, read_tracker
+from warmranks import run_ranks
 
-KILLED_SAVE = Path(__file__).with_name("killed_save.py")
+from . import killed_save
+
 SHARD = "mp_rank_00/model_optim_rng.pt"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("second", [2, 1], ids=["the next one", "the same one again"])
 def test_a_kill_at_any_point_of_a_save_costs_no_checkpoint(tmp_path, second):
-    done = subprocess.run([sys.executable, KILLED_SAVE, tmp_path, "1", str(second)],
-                          capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-3000:]
-    kills = int(done.stdout.splitlines()[-1].removeprefix("killed "))
+    (kills,) = run_ranks(killed_save.run, 1, str(tmp_path), 1, second, backend=None, timeout=200)
     assert kills >= 14
     found = []
     for root in (tmp_path / str(kill) for kill in range(kills + 1)):

@@ -75,8 +75,8 @@ def test_start_up_lines_stand_in_megatron_s_order(pretrain):
 
 
 def test_the_loss_falls_on_real_text(train):
-    loss = train("--global-batch-size 8 --train-iters 60 --log-interval 20 --eval-iters 0 "
-                    "--lr 1e-2").column("lm loss")
+    loss = train("--micro-batch-size 8 --train-iters 60 --log-interval 20 --eval-iters 0 "
+                 "--lr 1e-2").column("lm loss")
     untrained = math.log(512)
     assert untrained > loss[0] > loss[1] > loss[2]
     assert loss[2] < untrained - 0.7
@@ -84,20 +84,20 @@ def test_the_loss_falls_on_real_text(train):
 
 PARITY = {
     "2 replicas under torchrun": (2, "torch.distributed.run", ""),
-    "4 replicas under the old launcher": (4, "torch.distributed.launch", ""),
-    "2 replicas of 2 tensor-parallel ranks": (
-        4, None, "--tensor-model-parallel-size 2 --sequence-parallel "),
+    "2 replicas under the old launcher": (2, "torch.distributed.launch", ""),
     "2 stages of 2 tensor-parallel ranks, a schedule of one's own": (
-        4, None, "--tensor-model-parallel-size 2 --pipeline-model-parallel-size "
+        4, None, "--tensor-model-parallel-size 2 --sequence-parallel "
+        "--pipeline-model-parallel-size "
         f"2 --schedule {Path(__file__).with_name('own_schedule.py')} "),
 }
 
 
 @pytest.mark.parametrize("how", PARITY)
 def test_many_ranks_equal_one_process(pretrain, train, alone, how):
-    """Loss, gradient norm and validation loss over 20 steps, dropout on. The launchers start cold
-    ranks; without one the ranks are warm."""
-    steps = STEPS.replace("--log-interval 5", "--log-interval 1")
+    """Loss, gradient norm, and validation loss over 6 steps, dropout on. The launchers start cold
+    ranks; without one the ranks are warm. More layouts: test_layouts.py."""
+    steps = ("--global-batch-size 8 --train-iters 6 --log-interval 1 --eval-interval 3 "
+             "--eval-iters 1 ")
     if not alone:
         alone["run"] = train(steps)
     ranks, launcher, flags = PARITY[how]
@@ -119,17 +119,17 @@ def test_many_ranks_equal_one_process(pretrain, train, alone, how):
     assert list(map(float, got)) == pytest.approx(list(map(float, expected)), rel=1e-5)
     for name in ("lm loss", "grad norm"):
         got, expected = run.column(name), alone["run"].column(name)
-        assert len(got) == len(expected) == 20
+        assert len(got) == len(expected) == 6
         # The log shows three decimals of the norm.
         tolerance = {"rel": 1e-5, "abs": 0.001 if name == "grad norm" else 2e-6}
         assert got == pytest.approx(expected, **tolerance)
     assert run.out.count("on the CPU gloo is used instead") == 1
-    assert run.out.count(" iteration        1/      20") == 1
+    assert run.out.count(" iteration        1/       6") == 1
 
 
-def test_threads_are_capped_at_the_machine(pretrain):
-    run = pretrain("--train-iters 1 --eval-iters 0 --global-batch-size 8", 4,
-                   env={"OMP_NUM_THREADS": "32"})
+def test_threads_are_capped_at_the_machine(train):
+    run = train("--train-iters 1 --eval-iters 0 --global-batch-size 8", 4,
+                env={"OMP_NUM_THREADS": "32"})
     assert re.search(r"^using \d+ thread\(s\) per rank instead of 32: 4 rank\(s\) share this "
                      r"machine's \d+ cores$", run.out, re.M)
 
@@ -154,8 +154,8 @@ def test_tensorboard_has_megatron_s_tags(train, tmp_path):
 
 
 def test_every_rank_s_profile_is_a_worker_of_one_run(train, tmp_path):
-    train(STEPS + f"--tensorboard-dir {tmp_path} --profile-execution yes --profile-name first",
-             2)
+    train(f"--train-iters 4 --eval-iters 0 --tensorboard-dir {tmp_path} --profile-execution yes "
+          "--profile-name first", 2)
     for rank in (0, 1):
         (trace,) = (tmp_path / "run_first").glob(f"run_first_gpu{rank}.*.pt.trace.json")
         events = json.loads(trace.read_text())["traceEvents"]
@@ -181,14 +181,14 @@ def test_bad_input_is_one_line_and_a_bad_exit_code(train, flags, message):
     assert len(run.err.strip().splitlines()) == 1
 
 
-def test_a_wrong_command_line_is_said_once_by_many_ranks(pretrain):
-    run = pretrain("--train-iters 1 --global-batch-size 3", 2, code=None)
+def test_a_wrong_command_line_is_said_once_by_many_ranks(train):
+    run = train("--train-iters 1 --global-batch-size 3", 2, code=None)
     assert run.code != 0
     assert run.err.count("global batch size (3) is not divisible by") == 1
 
 
-def test_help_names_every_flag(pretrain):
-    out = pretrain("--help", base="").out
+def test_help_names_every_flag(train):
+    out = train("--help", base="").out
     for flag in MODEL.split()[::2]:
         assert flag in out
 
@@ -240,23 +240,23 @@ def meeting(port, address="127.0.0.1"):
     return {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": address, "MASTER_PORT": str(port)}
 
 
-def test_a_port_that_is_taken(pretrain):
+def test_a_port_that_is_taken(train):
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
         port = server.getsockname()[1]
-        run = pretrain("--train-iters 1", env=meeting(port), code=1)
+        run = train("--train-iters 1", env=meeting(port), code=1)
     assert re.search(rf"error: MASTER_PORT {port} on \S+ is taken by another program; a free one: "
                      r"MASTER_PORT=\d+", run.err)
 
 
-def test_an_address_that_does_not_exist(pretrain):
+def test_an_address_that_does_not_exist(train):
     env = {**meeting(29999, "nowhere.invalid"), "RANK": "1", "WORLD_SIZE": "2"}
-    run = pretrain("--train-iters 1 --distributed-timeout-minutes 0.02", env=env, code=1)
+    run = train("--train-iters 1 --distributed-timeout-minutes 0.02", env=env, code=1)
     assert "cannot meet the others at MASTER_ADDR:MASTER_PORT nowhere.invalid:29999" in run.err
 
 
-def test_half_a_launcher_is_not_enough(pretrain):
-    run = pretrain("--train-iters 1", env={"RANK": "0"}, code=1)
+def test_half_a_launcher_is_not_enough(train):
+    run = train("--train-iters 1", env={"RANK": "0"}, code=1)
     assert "RANK is set but MASTER_ADDR, MASTER_PORT, WORLD_SIZE is not" in run.err
     assert len(run.err.strip().splitlines()) == 1

@@ -1,5 +1,6 @@
 """The figure says in letters what its colours say, and always with the same bytes."""
 
+import hashlib
 import re
 import subprocess
 import sys
@@ -100,10 +101,10 @@ def test_the_same_schedule_gives_the_same_bytes_in_another_process():
     code = ("import hashlib; from pipeline_schedules import *; "
             "d = draw(simulate(zb_h1(3, 4)), 'ZB-H1'); "
             "print(hashlib.sha256(d.svg() + d.svg() + d.png()).hexdigest())")
-    prints = {subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                             check=True, env={"PYTHONHASHSEED": seed}).stdout
-              for seed in ("1", "2")}
-    assert len(prints) == 1
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                             check=True, env={"PYTHONHASHSEED": "1"}).stdout
+    here = draw(simulate(zb_h1(3, 4)), "ZB-H1")
+    assert printed == hashlib.sha256(here.svg() + here.svg() + here.png()).hexdigest() + "\n"
 
 
 def test_a_notebook_shows_the_picture_with_its_text():

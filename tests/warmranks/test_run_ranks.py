@@ -190,9 +190,10 @@ def test_after_a_timeout_nothing_runs_that_ranks_started(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["caller", "server"])
 def test_nothing_runs_after_the_caller_or_the_server_is_killed(tmp_path, victim):
-    program = ("import warmranks; from tests.warmranks import programs; "
+    program = ("import warmranks; from tests.warmranks import programs; warmranks.preload(); "
                "print(warmranks.default_server().process.pid, flush=True); "
-               f"warmranks.run_ranks(programs.start, 2, {str(tmp_path)!r}, timeout=500)")
+               f"warmranks.run_ranks(programs.start, 2, {str(tmp_path)!r}, backend=None, "
+               "timeout=500)")
     caller = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True)
     server = int(caller.stdout.readline())
@@ -206,11 +207,12 @@ def test_nothing_runs_after_the_caller_or_the_server_is_killed(tmp_path, victim)
 
 @pytest.mark.slow
 def test_an_interrupted_call_leaves_no_rank(tmp_path):
-    program = ("from warmranks import run_ranks; from tests.warmranks import programs\n"
+    program = ("from warmranks import preload, run_ranks; from tests.warmranks import programs\n"
+               "preload()\n"
                "try:\n"
-               f"    run_ranks(programs.start, 2, {str(tmp_path)!r}, timeout=500)\n"
+               f"    run_ranks(programs.start, 2, {str(tmp_path)!r}, backend=None, timeout=500)\n"
                "except KeyboardInterrupt:\n"
-               "    print(run_ranks(programs.rank, 1))\n")
+               "    print(run_ranks(programs.rank, 1, backend=None))\n")
     caller = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     pids = pids_in(tmp_path, 6)
     caller.send_signal(signal.SIGINT)

@@ -11,7 +11,7 @@ from .draws import draw, write
 
 pytestmark = pytest.mark.slow
 
-STEPS = 5
+STEPS = 3
 MODELS = {
     "": "",
     "one micro-batch": "--micro-batch-size 8 --global-batch-size 8",
@@ -27,19 +27,19 @@ TP, SP = "--tensor-model-parallel-size", "--sequence-parallel"
 PP2, PP4 = (f"--pipeline-model-parallel-size {stages}" for stages in (2, 4))
 CHUNK, LAYOUT = "--num-layers-per-virtual-pipeline-stage", "--pipeline-model-parallel-layout"
 OWN = str(Path(__file__).with_name("own_schedule"))  # .py, .json
-DRAWS = [draw(seed) for seed in range(6)]
+DRAWS = [draw(seed) for seed in range(3)]
 MODELS |= {drawn.file: drawn.model for drawn in DRAWS}
 # Few of the buckets' edges are a parameter's; 1001 is odd, the replicas are 2 or 4.
 ZERO, OVERLAP = "--use-distributed-optimizer --ddp-bucket-size 1001", "--overlap-grad-reduce"
-# (ranks, layout, model). All combinations: tests/stress/test_layout_matrix.py.
+# (ranks, layout, model). More of them, and all combinations: tests/stress/test_layout_matrix.py.
 EQUAL = [
-    *((2, f"{TP} 2", model) for model in list(MODELS)[:4]),
-    *((2, f"{TP} 2 {SP}", model) for model in list(MODELS)[:4]),
+    *((2, f"{TP} 2", model) for model in ("", "other widths")),
+    *((2, f"{TP} 2 {SP}", model) for model in ("", "one micro-batch", "other widths", "flash")),
     (2, f"{TP} 2 {SP} --schedule zb-h1", ""),
     *((2, layout, "other widths") for layout in (ZERO, OVERLAP, f"{ZERO} {OVERLAP}")),
     (4, f"{TP} 2 {SP} {ZERO} {OVERLAP}", ""),
     *((4, f"{PP2} {ZERO} {OVERLAP} {rest}".strip(), "") for rest in ("", "--schedule zb-h1")),
-    (4, f"{TP} 2", "other widths"), (4, f"{TP} 2 {SP}", ""),
+    (4, f"{TP} 2 {SP}", ""),
     (4, f"{TP} 4", "other widths"), (4, f"{TP} 4 {SP}", "one micro-batch"),
     (4, "", ""),
     (2, f"{TP} 2 {SP} --recompute-activations --schedule zb-h1", ""),
@@ -54,17 +54,13 @@ EQUAL = [
         "--balance 0-4", "--balance 4-0 --schedule zb-h1", f"{LAYOUT} E|(t|)*2,ttL",
         f"--schedule {OWN}.py")),
     *((2, f"{PP2} {how}", "8 micro-batches") for how in ("", f"--schedule {OWN}.json")),
-    (2, f"{PP2} {CHUNK} 1", "deep"),
-    (2, f"{PP2} --schedule zb-h1", "other widths"),
     (2, PP2, "one micro-batch"),
     *((4, f"{PP4} {how}", "deep") for how in (
         "--schedule gpipe", "", "--schedule zb-h1", f"{CHUNK} 1", "--balance 0-5-3-0",
-        "--balance 1-4-1-2 --schedule gpipe", f"{LAYOUT} E|t*5|t*3|L --schedule zb-h1")),
-    *((4, f"{PP4} {how}", "few") for how in ("", "--schedule zb-h1", "--balance 0-4-4-0")),
-    *((4, f"{PP2} {how}", "8 micro-batches") for how in (
-        "--schedule zb-h1", f"{CHUNK} 1", "--balance 0-4")),
-    *((4, f"{PP2} {TP} 2 {how}", "few, shallow") for how in (
-        "", f"--schedule gpipe {SP}", f"--balance 0-2 {SP}")),
+        f"{LAYOUT} E|t*5|t*3|L --schedule zb-h1")),
+    *((4, f"{PP4} {how}", "few") for how in ("", "--balance 0-4-4-0")),
+    (4, f"{PP2} {CHUNK} 1", "8 micro-batches"),
+    (4, f"{PP2} {TP} 2 --schedule gpipe {SP}", "few, shallow"),
     (4, f"{PP2} {TP} 2 --schedule zb-h1 {SP}", ""),
     (4, f"{PP2} {TP} 2 {CHUNK} 1 {SP}", "4 layers"),
     *((4, drawn.layout, drawn.file) for drawn in DRAWS),
@@ -118,7 +114,7 @@ def assert_equal(ranks, alone):
 @pytest.mark.parametrize("ranks, layout, model", EQUAL,
                          ids=[f"{ranks} ranks {' '.join(rest)}" for ranks, *rest in EQUAL])
 def test_a_layout_equals_one_process(results, ranks, layout, model):
-    """Five steps, dropout on, fp32: loss, gradient norm and weights' norm within 1e-5; then an
+    """A few steps, dropout on, fp32: loss, gradient norm and weights' norm within 1e-5; then an
     evaluation."""
     (alone,) = results[1, MODELS[model]]
     found = results[ranks, join(layout, model)]

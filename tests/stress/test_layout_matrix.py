@@ -1,6 +1,7 @@
 """All combinations of layout, schedule, recomputation and optimizer train as one process does.
 
-tests/minimegatron/test_layouts.py has a choice of them. DRAWS=N draws more at random.
+tests/minimegatron/test_layouts.py has a choice of them; MORE are models and splits that the
+combinations lack. DRAWS=N draws more at random.
 """
 
 import os
@@ -9,12 +10,23 @@ from itertools import product
 import pytest
 
 from ..minimegatron.draws import draw, write
-from ..minimegatron.test_layouts import CHUNK, PP2, PP4, SP, TP, assert_equal, run
+from ..minimegatron.test_layouts import CHUNK, MODELS, PP2, PP4, SP, TP, assert_equal, run
 
 DRAWS = [draw(seed) for seed in range(100, 100 + int(os.environ.get("DRAWS", "120")))]
 STEPS, SHALLOW, DEEP = 3, "--num-layers 4", "--num-layers 8"  # 4 stages of 2 chunks need 8 layers
 GRIDS = [(ranks, tp, pp) for ranks in (2, 4) for tp in (1, 2, 4) for pp in (1, 2, 4)
          if ranks % (tp * pp) == 0]
+MORE = [
+    *((2, f"{TP} 2", MODELS[model]) for model in ("one micro-batch", "flash")),
+    (2, f"{PP2} {CHUNK} 1", MODELS["deep"]),
+    (2, f"{PP2} --schedule zb-h1", MODELS["other widths"]),
+    (4, f"{TP} 2", MODELS["other widths"]),
+    (4, f"{PP4} --balance 1-4-1-2 --schedule gpipe", MODELS["deep"]),
+    (4, f"{PP4} --schedule zb-h1", MODELS["few"]),
+    *((4, f"{PP2} {how}", MODELS["8 micro-batches"]) for how in ("--schedule zb-h1",
+                                                                 "--balance 0-4")),
+    *((4, f"{PP2} {TP} 2 {how}".strip(), MODELS["few, shallow"]) for how in (
+        "", f"--balance 0-2 {SP}"))]
 RECOMPUTE = ("", "--recompute-activations",
              "--recompute-granularity full --recompute-method uniform")
 
@@ -36,7 +48,8 @@ def combinations():
             yield ranks, " ".join(filter(None, (stages, *words, model))), model
 
 
-MATRIX = [*combinations(), *((4, f"{drawn.layout} {drawn.model}", drawn.model) for drawn in DRAWS)]
+EXTRA = [*MORE, *((4, drawn.layout, drawn.model) for drawn in DRAWS)]
+MATRIX = [*combinations(), *((ranks, f"{layout} {model}", model) for ranks, layout, model in EXTRA)]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +57,7 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("schedules")
     for drawn in DRAWS:
         write(drawn, folder)
-    cases = {1: {SHALLOW, DEEP, *(drawn.model for drawn in DRAWS)},
+    cases = {1: {SHALLOW, DEEP, *(model for _, _, model in EXTRA)},
              **{ranks: {case for number, case, _ in MATRIX if number == ranks} for ranks in (2, 4)}}
     return {(ranks, case): result for ranks, wanted in cases.items()
             for case, result in run(ranks, sorted(wanted), STEPS, cwd=folder, timeout=3000).items()}
@@ -63,5 +76,5 @@ def test_the_matrix_is_whole():
     """(grids with pipeline x 4 schedules + without x 3) x what is recomputed, sequence parallel or
     not where tensor-parallel, the optimizer distributed or not where there are replicas."""
     rows = sum((1 + (tp > 1)) * (3 + (pp > 1)) * (1 + (ranks > tp * pp)) for ranks, tp, pp in GRIDS)
-    cases = {(ranks, case) for ranks, case, _ in MATRIX[:len(MATRIX) - len(DRAWS)]}
+    cases = {(ranks, case) for ranks, case, _ in MATRIX[:-len(EXTRA)]}
     assert len(cases) == rows * len(RECOMPUTE)

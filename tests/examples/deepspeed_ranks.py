@@ -1,4 +1,6 @@
-"""pipe_dream.py as a program for warm ranks: they are forked after DeepSpeed has been imported."""
+"""pipe_dream.py as a program for warm ranks, which are forked after the slow imports."""
+
+from transformers import AutoConfig, AutoTokenizer, GPT2LMHeadModel  # noqa: F401
 
 import options
 import pipe_dream

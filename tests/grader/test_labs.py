@@ -1,5 +1,5 @@
-"""Every lab, graded as an instructor grades it: the reference has all the points, the untouched
-release none, and neither a round of wrong answers nor borrowed ones any."""
+"""Every lab, graded as an instructor grades it: the reference has all the points; the untouched
+release, wrong answers, and borrowed ones have none."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import pytest
 from grader.course import OUR_SOURCES, Course
 from grader.gradebook import records
 from labcore.workspace import CHECKOUT
-from labkit.build import Lab, read
+from labkit.build import Lab
 from tests.grader.conftest import run
 from tests.grader.small_lab import find, put
 from tests.labs.borrowed import BORROWED
+from tests.labs.test_labs import lab_of
 
 LABS = sorted(path.name for path in OUR_SOURCES.iterdir() if (path / f"{path.name}.ipynb").exists())
 
@@ -46,18 +47,21 @@ class Graded:
     """A course in which the labs' reference, untouched release and rounds of wrong answers were
     graded in one batch."""
 
-    def __init__(self, folder: Path, pick: Callable[[list[str]], list[str]]) -> None:
-        """`pick`: which of a lab's rounds."""
+    def __init__(self, folder: Path, wrong: Callable[[str], dict[str, dict[str, str]]]) -> None:
+        """Grade them.
+
+        Args:
+            folder: receives the course.
+            wrong: returns a lab's wrong submissions: the answers that are not the release's, by
+                student.
+        """
         self.course = Course(folder / "course")
         self.course.make()
         self.wrong: dict[str, list[str]] = {}
         for name in LABS:
-            wrong = rounds(read(CHECKOUT / "solutions" / f"{name}.py"))
-            self.wrong[name] = pick(list(wrong))
-            if name in BORROWED:
-                wrong["borrowed"] = BORROWED[name]
-                self.wrong[name].append("borrowed")
-            self.submit(name, {student: wrong[student] for student in self.wrong[name]})
+            submissions = wrong(name)
+            self.wrong[name] = list(submissions)
+            self.submit(name, submissions)
         done = run(self.course, "grade", "--all", seconds=1200)
         assert done.returncode == 0, done.stderr
         with (self.course.root / "grades.csv").open() as file:
@@ -66,17 +70,16 @@ class Graded:
     def submit(self, name: str, wrong: dict[str, dict[str, str]]) -> None:
         source = nbformat.read(OUR_SOURCES / name / f"{name}.ipynb", as_version=4)
         release = nbformat.read(CHECKOUT / "notebooks" / f"{name}.ipynb", as_version=4)
-        handed_in = {"reference": source, "untouched": release,
-                     **{student: with_answers(release, answers)
-                        for student, answers in wrong.items()}}
+        handed_in = {"reference": source, **{student: with_answers(release, answers)
+                                             for student, answers in wrong.items()}}
         for student, notebook in handed_in.items():
             put(notebook, self.course.notebook("submitted", name, student))
 
     def right(self, name: str) -> None:
         """The reference has all points of the lab, the others have none."""
-        lab = read(CHECKOUT / "solutions" / f"{name}.py")
+        lab = lab_of(CHECKOUT / "solutions" / f"{name}.py")
         points = sum(check.points for check in lab.checks.values())
-        nobody = [*self.wrong[name], "untouched"]
+        nobody = self.wrong[name]
         got = {row["student"]: (row["state"], row["reason"], row["score"]) for row in self.rows
                if row["lab"] == name and row["student"] in ("reference", *nobody)}
         nothing = dict.fromkeys(nobody, ("graded", "", "0.0"))
@@ -88,16 +91,30 @@ class Graded:
                     lab.checks, 0.0)
 
 
+def all_wrong(name: str) -> dict[str, dict[str, str]]:
+    """All rounds of wrong answers, the borrowed ones, and the untouched release."""
+    found = rounds(lab_of(CHECKOUT / "solutions" / f"{name}.py")) | {"untouched": {}}
+    return found | ({"borrowed": BORROWED[name]} if name in BORROWED else {})
+
+
+def some_wrong(name: str) -> dict[str, dict[str, str]]:
+    """One submission with the borrowed answers and, for all others, the first mutants. Two labs
+    also have the untouched release."""
+    every = all_wrong(name)
+    found = {"wrong": every["mutants-0"] | every.get("borrowed", {})}
+    return found | ({"untouched": {}} if name in (LABS[0], LABS[-1]) else {})
+
+
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory) -> Graded:
-    """With the first round; `make stress` has the others, and tests/labs runs every mutant
-    without a sandbox."""
-    return Graded(tmp_path_factory.mktemp("labs"), lambda rounds: rounds[:1])
+    """`make stress` has the other wrong answers, and tests/labs runs all of them without a
+    sandbox."""
+    return Graded(tmp_path_factory.mktemp("labs"), some_wrong)
 
 
 @pytest.fixture(scope="module")
 def all_graded(tmp_path_factory) -> Graded:
-    return Graded(tmp_path_factory.mktemp("labs"), lambda rounds: rounds)
+    return Graded(tmp_path_factory.mktemp("labs"), all_wrong)
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """A student who is elsewhere: the answers run in another process, the checks here see stand-ins.
 
 Proof that a check written for a notebook also works across a wall. There is no wall here: the other
-process is an ordinary one.
+process is an ordinary one, a fork of the process that has imported torch.
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ import contextlib
 import io
 import json
 import os
-import subprocess
+import socket
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from labcore.workspace import CHECKOUT
 from labkit.build.lab import Lab, Role
 from labkit.check import wire
 from labkit.check.measure import run_here
 from labkit.check.record import record
 from labkit.check.sides import Raised, checking_on
 from tests.labs.graded import Outcome, inside
+from warmranks import run_ranks
+
+SECONDS = 600  # for all that one student's process does
 
 
 @dataclass(frozen=True)
@@ -38,14 +41,13 @@ class Elsewhere:
 
     seed = "elsewhere"
 
-    def __init__(self, process: subprocess.Popen, home: Path) -> None:
-        self.process, self.home = process, home
+    def __init__(self, lines: TextIO, home: Path) -> None:
+        self.lines, self.home = lines, home
 
     def ask(self, kind: str, name: Name, sent: Any = None) -> Any:
         request = {"kind": kind, "name": name.name, "sent": wire.dumps(sent).decode()}
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        answer = json.loads(self.process.stdout.readline())
+        print(json.dumps(request), file=self.lines, flush=True)
+        answer = json.loads(self.lines.readline())
         if answer["kind"] == "cannot":
             raise wire.CannotCross(answer["text"])
         if answer["kind"] == "raised":
@@ -74,17 +76,21 @@ class Elsewhere:
 @contextlib.contextmanager
 def student(sources: list[str], home: Path) -> Iterator[Elsewhere]:
     """A process that has run `sources` and answers."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.labs.elsewhere"], stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, text=True, cwd=home,
-        env={**os.environ, "LAB_HOME": str(home), "PYTHONPATH": str(CHECKOUT)})
+    ours, theirs = socket.socketpair()
+
+    def start() -> None:
+        with theirs:
+            run_ranks(serve, 1, backend=None, timeout=SECONDS, cwd=home,
+                      env={"LAB_HOME": str(home)}, stdout=theirs.fileno())
+
+    process = threading.Thread(target=start)
+    process.start()
     try:
-        process.stdin.write(json.dumps(sources) + "\n")
-        yield Elsewhere(process, home)
+        with ours, ours.makefile("rw") as lines:
+            print(json.dumps(sources), file=lines, flush=True)
+            yield Elsewhere(lines, home)
     finally:
-        process.stdin.close()
-        process.stdout.close()
-        process.wait(10)
+        process.join()
 
 
 def run(lab: Lab, home: Path, changed: dict[str, str], only: set[str] | None = None) -> Outcome:
@@ -115,33 +121,32 @@ def run(lab: Lab, home: Path, changed: dict[str, str], only: set[str] | None = N
 
 
 def serve() -> None:
-    """The other process: run the sources, then answer one request a line."""
+    """Be the other process, whose standard output is a socket: run the sources, then answer one
+    request a line."""
     from labkit.check.kernel import Kernel
     from labkit.check.sides import raised
 
     names: dict[str, Any] = {}
     kernel = Kernel()
-    for source in json.loads(sys.stdin.readline()):
-        with contextlib.suppress(Exception), contextlib.redirect_stdout(sys.stderr):
-            exec(source, names)
-    for line in sys.stdin:
-        request = json.loads(line)
-        sent = wire.loads(request["sent"].encode())
-        try:
-            found = names[request["name"]]
-            with contextlib.redirect_stdout(sys.stderr):
+    lines = socket.socket(fileno=os.dup(1)).makefile("rw")
+    os.dup2(2, 1)
+    with contextlib.redirect_stdout(sys.stderr):
+        for source in json.loads(lines.readline()):
+            with contextlib.suppress(Exception):
+                exec(source, names)
+        for line in lines:
+            request = json.loads(line)
+            sent = wire.loads(request["sent"].encode())
+            try:
+                found = names[request["name"]]
                 value = kernel.call(found, *sent) if request["kind"] == "call" else found
-            if isinstance(value, Raised):
-                answer = {"kind": "raised", "names": value.names, "text": value.text}
-            else:
-                answer = {"kind": "value", "value": wire.dumps(value).decode()}
-        except wire.CannotCross as error:
-            answer = {"kind": "cannot", "text": str(error)}
-        except Exception as error:
-            told = raised(error)
-            answer = {"kind": "raised", "names": told.names, "text": told.text}
-        print(json.dumps(answer), flush=True)
-
-
-if __name__ == "__main__":
-    serve()
+                if isinstance(value, Raised):
+                    answer = {"kind": "raised", "names": value.names, "text": value.text}
+                else:
+                    answer = {"kind": "value", "value": wire.dumps(value).decode()}
+            except wire.CannotCross as error:
+                answer = {"kind": "cannot", "text": str(error)}
+            except Exception as error:
+                told = raised(error)
+                answer = {"kind": "raised", "names": told.names, "text": told.text}
+            print(json.dumps(answer), file=lines, flush=True)

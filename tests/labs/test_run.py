@@ -104,7 +104,7 @@ def warm(course) -> Iterator[Warm]:
 
 def run_short(path: Path, home: Path, warm: Warm) -> tuple[float, str]:
     """Run a lab in its short setting. Return its CPU-seconds and a line for the report."""
-    warm.cool()
+    warm.forget()
     began = time.monotonic()
     with watching(home) as spent:
         taken = run(lab_of(path), home, shortened, spent, limit=None,

@@ -9,8 +9,6 @@ import difflib
 import re
 import shlex
 
-# Environment variables of the cluster. A script that sets one changes what the trainer computes.
-SETTINGS = ("VIRTUAL_GPU", "VIRTUAL_NETWORK", "DEVICE_INSTEAD_OF_CPU")
 # Options whose value, if any, must be attached with "=".
 FLAGS = {
     "contiguous", "exact", "exclusive", "hold", "ignore-pbs", "kill-on-bad-exit", "label",

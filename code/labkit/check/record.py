@@ -34,7 +34,7 @@ MOST_OUTPUT = 4000  # characters, the last ones
 # Also by their full paths (/usr/bin/srun), in front of which a PATH is no use.
 BY_PATH = re.compile(r"(?<![\w.$}/-])(?:/[\w.-]+)+/"
                      rf"({'|'.join(map(re.escape, NAMES))})(?![\w./-])")
-# Signals that whoever started us ignores would look like `&` to the stand-ins.
+# Where this process ignores SIGQUIT, so would the stand-ins, which would then look started by `&`.
 START = ("import os, signal, sys; signal.signal(signal.SIGQUIT, signal.SIG_DFL); "
          "os.execvp('bash', ['bash', '-c', sys.argv[1]])")
 FILE_BLOCKS = 32 * 1024  # of 1,024 bytes: what the script may write into one file
@@ -122,9 +122,12 @@ def _run(script: str, folder: Path, scratch: Path, found: dict[str, str], notes:
     if "ALL" not in found.get("export", "ALL").split(","):
         env["SLURM_EXPORT_ENV"] = found["export"]
     limited = f"ulimit -f {FILE_BLOCKS}; exec bash {shlex.quote(str(folder / 'script'))}"
+    words = ["bash", "-c", limited]
+    if signal.getsignal(signal.SIGQUIT) is not signal.SIG_DFL:
+        words = [sys.executable, "-I", "-S", "-c", START, limited]
     with open(folder / "output", "w+b") as output:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", START, limited], cwd=scratch, env=env,
+            words, cwd=scratch, env=env,
             stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True)
         status: int | None = None
         try:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labkit.check.launches import MOST_TEXT, Launch
-from labkit.check.options import SETTINGS
+from labkit.check.noting import SETTINGS
 from labkit.check.torchrun import BadCommand, Torchrun
 from minimegatron.arguments import Config, parse_arguments
 from minimegatron.errors import UserError

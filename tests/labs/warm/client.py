@@ -11,8 +11,17 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def command(folder: Path | str) -> list[str]:
+    """Return the words that ask the server whose socket is in `folder`."""
+    return [sys.executable, "-I", "-S", __file__, str(folder)]
 
 
 class Fork:

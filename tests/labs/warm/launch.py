@@ -20,10 +20,10 @@ import psutil
 from labcore.workspace import CHECKOUT
 from slurmbox import processes
 from tests.conftest import RunningCluster, command_line
+from tests.labs.warm.client import command
 
 PATIENCE = 300  # seconds until a server must have imported torch
 KEPT = ("HOME", "LANG", "USER")
-CLIENT = Path(__file__).with_name("client.py")
 
 PYTHON = """\
 #!/bin/sh
@@ -31,7 +31,7 @@ case $1 in -u) file=$2 ;; *) file=$1 ;; esac
 case $file in *.py) exec {client} python "$@" ;; esac
 exec {python} "$@"
 """
-# Every lab's first job starts cold on its first node; making the folder is what only one can do.
+# The first job of all starts cold on its first node; making the folder is what only one can do.
 TORCHRUN = """\
 #!/bin/sh
 if [ "$SLURM_NODEID" = 0 ] && mkdir {folder}/cold 2>/dev/null; then
@@ -43,11 +43,6 @@ exec {client} torchrun "$@"
 """
 
 
-def client(folder: Path) -> list[str]:
-    """Return the words that ask the server whose socket is in `folder`."""
-    return [sys.executable, "-I", "-S", str(CLIENT), str(folder)]
-
-
 @dataclass(frozen=True)
 class Warm:
     """The running servers of a cluster: `folder` has their sockets."""
@@ -57,13 +52,11 @@ class Warm:
     @property
     def kernel(self) -> list[str]:
         """The words that start a notebook's kernel, before its own flags."""
-        return [*client(self.folder), "python", ipykernel_launcher.__file__]
+        return [*command(self.folder), "python", ipykernel_launcher.__file__]
 
-    def cool(self) -> None:
-        """Forget what ran: the next job starts cold."""
+    def forget(self) -> None:
+        """Count launches from 0 again."""
         (self.folder / "launched").unlink(missing_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            (self.folder / "cold").rmdir()
 
     def launched(self, how: str) -> int:
         """Return how many times torchrun started "cold" or "warm", once per node and job."""
@@ -81,7 +74,7 @@ def commands(folder: Path, bin: Path) -> Iterator[None]:
     """
     names = {"folder": shlex.quote(str(folder)), "python": shlex.quote(sys.executable),
              "torchrun": shlex.quote(str(Path(sys.executable).with_name("torchrun"))),
-             "client": shlex.join(client(folder))}
+             "client": shlex.join(command(folder))}
     paths = [bin / name for name in ("python", "torchrun")]
     for path, text in zip(paths, (PYTHON, TORCHRUN), strict=True):
         path.write_text(text.format(**names))
@@ -109,25 +102,22 @@ def servers(cluster: RunningCluster) -> Iterator[Warm]:
     folder = Path(tempfile.mkdtemp(prefix="warm-"))
     env = {name: os.environ[name] for name in KEPT if name in os.environ} | {
         "LAB_HOME": str(cluster.home), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(CHECKOUT)}
-    words = [sys.executable, "-m", "tests.labs.warm.server", str(folder)]
-    user = ["--user", "--preserve-credentials"] if os.getuid() else []
-    running = {os.uname().nodename: subprocess.Popen(words, env=env)}
-    for name, pid in nodes(cluster).items():
-        enter = ["nsenter", f"--target={pid}", *user, "--mount", "--uts", "--net", "--pid"]
-        running[name] = subprocess.Popen([*enter, *words], env=env)
+    there = nodes(cluster)
+    server = subprocess.Popen([sys.executable, "-m", "tests.labs.warm.server", str(folder),
+                               *map(str, there.values())], env=env)
     try:
         deadline = time.monotonic() + PATIENCE
-        while missing := [name for name in running if not (folder / name).is_socket()]:
-            ended = [name for name in missing if running[name].poll() is not None]
-            assert not ended and time.monotonic() < deadline, f"no warm server on {missing}"
+        while missing := [name for name in (os.uname().nodename, *there)
+                          if not (folder / name).is_socket()]:
+            assert server.poll() is None and time.monotonic() < deadline, \
+                f"no warm server on {missing}"
             time.sleep(0.1)
         with commands(folder, cluster.layout.bin):
             yield Warm(folder)
     finally:
-        for server in running.values():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for process in psutil.Process(server.pid).children(recursive=True):
-                    process.kill()
-            server.kill()
-            server.wait()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(server.pid).children(recursive=True):
+                process.kill()
+        server.kill()
+        server.wait()
         shutil.rmtree(folder)

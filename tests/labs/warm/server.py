@@ -1,6 +1,9 @@
-"""The server of one host: a process that has imported torch and the trainer, and forks.
+"""The servers: processes that have imported torch and the trainer, and fork.
 
-python -m tests.labs.warm.server FOLDER
+python -m tests.labs.warm.server FOLDER [PID ...]
+
+One process imports everything, and each node's server is a fork of it. So a cluster costs one
+import, however many nodes it has.
 """
 
 from __future__ import annotations
@@ -16,24 +19,70 @@ import threading
 import traceback
 from pathlib import Path
 from subprocess import TimeoutExpired
-from typing import Any
+from typing import Any, NoReturn
 
 from minimegatron.imports import quick_imports
 from slurmbox import syscalls
 from slurmbox.processes import kill_descendants
-from tests.labs.warm.client import Fork
+from tests.labs.warm.client import Fork, command
 
 STANDARD = 3  # descriptors: input, output, and error
 
 
-def serve(folder: str) -> None:
-    """Fork for every connection, until this process is killed."""
+def main(folder: str, *nodes: str) -> NoReturn:
+    """Serve this machine, and each node in a fork, until all are killed.
+
+    Args:
+        folder: receives the servers' sockets.
+        *nodes: a process ID of each node, which tells where the node's namespaces are.
+    """
     with quick_imports():
-        import torch.distributed.run  # noqa: F401
+        import matplotlib.figure  # noqa: F401  draws the timelines of a job
+        import torch.distributed.run
+        import torch.fx.experimental.symbolic_shapes
+        import torch.utils.tensorboard  # noqa: F401
 
         import layout_estimator.planner  # noqa: F401
         import minimegatron.training  # noqa: F401
+    for node in nodes:
+        if os.fork() == 0:
+            serve_node(folder, node)
+    import_for_notebooks(folder)
+    serve(folder)
 
+
+def serve_node(folder: str, node: str) -> NoReturn:
+    """Serve from within the namespaces of a node's process; a failure ends all servers."""
+    kinds = [*(["user"] if os.getuid() else []), "mnt", "uts", "net", "pid"]
+    try:
+        for descriptor in [os.open(f"/proc/{node}/ns/{kind}", os.O_RDONLY) for kind in kinds]:
+            syscalls.setns(descriptor)
+            os.close(descriptor)
+        if os.fork() == 0:  # only children are in the PID namespace that was entered
+            serve(folder)
+        os.wait()
+    except BaseException:
+        traceback.print_exc()
+        os.kill(os.getppid(), signal.SIGTERM)
+    os._exit(1)
+
+
+def import_for_notebooks(folder: str) -> None:
+    """Import what every lab's kernel imports, and have its estimates start warm, too."""
+    with quick_imports():
+        import ipykernel.kernelapp  # noqa: F401
+        import matplotlib
+
+        matplotlib.rcParams["backend"] = "module://matplotlib_inline.backend_inline"  # a kernel's
+        import matplotlib.pyplot
+
+        from labkit.check import measure
+    cold = measure.program
+    measure.program = lambda words: [*command(folder), "python", *cold(words)[1:]]
+
+
+def serve(folder: str) -> NoReturn:
+    """Fork for every connection, until this process is killed."""
     path = Path(folder, socket.gethostname())
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{path}.new")
@@ -156,4 +205,4 @@ class Rank(Fork):
 
 
 if __name__ == "__main__":
-    serve(*sys.argv[1:])
+    main(*sys.argv[1:])

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from labcore.workspace import CHECKOUT
-from tests.labs.warm.launch import client
+from tests.labs.warm.client import command
 
 PATIENCE = 300  # seconds
 SAY = "import os, sys\nprint(sys.argv[1:], os.environ['WORD'], flush=True)\n"
@@ -40,7 +40,7 @@ def start(folder, tmp_path):
 
     def start(kind: str, source: str, *words: str, flags: tuple[str, ...] = ()):
         (tmp_path / "program.py").write_text(source)
-        started.append(subprocess.Popen([*client(folder), kind, *flags, "program.py", *words],
+        started.append(subprocess.Popen([*command(folder), kind, *flags, "program.py", *words],
                                         text=True, cwd=tmp_path,
                                         env=os.environ | {"WORD": "mine"},
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE))

@@ -1,0 +1,57 @@
+"""Write down what a job script starts. For stand_in.py, without the environment.
+
+A script starts several stand-ins, and importing json and signal would take longer than all the rest
+of one. So this writes its JSON itself, and asks the interpreter's own part of signal.
+"""
+
+from __future__ import annotations
+
+import _signal
+import os
+import time
+
+# Environment variables of the cluster. A script that sets one changes what the trainer computes.
+SETTINGS = ("VIRTUAL_GPU", "VIRTUAL_NETWORK", "DEVICE_INSTEAD_OF_CPU")
+KEPT = (*SETTINGS, "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT",
+        "NODE_RANK", "OMP_NUM_THREADS", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_VISIBLE_DEVICES")
+BACKGROUND_SECONDS = 0.5
+
+
+def write_down(program: str, arguments: list[str]) -> None:
+    """Append one line of JSON to the record, in one piece: several stand-ins may write at once."""
+    variables = [f"{_json(name)}: {_json(value)}" for name, value in os.environ.items()
+                 if name in KEPT or name.startswith("PET_")]
+    entry = {"program": _json(program), "arguments": f"[{', '.join(map(_json, arguments))}]",
+             # -1: the script itself
+             "step": str(int(os.environ.get("LAB_RECORD_STEP", "-1"))),
+             "task": str(int(os.environ.get("SLURM_PROCID", "0"))),
+             "host": _json(os.environ.get("SLURMD_NODENAME", "")),
+             "background": "true" if in_background() else "false",
+             "variables": f"{{{', '.join(variables)}}}"}
+    line = "{" + ", ".join(f'"{name}": {value}' for name, value in entry.items()) + "}\n"
+    record = os.open(os.environ["LAB_RECORD"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(record, line.encode())
+    os.close(record)
+
+
+def _json(text: str) -> str:
+    """Return a string as JSON; what is not a plain letter as \\uXXXX, in UTF-16 as JSON has it."""
+    units = text.encode("utf-16-be", "surrogatepass")
+    codes = (units[at] << 8 | units[at + 1] for at in range(0, len(units), 2))
+    return '"' + "".join(chr(code) if 32 <= code < 127 and code not in b'"\\'
+                         else f"\\u{code:04x}" for code in codes) + '"'
+
+
+def in_background() -> bool:
+    """Whether the script started this with &: without job control bash lets it ignore SIGQUIT."""
+    return _signal.getsignal(_signal.SIGQUIT) == _signal.SIG_IGN
+
+
+def linger() -> None:
+    """What runs in the background takes its time, so that a script which does not wait for it
+    ends before it has started anything, as the job would."""
+    if in_background():
+        mark = f"{os.environ['LAB_RECORD']}.running{os.getpid()}"
+        os.mkdir(mark)
+        time.sleep(BACKGROUND_SECONDS)
+        os.rmdir(mark)

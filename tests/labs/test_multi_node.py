@@ -3,9 +3,11 @@
 import pytest
 
 from labcore import shipping, workspace
-from labkit.build import read
 from layout_estimator import costs
 from tests.labs import graded
+from tests.labs.test_labs import lab_of
+
+LAB = workspace.CHECKOUT / "solutions" / "03_multi_node.py"
 
 FIRST = """LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
 BATCH="--micro-batch-size 1 --global-batch-size 16"
@@ -34,7 +36,7 @@ WRONG = {
 def judged(tmp_path_factory):
     home = tmp_path_factory.mktemp("workspace")
     shipping.make_workspace(home)
-    lab = read(workspace.CHECKOUT / "solutions" / "03_multi_node.py")
+    lab = lab_of(LAB)
     pieces = lab.answers["my-script"].source.split("### BEGIN SOLUTION")
     given = pieces[0] + pieces[1] + pieces[2].partition("### END SOLUTION")[2]
 
@@ -59,7 +61,7 @@ def test_other_trainings_are_wrong_and_told_why(judged, name):
 
 
 def test_what_exercise_6_reads_in_the_profiler_is_what_the_model_of_the_cards_says():
-    lab = read(workspace.CHECKOUT / "solutions" / "03_multi_node.py")
+    lab = lab_of(LAB)
     names = {}
     exec(lab.answers["overview"].source, names)
     (cost,) = costs.of({"the job": "--virtual-network ethernet:25gbit --micro-batch-size 2"},

@@ -4,10 +4,10 @@ why."""
 import pytest
 
 from labcore import shipping, workspace
-from labkit.build import read
 from tests.labs import graded
+from tests.labs.test_labs import lab_of
 
-LAB = read(workspace.CHECKOUT / "solutions" / "02_single_node.py")
+LAB = workspace.CHECKOUT / "solutions" / "02_single_node.py"
 BATCH = " --global-batch-size 16"
 RIGHT = [("fastest", "--micro-batch-size 2 --overlap-grad-reduce"),
          ("large", "--tensor-model-parallel-size 2 --sequence-parallel --micro-batch-size 2"),
@@ -23,7 +23,7 @@ WRONG = [("fastest", "--tensor-model-parallel-size 2 --sequence-parallel --micro
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
-    home = tmp_path_factory.mktemp("workspace")
+    home, lab = tmp_path_factory.mktemp("workspace"), lab_of(LAB)
     shipping.make_workspace(home)
 
     def judge(answer: str, layout: str) -> str:
@@ -33,7 +33,7 @@ def judged(tmp_path_factory):
             return "\n".join(lines) if cell.grade_id == answer else cell.source
 
         check = f"{answer}-check"
-        return graded.text(graded.run(LAB, home, change, {check}).checks[check])
+        return graded.text(graded.run(lab, home, change, {check}).checks[check])
 
     return judge
 

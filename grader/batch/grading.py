@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from nbgrader.api import Gradebook
 from traitlets.config import Config
 
+from grader.batch import worker
 from grader.batch.batch import NO_BACKEND, Batch, Elsewhere, Outcome, Stopped, Work
 from grader.batch.pool import Pool
 from grader.course import Course, Submission
@@ -20,11 +22,30 @@ from grader.gradebook.guard import protected
 from grader.nbgrader_plugin import assign
 from grader.run import lab_plan, results
 from grader.run.settings import Grading, settings_of
+from grader.sandbox.interface import Backend
+from minimegatron.imports import quick_imports
 
 
 def worker_command(course: Course, backend: str) -> list[str]:
     return [sys.executable, "-P", "-m", "grader.batch.worker", str(course.root),
             str(course.sources), backend]
+
+
+def start_workers(course: Course, count: int, backend: Backend | None) -> Pool:
+    """Start a batch's workers. Call it before the gradebook is opened.
+
+    Args:
+        course: the course.
+        count: the number of workers.
+        backend: the sandbox that holds; None for workers that make pages only.
+    """
+    with quick_imports():  # what the workers need; forks have it from here
+        import grader.feedback.pages
+        import grader.run.attempt  # noqa: F401
+    command = worker_command(course, backend.name if backend else NO_BACKEND)
+    desk = partial(worker.Desk, course, backend)
+    return Pool(count, command, log_file(course),
+                partial(worker.serve, desk, [*command, worker.AGAIN]))
 
 
 @contextlib.contextmanager
@@ -55,8 +76,8 @@ def grade_all(course: Course, work: Work, done: Callable[[Outcome], None], *, an
     settings = settings_of(course.settings())
     backend = choice.choose(settings.sandbox or None)
     count = min(workers or settings.worker_count(), max(1, len(work)))
-    with explained(course.root):  # workers take a second to start: meanwhile comes the self-test
-        pool = Pool(count, worker_command(course, backend.name), log_file(course))
+    with explained(course.root):
+        pool = start_workers(course, count, backend)
     with pool:
         with explained(course.root):
             selftest.self_test(backend, course.root)
@@ -85,14 +106,14 @@ def pages_again(course: Course, work: Work, done: Callable[[Outcome], None]
             made.append((place, outcome.student))
         done(outcome)
 
-    with prepared(course, []) as (settings, config, book):
-        count = min(settings.worker_count(), len(work))
-        with Pool(count, worker_command(course, NO_BACKEND), log_file(course)) as pool:
-            batch = Batch(course, settings, config, book, pool, ended)
-            for lab, student in work:
-                submission = Submission(course, lab, student)
-                submission.page.unlink(missing_ok=True)
-                if submission.record and records.is_entered(submission, book):
-                    batch.keep(submission, page_again=True)
-            batch.grade([])
+    count = min(settings_of(course.settings()).worker_count(), len(work))
+    with (start_workers(course, count, None) as pool,
+          prepared(course, []) as (settings, config, book)):
+        batch = Batch(course, settings, config, book, pool, ended)
+        for lab, student in work:
+            submission = Submission(course, lab, student)
+            submission.page.unlink(missing_ok=True)
+            if submission.record and records.is_entered(submission, book):
+                batch.keep(submission, page_again=True)
+        batch.grade([])
     return made

@@ -15,13 +15,14 @@ import selectors
 import subprocess
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import psutil
 
+from grader.batch.forks import Fork, can_fork
 from labcore.errors import LabError
 
 LARGEST_MEMORY = 500_000_000  # bytes, resident, of one worker
@@ -56,10 +57,8 @@ class Done:
 class Worker:
     """One process, from its start to its end. It says a line when it is ready for tasks."""
 
-    def __init__(self, command: Sequence[str], log: BinaryIO) -> None:
-        # A session of its own: Ctrl-C reaches the parent alone, which stops things in order.
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        stderr=log, start_new_session=True)
+    def __init__(self, process: subprocess.Popen | Fork) -> None:
+        self.process = process
         os.set_blocking(self.process.stdout.fileno(), False)
         self.task: Task | None = None
         self.ready = False
@@ -128,7 +127,17 @@ class Worker:
 class Pool:
     """`count` workers. Use it in a `with`; its end stops them."""
 
-    def __init__(self, count: int, command: Sequence[str], log: Path) -> None:
+    def __init__(self, count: int, command: Sequence[str], log: Path,
+                 main: Callable[[], int | None] | None = None) -> None:
+        """Start the workers.
+
+        Args:
+            count: their number.
+            command: the program of a worker, for those that replace others.
+            log: takes their standard error.
+            main: what that program calls; the first workers are forks of this process, if it
+                has one thread, and call it there.
+        """
         self.command, self.log_path = list(command), log
         self.log = log.open("ab")
         self.numbers = itertools.count()
@@ -139,7 +148,7 @@ class Pool:
         self.failed_starts = 0
         try:
             for _ in range(count):
-                self._start()
+                self._add(Fork(main, self.log) if main and can_fork() else self._program())
         except BaseException:
             self.stop()
             raise
@@ -188,8 +197,13 @@ class Pool:
         self.selector.close()
         self.log.close()
 
-    def _start(self) -> None:
-        worker = Worker(self.command, self.log)
+    def _program(self) -> subprocess.Popen:
+        # A session of its own: Ctrl-C reaches the parent alone, which stops things in order.
+        return subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                stderr=self.log, start_new_session=True)
+
+    def _add(self, process: subprocess.Popen | Fork) -> None:
+        worker = Worker(process)
         self.workers.append(worker)
         self.selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
 
@@ -244,4 +258,4 @@ class Pool:
             self.waiting.appendleft(task)
         elif task:
             self.done.append(Done(task.body, None, fault))
-        self._start()
+        self._add(self._program())

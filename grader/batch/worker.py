@@ -1,5 +1,6 @@
 """`python -P -m grader.batch.worker ROOT SOURCES BACKEND`: a trusted process that grades and makes
-pages, one JSON line in and one out for each. No pickle, no shared memory.
+pages, one JSON line in and one out for each. No pickle, no shared memory. `serve` is the same in a
+fork.
 
 Its standard output is the channel, so nothing else may write there; what anything prints goes to
 the log, through standard error. Answers hold no text of a student's.
@@ -14,12 +15,16 @@ import resource
 import signal
 import sys
 import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from grader.run import timing
 from labcore.errors import NO_ROOM, LabError, said_of
 from minimegatron.imports import quick_imports
+
+if TYPE_CHECKING:
+    from grader.course import Course
 
 MEMORY = 2 << 30  # bytes of data: the parent replaces a worker long before
 LONGEST_TRACEBACK = 4000
@@ -31,14 +36,13 @@ _ending: list[bool] = []
 class Desk:
     """What a worker keeps from one task to the next: plans of labs, and the exporter."""
 
-    def __init__(self, root: Path, sources: Path, backend: str) -> None:
-        from grader.course import Course
+    def __init__(self, course: Course, backend: Any) -> None:
         from grader.run.settings import settings_of
 
-        self.course = Course(root, sources)
+        self.course = course
         self.config = self.course.settings()
         self.settings = settings_of(self.config)
-        self.backend = _chosen(backend)
+        self.backend = backend
         self.plans: dict[str, Any] = {}
         self.pages: Any = None
 
@@ -74,11 +78,28 @@ def _chosen(name: str) -> Any:
 
 
 def main() -> int:
+    def desk() -> Desk:
+        from grader.course import Course
+
+        return Desk(Course(Path(sys.argv[1]), Path(sys.argv[2])), _chosen(sys.argv[3]))
+
+    again = [] if AGAIN in sys.argv else [AGAIN]
+    return serve(desk, [sys.executable, *sys.orig_argv[1:], *again], ready=not again)
+
+
+def serve(make: Callable[[], Desk], command: Sequence[str], *, ready: bool = False) -> int:
+    """Answer questions from standard input until its end.
+
+    Args:
+        make: makes the desk.
+        command: the program to go on as, once an alarm rang in a check.
+        ready: whether it has said before that it is ready.
+    """
     guard()
     questions, answers = channel()
     with quick_imports():
-        desk = Desk(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
-    if AGAIN not in sys.argv:
+        desk = make()
+    if not ready:
         say(answers, {"ready": os.getpid()})
     for line in questions:
         task = json.loads(line)
@@ -95,17 +116,17 @@ def main() -> int:
                 answer["no room"] = said_of(error)  # on the course's disk, which no student fills
         say(answers, answer | {"task": task.get("task")})
         if timing.interrupted():
-            renew(questions, answers)
+            renew(questions, answers, command)
     return 0
 
 
-def renew(questions: Any, answers: Any) -> NoReturn:
+def renew(questions: Any, answers: Any, command: Sequence[str]) -> NoReturn:
     """Go on as a new program: an alarm may have left a library of this one half imported, and the
     next submission would pay for it."""
     print("an alarm rang in a check: renewed", file=sys.stderr, flush=True)
     os.dup2(questions.fileno(), 0)
     os.dup2(answers.fileno(), 1)
-    os.execv(sys.executable, [*sys.orig_argv, *([] if AGAIN in sys.argv else [AGAIN])])
+    os.execv(command[0], command)
 
 
 def guard() -> None:

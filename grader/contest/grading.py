@@ -6,10 +6,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from grader.batch.pool import Done, Pool
 from grader.contest import attempts as store
-from grader.contest import sandboxed, secret, submissions
+from grader.contest import sandboxed, secret, submissions, worker
 from grader.contest.attempts import Attempt
 from grader.course import Course, reasons
 from grader.course.log import log_file
@@ -58,7 +59,9 @@ def grade(course: Course, contest: Contest, done: Callable[[Played], None],
             count = min(workers or settings.worker_count(), len(tasks))
             command = [sys.executable, "-P", "-m", "grader.contest.worker", str(course.root),
                        backend.name]
-            with Pool(count, command, log_file(course)) as pool:
+            desk = partial(worker.Desk, course, backend)
+            main = partial(worker.serve, desk, [*command, worker.AGAIN])
+            with Pool(count, command, log_file(course), main) as pool:
                 for student, digest in tasks:
                     pool.add({"do": "play", "lab": contest.name, "student": student,
                               "digest": digest}, _most_seconds(contest, len(drawn)))

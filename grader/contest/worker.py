@@ -7,29 +7,30 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grader.batch.worker import AGAIN, channel, guard, log_error, renew, say
 from grader.run import timing
+
+if TYPE_CHECKING:
+    from grader.course import Course
 
 
 class Desk:
     """The state that a worker keeps between tasks."""
 
-    def __init__(self, root: Path, backend: str) -> None:
+    def __init__(self, course: Course, backend: Any) -> None:
         """
         Args:
-            root: the course folder.
-            backend: the sandbox's name; the parent chose and tested it.
+            course: the course.
+            backend: the sandbox; the parent chose and tested it.
         """
-        from grader.course import Course
         from grader.run.settings import settings_of
-        from grader.sandbox import choice
 
-        self.course = Course(root)
-        self.settings = settings_of(self.course.settings())
-        self.backend = choice.choose(backend)
+        self.course, self.backend = course, backend
+        self.settings = settings_of(course.settings())
         self.drawn: dict[str, Any] = {}
 
     def play(self, task: dict[str, Any]) -> dict[str, Any]:
@@ -50,10 +51,22 @@ class Desk:
 
 
 def main() -> None:
+    def desk() -> Desk:
+        from grader.course import Course
+        from grader.sandbox import choice
+
+        return Desk(Course(Path(sys.argv[1])), choice.choose(sys.argv[2]))
+
+    again = [] if AGAIN in sys.argv else [AGAIN]
+    serve(desk, [sys.executable, *sys.orig_argv[1:], *again], ready=not again)
+
+
+def serve(make: Callable[[], Desk], command: Sequence[str], *, ready: bool = False) -> None:
+    """Answer questions, as `grader.batch.worker.serve` does."""
     guard()
     questions, answers = channel()
-    desk = Desk(Path(sys.argv[1]), sys.argv[2])
-    if AGAIN not in sys.argv:
+    desk = make()
+    if not ready:
         say(answers, {"ready": True})
     for line in questions:
         task = json.loads(line)
@@ -64,7 +77,7 @@ def main() -> None:
             answer = {"unplayed": f"the grader itself failed ({type(error).__name__})"}
         say(answers, answer | {"task": task["task"]})
         if timing.interrupted():
-            renew(questions, answers)
+            renew(questions, answers, command)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ class progress:
         from rich.console import Console
         from rich.progress import Progress
 
-        self.bar = Progress(console=Console(stderr=True), transient=True,
+        # Without auto_refresh it has no thread, so that workers can be forks of this process.
+        self.bar = Progress(console=Console(stderr=True), transient=True, auto_refresh=False,
                             disable=not Console(stderr=True).is_terminal)
         self.task = self.bar.add_task("grading", total=total)
 
@@ -24,8 +25,9 @@ class progress:
         from rich.markup import escape
 
         self.bar.__enter__()
-        return lambda outcome: self.bar.update(self.task, advance=1, description=escape(
-            visible(f"{outcome.lab} {outcome.student}")))
+        return lambda outcome: self.bar.update(
+            self.task, advance=1, refresh=True, description=escape(
+                visible(f"{outcome.lab} {outcome.student}")))
 
     def __exit__(self, *error) -> None:
         self.bar.__exit__(*error)

@@ -12,14 +12,18 @@ from pathlib import Path
 
 from warmranks import ForkServer
 
-MAINS = {"lab": "lab.cli", "nbgrader": "nbgrader.apps.nbgraderapp"}  # as in the entry points
+MAINS = {"lab": "lab.cli", "nbgrader": "nbgrader.apps.nbgraderapp",  # as in the entry points
+         "button": "tests.grader.programs.button", "leak": "tests.grader.programs.leak",
+         "no-room": "tests.grader.programs.no_room"}
 
 
 @functools.cache
 def server() -> ForkServer:
     """One for all tests of this process, until its end."""
-    made = ForkServer(["lab.cli", "grader.cli", "grader.batch.batch",
-                       "nbgrader.apps.nbgraderapp"])
+    made = ForkServer([
+        "tests.grader.programs.commands", "grader.batch.grading", "grader.feedback.pages",
+        "grader.run.attempt", "grader.report.show", "grader.sandbox.selftest",
+        "grader.contest.grading", "nbgrader.apps.nbgraderapp", "rich.progress"])
     atexit.register(made.close)
     return made
 
@@ -34,7 +38,7 @@ def warm(program: str, *words: str, env: Mapping[str, str], cwd: Path, seconds: 
     """Run a command as `subprocess.run` with captured output does.
 
     Args:
-        program: "lab" or "nbgrader".
+        program: one of MAINS.
         *words: its arguments.
         env: the whole environment.
         cwd: the working directory.

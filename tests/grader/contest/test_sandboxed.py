@@ -159,6 +159,7 @@ def test_what_is_kept_is_bounded_and_clean(outcomes):
     assert "CASE" not in kept  # what it prints is dropped
 
 
+@pytest.mark.slow
 def test_two_submissions_cannot_talk_and_see_nothing_of_the_course(backend, course):
     contest = toy(1)
     given = contest, 2, (TALKING % str(course.root)).encode(), backend, SETTINGS
@@ -221,6 +222,7 @@ def test_a_machine_that_is_short_of_memory_costs_nobody_a_case(backend, tmp_path
         sandboxed.play(contest, contest.open_cases(), b"", Short(backend, 99), SETTINGS)
 
 
+@pytest.mark.slow
 def test_an_answer_that_takes_the_scorer_forever_is_disqualified(backend, monkeypatch):
     def slow(case, answer) -> Scored:
         while answer == 1:
@@ -242,6 +244,7 @@ def answer(case):
 MASKED = ("pipeline_schedules.builtin.one_f_one_b",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("masks", "kind"), [((), ""), (MASKED, "error")])
 def test_a_contest_may_mask_what_a_ghost_calls_here_and_on_students_machines(backend, tmp_path,
                                                                             masks, kind):
@@ -254,6 +257,7 @@ def test_a_contest_may_mask_what_a_ghost_calls_here_and_on_students_machines(bac
         assert one.kind == kind and ("not available" in one.reason) == bool(masks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["GPipe", "1F1B", "interleaved", "ZB-H1", "serial"])
 def test_a_ghost_that_is_submitted_ties_with_itself(backend, contest, name):
     """The file calls what the ghost calls; a case of each group shows that both paths are one."""

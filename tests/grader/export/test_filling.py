@@ -72,6 +72,7 @@ def test_who_submitted_nothing_is_counted_and_listed_only_with_a_grade_there(ope
     assert one.kept == ["grace: nothing submitted; Canvas has 2"]
 
 
+@pytest.mark.slow
 def test_a_class_of_2000_is_matched_by_name_in_seconds(opened):
     rows = [[f"Last{at}, First{at}", "", "", "", "Tue", "", "", "", "", ""] for at in range(2000)]
     people = [Person(f"s{at}", f"First{at}", f"Last{at}") for at in range(2000)]

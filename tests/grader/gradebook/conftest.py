@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from grader.batch import batch
+from grader.course import Course
 from grader.course.roster import Person, add
 from grader.gradebook import backups, records
 from grader.gradebook.guard import LostGradebook
 from lab.cli import main
 from tests.grader.batch.test_merge import Desk
-from tests.grader.conftest import course, released, template  # noqa: F401
 
 
 class Office(Desk):
@@ -25,6 +26,11 @@ class Office(Desk):
     @property
     def book(self) -> Path:
         return self.course.root / "gradebook.db"
+
+    def copied(self, folder: Path) -> Office:
+        """The same in a course folder of its own."""
+        shutil.copytree(self.course.root, folder / "course")
+        return Office(Course(folder / "course"), self.released, self.plan)
 
     def roster(self) -> list[str]:
         with records.gradebook(self.course) as book:
@@ -46,13 +52,21 @@ class Office(Desk):
         return backups.back_up(self.book)
 
 
-@pytest.fixture
-def office(course, released, monkeypatch) -> Office:  # noqa: F811
-    monkeypatch.setenv("LAB_COURSE", str(course.root))
-    made = Office(course, released)
-    with records.gradebook(course) as book:
+@pytest.fixture(scope="session")
+def template_office(template, released, tmp_path_factory) -> Office:
+    folder = tmp_path_factory.mktemp("office")
+    shutil.copytree(template.root, folder / "course")
+    made = Office(Course(folder / "course"), released)
+    with records.gradebook(made.course) as book:
         add(book, [Person("ada", "Ada", "Lovelace"), Person("mary", "Mary", "Shelley")])
     made.merge(made.result())
     made.by_hand("batch-check", 1)
     made.back_up()
     return made
+
+
+@pytest.fixture
+def office(template_office, tmp_path, monkeypatch) -> Office:
+    office = template_office.copied(tmp_path)
+    monkeypatch.setenv("LAB_COURSE", str(office.course.root))
+    return office

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from grader.gradebook import records
 from labcore.atomic import put_whole
 from tests.grader import small_lab
 from tests.grader.batch.test_merge import desk_settings
+from tests.grader.conftest import run
 
 NAME = small_lab.NAME
 REASONS = [(errno.ENOSPC, "does not fit on the disk"), (errno.EDQUOT, "exceeds your disk quota"),
@@ -86,11 +85,7 @@ def test_a_backup_that_does_not_fit_stops_the_command_before_it_writes(office):
     office.by_hand("script-check", 1)
     students, before = office.course.root / "students.csv", office.book.read_bytes()
     students.write_text("id\nzoe\n")
-    program = ("import resource, sys; from lab.cli import main; import grader.config\n"
-               "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
-               f"sys.exit(main(['roster', 'import', {str(students)!r}]))")
-    done = subprocess.run([sys.executable, "-P", "-c", program], text=True, capture_output=True,
-                          timeout=240)
+    done = run(office.course, "roster", "import", str(students), program="no-room")
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert f"{office.book.with_name('backups')}/gradebook-" in done.stderr, done.stderr
     assert "cannot be written" in done.stderr

@@ -9,21 +9,31 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from nbgrader.api import MissingEntry
 
+from grader.batch import batch
 from grader.course import Submission, reasons
 from grader.course.received import received, stamped
 from grader.gradebook import byhand, records
 from grader.gradebook.ungraded import leave_ungraded
+from grader.nbgrader_plugin import assign
+from grader.run import lab_plan
 from grader.run.rebuild import Unusable
 from tests.grader import small_lab
+from tests.grader.batch.test_merge import Desk
 from tests.grader.conftest import run, submit, table
 from tests.grader.small_lab import RIGHT, answered
 
 NAME = small_lab.NAME
 CRASH = "import os; os._exit(1)"
+
+
+@pytest.fixture
+def desk(course, released) -> Desk:
+    return Desk(course, released)
 
 
 def children(pid: int) -> list[int]:
@@ -40,7 +50,8 @@ def processes(parent: int) -> set[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(
+    signal.SIGTERM, marks=pytest.mark.stress)])
 def test_who_is_stopped_keeps_what_was_graded_and_no_older_score(course, grade, released, number):
     submit(course, "ada", answered(released))
     submit(course, "bob", answered(released))
@@ -80,9 +91,10 @@ def command_line(pid: int) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_crash_in_a_hand_typed_autograde_leaves_no_score_either(course, grade, released):
-    submit(course, "ada", answered(released))
-    assert grade()["ada"]["score"] == "5.0"
+def test_a_crash_in_a_hand_typed_autograde_leaves_no_score_either(desk):
+    course, released = desk.course, desk.released
+    desk.merge(desk.result())
+    assert desk.row()["score"] == "5.0"
     submit(course, "ada", answered(released, CRASH))
     done = run(course, "autograde", NAME, "--student", "ada", "--force", program="nbgrader")
     assert done.returncode != 0 and "without isolation" in done.stderr
@@ -106,19 +118,27 @@ def test_a_damaged_record_is_said_kept_and_made_again(course, released, text):
     assert Submission(course, NAME, "ada").record == record
 
 
+def grade_again(desk) -> None:
+    desk.merge(desk.result("ada", small_lab.WRONG, scores={"batch-check": 0.0,
+                                                           "script-check": 2.0}))
+
+
+def autograde_again(desk) -> None:
+    submit(desk.course, "ada", answered(desk.released, small_lab.WRONG))
+    done = run(desk.course, "autograde", NAME, "--student", "ada", "--force", program="nbgrader")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("program, words", [("lab", ["grade", NAME]), (
-    "nbgrader", ["autograde", NAME, "--student", "ada", "--force"])])
-def test_a_score_given_by_hand_is_not_the_new_versions(course, grade, released, program, words):
-    submit(course, "ada", answered(released))
-    grade()
+@pytest.mark.parametrize("again", [grade_again, autograde_again])
+def test_a_score_given_by_hand_is_not_the_new_versions(desk, again):
+    course = desk.course
+    desk.merge(desk.result())
     with records.gradebook(course) as book:
         book.find_grade("batch-check", NAME, NAME, "ada").manual_score = 3
         book.find_comment("batch", NAME, NAME, "ada").manual_comment = "Well done."
         book.db.commit()
-    submit(course, "ada", answered(released, small_lab.WRONG))
-    done = run(course, *words, program=program)
-    assert done.returncode == 0, done.stderr
+    again(desk)
     assert records.state(Submission(course, NAME, "ada")) == ("graded", "")
     with records.gradebook(course) as book:
         submission = book.find_submission(NAME, "ada")
@@ -130,57 +150,67 @@ def test_a_score_given_by_hand_is_not_the_new_versions(course, grade, released, 
 
 
 @pytest.mark.slow
-def test_what_a_person_entered_comes_back_with_the_same_notebook_only(course, grade, released):
+def test_what_a_person_entered_comes_back_with_the_same_notebook_only(desk):
+    course = desk.course
+
     def entered() -> tuple[float | None, str | None]:
         with records.gradebook(course) as book:
             comment = book.find_comment("batch", NAME, NAME, "ada")
             return book.find_grade("batch-check", NAME, NAME, "ada").manual_score, comment.comment
 
-    submit(course, "ada", answered(released))
-    grade()
+    desk.merge(desk.result())
     with records.gradebook(course) as book:
         book.find_grade("batch-check", NAME, NAME, "ada").manual_score = 1.5
         book.find_comment("batch", NAME, NAME, "ada").manual_comment = "Nearly."
         book.db.commit()
     leave_ungraded(Submission(course, NAME, "ada"), "stopped")
     leave_ungraded(Submission(course, NAME, "ada"), "stopped twice")
-    row = grade()["ada"]
+    desk.merge(desk.result())
+    row = desk.row()
     assert (row["score"], row["reason"]) == ("3.5", "wants a look in formgrader")
     assert entered() == (1.5, "Nearly.") and not Submission(course, NAME, "ada").record.set_aside
     leave_ungraded(Submission(course, NAME, "ada"), "stopped")
-    submit(course, "ada", answered(released, RIGHT + "  # again"))
-    assert grade()["ada"]["score"] == "5.0"
+    desk.merge(desk.result("ada", RIGHT + "  # again"))
+    assert desk.row()["score"] == "5.0"
     assert entered() == (None, None)
     assert Submission(course, NAME, "ada").record.set_aside == {
         "batch-check": [1.5, None], "comment on batch": "Nearly."}
 
 
 @pytest.mark.slow
-def test_a_lab_that_was_changed_has_no_scores_until_all_are_graded_again(course, grade, released):
-    submit(course, "ada", answered(released))
-    submit(course, "bob", answered(released))
-    grade()
+def test_a_lab_that_was_changed_has_no_scores_until_all_are_graded_again(desk):
+    course = desk.course
+    desk.merge(desk.result("ada"))
+    desk.merge(desk.result("bob"))
     source = small_lab.source()
     small_lab.find(source, "batch-check").metadata.nbgrader.points = 10
     path = small_lab.put(source, course.notebook("source", NAME))
     os.utime(path, (1, 1))  # an older file, put back, is a change too
-    rows = grade("bob")
-    assert (rows["ada"]["score"], rows["ada"]["reason"]) == (
-        "", "the lab was changed since it was graded")
-    assert (rows["bob"]["score"], rows["bob"]["max_score"]) == ("12.0", "12.0")
+    assert assign.release(course, NAME)
+    desk.plan = lab_plan.read(course, NAME)
+    desk.merge(desk.result("bob", scores={"batch-check": 10.0, "script-check": 2.0}))
+    ada, bob = desk.row("ada"), desk.row("bob")
+    assert (ada["score"], ada["reason"]) == ("", "the lab was changed since it was graded")
+    assert (bob["score"], bob["max_score"]) == ("12.0", "12.0")
     (path.parent / ".ipynb_checkpoints").mkdir()
     (path.parent / ".ipynb_checkpoints" / "x.ipynb").write_text("saved in JupyterLab")
     assert records.state(Submission(course, NAME, "bob"))[0] == "graded"
 
 
 @pytest.mark.slow
-def test_a_timestamp_that_is_none_is_that_students_reason_alone(course, grade, released):
-    folder = submit(course, "ada", answered(released, RIGHT)).parent
-    (folder / "timestamp.txt").write_text("yesterday")
-    submit(course, "bob", answered(released))
-    rows = grade()
-    assert rows["ada"]["score"] == "" and "'yesterday', which is no time" in rows["ada"]["reason"]
-    assert rows["bob"]["score"] == "5.0"
+def test_a_timestamp_that_is_none_is_that_students_reason_alone(desk):
+    results = [desk.result("ada"), desk.result("bob")]
+    stamp = desk.course.notebook("submitted", NAME, "ada").with_name("timestamp.txt")
+    stamp.write_text("yesterday")
+    limits, pool = (SimpleNamespace(digest=lambda: "limits"),
+                    SimpleNamespace(add=lambda *_, **__: None))
+    with records.gradebook(desk.course) as book:
+        found = batch.Batch(desk.course, limits, desk.config, book, pool, lambda _: None)
+        for result in results:
+            found.enter(result)
+    row = desk.row("ada")
+    assert row["score"] == "" and "'yesterday', which is no time" in row["reason"]
+    assert desk.row("bob")["score"] == "5.0"
 
 
 def test_who_has_no_name_is_called_by_the_id_and_a_name_is_kept(course):

@@ -19,6 +19,8 @@ from grader.nbgrader_plugin import formgrader
 from lab.jupyter import INSTRUCTORS, Jupyter, offline_settings
 from lab.start import only_once
 from labcore.errors import LabError
+from tests.grader.programs.saving import save
+from tests.warm import server
 
 PROGRAM = str(Path(sys.executable).with_name("jupyter"))
 
@@ -43,7 +45,9 @@ def test_jupyterlab_takes_nbgraders_extension(tmp_path, instructor):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("instructor, status", [(True, 200), (False, 404)])
+@pytest.mark.parametrize("instructor, status", [
+    pytest.param(True, 200, marks=pytest.mark.stress),  # as with `lab formgrader` below
+    (False, 404)])
 def test_the_servers_part_of_formgrader_is_the_instructors_alone(tmp_path, instructor, status):
     (tmp_path / ".cluster").mkdir()
     jupyter = Jupyter(tmp_path, {}, None, instructor=instructor)
@@ -129,26 +133,9 @@ def test_several_instructors_of_a_hub_share_a_course_and_one_without_a_hub_does_
         pass
 
 
-SCORES = """
-import sys
-from pathlib import Path
-from grader.gradebook import records
-from grader.course import Course
-from grader.gradebook.guard import protected
-course, name = Course(Path(sys.argv[1])), sys.argv[2]
-course.settings()
-with protected(records.gradebook_file(course)):
-    for turn in range(8):
-        with records.gradebook(course) as book:
-            book.update_or_create_student(f"{name}-{turn}", first_name=name)
-"""
-
-
 @pytest.mark.slow
 def test_two_instructors_who_save_at_the_same_time_lose_nothing(course):
-    saving = [subprocess.Popen([sys.executable, "-c", SCORES, str(course.root), name])
-              for name in ("prof", "ta")]
-    assert [process.wait(120) for process in saving] == [0, 0]
+    server().run_ranks(save, 2, str(course.root), backend=None, timeout=240)
     with records.gradebook(course) as book:
         there = {student.id for student in book.students}
-    assert {f"{name}-{turn}" for name in ("prof", "ta") for turn in range(8)} <= there
+    assert {f"{rank}-{turn}" for rank in range(2) for turn in range(8)} <= there

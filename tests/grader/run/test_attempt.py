@@ -7,55 +7,20 @@ import json
 import os
 import subprocess
 import time
-from pathlib import Path
 
 import nbformat
 import pytest
 from nbformat import v4
 
 from grader.batch.grading import worker_command
-from grader.course import Course, Submission
-from grader.run import attempt, lab_plan, results
+from grader.course import Submission
+from grader.run import attempt, results
 from grader.run.attempt import Attempt
 from grader.run.settings import Grading
-from grader.sandbox import choice
 from labcore.errors import LabError
-from labkit.build.release import release
 from tests.grader import small_lab
+from tests.grader.run.bench import BOTH, QUICK, SECOND, SETTINGS, Bench
 from tests.grader.small_lab import NAME, RIGHT, WRONG, answered, cell, find, marks
-
-BOTH, FIRST = {"batch-check": 3.0, "script-check": 2.0}, {"batch-check": 3.0, "script-check": 0.0}
-SECOND = {"batch-check": 0.0, "script-check": 2.0}
-SETTINGS = Grading(seconds_per_cell=20, memory_mb=300)
-QUICK = Grading(seconds_per_cell=2, memory_mb=300)
-
-
-class Bench:
-    """A course folder without a gradebook, and a way to grade in it."""
-
-    def __init__(self, folder: Path, source: nbformat.NotebookNode) -> None:
-        self.course = Course(folder)
-        self.course.make()
-        small_lab.put(source, self.course.notebook("source", NAME))
-        self.released = release(source)
-        small_lab.put(self.released, self.course.notebook("release", NAME))
-        self.backend = choice.choose()
-
-    @property
-    def plan(self) -> lab_plan.Plan:
-        return lab_plan.read(self.course, NAME)
-
-    def grade(self, notebook: nbformat.NotebookNode | bytes, student: str = "ada",
-              settings: Grading = SETTINGS) -> Attempt:
-        path = self.course.notebook("submitted", NAME, student)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(notebook if isinstance(notebook, bytes)
-                         else nbformat.writes(notebook).encode())
-        made = attempt.grade(Submission(self.course, NAME, student), self.plan, self.backend,
-                             settings)
-        assert Attempt.loads(made.dumps()) == made
-        assert made.digest == self.course.digest(NAME, student)
-        return made
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +76,7 @@ print("HIDDEN TESTS" in str([x for x in gc.get_objects() if isinstance(x, str)])
     assert str(bench.course.root) not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "why"), [
     ("import os\nos._exit(1)", "its code ended the sandbox at cell batch: exit code 1"),
     ("import os, signal\nos.kill(os.getpid(), 9)", "ended the sandbox at cell batch"),
@@ -129,6 +95,7 @@ def test_a_cell_that_ends_the_sandbox_costs_its_own_checks_only(bench, batch, wh
     assert time.monotonic() - start < 20
 
 
+@pytest.mark.slow
 def test_a_check_whose_call_ends_the_sandbox_is_unscored_and_the_others_count(bench):
     for way, why in (("while True: pass", "out of time at cell batch-check (2 s)"),
                      ("import os; os._exit(3)", "at cell batch-check: exit code 3")):
@@ -153,6 +120,7 @@ def test_what_a_skipped_answer_did_not_matter_for_is_graded_with_a_note(bench):
     assert "ended the sandbox at cell script" in made.notes[-1]
 
 
+@pytest.mark.slow
 def test_when_the_whole_notebooks_time_is_spent_the_rest_is_unscored(bench):
     made = bench.grade(answered(bench.released, "while True: pass"),
                        settings=Grading(seconds_per_cell=20, seconds_per_notebook=1.5))
@@ -161,6 +129,7 @@ def test_when_the_whole_notebooks_time_is_spent_the_rest_is_unscored(bench):
     assert made.seconds < 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tag, source", [
     ("setup", "import no_such_module"), ("check-setup", "import no_such_module"),
     ("setup", "import os\nos._exit(1)"), ("check-setup", "while True: pass")])
@@ -191,6 +160,7 @@ def test_the_bytes_that_are_graded_are_those_of_the_digest(bench, monkeypatch):
     assert made.digest == before != bench.course.digest(NAME, "swap") and made.scores == SECOND
 
 
+@pytest.mark.slow
 def test_seeds_are_for_the_trusted_side_and_of_the_graded_bytes(bench):
     asked = ("SEEN = []\ndef global_batch(micro_batch, ranks):\n    SEEN.append(micro_batch)\n"
              "    return micro_batch * ranks if len(SEEN) < 3 else SEEN")
@@ -278,6 +248,7 @@ def test_an_instructors_own_assignment_works_as_it_is(tmp_path):
     assert bench.grade(bench.released).scores == {"area-check": 0.0}
 
 
+@pytest.mark.slow
 def test_files_beside_the_released_notebook_are_there(tmp_path):
     lab = small_lab.source(setup="import os\nassert open('data/values.csv').read() == '1,2'")
     bench = Bench(tmp_path, lab)

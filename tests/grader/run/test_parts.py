@@ -13,7 +13,7 @@ from grader.nbgrader_plugin.steps import without_parts
 from grader.run.settings import Grading
 from labcore.errors import LabError
 from tests.grader import small_lab
-from tests.grader.run.test_attempt import QUICK, Bench
+from tests.grader.run.bench import QUICK, Bench
 from tests.grader.small_lab import NAME, answered, find
 
 PARTS = """import math
@@ -74,6 +74,7 @@ def test_the_points_are_those_of_the_parts_that_passed(bench, batch, score):
     assert not any("everything" in line for line in own)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "score", "part", "why"), [
     (LOOP, 2.5, "no ranks", "out of time at cell batch-check, part 'no ranks' (2 s)"),
     (DIES, 1.5, "one rank", "ended the sandbox at cell batch-check, part 'one rank'"),
@@ -89,6 +90,7 @@ def test_a_part_that_hangs_or_dies_leaves_the_others_points(bench, batch, score,
     assert line.startswith("? ")
 
 
+@pytest.mark.slow
 def test_time_that_runs_out_between_parts_leaves_what_was_decided(bench):
     slow = HEAD + "    import time; time.sleep(0.9)\n    return micro_batch"
     made = bench.grade(answered(bench.released, slow), settings=Grading(
@@ -97,6 +99,7 @@ def test_time_that_runs_out_between_parts_leaves_what_was_decided(bench):
     assert made.scores.get("batch-check", 0.0) <= 1.0 and "script-check" in made.unscored
 
 
+@pytest.mark.slow
 def test_a_part_that_hung_waits_for_a_person_with_the_others_points(bench, course):
     """In the gradebook, and in the state of the submission."""
     small_lab.put(answered(bench.released, LOOP), course.notebook("submitted", NAME, "ada"))

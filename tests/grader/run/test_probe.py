@@ -3,9 +3,7 @@ do with it."""
 
 from __future__ import annotations
 
-import copy
 import json
-import operator
 import time
 from typing import Any
 
@@ -17,7 +15,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from grader.run.channel import Died
 from grader.run.lab_plan import PlannedCell, bound_by_answers, planned
 from grader.run.probe import Trusted, Verdict
-from grader.run.proxies import Function, NotHere, Proxy
+from grader.run.proxies import NotHere, Proxy
 from grader.run.remote import Remote
 from grader.run.timing import Budget
 from labcore.errors import LabError
@@ -113,33 +111,6 @@ def test_checks_that_do_not_hold_fail(source):
     verdict = checked(source)
     assert verdict.failed is not None and not verdict.lost
     assert verdict.outputs[-1].output_type == "error"
-
-
-OPERATIONS = [
-    bool, len, iter, hash, repr, str, format, int, float, complex, bytes, operator.index, abs,
-    operator.neg, operator.invert, round, next, reversed, dir, copy.copy, copy.deepcopy, vars,
-    list, tuple, dict, set, sum, sorted, any, max, operator.not_,
-    *[lambda x, _op=op: _op(x, 1) for op in (
-        operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, operator.add,
-        operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, divmod, pow,
-        operator.matmul, operator.lshift, operator.rshift, operator.and_, operator.or_,
-        operator.xor, operator.getitem, operator.contains, operator.delitem, operator.iadd)],
-    *[lambda x, _op=op: _op(1, x) for op in (
-        operator.eq, operator.lt, operator.add, operator.sub, operator.mul, operator.mod, pow,
-        operator.matmul, isinstance, operator.xor)],
-    lambda x: isinstance(x, int), lambda x: issubclass(x, object), lambda x: x.anything,
-    lambda x: x.__class__, lambda x: "{}".format(x),  # noqa: UP032
-    lambda x: x.__dict__, lambda x: hasattr(x, "y"), lambda x: f"{x}",
-    lambda x: setattr(x, "y", 1), lambda x: delattr(x, "y"), lambda x: {x: 1}, lambda x: x in [1],
-    lambda x: [1].index(x), lambda x: operator.setitem(x, 1, 1), lambda x: "%s" % x,  # noqa: UP031
-    lambda x: x.__enter__(), lambda x: json.dumps(x), lambda x: x.name]
-
-
-@pytest.mark.parametrize("kind", [Proxy, Function])
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_whatever_else_is_done_with_a_students_name_raises(kind, operation):
-    with pytest.raises(TypeError):
-        operation(kind("layer", None))
 
 
 def test_what_it_says_names_the_student_and_the_way_out():
@@ -283,6 +254,7 @@ JSON = st.recursive(
         max_size=6), max_leaves=12)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.data())
 def test_whatever_a_guest_answers_there_is_a_verdict(data):

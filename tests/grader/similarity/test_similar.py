@@ -210,6 +210,7 @@ def measured(count: int) -> float:
     return time.process_time() - start
 
 
+@pytest.mark.slow
 def test_a_class_of_200_takes_seconds():
     assert measured(200) < 20
 

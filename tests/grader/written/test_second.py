@@ -64,6 +64,7 @@ def fill(course, scores, comment=""):
         table.writerows(rows)
 
 
+@pytest.mark.slow
 def test_the_draw_is_of_answers_that_a_person_scored_and_always_the_same(graded):
     found = answers(graded)
     assert {one.student for one in found} == set(STUDENTS[:4])
@@ -73,6 +74,7 @@ def test_the_draw_is_of_answers_that_a_person_scored_and_always_the_same(graded)
     assert len(second.draw(found, 0.01)) == 1 and len(second.draw(found, 1)) == 4
 
 
+@pytest.mark.slow
 def test_the_second_grader_sees_answers_and_rubric_and_neither_names_nor_scores(graded, capsys):
     assert cli.main(["second", NAME, "--share", "1"]) == 0
     assert "4 answers drawn of 4" in capsys.readouterr().out
@@ -85,6 +87,7 @@ def test_the_second_grader_sees_answers_and_rubric_and_neither_names_nor_scores(
     assert table.startswith("answer,cell,points,score,comment\n") and table.count(",why,2.0,,") == 4
 
 
+@pytest.mark.slow
 def test_both_scores_are_recorded_and_compared_and_no_grade_changes(graded, capsys):
     cli.main(["second", NAME, "--share", "1"])
     before = (graded.root / "gradebook.db").read_bytes()
@@ -101,6 +104,7 @@ def test_both_scores_are_recorded_and_compared_and_no_grade_changes(graded, caps
     assert (graded.root / "gradebook.db").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_second_draw_keeps_what_was_scored(graded, capsys):
     cli.main(["second", NAME, "--share", "0.25"])
     (line,) = second.read(graded, NAME)
@@ -112,6 +116,7 @@ def test_a_second_draw_keeps_what_was_scored(graded, capsys):
     assert [one.score for one in rest] == [None] * 3
 
 
+@pytest.mark.slow
 def test_a_table_with_semicolons_and_a_decimal_comma_is_read(graded):
     cli.main(["second", NAME, "--share", "0.2"])
     path = second.folder(graded, NAME) / "scores.csv"
@@ -121,6 +126,7 @@ def test_a_table_with_semicolons_and_a_decimal_comma_is_read(graded):
     assert (line.cell, line.points, line.score) == ("why", 2.0, 1.5)
 
 
+@pytest.mark.slow
 def test_a_score_of_an_older_notebook_is_left_out(graded, capsys):
     cli.main(["second", NAME, "--share", "1"])
     fill(graded, dict.fromkeys(STUDENTS, 1))
@@ -134,6 +140,7 @@ def test_a_score_of_an_older_notebook_is_left_out(graded, capsys):
     assert "1 left out: submitted again" in said and "ada" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("old", "new", "said"), [
     (",why,2.0,,", ",why,2.0,3,", "line 2: score 3: give 0 to 2"),
     (",why,2.0,,", ",why,2.0,-1,", "line 2: score -1: give 0 to 2"),
@@ -150,6 +157,7 @@ def test_scores_that_are_refused(graded, old, new, said):
         second.read(graded, NAME)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", ["0", "1.5", "nan", "some"])
 def test_shares_that_are_refused(graded, share, capsys):
     with pytest.raises(SystemExit):
@@ -157,6 +165,7 @@ def test_shares_that_are_refused(graded, share, capsys):
     assert "at most 1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_nothing_to_compare_says_what_comes_first(graded, capsys):
     assert cli.main(["second", NAME]) == 1
     assert f"lab second {NAME} --share 0.2" in capsys.readouterr().err

@@ -85,6 +85,7 @@ def row(course, student):
         return next(one for one in report.rows(course, book) if one.student == student)
 
 
+@pytest.mark.slow
 def test_the_release_has_a_stub_and_a_checksum(written):
     _, released = written
     cell = find(released, "why")
@@ -93,6 +94,7 @@ def test_the_release_has_a_stub_and_a_checksum(written):
     assert find(release(source()), "why").source == STUB
 
 
+@pytest.mark.slow
 def test_an_answer_waits_for_a_person_and_an_untouched_one_is_0(written):
     course, _ = written
     page, untouched = enter(course, "ada", ANSWER), enter(course, "grace", STUB)
@@ -117,6 +119,7 @@ def test_an_answer_waits_for_a_person_and_an_untouched_one_is_0(written):
     assert "1.5 / 2.0" in page and "Not graded yet." not in page
 
 
+@pytest.mark.slow
 def test_formgrader_shows_the_rubric_below_the_answer_and_pages_do_not(written):
     from nbgrader.server_extensions.formgrader import handlers
 
@@ -138,6 +141,7 @@ def test_formgrader_shows_the_rubric_below_the_answer_and_pages_do_not(written):
     assert "SOLUTION" not in page[box:]
 
 
+@pytest.mark.slow
 def test_rubrics_of_a_lab_without_markers_or_without_a_source(written):
     course, _ = written
     assert rubrics.for_graders(course, "nowhere") == {}

@@ -33,13 +33,15 @@ FOUR = [
     f"{ON}cards=v100,v100,a100,a100", f"{ON}cards=a100,a100,a100,a100", f"{PP2} {DECLARED}",
     *SCHEDULES]
 MORE = [
-    f"{TP2} {SP} --bf16 cards=a100,a100,a100,a100", TP2, f"{TP2} {FULL}",
-    f"{PP4} --balance 0-2-2-0", f"{PP4} --num-layers 8 {CHUNK} {FULL}",
-    f"{PP4} --schedule gpipe --recompute-activations", f"{PP4} --schedule zb-h1 {FULL}",
-    f"{PP2} {CHUNK} {OVERLAP}", f"{PP2} --tensor-model-parallel-size 2 {SP} {ZERO}",
-    f"{PP2} --tensor-model-parallel-size 2 {CROSSED}", f"{PP4} --global-batch-size 2",
+    f"{TP2} {SP} --bf16 cards=a100,a100,a100,a100", f"{PP4} --balance 0-2-2-0",
+    f"{PP4} --schedule zb-h1 {FULL}", f"{PP2} {CHUNK} {OVERLAP}",
     f"{ON}{ZERO} {OVERLAP} --bf16 cards=h200,h200,h100,h100 nodes=a,a,b,b",
     f"{PP4} cards=t4,l4,a10,rtx3090 nodes=a,b,c,d --virtual-network ethernet:10gbit"]
+SOAK = [
+    TP2, f"{TP2} {FULL}", f"{PP4} --num-layers 8 {CHUNK} {FULL}",
+    f"{PP4} --schedule gpipe --recompute-activations",
+    f"{PP2} --tensor-model-parallel-size 2 {SP} {ZERO}",
+    f"{PP2} --tensor-model-parallel-size 2 {CROSSED}", f"{PP4} --global-batch-size 2"]
 
 
 def run(ranks, cases):
@@ -79,9 +81,10 @@ def test_four_cards(four, case):
     assert_sound(four[case])
 
 
-@pytest.mark.slow
-def test_more_layouts_on_four_cards():
-    for case, ranks in run(4, MORE).items():
+@pytest.mark.parametrize("cases", [MORE, pytest.param(SOAK, marks=pytest.mark.stress)],
+                         ids=["more", "soak"])
+def test_more_layouts_on_four_cards(cases):
+    for case, ranks in run(4, cases).items():
         assert_sound(ranks)
         names = case.partition("cards=")[2].split(" ")[0].split(",")
         for rank, name in zip(ranks, names, strict=False):

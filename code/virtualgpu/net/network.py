@@ -48,7 +48,10 @@ class Link:
 # point-to-point sends have the same share: an all-reduce on 2 x 8 A100 reaches 86 of 100 GB/s
 # (github.com/NVIDIA/nccl-tests issue 175), and sendrecv_perf reaches 42 to 45 of 50 GB/s between
 # nodes of 8 B200 with a 400 Gbit/s adapter each (2 and 4 nodes, 16 MiB and more, NCCL 2.29,
-# Together AI, 2026), and 24.2 of 25 GB/s on Slingshot (github.com/NVIDIA/nccl issue 1272).
+# Together AI, 2026), and 24.2 of 25 GB/s on Slingshot (github.com/NVIDIA/nccl issue 1272). Not
+# modeled: in the first of these fabrics, sends fall to 26 GB/s on 8 nodes and 14 on 16 and 32; and
+# over sockets at 100 Gbit/s, one send reached 28 Gbit/s where an all-reduce reached 50 (V100, 2021,
+# github.com/NVIDIA/nccl issue 464).
 KINDS = {"ethernet": (30e-6, 0.92), "infiniband": (4e-6, 0.85)}
 UNITS = {"mbit": 1e6 / 8, "gbit": 1e9 / 8}
 

@@ -47,7 +47,7 @@ class Recorder:
         self.pieces: list[list[tuple]] = []
         self.now: list[tuple] = []
         seconds, launch, begin, meter = (VirtualGpu.seconds, VirtualGpu._launch,
-                                         VirtualGroup._begin, stage_cost.Meter.run)
+                                         VirtualGroup.begin, stage_cost.Meter.run)
         recorder = self
 
         def listed(gpu, work):
@@ -58,10 +58,10 @@ class Recorder:
             recorder.now.append(("kernel", length.work.bytes, kernels, product))
             launch(gpu, name, length, kernels)
 
-        def begun(group, name, length, tensors):
+        def begun(group, name, length, tensors, *more, **options):
             size = sum(tensor.nbytes for tensor in tensors)
             recorder.now.append(("collective", size, len(group.ranks), None))
-            return begin(group, name, length, tensors)
+            return begin(group, name, length, tensors, *more, **options)
 
         def metered(meter_, work, ahead=0.0):
             recorder.now = []
@@ -70,7 +70,7 @@ class Recorder:
             return found
 
         VirtualGpu.seconds, VirtualGpu._launch = listed, launched
-        VirtualGroup._begin, stage_cost.Meter.run = begun, metered
+        VirtualGroup.begin, stage_cost.Meter.run = begun, metered
 
 
 Key = tuple  # of a stage: hidden, micro-batch, tp, whether it is the first, the last
@@ -195,7 +195,7 @@ class Machine:
                              for kind, (two, three) in of.items()})
                 now.append(count * hosts[begin])
             wire = at["launch"] + at["near"] + sizes / (
-                DEEPSPEED_A100.nvlink * at["link"] * at["p2p"])
+                DEEPSPEED_A100.nvlink * at["link"] * at["message"])
             came: dict = {}
             left = [0.0] * stages
             for stage, action, needed in order:
@@ -229,7 +229,7 @@ def products_seconds(shapes: np.ndarray, at: dict[str, float]) -> np.ndarray:
 
 # (where it starts, lowest, highest).
 CONSTANTS = {
-    "ramp": (50, 4, 400), "quality": (0.1, 0.01, 0.6), "p2p": (0.06, 0.005, 1.0),
+    "ramp": (50, 4, 400), "quality": (0.1, 0.01, 0.6), "message": (0.06, 0.005, 1.0),
     "pace": (26e-6, 1e-6, 2e-4), "dispatch": (42e-6, 1e-6, 2e-4),
 }
 # Not fitted: what others measured on the card. The share of the peak is that of the best shapes

@@ -18,18 +18,20 @@ import torch
 import torch.distributed as dist
 
 from minimegatron.arguments import Config
-from minimegatron.arguments.device import INSTEAD_OF_CPU, instead_of_cpu, virtual_card, virtual_link
+from minimegatron.arguments.device import INSTEAD_OF_CPU, instead_of_cpu, virtual_card
 from minimegatron.console import emit
 from minimegatron.errors import UserError
 from minimegatron.gloo import debug_asked
 from virtualgpu.core import cards, slots
 from virtualgpu.core import kernels as modelled  # noqa: F401 (for ops.py)
 from virtualgpu.core.card import Card
+from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.core.memory import amount
 from virtualgpu.export import profiler, trace
 from virtualgpu.net import collectives, network
-from virtualgpu.net.group import BACKEND, Alone, VirtualGroup, buffer_bytes, register
+from virtualgpu.net.backend import register
+from virtualgpu.net.group import BACKEND, VirtualGroup, buffer_bytes
 from virtualgpu.net.topology import Topology
 
 
@@ -221,7 +223,7 @@ class VirtualDevice(Device):
 
     def stand_in(self, ranks: Sequence[int], index: int) -> VirtualGroup:
         """A group of the imagined cluster, whose other ranks are as far as this one."""
-        return VirtualGroup(self.gpu, self.topology, list(ranks), index, Alone())
+        return VirtualGroup(self.gpu, self.topology, list(ranks), index)
 
     def buffer_bytes(self, ranks: Sequence[int]) -> int:
         """What a group of the imagined cluster takes of the memory once it is used."""
@@ -294,4 +296,8 @@ def virtual_device(config: Config, name: str, local_rank: int) -> VirtualDevice:
     if not name:
         raise UserError("--device virtual: this node declares no virtual card; nearest: --device "
                         f"virtual:{next(iter(cards.CARDS))}, and `lab devices` lists the others")
-    return VirtualDevice(virtual_card(name, config.precision, source), virtual_link(config))
+    card = virtual_card(name, config.precision, source)
+    try:
+        return VirtualDevice(card, config.virtual_network or os.environ.get("VIRTUAL_NETWORK"))
+    except VirtualGpuError as error:
+        raise UserError(f"VIRTUAL_NETWORK: {error}") from error

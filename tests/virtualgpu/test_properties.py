@@ -13,7 +13,7 @@ from virtualgpu.core.clock import COMPUTE, Clock
 from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.core.matmul import matmul_seconds
 from virtualgpu.net import collectives, network
-from virtualgpu.net.group import Alone, VirtualGroup
+from virtualgpu.net.group import VirtualGroup
 from virtualgpu.net.topology import Topology
 
 from .plain_gpt import Gpt
@@ -35,7 +35,7 @@ def program(gpu, seed):
     random = Random(seed)
     nodes = random.choice(("aabb", "aaaa", "abab"))
     topology = Topology(tuple(nodes), (gpu.card,) * 4, network.parse("ethernet:10gbit"))
-    group = VirtualGroup(gpu, topology, [0, 1, 2, 3], 0, Alone())
+    group = VirtualGroup(gpu, topology, [0, 1, 2, 3], 0)
     pending = []
     with gpu:
         for _ in range(30):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 import weakref
 from collections import defaultdict
@@ -58,7 +59,6 @@ class VirtualGpu(TorchDispatchMode):
         self.memory = Allocator(card.memory, card.context)
         self.busy: defaultdict[str, float] = defaultdict(float)  # seconds by operation
         self.computing = 0.0  # of that, in kernels of this card alone
-        self.exposed = 0.0  # seconds that the compute stream waited for collectives
         self.unknown: defaultdict[str, int] = defaultdict(int)  # calls without a rule
         self.sizes: dict[int, int] = {}  # of the storages that live, by identity
         self._plans: dict[tuple, Plan] = {}  # by operation and its arguments' shapes
@@ -185,10 +185,10 @@ class VirtualGpu(TorchDispatchMode):
             raise NoValue(f"the virtual {self.card.name} has no {dtype} arithmetic; it has "
                           f"{', '.join(self.card.tflops)}")
 
-    def wait_for_collective(self, end: float) -> None:
-        if self.stream == COMPUTE:
-            self.exposed += max(0.0, end - self.clock.ready())
-        self.clock.wait(end, self.stream)
+    @property
+    def exposed(self) -> float:
+        """Seconds that the compute stream waited for communication (clock.py defines it)."""
+        return self.clock.exposed[COMPUTE]
 
     def take(self, size: int) -> None:
         """Memory that is not torch's. Raises torch.OutOfMemoryError."""
@@ -271,7 +271,9 @@ def caller() -> tuple[str, int, str]:
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(OWN):
-            return file, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip()
+            here = os.getcwd() + os.sep
+            return (file.removeprefix(here), frame.f_lineno,
+                    linecache.getline(file, frame.f_lineno).strip())
         frame = frame.f_back
     return "the program", 0, ""
 

@@ -64,6 +64,54 @@ def broadcast(path: Path, size: int) -> float:
     return LAUNCH + size / path.bandwidth + latency
 
 
+def reduce(path: Path, size: int) -> float:
+    """Return the seconds of a reduction of `size` bytes per rank to one rank.
+
+    NCCL passes partial sums along a chain that ends at the root, as a broadcast does the other way
+    around: every link carries all bytes once (nccl-tests, PERFORMANCE.md: the bus bandwidth of
+    reduce and broadcast is the algorithm bandwidth).
+    """
+    return broadcast(path, size)
+
+
+def gather(path: Path, size: int) -> float:
+    """Return the seconds of a gather, or of a scatter in the other direction.
+
+    torch.distributed implements both on NCCL as one group of sends and receives
+    (torch/csrc/cuda/nccl.cpp, `gather` and `scatter`): everything passes the link of the root at
+    once, so only one hop's latency counts.
+
+    Args:
+        path: between the ranks.
+        size: bytes at the root, of all ranks together.
+    """
+    others = (path.size - 1) / path.size
+    return LAUNCH + others * size / path.bandwidth + _hop(path)
+
+
+def all_to_all(path: Path, size: int) -> float:
+    """Return the seconds of an all-to-all.
+
+    NCCL sends and receives all parts at once: a rank's link carries (n-1)/n of its bytes
+    (nccl-tests, PERFORMANCE.md). Between nodes, the ranks of a node share its adapters, which carry
+    everything that leaves the node; `path.bandwidth` is then the group's share of them.
+
+    Args:
+        path: between the ranks.
+        size: bytes that the busiest rank sends, or receives, including its own part.
+    """
+    if path.size == 1:
+        return LAUNCH
+    local = path.size / path.nodes
+    leaving = local * (path.size - local) / path.size if path.nodes > 1 else 0.0
+    passing = max(leaving, (path.size - 1) / path.size)
+    return LAUNCH + passing * size / path.bandwidth + _hop(path)
+
+
+def _hop(path: Path) -> float:
+    return path.far if path.nodes > 1 else path.near
+
+
 def message(path: Path, size: int) -> float:
     """From one rank to another."""
     return LAUNCH + size / path.bandwidth + (path.far if path.nodes > 1 else path.near)

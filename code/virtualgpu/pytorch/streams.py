@@ -28,10 +28,10 @@ class Stream:
 
     def wait_stream(self, other: Stream) -> None:
         clock = self.gpu.clock
-        clock.wait(clock.streams[other.name], self.name)
+        clock.wait(clock.streams[other.name], self.name, other.name)
 
     def wait_event(self, event: Event) -> None:
-        self.gpu.clock.wait(event.time or 0.0, self.name)
+        self.gpu.clock.wait(event.time or 0.0, self.name, event.stream)
 
     def record_event(self, event: Event | None = None) -> Event:
         event = event or Event()
@@ -39,7 +39,8 @@ class Stream:
         return event
 
     def synchronize(self) -> None:
-        self.gpu.clock.host = self.gpu.clock.ready(self.name)
+        clock = self.gpu.clock
+        clock.host_waits(clock.ready(self.name), self.name)
 
     def query(self) -> bool:
         return self.gpu.clock.streams[self.name] <= self.gpu.clock.host
@@ -66,22 +67,21 @@ class Stream:
 
 
 class Event:
-    """A moment of a stream; time: in virtual seconds, None until it is recorded."""
+    """A moment of a stream, which is recorded by name; time: in virtual seconds, or None."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False,
                  interprocess: bool = False, external: bool = False) -> None:
-        self.timing, self.time = enable_timing, None
+        self.timing, self.time, self.stream = enable_timing, None, None
 
     def record(self, stream: Stream | None = None) -> None:
-        gpu = Stream.gpu
-        self.time = gpu.clock.ready((stream or current()).name)
+        self.stream = (stream or current()).name
+        self.time = Stream.gpu.clock.ready(self.stream)
 
     def wait(self, stream: Stream | None = None) -> None:
         (stream or current()).wait_event(self)
 
     def synchronize(self) -> None:
-        clock = Stream.gpu.clock
-        clock.host = max(clock.host, self.time or 0.0)
+        Stream.gpu.clock.host_waits(self.time or 0.0, self.stream)
 
     def query(self) -> bool:
         return (self.time or 0.0) <= Stream.gpu.clock.host
@@ -99,7 +99,8 @@ streams: dict[str, Stream] = {}
 
 
 def current(device: object = None) -> Stream:
-    return streams[Stream.gpu.stream]
+    name = Stream.gpu.stream
+    return streams[name] if name in streams else Stream(name=name)
 
 
 def default(device: object = None) -> Stream:

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from virtualgpu.core.cards import CARDS
 from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.net import network
-from virtualgpu.net.group import BACKEND, register
+from virtualgpu.net.backend import register
+from virtualgpu.net.group import BACKEND
 from virtualgpu.net.topology import Topology
 
 V100 = CARDS["v100-sxm2-16gb"]
@@ -125,26 +126,6 @@ def forms(case: Case) -> dict:
     return {"spans": [(name, end - start) for name, start, end in case.spans()]}
 
 
-def refused(case: Case) -> dict:
-    """A tensor with values."""
-    out = {}
-    for name, call in {
-            "all_reduce": lambda x: dist.all_reduce(x, group=case.group),
-            "send": lambda x: dist.isend(x, case.rank ^ 1, group=case.group),
-            "recv": lambda x: dist.irecv(x, case.rank ^ 1, group=case.group),
-            "all_gather": lambda x: dist.all_gather_single(
-                torch.zeros(4), x, group=case.group),
-            "reduce_scatter": lambda x: dist.reduce_scatter_single(
-                x, torch.zeros(4), group=case.group),
-            "broadcast": lambda x: dist.broadcast(x, 0, group=case.group)}.items():
-        try:
-            call(torch.zeros(1))
-            out[name] = "passed"
-        except RuntimeError as error:
-            out[name] = str(error)
-    return out
-
-
 def control(case: Case) -> dict:
     """The default group carries values, whatever else there is."""
     values = torch.tensor([case.rank + 1.0])
@@ -210,7 +191,7 @@ def subgroup(case: Case) -> dict:
     return {"time": case.gpu.now()}
 
 
-CASES = (slowest, overlap, backlog, messages, both_ways, forms, refused, control, soak, buffers,
+CASES = (slowest, overlap, backlog, messages, both_ways, forms, control, soak, buffers,
          subgroup, soak)
 
 

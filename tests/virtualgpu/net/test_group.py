@@ -85,14 +85,6 @@ def test_every_form_has_its_time(of):
         collectives.broadcast(ALL, 4000), collectives.all_reduce(ALL, 4)), rel=1e-9)
 
 
-def test_a_tensor_with_values_is_refused(of):
-    for rank in of("refused"):
-        assert len(rank) == 6
-        for said in rank.values():
-            assert said == ("a tensor on cpu in a group of virtual GPUs, which carry no values: "
-                            "control traffic belongs to the default group")
-
-
 def test_control_traffic_carries_values_and_takes_no_virtual_time(of):
     ranks = of("control")
     assert same(ranks, "sum") == 10.0 and same(ranks, "time") == 0.0

@@ -1,0 +1,89 @@
+"""The virtual backend of torch.distributed: how process groups are made and ended."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch.distributed as dist
+
+from virtualgpu.core.gpu import VirtualGpu
+from virtualgpu.net.board import Board
+from virtualgpu.net.errors import Asymmetric
+from virtualgpu.net.group import BACKEND, Say, VirtualGroup
+from virtualgpu.net.topology import Topology
+from virtualgpu.net.wire import Wire
+
+# torch's registry is global and for ever.
+_here: dict[str, tuple[VirtualGpu, Topology, Say | None, Sequence[int] | None]] = {}
+_boards: dict[object, Board] = {}
+_made: Counter[tuple] = Counter()
+_groups: list[VirtualGroup] = []
+
+
+def register(gpu: VirtualGpu, topology: Topology, say: Say | None = None,
+             present: Sequence[int] | None = None) -> None:
+    """Let torch.distributed.new_group(backend="virtual") make groups between these GPUs.
+
+    Args:
+        gpu: this rank's.
+        topology: of the whole job.
+        say: takes what NCCL would print of each group, when it is first used; None: nobody asks.
+        present: the ranks that are processes; the others are symmetric to them. None: all.
+    """
+    _here[BACKEND] = gpu, topology, say, present
+    _groups.clear()
+    if not hasattr(dist.Backend, BACKEND.upper()):
+        dist.Backend.register_backend(BACKEND, _make, extended_api=True,
+                                      devices=["cpu", "cuda", "meta"])
+
+
+def _make(options, _) -> VirtualGroup:
+    gpu, topology, say, present = _here[BACKEND]
+    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    rank = options.group_rank
+    board = name = None
+    if len(ranks) > 1 and (present is None or len(present) > 1):
+        board = _board(options.store, ranks[rank], range(len(topology.nodes))
+                       if present is None else present)
+        made = options.group_id, tuple(ranks)  # the same on all of them, also after a restart
+        _made[made] += 1
+        name = f"{options.group_id}/{'.'.join(map(str, ranks))}/{_made[made]}"
+    wire = Wire(rank, ranks, board, name, options.timeout)
+    group = VirtualGroup(gpu, topology, ranks, rank, wire, say)
+    _groups.append(group)
+    return group
+
+
+def _board(store: dist.Store, rank: int, present: Sequence[int]) -> Board:
+    """The board in a store, of which torch gives every group its own view."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    key = (store.host, store.port) if isinstance(store, dist.TCPStore) else id(store)
+    if key not in _boards:
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        _boards[key] = Board(dist.PrefixStore(f"virtualgpu/{attempt}", store), rank, present)
+        atexit.register(_end, _boards[key])
+    return _boards[key]
+
+
+def _end(board: Board) -> None:
+    with suppress(dist.DistError, RuntimeError):  # the rank that serves the store ended first
+        board.end()
+
+
+def farewell() -> None:
+    """At the end of a program: nothing is left that a rank which is not present should have done.
+
+    Raises Asymmetric, and Mismatch or Hang for collectives that were never waited for.
+    """
+    for group in _groups:
+        group.settle_all()
+        left = group.wire.unmatched()
+        if left:
+            raise Asymmetric(left)
+    for board in _boards.values():
+        _end(board)

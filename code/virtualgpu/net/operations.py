@@ -1,0 +1,227 @@
+"""The collectives of a virtual process group: what each moves, what it costs, and what comes out.
+
+Names and arguments are those of torch.distributed.ProcessGroup. Each method says which tensors go
+in and out, how long NCCL would take, and how values, where all ranks know them, are combined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from virtualgpu.net import collectives
+from virtualgpu.net.errors import Asymmetric, Mismatch
+from virtualgpu.net.messages import Message
+from virtualgpu.net.values import op_name, reduction
+from virtualgpu.net.work import BarrierWork, Work
+
+Tensors = list[torch.Tensor]
+SUM = dist.ReduceOp.SUM
+
+
+def total(tensors: Sequence[torch.Tensor]) -> int:
+    """Bytes."""
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def op_of(opts: object) -> dist.ReduceOp:
+    return SUM if opts is None else opts.reduceOp
+
+
+class Collectives:
+    """Everything that is not point to point, for VirtualGroup."""
+
+    def allreduce(self, tensors: Tensors, opts=None) -> Work:
+        op = op_of(opts)
+        fold = reduction(op)
+        return self.begin(
+            "all_reduce", collectives.all_reduce(self.path, total(tensors)), tensors, tensors,
+            lambda said: [fold(column) for column in zip(*said, strict=True)],
+            detail=op_name(op))
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: Tensors, opts=None) -> Work:
+        op, root = op_of(opts), 0 if opts is None else opts.rootRank
+        fold = reduction(op)
+        mine = self.rank() == root
+        return self.begin(
+            "reduce", collectives.reduce(self.path, total(tensors)), tensors,
+            tensors if mine else [],
+            lambda said: [fold(column) for column in zip(*said, strict=True)] if mine else [],
+            detail=f"{op_name(op)} to {self.ranks[root]}", result=tensors)
+
+    def broadcast(self, tensors: Tensors, opts=None) -> Work:
+        root = 0 if opts is None else opts.rootRank
+        return self.begin(
+            "broadcast", collectives.broadcast(self.path, total(tensors)), tensors, tensors,
+            lambda said: said[root], contributors=[root], detail=f"from {self.ranks[root]}")
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts=None) -> Work:
+        return self.all_gather_single_coalesced([output], [input], opts)
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts=None) -> Work:
+        for output, input in zip(outputs, inputs, strict=True):
+            self.fits("all_gather", output, input)
+        return self.begin(
+            "all_gather", collectives.all_gather(self.path, total(outputs)), inputs, outputs,
+            lambda said: [torch.cat(column) for column in zip(*said, strict=True)])
+
+    def allgather(self, outputs: list[Tensors], inputs: Tensors, opts=None) -> Work:
+        (pieces,), (mine,) = outputs, inputs
+        if pieces[self.rank()].numel() != mine.numel():
+            raise Mismatch(f"{self.here()}: all_gather of {mine.numel()} elements, and this rank's "
+                           f"place in the list has {pieces[self.rank()].numel()}")
+        self.alike("all_gather", [piece.numel() for piece in pieces])
+        return self.begin(
+            "all_gather", collectives.all_gather(self.path, total(pieces)), inputs, pieces,
+            lambda said: [one[0] for one in said], shapes=pieces, result=outputs)
+
+    def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts=None) -> Work:
+        flat = [piece for pieces in outputs for piece in pieces]
+        return self.begin(
+            "all_gather", collectives.all_gather(self.path, total(flat)), inputs, flat,
+            lambda said: [one[at] for at in range(len(inputs)) for one in said], result=outputs)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts=None) -> Work:
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts=None
+                                        ) -> Work:
+        for output, input in zip(outputs, inputs, strict=True):
+            self.fits("reduce_scatter", input, output)
+        op, me = op_of(opts), self.rank()
+        fold = reduction(op)
+        return self.begin(
+            "reduce_scatter", collectives.all_gather(self.path, total(inputs)), inputs, outputs,
+            lambda said: [fold([whole.chunk(len(said))[me] for whole in column])
+                          for column in zip(*said, strict=True)], detail=op_name(op))
+
+    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts=None) -> Work:
+        op, me, (pieces,) = op_of(opts), self.rank(), inputs
+        fold = reduction(op)
+        self.alike("reduce_scatter", [piece.numel() for piece in pieces])
+        return self.begin(
+            "reduce_scatter", collectives.all_gather(self.path, total(pieces)), pieces, outputs,
+            lambda said: [fold([one[me] for one in said])], detail=op_name(op))
+
+    def gather(self, outputs: list[Tensors], inputs: Tensors, opts=None) -> Work:
+        root = 0 if opts is None else opts.rootRank
+        taken = outputs[0] if self.rank() == root else []
+        return self.begin(
+            "gather", collectives.gather(self.path, self.size() * total(inputs)), inputs, taken,
+            lambda said: [one[0] for one in said] if taken else [],
+            detail=f"to {self.ranks[root]}", result=outputs)
+
+    def scatter(self, outputs: Tensors, inputs: list[Tensors], opts=None) -> Work:
+        root, me = 0 if opts is None else opts.rootRank, self.rank()
+        return self.begin(
+            "scatter", collectives.gather(self.path, self.size() * total(outputs)),
+            inputs[0] if me == root else [], outputs, lambda said: [said[root][me]],
+            contributors=[root], shapes=outputs, detail=f"from {self.ranks[root]}")
+
+    def all_to_all_single(self, output: torch.Tensor, input: torch.Tensor,
+                          out_splits: Sequence[int] | None = None,
+                          in_splits: Sequence[int] | None = None, opts=None) -> Work:
+        """Splits are along the first dimension; without them all parts are equal."""
+        me, size = self.rank(), self.size()
+        sent, taken = (
+            self.elements(tensor, splits)
+            for tensor, splits in ((input, in_splits), (output, out_splits)))
+        offsets = [sum(taken[:rank]) for rank in range(size)]
+
+        def combine(said: list[Tensors]) -> Tensors:
+            parts = [whole.split(list(splits))[me]
+                     for (whole,), splits in zip(said, self.told_splits, strict=True)]
+            assert offsets[-1] + parts[-1].numel() == output.numel()
+            return [torch.cat(parts)]
+
+        return self._all_to_all(input.element_size(), sent, taken, [input], [output], combine)
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts=None) -> Work:
+        me = self.rank()
+        sent, taken = ([tensor.numel() for tensor in tensors] for tensors in (inputs, outputs))
+        return self._all_to_all(inputs[0].element_size(), sent, taken, inputs, outputs,
+                                lambda said: [one[me] for one in said])
+
+    def _all_to_all(self, width: int, sent: list[int], taken: list[int], given: Tensors,
+                    outputs: Tensors, combine) -> Work:
+        """Args:
+            width: bytes of an element.
+            sent: elements for each rank.
+            taken: elements from each rank.
+            given: what goes in.
+            outputs: what comes out.
+            combine: computes the outputs' values.
+        """
+        if self.wire.symmetric:
+            self._rotates(sent, taken)
+
+        def seconds(messages: Sequence[Message]) -> float:
+            self.told_splits = [message.splits[0] for message in messages]
+            self._check_splits(messages)
+            most = max(sum(side) for message in messages for side in message.splits)
+            return collectives.all_to_all(self.path, width * most)
+
+        return self.begin("all_to_all", seconds, given, outputs, combine, splits=[sent, taken],
+                          shapes=given[:0])
+
+    def _rotates(self, sent: list[int], taken: list[int]) -> None:
+        """Raise Asymmetric unless all ranks can do what this one does, each shifted by one."""
+        me, size = self.rank(), self.size()
+        if any(sent[(me + by) % size] != taken[(me - by) % size] for by in range(size)):
+            raise Asymmetric(
+                f"{self.here()}: all_to_all sends {sent} elements and receives {taken}; ranks that "
+                "are not present would have to do something else: run all ranks")
+
+    def _check_splits(self, messages: Sequence[Message]) -> None:
+        if self.wire.symmetric:
+            return
+        me = self.rank()
+        mine = messages[me]
+        for other, message in enumerate(messages):
+            if message.splits[0][me] != mine.splits[1][other]:
+                raise Mismatch(
+                    f"all_to_all: rank {self.ranks[other]} sends {message.splits[0][me]} elements "
+                    f"to rank {self.ranks[me]} ({message.place}), which expects "
+                    f"{mine.splits[1][other]} ({mine.place})")
+
+    def barrier(self, opts=None) -> Work:
+        return self.begin("barrier", collectives.all_reduce(self.path, 4), [], [],
+                          lambda said: [], kind=BarrierWork)
+
+    # What torch calls the same.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    def elements(self, tensor: torch.Tensor, splits: Sequence[int] | None) -> list[int]:
+        """Elements of each part of a tensor that is split along its first dimension."""
+        rows, size = (tensor.shape[0] if tensor.dim() else 1), self.size()
+        if not splits:
+            if rows % size:
+                raise Mismatch(f"{self.here()}: all_to_all of {rows} rows without split sizes, "
+                               f"between {size} ranks")
+            splits = [rows // size] * size
+        if len(splits) != size or sum(splits) != rows:
+            raise Mismatch(f"{self.here()}: all_to_all of {rows} rows with split sizes "
+                           f"{list(splits)}, between {size} ranks")
+        width = tensor.numel() // rows if rows else 0
+        return [rows * width for rows in splits]
+
+    def fits(self, name: str, whole: torch.Tensor, part: torch.Tensor) -> None:
+        """Raise Mismatch unless `whole` has one `part` for each rank."""
+        if whole.numel() != part.numel() * self.size() or whole.dtype != part.dtype:
+            raise Mismatch(
+                f"{self.here()}: {name} with {part.numel()} elements of {part.dtype} per rank and "
+                f"{whole.numel()} of {whole.dtype} in all, between {self.size()} ranks")
+
+    def alike(self, name: str, sizes: Sequence[int]) -> None:
+        """Raise Asymmetric where ranks that are not present would have other sizes."""
+        if self.wire.symmetric and len(set(sizes)) > 1:
+            raise Asymmetric(f"{self.here()}: {name} with parts of {list(sizes)} elements; ranks "
+                             "that are not present would have to do something else: run all ranks")

@@ -1,0 +1,107 @@
+"""Point-to-point sends and receives of a virtual process group.
+
+Messages between two ranks keep their order; NCCL ignores tags, and so does this. A send leaves when
+it is ready and the one before it has left. Sends are buffered: the receiver need not wait yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from virtualgpu.core.errors import VirtualGpuError
+from virtualgpu.net import collectives, values
+from virtualgpu.net.errors import Mismatch
+from virtualgpu.net.messages import Message, describe, kinds
+from virtualgpu.net.work import Batch, Work
+
+if TYPE_CHECKING:
+    from virtualgpu.net.group import VirtualGroup
+
+
+class PointToPoint:
+    """Sends and receives, for VirtualGroup."""
+
+    def _start_coalescing(self, device: object = None) -> None:
+        self.batch = []
+
+    def _end_coalescing(self, device: object = None) -> Batch:
+        works, self.batch = self.batch, None
+        return Batch(works)
+
+    def _path(self, peer: int) -> collectives.Path:
+        return self.topology.wire(self.ranks[self.rank()], self.ranks[peer])
+
+    def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Work:
+        control = self.is_control(tensors)
+        size = sum(tensor.nbytes for tensor in tensors)
+        clock, number, start, seconds = self.gpu.clock, self.sent[dst], 0.0, 0.0
+        self.sent[dst] += 1
+        if not control:
+            self.open()
+            clock.work(self.gpu.card.efficiency.dispatch)
+            start = max(clock.ready(self.gpu.stream), self.free[dst])
+            seconds = collectives.message(self._path(dst), size)
+        self.wire.send(dst, number, Message(
+            describe(tensors), start + seconds, self.here(), kinds=kinds(tensors),
+            values=values.known_contents(self.known, tensors)))
+        work = Work(self, tensors)
+        if not control:
+            stream = f"{self.stream} to {dst}"
+            self.note(work, f"send {self.rank()}->{dst}", stream, tensors, start)
+            self.end(work, "send", self.stream, start, start + seconds)
+            self.free[dst] = work.end
+        work.end = start + seconds
+        return self.batched(work)
+
+    def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Work:
+        number = self.received[src]
+        self.received[src] += 1
+        text = (f"waits for {describe(tensors)} from rank {self.ranks[src]} ({self.here()})")
+        work = Arrival(self, tensors, self.wire.receive(src, number, text), src)
+        if not self.is_control(tensors):
+            self.open()
+            self.gpu.clock.work(self.gpu.card.efficiency.dispatch)
+            self.note(work, f"recv {self.rank()}<-{src}", f"{self.stream} from {src}", tensors,
+                      self.gpu.clock.ready(self.gpu.stream))
+            if work.note is not None:
+                work.travel = collectives.message(
+                    self._path(src), sum(tensor.nbytes for tensor in tensors))
+        return self.batched(work)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
+        raise VirtualGpuError(f"{self.here()}: NCCL cannot receive from any source; name the rank")
+
+
+class Arrival(Work):
+    """A tensor to come: its sender knows when."""
+
+    def __init__(self, group: VirtualGroup, tensors: list[torch.Tensor],
+                 told: Callable[[], Message], source: int) -> None:
+        """Args:
+            group: the process group.
+            tensors: where it is received.
+            told: waits for the sender's message.
+            source: the sender's index in the group.
+        """
+        super().__init__(group, tensors)
+        self.told, self.source, self.place, self.travel = told, source, group.here(), 0.0
+
+    def settle(self) -> None:
+        if self.end is not None:
+            return
+        message, tensors = self.told(), self.outputs
+        if message.what != describe(tensors):
+            group = self.group
+            raise Mismatch(
+                f"rank {group.ranks[group.rank()]} receives {describe(tensors)} from rank "
+                f"{group.ranks[self.source]} ({self.place}), which sends {message.what} "
+                f"({message.place})")
+        self.end = message.time
+        values.store(self.group.known, tensors, message.tensors())
+        if self.note is not None:
+            # NCCL's kernel would look for the message all the time; so much is its own.
+            self.note.ready = max(self.note.ready, self.end - self.travel)
+            self.note.end = max(self.note.ready, self.end)

@@ -1,0 +1,121 @@
+"""Values of small tensors in collectives, computed on the CPU from what all ranks sent.
+
+A virtual GPU may know the values of some tensors (`gpu.values`). A collective whose inputs are
+known on every rank computes its outputs; any other makes them unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from virtualgpu.core.errors import VirtualGpuError
+from virtualgpu.net.messages import Message, contents, is_meta, undisturbed
+
+Inputs = list[list[torch.Tensor]]  # by rank, then by tensor; flat, on the CPU
+Combine = Callable[[Inputs], list[torch.Tensor]]
+
+
+class Known(Protocol):
+    """What a GPU knows of its tensors' values."""
+
+    def known(self, tensor: torch.Tensor) -> bool: ...
+    def value(self, tensor: torch.Tensor) -> torch.Tensor: ...
+    def put(self, tensor: torch.Tensor, value: torch.Tensor | None) -> None: ...
+
+
+REDUCE = {
+    "SUM": torch.add, "PRODUCT": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum,
+    "BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor,
+    "AVG": torch.add, "PREMUL_SUM": torch.add}
+
+
+def op_name(op: dist.ReduceOp) -> str:
+    """The name of a reduction. Raises VirtualGpuError for one that NCCL does not know."""
+    for name in REDUCE:
+        if op == getattr(dist.ReduceOp, name):
+            return name
+    raise VirtualGpuError(f"reduction {op} is not modeled; these are: {', '.join(REDUCE)}")
+
+
+def reduction(op: dist.ReduceOp) -> Callable[[Sequence[torch.Tensor]], torch.Tensor]:
+    """Return a function that reduces one tensor per rank, in the order of the ranks."""
+    name = op_name(op)
+    factor = op.__getstate__()[1] if name == "PREMUL_SUM" else None
+
+    def apply(items: Sequence[torch.Tensor]) -> torch.Tensor:
+        if factor is not None:
+            items = [item * factor for item in items]
+        whole = reduce(REDUCE[name], items)
+        if name != "AVG":
+            return whole
+        return whole / len(items) if whole.is_floating_point() else whole // len(items)
+    return apply
+
+
+def known_contents(known: Known | None, tensors: Sequence[torch.Tensor]) -> bytes | None:
+    """The bytes of tensors, or None where one of them is unknown.
+
+    Args:
+        known: what the GPU knows of its tensors; None: nothing.
+        tensors: on the virtual GPU, or on the CPU.
+    """
+    found = []
+    for item in tensors:
+        if not is_meta(item):
+            found.append(item)
+        elif known is not None and known.known(item):
+            with undisturbed():
+                found.append(known.value(item))
+        else:
+            return None
+    return contents(found)
+
+
+def store(known: Known | None, taken: Sequence[torch.Tensor],
+          results: Sequence[torch.Tensor] | None) -> None:
+    """Give the outputs of a collective their values.
+
+    Args:
+        known: what the GPU knows of its tensors; None: nothing.
+        taken: the outputs.
+        results: their values, flat; None: unknown.
+    """
+    for at, target in enumerate(taken):
+        with undisturbed():
+            result = None if results is None else results[at].to(target.dtype).view(target.shape)
+            if not is_meta(target):
+                if result is not None:
+                    target.detach().copy_(result)
+            elif known is not None:
+                _put(known, target, result)
+
+
+def _put(known: Known, target: torch.Tensor, result: torch.Tensor | None) -> None:
+    if result is not None and known.known(target):
+        known.value(target).copy_(result)
+    elif result is not None and target.nbytes == target.untyped_storage().nbytes():
+        known.put(target, result)
+    else:  # the rest of its memory is unknown
+        known.put(target, None)
+
+
+def combined(messages: Sequence[Message], contributors: Sequence[int], combine: Combine
+             ) -> list[torch.Tensor] | None:
+    """The outputs of a collective; None where an input is unknown.
+
+    Args:
+        messages: by rank.
+        contributors: the ranks whose tensors matter.
+        combine: computes the outputs from all ranks' inputs.
+    """
+    inputs = [message.tensors() if rank in contributors else []
+              for rank, message in enumerate(messages)]
+    if any(one is None for one in inputs):
+        return None
+    with undisturbed():
+        return combine(inputs)

@@ -195,7 +195,7 @@ class Machine:
                              for kind, (two, three) in of.items()})
                 now.append(count * hosts[begin])
             wire = at["launch"] + at["near"] + sizes / (
-                DEEPSPEED_A100.nvlink * at["link"] * at["message"])
+                DEEPSPEED_A100.nvlink * at["link"] * at["p2p"])
             came: dict = {}
             left = [0.0] * stages
             for stage, action, needed in order:
@@ -229,7 +229,7 @@ def products_seconds(shapes: np.ndarray, at: dict[str, float]) -> np.ndarray:
 
 # (where it starts, lowest, highest).
 CONSTANTS = {
-    "ramp": (50, 4, 400), "quality": (0.1, 0.01, 0.6), "message": (0.06, 0.005, 1.0),
+    "ramp": (50, 4, 400), "quality": (0.1, 0.01, 0.6), "p2p": (0.06, 0.005, 1.0),
     "pace": (26e-6, 1e-6, 2e-4), "dispatch": (42e-6, 1e-6, 2e-4),
 }
 # Not fitted: what others measured on the card. The share of the peak is that of the best shapes

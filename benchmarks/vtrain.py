@@ -14,10 +14,10 @@ from virtualgpu.core.cards import find
 
 EVEN, ODD = 0, 1
 A100 = find("a100-80gb")
-# Megatron-DeepSpeed on vTrain's A100s: what was fitted of its host and its point-to-point messages,
-# and the share of the peak of short runs (virtual_calibration.py).
+# Megatron-DeepSpeed on vTrain's A100s: what was fitted of its host and of its point-to-point sends
+# over NVLink, and the share of the peak of short runs (virtual_calibration.py).
 DEEPSPEED_A100 = replace(A100, efficiency=replace(
-    A100.efficiency, matmul={**A100.efficiency.matmul, "fp16": 0.87}, message=0.054, pace=27e-6,
+    A100.efficiency, matmul={**A100.efficiency.matmul, "fp16": 0.87}, p2p=0.054, pace=27e-6,
     dispatch=42e-6))
 
 

@@ -369,7 +369,9 @@ links.plot(two_nodes, slow)
 # ### Virtual links
 #
 # The same curves for links that you probably do not have: between two V100 of one node, between two
-# T4 of one node, which have no NVLink, and over two networks.
+# T4 of one node, which have no NVLink, and over two networks. The second network has four adapters per
+# node, but a GPU sends through the adapter that is nearest to it. So one pair of GPUs reaches 100 of the
+# 400 Gbit/s, and it takes four pairs at a time, each with its own adapter, to reach all of it.
 
 # %% tags=["explore"]
 virtual_links = [links.virtual("v100"), links.virtual("t4"),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from layout_estimator.estimate import Estimate, Estimator
 from layout_estimator.prices import DOLLARS_PER_HOUR
 from minimegatron.arguments import Config
-from minimegatron.arguments.device import virtual_card
+from minimegatron.arguments.device import virtual_card, virtual_link
 from minimegatron.data.tokenizer import pad_vocab_size
 from minimegatron.device import network
 from minimegatron.errors import UserError
@@ -77,12 +77,20 @@ def report(config: Config, made: Plan) -> str:
 
 
 def estimator_of(config: Config) -> Estimator:
-    """Of the cluster that the flags describe. Raises UserError."""
-    name = config.device.partition(":")[2] or os.environ.get("VIRTUAL_GPU", "")
+    """Return the estimator of the cluster that the flags describe or, where they leave it open, the
+    variables VIRTUAL_GPU and VIRTUAL_NETWORK.
+
+    Raises:
+        UserError: no GPU is named, or a variable names something that does not exist.
+    """
+    name, source = config.device.partition(":")[2], ""
     if not name:
-        raise UserError("--device virtual: nothing here declares a card; nearest: --device "
-                        "virtual:a100-80gb")
-    return Estimator(virtual_card(name, config.precision), config.virtual_network,
+        name = os.environ.get("VIRTUAL_GPU", "")
+        source = f"VIRTUAL_GPU={name}"
+    if not name:
+        raise UserError("--device virtual: VIRTUAL_GPU is not set, so no GPU is declared here; "
+                        "nearest: --device virtual:a100-80gb")
+    return Estimator(virtual_card(name, config.precision, source), virtual_link(config),
                      config.gpus_per_node)
 
 

@@ -55,12 +55,13 @@ def estimate(flags: Sequence[str] | Config, measured: dict[tuple, Estimator] | N
     config = read_flags(flags) if isinstance(flags, Sequence) else flags
     # torch is slow to import, so only after the command line is known to be right.
     from layout_estimator.planner import estimator_of, make, padded_vocabulary
+    from minimegatron.arguments.device import virtual_link
     from minimegatron.errors import UserError
     from virtualgpu.core.errors import VirtualGpuError
 
     measured = {} if measured is None else measured
-    cluster = config.device, config.precision, config.virtual_network, config.gpus_per_node
     try:
+        cluster = config.device, config.precision, virtual_link(config), config.gpus_per_node
         if cluster not in measured:
             measured[cluster] = estimator_of(config)
         found = measured[cluster].estimate(config, padded_vocabulary(config))

@@ -18,14 +18,13 @@ import torch
 import torch.distributed as dist
 
 from minimegatron.arguments import Config
-from minimegatron.arguments.device import INSTEAD_OF_CPU, instead_of_cpu, virtual_card
+from minimegatron.arguments.device import INSTEAD_OF_CPU, instead_of_cpu, virtual_card, virtual_link
 from minimegatron.console import emit
 from minimegatron.errors import UserError
 from minimegatron.gloo import debug_asked
 from virtualgpu.core import cards, slots
 from virtualgpu.core import kernels as modelled  # noqa: F401 (for ops.py)
 from virtualgpu.core.card import Card
-from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.core.memory import amount
 from virtualgpu.export import profiler, trace
@@ -296,8 +295,4 @@ def virtual_device(config: Config, name: str, local_rank: int) -> VirtualDevice:
     if not name:
         raise UserError("--device virtual: this node declares no virtual card; nearest: --device "
                         f"virtual:{next(iter(cards.CARDS))}, and `lab devices` lists the others")
-    card = virtual_card(name, config.precision, source)
-    try:
-        return VirtualDevice(card, config.virtual_network or os.environ.get("VIRTUAL_NETWORK"))
-    except VirtualGpuError as error:
-        raise UserError(f"VIRTUAL_NETWORK: {error}") from error
+    return VirtualDevice(virtual_card(name, config.precision, source), virtual_link(config))

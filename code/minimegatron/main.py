@@ -36,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     # Slow to import: after the command line is right.
     with quick_imports():
-        from minimegatron.device import VirtualGpuError
         from minimegatron.training import pretrain
+        from virtualgpu.core.errors import VirtualGpuError
 
     try:
         pretrain(config, notes(argv, config))

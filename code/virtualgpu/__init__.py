@@ -1,11 +1,28 @@
-"""Accelerators without hardware: modeled time and memory for PyTorch programs on meta tensors.
+"""Accelerators without hardware: modeled time, memory, and communication for PyTorch programs.
 
-Rooms, each importing only those before it:
+Folders, each importing only those before it:
 
 - core: one modeled GPU, its clock, its memory, and what operations cost on it
 - net: links, collectives, and process groups that exchange clocks instead of tensors
 - export: traces in the profiler's format
+- pytorch: torch's CUDA interface, so that unmodified programs run
+- launch: `virtualrun` and `virtualgpu.run`, which start programs and functions
 
-It knows torch only and imports none of our packages. Begin with core/gpu.py; docs/virtual-gpus.md
-says what is modeled and how well.
+It knows torch only and imports none of our packages. Begin with launch/command.py, or with
+core/gpu.py for the model; docs/virtualrun.md and docs/virtual-gpus.md say what works, and how well.
 """
+
+from typing import Any
+
+__all__ = ["Rank", "VirtualGpuError", "run"]
+PLACES = {"Rank": "virtualgpu.launch.result", "VirtualGpuError": "virtualgpu.core.errors",
+          "run": "virtualgpu.launch.functions"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public names when they are asked for: torch takes seconds."""
+    if name not in PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(PLACES[name]), name)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 from nbformat import v4
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Cookie, Page
 
 from grader.course import Course
 from grader.course.log import logging_to
@@ -90,6 +90,18 @@ def serving(root: Path) -> Iterator[Jupyter]:
 
 
 @pytest.fixture(scope="module")
+def signed_in(browser: Browser, jupyter: Jupyter) -> list[Cookie]:
+    """The cookies of a browser in which JupyterLab was opened: with them, a script may write
+    files."""
+    context = browser.new_context()
+    open_lab(context.new_page(), jupyter)
+    cookies = context.cookies()
+    context.close()
+    assert "_xsrf" in {cookie["name"] for cookie in cookies}
+    return cookies
+
+
+@pytest.fixture(scope="module")
 def stock(graded: Course, chromium: str, tmp_path_factory) -> Iterator[Jupyter]:
     """nbgrader's own formgrader over a copy of the course."""
     root = tmp_path_factory.mktemp("stock") / "course"
@@ -134,8 +146,8 @@ def test_in_stock_formgrader_each_of_the_scripts_writes_a_file(graded, stock, pa
     until(page, lambda: written(stock.home) == everything, 60, f"all of {everything}")
 
 
-def test_no_script_of_a_student_runs(graded, jupyter, page):
-    open_lab(page, jupyter)
+def test_no_script_of_a_student_runs(graded, jupyter, signed_in, page):
+    page.context.add_cookies(signed_in)
     open_submission(page, jupyter, graded)
     click_everything(page)
     page.wait_for_timeout(1000)
@@ -183,9 +195,9 @@ def test_scores_and_comments_are_typed_by_hand(graded, jupyter, page):
         assert notebook.written_score == 4 and comment == "Good."
 
 
-def test_addresses_of_formgrader_run_nothing(graded, jupyter, page):
+def test_addresses_of_formgrader_run_nothing(graded, jupyter, signed_in, page):
     """What a plain link in an answer, an email or a forum may lead to."""
-    open_lab(page, jupyter)
+    page.context.add_cookies(signed_in)
     found = open_submission(page, jupyter, graded)
     script = quote(f'";{writes("reflected")};//', safe="")
     tag = quote(f"</script><script>{writes('reflected-too')}</script>", safe="")

@@ -39,7 +39,7 @@ def losses(log):
 
 
 @pytest.fixture(scope="module")
-def ended(course):
+def ended(course, warm):
     """{script: (job number, its sacct states)} of all shipped scripts, submitted at once."""
     numbers = {}
     for script in SHIPPED:
@@ -85,7 +85,7 @@ def test_a_shipped_script_runs_on_the_cards_that_the_nodes_declare(course, ended
     assert list((course.home / f"megatron/tensorboard/{script.stem}").glob("events.out.*"))
 
 
-def test_gpt2_small_on_four_virtual_v100s_and_a_batch_that_does_not_fit(course):
+def test_gpt2_small_on_four_virtual_v100s_and_a_batch_that_does_not_fit(course, warm):
     """The classic course's job at full size: about 0.54 s, half of it messages, 10 GB."""
     # The test's vocabulary is small: padding brings it to GPT-2's.
     network = ("--virtual-network ethernet:25gbit --train-iters 3 --log-interval 1 "

@@ -8,7 +8,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 @pytest.fixture
-def measured(course, monkeypatch):
+def measured(course, warm, monkeypatch):
     monkeypatch.setenv("LAB_HOME", str(course.home))
 
     def run(command):

@@ -33,7 +33,7 @@ JOBS = {
 
 
 @pytest.fixture(scope="module")
-def ended(course):
+def ended(course, warm):
     """{name: (its log, its state)} of all jobs, submitted at once."""
     for name, text in (("mine", MINE), ("hangs", HANGS)):
         (course.home / "code" / name).mkdir(exist_ok=True)

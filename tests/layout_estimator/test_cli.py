@@ -59,7 +59,7 @@ def test_the_table_and_the_figure_say_virtual(capsys, tmp_path):
     (["--world-size", "0"], "--world-size 0: must be a number of at least 1"),
     (["--tensor-model-parallel-size", "4"], "--tensor-model-parallel-size 4: these ranks stay on"),
     (["--plot", "nowhere/x.svg"], "--plot nowhere/x.svg: there is no folder nowhere"),
-    (["--device", "virtual"], "nothing here declares a card"),
+    (["--device", "virtual"], "VIRTUAL_GPU is not set"),
 ])
 def test_bad_input_is_refused(capsys, flags, why):
     assert main(["estimate", *CLUSTER, *MODEL, *flags]) == 1

@@ -7,7 +7,7 @@ import pytest
 
 from layout_estimator.planner import report
 from layout_estimator.prices import DOLLARS_PER_HOUR
-from layout_estimator.requests import estimate
+from layout_estimator.requests import EstimateError, estimate
 from minimegatron.arguments import parse_arguments
 from minimegatron.errors import UserError
 from minimegatron.formulas import parameters, state_bytes, step_flops
@@ -52,6 +52,62 @@ def test_the_figures_agree_with_each_other_and_with_the_formulas(made):
     assert memory["total"] == pytest.approx(sum(
         memory[part] for part in ("weights", "gradients", "optimizer", "activations", "outside")))
     assert made["fits"] and made["bubble"] == 0 and 0 < made["communication"] < 1
+
+
+@pytest.fixture
+def declare(monkeypatch):
+    """Declare a GPU and a network, as a node of the cluster does."""
+    def declare(gpu=None, network=None):
+        for name, value in (("VIRTUAL_GPU", gpu), ("VIRTUAL_NETWORK", network)):
+            monkeypatch.delenv(name, raising=False)
+            if value is not None:
+                monkeypatch.setenv(name, value)
+    return declare
+
+
+def test_the_network_is_the_flag_s_then_the_cluster_s_then_the_gpu_s(declare):
+    same = {}  # one dictionary for all: another network is another cluster
+
+    def network(flags=""):
+        made = estimate(config(f"--global-batch-size 8 {flags}"), same).plan
+        return made.network, made.seconds_per_iteration
+
+    declare()
+    usual = network()
+    assert usual[0] == "infiniband 4 x 100 Gbit/s"
+    declare(network="ethernet:5gbit")
+    slow = network()
+    assert slow[0] == "ethernet 5 Gbit/s" and slow[1] > 1.5 * usual[1]
+    given = network("--virtual-network infiniband:4x100gbit")
+    declare(network="")  # as good as unset
+    assert given == usual == network()
+    declare()
+    assert network("--virtual-network ethernet:5gbit") == slow
+
+
+def test_the_gpu_is_the_flag_s_then_the_node_s(declare):
+    declare(gpu="t4")
+    assert estimate(config("")).plan.card == "virtual v100-sxm2-16gb"
+    assert estimate(config("--device virtual")).plan.card == "virtual t4"
+
+
+@pytest.mark.parametrize("declared, flags, why", [
+    ({"network": "fast"}, "", r"^VIRTUAL_NETWORK: network 'fast': a kind .*ethernet:25gbit"),
+    ({"network": "25"}, "--device virtual:a100", r"^VIRTUAL_NETWORK: network '25': a kind"),
+    ({"gpu": "a1000"}, "--device virtual", r"^VIRTUAL_GPU=a1000: no virtual card .*nearest: a100"),
+    ({"gpu": ""}, "--device virtual", r"VIRTUAL_GPU is not set.*nearest: --device virtual:"),
+    ({"network": "ethernet:25gbit"}, "--virtual-network fast", "^--virtual-network: network"),
+])
+def test_a_wrong_declaration_is_named(declare, declared, flags, why):
+    declare(**declared)
+    with pytest.raises((EstimateError, UserError), match=why):
+        estimate(config(flags))
+
+
+def test_a_flag_wins_over_a_wrong_declaration(declare):
+    declare(gpu="a1000", network="fast")
+    made = estimate(config("--virtual-network ethernet:25gbit")).plan
+    assert made.network == "ethernet 25 Gbit/s"
 
 
 def test_people_read_the_same_and_that_it_is_modelled(made):

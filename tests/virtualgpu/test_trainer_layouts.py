@@ -2,6 +2,7 @@
 
 import pytest
 
+from layout_estimator.requests import estimate
 from minimegatron.formulas import bubble_fraction, state_bytes
 from pipeline_schedules import Durations, load, simulate
 from warmranks import run_ranks
@@ -18,6 +19,7 @@ CHUNK = "--num-layers-per-virtual-pipeline-stage 1"
 FULL = "--recompute-granularity full --recompute-method uniform"
 ZERO, OVERLAP = "--use-distributed-optimizer", "--overlap-grad-reduce"
 CROSSED = "nodes=a,b,a,b"
+DECLARED = "nodes=a,a,b,b network=ethernet:5gbit"  # two of four GPUs on a node
 
 ALONE = [f"{ON}{how}".strip() for how in (
     "", "--recompute-activations", FULL, "--fp16", "cards=a100 --bf16", "cards=a100",
@@ -28,15 +30,18 @@ SCHEDULES = {  # flags: chunks of a stage
 FOUR = [
     ON.strip(), f"{ON}{OVERLAP}", f"{ON}{ZERO}", f"{ON}{CROSSED}", f"{TP2} {SP}",
     f"{PP2} {ZERO} {OVERLAP} --fp16", f"{PP2} --tensor-model-parallel-size 2 --schedule zb-h1",
-    f"{ON}cards=v100,v100,a100,a100", f"{ON}cards=a100,a100,a100,a100", *SCHEDULES]
+    f"{ON}cards=v100,v100,a100,a100", f"{ON}cards=a100,a100,a100,a100", f"{PP2} {DECLARED}",
+    *SCHEDULES]
 MORE = [
-    f"{TP2} {SP} --bf16 cards=a100,a100,a100,a100", TP2, f"{TP2} {FULL}",
-    f"{PP4} --balance 0-2-2-0", f"{PP4} --num-layers 8 {CHUNK} {FULL}",
-    f"{PP4} --schedule gpipe --recompute-activations", f"{PP4} --schedule zb-h1 {FULL}",
-    f"{PP2} {CHUNK} {OVERLAP}", f"{PP2} --tensor-model-parallel-size 2 {SP} {ZERO}",
-    f"{PP2} --tensor-model-parallel-size 2 {CROSSED}", f"{PP4} --global-batch-size 2",
+    f"{TP2} {SP} --bf16 cards=a100,a100,a100,a100", f"{PP4} --balance 0-2-2-0",
+    f"{PP4} --schedule zb-h1 {FULL}", f"{PP2} {CHUNK} {OVERLAP}",
     f"{ON}{ZERO} {OVERLAP} --bf16 cards=h200,h200,h100,h100 nodes=a,a,b,b",
     f"{PP4} cards=t4,l4,a10,rtx3090 nodes=a,b,c,d --virtual-network ethernet:10gbit"]
+SOAK = [
+    TP2, f"{TP2} {FULL}", f"{PP4} --num-layers 8 {CHUNK} {FULL}",
+    f"{PP4} --schedule gpipe --recompute-activations",
+    f"{PP2} --tensor-model-parallel-size 2 {SP} {ZERO}",
+    f"{PP2} --tensor-model-parallel-size 2 {CROSSED}", f"{PP4} --global-batch-size 2"]
 
 
 def run(ranks, cases):
@@ -76,9 +81,10 @@ def test_four_cards(four, case):
     assert_sound(four[case])
 
 
-@pytest.mark.slow
-def test_more_layouts_on_four_cards():
-    for case, ranks in run(4, MORE).items():
+@pytest.mark.parametrize("cases", [MORE, pytest.param(SOAK, marks=pytest.mark.stress)],
+                         ids=["more", "soak"])
+def test_more_layouts_on_four_cards(cases):
+    for case, ranks in run(4, cases).items():
         assert_sound(ranks)
         names = case.partition("cards=")[2].split(" ")[0].split(",")
         for rank, name in zip(ranks, names, strict=False):
@@ -162,6 +168,17 @@ def test_overlapping_the_gradients_sum_saves_time(four):
 def test_a_network_costs_time(four):
     assert four[f"{ON}{CROSSED}"][0]["seconds"][-1] > four[ON.strip()][0]["seconds"][-1]
     assert "between nodes infiniband 4 x 100 Gbit/s" in four[f"{ON}{CROSSED}"][0]["said"][-1]
+
+
+def test_an_estimate_reads_the_same_declaration_as_the_ranks(four, monkeypatch):
+    monkeypatch.setenv("VIRTUAL_GPU", "v100")
+    flags = [*trainer_steps.MODEL.split(), *PP2.split(), "--world-size", "4", "--gpus-per-node",
+             "2", "--vocab-size", str(trainer_steps.VOCABULARY)]
+    usual = estimate(flags).plan.seconds_per_iteration
+    monkeypatch.setenv("VIRTUAL_NETWORK", "ethernet:5gbit")
+    declared = estimate(flags).plan.seconds_per_iteration
+    measured = four[f"{PP2} {DECLARED}"][0]["seconds"][-1]
+    assert declared == pytest.approx(measured, rel=0.01) and declared > 1.5 * usual
 
 
 def test_the_distributed_optimizer_saves_memory(four):

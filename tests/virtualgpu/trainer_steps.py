@@ -1,7 +1,8 @@
 """Steps of the trainer on virtual cards, in many layouts, one after another in the same processes.
 
 A case is the flags of one run. Besides flags, cards=A,B,.. and nodes=a,b,.. name each rank's GPU
-and node, and `even` makes every stage take the same time and communication none.
+and node, network=N what the cluster declares between nodes, and `even` makes every stage take the
+same time and communication none.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from virtualgpu.net import collectives
 
 STEPS = 3
 VOCABULARY = 8192  # padded
-FLAGS = ("--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 256 "
-         "--max-position-embeddings 256 --micro-batch-size 2 --global-batch-size 16 --lr 1e-2 "
-         "--train-iters 100 --eval-iters 0 --data-path x --vocab-file x --merge-file x "
-         "--timeline-iteration 3 ")
+MODEL = ("--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 256 "
+         "--max-position-embeddings 256 --micro-batch-size 2 --global-batch-size 16 ")
+FLAGS = MODEL + ("--lr 1e-2 --train-iters 100 --eval-iters 0 --data-path x --vocab-file x "
+                 "--merge-file x --timeline-iteration 3 ")
 EVEN = {"F": 1.0, "B": 1.0, "W": 1.0}  # seconds of a stage's part of a micro-batch
 
 
@@ -111,6 +112,8 @@ def run_case(case: str, folder: str) -> dict:
             os.environ["VIRTUAL_GPU"] = value.split(",")[rank]
         elif name == "nodes":
             os.environ["SLURMD_NODENAME"] = value.split(",")[rank]
+        elif name == "network":
+            os.environ["VIRTUAL_NETWORK"] = value
         elif word == "even":
             even = True
             words += ["--timeline", folder]
@@ -134,7 +137,7 @@ def run(cases: list[str]) -> list[dict]:
     store, rank, ranks = next(dist.rendezvous("env://"))
     results = []
     for number, case in enumerate(cases):
-        os.environ |= {"SLURMD_NODENAME": "node", "VIRTUAL_GPU": "v100"}
+        os.environ |= {"SLURMD_NODENAME": "node", "VIRTUAL_GPU": "v100", "VIRTUAL_NETWORK": ""}
         dist.init_process_group("gloo", store=dist.PrefixStore(str(number), store), rank=rank,
                                 world_size=ranks)
         with tempfile.TemporaryDirectory() as folder:

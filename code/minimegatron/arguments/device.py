@@ -35,6 +35,25 @@ def check_device(config: Config) -> None:
             raise UserError(f"--virtual-network: {error}") from error
 
 
+def virtual_link(config: Config) -> str | None:
+    """Return the network between nodes of virtual GPUs: the one that --virtual-network names, else
+    the one that VIRTUAL_NETWORK declares, else None (what is usual for the GPU).
+
+    Raises:
+        UserError: VIRTUAL_NETWORK is needed and is not a network.
+    """
+    if config.virtual_network is not None:
+        return config.virtual_network
+    declared = os.environ.get("VIRTUAL_NETWORK")
+    if not declared:
+        return None
+    try:
+        network.parse(declared)
+    except VirtualGpuError as error:
+        raise UserError(f"VIRTUAL_NETWORK: {error}") from error
+    return declared
+
+
 def instead_of_cpu(cuda: bool) -> bool:
     """Whether this cluster's jobs use CUDA where their scripts say --device cpu. Raises UserError
     for another device, and where there is none."""

@@ -15,7 +15,8 @@ class Efficiency:
     reach. attention: the share of the peak that a fused attention kernel reaches.
     kernel: seconds of the shortest kernel. dispatch: seconds of the host's work to launch one.
     link: the share of the links' bandwidth that NCCL's messages reach.
-    message: the share of that again that a message from one card to one other reaches.
+    p2p: the share of that again that a point-to-point send and receive within a node reaches;
+    between nodes the network has its own share (network.KINDS).
     pace: seconds from one kernel to the next under a framework whose host keeps no lead over the
     card; 0 where it does, as this trainer's.
     """
@@ -26,7 +27,7 @@ class Efficiency:
     kernel: float
     dispatch: float
     link: float
-    message: float = 1.0
+    p2p: float = 1.0
     pace: float = 0.0
 
 

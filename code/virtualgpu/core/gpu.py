@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import linecache
-import os
 import sys
 import weakref
 from collections import defaultdict
@@ -271,9 +270,7 @@ def caller() -> tuple[str, int, str]:
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(OWN):
-            here = os.getcwd() + os.sep
-            return (file.removeprefix(here), frame.f_lineno,
-                    linecache.getline(file, frame.f_lineno).strip())
+            return file, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip()
         frame = frame.f_back
     return "the program", 0, ""
 

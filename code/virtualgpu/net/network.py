@@ -16,20 +16,42 @@ NVLINK, PCIE, SHARED_MEMORY = "NVLink", "PCIe", "shared memory"
 
 @dataclass(frozen=True)
 class Link:
-    """bandwidth: what the data sheet says. share: what messages reach of it."""
+    """A link between GPUs, or between nodes.
+
+    Attributes:
+        name: for people.
+        bandwidth: line rate in bytes/s, of all adapters together.
+        latency: of one hop, in seconds.
+        share: the share of the line rate that NCCL reaches.
+        adapters: how many adapters of a node the bandwidth is spread over.
+    """
 
     name: str
     bandwidth: float
     latency: float
     share: float
+    adapters: int = 1
 
     @property
     def effective(self) -> float:
+        """The bandwidth that NCCL reaches, in bytes/s."""
         return self.bandwidth * self.share
 
+    @property
+    def per_adapter(self) -> float:
+        """The bandwidth that NCCL reaches over one adapter, in bytes/s."""
+        return self.effective / self.adapters
 
-# Latency of a hop and share of the bandwidth, by the kind of network: sockets copy every byte
-# through the kernel, InfiniBand reads and writes the cards' memory itself.
+
+# Latency of a hop and share of the line rate, by the kind of network: sockets copy every byte
+# through the kernel, InfiniBand reads and writes the GPUs' memory itself. Collectives and
+# point-to-point sends have the same share: an all-reduce on 2 x 8 A100 reaches 86 of 100 GB/s
+# (github.com/NVIDIA/nccl-tests issue 175), and sendrecv_perf reaches 42 to 45 of 50 GB/s between
+# nodes of 8 B200 with a 400 Gbit/s adapter each (2 and 4 nodes, 16 MiB and more, NCCL 2.29,
+# Together AI, 2026), and 24.2 of 25 GB/s on Slingshot (github.com/NVIDIA/nccl issue 1272). Not
+# modeled: in the first of these fabrics, sends fall to 26 GB/s on 8 nodes and 14 on 16 and 32; and
+# over sockets at 100 Gbit/s, one send reached 28 Gbit/s where an all-reduce reached 50 (V100, 2021,
+# github.com/NVIDIA/nccl issue 464).
 KINDS = {"ethernet": (30e-6, 0.92), "infiniband": (4e-6, 0.85)}
 UNITS = {"mbit": 1e6 / 8, "gbit": 1e9 / 8}
 
@@ -49,7 +71,7 @@ def parse(text: str) -> Link:
     latency, share = KINDS[kind]
     times = f"{adapters} x " if adapters > 1 else ""
     title = f"{kind} {times}{found[3]} {found[4][0].upper()}bit/s"
-    return Link(title, adapters * float(found[3]) * UNITS[found[4]], latency, share)
+    return Link(title, adapters * float(found[3]) * UNITS[found[4]], latency, share, adapters)
 
 
 def within_node(card: Card) -> Link:

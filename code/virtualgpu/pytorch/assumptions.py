@@ -7,6 +7,7 @@ assumed is listed at the end.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class Decisions(Assumptions):
 
     def note_here(self, text: str) -> None:
         """Note an assumption that concerns the program's current line."""
-        file, line, _ = caller()
+        file, line, _ = here()
         self.note(text, file, line)
 
     def decide(self, what: str, number: bool = False) -> bool | float:
@@ -66,7 +67,7 @@ class Decisions(Assumptions):
 
         Raises NoValue where the user gave none.
         """
-        file, line, text = caller()
+        file, line, text = here()
         for one in self.answers:
             if one.holds_at(file, line) and (number or isinstance(one.value, bool)):
                 self.used.add(one)
@@ -80,3 +81,9 @@ class Decisions(Assumptions):
     def unused(self) -> list[Answer]:
         """Answers that no line asked for."""
         return [one for one in self.answers if one not in self.used]
+
+
+def here() -> tuple[str, int, str]:
+    """The program's current line; its file relative to the working directory, if it lies there."""
+    file, line, text = caller()
+    return file.removeprefix(os.getcwd() + os.sep), line, text

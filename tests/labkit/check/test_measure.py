@@ -225,6 +225,7 @@ def test_a_forged_log_convinces_nobody(tmp_path, monkeypatch):
     """All that counts is what the script would start."""
     monkeypatch.setenv("LAB_HOME", str(tmp_path))
     monkeypatch.setenv("VIRTUAL_GPU", "h200")
+    monkeypatch.setenv("VIRTUAL_NETWORK", "ethernet:1gbit")
     shipping.make_workspace(tmp_path)
     (tmp_path / "megatron" / "logs" / "log.txt").write_text("elapsed time per iteration (ms): 0.1")
     (tmp_path / "pretrain_gpt.py").write_text("print('{}')")

@@ -69,9 +69,10 @@ def test_a_bias_joins_the_next_kernel_and_its_gradient_is_a_sum():
     assert bias.grad.shape == bias.shape and x.grad.shape == x.shape
 
 
-def test_a_message_has_its_share_of_a_link():
-    half = replace(A100, efficiency=replace(A100.efficiency, message=0.5))
-    fast, slow = (Topology(("a", "a"), (card, card), parse("ethernet:25gbit"))
+def test_a_point_to_point_send_has_its_share_of_nvlink_and_none_of_the_network():
+    half = replace(A100, efficiency=replace(A100.efficiency, p2p=0.5))
+    fast, slow = (Topology(("a", "a", "b"), (card,) * 3, parse("ethernet:25gbit"))
                   for card in (A100, half))
     assert slow.wire(0, 1).bandwidth == fast.wire(0, 1).bandwidth / 2
     assert slow.path((0, 1)).bandwidth == fast.path((0, 1)).bandwidth
+    assert slow.wire(1, 2) == fast.wire(1, 2) == fast.path((1, 2))

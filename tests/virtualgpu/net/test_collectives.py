@@ -113,6 +113,23 @@ def test_only_groups_that_cross_share_the_network():
     assert eights.path((0, 8)).bandwidth == eights.path((3, 11)).bandwidth == wire() / 8
 
 
+def test_a_rank_sends_through_one_adapter():
+    link, adapter = "infiniband:8x100gbit", wire("infiniband:100gbit")
+    full = place("a" * 8 + "b" * 8, link=link)
+    assert full.wire(7, 8).bandwidth == adapter  # neighbors of a pipeline; nobody else sends
+    assert full.path((0, 8)).bandwidth == adapter
+    assert full.path(tuple(range(16))).bandwidth == 8 * adapter
+    one, two = place("ab", link=link), place("aabb", link=link)
+    assert one.path((0, 1)).bandwidth == one.wire(0, 1).bandwidth == adapter
+    assert two.path((0, 1, 2, 3)).bandwidth == 2 * two.path((0, 2)).bandwidth == 2 * adapter
+
+
+def test_few_adapters_are_shared():
+    few = place("a" * 8 + "b" * 8, link="infiniband:4x200gbit")
+    assert few.path((0, 8)).bandwidth == wire("infiniband:100gbit")
+    assert few.wire(7, 8).bandwidth == wire("infiniband:200gbit")
+
+
 def test_cards_without_nvlink():
     assert network.within_node(T4).name in ("PCIe", "shared memory")
     assert network.within_node(T4).bandwidth <= T4.pcie

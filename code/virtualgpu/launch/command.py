@@ -1,0 +1,103 @@
+"""The `virtualrun` command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from virtualgpu.core.errors import VirtualGpuError
+from virtualgpu.launch import cluster as clusters
+from virtualgpu.launch import host, launchers
+
+INTERRUPTED, TERMINATED, USAGE = 130, 143, 2
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="virtualrun", description="Run a PyTorch program on GPUs that you do not have: its "
+        "time, memory, and communication are modeled, on the CPU.")
+    made.add_argument("--gpus", default="h100", metavar="MODEL:N",
+                      help="GPU model and how many each node has, such as h100:8 (default: h100)")
+    made.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes (default: 1)")
+    made.add_argument("--link", metavar="NETWORK", help="network between nodes, such as "
+                      "infiniband:8x400gbit (default: the one usual with these GPUs)")
+    alone = made.add_mutually_exclusive_group()
+    alone.add_argument("--solo", action="store_true", help="one process stands for all ranks of a "
+                       "symmetric program")
+    alone.add_argument("--present", metavar="RANKS", help="the ranks that are processes, such "
+                       "as 0,128; the others do what the nearest one below them does")
+    made.add_argument("--values", default="1MiB", metavar="SIZE", help="largest tensor whose "
+                      "values are computed; all, none (default: 1MiB)")
+    made.add_argument("--assume", action="append", default=[], metavar="FILE:LINE=ANSWER",
+                      help="True, False, or a number, where a line needs an unknown value")
+    made.add_argument("script", help="the program")
+    made.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    options = parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    try:
+        return start(options)
+    except VirtualGpuError as error:
+        print(f"virtualrun: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        print("virtualrun: interrupted; no rank is left running", file=sys.stderr)
+        return INTERRUPTED
+
+
+def start(options: argparse.Namespace) -> int:
+    """Check everything that can be checked first, then run the program."""
+    cluster = clusters.parse(options.gpus, options.nodes, options.link)
+    if not Path(options.script).is_file():
+        raise VirtualGpuError(f"{options.script}: there is no such program")
+    present = chosen(options, cluster.world)
+    launchers.adopt_slurm(os.environ)
+    own = launchers.own_rank(cluster)
+    processes = cluster.world if present is None else len(present)
+    if own is None and processes > 1:
+        print(f"virtualrun: {host.check(processes)}", file=sys.stderr)
+    return run(options, cluster, present, own)
+
+
+def chosen(options: argparse.Namespace, world: int) -> list[int] | None:
+    """The ranks that are processes; None: all. Raises VirtualGpuError."""
+    if options.solo:
+        return [0]
+    if options.present is None:
+        return None
+    try:
+        ranks = sorted({int(word) for word in options.present.split(",")})
+    except ValueError:
+        ranks = [-1]
+    if ranks[0] != 0 or ranks[-1] >= world:
+        raise VirtualGpuError(f"--present {options.present}: expected ranks from 0 to {world - 1}, "
+                              "0 among them, such as --present 0,1")
+    return ranks
+
+
+def run(options: argparse.Namespace, cluster: clusters.Cluster, present: list[int] | None,
+        own: int | None) -> int:
+    """Run the program on the ranks, and report. Torch is imported from here on."""
+    from virtualgpu.launch import process, ranks, report
+    from virtualgpu.launch.settings import Settings, parse_size
+    from virtualgpu.pytorch import assumptions
+
+    settings = Settings(parse_size(options.values), tuple(map(assumptions.parse, options.assume)))
+    program = process.script(options.script, options.arguments)
+    if own is None and (cluster.world if present is None else len(present)) > 1:
+        found = ranks.run_ranks(cluster, settings, program, present)
+    else:
+        rank = own or 0
+        gpu = process.become(cluster, rank, settings, present)
+        found = [process.execute(gpu, program, rank)]
+    if own in (None, 0):
+        report.show(cluster, found)
+    return next((rank.status or 1 for rank in found if rank.error), 0)

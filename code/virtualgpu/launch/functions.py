@@ -1,0 +1,33 @@
+"""Run a function on virtual GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from virtualgpu.launch.cluster import parse
+from virtualgpu.launch.ranks import run_ranks
+from virtualgpu.launch.result import Rank
+from virtualgpu.launch.settings import Settings, parse_size
+from virtualgpu.pytorch import assumptions
+
+
+def run(function: Callable[[], object], gpus: str = "h100", nodes: int = 1, *,
+        link: str | None = None, present: Sequence[int] | None = None, values: str = "1MiB",
+        assume: Iterable[str] = ()) -> list[Rank]:
+    """Run a function on every rank of a job on virtual GPUs.
+
+    Args:
+        function: what each rank runs, in a process forked from this one.
+        gpus: the GPU model and how many each node has, such as "h100:8".
+        nodes: how many nodes.
+        link: the network between them, such as "infiniband:8x400gbit".
+        present: the ranks that are processes; the others are symmetric to them. None: all.
+        values: size of the largest tensor whose values are computed; "all", "none".
+        assume: what lines decide that need an unknown value, such as "train.py:41=False".
+
+    Returns one Rank per process. Raises VirtualGpuError for arguments that make no sense; an error
+    of the function is in its Rank.
+    """
+    answers = tuple(map(assumptions.parse, assume))
+    cluster = parse(gpus, nodes, link)
+    return run_ranks(cluster, Settings(parse_size(values), answers), function, present)

@@ -1,0 +1,101 @@
+"""Make this process one rank of a job on virtual GPUs, and run the program."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from virtualgpu.core.errors import VirtualGpuError
+from virtualgpu.launch.cluster import Cluster
+from virtualgpu.launch.result import Rank, measure
+from virtualgpu.launch.settings import Settings
+from virtualgpu.net import backend
+from virtualgpu.pytorch import facade, process_groups
+from virtualgpu.pytorch.assumptions import Decisions
+from virtualgpu.pytorch.mode import CudaGpu
+
+FAILED = 1
+
+
+def variables(cluster: Cluster, rank: int) -> dict[str, str]:
+    """What torchrun sets for a rank, but for the rendezvous."""
+    local = rank % cluster.per_node
+    return {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(cluster.world),
+            "LOCAL_WORLD_SIZE": str(cluster.per_node),
+            "GROUP_RANK": str(rank // cluster.per_node),
+            "MASTER_ADDR": os.environ.get("MASTER_ADDR", "127.0.0.1"),
+            "MASTER_PORT": os.environ.get("MASTER_PORT", "0")}
+
+
+def become(cluster: Cluster, rank: int, settings: Settings, present: Sequence[int] | None = None,
+           store: dist.Store | None = None) -> CudaGpu:
+    """Install a virtual GPU in this process for the rest of its life.
+
+    Args:
+        cluster: all GPUs.
+        rank: of this process.
+        settings: of the user.
+        present: the ranks that are processes; None: all.
+        store: where they meet, if not all are.
+    """
+    os.environ.update(variables(cluster, rank))
+    torch.set_num_threads(1)
+    gpu = CudaGpu(cluster.card, rank % cluster.per_node, cluster.per_node, settings.values,
+                  Decisions(settings.answers))
+    facade.install(gpu)
+    process_groups.install(gpu, cluster.topology(), present, store)
+    return gpu
+
+
+def script(path: str, arguments: Sequence[str]) -> Callable[[], None]:
+    """Return a function that runs a program as `python PATH ARGUMENTS` would."""
+    def run() -> None:
+        sys.argv = [path, *arguments]
+        sys.path[0] = str(Path(path).resolve().parent)
+        runpy.run_path(path, run_name="__main__")
+    return run
+
+
+def execute(gpu: CudaGpu, program: Callable[[], object], rank: int) -> Rank:
+    """Run a program to its end, and measure it. Its errors are printed and returned."""
+    try:
+        value = program()
+        backend.farewell()
+        return measure(gpu, value)
+    except SystemExit as stop:
+        return left(gpu, stop.code)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # of foreign code: anything
+        explain(error, rank)
+        found = measure(gpu, error=f"{type(error).__name__}: {error}")
+        found.status = FAILED
+        return found
+
+
+def left(gpu: CudaGpu, code: object) -> Rank:
+    """A program that exits by itself: 0 or None is success, as for a process."""
+    found = measure(gpu)
+    if code not in (None, 0):
+        found.status = code if isinstance(code, int) else FAILED
+        found.error = f"SystemExit: the program exited by itself with {code!r}"
+        print(found.error, file=sys.stderr)
+    return found
+
+
+def explain(error: BaseException, rank: int) -> None:
+    """Print an error: ours in one line, all others with the traceback."""
+    if isinstance(error, VirtualGpuError):
+        print(f"virtualrun: rank {rank}: {error}", file=sys.stderr, flush=True)
+        return
+    traceback.print_exception(error)
+    if isinstance(error, ModuleNotFoundError):
+        print(f"virtualrun: rank {rank}: the program needs the package {error.name!r}, which this "
+              f"Python ({sys.executable}) does not have", file=sys.stderr, flush=True)

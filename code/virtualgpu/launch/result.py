@@ -1,0 +1,73 @@
+"""What a rank leaves behind."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import torch
+from torch.utils._pytree import tree_map
+
+from virtualgpu.core.assumptions import Assumption
+from virtualgpu.pytorch.mode import CudaGpu
+from virtualgpu.pytorch.visible import Space, hidden, space_of
+
+
+@dataclass
+class Rank:
+    """One rank of a finished run.
+
+    Attributes:
+        value: what the function returned; None for a script.
+        error: type and text of the exception that ended it; None where it succeeded.
+        seconds: virtual time from its start to its end.
+        exposed: seconds in which the compute stream only waited for communication.
+        peak: bytes of memory allocated at the peak.
+        busy: seconds by operation.
+        reserved: bytes that PyTorch reserved at the peak.
+        assumptions: what was taken for granted, and how often.
+        unknown: calls by operation that have no cost rule.
+        unknown_share: their share of the kernels' time.
+        status: exit status of the process.
+    """
+
+    value: object = None
+    error: str | None = None
+    seconds: float = 0.0
+    exposed: float = 0.0
+    peak: int = 0
+    busy: dict[str, float] = field(default_factory=dict)
+    reserved: int = 0
+    assumptions: dict[Assumption, int] = field(default_factory=dict)
+    unknown: dict[str, int] = field(default_factory=dict)
+    unknown_share: float = 0.0
+    status: int = 0
+
+
+def measure(gpu: CudaGpu, value: object = None, error: str | None = None) -> Rank:
+    """The result of this process, once its program is over."""
+    busy: dict[str, float] = dict(gpu.busy)
+    guessed = sum(busy.get(name, 0.0) for name in gpu.unknown)
+    waited = gpu.exposed if isinstance(gpu.exposed, float) else defaultdict(
+        float, gpu.exposed)["compute"]
+    return Rank(portable(gpu, value), error, gpu.now(), waited, gpu.memory.peak, busy,
+                gpu.memory.peak_reserved, dict(gpu.assumptions.made), dict(gpu.unknown),
+                guessed / gpu.computing if gpu.computing else 0.0)
+
+
+def portable(gpu: CudaGpu, value: object) -> object:
+    """The same value for a process without virtual GPUs: tensors become the CPU's, or meta tensors
+    where their values are unknown."""
+    def one(item: object) -> object:
+        if not isinstance(item, torch.Tensor):
+            return item
+        item = item.detach()
+        space = space_of(gpu, item)
+        if space is None:
+            return item
+        if space is Space.GPU and gpu.values.known(item):
+            return gpu.values.value(item).clone()
+        return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device="meta")
+
+    with hidden:
+        return tree_map(one, value)

@@ -1,0 +1,33 @@
+"""What a user can say of a run, besides the GPUs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from virtualgpu.core.errors import VirtualGpuError
+from virtualgpu.pytorch.assumptions import Answer
+from virtualgpu.pytorch.values import LIMIT
+
+UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6,
+         "gb": 10**9}
+ALL = 2**62
+
+
+@dataclass(frozen=True)
+class Settings:
+    """values: bytes of the largest tensor whose values are computed. answers: of --assume."""
+
+    values: int = LIMIT
+    answers: tuple[Answer, ...] = ()
+
+
+def parse_size(text: str) -> int:
+    """Read `1MiB`, `all`, or `none`. Raises VirtualGpuError."""
+    word = text.strip().lower()
+    if word in ("all", "none"):
+        return ALL if word == "all" else 0
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", word)
+    if not found or found[2] not in UNITS:
+        raise VirtualGpuError(f"--values {text}: expected a size such as 1MiB, or all, or none")
+    return int(float(found[1]) * UNITS[found[2]])

@@ -17,7 +17,7 @@ from virtualgpu.launch.cluster import Cluster
 from virtualgpu.launch.result import Rank, measure
 from virtualgpu.launch.settings import Settings
 from virtualgpu.net import backend
-from virtualgpu.pytorch import facade, process_groups
+from virtualgpu.pytorch import facade, fsdp1, process_groups
 from virtualgpu.pytorch.assumptions import Decisions
 from virtualgpu.pytorch.mode import CudaGpu
 
@@ -51,6 +51,8 @@ def become(cluster: Cluster, rank: int, settings: Settings, present: Sequence[in
                   Decisions(settings.answers))
     facade.install(gpu)
     process_groups.install(gpu, cluster.topology(), present, store)
+    if cluster.world > 1:
+        fsdp1.install(gpu)
     return gpu
 
 
@@ -92,10 +94,25 @@ def left(gpu: CudaGpu, code: object) -> Rank:
 
 def explain(error: BaseException, rank: int) -> None:
     """Print an error: ours in one line, all others with the traceback."""
-    if isinstance(error, VirtualGpuError):
-        print(f"virtualrun: rank {rank}: {error}", file=sys.stderr, flush=True)
+    ours = cause(error)
+    if ours is not None:
+        print(f"virtualrun: rank {rank}: {ours}", file=sys.stderr, flush=True)
         return
     traceback.print_exception(error)
     if isinstance(error, ModuleNotFoundError):
         print(f"virtualrun: rank {rank}: the program needs the package {error.name!r}, which this "
               f"Python ({sys.executable}) does not have", file=sys.stderr, flush=True)
+
+
+def cause(error: BaseException) -> VirtualGpuError | None:
+    """Our error that a library has wrapped, if there is one."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, VirtualGpuError):
+            return seen
+        for wrapped in getattr(seen, "failures", None) or {}:  # of DCP: exceptions by rank
+            inner = seen.failures[wrapped][0] if isinstance(seen.failures, dict) else None
+            if isinstance(inner, VirtualGpuError):
+                return inner
+        seen = seen.__cause__ or seen.__context__
+    return None

@@ -1,4 +1,4 @@
-"""torch.compile and TorchScript: taken as eager, with one note. Checkpoint files."""
+"""torch.compile and TorchScript are taken as eager; the profiler sees the host."""
 
 from __future__ import annotations
 
@@ -22,3 +22,19 @@ def install(gpu: CudaGpu) -> None:
     torch.jit.script = lambda function=None, *_, **__: (
         function if function is not None else lambda one: one)
     torch.backends.cudnn.is_acceptable = lambda tensor: False
+    _profile_the_host(gpu)
+
+
+def _profile_the_host(gpu: CudaGpu) -> None:
+    """Kineto would look for a GPU's driver."""
+    from torch.profiler import ProfilerActivity, profiler
+
+    original = profiler._KinetoProfile.__init__
+
+    def init(self, *, activities=None, **options) -> None:
+        wanted = set(activities or (ProfilerActivity.CPU,))
+        if ProfilerActivity.CUDA in wanted:
+            gpu.assumptions.note("torch.profiler measures this host; --trace has the GPU's kernels")
+        original(self, activities=[ProfilerActivity.CPU], **options)
+
+    profiler._KinetoProfile.__init__ = init

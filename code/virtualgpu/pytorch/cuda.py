@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections import OrderedDict
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -136,23 +137,25 @@ def _memory(gpu: CudaGpu) -> dict[str, object]:
 
 
 def _random(gpu: CudaGpu) -> dict[str, object]:
-    """The GPU's generator is a state of the CPU's: other numbers than CUDA's, as random."""
-    generator = torch.Generator()
+    """The GPU's generator is a seed and an offset, as CUDA's is; the numbers are other ones."""
+    values = gpu.values
 
     def seed(value: int) -> None:
-        gpu.values.random = generator.manual_seed(int(value)).get_state()
+        values.seed, values.offset = int(value) % 2**38, 0
 
     def fresh() -> None:
-        seed(generator.seed())
+        seed(int.from_bytes(os.urandom(4), "little"))
 
-    def set_state(state: torch.Tensor, device: object = None) -> None:
-        gpu.values.random = state.clone()
+    def state(device: object = None) -> torch.Tensor:
+        return torch.tensor([values.seed, values.offset], dtype=torch.int64).view(torch.uint8)
+
+    def set_state(found: torch.Tensor, device: object = None) -> None:
+        values.seed, values.offset = found.cpu().view(torch.int64).tolist()
 
     return dict(
         manual_seed=seed, manual_seed_all=seed, seed=fresh, seed_all=fresh,
-        initial_seed=generator.initial_seed,
-        get_rng_state=lambda device=None: gpu.values.random.clone(), set_rng_state=set_state,
-        get_rng_state_all=lambda: [gpu.values.random.clone()],
+        initial_seed=lambda: values.seed, get_rng_state=state, set_rng_state=set_state,
+        get_rng_state_all=lambda: [state()],
         set_rng_state_all=lambda states: set_state(next(iter(states))))
 
 
@@ -170,6 +173,7 @@ def _not_modeled() -> dict[str, object]:
 
 
 def _accelerator(gpu: CudaGpu) -> None:
+    torch._C._get_accelerator = lambda check=None: torch.device("cuda")
     accelerator = torch.accelerator
     accelerator.is_available = lambda: True
     accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")

@@ -7,6 +7,7 @@ from virtualgpu.pytorch import (
     compiled,
     cuda,
     factories,
+    files,
     private_names,
     shape_tracing,
     streams,
@@ -27,7 +28,7 @@ def install(gpu: CudaGpu) -> None:
         raise RuntimeError("a virtual GPU is installed in this process already")
     private_names.check()
     unknown.Unknown.assumptions = gpu.assumptions
-    for part in (streams, cuda, autocast, factories, tensors, compiled, timers):
+    for part in (streams, cuda, autocast, factories, tensors, files, compiled, timers):
         part.install(gpu)
     shape_tracing.install()
     unknown.patch_math()

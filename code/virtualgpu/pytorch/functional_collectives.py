@@ -37,7 +37,8 @@ def handle(gpu: CudaGpu, func: torch._ops.OpOverload, args: Sequence, kwargs: di
     given = tensors((*args, *kwargs.values()))
     if name == "wait_tensor":
         return wait_tensor(args[0])
-    if given and all(space_of(gpu, item) is not Space.GPU for item in given):
+    elsewhere = given and all(space_of(gpu, item) is not Space.GPU for item in given)
+    if elsewhere or name.startswith("_wrap"):
         return func(*args, **kwargs)
     known = COLLECTIVES.get(name.removesuffix("_"))
     if known is None:

@@ -44,6 +44,7 @@ from virtualgpu.pytorch.visible import (
 
 aten = torch.ops.aten
 COPIES = {aten.copy_.default, aten._to_copy.default}
+FAKE = torch._C._TorchDispatchModeKey.FAKE
 ITEM = aten._local_scalar_dense.default
 Handler = Callable[["CudaGpu", torch._ops.OpOverload, Sequence, dict], object]
 
@@ -67,11 +68,12 @@ class CudaGpu(VirtualGpu):
         self.assumptions = assumptions or Decisions()
         self.values = Values(limit, self.assumptions)
         self.on_host: set[int] = set()  # storages in the host's memory without values
+        self.own: set[int] = set()  # storages of meta tensors that the program asked for
         self.handlers: dict[str, Handler] = {}  # by namespace of the operation
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if bypassed.depth:
+        if bypassed.depth or torch._C._get_dispatch_mode(FAKE) is not None:  # torch infers shapes
             return func(*args, **kwargs)
         if isinstance(func, torch._ops.HigherOrderOperator):
             return self._higher_order(func, args, kwargs)
@@ -100,16 +102,15 @@ class CudaGpu(VirtualGpu):
             return self.execute(func, args, kwargs)[0]
         target = kwargs.get("device")
         if target is not None and target.type == "meta" and asked_for_meta.depth:
-            return func(*args, **kwargs)
-        operands = tensors((*args, *kwargs.values()))
-        spaces = {space_of(self, item) for item in operands}
+            return self._own(func, args, kwargs)
+        spaces = {self._space(item) for item in tensors((*args, *kwargs.values()))}
         if target is None or target.type == "cpu":
             if spaces <= {None}:
                 return self._real(func, args, kwargs)
             if Space.GPU not in spaces:
                 if Space.HOST in spaces:
                     return self._unknown_on_host(func, args, kwargs, target)
-                return func(*args, **kwargs)
+                return self._own(func, args, kwargs)
         if func in COPIES or func is ITEM:
             return self._copy(func, args, kwargs)
         if target is not None and target.type == "cpu":  # empty_like(x, device="cpu")
@@ -117,6 +118,20 @@ class CudaGpu(VirtualGpu):
                     if isinstance(item, torch.Tensor) else item for item in args]
             return self._real(func, like, kwargs)
         return self._on_gpu(func, args, kwargs, spaces)
+
+    def _space(self, tensor: torch.Tensor) -> Space | None:
+        """Where an operand lies; one that torch made unseen is accounted for from now on."""
+        found = space_of(self, tensor)
+        if found is Space.GPU:
+            self.hold(tensor)
+        return found
+
+    def _own(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict):
+        """An operation on the program's own meta tensors, which need no memory."""
+        out = func(*args, **kwargs)
+        for result in nested(out):
+            remember(result, self.own)
+        return out
 
     def _on_gpu(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict, spaces: set):
         if needs_values(func, tensors(args)):
@@ -146,7 +161,8 @@ class CudaGpu(VirtualGpu):
                           "--values all has them")
         changed = changed_argument(func, args, kwargs)
         if any(not item.is_meta for item in written_by(func, args, kwargs)):
-            raise NoValue(f"{place()} writes values that were not computed into a CPU tensor")
+            raise NoValue(f"{place()} writes values that were not computed into a CPU tensor"
+                          + ADVICE)
         if changed is not None:
             return changed_tensor(args, kwargs, changed)
         specs = shapes.results(func, args, kwargs)
@@ -179,7 +195,8 @@ class CudaGpu(VirtualGpu):
             if known:
                 return args[0].copy_(self.values.value(source))
             if not args[0].is_meta:
-                raise NoValue(f"{place()} copies values that were not computed into a CPU tensor")
+                raise NoValue(f"{place()} copies values that were not computed into a CPU tensor"
+                              + ADVICE)
             return args[0]
         dtype = kwargs.get("dtype") or source.dtype
         if known:
@@ -222,11 +239,7 @@ class CudaGpu(VirtualGpu):
 
     def hold_on_host(self, tensor: torch.Tensor) -> None:
         """Remember that a meta tensor lies in the host's memory."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self.on_host:
-            self.on_host.add(key)
-            weakref.finalize(storage, self.on_host.discard, key).atexit = False
+        remember(tensor, self.on_host)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.is_meta and key_of(tensor) in self.sizes
@@ -235,9 +248,20 @@ class CudaGpu(VirtualGpu):
         return device_of(self, tensor)
 
 
+ADVICE = ("; a tiny size with --values all has them, and torch.save writes shapes where "
+          "torch.distributed.checkpoint needs values")
 # What to do instead of an operation that has no model.
 INSTEAD = {"flex_attention": "; scaled_dot_product_attention is",
            "flex_attention_backward": "; scaled_dot_product_attention is"}
+
+
+def remember(tensor: torch.Tensor, storages: set[int]) -> None:
+    """Put the tensor's storage into a set for as long as it lives."""
+    storage = tensor.untyped_storage()
+    key = storage._cdata
+    if key not in storages:
+        storages.add(key)
+        weakref.finalize(storage, storages.discard, key).atexit = False
 
 
 def worker() -> bool:

@@ -6,7 +6,7 @@ import contextlib
 
 from torch._subclasses import fake_tensor
 
-from virtualgpu.pytorch.visible import bypassed, hidden
+from virtualgpu.pytorch.visible import CPU, bypassed, hidden
 
 
 def install() -> None:
@@ -15,6 +15,9 @@ def install() -> None:
     original = mode.__torch_dispatch__
 
     def dispatch(self, func, types, args=(), kwargs=None):
+        device = (kwargs or {}).get("device")
+        if device is not None and device.type == "cuda":  # which torch's CPU build cannot guard
+            kwargs = {**kwargs, "device": CPU}
         with bypassed, hidden:
             return original(self, func, types, args, kwargs)
 

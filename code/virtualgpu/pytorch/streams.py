@@ -9,6 +9,8 @@ import torch
 from virtualgpu.core.clock import COMPUTE
 from virtualgpu.pytorch.mode import CudaGpu
 
+OVERLAP = "kernels on different streams overlap without slowing each other down"
+
 
 class Stream:
     """A stream of the virtual GPU; a context manager, as torch.cuda.stream(s) uses it."""
@@ -49,6 +51,8 @@ class Stream:
         return False
 
     def __enter__(self) -> Stream:
+        if self.name != COMPUTE:
+            self.gpu.assumptions.note(OVERLAP)
         self.before.append(self.gpu.stream)
         self.gpu.stream = self.name
         return self

@@ -39,7 +39,7 @@ class Values:
         """limit: bytes of the largest storage that gets a twin."""
         self.limit, self.assumptions = limit, assumptions
         self.twins: dict[int, torch.UntypedStorage] = {}
-        self.random = torch.get_rng_state()  # of the GPU's generator
+        self.seed, self.offset = 0, 0  # of the GPU's generator, which counts as CUDA's does
 
     def known(self, tensor: torch.Tensor) -> bool:
         return key_of(tensor) in self.twins
@@ -129,7 +129,8 @@ class Values:
         drawn = torch.Tag.nondeterministic_seeded in func.tags
         if drawn:
             before = torch.get_rng_state()
-            torch.set_rng_state(self.random)
+            torch.default_generator.manual_seed(self.seed + (self.offset << 24))
+            self.offset += 4
         try:
             result = STAND_INS.get(func, func)(*tree_map(on_cpu, args),
                                                **tree_map(on_cpu, kwargs))
@@ -138,7 +139,6 @@ class Values:
             return
         finally:
             if drawn:
-                self.random = torch.get_rng_state()
                 torch.set_rng_state(before)
         made = [item for item in nested(result)] if fresh else []
         for item, value in zip(fresh, made, strict=False):

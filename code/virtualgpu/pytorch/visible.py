@@ -75,7 +75,10 @@ def space_of(gpu: CudaGpu, tensor: torch.Tensor) -> Space | None:
         return Space.GPU
     if key in gpu.sizes:
         return Space.GPU
-    return Space.HOST if key in gpu.on_host else Space.OWN
+    if key in gpu.on_host:
+        return Space.HOST
+    # What torch made inside an operation, unseen, is the GPU's.
+    return Space.OWN if key in gpu.own else Space.GPU
 
 
 def device_of(gpu: CudaGpu, tensor: torch.Tensor) -> torch.device:

@@ -52,7 +52,7 @@ def become(cluster: Cluster, rank: int, settings: Settings, present: Sequence[in
     facade.install(gpu)
     process_groups.install(gpu, cluster.topology(), present, store)
     if cluster.world > 1:
-        fsdp1.install(gpu)
+        fsdp1.install()
     return gpu
 
 

@@ -167,9 +167,11 @@ def _not_modeled() -> dict[str, object]:
                           "without them")
         return refuse
 
-    graphs = refused("CUDA graphs")
-    return dict(CUDAGraph=graphs, graph=graphs, make_graphed_callables=graphs,
-                MemPool=refused("memory pools"), cudart=refused("calls of the CUDA runtime"))
+    graphs, pools = refused("CUDA graphs"), refused("memory pools")
+    kinds = {name: type(name, (), {"__init__": stop}) for name, stop in (
+        ("CUDAGraph", graphs), ("graph", graphs), ("MemPool", pools))}
+    return {**kinds, "make_graphed_callables": graphs,
+            "cudart": refused("calls of the CUDA runtime")}
 
 
 def _accelerator(gpu: CudaGpu) -> None:

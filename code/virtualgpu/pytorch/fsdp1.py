@@ -1,23 +1,38 @@
-"""FullyShardedDataParallel takes `device_id=LOCAL_RANK`, which torch's CPU build cannot read."""
+"""FSDP1 writes `torch.device(LOCAL_RANK)`, which torch's CPU build refuses to understand."""
 
 from __future__ import annotations
 
-import functools
-
 import torch
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import _init_utils
 
-from virtualgpu.pytorch.mode import CudaGpu
+real_device = torch.device
 
 
-def install(gpu: CudaGpu) -> None:
-    """Give FSDP1 a device where a program gives it a number."""
-    original = FullyShardedDataParallel.__init__
+class _Kind(type):
+    """isinstance(x, torch.device) stays what it is."""
 
-    @functools.wraps(original)
-    def init(self, *args, **options) -> None:
-        if type(options.get("device_id")) is int:
-            options["device_id"] = torch.device("cuda", options["device_id"])
-        original(self, *args, **options)
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, real_device)
 
-    FullyShardedDataParallel.__init__ = init
+
+class Device(metaclass=_Kind):
+    """torch.device, for which a number is a GPU."""
+
+    def __new__(cls, *args, **kwargs) -> real_device:
+        if len(args) == 1 and type(args[0]) is int:
+            return real_device("cuda", args[0])
+        return real_device(*args, **kwargs)
+
+
+class Torch:
+    """torch, with that device."""
+
+    device = Device
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(torch, name)
+
+
+def install() -> None:
+    """Let FSDP1 find its device."""
+    _init_utils.torch = Torch()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import torch
 from torch.utils._pytree import tree_map
@@ -140,9 +141,12 @@ class Values:
         finally:
             if drawn:
                 torch.set_rng_state(before)
-        made = [item for item in nested(result)] if fresh else []
-        for item, value in zip(fresh, made, strict=False):
-            if func in EMPTY:
+        for item, value in zip_longest(fresh, nested(result) if fresh else ()):
+            if item is None:
+                break
+            if value is None or value.shape != item.shape:
+                value = torch.zeros(item.shape, dtype=item.dtype)
+            elif func in EMPTY:
                 uninitialized(value)
             self.put(item, value)
 
@@ -169,20 +173,42 @@ def written_by(func: torch._ops.OpOverload, args: Sequence, kwargs: dict) -> lis
 WRITES: dict[torch._ops.OpOverload, list[tuple[int, str]]] = {}
 
 
-def _attention(query, key, value, *rest, **kwargs):
-    """Flash attention in the CPU's own kernel: output and log-sum-exp."""
-    dropout, causal = (*rest, 0.0, False)[:2]
+def _attention(query, key, value, bias=None, dropout=0.0, causal=False, scale=None):
+    """Fused attention in the CPU's kernel: output and log-sum-exp."""
+    if dropout:
+        raise NotImplementedError("the backward pass would need the same dropout mask")
     return aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, dropout, causal, scale=kwargs.get("scale"))
+        query, key, value, 0.0, causal, attn_mask=bias, scale=scale)
 
 
-def _attention_backward(grad, query, key, value, out, logsumexp, *rest, **kwargs):
-    dropout, causal = rest[4:6]
+def _attention_backward(grad, query, key, value, bias, dropout, causal, scale):
+    out, logsumexp = _attention(query, key, value, bias, dropout, causal, scale)
     return aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        grad, query, key, value, out, logsumexp, dropout, causal, scale=kwargs.get("scale"))
+        grad, query, key, value, out, logsumexp, 0.0, causal, attn_mask=bias, scale=scale)
 
 
+def _flash(query, key, value, dropout=0.0, causal=False, *_, scale=None):
+    return _attention(query, key, value, None, dropout, causal, scale)
+
+
+def _flash_backward(grad, query, key, value, out, logsumexp, starts, key_starts, longest,
+                    longest_key, dropout, causal, *_, scale=None):
+    return _attention_backward(grad, query, key, value, None, dropout, causal, scale)
+
+
+def _efficient(query, key, value, bias, save, dropout=0.0, causal=False, *, scale=None):
+    return _attention(query, key, value, bias, dropout, causal, scale)
+
+
+def _efficient_backward(grad, query, key, value, bias, out, logsumexp, seed, offset, dropout,
+                        mask, causal=False, *, scale=None):
+    return _attention_backward(grad, query, key, value, bias, dropout, causal, scale)
+
+
+# CUDA's kernels, by others that the CPU has. Results that only the backward pass reads are zeros.
 STAND_INS = {
-    aten._scaled_dot_product_flash_attention.default: _attention,
-    aten._scaled_dot_product_flash_attention_backward.default: _attention_backward,
+    aten._scaled_dot_product_flash_attention.default: _flash,
+    aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+    aten._scaled_dot_product_efficient_attention.default: _efficient,
+    aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
 }

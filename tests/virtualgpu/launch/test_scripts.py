@@ -1,0 +1,95 @@
+"""Programs as people write them run unmodified, or stop by name."""
+
+import re
+
+import pytest
+
+from .running import printed, run
+
+FEATURES = {
+    "oom": r"batch 524288, 64 GiB",
+    "streams": r"one \d+\.\d{3} ms",
+    "memory": r"1 2\nNVIDIA H100 80GB HBM3 \(9, 0\) 1",
+    "inference": r"\(64, 4096\) torch.float16 True",
+    "devices": (r"at least two devices, cuda:0 and cpu!\n.*mat2 is on cpu, different from other "
+                r"tensors on cuda:0 \(when checking argument in method wrapper_CUDA_mm\)\n"
+                r".*wrapper_CUDA_cat\)\n18.0 27.0\ncan't convert cuda:0 device type"),
+    "scaled": r"\(1024, 512\) torch.bfloat16",
+    "values": (r"tensor\(\[\[ 5., 14.\],\n *\[14., 50.\]\], device='cuda:0'\) .* 5 cpu 15.0\n"
+               r"decided\ntensor\(\?, size=\(\), dtype=torch.float32, device='cuda:0'\) \? "),
+    "checkpoint_file": r"cuda:0 True 1",
+    "deepcopy": r"True True",
+    "loader": r"2016 cuda:0",
+    "convolution": r"\(64, 3, 3, 3\)",
+    "profiler": r"True",
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_what_programs_ask_cuda(feature):
+    (text,) = printed("features", feature)
+    assert re.search(FEATURES[feature], text), text
+
+
+STOPS = {
+    "graphs": r"NoValue: .*features.py.* CUDA graphs are not modeled",
+    "flex": r"NoValue: .*flex_attention is not modeled on virtual GPUs; scaled_dot_product",
+    "triton": r"ModuleNotFoundError: No module named 'triton'",
+    "leaves": r"SystemExit: the program exited by itself with 3",
+    "decides": (r"NoValue: .*features.py, line \d+: `if loss.item\(\) < best:` decides by a value.*"
+                r"--assume .*features.py:\d+=True\|False, or run a tiny size with --values all"),
+}
+
+
+@pytest.mark.parametrize("feature", STOPS)
+def test_what_stops_by_name(feature):
+    (rank,) = run("features", feature)
+    assert re.match(STOPS[feature], rank.error, re.S), rank.error
+
+
+def test_the_user_can_say_how_a_line_decides():
+    (rank,) = run("features", "decides")
+    line = re.search(r"features.py:\d+", rank.error)[0]
+    for answer, outcome in ((True, "saved"), (False, "kept")):
+        (rank,) = run("features", "decides", assume=[f"{line}={answer}"])
+        assert (rank.error, rank.value) == (None, f"{outcome}\n")
+        assert any("as --assume says" in one.text for one in rank.assumptions)
+    (rank,) = run("features", "decides", values=2**40)
+    assert (rank.error, rank.value) == (None, "saved\n")
+
+
+def figures(text):
+    """Loss, milliseconds of the last step, and MiB at the peak."""
+    last = re.findall(r"loss (\S+), norm \S+, (\S+) ms", text)[-1]
+    return last[0], float(last[1]), float(re.search(r"peak (\S+) MiB", text)[1])
+
+
+def gpt(*arguments, **options):
+    (text,) = printed("gpt", "--layers=2", *arguments, **options)
+    return figures(text)
+
+
+def test_a_training_loop_is_faster_and_smaller_where_it_would_be():
+    loss, plain, most = gpt("--dtype=float32")
+    assert loss == "?"
+    _, half, _ = gpt("--dtype=bfloat16", "--fused")
+    _, scaled, _ = gpt("--dtype=float16")
+    assert half < scaled < plain
+    _, again, little = gpt("--dtype=float32", "--recompute=full")
+    _, some, between = gpt("--dtype=float32", "--recompute=selective")
+    assert plain < some < again and little < between < most
+    assert gpt("--dtype=float32", "--compile")[1:] == (plain, most)
+
+
+def test_a_tiny_model_computes_its_losses():
+    tiny = ["--width=64", "--context=16", "--batch=2", "--vocabulary=64", "--dtype=float32"]
+    loss, _, _ = gpt(*tiny, "--steps=1")
+    assert 3.5 < float(loss) < 5  # ln 64 = 4.16
+    assert gpt(*tiny, "--steps=1", values=0)[0] == "?"
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt2"])
+def test_hugging_face_models(model):
+    pytest.importorskip("transformers")
+    (text,) = printed("hugging_face", model)
+    assert re.fullmatch(r"step 0: loss \?, \d+ MiB\nstep 1: loss \?, \d+ MiB\n", text), text

@@ -5,6 +5,7 @@ Folders, each importing only those before it:
 - core: one modeled GPU, its clock, its memory, and what operations cost on it
 - net: links, collectives, and process groups that exchange clocks instead of tensors
 - export: traces in the profiler's format
+- replay: a record of a run as plain data, priced by another process
 - pytorch: torch's CUDA interface, so that unmodified programs run
 - launch: `virtualrun` and `virtualgpu.run`, which start programs and functions
 

@@ -39,6 +39,7 @@ from virtualgpu.core.rules import Work, is_free, moved, read_and_write, tensors
 
 if TYPE_CHECKING:
     from virtualgpu.export.trace import Recorder
+    from virtualgpu.replay.journal import Journal
 
 CUDA = torch.device("cuda", 0)
 READ_LATENCY = 10e-6  # from the card to the host, of a few bytes
@@ -64,6 +65,7 @@ class VirtualGpu(TorchDispatchMode):
         self._kinds: dict[torch._ops.OpOverload, Kind] = {}
         self.stream = COMPUTE  # where kernels are launched now
         self.recorder: Recorder | None = None  # while a trace is made
+        self.journal: Journal | None = None  # while the run is recorded
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -111,6 +113,8 @@ class VirtualGpu(TorchDispatchMode):
         if plan.kernels:
             if plan.unknown:
                 self.unknown[plan.name] += 1
+            if self.journal is not None:
+                self.journal.kernel(key, func, args, kwargs, plan, out)
             self._launch(plan.name, plan.seconds, plan.kernels)
         if self.recorder is not None:
             self.recorder.operation(key, plan)
@@ -151,15 +155,25 @@ class VirtualGpu(TorchDispatchMode):
         name = str(func._overloadpacket)
         if is_free(func):
             return Plan(specs, changed, name, 0.0, 0, False)
-        rule = rule_of(func)
         produced = ([changed_tensor(args, kwargs, changed)] if changed is not None else
                     list(nested(make(specs))))
-        work = (rule or read_and_write)(args, tensors(produced))
-        # What lies in the host's memory passes the bus.
-        crossing = sum(moved(item) for item in operands
-                       if item.dim() and not self.holds(item)) / self.card.pcie
-        seconds = max(crossing + self.card.efficiency.kernel, self.seconds(work))
-        return Plan(specs, changed, name, seconds, work.kernels, rule is None, work)
+        crossing = sum(moved(item) for item in operands if item.dim() and not self.holds(item))
+        seconds, work = self.cost(func, args, tensors(produced), crossing)
+        return Plan(specs, changed, name, seconds, work.kernels, rule_of(func) is None, work)
+
+    def cost(self, func: torch._ops.OpOverload, args: Sequence, produced: Sequence[torch.Tensor],
+             crossing: int) -> tuple[float, Work]:
+        """Return the seconds of an operation's kernels, and what they were derived from.
+
+        Args:
+            func: the operation.
+            args: its positional arguments.
+            produced: the tensors that it makes or changes.
+            crossing: bytes of its operands that lie in the host's memory and pass the bus.
+        """
+        work = (rule_of(func) or read_and_write)(args, produced)
+        bus = crossing / self.card.pcie
+        return max(bus + self.card.efficiency.kernel, self.seconds(work)), work
 
     def seconds(self, work: Work) -> float:
         """How long its kernels take."""
@@ -178,6 +192,10 @@ class VirtualGpu(TorchDispatchMode):
         self.clock.run(name, seconds, self.stream)
         self.busy[name] += seconds
         self.computing += seconds
+
+    def download(self, size: int) -> None:
+        """Launch a copy of so many bytes from the card to the host."""
+        self._launch("aten.copy_", size / self.card.pcie + self.card.efficiency.kernel, 1)
 
     def _require(self, dtype: str) -> None:
         if dtype not in self.card.tflops:
@@ -203,11 +221,10 @@ class VirtualGpu(TorchDispatchMode):
         if key in self.sizes:
             return
         size = storage.nbytes()
-        try:
-            self.memory.allocate(size)
-        except OutOfMemory as error:
-            raise torch.OutOfMemoryError(f"{error} [virtual {self.card.name}]") from None
+        self._allocate(size)
         self.sizes[key] = size
+        if self.journal is not None:
+            self.journal.allocated(key, size)
         if self.recorder is not None:
             self.recorder.memory(key, size)
         weakref.finalize(storage, self._release, key).atexit = False
@@ -215,6 +232,8 @@ class VirtualGpu(TorchDispatchMode):
     def _release(self, key: int) -> None:
         size = self.sizes.pop(key)
         self.memory.release(size)
+        if self.journal is not None:
+            self.journal.freed(key)
         if self.recorder is not None:
             self.recorder.memory(key, -size)
 
@@ -222,17 +241,30 @@ class VirtualGpu(TorchDispatchMode):
         """Account for a storage that is resized in place. Raises torch.OutOfMemoryError."""
         before = self.sizes[key]
         if size > before:
-            try:
-                self.memory.allocate(size)
-            except OutOfMemory as error:
-                raise torch.OutOfMemoryError(f"{error} [virtual {self.card.name}]") from None
+            self._allocate(size)
             self.memory.release(before)
         else:
             self.memory.release(before)
             self.memory.allocate(size)
         self.sizes[key] = size
+        if self.journal is not None:
+            self.journal.resized(key, size)
         if self.recorder is not None:
             self.recorder.memory(key, size - before)
+
+    def _allocate(self, size: int) -> None:
+        try:
+            self.memory.allocate(size)
+        except OutOfMemory as error:
+            if self.journal is not None:
+                self.journal.refused(size)
+            raise torch.OutOfMemoryError(f"{error} [virtual {self.card.name}]") from None
+
+    def empty_cache(self) -> None:
+        """Give segments without a live byte back to CUDA."""
+        self.memory.release_cached()
+        if self.journal is not None:
+            self.journal.note("e")
 
     def now(self) -> float:
         """Seconds of virtual time, when everything launched so far is done."""
@@ -245,7 +277,13 @@ class VirtualGpu(TorchDispatchMode):
     def read(self) -> None:
         """The host waits for a value of the card's, and gets none."""
         self.now()
+        self._latency()
+
+    def _latency(self) -> None:
+        """The host reads a few bytes from the card."""
         self.clock.work(READ_LATENCY)
+        if self.journal is not None:
+            self.journal.note("l")
 
     def unknown_costs(self) -> str | None:
         """What had no cost rule, with its share of the busy time; None where all had one.

@@ -13,7 +13,7 @@ from virtualgpu.pytorch import assumptions
 
 def run(function: Callable[[], object], gpus: str = "h100", nodes: int = 1, *,
         link: str | None = None, present: Sequence[int] | None = None, values: str = "1MiB",
-        assume: Iterable[str] = ()) -> list[Rank]:
+        assume: Iterable[str] = (), record: bool = False) -> list[Rank]:
     """Run a function on every rank of a job on virtual GPUs.
 
     Args:
@@ -24,10 +24,12 @@ def run(function: Callable[[], object], gpus: str = "h100", nodes: int = 1, *,
         present: the ranks that are processes; the others are symmetric to them. None: all.
         values: size of the largest tensor whose values are computed; "all", "none".
         assume: what lines decide that need an unknown value, such as "train.py:41=False".
+        record: whether each rank returns a record that virtualgpu.replay can price elsewhere.
 
     Returns one Rank per process. Raises VirtualGpuError for arguments that make no sense; an error
     of the function is in its Rank.
     """
     answers = tuple(map(assumptions.parse, assume))
     cluster = parse(gpus, nodes, link)
-    return run_ranks(cluster, Settings(parse_size(values), answers), function, present)
+    settings = Settings(parse_size(values), answers, record)
+    return run_ranks(cluster, settings, function, present)

@@ -20,6 +20,7 @@ from virtualgpu.net import backend
 from virtualgpu.pytorch import facade, fsdp1, process_groups
 from virtualgpu.pytorch.assumptions import Decisions
 from virtualgpu.pytorch.mode import CudaGpu
+from virtualgpu.replay.journal import Journal
 
 FAILED = 1
 
@@ -53,6 +54,8 @@ def become(cluster: Cluster, rank: int, settings: Settings, present: Sequence[in
     process_groups.install(gpu, cluster.topology(), present, store)
     if cluster.world > 1:
         fsdp1.install()
+    if settings.record:
+        Journal(gpu, rank, cluster.world)
     return gpu
 
 

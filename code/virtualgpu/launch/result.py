@@ -29,6 +29,7 @@ class Rank:
         unknown: calls by operation that have no cost rule.
         unknown_share: their share of the kernels' time.
         status: exit status of the process.
+        record: of what it did, for virtualgpu.replay; None where none was asked for.
     """
 
     value: object = None
@@ -42,6 +43,7 @@ class Rank:
     unknown: dict[str, int] = field(default_factory=dict)
     unknown_share: float = 0.0
     status: int = 0
+    record: str | None = None
 
 
 def measure(gpu: CudaGpu, value: object = None, error: str | None = None) -> Rank:
@@ -50,9 +52,11 @@ def measure(gpu: CudaGpu, value: object = None, error: str | None = None) -> Ran
     guessed = sum(busy.get(name, 0.0) for name in gpu.unknown)
     waited = gpu.exposed if isinstance(gpu.exposed, float) else defaultdict(
         float, gpu.exposed)["compute"]
-    return Rank(portable(gpu, value), error, gpu.now(), waited, gpu.memory.peak, busy,
-                gpu.memory.peak_reserved, dict(gpu.assumptions.made), dict(gpu.unknown),
-                guessed / gpu.computing if gpu.computing else 0.0)
+    found = Rank(portable(gpu, value), error, gpu.now(), waited, gpu.memory.peak, busy,
+                 gpu.memory.peak_reserved, dict(gpu.assumptions.made), dict(gpu.unknown),
+                 guessed / gpu.computing if gpu.computing else 0.0)
+    found.record = gpu.journal.finish() if gpu.journal is not None else None
+    return found
 
 
 def portable(gpu: CudaGpu, value: object) -> object:

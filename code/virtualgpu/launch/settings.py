@@ -16,10 +16,12 @@ ALL = 2**62
 
 @dataclass(frozen=True)
 class Settings:
-    """values: bytes of the largest tensor whose values are computed. answers: of --assume."""
+    """values: bytes of the largest tensor whose values are computed. answers: of --assume. record:
+    whether every rank returns a record of what it did (virtualgpu.replay)."""
 
     values: int = LIMIT
     answers: tuple[Answer, ...] = ()
+    record: bool = False
 
 
 def parse_size(text: str) -> int:

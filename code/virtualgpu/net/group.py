@@ -175,6 +175,8 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
                 self._assume(name)
             values.store(self.known, taken, values.combined(messages, everyone, combine))
 
+        if self.gpu.journal is not None and not control:
+            self.gpu.journal.collective(self, work, name, what, given, taken, splits)
         told = self.wire.meet(self.begun, mine)
         self.begun += 1
         self.under_way.append(Collective(work, name, None if control else seconds, told, finish))
@@ -252,6 +254,8 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
         work.end = end
         if work.note is not None:
             work.note.end = end
+        if self.gpu.journal is not None:
+            work.end = self.gpu.journal.settled(work, end)
         self.gpu.clock.communicate(name, stream, start, end)
         self.gpu.busy[name] += end - start
 

@@ -48,12 +48,14 @@ class PointToPoint:
             describe(tensors), start + seconds, self.here(), kinds=kinds(tensors),
             values=values.known_contents(self.known, tensors)))
         work = Work(self, tensors)
+        work.end = 0.0
         if not control:
+            if self.gpu.journal is not None:
+                self.gpu.journal.sent(self, work, dst, tensors)
             stream = f"{self.stream} to {dst}"
             self.note(work, f"send {self.rank()}->{dst}", stream, tensors, start)
             self.end(work, "send", self.stream, start, start + seconds)
             self.free[dst] = work.end
-        work.end = start + seconds
         return self.batched(work)
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Work:
@@ -64,6 +66,8 @@ class PointToPoint:
         if not self.is_control(tensors):
             self.open()
             self.gpu.clock.work(self.gpu.card.efficiency.dispatch)
+            if self.gpu.journal is not None:
+                self.gpu.journal.received(self, work, src, tensors)
             self.note(work, f"recv {self.rank()}<-{src}", f"{self.stream} from {src}", tensors,
                       self.gpu.clock.ready(self.gpu.stream))
             if work.note is not None:
@@ -100,6 +104,8 @@ class Arrival(Work):
                 f"{group.ranks[self.source]} ({self.place}), which sends {message.what} "
                 f"({message.place})")
         self.end = message.time
+        if self.number is not None and self.group.gpu.journal is not None:
+            self.end = self.group.gpu.journal.settled(self, self.end)
         values.store(self.group.known, tensors, message.tensors())
         if self.note is not None:
             # NCCL's kernel would look for the message all the time; so much is its own.

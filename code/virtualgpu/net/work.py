@@ -20,6 +20,7 @@ class Work(dist.Work):
     Attributes:
         end: when it is over, in virtual seconds; None until the ranks have told each other.
         note: of the trace, where one is made.
+        number: in the rank's record, where one is made.
     """
 
     def __init__(self, group: VirtualGroup, result: object) -> None:
@@ -27,6 +28,7 @@ class Work(dist.Work):
         self.group, self.outputs = group, result
         self.end: float | None = None
         self.note: Note | None = None
+        self.number: int | None = None
 
     def settle(self) -> None:
         """Find out when it ends."""
@@ -35,7 +37,7 @@ class Work(dist.Work):
     def wait(self, timeout: object = None) -> bool:
         self.settle()
         gpu = self.group.gpu
-        if self.end > 0.0:
+        if self.end > 0.0 or self.number is not None:
             gpu.clock.wait_for_communication(self.end, gpu.stream)
         return True
 
@@ -112,7 +114,7 @@ class WorkFuture(Future):
             result = callback(self)
         finally:
             gpu.stream = before
-        return Chained(self.work, result, gpu.clock.streams[side], side)
+        return Chained(self.work, result, gpu.clock.ready(side), side)
 
 
 class Chained(WorkFuture):

@@ -131,7 +131,7 @@ def _memory(gpu: CudaGpu) -> dict[str, object]:
         reset_peak_memory_stats=reset, reset_max_memory_allocated=reset,
         reset_accumulated_memory_stats=lambda device=None: None,
         memory_stats=lambda device=None: statistics(gpu),
-        empty_cache=lambda: memory.release_cached(),
+        empty_cache=gpu.empty_cache,
         set_per_process_memory_fraction=lambda fraction, device=None: None,
         device_memory_used=lambda device=None: memory.taken + memory.reserved)
 

@@ -14,7 +14,7 @@ import torch
 from virtualgpu.core import shapes
 from virtualgpu.core.card import Card
 from virtualgpu.core.errors import NoValue
-from virtualgpu.core.gpu import READ_LATENCY, VirtualGpu, place
+from virtualgpu.core.gpu import VirtualGpu, place
 from virtualgpu.core.plan import (
     HOST,
     Kind,
@@ -206,14 +206,16 @@ class CudaGpu(VirtualGpu):
         return out
 
     def _to_host(self, source: torch.Tensor, asynchronous: bool) -> None:
-        seconds = source.nbytes / self.card.pcie + self.card.efficiency.kernel
-        self._launch("aten.copy_", seconds, 1)
+        if self.journal is not None:
+            self.journal.to_host(source)
+        self.download(source.nbytes)
         if not asynchronous:
             self.wait_for_stream()
 
     def wait_for_stream(self) -> None:
         """The host waits for the current stream, and reads a few bytes."""
-        self.clock.host = self.clock.ready(self.stream) + READ_LATENCY
+        self.clock.host_waits(self.clock.ready(self.stream), self.stream)
+        self._latency()
 
     def _by_value(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict):
         """An operation whose result, or whose shape, depends on values."""

@@ -30,7 +30,7 @@ class Stream:
 
     def wait_stream(self, other: Stream) -> None:
         clock = self.gpu.clock
-        clock.wait(clock.streams[other.name], self.name, other.name)
+        clock.wait(clock.ready(other.name), self.name, other.name)
 
     def wait_event(self, event: Event) -> None:
         self.gpu.clock.wait(event.time or 0.0, self.name, event.stream)

@@ -27,6 +27,8 @@ def install(gpu: CudaGpu) -> None:
             real_sleep(seconds)
             return
         gpu.clock.work(seconds)
+        if gpu.journal is not None:
+            gpu.journal.note("z", float(seconds))
         real_sleep(min(seconds, SHORT))
 
     time.sleep = sleep

@@ -1,0 +1,234 @@
+"""Writes down what a program does on a virtual GPU, while it does it. format.py has the format.
+
+Nothing here comes from the clock: a moment that the program waits for is noted as "stream 2, as of
+entry 40" or "the end of communication 7". Times that know where they come from carry these notes
+from the call that makes them to the call that waits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from virtualgpu.core.clock import COMPUTE, Clock
+from virtualgpu.core.errors import VirtualGpuError
+from virtualgpu.core.plan import Plan, nested
+from virtualgpu.core.rules import tensors
+from virtualgpu.replay.format import COMMUNICATION, FORMAT, HOST, NO_STREAM, VERSION
+from virtualgpu.replay.operations import encode_operation
+
+if TYPE_CHECKING:
+    from virtualgpu.core.gpu import VirtualGpu
+    from virtualgpu.net.group import VirtualGroup
+    from virtualgpu.net.work import Work
+
+Origin = tuple[int, int]
+
+
+class Moment(float):
+    """A time, and where it comes from: a stream and an entry, or a communication."""
+
+    origin: Origin
+
+
+def moment(time: float, origin: Origin) -> Moment:
+    made = Moment(time)
+    made.origin = origin
+    return made
+
+
+class Journal:
+    """The record of one rank, from the moment that this is made."""
+
+    def __init__(self, gpu: VirtualGpu, rank: int = 0, world: int = 1) -> None:
+        """Args:
+            gpu: this rank's.
+            rank: of this process.
+            world: how many ranks the job has.
+
+        Raises VirtualGpuError where the GPU has been used already.
+        """
+        if gpu.journal is not None or gpu.clock.host or any(gpu.clock.streams.values()):
+            raise VirtualGpuError("a record must begin before anything runs on the virtual GPU")
+        self.gpu, self.rank, self.world = gpu, rank, world
+        self.entries: list[list] = []
+        self.streams: dict[str, int] = {COMPUTE: 0}
+        self.texts: dict[str, int] = {}  # encoded operations
+        self.known: dict[tuple, int] = {}  # the same, by their plans' keys
+        self.groups: dict[tuple[str, tuple[int, ...]], int] = {}
+        self.storages: dict[int, int] = {}  # numbers of those that live, by identity
+        self.allocations = self.communications = 0
+        for key, size in gpu.sizes.items():
+            self.allocated(key, size)
+        gpu.clock = Tape(gpu.clock, self)
+        gpu.journal = self
+
+    def finish(self) -> str:
+        """Stop recording, and return the record."""
+        self.gpu.journal = None
+        self.gpu.clock.journal = None
+        head = {"format": FORMAT, "version": VERSION, "rank": self.rank, "world": self.world,
+                "streams": list(self.streams), "groups": [
+                    {"name": name, "ranks": list(ranks)} for name, ranks in self.groups]}
+        return "".join([json.dumps(head)[:-1], ',\n"operations": [', ",\n".join(self.texts),
+                        '],\n"entries": [', ",\n".join(map(json.dumps, self.entries)), "]}"])
+
+    def note(self, code: str, *fields: object) -> None:
+        self.entries.append([code, *fields])
+
+    def stream(self, name: str) -> int:
+        return self.streams.setdefault(name, len(self.streams))
+
+    # Kernels and memory.
+
+    def kernel(self, key: tuple, func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
+               plan: Plan, out: object) -> None:
+        """An operation is about to be launched.
+
+        Args:
+            key: of its plan.
+            func: the operation.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            plan: what it does.
+            out: what it returns.
+        """
+        operands = tensors((*args, *kwargs.values()))
+        held = tuple(map(self.gpu.holds, operands))
+        fresh = list(nested(out)) if plan.results is not None else []
+        number = self.known.get((key, held))
+        if number is None:
+            text = encode_operation(func, args, kwargs, operands, held, fresh)
+            number = self.known[key, held] = self.texts.setdefault(text, len(self.texts))
+        places = []
+        for item in (*operands, *fresh):
+            places += self._place(item)
+        self.note("k", number, self.stream(self.gpu.stream), places)
+
+    def _place(self, tensor: torch.Tensor) -> list[int]:
+        """The storage's number and the offset of the tensor's first byte."""
+        storage = self.storages.get(tensor.untyped_storage()._cdata)
+        if storage is None:
+            return [HOST, 0]
+        return [storage, tensor.storage_offset() * tensor.element_size()]
+
+    def to_host(self, source: torch.Tensor) -> None:
+        """A tensor is about to be copied to the host's memory."""
+        self.note("d", self.stream(self.gpu.stream), *self._place(source), source.nbytes)
+
+    def allocated(self, key: int, size: int) -> None:
+        self.storages[key] = self.allocations
+        self.allocations += 1
+        self.note("a", size)
+
+    def refused(self, size: int) -> None:
+        """There was no memory for so many bytes."""
+        self.note("x", size)
+
+    def freed(self, key: int) -> None:
+        self.note("f", self.storages.pop(key))
+
+    def resized(self, key: int, size: int) -> None:
+        self.note("r", self.storages[key], size)
+
+    # Communication.
+
+    def _group(self, group: VirtualGroup) -> int:
+        return self.groups.setdefault((group.wire.name or "", tuple(group.ranks)),
+                                      len(self.groups))
+
+    def _count(self, work: Work) -> None:
+        work.number = self.communications
+        self.communications += 1
+
+    def _ranges(self, items: Sequence[torch.Tensor]) -> list[int]:
+        return [field for item in items for field in (*self._place(item), item.nbytes)]
+
+    def collective(self, group: VirtualGroup, work: Work, name: str, what: str,
+                   given: Sequence[torch.Tensor], taken: Sequence[torch.Tensor],
+                   splits: Sequence[Sequence[int]]) -> None:
+        """A collective begins.
+
+        Args:
+            group: its process group.
+            work: what the program gets.
+            name: of the collective.
+            what: arguments that all ranks must agree on.
+            given: the tensors that go in.
+            taken: the tensors that are written.
+            splits: elements for and from each rank, where these may differ.
+        """
+        self._count(work)
+        width = (*given, *taken)[0].element_size() if splits else 0
+        self.note("c", self._group(group), name, what, self.stream(self.gpu.stream),
+                  self._ranges(given), self._ranges(taken),
+                  [[width * count for count in side] for side in splits])
+
+    def sent(self, group: VirtualGroup, work: Work, peer: int, items: Sequence[torch.Tensor]
+             ) -> None:
+        """Tensors are sent to the rank with this index in the group."""
+        self._count(work)
+        self.note("p", self._group(group), peer, self.stream(self.gpu.stream), self._ranges(items))
+
+    def received(self, group: VirtualGroup, work: Work, peer: int, items: Sequence[torch.Tensor]
+                 ) -> None:
+        """Tensors are to be received from the rank with this index in the group."""
+        self._count(work)
+        self.note("q", self._group(group), peer, self._ranges(items))
+
+    def settled(self, work: Work, end: float) -> float:
+        """It is known when a communication ends; returns that moment."""
+        if work.number is None:  # it began before the record
+            return end
+        self.note("t", work.number)
+        return moment(end, (COMMUNICATION, work.number))
+
+
+class Tape(Clock):
+    """A virtual GPU's clock that writes down who waits for what."""
+
+    def __init__(self, clock: Clock, journal: Journal) -> None:
+        self.__dict__.update(clock.__dict__)
+        self.journal: Journal | None = journal
+
+    def ready(self, stream: str = COMPUTE) -> float:
+        time, journal = super().ready(stream), self.journal
+        if journal is None:
+            return time
+        return moment(time, (journal.stream(stream), len(journal.entries)))
+
+    def wait(self, until: float, stream: str = COMPUTE, source: str | None = None) -> None:
+        self._note("w", until, stream, source)
+        super().wait(float(until), stream, source)
+
+    def wait_for_communication(self, until: float, stream: str = COMPUTE) -> None:
+        self._note("v", until, stream)
+        super().wait_for_communication(float(until), stream)
+
+    def host_waits(self, until: float, source: str | None = None) -> None:
+        self._note("h", until, source)
+        super().host_waits(float(until), source)
+
+    def synchronize(self) -> float:
+        if self.journal is not None:
+            self.journal.note("s")
+        return super().synchronize()
+
+    def _note(self, code: str, until: float, *streams: str | None) -> None:
+        """Note a wait.
+
+        Args:
+            code: of the entry.
+            until: when the wait ends.
+            streams: that the entry names.
+        """
+        if self.journal is None or (until == 0.0 and not isinstance(until, Moment)):
+            return  # an event that was never recorded
+        if not isinstance(until, Moment):
+            raise VirtualGpuError("a stream waits for a time of unknown origin, which a record "
+                                  "cannot hold")
+        self.journal.note(code, *until.origin, *(
+            NO_STREAM if name is None else self.journal.stream(name) for name in streams))

@@ -1,0 +1,234 @@
+"""Operations in a record: names, shapes, strides, and dtypes, but no values.
+
+    {"name": "aten.mm.default", "args": [...], "kwargs": {...}, "fresh": [TENSOR, ...]}
+
+`fresh` are new tensors that the operation returns. An argument is null, a boolean, an integer, or a
+string, as it is, or one of
+
+    {"tensor": [shape, strides, dtype], "host": true or false}
+    {"list": [argument, ...]}
+    {"dtype": "float32"}, {"memory_format": "contiguous_format"}
+    {"float": true}                 some number: no cost depends on its value
+    {"other": "device"}             something else on which no cost depends
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from virtualgpu.core import shapes
+from virtualgpu.core.plan import Kind, changed_argument, changed_tensor, kind_of
+from virtualgpu.core.rules import is_free, moved, tensors
+from virtualgpu.replay import fields
+from virtualgpu.replay.errors import BadRecord
+from virtualgpu.replay.format import MOST_BYTES, MOST_NAME, MOST_TENSORS
+
+DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values()
+          if isinstance(value, torch.dtype)}
+FORMATS = {name: getattr(torch, name) for name in (
+    "contiguous_format", "preserve_format", "channels_last", "channels_last_3d")}
+DEFINED_BY = {"fsdp": "torch.distributed.fsdp", "virtualgpu": "virtualgpu.core.kernels"}
+NAMESPACES = {"aten", *DEFINED_BY}
+# FLOPs are theirs, so their shapes must fit together even where shapes.py leaves that to torch.
+PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.baddbmm,
+            torch.ops.aten.convolution}
+MOST_DIMENSIONS, DEPTH = 25, 4
+
+
+class Other:
+    """An argument on whose value no cost depends."""
+
+
+class Operation(NamedTuple):
+    """A validated operation.
+
+    Attributes:
+        func: torch's.
+        args: positional arguments; tensors are on meta.
+        operands: all tensors among its arguments.
+        on_host: for each operand, whether it lies in the host's memory.
+        written: for each operand, whether it is changed in place.
+        fresh: tensors that it returns.
+        produced: tensors that it returns or changes, as cost rules need them.
+        crossing: bytes that pass the bus.
+    """
+
+    func: torch._ops.OpOverload
+    args: list
+    operands: list[torch.Tensor]
+    on_host: list[bool]
+    written: list[bool]
+    fresh: list[torch.Tensor]
+    produced: list[torch.Tensor]
+    crossing: int
+
+
+def encode_operation(func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
+                     operands: Sequence[torch.Tensor], held: Sequence[bool],
+                     fresh: Sequence[torch.Tensor]) -> str:
+    """Return an operation as JSON.
+
+    Args:
+        func: the operation.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        operands: the tensors among them, in order.
+        held: for each operand, whether it lies in the GPU's memory.
+        fresh: tensors that it returns.
+    """
+    places = iter(held)
+    return json.dumps({
+        "name": str(func), "args": [_encode(item, places) for item in args],
+        "kwargs": {name: _encode(item, places) for name, item in kwargs.items()},
+        "fresh": [_spec(item) for item in fresh]})
+
+
+def _spec(tensor: torch.Tensor) -> list:
+    return [list(tensor.shape), list(tensor.stride()), str(tensor.dtype).removeprefix("torch.")]
+
+
+def _encode(value: object, held: Iterator[bool]) -> object:
+    if isinstance(value, torch.Tensor):
+        return {"tensor": _spec(value), "host": not next(held)}
+    if isinstance(value, (list, tuple)):
+        return {"list": [_encode(item, held) for item in value]}
+    if isinstance(value, float):
+        return {"float": True}
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, (torch.dtype, torch.memory_format)):
+        kind = "dtype" if isinstance(value, torch.dtype) else "memory_format"
+        return {kind: str(value).removeprefix("torch.")}
+    return {"other": type(value).__name__}
+
+
+def decode_operation(item: object, where: str) -> Operation:
+    """Return a validated operation. Raises BadRecord."""
+    found = fields.members(item, {"name", "args", "kwargs", "fresh"}, where)
+    func = _resolve(fields.text(found["name"], MOST_NAME, f"{where}, name"), where)
+    where = f"{where} ({func})"
+    hosts: list[bool] = []
+    args = [_decode(one, hosts, f"{where}, argument {at}") for at, one in
+            enumerate(fields.items(found["args"], MOST_TENSORS, where))]
+    named = fields.mapping(found["kwargs"], where)
+    kwargs = {name: _decode(one, hosts, f"{where}, argument {name}")
+              for name, one in named.items()}
+    operands = tensors((*args, *kwargs.values()))
+    if len(operands) != len(hosts):
+        raise BadRecord(f"{where}: a tensor in a list in a list")
+    fresh = [_tensor(one, where) for one in fields.items(found["fresh"], MOST_TENSORS, where)]
+    try:
+        return _derive(func, args, kwargs, operands, hosts, fresh, where)
+    except BadRecord:
+        raise
+    except Exception as error:  # of rules that were given the wrong arguments: any
+        raise BadRecord(f"{where}: its arguments make no sense: {error}") from error
+
+
+def _derive(func: torch._ops.OpOverload, args: list, kwargs: dict, operands: list[torch.Tensor],
+            hosts: list[bool], fresh: list[torch.Tensor], where: str) -> Operation:
+    """Work out what the trusted side can know by itself."""
+    changed = changed_argument(func, args, kwargs) if operands else None
+    if changed is None:
+        expected = shapes.results(func, args, kwargs)
+        if expected is None and func._overloadpacket in PRODUCTS:
+            expected = shapes.of_results(func(*args, **kwargs))  # on meta tensors
+        expected = [expected] if isinstance(expected, shapes.Spec) else expected
+        if expected is not None and expected != list(map(shapes.of, fresh)):
+            raise BadRecord(f"{where}: returns {_words(expected)}, not "
+                            f"{_words(map(shapes.of, fresh))}")
+        produced = fresh
+    elif fresh:
+        raise BadRecord(f"{where}: works in place and returns nothing new")
+    else:
+        produced = tensors([changed_tensor(args, kwargs, changed)])
+    writes = {argument.name: argument.alias_info is not None and argument.alias_info.is_write
+              for argument in func._schema.arguments}
+    written = [writes[name] for name, value in
+               (*zip(writes, args, strict=False), *kwargs.items()) for _ in tensors([value])]
+    crossing = sum(moved(item) for item, host in zip(operands, hosts, strict=True)
+                   if host and item.dim())
+    return Operation(func, args, operands, hosts, written, fresh, produced, crossing)
+
+
+def _words(specs: object) -> str:
+    return ", ".join(f"{str(spec.dtype).removeprefix('torch.')} {list(spec.shape)}"
+                     for spec in specs if spec is not None) or "nothing"
+
+
+def _resolve(name: str, where: str) -> torch._ops.OpOverload:
+    """Return torch's operation of this name, without running it."""
+    namespace, *rest = name.split(".")
+    if namespace not in NAMESPACES or len(rest) != 2 or not all(
+            part.isascii() and part.isidentifier() for part in rest):
+        raise BadRecord(f"{where}: {name!r} is not the name of an operation in "
+                        f"{', '.join(sorted(NAMESPACES))}")
+    if namespace in DEFINED_BY:
+        importlib.import_module(DEFINED_BY[namespace])
+    packet = getattr(getattr(torch.ops, namespace), rest[0], None)
+    func = getattr(packet, rest[1], None)
+    if not isinstance(func, torch._ops.OpOverload):
+        raise BadRecord(f"{where}: this version of torch has no operation {name!r}")
+    if kind_of(func) is not Kind.COSTS or is_free(func):
+        raise BadRecord(f"{where}: {name} launches no kernel")
+    return func
+
+
+def _decode(value: object, hosts: list[bool], where: str, depth: int = 0) -> object:
+    """Return an argument.
+
+    Args:
+        value: what the record has.
+        hosts: takes, for each tensor, whether it lies in the host's memory.
+        where: for errors.
+        depth: of lists around it.
+    """
+    if value is None or type(value) in (bool, str):
+        return value
+    if type(value) is int:
+        return fields.whole(value, -MOST_BYTES, MOST_BYTES, where)
+    if type(value) is not dict or not value or depth > DEPTH:
+        raise BadRecord(f"{where}: not an argument: {fields.short(value)}")
+    kind, inside = next(iter(value.items()))
+    if kind == "tensor":
+        fields.members(value, {"tensor", "host"}, where)
+        hosts.append(fields.boolean(value["host"], where))
+        return _tensor(inside, where)
+    fields.members(value, {kind}, where)
+    if kind == "list":
+        return [_decode(one, hosts, where, depth + 1)
+                for one in fields.items(inside, MOST_TENSORS, where)]
+    if kind == "dtype":
+        return fields.one_of(inside, DTYPES, where)
+    if kind == "memory_format":
+        return fields.one_of(inside, FORMATS, where)
+    if kind in ("float", "other"):
+        return 1.0 if kind == "float" else Other()
+    raise BadRecord(f"{where}: not an argument: {fields.short(value)}")
+
+
+def _tensor(item: object, where: str) -> torch.Tensor:
+    shape, strides, dtype = fields.items(item, 3, where, exactly=True)
+    sizes = [fields.whole(one, 0, MOST_BYTES, where)
+             for one in fields.items(shape, MOST_DIMENSIONS, where)]
+    steps = [fields.whole(one, 0, MOST_BYTES, where)
+             for one in fields.items(strides, len(sizes), where, exactly=True)]
+    kind = fields.one_of(dtype, DTYPES, where)
+    count = 1
+    for size in sizes:
+        count *= size
+    if count * kind.itemsize > MOST_BYTES or span(sizes, steps) * kind.itemsize > MOST_BYTES:
+        raise BadRecord(f"{where}: a tensor of {sizes} is larger than any GPU's memory")
+    return torch.empty_strided(sizes, steps, dtype=kind, device="meta")
+
+
+def span(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements from the first to the last one of a tensor."""
+    if 0 in sizes:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(sizes, strides, strict=True))

@@ -1,0 +1,204 @@
+"""Repeats one rank's record on a fresh virtual GPU, as far as the other ranks have come."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+
+from virtualgpu.core.errors import NoValue
+from virtualgpu.core.fused_rules import rule_of
+from virtualgpu.core.gpu import VirtualGpu
+from virtualgpu.net.topology import Topology
+from virtualgpu.replay.buffers import Buffers
+from virtualgpu.replay.communication import Communication
+from virtualgpu.replay.errors import BadRecord
+from virtualgpu.replay.exchange import Exchange
+from virtualgpu.replay.format import COMMUNICATION, HOST, NO_STREAM
+from virtualgpu.replay.operations import Operation, span
+from virtualgpu.replay.reading import Record
+
+
+class Player:
+    """One rank that is priced.
+
+    Attributes:
+        gpu: with the clock, the memory, and the busy seconds.
+        index: of the entry that comes next.
+        flops, bytes, communicated: sums so far.
+        streams: seconds of kernels by stream.
+    """
+
+    def __init__(self, record: Record, topology: Topology, exchange: Exchange) -> None:
+        self.record = record
+        self.gpu = VirtualGpu(topology.cards[record.rank])
+        self.buffers = Buffers(self.gpu)
+        self.links = Communication(record, topology, exchange, self.gpu, self.buffers)
+        self.flops = self.bytes = self.communicated = 0
+        self.streams: defaultdict[str, float] = defaultdict(float)
+        self.costs: dict[int, tuple] = {}  # by operation
+        self.index = self.allocations = 0
+        self.moments: dict[tuple[int, int], float] = {}
+        self.wanted: defaultdict[int, set[int]] = defaultdict(set)  # streams by entry
+        for code, *fields in record.entries:
+            if code in "wvh" and fields[0] != COMMUNICATION:
+                self.wanted[fields[1]].add(fields[0])
+
+    @property
+    def where(self) -> str:
+        return f"rank {self.record.rank}, entry {self.index}"
+
+    @property
+    def done(self) -> bool:
+        return self.index == len(self.record.entries)
+
+    def advance(self) -> bool:
+        """Repeat entries until one needs a rank that has not come that far; returns whether there
+        was any. Raises BadRecord."""
+        start = self.index
+        while not self.done:
+            code, *fields = self.record.entries[self.index]
+            for stream in self.wanted.get(self.index, ()):
+                self.moments[stream, self.index] = self.gpu.clock.ready(self.name(stream))
+            try:
+                if self.PLAYS[code](self, *fields) is False:
+                    break
+            except NoValue as error:
+                raise BadRecord(f"{self.where}: {error}") from None
+            except torch.OutOfMemoryError as error:
+                raise BadRecord(f"{self.where}: {error}") from None
+            self.index += 1
+        return self.index > start
+
+    def name(self, stream: int) -> str | None:
+        return None if stream == NO_STREAM else self.record.streams[stream]
+
+    # Kernels and memory.
+
+    def kernel(self, number: int, stream: int, places: list[int]) -> None:
+        operation = self.record.operations[number]
+        if number not in self.costs:
+            self.costs[number] = self._cost(operation)
+        seconds, work, extents = self.costs[number]
+        if len(places) != 2 * len(extents):
+            raise BadRecord(f"{self.where}: {operation.func} has {len(extents)} tensors, and places"
+                            f" for {len(places) // 2}")
+        name = str(operation.func._overloadpacket)
+        at = self._start(stream, work.kernels)
+        self.gpu._launch(name, seconds, work.kernels)
+        self.streams[self.gpu.stream] += seconds
+        for (size, writes, on_host), storage, offset in zip(
+                extents, places[::2], places[1::2], strict=True):
+            if (storage == HOST) != on_host:
+                raise BadRecord(f"{self.where}: a tensor of {operation.func} lies in the host's "
+                                "memory and on the GPU")
+            self.buffers.use(storage, offset, size, writes, at, self.where)
+        self.flops += work.product.flops if work.product is not None else work.flops
+        self.bytes += work.bytes
+        if rule_of(operation.func) is None:
+            self.gpu.unknown[name] += 1
+
+    def _cost(self, operation: Operation) -> tuple:
+        """Seconds, work, and for each tensor its extent in bytes, and whether it is written, and
+        lies in the host's memory."""
+        seconds, work = self.gpu.cost(operation.func, operation.args, operation.produced,
+                                      operation.crossing)
+        flags = [*zip(operation.operands, operation.written, operation.on_host, strict=True),
+                 *((item, True, False) for item in operation.fresh)]
+        return seconds, work, [
+            (span(item.shape, item.stride()) * item.element_size(), writes, on_host)
+            for item, writes, on_host in flags]
+
+    def _start(self, stream: int, kernels: int) -> float:
+        """Choose a stream, and return when kernels that are launched on it now will start."""
+        clock, self.gpu.stream = self.gpu.clock, self.name(stream)
+        return max(clock.host + kernels * self.gpu.card.efficiency.dispatch,
+                   clock.streams[self.gpu.stream])
+
+    def download(self, stream: int, storage: int, offset: int, size: int) -> None:
+        at = self._start(stream, 1)
+        self.gpu.download(size)
+        held = self.gpu.sizes.get(storage, 0)  # an expanded tensor is larger than its storage
+        self.buffers.use(storage, offset, min(size, held - offset), False, at, self.where)
+
+    def allocate(self, size: int) -> None:
+        self.gpu._allocate(size)
+        self.gpu.sizes[self.allocations] = size
+        self.allocations += 1
+
+    def refuse(self, size: int) -> None:
+        try:
+            self.gpu._allocate(size)
+        except torch.OutOfMemoryError:
+            return
+        raise BadRecord(f"{self.where}: {size} bytes were refused, and this GPU has room for them")
+
+    def free(self, storage: int) -> None:
+        self.buffers.check(storage, 0, 0, self.where)
+        self.gpu._release(storage)
+
+    def resize(self, storage: int, size: int) -> None:
+        self.buffers.check(storage, 0, 0, self.where)
+        self.gpu.resize(storage, size)
+
+    def empty_cache(self) -> None:
+        self.gpu.empty_cache()
+
+    # Waiting.
+
+    def _moment(self, stream: int, index: int) -> float:
+        if stream == COMMUNICATION:
+            return self.links.end(self.where, index)
+        if index > self.index:
+            raise BadRecord(f"{self.where}: waits for something after entry {index}, which comes "
+                            "later")
+        return self.moments[stream, index]
+
+    def wait(self, of: int, index: int, stream: int, source: int) -> None:
+        self.gpu.clock.wait(self._moment(of, index), self.name(stream), self.name(source))
+
+    def wait_for_communication(self, of: int, index: int, stream: int) -> None:
+        self.gpu.clock.wait_for_communication(self._moment(of, index), self.name(stream))
+
+    def host_waits(self, of: int, index: int, source: int) -> None:
+        self.gpu.clock.host_waits(self._moment(of, index), self.name(source))
+
+    def synchronize(self) -> None:
+        self.gpu.clock.synchronize()
+
+    def latency(self) -> None:
+        self.gpu._latency()
+
+    def sleep(self, seconds: float) -> None:
+        self.gpu.clock.work(seconds)
+
+    # Communication.
+
+    def collective(self, *fields: object) -> None:
+        self.communicated += self.links.collective(self.where, *fields)
+
+    def send(self, *fields: object) -> None:
+        self.communicated += self.links.send(self.where, *fields)
+
+    def receive(self, *fields: object) -> None:
+        self.links.receive(self.where, *fields)
+
+    def settle(self, number: int) -> bool:
+        return self.links.settle(self.where, number)
+
+    def blocked(self) -> str:
+        """What this rank waits for, in words."""
+        (number,) = self.record.entries[self.index][1:]
+        return f"{self.where}: {self.links.waits_for(number)}"
+
+    def finish(self) -> None:
+        """Synchronize at the end. Raises BadRecord where something is still under way."""
+        self.gpu.now()
+        self.links.check_complete(self.where)
+
+    PLAYS: ClassVar[dict[str, Callable]] = {
+        "a": allocate, "x": refuse, "f": free, "r": resize, "e": empty_cache, "k": kernel,
+        "d": download, "w": wait, "v": wait_for_communication, "h": host_waits, "s": synchronize,
+        "l": latency, "z": sleep, "c": collective, "p": send, "q": receive, "t": settle}

@@ -1,0 +1,172 @@
+"""Who tampers with the model changes nothing; who forges the record is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from virtualgpu.replay import BadRecord, TooLittle, require
+
+from . import programs
+from .recorded import edited, priced, run, texts
+
+
+def nothing(*_: object, **__: object) -> float:
+    return 0.0
+
+
+def tampering() -> None:
+    """Make the clock stand still, the GPU infinitely fast, and its memory endless, then train."""
+    import time
+
+    from virtualgpu.core import clock, gpu, rules
+    from virtualgpu.net import collectives
+    from virtualgpu.pytorch.streams import Stream
+
+    mine = Stream.gpu
+    for name in ("tflops", "bandwidth", "nvlink", "memory"):
+        object.__setattr__(mine.card, name, dict.fromkeys(mine.card.tflops, 1e30)
+                           if name == "tflops" else 2**80)
+    for name in ("run", "work", "communicate", "wait", "wait_for_communication"):
+        setattr(clock.Clock, name, nothing)
+    for name in ("all_reduce", "ring", "tree", "message"):
+        setattr(collectives, name, nothing)
+    gpu.matmul_seconds, gpu.READ_LATENCY, rules.moved = nothing, 0.0, nothing
+    rules.RULES["aten.mm"] = rules.RULES["aten.addmm"] = lambda a, r: rules.Work(0)
+    mine.seconds, mine._launch = nothing, nothing
+    time.time = time.perf_counter = nothing
+    programs.ddp()
+    mine.busy.clear()
+    mine.memory.peak = mine.memory.peak_reserved = 0
+    mine.clock.host = -1.0
+
+
+def test_tampering_with_the_model_changes_nothing():
+    tampered, honest = run(tampering), run(programs.ddp)
+    assert tampered[0].seconds <= 0  # it did work where it can
+    assert texts(tampered) == texts(honest)
+    assert priced(texts(tampered)) == priced(texts(honest))
+
+
+def kernels(record: dict, name: str) -> list[list]:
+    """The entries that launch operations of this name."""
+    return [entry for entry in record["entries"] if entry[0] == "k"
+            and record["operations"][entry[1]]["name"].startswith(name)]
+
+
+def skip(entry: list) -> None:
+    """Replace an entry by one that does nothing, so that all others keep their numbers."""
+    entry[:] = ["z", 0]
+
+
+def drop_products(record: dict) -> None:
+    for entry in kernels(record, "aten.mm") + kernels(record, "aten.addmm"):
+        skip(entry)
+
+
+def shrink_products(record: dict) -> None:
+    """Consistently: operands and results have a single row."""
+    for item in record["operations"]:
+        if item["name"].startswith(("aten.mm", "aten.addmm")):
+            item["args"] = [{"tensor": [[1, 1], [1, 1], "float32"], "host": False}
+                            for _ in item["args"]]
+            item["fresh"] = [[[1, 1], [1, 1], "float32"]]
+
+
+def drop_steps(record: dict) -> None:
+    """All kernels, and all memory that can be freed at once."""
+    for entry in record["entries"]:
+        if entry[0] == "k":
+            skip(entry)
+
+
+@pytest.mark.parametrize("forge", [drop_products, shrink_products, drop_steps])
+def test_less_work_than_needed_is_refused(forge):
+    honest = texts(run(programs.ddp))
+    needed = 22 * 2 * programs.ROWS * programs.WIDTH**2
+    require(priced(honest), flops=needed)
+    forged = [edited(text, forge) for text in honest]
+    with pytest.raises(TooLittle, match=rf"rank 0: .* FLOPs, at least {needed:,} are needed"):
+        require(priced(forged), flops=needed)
+
+
+def test_each_bound_names_its_figures():
+    found = priced(texts(run(programs.ddp)))
+    for name in ("flops", "bytes", "live", "communicated"):
+        has = getattr(found[1], name)
+        require(found, **{name: has})
+        with pytest.raises(TooLittle, match=rf"rank 1: {has:,} .*, at least {has + 1:,} are"):
+            require(found, **{name: [0, has + 1]})
+    with pytest.raises(ValueError, match="live: 3 bounds for 2 ranks"):
+        require(found, live=[1, 2, 3])
+
+
+def never_wait(record: dict) -> None:
+    for entry in record["entries"]:
+        if entry[0] in ("v", "w", "h"):
+            skip(entry)
+
+
+def shrink_one_side(record: dict) -> None:
+    next(item for item in record["operations"]
+         if item["name"].startswith("aten.addmm"))["fresh"][0][0][0] = 1
+
+
+def free_twice(record: dict) -> None:
+    record["entries"].append(next(entry for entry in record["entries"] if entry[0] == "f"))
+
+
+def later_moment(record: dict) -> None:
+    record["entries"].insert(0, ["w", 0, 5, 0, 0])
+
+
+def small_storages(record: dict) -> None:
+    for entry in record["entries"]:
+        if entry[0] == "a":
+            entry[1] = min(entry[1], 512)
+
+
+def no_allocation(record: dict) -> None:
+    skip(next(entry for entry in record["entries"] if entry[0] == "a"))
+
+
+def settle_twice(record: dict) -> None:
+    record["entries"].append(["t", 0])
+
+
+def refused_memory(record: dict) -> None:
+    record["entries"].append(["x", 1])
+
+
+def wrong_places(record: dict) -> None:
+    kernels(record, "aten.addmm")[0][3].pop()
+    kernels(record, "aten.addmm")[0][3].pop()
+
+
+def on_the_host(record: dict) -> None:
+    kernels(record, "aten.addmm")[0][3][:2] = [-1, 0]
+
+
+@pytest.mark.parametrize(("forge", "message"), [
+    (never_wait, "while communication .* is still (writing|reading) them: nothing waits"),
+    (shrink_one_side, "returns float32 .*, not float32 .*1, "),
+    (free_twice, "storage .* is not allocated"),
+    (later_moment, "rank 0, entry 0: waits for something after entry 5, which comes later"),
+    (small_storages, "bytes .* of storage .*, which has 512"),
+    (no_allocation, "rank 0, entry .*storage"),
+    (settle_twice, "communication 0 has not begun, or its end is known already"),
+    (refused_memory, "1 bytes were refused, and this GPU has room for them"),
+    (wrong_places, "has 4 tensors, and places for 3"),
+    (on_the_host, "lies in the host's memory and on the GPU"),
+], ids=lambda value: getattr(value, "__name__", ""))
+def test_forged_records_are_refused(forge, message):
+    first, *others = texts(run(programs.ddp))
+    with pytest.raises(BadRecord, match=message):
+        priced([edited(first, forge), *others])
+
+
+def test_a_record_has_no_times():
+    """All its numbers are integers but for how long the program sleeps."""
+    for text in texts(run(programs.ddp)):
+        json.loads(text, parse_float=pytest.fail)

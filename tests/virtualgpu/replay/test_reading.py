@@ -1,0 +1,110 @@
+"""Records that nobody vouches for: every malformed one is refused by a message with the place."""
+
+from __future__ import annotations
+
+import pytest
+
+from virtualgpu.launch.cluster import parse
+from virtualgpu.replay import BadRecord, price, read
+
+from .recorded import by_hand
+
+MM = {"name": "aten.mm.default", "kwargs": {}, "fresh": [[[2, 2], [2, 1], "float32"]],
+      "args": [{"tensor": [[2, 2], [2, 1], "float32"], "host": False}] * 2}
+
+
+def tensor(*spec: object) -> dict:
+    return MM | {"args": [{"tensor": list(spec), "host": False}, MM["args"][1]]}
+
+
+def test_one_that_is_well_formed():
+    text = by_hand(1, ["a", 16], ["a", 16], ["a", 16], ["k", 0, 0, [0, 0, 1, 0, 2, 0]], ["s"],
+                   operations=[MM])
+    first = by_hand(0)
+    found = price([read(first), read(text)], parse("h100:2").topology())
+    assert found[1].flops == 16
+    assert found[1].live == 48
+    assert found[1].bytes == 48
+
+
+@pytest.mark.parametrize(("entry", "message"), [
+    (["a", -1], "integer from 0"), (["a", True], "integer"), (["a", 1.5], "integer"),
+    (["a", 2**60], "integer"), (["a"], "`a` has 1 fields, found 0"), (["y"], "begins with one of"),
+    ("a", "begins with one of"), ([["a"]], "begins with one of"), (["f", "0"], "integer"),
+    (["k", 0, 0, []], "index of operations"), (["k", -1, 0, []], "index of operations"),
+    (["w", 0, 0, 1, 0], "index of streams"), (["z", -1], "number from 0"),
+    (["z", 1e9], "number from 0"), (["p", 1, 0, 0, []], "index of groups"),
+    (["p", 0, 0, 0, [1, 2]], "2 numbers, not 3 for each tensor"),
+    (["p", 0, 0, 0, [1, 2, -9]], "integer"), (["c", 0, 1, "", 0, [], [], []], "string"),
+    (["c", 0, "x" * 5000, "", 0, [], [], []], "string of at most"),
+    (["c", 0, "all_to_all", "", 0, [], [], [[1]]], "bytes for each rank"),
+])
+def test_entries(entry, message):
+    with pytest.raises(BadRecord, match=f"^rank 0, entry 1[:,].*{message}"):
+        read(by_hand(0, ["s"], entry))
+
+
+@pytest.mark.parametrize(("operation", "message"), [
+    (MM | {"name": "os.system"}, "not the name of an operation"),
+    (MM | {"name": "aten.__class__.mro"}, "no operation"),
+    (MM | {"name": "aten.mm.__init__"}, "no operation"),
+    (MM | {"name": "aten.nothing.default"}, "no operation"),
+    (MM | {"name": "aten.empty_like.default"}, "launches no kernel"),
+    (MM | {"name": "aten.view.default"}, "launches no kernel"),
+    (MM | {"more": 1}, "missing: .more"), ([], "expected an object"),
+    (MM | {"args": MM["args"][:1]}, "make no sense"),
+    (MM | {"fresh": []}, "returns float32 .2, 2., not nothing"),
+    (MM | {"args": [{"list": [{"list": [MM["args"][0]]}]}]}, "a list in a list"),
+    (MM | {"args": [{"code": "print()"}]}, "not an argument"),
+    (MM | {"args": [{"dtype": "Tensor"}]}, "is unknown"),
+    (tensor([2, 2], [2], "float32"), "a list of 2 items, found 1"),
+    (tensor([2, -2], [2, 1], "float32"), "integer from 0"),
+    (tensor([2, 2], [2, 1], "float31"), "'float31' is unknown"),
+    (tensor([2**40, 2**40], [2**40, 1], "float32"), "larger than any GPU's memory"),
+    (tensor([1] * 26, [1] * 26, "float32"), "at most 25"),
+    (tensor([2, 2], [2, 1]), "3 items, found 2"),
+    (tensor([2, 3], [3, 1], "float32"), "make no sense"),
+])
+def test_operations(operation, message):
+    with pytest.raises(BadRecord, match=f"record of rank 0, operation 0.*{message}"):
+        read(by_hand(0, operations=[operation]))
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "not JSON"), ("[]", "expected an object"), ("{}", "wrong or missing"), (b"{}", "bytes"),
+    ('{"a": 1, "a": 2}', "occurs twice"), ('{"a": NaN}', "NaN is not a number"),
+    ('{"a": -Infinity}', "not a number"), ("[" * 100_000, "not JSON"),
+    (f'{{"a": {"9" * 5000}}}', "not JSON"), (by_hand(2), "integer from 0 to 1, found 2"),
+    (by_hand(0, version=2), "version 2; this program reads version 1"),
+    (by_hand(0, version=True), "format"), (by_hand(0, format="pickle"), "'pickle'"),
+    (by_hand(0, world=2**30), "integer from 1"), (by_hand(0, streams=[]), "there must be one"),
+    (by_hand(0, streams=["a", "a"]), "names that differ"), (by_hand(0, streams=[1]), "string"),
+    (by_hand(0, entries={}), "expected a list"),
+    (by_hand(0, groups=({"name": "x", "ranks": [1]},)), "0 among them"),
+    (by_hand(0, groups=({"name": "x", "ranks": [0, 0]},)), "different ranks"),
+    (by_hand(0, groups=({"name": "x", "ranks": [0, 2]},)), "integer from 0 to 1"),
+    (by_hand(0, ["z", 0]).replace('"z", 0', '"z", 1e999'), "number from 0"),
+])
+def test_documents(text, message):
+    with pytest.raises(BadRecord, match=message):
+        read(text)
+
+
+def test_too_much_is_refused_before_it_is_read(monkeypatch):
+    monkeypatch.setattr("virtualgpu.replay.reading.MOST_CHARACTERS", 100)
+    with pytest.raises(BadRecord, match="at most 100 characters"):
+        read(by_hand(0))
+    monkeypatch.undo()
+    monkeypatch.setattr("virtualgpu.replay.reading.MOST_ENTRIES", 2)
+    with pytest.raises(BadRecord, match="entries: expected a list of at most 2 items, found 3"):
+        read(by_hand(0, ["s"], ["s"], ["s"]))
+
+
+@pytest.mark.parametrize(("records", "message"), [
+    ((by_hand(0), by_hand(0)), "different ranks"), ((by_hand(1),), "0 among them"),
+    ((by_hand(0, world=4),), "a job of 4 ranks; this one has 2"), ((), "0 among them")])
+def test_jobs(records, message):
+    with pytest.raises(BadRecord, match=message):
+        price(list(map(read, records)), parse("h100:2").topology())
+
+

@@ -13,6 +13,7 @@ from corpus_tools.preprocess import parser as preprocess_parser
 from lab import cli
 from minimegatron.arguments.parse import build_parser
 from tests.docs.pages import ROOT, blocks, pages
+from virtualgpu.launch import command as virtualrun
 
 NAMES = [str(page.relative_to(ROOT)) for page in pages()]
 # Programs of ours whose parsers are not one object, and flags of others' programs.
@@ -78,8 +79,8 @@ def refused(words: list[str]) -> str | None:
 
 @cache
 def every_flag() -> set[str]:
-    """Of the trainer, of preprocessing and of every subcommand of `lab`."""
-    waiting, found = [lab_parser(), build_parser(), preprocess_parser()], set()
+    """Of the trainer, of preprocessing, of virtualrun, and of every subcommand of `lab`."""
+    waiting, found = [lab_parser(), build_parser(), preprocess_parser(), virtualrun.parser()], set()
     while waiting:
         parser = waiting.pop()
         found |= set(parser._option_string_actions)

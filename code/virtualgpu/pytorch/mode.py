@@ -26,7 +26,7 @@ from virtualgpu.core.plan import (
     nested,
     to_meta,
 )
-from virtualgpu.core.rules import tensors
+from virtualgpu.core.rules import Work, tensors
 from virtualgpu.pytorch.assumptions import Decisions
 from virtualgpu.pytorch.values import EMPTY, LIMIT, Values, written_by
 from virtualgpu.pytorch.visible import (
@@ -242,6 +242,14 @@ class CudaGpu(VirtualGpu):
     def hold_on_host(self, tensor: torch.Tensor) -> None:
         """Remember that a meta tensor lies in the host's memory."""
         remember(tensor, self.on_host)
+
+    def seconds(self, work: Work) -> float:
+        """How long kernels take; fp32 products use TF32 where the program allows it."""
+        product = work.product
+        if (product is not None and product.dtype == "fp32" and "tf32" in self.card.tflops
+                and torch._C._get_cublas_allow_tf32()):
+            work = work._replace(product=product._replace(dtype="tf32"))
+        return super().seconds(work)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.is_meta and key_of(tensor) in self.sizes

@@ -1,10 +1,11 @@
 """Programs as people write them run unmodified, or stop by name."""
 
 import re
+from pathlib import Path
 
 import pytest
 
-from .running import printed, run
+from .running import SCRIPTS, printed, run
 
 FEATURES = {
     "oom": r"batch 524288, 64 GiB",
@@ -93,3 +94,11 @@ def test_hugging_face_models(model):
     pytest.importorskip("transformers")
     (text,) = printed("hugging_face", model)
     assert re.fullmatch(r"step 0: loss \?, \d+ MiB\nstep 1: loss \?, \d+ MiB\n", text), text
+
+
+def test_the_program_of_the_documentation():
+    page = (Path(__file__).resolve().parents[3] / "docs" / "virtualrun.md").read_text()
+    program = (SCRIPTS / "train.py").read_text().split("\n\n", 1)[1]
+    assert program in page
+    (rank,) = run("train", gpus="h100:8", nodes=2, present=[0])
+    assert rank.error is None and rank.value in page

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from warmranks import preload
 
 from . import sharing
 
+# Where bytecode is not kept, every worker rewrites the assertions of every file again: half of what
+# importing the tests costs.
+sys.dont_write_bytecode = False
 pytest_plugins = ["tests.needs", "tests.browser.fixtures", "tests.labs.report"]
 
 # Before torch is imported: threads that spin while they wait take the cores from the other tests.

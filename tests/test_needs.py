@@ -58,6 +58,7 @@ LAST_LINES = [
     "!!!   test_file.py::test_jobs"]
 
 
+@pytest.mark.slow
 def test_skipped_tests_are_the_last_lines_of_the_last_run_of_several(pytest_without_programs):
     assert pytest_without_programs("-k", "not alone")[-len(LAST_LINES):] == LAST_LINES
     assert pytest_without_programs("-k", "alone", "--with-run-before")[-len(LAST_LINES):] == (

@@ -178,11 +178,13 @@ def test_traces_that_come_late_are_seen_and_those_that_go_are_forgotten(served, 
     served.until("runs", {"runs": [], "loading": False})
 
 
+@pytest.mark.slow
 def test_the_page_asks_for_its_fonts_below_its_prefix(served):
     assert served.address.endswith("/p/")
     assert b"url(/font-roboto" not in served.get("") and b"url(font-roboto/" in served.get("")
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_named(served, tmp_path):
     port = served.address.split(":")[2].split("/")[0]
     done = subprocess.run([LAB, "tensorboard", "--logdir", tmp_path, "--port", port],

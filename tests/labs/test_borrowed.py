@@ -34,6 +34,7 @@ def unmasked(lab: Lab) -> Lab:
     return replace(lab, cells=tuple(cells))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BORROWED)
 def test_borrowed_answers_fail_for_the_masks_alone(name, home):
     lab, borrowed = read(workspace.CHECKOUT / "solutions" / f"{name}.py"), BORROWED[name]

@@ -46,7 +46,7 @@ def test_no_notebook_is_stale():
 
 
 @each_lab
-@pytest.mark.parametrize("seed", ["notebook", "one", *(
+@pytest.mark.parametrize("seed", ["notebook", pytest.param("one", marks=pytest.mark.slow), *(
     pytest.param(seed, marks=pytest.mark.stress) for seed in ("two", "three"))])
 def test_the_reference_has_full_marks(path, home, seed, monkeypatch):
     monkeypatch.setenv("LAB_CHECK_SEED", seed)

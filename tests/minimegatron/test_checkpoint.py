@@ -26,11 +26,11 @@ LAYOUTS = {
     "fp16, divided": (2, "--fp16 --initial-loss-scale 262144 --use-distributed-optimizer "
                          "--ddp-bucket-size 1001 --overlap-grad-reduce "),
 }
+MARKS = {0: (), 2: pytest.mark.slow, 4: pytest.mark.stress}  # by the number of ranks
 
 
 @pytest.mark.parametrize("layout", [
-    pytest.param(name, marks=pytest.mark.stress) if ranks == 4 else name
-    for name, (ranks, _) in LAYOUTS.items()])
+    pytest.param(name, marks=MARKS[ranks]) for name, (ranks, _) in LAYOUTS.items()])
 def test_resuming_is_exact_with_dropout_on(train, tmp_path, layout):
     ranks, flags = LAYOUTS[layout]
     steps, save = STEPS + flags, f"--save {tmp_path} --load {tmp_path} --save-interval 100 "

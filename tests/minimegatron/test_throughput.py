@@ -168,6 +168,7 @@ def test_a_run_prints_its_throughput(train):
     assert "times across ranks (ms):\n  model-and-optimizer-setup:\n     rank  0: " in out
 
 
+@pytest.mark.slow
 def test_stages_with_different_timers(train):
     """A stage that receives nothing has no part in that timer."""
     out = train(FLAGS + "--timing-log-level 2 --timing-log-option all "

@@ -75,6 +75,7 @@ def own_offset() -> float:
     return timeline.clock_offset(rank, 3, lambda: time.perf_counter() + 1000 * rank)
 
 
+@pytest.mark.slow
 def test_a_pipeline_s_step_is_recorded_by_all_ranks(train, tmp_path):
     """Two stages, two replicas: the trace has every action once, in the schedule's order."""
     run = train("--global-batch-size 16 --train-iters 2 --eval-iters 0 "

@@ -97,6 +97,7 @@ def test_svg_and_png_are_files_that_open(tmp_path):
         drawing.save(tmp_path / "one.pdf")
 
 
+@pytest.mark.slow
 def test_the_same_schedule_gives_the_same_bytes_in_another_process():
     code = ("import hashlib; from pipeline_schedules import *; "
             "d = draw(simulate(zb_h1(3, 4)), 'ZB-H1'); "

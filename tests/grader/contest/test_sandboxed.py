@@ -136,6 +136,7 @@ def outcomes(backend):
     return sandboxed.play(contest, contest.open_cases(), HOSTILE.encode(), backend, SETTINGS)
 
 
+@pytest.mark.slow
 def test_whatever_a_file_does_the_other_cases_are_scored(outcomes):
     kinds = [one.kind for one in outcomes]
     assert kinds[:8] == ["out of time", "crash", "no plain value", "no multiple", "no multiple",
@@ -144,6 +145,7 @@ def test_whatever_a_file_does_the_other_cases_are_scored(outcomes):
     assert [one.score for one in outcomes[9:]] == [1.0, 1.0] and kinds[9:] == ["", ""]
 
 
+@pytest.mark.slow
 def test_no_score_was_forged(outcomes):
     assert [one.score for one in outcomes[:6]] == [FLOOR] * 6
     assert outcomes[6].score == 0.01 and not outcomes[6].kind  # 700 is 100 times 7
@@ -153,6 +155,7 @@ def test_no_score_was_forged(outcomes):
     assert outcomes[8].kind in ("no multiple", "crash", "no plain value", "")
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_bounded_and_clean(outcomes):
     kept = json.dumps(as_json(outcomes), ensure_ascii=False)
     assert len(kept) < 10_000 and "\x1b" not in kept

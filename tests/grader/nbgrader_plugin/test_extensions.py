@@ -105,6 +105,7 @@ def instructors_variables(monkeypatch, tmp_path) -> dict[str, str]:
     return given
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_instructor", [True, False])
 def test_modules_beside_a_submitted_notebook_do_not_run_in_the_instructors_kernel(
         tmp_path, instructors_variables, by_instructor):

@@ -133,6 +133,7 @@ def test_what_would_fail_is_said(job, text, says):
     assert says in " / ".join(job(SHEBANG + text).problems)
 
 
+@pytest.mark.slow
 def test_a_script_that_does_not_end_is_stopped(job, monkeypatch):
     monkeypatch.setattr("labkit.check.record.SECONDS", 5)
     text = torchrun("") + "sleep() { command sleep 0; }; while true; do :; done\n"

@@ -46,6 +46,7 @@ def written(folder: Path, text: str, name: str = "toy.py") -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_whatever_a_file_does_in_one_case_the_others_are_scored(tmp_path, capfd):
     contest = toy(8, seconds=2)
     with Player(contest, written(tmp_path, HOSTILE)) as player:

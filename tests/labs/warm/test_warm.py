@@ -12,6 +12,7 @@ import pytest
 from labcore.workspace import CHECKOUT
 from tests.labs.warm.client import command
 
+pytestmark = pytest.mark.slow
 PATIENCE = 300  # seconds
 SAY = "import os, sys\nprint(sys.argv[1:], os.environ['WORD'], flush=True)\n"
 WAIT = ("import subprocess\nsleep = subprocess.Popen(['sleep', '1000'])\n"

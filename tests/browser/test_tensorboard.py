@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.browser.driver import choose, open_lab, open_notebook, profiler, run_cell, until
+from tests.browser.driver import choose, open_notebook, profiler, run_cell, until
 
 FLAGS = "--train-iters 5 --log-interval 1 --eval-iters 1 --profile-execution yes "
 
@@ -116,7 +116,7 @@ display(tensorboard.link(), tensorboard.link("profiler"), served.file_link(log, 
 
 
 @pytest.mark.parametrize("front", [pytest.param("direct", marks=pytest.mark.stress), "proxied"])
-def test_the_links_of_a_notebook_open_this_workspace_s_runs(
+def test_a_notebook_s_links_and_the_launcher_s_card_open_this_workspace_s_runs(
         front, request, common_page, runs, common_traffic, screenshot):
     page, traffic = common_page, common_traffic
     jupyter = request.getfixturevalue(front)
@@ -127,6 +127,14 @@ def test_the_links_of_a_notebook_open_this_workspace_s_runs(
     follow(page, links, jupyter, screenshot, front)
     assert traffic.outside == [] and traffic.errors == [] and jupyter.refused == []
     assert [one for one in traffic.failed if "/tensorboard/" in one] == []
+    page.locator("#jp-main-dock-panel .lm-TabBar-addButton").first.click()
+    card = page.locator(".jp-LauncherCard", has_text="TensorBoard")
+    card.wait_for(timeout=30_000)
+    screenshot(page, f"launcher-{front}")
+    with page.context.expect_page() as opened:
+        card.click()
+    opened.value.locator("text=TensorBoard").first.wait_for(timeout=60_000)
+    opened.value.close()
 
 
 def follow(page, links, jupyter, screenshot, name):
@@ -167,18 +175,6 @@ def test_the_links_work_in_notebook_7_too(page, runs, proxied, traffic, screensh
     until(page, shown, 60, "the links")
     follow(page, links, proxied, screenshot, "notebook7")
     assert traffic.outside == [] and proxied.refused == []
-
-
-def test_the_launcher_has_a_card_for_it(common_page, proxied, screenshot):
-    page = common_page
-    open_lab(page, proxied)
-    card = page.locator(".jp-LauncherCard", has_text="TensorBoard")
-    card.wait_for(timeout=30_000)
-    screenshot(page, "launcher")
-    with page.context.expect_page() as opened:
-        card.click()
-    opened.value.locator("text=TensorBoard").first.wait_for(timeout=60_000)
-    opened.value.close()
 
 
 def test_a_request_that_would_leave_this_machine_is_stopped_and_seen(page, traffic):

@@ -4,7 +4,7 @@ Folders, each importing only those before it:
 
 - core: one modeled GPU, its clock, its memory, and what operations cost on it
 - net: links, collectives, and process groups that exchange clocks instead of tensors
-- export: traces in the profiler's format
+- export: the account of a run, and traces for other tools
 - replay: a record of a run as plain data, priced by another process
 - pytorch: torch's CUDA interface, so that unmodified programs run
 - launch: `virtualrun` and `virtualgpu.run`, which start programs and functions
@@ -15,9 +15,9 @@ core/gpu.py for the model; docs/virtualrun.md and docs/virtual-gpus.md say what 
 
 from typing import Any
 
-__all__ = ["Rank", "VirtualGpuError", "run"]
+__all__ = ["Rank", "VirtualGpuError", "mark_step", "run"]
 PLACES = {"Rank": "virtualgpu.launch.result", "VirtualGpuError": "virtualgpu.core.errors",
-          "run": "virtualgpu.launch.functions"}
+          "mark_step": "virtualgpu.export.ledger", "run": "virtualgpu.launch.functions"}
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from virtualgpu.core import shapes
+from virtualgpu.core.assumptions import Assumptions
 from virtualgpu.core.card import Card
 from virtualgpu.core.clock import COMPUTE, Clock
 from virtualgpu.core.errors import NoValue, UnknownCost
@@ -38,10 +39,12 @@ from virtualgpu.core.plan import (
 from virtualgpu.core.rules import Work, is_free, moved, read_and_write, tensors
 
 if TYPE_CHECKING:
+    from virtualgpu.export.ledger import Ledger
     from virtualgpu.export.trace import Recorder
     from virtualgpu.replay.journal import Journal
 
 CUDA = torch.device("cuda", 0)
+DETACH = torch.ops.aten.detach.default
 READ_LATENCY = 10e-6  # from the card to the host, of a few bytes
 MOST_UNKNOWN = 0.02  # of the time may be spent in operations without a rule
 OWN = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), "<frozen ")
@@ -66,6 +69,8 @@ class VirtualGpu(TorchDispatchMode):
         self.stream = COMPUTE  # where kernels are launched now
         self.recorder: Recorder | None = None  # while a trace is made
         self.journal: Journal | None = None  # while the run is recorded
+        self.ledger: Ledger | None = None  # while the run is accounted for
+        self.assumptions = Assumptions()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -97,6 +102,8 @@ class VirtualGpu(TorchDispatchMode):
             if out is not NotImplemented:
                 return out, None
         elif kind is Kind.SHARES:
+            if func is DETACH and self.ledger is not None:
+                self.ledger.detached(args[0])
             return func(*args, **kwargs), None
         key = (func, *map(mark, args), *kwargs, *map(mark, kwargs.values()))
         if setting is not None:
@@ -106,6 +113,8 @@ class VirtualGpu(TorchDispatchMode):
             plan = self._plans[key] = self._plan(func, args, kwargs)
         if plan is HOST:
             return func(*args, **kwargs), plan
+        if self.ledger is not None:
+            self.ledger.operation(plan)
         out = func(*args, **kwargs) if self.watched != "meta" else plan.make(args, kwargs)
         if plan.results is not None:
             for result in (out,) if isinstance(out, torch.Tensor) else nested(out):
@@ -117,7 +126,7 @@ class VirtualGpu(TorchDispatchMode):
                 self.journal.kernel(key, func, args, kwargs, plan, out)
             self._launch(plan.name, plan.seconds, plan.kernels)
         if self.recorder is not None:
-            self.recorder.operation(key, plan)
+            self.recorder.operation(key, plan, (args, kwargs), out)
         return out, plan
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -225,6 +234,8 @@ class VirtualGpu(TorchDispatchMode):
         self.sizes[key] = size
         if self.journal is not None:
             self.journal.allocated(key, size)
+        if self.ledger is not None:
+            self.ledger.allocated(key, size)
         if self.recorder is not None:
             self.recorder.memory(key, size)
         weakref.finalize(storage, self._release, key).atexit = False
@@ -234,6 +245,8 @@ class VirtualGpu(TorchDispatchMode):
         self.memory.release(size)
         if self.journal is not None:
             self.journal.freed(key)
+        if self.ledger is not None:
+            self.ledger.released(key)
         if self.recorder is not None:
             self.recorder.memory(key, -size)
 
@@ -249,6 +262,8 @@ class VirtualGpu(TorchDispatchMode):
         self.sizes[key] = size
         if self.journal is not None:
             self.journal.resized(key, size)
+        if self.ledger is not None:
+            self.ledger.resized(key, size)
         if self.recorder is not None:
             self.recorder.memory(key, size - before)
 

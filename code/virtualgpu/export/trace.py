@@ -6,7 +6,9 @@ node of autograd's, which would keep memory alive that the program has given bac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import weakref
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,7 +28,8 @@ Node = tuple[str, int] | None  # of autograd: name and sequence number; None in 
 
 class Operation(NamedTuple):
     """key: the operation and what plan.mark says of its arguments. host: when all was launched;
-    end: when its kernels are done (seconds). sequence: of the autograd node made last."""
+    end: when its kernels are done (seconds). sequence: of the autograd node made last. stream:
+    where they run. reads, writes: identities of the storages that go in and come out."""
 
     key: tuple
     plan: Plan
@@ -34,6 +37,9 @@ class Operation(NamedTuple):
     end: float
     node: Node
     sequence: int
+    stream: str = COMPUTE
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
 
 
 class Bytes(NamedTuple):
@@ -86,15 +92,22 @@ class Message:
     node: Node
     ready: float
     end: float | None = None
+    reads: tuple[int, ...] = ()  # storages
+    writes: tuple[int, ...] = ()
 
 
 class Recorder:
     """Takes the notes of one card."""
 
-    def __init__(self, gpu: VirtualGpu) -> None:
-        self.gpu, self.notes = gpu, []
+    def __init__(self, gpu: VirtualGpu, most: float = math.inf) -> None:
+        """Args:
+            gpu: the virtual GPU.
+            most: notes until it stops by itself.
+        """
+        self.gpu, self.notes, self.most = gpu, [], most
         self._hooks: list = []
-        self._names: dict[torch.nn.Module, str] = {}
+        # Not to keep alive what the program drops.
+        self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._classes: dict[str, int] = {}
 
     def start(self) -> None:
@@ -104,16 +117,35 @@ class Recorder:
                            lambda one, *_: self._module(one, False))]
         self.gpu.recorder = self
 
+    @property
+    def full(self) -> bool:
+        """Whether it stopped by itself."""
+        return len(self.notes) >= self.most
+
+    def _enough(self) -> None:
+        if self.full:
+            self.stop()
+
     def stop(self) -> None:
-        self.gpu.recorder = None
+        if self.gpu.recorder is self:
+            self.gpu.recorder = None
         for hook in self._hooks:
             hook.remove()
 
-    def operation(self, key: tuple, plan: Plan) -> None:
-        """It has just been launched."""
-        clock = self.gpu.clock
-        self.notes.append(Operation(key, plan, clock.host, clock.streams[COMPUTE], node(),
-                                    torch._C._autograd._get_sequence_nr() - 1))
+    def operation(self, key: tuple, plan: Plan, given: object, out: object) -> None:
+        """Note an operation that has just been launched.
+
+        Args:
+            key: the operation and what decides its cost.
+            plan: what it does.
+            given: its arguments, nested in any way.
+            out: its results.
+        """
+        clock, stream = self.gpu.clock, self.gpu.stream
+        self.notes.append(Operation(
+            key, plan, clock.host, clock.streams[stream], node(),
+            torch._C._autograd._get_sequence_nr() - 1, stream, keys(given), keys(out)))
+        self._enough()
 
     def memory(self, address: int, size: int) -> None:
         """Bytes, negative where they are given back; the card has counted them."""
@@ -128,11 +160,25 @@ class Recorder:
             self.notes.append(Wait(since, self.gpu.clock.host, node()))
 
     def message(self, name: str, stream: str, ranks: list[int], tensors: list[torch.Tensor],
-                sent: int, ready: float, *, channels: int, tree: bool = False) -> Message:
-        """It has just been launched; who knows its end sets it."""
+                sent: int, ready: float, *, channels: int, tree: bool = False,
+                given: Sequence[torch.Tensor] = ()) -> Message:
+        """Note a collective or a transfer that has just been launched; who knows its end sets it.
+
+        Args:
+            name: of the collective.
+            stream: on which it runs.
+            ranks: of its process group.
+            tensors: what comes out.
+            sent: elements that go in.
+            ready: when this rank can start.
+            channels: of the communicator.
+            tree: whether it is a tree instead of a ring.
+            given: what goes in.
+        """
         dtype = tensors[0].dtype if tensors else torch.float32
         note = Message(name, stream, ranks, dtype, sent, sum(map(torch.numel, tensors)), tree,
-                       channels, self.gpu.clock.host, node(), ready)
+                       channels, self.gpu.clock.host, node(), ready, None, keys(given),
+                       keys(tensors))
         self.notes.append(note)
         return note
 
@@ -146,6 +192,17 @@ class Recorder:
             number = self._classes[kind] = self._classes.get(kind, -1) + 1
             name = self._names[one] = f"{kind}_{number}"
         self.edge("module", name, begins)
+
+
+def keys(value: object) -> tuple[int, ...]:
+    """Identities of the storages of all tensors in nested arguments."""
+    if isinstance(value, torch.Tensor):
+        return (value.untyped_storage()._cdata,)
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, (list, tuple)):
+        return ()
+    return tuple(dict.fromkeys(key for item in value for key in keys(item)))
 
 
 def node() -> Node:

@@ -101,11 +101,11 @@ class Trace:
         end = self.tick(note.host)
         self.end(span, end)
         first = start + (end - start) // 4  # then the launches
-        begin = max(nanoseconds(note.end - plan.seconds), self.over.get(COMPUTE, 0), end)
+        begin = max(nanoseconds(note.end - plan.seconds), self.over.get(note.stream, 0), end)
         cuts = list(self._cuts(begin, max(begin, nanoseconds(note.end)), kernels))
         for at, (kernel, start, stop) in enumerate(cuts):
             calls = [first + (end - first) * i // len(cuts) for i in (at, at + 1)]
-            self._kernel(kernel, start, stop, calls, thread, number, args)
+            self._kernel(kernel, start, stop, calls, thread, number, args, note.stream)
 
     def _described(self, key: tuple, plan) -> tuple[str, dict, list[Kernel]]:
         known = self.known.get(key)

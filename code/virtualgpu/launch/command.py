@@ -34,6 +34,9 @@ def parser() -> argparse.ArgumentParser:
                       "values are computed; all, none (default: 1MiB)")
     made.add_argument("--assume", action="append", default=[], metavar="FILE:LINE=ANSWER",
                       help="True, False, or a number, where a line needs an unknown value")
+    made.add_argument("--json", metavar="FILE", help="write every figure of every rank")
+    made.add_argument("--trace", metavar="DIR", help="write each rank's Chrome trace, Chakra "
+                      "execution trace, and memory timeline")
     made.add_argument("script", help="the program")
     made.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     return made
@@ -58,6 +61,11 @@ def start(options: argparse.Namespace) -> int:
     cluster = clusters.parse(options.gpus, options.nodes, options.link)
     if not Path(options.script).is_file():
         raise VirtualGpuError(f"{options.script}: there is no such program")
+    if options.json and not Path(options.json).absolute().parent.is_dir():
+        raise VirtualGpuError(f"--json {options.json}: the folder "
+                              f"{Path(options.json).absolute().parent} does not exist")
+    if options.trace and Path(options.trace).exists() and not Path(options.trace).is_dir():
+        raise VirtualGpuError(f"--trace {options.trace}: expected a folder, and this is a file")
     present = chosen(options, cluster.world)
     launchers.adopt_slurm(os.environ)
     own = launchers.own_rank(cluster)
@@ -90,7 +98,8 @@ def run(options: argparse.Namespace, cluster: clusters.Cluster, present: list[in
     from virtualgpu.launch.settings import Settings, parse_size
     from virtualgpu.pytorch import assumptions
 
-    settings = Settings(parse_size(options.values), tuple(map(assumptions.parse, options.assume)))
+    settings = Settings(parse_size(options.values), tuple(map(assumptions.parse, options.assume)),
+                        trace=options.trace)
     program = process.script(options.script, options.arguments)
     if own is None and (cluster.world if present is None else len(present)) > 1:
         found = ranks.run_ranks(cluster, settings, program, present)
@@ -100,4 +109,6 @@ def run(options: argparse.Namespace, cluster: clusters.Cluster, present: list[in
         found = [process.execute(gpu, program, rank)]
     if own in (None, 0):
         report.show(cluster, found)
+        if options.json:
+            report.write(options.json, cluster, found)
     return next((rank.status or 1 for rank in found if rank.error), 0)

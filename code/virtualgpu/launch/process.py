@@ -13,6 +13,9 @@ import torch
 import torch.distributed as dist
 
 from virtualgpu.core.errors import VirtualGpuError
+from virtualgpu.export import files
+from virtualgpu.export.ledger import Ledger
+from virtualgpu.export.trace import Place
 from virtualgpu.launch.cluster import Cluster
 from virtualgpu.launch.result import Rank, measure
 from virtualgpu.launch.settings import Settings
@@ -56,6 +59,11 @@ def become(cluster: Cluster, rank: int, settings: Settings, present: Sequence[in
         fsdp1.install()
     if settings.record:
         Journal(gpu, rank, cluster.world)
+    ledger = Ledger(gpu)
+    if settings.trace is not None:
+        place = Place(rank, cluster.world, rank % cluster.per_node, cluster.per_node)
+        ledger.traced = files.Traced(settings.trace, ledger, place)
+    ledger.start()
     return gpu
 
 

@@ -1,37 +1,143 @@
-"""What a run prints when it is over."""
+"""What a run prints when it is over, and writes with `--json`.
+
+docs/virtualrun.md describes the file; VERSION (export/measures.py) changes with its meaning.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from virtualgpu.core.memory import amount
+from virtualgpu.export.files import save
+from virtualgpu.export.measures import VERSION
 from virtualgpu.launch.cluster import Cluster
 from virtualgpu.launch.result import Rank
 
+SCHEMA = "virtualgpu.report"
+UNITS = {"*seconds": "seconds of modeled time", "*bytes": "bytes", "at_peak": "bytes",
+         "*_per_step": "FLOPs or tokens of one step of one rank", "peak_tflops": "10^12 FLOP/s",
+         "per_second": "tokens per second of one rank", "mfu": "fraction of the peak",
+         "hfu": "fraction of the peak", "share_of_kernel_time": "fraction"}
+
 
 def show(cluster: Cluster, ranks: Sequence[Rank]) -> None:
-    """Print the figures of the slowest rank, and everything that was assumed."""
-    slowest = max(ranks, key=lambda rank: rank.seconds)
-    fullest = max(ranks, key=lambda rank: rank.peak)
-    kernels = sum(slowest.busy.values())
-    say(f"{cluster}: {1e3 * slowest.seconds:.3f} ms of modeled time")
-    say(f"kernels and communication {1e3 * kernels:.3f} ms, exposed communication "
-        f"{1e3 * slowest.exposed:.3f} ms")
-    say(f"peak memory {amount(fullest.peak)} allocated, {amount(fullest.reserved)} reserved, of "
-        f"{amount(cluster.card.memory)}")
-    if slowest.unknown:
-        names = ", ".join(sorted(slowest.unknown))
-        say(f"without a cost rule: {slowest.unknown_share:.1%} of the kernels' time ({names})")
-    counts: Counter = Counter()
-    for rank in ranks:
-        for one, count in rank.assumptions.items():
-            counts[one] = max(counts[one], count)
-    for one, count in counts.items():
-        where = f"{one.file}:{one.line}: " if one.file else ""
-        times = f" ({count} times)" if count > 1 else ""
-        say(f"assumed: {where}{one.text}{times}")
+    """Print the figures of the slowest rank, the memory of the fullest, and every assumption."""
+    say(f"{cluster}: times and memory are modeled, nothing was measured")
+    accounts = [rank.account for rank in ranks if rank.account is not None]
+    if accounts:
+        slow = slowest(accounts)
+        full = max(accounts, key=lambda one: one["memory"]["peak_allocated_bytes"])
+        title(slow, "the slowest of", len(accounts))
+        for line in figures(slow):
+            say(f"  {line}")
+        if full is not slow and full["memory"] != slow["memory"]:
+            title(full, "the fullest of", len(accounts))
+        for line in memory(full["memory"]):
+            say(f"  {line}")
+        for line in without_rule(slow["without_cost_rule"]):
+            say(f"  {line}")
+    for line in assumed(accounts):
+        say(f"  assumed        {line}")
+
+
+def title(account: dict, what: str, ranks: int) -> None:
+    """Print which rank the next lines are about."""
+    if ranks > 1:
+        say(f"rank {account['rank']}, {what} {ranks}:")
+
+
+def slowest(accounts: Sequence[dict]) -> dict:
+    """The rank with the longest step, or where there are no steps, with the longest run."""
+    return max(accounts, key=lambda one: (one["step"] or one)["seconds"])
+
+
+def figures(account: dict) -> Iterator[str]:
+    """Time, throughput, and communication of a rank."""
+    step = account["step"]
+    yield f"run            {ms(account['seconds'])} of modeled time"
+    if step is None:
+        yield ("step           not found: no optimizer of torch's ran, and operations do not "
+               "repeat; virtualgpu.mark_step() marks the end of a step")
+        return
+    span = ("" if step["shortest_seconds"] is None else
+            f", {ms(step['shortest_seconds'])} to {ms(step['longest_seconds'])} after the first")
+    yield (f"step           {ms(step['seconds'])}, the median of {step['count']}{span}; found by "
+           f"{step['found_by']}")
+    if account["tokens"]:
+        yield f"tokens/s       {account['tokens']['per_second']:,.0f} on this rank"
+    if account["flops"]:
+        yield f"MFU            {utilization(account['flops'])}"
+    communication = account["communication"]
+    average = " (the average of the run)" if communication["average_over_run"] else ""
+    waiting = ", ".join(f"{one['stream']} {ms(one['exposed_seconds'])}"
+                        for one in communication["streams"]) or "none"
+    yield f"exposed comm.  by stream and step: {waiting}{average}"
+
+
+def utilization(flops: dict) -> str:
+    peaks = ", ".join(f"{tflops:g} TFLOP/s {dtype}"
+                      for dtype, tflops in flops["peak_tflops"].items())
+    again = (f"; HFU with recomputation {flops['hfu']:.1%}" if flops["recomputed_per_step"] else "")
+    return f"{flops['mfu']:.1%} of {peaks}{again}"
+
+
+def memory(found: dict) -> Iterator[str]:
+    """Peak memory, by what it held."""
+    yield (f"peak memory    {amount(found['peak_allocated_bytes'])} allocated, "
+           f"{amount(found['peak_reserved_bytes'])} reserved, of "
+           f"{amount(found['capacity_bytes'])}")
+    parts = sorted(found["at_peak"].items(), key=lambda part: -part[1])
+    yield "  at the peak  " + ", ".join(f"{name.replace('_', ' ')} {amount(size)}"
+                                        for name, size in parts if size)
+    yield (f"  besides      CUDA context {amount(found['context_bytes'])}, "
+           f"NCCL {amount(found['nccl_bytes'])}")
+
+
+def without_rule(found: dict) -> Iterator[str]:
+    if found["operations"]:
+        names = ", ".join(f"{one['name']} ({one['calls']} calls, {ms(one['seconds'])})"
+                          for one in found["operations"])
+        yield (f"no cost rule   {found['share_of_kernel_time']:.2%} of the kernels' time, taken "
+               f"for elementwise operations: {names}")
+
+
+def assumed(accounts: Sequence[dict]) -> Iterator[str]:
+    """Every assumption once, with the most often that a rank made it."""
+    counts: Counter[tuple] = Counter()
+    for account in accounts:
+        for one in account["assumptions"]:
+            key = one["text"], one["file"], one["line"]
+            counts[key] = max(counts[key], one["times"])
+    for (text, file, line), count in counts.items():
+        yield ((f"{file}:{line}: " if file else "") + text
+               + (f" ({count} times)" if count > 1 else ""))
+
+
+def ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.3f} ms"
+
+
+def write(path: str, cluster: Cluster, ranks: Sequence[Rank]) -> None:
+    """Write the figures of all ranks; the file is complete, or it is not there.
+
+    Args:
+        path: of the file.
+        cluster: the GPUs.
+        ranks: the results; ranks that were not processes of this run are not among them.
+    """
+    whole = len(ranks) == cluster.world
+    accounts = [rank.account or {"rank": at if whole else None, "error": rank.error}
+                for at, rank in enumerate(ranks)]
+    measured = [rank.account for rank in ranks if rank.account is not None]
+    data = {"schema": SCHEMA, "version": VERSION, "modeled": True, "units": UNITS,
+            "gpu": cluster.card.name, "world_size": cluster.world,
+            "gpus_per_node": cluster.per_node, "nodes": cluster.nodes, "link": cluster.link,
+            "slowest_rank": slowest(measured)["rank"] if measured else None, "ranks": accounts}
+    save(Path(path), json.dumps(data, indent=1, allow_nan=False))
 
 
 def say(text: str) -> None:

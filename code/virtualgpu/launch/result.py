@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from virtualgpu.core.assumptions import Assumption
+from virtualgpu.export import measures
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.pytorch.visible import Space, hidden, space_of
 
@@ -30,6 +32,7 @@ class Rank:
         unknown_share: their share of the kernels' time.
         status: exit status of the process.
         record: of what it did, for virtualgpu.replay; None where none was asked for.
+        account: all of this in detail, as --json writes it (export/measures.py).
     """
 
     value: object = None
@@ -44,10 +47,25 @@ class Rank:
     unknown_share: float = 0.0
     status: int = 0
     record: str | None = None
+    account: dict | None = None
 
 
 def measure(gpu: CudaGpu, value: object = None, error: str | None = None) -> Rank:
-    """The result of this process, once its program is over."""
+    """The result of this process, once its program is over.
+
+    Args:
+        gpu: with the ledger that was kept, if any.
+        value: what the program returned.
+        error: what ended it; its objects must still exist, for their memory to be told apart.
+    """
+    ledger, rank = gpu.ledger, int(os.environ.get("RANK", 0))
+    if ledger is not None:
+        ledger.stop()
+        if ledger.traced is not None:
+            if ledger.traced.recorder.full:
+                gpu.assumptions.note("the traces end before the run does: they hold the first "
+                                     f"{ledger.traced.recorder.most} operations and allocations")
+            ledger.traced.write()
     busy: dict[str, float] = dict(gpu.busy)
     guessed = sum(busy.get(name, 0.0) for name in gpu.unknown)
     waited = gpu.exposed if isinstance(gpu.exposed, float) else defaultdict(
@@ -56,6 +74,8 @@ def measure(gpu: CudaGpu, value: object = None, error: str | None = None) -> Ran
                  gpu.memory.peak_reserved, dict(gpu.assumptions.made), dict(gpu.unknown),
                  guessed / gpu.computing if gpu.computing else 0.0)
     found.record = gpu.journal.finish() if gpu.journal is not None else None
+    if ledger is not None:
+        found.account = measures.measure(ledger, rank, error)
     return found
 
 

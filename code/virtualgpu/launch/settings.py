@@ -17,11 +17,13 @@ ALL = 2**62
 @dataclass(frozen=True)
 class Settings:
     """values: bytes of the largest tensor whose values are computed. answers: of --assume. record:
-    whether every rank returns a record of what it did (virtualgpu.replay)."""
+    whether every rank returns a record of what it did (virtualgpu.replay). trace: the
+    folder for traces; None: none are made."""
 
     values: int = LIMIT
     answers: tuple[Answer, ...] = ()
     record: bool = False
+    trace: str | None = None
 
 
 def parse_size(text: str) -> int:

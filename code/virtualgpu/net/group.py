@@ -195,7 +195,7 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
 
     def note(self, work: Work, name: str, stream: str, given: Sequence[torch.Tensor], ready: float,
              taken: list[torch.Tensor] | None = None) -> None:
-        """Add a collective or a transfer to the trace, if one is made.
+        """Add a collective or a transfer to the account and to the trace, where they are made.
 
         Args:
             work: what the program gets.
@@ -205,12 +205,14 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
             ready: when this rank is.
             taken: the tensors that come out, where they are others.
         """
+        if self.gpu.ledger is not None:
+            self.gpu.ledger.communicated(name, given)
         if self.gpu.recorder is not None:
             work.note = self.gpu.recorder.message(
                 name, stream, self.ranks, list(given if taken is None else taken),
                 sum(map(torch.numel, given)), ready,
                 channels=channels_of(self.gpu.card, self.path),
-                tree=name == "all_reduce" and self._by_tree(given))
+                tree=name == "all_reduce" and self._by_tree(given), given=given)
 
     def _by_tree(self, tensors: Sequence[torch.Tensor]) -> bool:
         size = sum(tensor.nbytes for tensor in tensors)

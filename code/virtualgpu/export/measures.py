@@ -1,0 +1,145 @@
+"""One rank's account as data: what the report prints and `--json` writes. docs/virtualrun.md has
+the schema; VERSION changes with it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from virtualgpu.core.assumptions import Assumption
+from virtualgpu.core.clock import COMPUTE
+from virtualgpu.core.gpu import VirtualGpu
+from virtualgpu.export.ledger import Ledger
+from virtualgpu.export.steps import REPETITION, Step, merged, repeated
+
+VERSION = 1
+# Of the FLOPs of matrix products, a backward pass has twice those of its forward pass: one product
+# for the input's gradient, one for the weight's.
+BACKWARD_PER_FORWARD, SLACK = 2.0, 1.01
+
+
+def measure(ledger: Ledger, rank: int = 0, error: str | None = None) -> dict:
+    """Return everything about one rank's run; times in seconds, sizes in bytes.
+
+    Args:
+        ledger: of the rank's virtual GPU; stopped.
+        rank: of the job.
+        error: what ended the program, if anything did.
+    """
+    gpu, notes = ledger.gpu, []
+    steps = steps_of(ledger)
+    step = typical(steps)
+    return {
+        "rank": rank, "error": error,
+        "gpu": {"name": gpu.card.name, "product": gpu.card.product,
+                "memory_bytes": gpu.card.memory},
+        "seconds": gpu.clock.ready(),
+        "step": None if step is None else times(steps, step),
+        "tokens": None if step is None else tokens(step),
+        "flops": None if step is None else flops(gpu, step, notes),
+        "communication": None if step is None else communication(gpu, step),
+        "memory": memory(ledger, steps),
+        "without_cost_rule": without_rule(gpu),
+        "assumptions": assumptions(gpu, notes),
+    }
+
+
+def steps_of(ledger: Ledger) -> list[Step]:
+    """The program's steps, by the best evidence there is; empty where there is none."""
+    if len(ledger.steps) > 1:
+        return merged(ledger.steps)
+    return repeated(ledger.notes, ledger.works, ledger.gpu.clock.ready()) or ledger.steps
+
+
+def typical(steps: Sequence[Step]) -> Step | None:
+    """The step with the median time, of those after the first."""
+    later = sorted(steps[1:] or steps, key=lambda step: step.seconds)
+    return later[(len(later) - 1) // 2] if later else None
+
+
+def times(steps: Sequence[Step], step: Step) -> dict:
+    later = [one.seconds for one in steps[1:]]
+    return {"found_by": step.kind, "count": len(steps), "seconds": step.seconds,
+            "first_seconds": steps[0].seconds,
+            "shortest_seconds": min(later) if later else None,
+            "longest_seconds": max(later) if later else None,
+            "mean_seconds": statistics.fmean(later) if later else None,
+            "kernel_seconds": step.work.kernels}
+
+
+def tokens(step: Step) -> dict | None:
+    """Rows that the embedding with the most look-ups was asked for; None without embeddings."""
+    count = max(step.work.tokens.values(), default=0)
+    return {"per_step": count, "per_second": count / step.seconds} if count else None
+
+
+def flops(gpu: VirtualGpu, step: Step, notes: list[str]) -> dict | None:
+    """FLOPs of a step, and the share of the step that they would take at the data sheet's peak."""
+    work = step.work
+    model, again = sum(work.model.values()), sum(work.again.values())
+    if not model + again:
+        return None
+
+    def share(*parts: dict[str, int]) -> float:
+        ideal = sum(count / (gpu.card.tflops[dtype] * 1e12) for part in parts
+                    for dtype, count in part.items())
+        return ideal / step.seconds
+
+    hidden = work.backward > SLACK * BACKWARD_PER_FORWARD * work.forward > 0
+    if hidden:
+        notes.append(f"the backward pass has {work.backward / work.forward:.2f} times the forward "
+                     "pass's FLOPs of matrix products, more than 2: it contains recomputation that "
+                     "cannot be told apart, so MFU is too high")
+    dtypes = {dtype: gpu.card.tflops[dtype] for dtype in (*work.model, *work.again)}
+    return {"model_per_step": model, "recomputed_per_step": again,
+            "recomputation_told_apart": not hidden, "peak_tflops": dtypes,
+            "mfu": share(work.model), "hfu": share(work.model, work.again)}
+
+
+def communication(gpu: VirtualGpu, step: Step) -> dict:
+    """Seconds of a step in which streams waited for communication and had nothing else to do.
+
+    Args:
+        gpu: the rank's.
+        step: the typical one.
+    """
+    exposed = dict(step.exposed)
+    if step.kind == REPETITION:  # which does not say when communication was exposed: the average
+        exposed = {stream: seconds / gpu.clock.ready() * step.seconds
+                   for stream, seconds in gpu.clock.exposed.items()}
+    return {"exposed_seconds": exposed.get(COMPUTE, 0.0),
+            "average_over_run": step.kind == REPETITION,
+            "streams": [{"stream": name, "exposed_seconds": seconds}
+                        for name, seconds in exposed.items()]}
+
+
+def memory(ledger: Ledger, steps: Sequence[Step]) -> dict:
+    """Bytes at the moment when the most was allocated; the categories add up to what was.
+
+    Args:
+        ledger: of the rank's virtual GPU.
+        steps: of the program.
+    """
+    blocks, gpu = ledger.blocks, ledger.gpu
+    parts = blocks.categories_at_peak(ledger.now(steps))
+    return {"peak_allocated_bytes": blocks.peak, "reserved_then_bytes": blocks.reserved,
+            "peak_reserved_bytes": gpu.memory.peak_reserved, "capacity_bytes": gpu.card.memory,
+            "at_peak": {name.replace(" ", "_"): size for name, size in parts.items()},
+            "nccl_bytes": gpu.memory.taken - gpu.card.context, "context_bytes": gpu.card.context}
+
+
+def without_rule(gpu: VirtualGpu) -> dict:
+    """Operations that were costed as elementwise ones for want of a rule, over the whole run."""
+    seconds = {name: gpu.busy[name] for name in gpu.unknown}
+    whole = gpu.computing
+    return {"share_of_kernel_time": sum(seconds.values()) / whole if whole else 0.0,
+            "operations": [{"name": name, "calls": gpu.unknown[name], "seconds": seconds[name]}
+                           for name in sorted(seconds, key=seconds.__getitem__, reverse=True)]}
+
+
+def assumptions(gpu: VirtualGpu, more: Sequence[str]) -> list[dict]:
+    """Everything the run took for granted."""
+    found = list(gpu.assumptions.made.items()) + [
+        (Assumption(text), 1) for text in more]
+    return [{"text": one.text, "file": one.file, "line": one.line, "times": times}
+            for one, times in found]

@@ -66,11 +66,12 @@ def measure(gpu: CudaGpu, value: object = None, error: str | None = None) -> Ran
                 gpu.assumptions.note("the traces end before the run does: they hold the first "
                                      f"{ledger.traced.recorder.most} operations and allocations")
             ledger.traced.write()
+    seconds = gpu.now()
     busy: dict[str, float] = dict(gpu.busy)
     guessed = sum(busy.get(name, 0.0) for name in gpu.unknown)
     waited = gpu.exposed if isinstance(gpu.exposed, float) else defaultdict(
         float, gpu.exposed)["compute"]
-    found = Rank(portable(gpu, value), error, gpu.now(), waited, gpu.memory.peak, busy,
+    found = Rank(portable(gpu, value), error, seconds, waited, gpu.memory.peak, busy,
                  gpu.memory.peak_reserved, dict(gpu.assumptions.made), dict(gpu.unknown),
                  guessed / gpu.computing if gpu.computing else 0.0)
     found.record = gpu.journal.finish() if gpu.journal is not None else None

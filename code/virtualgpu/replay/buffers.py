@@ -66,6 +66,12 @@ class Buffers:
             whole += size
         return whole
 
+    def resized(self, storage: int) -> None:
+        """A storage has got other memory; what reads the old one may go on, because the allocator
+        does not give it away before that (record_stream). FSDP resizes its shards so."""
+        if storage in self.under_way:
+            self.under_way[storage] = [use for use in self.under_way[storage] if use.writes]
+
     def end(self, number: int, end: float) -> None:
         """It is known when a communication is over."""
         for use in self.by_number.pop(number, ()):

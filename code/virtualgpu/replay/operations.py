@@ -37,7 +37,7 @@ NAMESPACES = {"aten", *DEFINED_BY}
 # FLOPs are theirs, so their shapes must fit together even where shapes.py leaves that to torch.
 PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.baddbmm,
             torch.ops.aten.convolution}
-MOST_DIMENSIONS, DEPTH = 25, 4
+MOST_DIMENSIONS, DEPTH, MOST_INTEGER = 25, 4, 2**63
 
 
 class Other:
@@ -191,7 +191,7 @@ def _decode(value: object, hosts: list[bool], where: str, depth: int = 0) -> obj
     if value is None or type(value) in (bool, str):
         return value
     if type(value) is int:
-        return fields.whole(value, -MOST_BYTES, MOST_BYTES, where)
+        return fields.whole(value, -MOST_INTEGER, MOST_INTEGER, where)
     if type(value) is not dict or not value or depth > DEPTH:
         raise BadRecord(f"{where}: not an argument: {fields.short(value)}")
     kind, inside = next(iter(value.items()))

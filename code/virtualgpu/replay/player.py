@@ -142,6 +142,7 @@ class Player:
     def resize(self, storage: int, size: int) -> None:
         self.buffers.check(storage, 0, 0, self.where)
         self.gpu.resize(storage, size)
+        self.buffers.resized(storage)
 
     def empty_cache(self) -> None:
         self.gpu.empty_cache()

@@ -57,6 +57,7 @@ def test_entries(entry, message):
     (MM | {"args": [{"list": [{"list": [MM["args"][0]]}]}]}, "a list in a list"),
     (MM | {"args": [{"code": "print()"}]}, "not an argument"),
     (MM | {"args": [{"dtype": "Tensor"}]}, "is unknown"),
+    (MM | {"args": [2**64]}, "integer from"),
     (tensor([2, 2], [2], "float32"), "a list of 2 items, found 1"),
     (tensor([2, -2], [2, 1], "float32"), "integer from 0"),
     (tensor([2, 2], [2, 1], "float31"), "'float31' is unknown"),

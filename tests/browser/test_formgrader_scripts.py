@@ -91,10 +91,9 @@ def serving(root: Path) -> Iterator[Jupyter]:
 
 @pytest.fixture(scope="module")
 def signed_in(browser: Browser, jupyter: Jupyter) -> list[Cookie]:
-    """The cookies of a browser in which JupyterLab was opened: with them, a script may write
-    files."""
+    """Return the cookies that JupyterLab's page sets: with them, a script may write files."""
     context = browser.new_context()
-    open_lab(context.new_page(), jupyter)
+    context.request.get(f"{jupyter.root}/lab?token={jupyter.token}")
     cookies = context.cookies()
     context.close()
     assert "_xsrf" in {cookie["name"] for cookie in cookies}

@@ -94,7 +94,7 @@ def chosen(options: argparse.Namespace, world: int) -> list[int] | None:
 def run(options: argparse.Namespace, cluster: clusters.Cluster, present: list[int] | None,
         own: int | None) -> int:
     """Run the program on the ranks, and report. Torch is imported from here on."""
-    from virtualgpu.launch import process, ranks, report
+    from virtualgpu.launch import failures, process, ranks, report
     from virtualgpu.launch.settings import Settings, parse_size
     from virtualgpu.pytorch import assumptions
 
@@ -106,9 +106,14 @@ def run(options: argparse.Namespace, cluster: clusters.Cluster, present: list[in
     else:
         rank = own or 0
         gpu = process.become(cluster, rank, settings, present)
-        found = [process.execute(gpu, program, rank)]
+        found = [process.execute(gpu, program)]
+        if found[0].error:
+            failures.show([(rank, found[0].message or found[0].error)])
     if own in (None, 0):
-        report.show(cluster, found)
+        if any(rank.seconds for rank in found):
+            if any(rank.error for rank in found):
+                report.say("the program failed; these figures end where it did:")
+            report.show(cluster, found)
         if options.json:
             report.write(options.json, cluster, found)
     return next((rank.status or 1 for rank in found if rank.error), 0)

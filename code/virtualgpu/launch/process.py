@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.export import files
 from virtualgpu.export.ledger import Ledger
 from virtualgpu.export.trace import Place
+from virtualgpu.launch import failures
 from virtualgpu.launch.cluster import Cluster
 from virtualgpu.launch.result import Rank, measure
 from virtualgpu.launch.settings import Settings
@@ -76,8 +75,8 @@ def script(path: str, arguments: Sequence[str]) -> Callable[[], None]:
     return run
 
 
-def execute(gpu: CudaGpu, program: Callable[[], object], rank: int) -> Rank:
-    """Run a program to its end, and measure it. Its errors are printed and returned."""
+def execute(gpu: CudaGpu, program: Callable[[], object]) -> Rank:
+    """Run a program to its end, and measure it. Its errors are returned."""
     try:
         value = program()
         backend.farewell()
@@ -87,9 +86,8 @@ def execute(gpu: CudaGpu, program: Callable[[], object], rank: int) -> Rank:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # of foreign code: anything
-        explain(error, rank)
         found = measure(gpu, error=f"{type(error).__name__}: {error}")
-        found.status = FAILED
+        found.message, found.status = failures.explain(error), FAILED
         return found
 
 
@@ -98,32 +96,6 @@ def left(gpu: CudaGpu, code: object) -> Rank:
     found = measure(gpu)
     if code not in (None, 0):
         found.status = code if isinstance(code, int) else FAILED
-        found.error = f"SystemExit: the program exited by itself with {code!r}"
-        print(found.error, file=sys.stderr)
+        found.message = f"the program exited by itself with {code!r}"
+        found.error = f"SystemExit: {found.message}"
     return found
-
-
-def explain(error: BaseException, rank: int) -> None:
-    """Print an error: ours in one line, all others with the traceback."""
-    ours = cause(error)
-    if ours is not None:
-        print(f"virtualrun: rank {rank}: {ours}", file=sys.stderr, flush=True)
-        return
-    traceback.print_exception(error)
-    if isinstance(error, ModuleNotFoundError):
-        print(f"virtualrun: rank {rank}: the program needs the package {error.name!r}, which this "
-              f"Python ({sys.executable}) does not have", file=sys.stderr, flush=True)
-
-
-def cause(error: BaseException) -> VirtualGpuError | None:
-    """Our error that a library has wrapped, if there is one."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, VirtualGpuError):
-            return seen
-        for wrapped in getattr(seen, "failures", None) or {}:  # of DCP: exceptions by rank
-            inner = seen.failures[wrapped][0] if isinstance(seen.failures, dict) else None
-            if isinstance(inner, VirtualGpuError):
-                return inner
-        seen = seen.__cause__ or seen.__context__
-    return None

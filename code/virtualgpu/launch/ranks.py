@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from virtualgpu.launch import failures
 from virtualgpu.launch.cluster import Cluster
 from virtualgpu.launch.process import become, execute
 from virtualgpu.launch.result import Rank
@@ -58,9 +59,12 @@ def run_ranks(cluster: Cluster, settings: Settings, program: Callable[[], object
     try:
         for rank in everyone:
             children.append(fork(cluster, settings, program, rank, present, store.port))
-        return collect(children)
+        found = collect(children)
     finally:
         stop(children)
+    failures.show((rank, one.message or "") for rank, one in zip(everyone, found, strict=True)
+                  if one.error)
+    return found
 
 
 def warm() -> None:
@@ -87,7 +91,7 @@ def fork(cluster: Cluster, settings: Settings, program: Callable[[], object], ra
                 stream.reconfigure(line_buffering=True)
         store = None if present is None else dist.TCPStore("127.0.0.1", port, is_master=False)
         gpu = become(cluster, rank, settings, present, store)
-        found = execute(gpu, program, rank)
+        found = execute(gpu, program)
         gpu.__exit__(None, None, None)
         data = packed(found)
         sys.stdout.flush()
@@ -105,7 +109,7 @@ def packed(found: Rank) -> bytes:
         return pickle.dumps(found)
     except Exception as error:  # of foreign objects: anything
         found.error = f"{type(error).__name__}: the value cannot be returned: {error}"
-        found.value, found.status = None, 1
+        found.message, found.value, found.status = found.error, None, 1
         return pickle.dumps(found)
 
 
@@ -139,8 +143,8 @@ def collect(children: Sequence[Child]) -> list[Rank]:
                 if results[child.rank].error and limit is None:
                     limit = time.monotonic() + LAST_WORDS
     failed = next((rank for rank, found in sorted(results.items()) if found.error), None)
-    return [results.get(child.rank) or Rank(
-        error=f"Stopped: rank {failed} failed, and this one waited for it", status=1)
+    return [results.get(child.rank) or failure(
+        "Stopped", f"still running when rank {failed} had failed, and ended with it", 1)
         for child in children]
 
 
@@ -152,10 +156,20 @@ def outcome(child: Child) -> Rank:
     if code < 0:
         name = signal.Signals(-code).name
         memory = ", perhaps because this machine ran out of memory" if name == "SIGKILL" else ""
-        return Rank(error=f"Killed: rank {child.rank} was ended by {name}{memory}",
-                    status=128 - code)
-    return Rank(error=f"Exited: rank {child.rank} ended itself with status {code} before its "
-                      "program was over", status=code or 1)
+        return failure("Killed", f"ended by {name}{memory}", 128 - code)
+    return failure("Exited", f"ended itself with status {code} before its program was over",
+                   code or 1)
+
+
+def failure(kind: str, message: str, status: int) -> Rank:
+    """The result of a rank that sent none.
+
+    Args:
+        kind: of its end, in place of an exception's type.
+        message: what happened to it.
+        status: exit status.
+    """
+    return Rank(error=f"{kind}: {message}", message=message, status=status)
 
 
 def ended(child: Child) -> int:

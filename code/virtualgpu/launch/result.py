@@ -22,6 +22,7 @@ class Rank:
     Attributes:
         value: what the function returned; None for a script.
         error: type and text of the exception that ended it; None where it succeeded.
+        message: the error as it is printed, with its traceback where it is the program's own.
         seconds: virtual time from its start to its end.
         exposed: seconds in which the compute stream only waited for communication.
         peak: bytes of memory allocated at the peak.
@@ -48,6 +49,7 @@ class Rank:
     status: int = 0
     record: str | None = None
     account: dict | None = None
+    message: str | None = None
 
 
 def measure(gpu: CudaGpu, value: object = None, error: str | None = None) -> Rank:

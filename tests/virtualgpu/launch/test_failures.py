@@ -6,6 +6,8 @@ import pytest
 
 from virtualgpu.launch import command, failures
 
+pytestmark = pytest.mark.slow  # ranks that run whole programs
+
 DECIDES = """
 import torch
 loss = torch.randn(2**20, device="cuda").square().mean()

@@ -6,6 +6,8 @@ import pytest
 
 from .running import printed
 
+pytestmark = pytest.mark.slow  # ranks that run whole programs
+
 
 @pytest.mark.parametrize("variant", ["plain", "views", "unused", "no_sync", "hook"])
 def test_replicas_of_ddp_stay_equal(variant):

@@ -19,6 +19,8 @@ from virtualgpu.launch import command, report
 from virtualgpu.launch.cluster import parse
 from virtualgpu.launch.result import Rank
 
+pytestmark = pytest.mark.slow  # ranks that run whole programs
+
 PROGRAM = Path(__file__).with_name("reported.py")
 
 

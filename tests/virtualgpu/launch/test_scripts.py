@@ -7,6 +7,8 @@ import pytest
 
 from .running import SCRIPTS, printed, run
 
+pytestmark = pytest.mark.slow  # ranks that run whole programs
+
 FEATURES = {
     "oom": r"batch 524288, 64 GiB",
     "streams": r"one \d+\.\d{3} ms",

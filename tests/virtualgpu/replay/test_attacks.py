@@ -11,6 +11,8 @@ from virtualgpu.replay import BadRecord, TooLittle, require
 from . import programs
 from .recorded import edited, priced, run, texts
 
+pytestmark = pytest.mark.slow  # ranks that run whole programs
+
 
 def nothing(*_: object, **__: object) -> float:
     return 0.0

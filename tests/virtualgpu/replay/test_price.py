@@ -10,6 +10,8 @@ from virtualgpu.replay import BadRecord, Priced
 from . import programs
 from .recorded import by_hand, priced, run, texts
 
+pytestmark = pytest.mark.slow  # ranks that run whole programs
+
 
 def equal(one: Priced, rank: Rank) -> None:
     assert one.seconds == rank.seconds > 0

@@ -1,0 +1,123 @@
+"""Programs that other people wrote, from packages on PyPI, run unmodified or stop by name.
+
+The wheels are fetched once per run, with the hashes of foreign/packages.txt, beside this
+environment's packages. Programs that need data get synthetic data.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from array import array
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import pytest
+
+HERE = Path(__file__).resolve().parent / "foreign"
+pytestmark = [pytest.mark.stress, pytest.mark.timeout(600)]
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+class Run(NamedTuple):
+    """What virtualrun left: exit status, both streams, and milliseconds of modeled time."""
+
+    code: int
+    out: str
+    err: str
+    modeled: float
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory):
+    """A folder with the packages, for PYTHONPATH."""
+    folder = tmp_path_factory.mktemp("packages")
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes",
+         "--only-binary=:all:", "--target", folder, "-r", HERE / "packages.txt"],
+        text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def virtualrun(packages, tmp_path):
+    """Run a program on virtual GPUs, in an empty folder."""
+    def run(*arguments: object, folder: Path = tmp_path, gpus: str = "h100") -> Run:
+        environment = {name: value for name, value in os.environ.items()
+                       if name not in LAUNCHERS and not name.startswith("SLURM_")}
+        done = subprocess.run(
+            [sys.executable, "-m", "virtualgpu.run", "--gpus", gpus, *map(str, arguments)],
+            cwd=folder, text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=500,
+            env=environment | {"PYTHONPATH": str(packages), "HF_HUB_OFFLINE": "1"})
+        found = re.search(r"virtualrun: .*: (\S+) ms of modeled time", done.stderr)
+        print(done.stdout, done.stderr[-2000:], sep="\n")
+        return Run(done.returncode, done.stdout, done.stderr, float(found[1]) if found else 0.0)
+    return run
+
+
+def losses(text: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", text)]
+
+
+def tokens(path: Path, count: int) -> None:
+    draw = Random(count)
+    path.write_bytes(array("H", [draw.randrange(50257) for _ in range(count)]).tobytes())
+
+
+def test_nanogpt_trains_gpt2_on_eight_gpus(packages, virtualrun, tmp_path):
+    folder = shutil.copytree(packages / "nanogpt", tmp_path / "nanogpt")
+    data = folder / "data" / "openwebtext"
+    tokens(data / "train.bin", 200_000)
+    tokens(data / "val.bin", 20_000)
+    step = {}
+    for gpus in ("a100", "h100"):
+        run = virtualrun("--solo", "train.py", "--max_iters=3", "--eval_iters=1",
+                         folder=folder, gpus=f"{gpus}:8")
+        assert run.code == 0, run.err
+        assert "number of parameters: 123.59M" in run.out
+        times = [float(time) for time in re.findall(r"loss \?, time (\S+)ms", run.out)]
+        assert len(times) == 4 and run.modeled >= sum(times)
+        step[gpus] = times[-1]
+        assert "torch.compile is taken as eager" in run.err
+    assert 1.5 < step["a100"] / step["h100"] < 4
+
+
+def test_mingpt_s_trainer_learns(virtualrun):
+    run = virtualrun(HERE / "mingpt_trainer.py", gpus="a100")
+    assert run.code == 0, run.err
+    found = losses(run.out)
+    assert len(found) == 20 and found[0] > 2.2 and found[-1] < found[0] - 0.1
+    assert run.out.count("cuda iter") == 20 and run.modeled > 0
+
+
+def test_lightning_s_trainer_and_demonstration(virtualrun, tmp_path):
+    text = tmp_path / "data" / "wikitext-2.txt"
+    text.parent.mkdir()
+    draw = Random(1)
+    text.write_text("\n".join(" ".join(f"word{draw.randrange(99)}" for _ in range(35))
+                              for _ in range(40)))
+    run = virtualrun(HERE / "lightning_transformer.py", "ddp", gpus="h100:2")
+    assert run.code == 0, run.err
+    assert {*run.out.splitlines()} >= {"rank 0 of 2: 4 steps", "rank 1 of 2: 4 steps"}
+    assert run.modeled > 0
+
+
+def test_accelerate_s_communication_hooks(packages, virtualrun):
+    run = virtualrun(packages / "accelerate/test_utils/scripts/test_ddp_comm_hook.py",
+                     gpus="h100:2")
+    assert run.code == 0, run.err
+    for hook in ("fp16", "bf16", "power_sgd", "batched_power_sgd"):
+        assert run.out.count(f"Test DDP comm hook: {hook},") >= 2
+    assert run.modeled > 0
+
+
+def test_torchtitan_needs_triton(packages, virtualrun):
+    run = virtualrun("--solo", packages / "torchtitan/train.py", "--module", "llama3",
+                     "--config", "llama3_debugmodel", gpus="h100:8")
+    assert run.code != 0
+    assert "virtualrun: rank 0: the program needs the package 'triton'" in run.err

@@ -75,13 +75,19 @@ def _end(board: Board) -> None:
         board.end()
 
 
+def settle() -> None:
+    """Wait for the other ranks until it is known when all that was started here ends."""
+    for group in _groups:
+        group.settle_all()
+
+
 def farewell() -> None:
     """At the end of a program: nothing is left that a rank which is not present should have done.
 
     Raises Asymmetric, and Mismatch or Hang for collectives that were never waited for.
     """
+    settle()
     for group in _groups:
-        group.settle_all()
         left = group.wire.unmatched()
         if left:
             raise Asymmetric(left)

@@ -14,6 +14,7 @@ raise one that says who waits where (board.py).
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -34,6 +35,7 @@ from virtualgpu.net.wire import Wire
 from virtualgpu.net.work import Work
 
 BACKEND = "virtual"
+C10D = dist.distributed_c10d.__file__
 # NCCL's buffers: three protocols' worth for each channel (NCCL_BUFFSIZE 4 MiB and as much again),
 # of which it opens many over NVLink and few over slower links.
 BUFFER, CHANNELS, FEW_CHANNELS = 10 * 2**20, 16, 2
@@ -87,10 +89,12 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
         self.stream = f"{BACKEND} {','.join(map(str, ranks))}"
         self.under_way: deque[Collective] = deque()  # oldest first
         self.begun, self.opened = 0, False
+        self.serves_cpu = True  # NCCL alone would not
         self.over = 0.0  # when the last settled one ended
         self.sent: Counter[int] = Counter()
         self.received: Counter[int] = Counter()
         self.free: defaultdict[int, float] = defaultdict(float)  # when the wire to a peer is
+        self.coming: list[Work] = []  # receives whose senders have not been heard
         self.batch: list[Work] | None = None  # between _start_coalescing and _end_coalescing
         self.told_splits: list[Sequence[int]] = []
         self._register_devices()
@@ -128,11 +132,17 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
                 self.say("\n".join(nccl.lines(self.topology, self.ranks, self.rank(), channels)))
 
     def is_control(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether tensors are in the host's memory. Raises Mismatch where only some are."""
-        meta = [is_meta(tensor) for tensor in tensors]
-        if any(meta) and not all(meta):
+        """Whether tensors are in the host's memory. Raises Mismatch where only some are, and
+        RuntimeError, as torch does, where this group has no backend for them."""
+        away = getattr(self.gpu, "on_host", ())
+        here = [is_meta(tensor) and tensor.untyped_storage()._cdata not in away
+                for tensor in tensors]
+        if any(here) and not all(here):
             raise Mismatch(f"{self.here()}: a collective of tensors on the GPU and on the CPU")
-        return bool(meta) and not meta[0]
+        control = bool(here) and not here[0]
+        if control and not self.serves_cpu and not of_objects():
+            raise RuntimeError("No backend type associated with device type cpu")
+        return control
 
     def begin(self, name: str, seconds: Seconds, given: Sequence[torch.Tensor],
               taken: list[torch.Tensor], combine: values.Combine, *,
@@ -188,10 +198,9 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
         return work
 
     def _assume(self, name: str) -> None:
-        assumptions = getattr(self.gpu, "assumptions", None)
-        if assumptions is not None:
-            assumptions.note(f"in {name}, ranks that are not present have the values of the rank "
-                             "that stands for them")
+        file, line, _ = caller()
+        self.gpu.assumptions.note(f"in {name}, ranks that are not present have the values of the "
+                                  "rank that stands for them", file, line)
 
     def note(self, work: Work, name: str, stream: str, given: Sequence[torch.Tensor], ready: float,
              taken: list[torch.Tensor] | None = None) -> None:
@@ -237,7 +246,7 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
         """Raise Mismatch where the ranks do not call the same collective."""
         first = messages[0]
         for other, message in enumerate(messages):
-            if message.what != first.what:
+            if message is not first and message.what != first.what:
                 raise Mismatch(
                     f"rank {self.ranks[0]} calls {first.what} ({first.place}), and rank "
                     f"{self.ranks[other]} calls {message.what} ({message.place}); all ranks of a "
@@ -265,6 +274,18 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
         """Find out when everything that was started here ends."""
         if self.under_way:
             self.settle(self.under_way[-1].work)
+        for work in tuple(self.coming):
+            work.settle()
 
     def getBackendName(self):
         return BACKEND
+
+
+def of_objects() -> bool:
+    """Whether the program has called a collective of objects, such as all_gather_object."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if "_object" in frame.f_code.co_name and frame.f_code.co_filename == C10D:
+            return True
+        frame = frame.f_back
+    return False

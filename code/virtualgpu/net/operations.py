@@ -126,25 +126,27 @@ class Collectives:
                           out_splits: Sequence[int] | None = None,
                           in_splits: Sequence[int] | None = None, opts=None) -> Work:
         """Splits are along the first dimension; without them all parts are equal."""
-        me, size = self.rank(), self.size()
         sent, taken = (
             self.elements(tensor, splits)
             for tensor, splits in ((input, in_splits), (output, out_splits)))
-        offsets = [sum(taken[:rank]) for rank in range(size)]
 
         def combine(said: list[Tensors]) -> Tensors:
-            parts = [whole.split(list(splits))[me]
-                     for (whole,), splits in zip(said, self.told_splits, strict=True)]
-            assert offsets[-1] + parts[-1].numel() == output.numel()
-            return [torch.cat(parts)]
+            return [torch.cat([
+                whole.split(list(splits))[self._mine(rank)] for rank, ((whole,), splits) in
+                enumerate(zip(said, self.told_splits, strict=True))])]
 
         return self._all_to_all(input.element_size(), sent, taken, [input], [output], combine)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts=None) -> Work:
-        me = self.rank()
         sent, taken = ([tensor.numel() for tensor in tensors] for tensors in (inputs, outputs))
-        return self._all_to_all(inputs[0].element_size(), sent, taken, inputs, outputs,
-                                lambda said: [one[me] for one in said])
+        return self._all_to_all(
+            inputs[0].element_size(), sent, taken, inputs, outputs,
+            lambda said: [one[self._mine(rank)] for rank, one in enumerate(said)])
+
+    def _mine(self, rank: int) -> int:
+        """Which part of what a rank says is for this one. A rank that is not present says what the
+        one that stands for it says, to ranks as far from itself."""
+        return (self.wire.stands_for[rank] + self.rank() - rank) % self.size()
 
     def _all_to_all(self, width: int, sent: list[int], taken: list[int], given: Tensors,
                     outputs: Tensors, combine) -> Work:

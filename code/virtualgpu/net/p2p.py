@@ -73,6 +73,7 @@ class PointToPoint:
             if work.note is not None:
                 work.travel = collectives.message(
                     self._path(src), sum(tensor.nbytes for tensor in tensors))
+        self.coming.append(work)
         return self.batched(work)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
@@ -97,6 +98,7 @@ class Arrival(Work):
         if self.end is not None:
             return
         message, tensors = self.told(), self.outputs
+        self.group.coming.remove(self)
         if message.what != describe(tensors):
             group = self.group
             raise Mismatch(

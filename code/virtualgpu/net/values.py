@@ -113,7 +113,8 @@ def combined(messages: Sequence[Message], contributors: Sequence[int], combine: 
         contributors: the ranks whose tensors matter.
         combine: computes the outputs from all ranks' inputs.
     """
-    inputs = [message.tensors() if rank in contributors else []
+    unpacked = {id(one): one.tensors() for one in {id(one): one for one in messages}.values()}
+    inputs = [unpacked[id(message)] if rank in contributors else []
               for rank, message in enumerate(messages)]
     if any(one is None for one in inputs):
         return None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 
 from virtualgpu.core.errors import NoValue
@@ -37,9 +38,10 @@ def handle(gpu: CudaGpu, func: torch._ops.OpOverload, args: Sequence, kwargs: di
     given = tensors((*args, *kwargs.values()))
     if name == "wait_tensor":
         return wait_tensor(args[0])
-    elsewhere = given and all(space_of(gpu, item) is not Space.GPU for item in given)
-    if elsewhere or name.startswith("_wrap"):
+    if given and all(space_of(gpu, item) is not Space.GPU for item in given):
         return func(*args, **kwargs)
+    if name == "_wrap_tensor_autograd":  # whose kernel for meta tensors would return another tensor
+        return AsyncCollectiveTensor(args[0])
     known = COLLECTIVES.get(name.removesuffix("_"))
     if known is None:
         raise NoValue(f"{place()}: {func.name()} is not modeled on virtual GPUs")

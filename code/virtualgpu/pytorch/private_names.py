@@ -31,6 +31,7 @@ NAMES = (
     "torch.cuda._lazy_init",
     "torch.distributed.Backend._plugins",
     "torch.distributed.Backend._BackendPlugin",
+    "torch.distributed._functional_collectives.AsyncCollectiveTensor",
     "torch.distributed.distributed_c10d._new_process_group_helper",
     "torch.distributed.distributed_c10d._resolve_process_group",
     "torch.distributed.distributed_c10d._world",

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 
@@ -37,8 +38,20 @@ def install(gpu: CudaGpu, topology: Topology, present: Sequence[int] | None = No
     distributed_c10d._new_process_group_helper = named_nccl(
         distributed_c10d._new_process_group_helper)
     everywhere("split_group", split_group)
+    for module in (torch.cuda, torch.accelerator):
+        module.synchronize = settled(module.synchronize)
     if present is not None:
+        gpu.assumptions.note("ranks that are not present do what the nearest present rank below "
+                             "them does, at the same time")
         distributed_c10d.rendezvous = at_once(store or dist.HashStore(), len(topology.nodes))
+
+
+def settled(synchronize: Callable) -> Callable:
+    """Let the host wait for collectives as well that nobody waited for."""
+    def wait(device: object = None) -> None:
+        backend.settle()
+        synchronize(device)
+    return wait
 
 
 def everywhere(name: str, function: Callable) -> None:
@@ -58,6 +71,7 @@ def named_nccl(helper: Callable) -> Callable:
                              **kwargs)
         if isinstance(made, group.VirtualGroup):
             world = distributed_c10d._world
+            made.serves_cpu = "cpu" in str(name) or str(name) == "undefined"
             world.pg_map[made] = dist.Backend("nccl"), world.pg_map[made][1]
         return made, store
     return make

@@ -12,7 +12,7 @@ from virtualgpu.core.cards import find
 from virtualgpu.net import network
 from virtualgpu.net.backend import farewell
 from virtualgpu.net.topology import Topology
-from virtualgpu.pytorch import facade, process_groups
+from virtualgpu.pytorch import facade, fsdp1, process_groups
 from virtualgpu.pytorch.mode import CudaGpu
 
 
@@ -24,6 +24,7 @@ def become(card="v100-sxm2-16gb", present=None, world=None, per_node=4, store=No
     topology = Topology(nodes, (gpu.card,) * world, network.parse("ethernet:10gbit"))
     facade.install(gpu)
     process_groups.install(gpu, topology, present, store)
+    fsdp1.install()
     return gpu
 
 
@@ -127,8 +128,16 @@ def groups(device):
     """Subgroups, objects, and works that are waited for late."""
     rank = dist.get_rank()
     halves = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    half = halves[rank % 2]
+    if device == "cuda":  # torch splits NCCL's groups only
+        half = dist.split_group(split_ranks=[[0, 2], [1, 3]])
     x = numbers(device, 3)
-    dist.all_reduce(x, group=halves[rank % 2])
+    dist.all_reduce(x, group=half)
+    together = [numbers(device, 2, start=at) for at in range(3)]
+    with dist._coalescing_manager(async_ops=True) as coalesced:
+        for one in together:
+            dist.all_reduce(one)
+    coalesced.wait()
     works, parts = [], [numbers(device, 2, start=at) for at in range(3)]
     for part in parts:
         works.append(dist.all_reduce(part, async_op=True))
@@ -143,8 +152,8 @@ def groups(device):
     future = dist.all_reduce(numbers(device, 2), async_op=True).get_future()
     doubled = future.then(lambda done: done.value()[0] * 2)
     doubled.wait()
-    return {"subgroup": x, "async": torch.stack(parts), "future": doubled.value(),
-            "objects": Listed([objects, told, mine])}
+    return {"subgroup": x, "coalesced": torch.stack(together), "async": torch.stack(parts),
+            "future": doubled.value(), "objects": Listed([objects, told, mine])}
 
 
 class Listed(list):

@@ -24,6 +24,24 @@ def test_a_ring_moves_each_part_past_every_rank():
     assert collectives.message(FLAT, 100 * MB) - LAUNCH == pytest.approx(0.1)
 
 
+def test_a_reduction_passes_a_chain_once():
+    assert collectives.reduce(FLAT, 100 * MB) == collectives.broadcast(FLAT, 100 * MB)
+
+
+def test_everything_gathered_passes_the_root_s_link():
+    assert collectives.gather(FLAT, 100 * MB) - LAUNCH == pytest.approx(0.075)
+    across = Path(size=8, nodes=2, bandwidth=1e9, near=1e-3, far=2e-3)
+    assert collectives.gather(across, 800 * MB) - LAUNCH == pytest.approx(0.7 + 2e-3)
+
+
+def test_an_all_to_all_passes_each_link_once():
+    """A rank keeps 1 of 4 parts; of 8 ranks on 2 nodes, 4 share the adapters and send half away."""
+    assert collectives.all_to_all(FLAT, 100 * MB) - LAUNCH == pytest.approx(0.075)
+    across = Path(size=8, nodes=2, bandwidth=1e9, near=0.0, far=1e-3)
+    assert collectives.all_to_all(across, 100 * MB) - LAUNCH == pytest.approx(0.2 + 1e-3)
+    assert collectives.all_to_all(Path(1, 1, 1e9, 1.0, 1.0), 100 * MB) == LAUNCH
+
+
 def test_every_step_of_a_ring_has_its_latency():
     """Of nothing, latency is left: 3 steps around 4 ranks; on 2 nodes 2 of 4 links are far."""
     near = Path(4, 1, 1e9, near=1e-3, far=1.0)
@@ -60,6 +78,7 @@ def test_more_bytes_never_travel_faster(ranks, one, other, bandwidth):
         path = Path(ranks, nodes, bandwidth, 1e-6, 1e-5)
         wider = Path(ranks, nodes, 2 * bandwidth, 1e-6, 1e-5)
         for collective in (collectives.all_reduce, collectives.all_gather, collectives.broadcast,
+                           collectives.reduce, collectives.gather, collectives.all_to_all,
                            collectives.message):
             assert LAUNCH <= collective(path, small) <= collective(path, large)
             assert collective(wider, large) <= collective(path, large)

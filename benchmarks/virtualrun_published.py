@@ -98,16 +98,15 @@ NOTES = """Made by benchmarks/virtualrun_published.py, which runs benchmarks/lla
 PyTorch program, on virtual GPUs. One process stands for all ranks.
 
 - Nothing was fitted to these rows. The GPU models and the network were calibrated on other
-  measurements (docs/virtual-gpus.md). Every row below had been looked at, and all of them were
-  compared with an earlier prototype of virtualrun, so they guided which features to build. They are
-  not a blind test.
+  measurements (docs/virtual-gpus.md). All rows below are known to the authors, who had compared a
+  prototype with them before, so this is not a blind test.
 - The error is predicted / published - 1, so a positive error means that the prediction is too fast
   or needs too much memory.
 - The program makes the choices of torchtitan's configurations: FSDP2, bf16 parameters with fp32
   reductions, no torch.compile, RMSNorm without a fused kernel, AdamW, and gradient clipping.
   Checkpointing "layer" recomputes every second layer; "op" saves attention and every second matmul.
-- Memory is what PyTorch has reserved at the peak. The model leaves out fragmentation, so it is a
-  lower bound."""
+- Memory is what PyTorch has reserved at the peak. The model leaves out fragmentation, which is
+  probably one reason for predictions that are too low."""
 
 
 def predict(table: Table, row: Row) -> tuple[float, float] | None:

@@ -156,16 +156,15 @@ def cell(found: float | None, published: float | None, errors: list[float], digi
         found: the prediction; None where the program ran out of memory.
         published: the measurement; None where there is none.
         errors: the list to extend.
-        digits: decimals to print.
+        digits: decimals to print; 0 for tokens/s, which only a run out of memory lacks.
     """
-    known = found is not None and published is not None
-    if known:
-        errors.append(found / published - 1)
-    measured = f"{published:.{digits}f}" if published is not None else (
-        "out of memory" if digits == 0 else "-")
-    predicted = f"{found:.{digits}f}" if found is not None else (
-        "out of memory" if digits == 0 else "-")
-    return predicted, measured, f"{errors[-1]:+.1%}" if known else "-"
+    missing = "-" if digits else "out of memory"
+    predicted, measured = (missing if value is None else f"{value:.{digits}f}"
+                           for value in (found, published))
+    if found is None or published is None:
+        return predicted, measured, "-"
+    errors.append(found / published - 1)
+    return predicted, measured, f"{errors[-1]:+.1%}"
 
 
 def summarize(name: str, errors: list[float]) -> str:

@@ -7,6 +7,7 @@ import os
 import pickle
 import selectors
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -49,17 +50,22 @@ def run_ranks(cluster: Cluster, settings: Settings, program: Callable[[], object
     """
     everyone = list(range(cluster.world)) if present is None else list(present)
     warm()
-    # As torchrun does: ranks find this store at MASTER_PORT, and none of them has to serve one.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.port),
+    listener = socket.create_server(("127.0.0.1", 0), backlog=max(128, len(everyone)))
+    port = listener.getsockname()[1]
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
                       TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     children: list[Child] = []
     try:
         for rank in everyone:
-            children.append(fork(cluster, settings, program, rank, present, store.port))
+            children.append(fork(cluster, settings, program, rank, present, listener))
+        # As torchrun does: ranks find this store at MASTER_PORT, and none of them has to serve one.
+        # It starts a thread: a rank forked later could inherit a lock that it holds.
+        store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False,
+                              master_listen_fd=listener.detach())
         found = collect(children)
+        del store
     finally:
         stop(children)
     failures.show((rank, one.message or "") for rank, one in zip(everyone, found, strict=True)
@@ -73,7 +79,7 @@ def warm() -> None:
 
 
 def fork(cluster: Cluster, settings: Settings, program: Callable[[], object], rank: int,
-         present: Sequence[int] | None, port: int) -> Child:
+         present: Sequence[int] | None, listener: socket.socket) -> Child:
     """Start one rank."""
     reading, writing = os.pipe()
     parent = os.getpid()
@@ -84,6 +90,8 @@ def fork(cluster: Cluster, settings: Settings, program: Callable[[], object], ra
     status = 1
     try:
         os.close(reading)
+        port = listener.getsockname()[1]
+        listener.close()  # this copy
         os.setpgid(0, 0)  # its own children end with it
         die_with(parent)
         for stream in (sys.stdout, sys.stderr):

@@ -10,7 +10,6 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -62,6 +61,9 @@ def ddp():
 def zero():
     """Four equal layers, so that every rank has as much to update."""
     model = DistributedDataParallel(network(RANKS))
+    # Imported here: all of torch.distributed.optim is deprecated TorchScript.
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     step(model, data(), ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3))
 
 

@@ -27,7 +27,7 @@ def test_one_rank_for_all_equals_all_ranks(run):
         assert everyone[0][name] == figures, name
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_one_rank_per_stage_equals_all_ranks(run):
     everyone = run(stages, RANKS, None)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -1,7 +1,8 @@
 """Who owns a tensor: a module (parameters, buffers), a parameter (gradients), an optimizer (state).
 
-Hooks of torch that apply to every module and every optimizer tell which objects there are; what
-they hold is looked up at each optimizer step, since programs replace tensors.
+Hooks of torch that apply to every module and every optimizer tell which objects there are.
+Parameters are labeled when modules register them. What modules and optimizers hold is looked up
+again at each optimizer step, since programs replace tensors.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch.nn.modules import module
+from torch.nn.parameter import is_lazy
 from torch.optim import optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -36,7 +38,7 @@ def storages(tensor: torch.Tensor | None) -> Iterator[int]:
     """Identities of the storages that a tensor lies in."""
     if tensor is not None:
         for part in plain(tensor):
-            if part.layout is torch.strided:
+            if part.layout is torch.strided and not is_lazy(part):
                 yield part.untyped_storage()._cdata
 
 
@@ -73,6 +75,8 @@ class Owners:
             self.modules.add(one)
             if isinstance(value, torch.nn.Module):
                 self.modules.add(value)
+            elif isinstance(value, torch.nn.Parameter):  # its module may be gone at the next look
+                self._mark(value, PARAMETERS)
 
         def before(one: torch.optim.Optimizer, *_: object) -> None:
             self.optimizers.add(one)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from virtualgpu.core.plan import Plan
+from virtualgpu.export.blocks import BACKWARD
 from virtualgpu.export.work import Work, Works
 
 MARK, OPTIMIZER_STEP, REPETITION = "marked steps", "optimizer steps", "repetition of operations"
@@ -90,7 +91,8 @@ def merged(steps: Sequence[Step]) -> list[Step]:
 
 
 def repeated(notes: Notes, works: Works, end: float) -> list[Step]:
-    """Steps found by the repetition of operations; empty if most of them do not repeat.
+    """Steps found by the repetition of operations; empty if most of them do not repeat, or if what
+    repeats has neither a backward pass nor a matrix product, such as the initialization of layers.
 
     Args:
         notes: everything that happened.
@@ -106,8 +108,9 @@ def repeated(notes: Notes, works: Works, end: float) -> list[Step]:
         last = first + size
         part = Notes(times[first], {}, notes.plans[first:last], notes.phases[first:last])
         steps.append(fold(part, works, REPETITION, times[last]))
+    step = BACKWARD in notes.phases[start:start + size] or steps[0].work.computes
     # Where the repeated work runs on other streams, this says nothing of its time.
-    return steps if min(step.seconds for step in steps) > 0 else []
+    return steps if step and min(one.seconds for one in steps) > 0 else []
 
 
 def period(tokens: Sequence[int]) -> tuple[int, int, int] | None:

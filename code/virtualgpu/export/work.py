@@ -2,7 +2,9 @@
 
 Model FLOPs are those of matrix products and fused attention in the forward and the backward pass.
 What runs forward inside a backward pass is recomputation and counts for the hardware only (HFU
-instead of MFU; Korthikanti et al. 2022, section 5).
+instead of MFU; Korthikanti et al. 2022, section 5). So does the product of queries and keys in the
+backward pass of fused attention, which computes the scores again because none were saved (Dao et
+al. 2022, section 3.1).
 """
 
 from __future__ import annotations
@@ -19,15 +21,24 @@ from virtualgpu.export.blocks import BACKWARD, FORWARD, RECOMPUTE
 if TYPE_CHECKING:
     from virtualgpu.core.gpu import VirtualGpu
 
+# The backward pass of fused attention has five products; one is the forward pass's, computed again.
+ATTENTION_BACKWARD = {
+    "aten._scaled_dot_product_flash_attention_backward",
+    "aten._scaled_dot_product_efficient_attention_backward",
+    "virtualgpu.flash_attention_backward"}
+BACKWARD_PRODUCTS = 5
+
 
 class Info(NamedTuple):
-    """One plan. product, fused: FLOPs of a matrix product, and of fused attention. table, tokens:
-    the shape of an embedding's weight, and how many rows are looked up."""
+    """One plan. product, fused: FLOPs of a matrix product, and of fused attention. again: those of
+    fused that recompute. table, tokens: the shape of an embedding's weight, and how many rows are
+    looked up."""
 
     name: str
     dtype: str
     product: int
     fused: int
+    again: int
     table: tuple[int, ...] | None
     tokens: int
     seconds: float
@@ -50,6 +61,11 @@ class Work:
     tokens: Counter[tuple[int, ...]] = field(default_factory=Counter)
     kernels: float = 0.0
     unknown: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    @property
+    def computes(self) -> bool:
+        """Whether there is a matrix product or fused attention among the operations."""
+        return bool(self.model or self.again)
 
     def add(self, other: Work) -> None:
         self.model += other.model
@@ -85,8 +101,10 @@ class Works:
             info = self.known[key]
             total.kernels += calls * info.seconds
             if info.product or info.fused:
-                into = total.again if phase == RECOMPUTE else total.model
-                into[info.dtype] += calls * (info.product + info.fused)
+                flops = info.product + info.fused
+                again = flops if phase == RECOMPUTE else info.again
+                total.again[info.dtype] += calls * again
+                total.model[info.dtype] += calls * (flops - again)
                 if phase == FORWARD:
                     total.forward += calls * info.product
                 elif phase == BACKWARD:
@@ -105,8 +123,9 @@ class Works:
             key = next(key for key, other in self.gpu._plans.items() if other is plan)
             table, tokens = tuple(key[1][0]), math.prod(key[2][0])
         if work is None:
-            return Info(plan.name, "", 0, 0, table, tokens, plan.seconds, plan.unknown)
+            return Info(plan.name, "", 0, 0, 0, table, tokens, plan.seconds, plan.unknown)
         product = work.product
+        again = work.flops // BACKWARD_PRODUCTS if plan.name in ATTENTION_BACKWARD else 0
         return Info(plan.name, product.dtype if product else work.dtype,
-                    product.flops if product else 0, work.flops, table, tokens, plan.seconds,
-                    plan.unknown)
+                    product.flops if product else 0, work.flops, again, table, tokens,
+                    plan.seconds, plan.unknown)

@@ -99,6 +99,19 @@ def test_a_program_that_does_not_repeat_itself_has_no_steps():
     assert found["step"] is None and found["flops"] is None and found["tokens"] is None
 
 
+def test_repetition_is_a_step_only_if_something_is_computed():
+    def layers(_ledger):
+        for _ in range(9):
+            nn.Linear(H, H, device="meta")
+
+    def products(_ledger):
+        a = torch.empty(H, H, device="meta")
+        for _ in range(9):
+            a @ a
+    assert accounted(layers)["step"] is None
+    assert accounted(products)["step"]["count"] == 9
+
+
 def test_repetition_on_another_stream_is_no_step():
     def program(ledger):
         a, ledger.gpu.stream = torch.empty(64, 64, device="meta"), "user 1"
@@ -142,6 +155,22 @@ def test_mfu_weighs_every_dtype_by_its_own_peak():
     ideal = one / 19.5e12 + one / 312e12
     assert found["flops"]["mfu"] == pytest.approx(ideal / found["step"]["seconds"])
     assert found["flops"]["peak_tflops"] == {"fp32": 19.5, "bf16": 312}
+
+
+def test_scores_that_flash_attention_computes_again_count_for_the_hardware_only():
+    """Its backward pass has five products to the forward pass's two; one of them is repeated."""
+    batch, heads, rows, width = 2, 4, 512, 64
+
+    def program(ledger):
+        q = torch.empty(batch, heads, rows, width, dtype=torch.bfloat16, device="meta",
+                        requires_grad=True)
+        for _ in range(3):
+            torch.ops.aten._scaled_dot_product_flash_attention(q, q, q)[0].sum().backward()
+            ledger.mark()
+    found = accounted(program)["flops"]
+    product = 2 * batch * heads * rows * rows * width
+    assert (found["model_per_step"], found["recomputed_per_step"]) == (6 * product, product)
+    assert found["hfu"] == pytest.approx(7 / 6 * found["mfu"])
 
 
 def test_operations_without_a_cost_rule_are_named_with_their_share():

@@ -214,6 +214,20 @@ def test_parameters_are_known_even_where_the_program_has_dropped_its_model():
     assert at_peak(ledger)["parameters"] == LAYERS * W
 
 
+def test_parameters_of_a_lazy_layer_are_known_once_it_has_them():
+    with accounted() as ledger:
+        model = nn.LazyLinear(H, bias=False, device="meta")
+        with torch.no_grad():
+            model(data())
+    assert at_peak(ledger)["parameters"] == W
+
+
+def test_parameters_are_known_even_where_an_error_has_unwound_their_modules():
+    with accounted() as ledger, pytest.raises(torch.OutOfMemoryError):
+        [nn.Linear(2**15, 2**15, bias=False, device="meta") for _ in range(100)]
+    assert at_peak(ledger) == {"parameters": 19 * 2**32}
+
+
 def test_the_peak_is_the_allocator_s_and_includes_what_was_there_before():
     with VirtualGpu(CARDS["a100-80gb"]) as gpu:
         before = torch.empty(H, H, device="meta")

@@ -111,8 +111,11 @@ def run(options: argparse.Namespace, cluster: clusters.Cluster, present: list[in
             failures.show([(rank, found[0].message or found[0].error)])
     if own in (None, 0):
         if any(rank.seconds for rank in found):
-            if any(rank.error for rank in found):
-                report.say("the program failed; these figures end where it did:")
+            numbers = present or range(cluster.world) if own is None else [own]
+            failed = [(number, rank.error) for number, rank in zip(numbers, found, strict=True)
+                      if rank.error]
+            if failed:
+                report.say(f"{failures.headline(failed)}; the figures cover the run up to there")
             report.show(cluster, found)
         if options.json:
             report.write(options.json, cluster, found)

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+import textwrap
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from virtualgpu.core.errors import VirtualGpuError
 
 OWN = (str(Path(__file__).parent), "<frozen runpy>")
+PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+STOPPED = "Stopped"  # kind of the error of a rank that was ended because another one failed
+MOST = 80  # characters of an error that has been printed in full before
 NUMBERED = re.compile(r"(cuda:|GPU )\d+")  # what differs between ranks that failed alike
 
 
 def explain(error: BaseException) -> str:
-    """Return an error as it is printed: ours in one line, all others with the traceback."""
+    """Return an error as it is printed: ours in one line, all others with the traceback.
+
+    torch raises RuntimeError, out of memory included. Its traceback has no frames of this package,
+    as it would have none with a real GPU.
+    """
     ours = cause(error)
     if ours is not None:
         return str(ours)
-    text = "".join(traceback.format_exception(error.with_traceback(inside(error)))).rstrip()
+    found = traceback.TracebackException.from_exception(error.with_traceback(inside(error)))
+    for one in chain(found):
+        if issubclass(one.exc_type, RuntimeError):
+            one.stack[:] = [frame for frame in one.stack
+                            if not frame.filename.startswith(PACKAGE)] or one.stack
+    text = "".join(found.format()).rstrip()
     if isinstance(error, ModuleNotFoundError):
         text += (f"\nthe program needs the package {error.name!r}, which this Python "
                  f"({sys.executable}) does not have")
@@ -32,6 +46,14 @@ def inside(error: BaseException):
     while found is not None and found.tb_frame.f_code.co_filename.startswith(OWN):
         found = found.tb_next
     return found or error.__traceback__
+
+
+def chain(error: traceback.TracebackException | None) -> Iterator[traceback.TracebackException]:
+    """An error, and those that it was raised from or after."""
+    if error is not None:
+        yield error
+        yield from chain(error.__cause__)
+        yield from chain(error.__context__)
 
 
 def cause(error: BaseException) -> VirtualGpuError | None:
@@ -57,6 +79,17 @@ def show(messages: Iterable[tuple[int, str]]) -> None:
         who, text = spans([rank for rank, _ in found]), found[0][1]
         start = "\n" if "\n" in text else " "
         print(f"virtualrun: {who}:{start}{text}", file=sys.stderr, flush=True)
+
+
+def headline(errors: Sequence[tuple[int, str]]) -> str:
+    """Return which rank failed, and with which error, in one line.
+
+    Args:
+        errors: ranks and their errors; those that other ranks caused are not mentioned.
+    """
+    own = [one for one in errors if not one[1].startswith(f"{STOPPED}:")] or errors
+    first = textwrap.shorten(own[0][1].splitlines()[0], MOST, placeholder=" ...")
+    return f"{spans([rank for rank, _ in own])} failed: {first}"
 
 
 def spans(ranks: Sequence[int]) -> str:

@@ -56,6 +56,8 @@ def become(cluster: Cluster, rank: int, settings: Settings, present: Sequence[in
     process_groups.install(gpu, cluster.topology(), present, store)
     if cluster.world > 1:
         fsdp1.install()
+        # DDP's own timing knows CUDA and the CPU only, and every rank would warn about that.
+        dist.Logger.set_runtime_stats_and_log = lambda _self: None
     if settings.record:
         Journal(gpu, rank, cluster.world)
     ledger = Ledger(gpu)

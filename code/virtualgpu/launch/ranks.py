@@ -96,7 +96,8 @@ def fork(cluster: Cluster, settings: Settings, program: Callable[[], object], ra
         die_with(parent)
         for stream in (sys.stdout, sys.stderr):
             with suppress(AttributeError):
-                stream.reconfigure(line_buffering=True)
+                # A line in one piece, or those of several ranks would mix.
+                stream.reconfigure(line_buffering=True, write_through=False)
         store = None if present is None else dist.TCPStore("127.0.0.1", port, is_master=False)
         gpu = become(cluster, rank, settings, present, store)
         found = execute(gpu, program)
@@ -152,7 +153,7 @@ def collect(children: Sequence[Child]) -> list[Rank]:
                     limit = time.monotonic() + LAST_WORDS
     failed = next((rank for rank, found in sorted(results.items()) if found.error), None)
     return [results.get(child.rank) or failure(
-        "Stopped", f"still running when rank {failed} had failed, and ended with it", 1)
+        failures.STOPPED, f"still running when rank {failed} had failed, and ended with it", 1)
         for child in children]
 
 

@@ -60,22 +60,31 @@ def figures(account: dict) -> Iterator[str]:
     step = account["step"]
     yield f"run            {ms(account['seconds'])} of modeled time"
     if step is None:
-        yield ("step           not found: no optimizer of torch's ran, and operations do not "
-               "repeat; virtualgpu.mark_step() marks the end of a step")
+        if account["error"] is None:
+            yield ("step           not found: no optimizer of torch's ran, and operations do not "
+                   "repeat; virtualgpu.mark_step() marks the end of a step")
         return
-    span = ("" if step["shortest_seconds"] is None else
-            f", {ms(step['shortest_seconds'])} to {ms(step['longest_seconds'])} after the first")
-    yield (f"step           {ms(step['seconds'])}, the median of {step['count']}{span}; found by "
-           f"{step['found_by']}")
+    yield f"step           {ms(step['seconds'])}, {spread(step)}; found by {step['found_by']}"
     if account["tokens"]:
         yield f"tokens/s       {account['tokens']['per_second']:,.0f} on this rank"
     if account["flops"]:
         yield f"MFU            {utilization(account['flops'])}"
     communication = account["communication"]
     average = " (the average of the run)" if communication["average_over_run"] else ""
-    waiting = ", ".join(f"{one['stream']} {ms(one['exposed_seconds'])}"
-                        for one in communication["streams"]) or "none"
-    yield f"exposed comm.  by stream and step: {waiting}{average}"
+    waiting = communication["exposed_seconds"]
+    share = f", {waiting / step['seconds']:.1%} of it" if step["seconds"] else ""
+    yield f"exposed comm.  {ms(waiting)} per step{share}{average}"
+
+
+def spread(step: dict) -> str:
+    """Return how many steps the time of the typical one stands for, and how much they differ."""
+    if step["count"] == 1:
+        return "the only step"
+    first = f"the first, {ms(step['first_seconds'])}, left out"
+    if step["count"] == 2:
+        return f"the second of 2 steps ({first})"
+    return (f"the median of {step['count'] - 1} steps ({first}), {ms(step['shortest_seconds'])} to "
+            f"{ms(step['longest_seconds'])}")
 
 
 def utilization(flops: dict) -> str:
@@ -91,8 +100,9 @@ def memory(found: dict) -> Iterator[str]:
            f"{amount(found['peak_reserved_bytes'])} reserved, of "
            f"{amount(found['capacity_bytes'])}")
     parts = sorted(found["at_peak"].items(), key=lambda part: -part[1])
-    yield "  at the peak  " + ", ".join(f"{name.replace('_', ' ')} {amount(size)}"
-                                        for name, size in parts if size)
+    if found["peak_allocated_bytes"]:
+        yield "  at the peak  " + ", ".join(f"{name.replace('_', ' ')} {amount(size)}"
+                                            for name, size in parts if size)
     yield (f"  besides      CUDA context {amount(found['context_bytes'])}, "
            f"NCCL {amount(found['nccl_bytes'])}")
 

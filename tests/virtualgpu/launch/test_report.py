@@ -57,6 +57,8 @@ def test_the_slowest_and_the_fullest_rank_are_reported(account, capsys):
     assert "rank 1, the slowest of 3:" in said and "step           2,500.000 ms" in said
     assert "rank 2, the fullest of 3:" in said and "7.00 GiB allocated" in said
     assert "found by optimizer steps (AdamW)" in said and "tokens/s" in said
+    assert re.search(r"ms, the median of 2 steps \(the first, \S+ ms, left out\), \S+ ms to", said)
+    assert re.search(r"exposed comm\.  0\.000 ms per step, 0\.0% of it\n", said)
     assert re.search(r"MFU +\d+\.\d% of 19.5 TFLOP/s fp32", said)
     assert re.search(r"optimizer state \d+\.\d\d MiB", said)
     assert "aten.odd (3 calls, 0.001 ms)" in said
@@ -67,6 +69,15 @@ def test_a_run_without_steps_says_how_to_mark_them(account, capsys):
     lost = {**deepcopy(account), "step": None, "tokens": None, "flops": None, "communication": None}
     report.show(parse("a100"), [Rank(account=lost)])
     assert "virtualgpu.mark_step()" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("count", "words"), [
+    (1, "the only step"), (2, "the second of 2 steps (the first, 9.000 ms, left out)"),
+    (4, "the median of 3 steps (the first, 9.000 ms, left out), 1.000 ms to 2.000 ms")])
+def test_the_first_step_is_left_out(count, words):
+    step = {"count": count, "first_seconds": 9e-3, "shortest_seconds": 1e-3,
+            "longest_seconds": 2e-3}
+    assert report.spread(step) == words
 
 
 def test_json_has_every_rank_and_is_replaced_in_one_step(account, tmp_path, monkeypatch):
@@ -100,6 +111,7 @@ def test_ddp_on_two_virtual_gpus(tmp_path):
         capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     assert "2 x virtual a100-80gb" in run.stderr
+    assert "Time stats" not in run.stderr  # a warning of DDP's about devices it does not know
     ranks = json.loads(path.read_text())["ranks"]
     assert [rank["rank"] for rank in ranks] == [0, 1]
     parameters = 4 * (1024 * 512 + 512 * 2048 + 2048 + 2048 * 512 + 512)

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from virtualgpu.launch import report
+from virtualgpu.launch.cluster import parse
+
 from .running import SCRIPTS, printed, run
 
 pytestmark = pytest.mark.slow  # ranks that run whole programs
@@ -98,9 +101,13 @@ def test_hugging_face_models(model):
     assert re.fullmatch(r"step 0: loss \?, \d+ MiB\nstep 1: loss \?, \d+ MiB\n", text), text
 
 
-def test_the_program_of_the_documentation():
+def test_the_program_of_the_documentation(capsys):
+    """What it prints is on the page, and so is its report, but for the digits."""
     page = (Path(__file__).resolve().parents[3] / "docs" / "virtualrun.md").read_text()
     program = (SCRIPTS / "train.py").read_text().split("\n\n", 1)[1]
     assert program in page
     (rank,) = run("train", gpus="h100:8", nodes=2, present=[0])
     assert rank.error is None and rank.value in page
+    report.show(parse("h100:8", 2), [rank])
+    said = re.sub(r"\S+/train.py", "train.py", capsys.readouterr().err)
+    assert re.sub(r"[\d,.]+", "0", said) in re.sub(r"[\d,.]+", "0", page)

@@ -32,8 +32,14 @@ def install(gpu: CudaGpu) -> None:
 
     def group(lists, with_indices=False):
         """Optimizers ask which devices their tensors are on."""
-        return {((_device_of(lists, d), dtype)): found
-                for (d, dtype), found in grouped(lists, with_indices).items()}
+        made: dict[tuple[torch.device, torch.dtype], tuple[list[list], list[int]]] = {}
+        for (device, dtype), (columns, indices) in grouped(lists, with_indices).items():
+            before = made.setdefault((_device_of(columns, device), dtype),
+                                     ([[] for _ in columns], []))
+            for all_of_it, more in zip(before[0], columns, strict=True):
+                all_of_it += more
+            before[1].extend(indices)
+        return made
 
     def _device_of(lists, device: torch.device) -> torch.device:
         if device.type != "meta":

@@ -32,7 +32,7 @@ def install(gpu: CudaGpu) -> None:
     reduce = Tensor.__reduce_ex__
 
     def reduced(self: Tensor, protocol: int):
-        space = None if hidden.depth or not real_is_meta(self) else space_of(gpu, self)
+        space = None if hidden.depth else space_of(gpu, self)
         if space not in (Space.GPU, Space.HOST) or type(self) is not Tensor:
             return reduce(self, protocol)
         value = gpu.values.value(self).clone() if gpu.values.known(self) else None

@@ -28,7 +28,14 @@ from virtualgpu.core.plan import (
 )
 from virtualgpu.core.rules import Work, tensors
 from virtualgpu.pytorch.assumptions import Decisions
-from virtualgpu.pytorch.values import EMPTY, LIMIT, Values, written_by
+from virtualgpu.pytorch.values import (
+    EMPTY,
+    LIMIT,
+    OVERWRITE,
+    SHAPE_ONLY,
+    Values,
+    written_by,
+)
 from virtualgpu.pytorch.visible import (
     CPU,
     META,
@@ -159,10 +166,20 @@ class CudaGpu(VirtualGpu):
         if needs_values(func, tensors(args)):
             raise NoValue(f"{place()} reads values that were not computed; a tiny size with "
                           "--values all has them")
+        written = written_by(func, args, kwargs)
+        if func in SHAPE_ONLY or func in OVERWRITE:
+            read = [item for item in tensors((*args, *kwargs.values()))
+                    if func in SHAPE_ONLY or item is not written[0]]
+            if all(not item.is_meta for item in (*read, *written)) and (
+                    func in SHAPE_ONLY or self.values.all_known(read)):
+                out = func(*args, **kwargs)
+                for item in written:
+                    self.values.regain(item)
+                return out
+        for item in written:
+            if not item.is_meta:
+                self.values.lose(item)
         changed = changed_argument(func, args, kwargs)
-        if any(not item.is_meta for item in written_by(func, args, kwargs)):
-            raise NoValue(f"{place()} writes values that were not computed into a CPU tensor"
-                          + ADVICE)
         if changed is not None:
             return changed_tensor(args, kwargs, changed)
         specs = shapes.results(func, args, kwargs)
@@ -192,11 +209,11 @@ class CudaGpu(VirtualGpu):
         self._to_host(source, bool(kwargs.get("non_blocking") or args[2:3] == (True,)))
         known = self.values.known(source)
         if func is aten.copy_.default:
-            if known:
-                return args[0].copy_(self.values.value(source))
-            if not args[0].is_meta:
-                raise NoValue(f"{place()} copies values that were not computed into a CPU tensor"
-                              + ADVICE)
+            if not args[0].is_meta and known:
+                args[0].copy_(self.values.value(source))
+                self.values.regain(args[0])
+            elif not args[0].is_meta:
+                self.values.lose(args[0])
             return args[0]
         dtype = kwargs.get("dtype") or source.dtype
         if known:
@@ -258,8 +275,6 @@ class CudaGpu(VirtualGpu):
         return device_of(self, tensor)
 
 
-ADVICE = ("; a tiny size with --values all has them, and torch.save writes shapes where "
-          "torch.distributed.checkpoint needs values")
 # What to do instead of an operation that has no model.
 INSTEAD = {"flex_attention": "; scaled_dot_product_attention is",
            "flex_attention_backward": "; scaled_dot_product_attention is"}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._C import TensorBase
 
+from virtualgpu.pytorch import host_memory
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.pytorch.unknown import Unknown, as_float
 from virtualgpu.pytorch.visible import (
@@ -54,6 +55,7 @@ def _properties(gpu: CudaGpu) -> None:
     Tensor.data_ptr = wrapped(Tensor.data_ptr, lambda self: address(self) if (
         real_is_meta(self)) else NotImplemented)
     Tensor.data = property(TensorBase.data.__get__, _set_data)
+    host_memory.install(gpu)
     type_of = Tensor.type
 
     def kind(self: Tensor, dtype=None, **options):
@@ -166,7 +168,7 @@ def _values(gpu: CudaGpu) -> None:
         original = getattr(Tensor, name)
 
         def read(self: Tensor, *args, **kwargs):
-            if hidden.depth or not real_is_meta(self):
+            if hidden.depth or not (real_is_meta(self) or space_of(gpu, self)):
                 return original(self, *args, **kwargs)
             self = plain(self)
             if not unknown(self):
@@ -225,10 +227,11 @@ def stop(gpu: CudaGpu, what: str) -> None:
 
 def text(gpu: CudaGpu, tensor: Tensor, shown: Callable, options: dict) -> str:
     """As torch prints a tensor on CUDA, with `?` for values that nobody computed."""
-    if hidden.depth or not real_is_meta(tensor) or type(tensor) not in (
-            Tensor, torch.nn.Parameter):
+    if hidden.depth or type(tensor) not in (Tensor, torch.nn.Parameter):
         return shown(tensor, **options)
     space = space_of(gpu, tensor)
+    if space is None:
+        return shown(tensor, **options)
     if space is Space.OWN:
         with hidden:
             return shown(tensor, **options)
@@ -272,7 +275,7 @@ def _storages(gpu: CudaGpu) -> None:
     deep = Tensor.__deepcopy__
 
     def deepcopy(self: Tensor, memo: dict):
-        if hidden.depth or not real_is_meta(self):
+        if hidden.depth or not (real_is_meta(self) or space_of(gpu, self)):
             return deep(self, memo)
         if id(self) in memo:
             return memo[id(self)]

@@ -40,13 +40,15 @@ class Values:
         """limit: bytes of the largest storage that gets a twin."""
         self.limit, self.assumptions = limit, assumptions
         self.twins: dict[int, torch.UntypedStorage] = {}
+        self.lost: set[int] = set()  # CPU storages that unknown values were written into
         self.seed, self.offset = 0, 0  # of the GPU's generator, which counts as CUDA's does
 
     def known(self, tensor: torch.Tensor) -> bool:
         return key_of(tensor) in self.twins
 
     def all_known(self, operands: Sequence[torch.Tensor]) -> bool:
-        return all(not item.is_meta or self.known(item) for item in operands)
+        return all(self.known(item) if item.is_meta else key_of(item) not in self.lost
+                   for item in operands)
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor:
         """A CPU tensor over the twin's memory: writing to it changes the value."""
@@ -73,6 +75,22 @@ class Values:
         for item in written:
             if item.is_meta:
                 self.twins.pop(key_of(item), None)
+
+    def lose(self, tensor: torch.Tensor) -> None:
+        """Take a CPU tensor for unknown from now on; whoever reads its memory finds NaN."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self.lost:
+            self.lost.add(key)
+            weakref.finalize(storage, self.lost.discard, key).atexit = False
+            whole = torch.empty(0, dtype=tensor.dtype)
+            uninitialized(whole.set_(storage, 0, (storage.nbytes() // whole.element_size(),)))
+
+    def regain(self, tensor: torch.Tensor) -> None:
+        """Take a CPU tensor for known again, if it covers its storage: known values were
+        written into it."""
+        if tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes():
+            self.lost.discard(key_of(tensor))
 
     def follow(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
                out: object) -> None:

@@ -24,10 +24,11 @@ real_is_meta = TensorBase.is_meta.__get__
 
 
 class Space(Enum):
-    """Where a tensor that C++ calls meta lies.
+    """Where a tensor lies whose values C++ does not have.
 
-    GPU: in the virtual GPU's memory. HOST: in the host's memory, with values that nobody computed.
-    OWN: nowhere, since the program itself asked for a meta tensor.
+    GPU: in the virtual GPU's memory. HOST: in the host's memory, with values that nobody computed;
+    C++ calls it meta, or knows it as a CPU tensor that such values were written into. OWN: nowhere,
+    since the program itself asked for a meta tensor.
     """
 
     GPU, HOST, OWN = range(3)
@@ -64,7 +65,7 @@ def inner(tensor: torch.Tensor) -> torch.Tensor | None:
 def space_of(gpu: CudaGpu, tensor: torch.Tensor) -> Space | None:
     """Where a tensor lies; None for one that C++ knows to lie elsewhere."""
     if not real_is_meta(tensor):
-        return None
+        return Space.HOST if gpu.values.lost and is_lost(gpu, tensor) else None
     if type(tensor) not in PLAIN:
         local = inner(tensor)
         if local is not None:
@@ -79,6 +80,15 @@ def space_of(gpu: CudaGpu, tensor: torch.Tensor) -> Space | None:
         return Space.HOST
     # What torch made inside an operation, unseen, is the GPU's.
     return Space.OWN if key in gpu.own else Space.GPU
+
+
+def is_lost(gpu: CudaGpu, tensor: torch.Tensor) -> bool:
+    """Whether values that nobody computed were written into a CPU tensor."""
+    local = None if type(tensor) in PLAIN else inner(tensor)
+    try:
+        return key_of(tensor if local is None else local) in gpu.values.lost
+    except (NotImplementedError, RuntimeError):  # a wrapper without storage
+        return False
 
 
 def device_of(gpu: CudaGpu, tensor: torch.Tensor) -> torch.device:

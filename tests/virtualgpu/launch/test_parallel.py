@@ -4,7 +4,9 @@ import re
 
 import pytest
 
-from .running import printed
+from virtualgpu.core import cards
+
+from .running import printed, run
 
 pytestmark = pytest.mark.slow  # ranks that run whole programs
 
@@ -41,10 +43,23 @@ def test_sharding_over_more_gpus_takes_less_memory():
     assert peaks == sorted(peaks, reverse=True) and peaks[0] > peaks[-1]
 
 
+def test_cpu_offloading_trades_memory_for_copies_over_the_bus():
+    (plain,), (offloaded,) = (run("sharded", program, gpus="h100:2", present=[0])
+                              for program in ("fsdp2", "offload"))
+    assert plain.error is offloaded.error is None
+    shard = 4 * (4 * 2 * 4 * 1024**2) // 2  # bytes of half of the weights in fp32
+    assert plain.peak - offloaded.peak > 2 * shard
+    # Both steps copy the parameters up for the forward and the backward pass, and the gradients down.
+    seconds = 2 * 3 * shard / cards.find("h100").pcie
+    copied = [sum(time for name, time in rank.busy.items() if name.endswith("copy_"))
+              + rank.busy["aten._to_copy"] for rank in (plain, offloaded)]
+    assert copied[1] - copied[0] == pytest.approx(seconds, rel=0.1)
+    assert offloaded.seconds > plain.seconds
+    assert any("an optimizer's on parameters" in one.text for one in offloaded.assumptions)
+
+
 @pytest.mark.parametrize("program", ["fsdp2", "dtensor", "zero"])
 def test_one_process_stands_for_all_ranks_of_a_symmetric_program(program):
-    from .running import run
-
     all_ranks = run("sharded", program, gpus="h100:2")
     (solo,) = run("sharded", program, gpus="h100:2", present=[0])
     assert solo.error is None

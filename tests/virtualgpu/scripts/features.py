@@ -194,6 +194,26 @@ def dcp():
         dcp.save({"model": nn.Linear(2048, 2048).cuda().state_dict()}, checkpoint_id=folder)
 
 
+def host():
+    """Values that nobody computed reach tensors of the CPU."""
+    import copy
+    import io
+
+    log = torch.arange(4.0)
+    log[1] = torch.randn(2**20, device="cuda").mean()
+    print(log, log.sum().item(), log.to("cuda").sum().item(), (log + 1).device)
+    file = io.BytesIO()
+    torch.save(log, file)
+    file.seek(0)
+    print(torch.load(file), copy.deepcopy(log)[0].item())
+    try:
+        log.numpy()
+    except ValueError as error:
+        print(error)
+    log.zero_()
+    print(log, log.numpy())
+
+
 def leaves():
     sys.exit(3)
 

@@ -173,6 +173,6 @@ def context():
 
 LOCAL = int(os.environ["LOCAL_RANK"])
 torch.cuda.set_device(LOCAL)
-dist.init_process_group("nccl")
+dist.init_process_group("cpu:gloo,cuda:nccl" if sys.argv[1] == "offload" else "nccl")
 globals()[sys.argv[1]]()
 dist.destroy_process_group()

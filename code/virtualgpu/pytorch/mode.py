@@ -27,11 +27,13 @@ from virtualgpu.core.plan import (
     to_meta,
 )
 from virtualgpu.core.rules import Work, tensors
+from virtualgpu.pytorch import host_memory
 from virtualgpu.pytorch.assumptions import Decisions
 from virtualgpu.pytorch.values import (
     EMPTY,
     LIMIT,
     OVERWRITE,
+    RANDOM_FILL,
     SHAPE_ONLY,
     Values,
     written_by,
@@ -176,6 +178,8 @@ class CudaGpu(VirtualGpu):
                 for item in written:
                     self.values.regain(item)
                 return out
+        if written and func not in OVERWRITE and func._schema.name not in RANDOM_FILL:
+            self.assumptions.note(INSTANT)
         for item in written:
             if not item.is_meta:
                 self.values.lose(item)
@@ -218,9 +222,7 @@ class CudaGpu(VirtualGpu):
         dtype = kwargs.get("dtype") or source.dtype
         if known:
             return self.values.value(source).to(dtype, copy=True)
-        out = torch.empty_strided(source.shape, source.stride(), dtype=dtype, device=META)
-        self.hold_on_host(out)
-        return out
+        return host_memory.unknown(self, source, dtype, not host_memory.autograd_wants_cpu())
 
     def _to_host(self, source: torch.Tensor, asynchronous: bool) -> None:
         if self.journal is not None:
@@ -275,6 +277,7 @@ class CudaGpu(VirtualGpu):
         return device_of(self, tensor)
 
 
+INSTANT = "the host's own work takes no time, such as an optimizer's on parameters in its memory"
 # What to do instead of an operation that has no model.
 INSTEAD = {"flex_attention": "; scaled_dot_product_attention is",
            "flex_attention_backward": "; scaled_dot_product_attention is"}

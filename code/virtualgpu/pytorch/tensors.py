@@ -113,6 +113,9 @@ def _moves(gpu: CudaGpu) -> None:
         target = exact(target)
         if target is None or target == self.device:  # C++ would see a move from meta to cuda
             return to(self, **options) if options else self
+        if torch.is_grad_enabled() and self.requires_grad and (
+                space_of(gpu, self), target.type) in ((Space.HOST, "cuda"), (Space.GPU, "cpu")):
+            return host_memory.Move.apply(self, target, options)
         with asked_for_meta if target.type == "meta" else nullcontext():
             return to(self, device=target, **options)
 
@@ -245,8 +248,7 @@ def text(gpu: CudaGpu, tensor: Tensor, shown: Callable, options: dict) -> str:
             body = shown(gpu.values.value(tensor), **options)[:-1]
     else:
         body = f"tensor(?, size={tuple(tensor.shape)}, dtype={tensor.dtype}"
-    body = f"{body}{extra})"
-    return f"Parameter containing:\n{body}" if isinstance(tensor, torch.nn.Parameter) else body
+    return f"{body}{extra})"
 
 
 def _storages(gpu: CudaGpu) -> None:

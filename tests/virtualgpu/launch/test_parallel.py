@@ -49,7 +49,7 @@ def test_cpu_offloading_trades_memory_for_copies_over_the_bus():
     assert plain.error is offloaded.error is None
     shard = 4 * (4 * 2 * 4 * 1024**2) // 2  # bytes of half of the weights in fp32
     assert plain.peak - offloaded.peak > 2 * shard
-    # Both steps copy the parameters up for the forward and the backward pass, and the gradients down.
+    # Each step copies the parameters up for the forward and the backward pass, the gradients down.
     seconds = 2 * 3 * shard / cards.find("h100").pcie
     copied = [sum(time for name, time in rank.busy.items() if name.endswith("copy_"))
               + rank.busy["aten._to_copy"] for rank in (plain, offloaded)]

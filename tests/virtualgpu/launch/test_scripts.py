@@ -28,9 +28,11 @@ FEATURES = {
     "loader": r"2016 cuda:0",
     "convolution": r"\(64, 3, 3, 3\)",
     "profiler": r"True",
+    "offload": (r"(cuda:0 cpu cpu\n){2}Parameter containing:\n"
+                r"tensor\(\?, size=\(1024,\), dtype=torch.float32, requires_grad=True\) cpu"),
     "host": (r"tensor\(\?, size=\(4,\), dtype=torch.float32\) \? \? cpu\n"
              r"tensor\(\?, size=\(4,\), dtype=torch.float32\) \?\n"
-             r".*features.py, line \d+ .*becomes a numpy array, and its values were not computed.*\n"
+             r".*features.py, line \d+ .*becomes a numpy array, and its values were not.*\n"
              r"tensor\(\[0., 0., 0., 0.\]\) \[0. 0. 0. 0.\]"),
 }
 

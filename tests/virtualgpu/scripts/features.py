@@ -214,6 +214,20 @@ def host():
     print(log, log.numpy())
 
 
+def offload():
+    """Parameters in the host's memory, large ones and small ones, are copied for every step."""
+    layer = nn.Linear(1024, 1024)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    for _ in range(2):
+        x = torch.randn(64, 1024, device="cuda")
+        weight, bias = (one.to("cuda", non_blocking=True) for one in layer.parameters())
+        nn.functional.linear(x, weight, bias).square().mean().backward()
+        print(weight.device, *(one.grad.device for one in layer.parameters()))
+        optimizer.step()
+        optimizer.zero_grad()
+    print(layer.bias, layer.weight.device)
+
+
 def leaves():
     sys.exit(3)
 

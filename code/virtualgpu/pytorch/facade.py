@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from virtualgpu.pytorch import (
     autocast,
+    checkpoints,
     compiled,
     cuda,
     factories,
@@ -28,7 +29,8 @@ def install(gpu: CudaGpu) -> None:
         raise RuntimeError("a virtual GPU is installed in this process already")
     private_names.check()
     unknown.Unknown.assumptions = gpu.assumptions
-    for part in (streams, cuda, autocast, factories, tensors, files, compiled, timers):
+    for part in (streams, cuda, autocast, factories, tensors, files, checkpoints, compiled,
+                 timers):
         part.install(gpu)
     shape_tracing.install()
     unknown.patch_math()

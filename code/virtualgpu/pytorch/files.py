@@ -11,6 +11,8 @@ from torch import Tensor, serialization
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.pytorch.visible import CPU, META, Space, hidden, real_is_meta, space_of
 
+SHAPES = "torch.save writes shapes without values where values were not computed"
+
 
 class Loading:
     """A torch.load in progress: where tensors go.
@@ -36,6 +38,8 @@ def install(gpu: CudaGpu) -> None:
         if space not in (Space.GPU, Space.HOST) or type(self) is not Tensor:
             return reduce(self, protocol)
         value = gpu.values.value(self).clone() if gpu.values.known(self) else None
+        if value is None:
+            gpu.assumptions.note(SHAPES)
         return rebuild, (space is Space.GPU, tuple(self.shape), self.stride(), self.dtype, value,
                          self.requires_grad)
 

@@ -32,6 +32,7 @@ NAMES = (
     "torch.distributed.Backend._plugins",
     "torch.distributed.Backend._BackendPlugin",
     "torch.distributed._functional_collectives.AsyncCollectiveTensor",
+    "torch.distributed.checkpoint.state_dict_saver._stateful_to_state_dict",
     "torch.distributed.distributed_c10d._new_process_group_helper",
     "torch.distributed.distributed_c10d._resolve_process_group",
     "torch.distributed.distributed_c10d._world",

@@ -28,6 +28,8 @@ FEATURES = {
     "loader": r"2016 cuda:0",
     "convolution": r"\(64, 3, 3, 3\)",
     "profiler": r"True",
+    "dcp": (r"cuda:0 True\n.*features.py, line \d+ .*: torch.distributed.checkpoint writes values, "
+            r"and those of \['model'\]\['weight'\] were not computed: leave it out.*\nTrue"),
     "offload": (r"(cuda:0 cpu cpu\n){2}Parameter containing:\n"
                 r"tensor\(\?, size=\(1024,\), dtype=torch.float32, requires_grad=True\) cpu"),
     "host": (r"tensor\(\?, size=\(4,\), dtype=torch.float32\) \? \? cpu\n"

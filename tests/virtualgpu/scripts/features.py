@@ -186,12 +186,24 @@ def triton():
 
 
 def dcp():
+    """What has values is saved and loaded, and nothing else is written."""
+    import os
     import tempfile
 
     import torch.distributed.checkpoint as dcp
 
     with tempfile.TemporaryDirectory() as folder:
-        dcp.save({"model": nn.Linear(2048, 2048).cuda().state_dict()}, checkpoint_id=folder)
+        small, other = (nn.Linear(64, 64).cuda() for _ in range(2))
+        dcp.save({"model": small.state_dict()}, checkpoint_id=folder)
+        state = {"model": other.state_dict()}
+        dcp.load(state, checkpoint_id=folder)
+        print(other.weight.device, torch.equal(other.weight, small.weight))
+        before = sorted(os.listdir(folder))
+        try:
+            dcp.save({"model": nn.Linear(2048, 2048).cuda().state_dict()}, checkpoint_id=folder)
+        except ValueError as error:
+            print(error)
+        print(before == sorted(os.listdir(folder)))
 
 
 def host():

@@ -14,6 +14,7 @@ from virtualgpu.launch import cluster as clusters
 from virtualgpu.launch import host, launchers
 
 INTERRUPTED, TERMINATED, USAGE = 130, 143, 2
+AUTO = "auto"  # of --present
 
 
 def parser() -> argparse.ArgumentParser:
@@ -29,7 +30,8 @@ def parser() -> argparse.ArgumentParser:
     alone.add_argument("--solo", action="store_true", help="one process stands for all ranks of a "
                        "symmetric program")
     alone.add_argument("--present", metavar="RANKS", help="the ranks that are processes, such "
-                       "as 0,128; the others do what the nearest one below them does")
+                       "as 0,128; the others do what the nearest one below them does; auto: one "
+                       "rank of each pipeline stage")
     made.add_argument("--values", default="1MiB", metavar="SIZE", help="largest tensor whose "
                       "values are computed; all, none (default: 1MiB)")
     made.add_argument("--assume", action="append", default=[], metavar="FILE:LINE=ANSWER",
@@ -69,8 +71,11 @@ def start(options: argparse.Namespace) -> int:
     present = chosen(options, cluster.world)
     launchers.adopt_slurm(os.environ)
     own = launchers.own_rank(cluster)
+    if options.present == AUTO and own is not None:
+        raise VirtualGpuError("--present auto: torchrun and srun have started this program's ranks "
+                              "already; run virtualrun without them")
     processes = cluster.world if present is None else len(present)
-    if own is None and processes > 1:
+    if own is None and processes > 1 and options.present != AUTO:
         print(f"virtualrun: {host.check(processes)}", file=sys.stderr)
     return run(options, cluster, present, own)
 
@@ -79,7 +84,7 @@ def chosen(options: argparse.Namespace, world: int) -> list[int] | None:
     """The ranks that are processes; None: all. Raises VirtualGpuError."""
     if options.solo:
         return [0]
-    if options.present is None:
+    if options.present in (None, AUTO):
         return None
     try:
         ranks = sorted({int(word) for word in options.present.split(",")})
@@ -87,21 +92,23 @@ def chosen(options: argparse.Namespace, world: int) -> list[int] | None:
         ranks = [-1]
     if ranks[0] != 0 or ranks[-1] >= world:
         raise VirtualGpuError(f"--present {options.present}: expected ranks from 0 to {world - 1}, "
-                              "0 among them, such as --present 0,1")
+                              "0 among them, such as --present 0,1, or auto")
     return ranks
 
 
 def run(options: argparse.Namespace, cluster: clusters.Cluster, present: list[int] | None,
         own: int | None) -> int:
     """Run the program on the ranks, and report. Torch is imported from here on."""
-    from virtualgpu.launch import failures, process, ranks, report
+    from virtualgpu.launch import failures, process, ranks, report, stages
     from virtualgpu.launch.settings import Settings, parse_size
     from virtualgpu.pytorch import assumptions
 
     settings = Settings(parse_size(options.values), tuple(map(assumptions.parse, options.assume)),
                         trace=options.trace)
     program = process.script(options.script, options.arguments)
-    if own is None and (cluster.world if present is None else len(present)) > 1:
+    if options.present == AUTO and cluster.world > 1:
+        found = stages.run(cluster, settings, program)
+    elif own is None and (cluster.world if present is None else len(present)) > 1:
         found = ranks.run_ranks(cluster, settings, program, present)
     else:
         rank = own or 0

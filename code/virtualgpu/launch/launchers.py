@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, MutableMapping
 
 from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.launch.cluster import Cluster
 
+PORTS = range(15_000, 30_000)  # for the rendezvous of srun's steps, by job and step
 # Slurm's names for what torchrun tells programs.
 SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 
@@ -19,6 +21,16 @@ def adopt_slurm(environment: MutableMapping[str, str]) -> None:
         return
     for name, slurm in SLURM.items():
         environment.setdefault(name, environment[slurm])
+    if "MASTER_PORT" not in environment:
+        job, step = (int(environment.get(name) or 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+        environment["MASTER_PORT"] = str(PORTS.start + (64 * job + step) % len(PORTS))
+        environment["MASTER_ADDR"] = first_node(environment.get("SLURM_STEP_NODELIST", "127.0.0.1"))
+
+
+def first_node(nodes: str) -> str:
+    """The first of Slurm's nodes, such as node07 of node[07-09,11],other3."""
+    found = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
+    return "".join(filter(None, found.groups())) if found else nodes
 
 
 def own_rank(cluster: Cluster, environment: Mapping[str, str] = os.environ) -> int | None:

@@ -50,9 +50,11 @@ def test_ranks_that_fit_are_counted():
 
 
 def test_a_launcher_s_ranks_must_be_one_per_gpu():
-    slurm = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0"}
+    slurm = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0",
+             "SLURM_JOB_ID": "1234", "SLURM_STEP_NODELIST": "node[07-09,11],other3"}
     launchers.adopt_slurm(slurm)
     assert (slurm["RANK"], slurm["WORLD_SIZE"], slurm["LOCAL_RANK"]) == ("3", "4", "1")
+    assert slurm["MASTER_ADDR"] == "node07" and int(slurm["MASTER_PORT"]) in launchers.PORTS
     assert launchers.own_rank(parse("h100:2", 2), slurm) == 3
     with pytest.raises(virtualgpu.VirtualGpuError, match=r"this job has 4 ranks.*h100-80gb:2 --"):
         launchers.own_rank(parse("h100:8", 2), slurm)

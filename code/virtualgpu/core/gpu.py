@@ -124,7 +124,7 @@ class VirtualGpu(TorchDispatchMode):
                 self.unknown[plan.name] += 1
             if self.journal is not None:
                 self.journal.kernel(key, func, args, kwargs, plan, out)
-            self._launch(plan.name, plan.seconds, plan.kernels)
+            self.start(func, args, kwargs, plan, out)
         if self.recorder is not None:
             self.recorder.operation(key, plan, (args, kwargs), out)
         return out, plan
@@ -195,6 +195,19 @@ class VirtualGpu(TorchDispatchMode):
             self._require(work.dtype)
             seconds = max(seconds, work.flops / (card.tflops[work.dtype] * 1e12 * best.attention))
         return max(seconds + work.kernels * best.kernel, work.kernels * best.pace)
+
+    def start(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict, plan: Plan,
+              out: object) -> None:
+        """Launch the kernels of an operation.
+
+        Args:
+            func: the operation.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            plan: what they cost.
+            out: its result.
+        """
+        self._launch(plan.name, plan.seconds, plan.kernels)
 
     def _launch(self, name: str, seconds: float, kernels: int) -> None:
         self.clock.work(kernels * self.card.efficiency.dispatch)

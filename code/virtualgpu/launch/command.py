@@ -36,6 +36,8 @@ def parser() -> argparse.ArgumentParser:
                       "values are computed; all, none (default: 1MiB)")
     made.add_argument("--assume", action="append", default=[], metavar="FILE:LINE=ANSWER",
                       help="True, False, or a number, where a line needs an unknown value")
+    made.add_argument("--fuse-pointwise", action="store_true", help="cost elementwise operations "
+                      "and reductions in what torch.compile compiles as fused kernels")
     made.add_argument("--json", metavar="FILE", help="write every figure of every rank")
     made.add_argument("--trace", metavar="DIR", help="write each rank's Chrome trace, Chakra "
                       "execution trace, and memory timeline")
@@ -68,6 +70,9 @@ def start(options: argparse.Namespace) -> int:
                               f"{Path(options.json).absolute().parent} does not exist")
     if options.trace and Path(options.trace).exists() and not Path(options.trace).is_dir():
         raise VirtualGpuError(f"--trace {options.trace}: expected a folder, and this is a file")
+    if options.trace and options.fuse_pointwise:
+        raise VirtualGpuError("--trace and --fuse-pointwise: fused kernels cannot be traced; "
+                              "leave out one of them")
     present = chosen(options, cluster.world)
     launchers.adopt_slurm(os.environ)
     own = launchers.own_rank(cluster)
@@ -104,7 +109,7 @@ def run(options: argparse.Namespace, cluster: clusters.Cluster, present: list[in
     from virtualgpu.pytorch import assumptions
 
     settings = Settings(parse_size(options.values), tuple(map(assumptions.parse, options.assume)),
-                        trace=options.trace)
+                        trace=options.trace, fuse=options.fuse_pointwise)
     program = process.script(options.script, options.arguments)
     if options.present == AUTO and cluster.world > 1:
         found = stages.run(cluster, settings, program)

@@ -19,7 +19,7 @@ from virtualgpu.launch.cluster import Cluster
 from virtualgpu.launch.result import Rank, measure
 from virtualgpu.launch.settings import Settings
 from virtualgpu.net import backend
-from virtualgpu.pytorch import facade, fsdp1, process_groups
+from virtualgpu.pytorch import facade, fsdp1, fusing, process_groups
 from virtualgpu.pytorch.assumptions import Decisions
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.replay.journal import Journal
@@ -52,6 +52,8 @@ def become(cluster: Cluster, rank: int, settings: Settings, present: Sequence[in
     torch.set_num_threads(1)
     gpu = CudaGpu(cluster.card, rank % cluster.per_node, cluster.per_node, settings.values,
                   Decisions(settings.answers))
+    if settings.fuse:
+        fusing.install(gpu)
     facade.install(gpu)
     process_groups.install(gpu, cluster.topology(), present, store)
     if cluster.world > 1:

@@ -18,12 +18,14 @@ ALL = 2**62
 class Settings:
     """values: bytes of the largest tensor whose values are computed. answers: of --assume. record:
     whether every rank returns a record of what it did (virtualgpu.replay). trace: the
-    folder for traces; None: none are made."""
+    folder for traces; None: none are made. fuse: whether elementwise kernels of compiled
+    regions are fused."""
 
     values: int = LIMIT
     answers: tuple[Answer, ...] = ()
     record: bool = False
     trace: str | None = None
+    fuse: bool = False
 
 
 def parse_size(text: str) -> int:

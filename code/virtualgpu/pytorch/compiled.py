@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import torch
 
+from virtualgpu.pytorch import fusing
 from virtualgpu.pytorch.mode import CudaGpu
 
-NOTE = ("torch.compile is taken as eager: compiled code fuses elementwise kernels and is faster")
+NOTE = ("torch.compile is taken as eager: compiled code fuses elementwise kernels and is faster "
+        "(--fuse-pointwise)")
+GRAPHED = ("reduce-overhead", "max-autotune")  # modes
+NO_GRAPHS = ("torch.compile's CUDA graphs are not modeled: every kernel takes the host its launch")
 
 
 def install(gpu: CudaGpu) -> None:
     """Replace the compilers of torch."""
-    def compile(model=None, **_):
-        gpu.assumptions.note(NOTE)
-        return (lambda function: function) if model is None else model
+    def compile(model=None, *, mode: str | None = None, options: dict | None = None, **_):
+        if model is None:
+            return lambda function: compile(function, mode=mode, options=options)
+        if mode in GRAPHED or (options or {}).get("triton.cudagraphs"):
+            gpu.assumptions.note(NO_GRAPHS)
+        gpu.assumptions.note(NOTE if gpu.fuser is None else fusing.NOTE)
+        if gpu.fuser is None:
+            return model
+        if not isinstance(model, torch.nn.Module):
+            return fusing.compiled(gpu, model)
+        model.forward = fusing.compiled(gpu, model.forward)
+        return model
 
-    def compile_module(self: torch.nn.Module, *_: object, **__: object) -> None:
-        compile(self)
+    def compile_module(self: torch.nn.Module, *_: object, **options: object) -> None:
+        compile(self, **options)
 
     torch.compile, torch.nn.Module.compile = compile, compile_module
     torch.jit.script = lambda function=None, *_, **__: (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,6 +19,7 @@ from virtualgpu.core.gpu import VirtualGpu, place
 from virtualgpu.core.plan import (
     HOST,
     Kind,
+    Plan,
     changed_argument,
     changed_tensor,
     kind_of,
@@ -51,6 +53,9 @@ from virtualgpu.pytorch.visible import (
     space_of,
 )
 
+if TYPE_CHECKING:
+    from virtualgpu.pytorch.fusing import Fuser
+
 aten = torch.ops.aten
 COPIES = {aten.copy_.default, aten._to_copy.default}
 FAKE = torch._C._TorchDispatchModeKey.FAKE
@@ -78,6 +83,7 @@ class CudaGpu(VirtualGpu):
         self.values = Values(limit, self.assumptions)
         self.on_host: set[int] = set()  # storages in the host's memory without values
         self.own: set[int] = set()  # storages of meta tensors that the program asked for
+        self.fuser: Fuser | None = None  # of compiled regions (fusing.py)
         self.handlers: dict[str, Handler] = {}  # by namespace of the operation
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -257,6 +263,20 @@ class CudaGpu(VirtualGpu):
         self.hold(made)
         self.values.put(made, value)
         return made
+
+    def start(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict, plan: Plan,
+              out: object) -> None:
+        """Launch the kernels of an operation, or let them wait for others to be fused with."""
+        if self.fuser is None:
+            self._launch(plan.name, plan.seconds, plan.kernels)
+        elif not self.fuser.take(func, args, kwargs, plan, out):
+            self.fuser.flush()
+            self._launch(plan.name, plan.seconds, plan.kernels)
+
+    def _release(self, key: int) -> None:
+        super()._release(key)
+        if self.fuser is not None:
+            self.fuser.died(key)
 
     def hold_on_host(self, tensor: torch.Tensor) -> None:
         """Remember that a meta tensor lies in the host's memory."""

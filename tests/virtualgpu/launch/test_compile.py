@@ -1,0 +1,104 @@
+"""torch.compile is eager, with a note, or its elementwise kernels are fused on request."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from virtualgpu.core import cards
+from virtualgpu.launch.cluster import parse
+from virtualgpu.launch.ranks import run_ranks
+from virtualgpu.launch.settings import Settings
+
+ROWS, WIDTH = 8192, 4096
+
+
+class Norm(nn.Module):
+    """RMSNorm as Llama has it: eight elementwise kernels and a reduction."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x):
+        y = x.float()
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return y.to(x.dtype) * self.weight
+
+
+def timed(**options):
+    """Seconds of the forward and the backward pass, compiled with these options."""
+    def program():
+        model = torch.compile(Norm().cuda().bfloat16(), **options)
+        x = torch.randn(ROWS, WIDTH, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        times = []
+        torch.cuda.synchronize()
+        times.append(time.perf_counter())
+        y = model(x)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter())
+        y.backward(torch.ones_like(y))
+        torch.cuda.synchronize()
+        times.append(time.perf_counter())
+        return times[1] - times[0], times[2] - times[1]
+    return program
+
+
+def run(program, fuse):
+    (rank,) = run_ranks(parse("h100"), Settings(fuse=fuse), program)
+    assert rank.error is None, rank.error
+    return rank
+
+
+def test_a_fused_kernel_reads_its_input_and_writes_what_is_needed():
+    eager, fused = run(timed(), fuse=False), run(timed(), fuse=True)
+    # In units of one element: x, its fp32 copy and its bf16 result for backward, and the output.
+    card, size = cards.find("h100"), ROWS * WIDTH * (2 + 4 + 2 + 2)
+    least = size / (card.bandwidth * card.efficiency.vector)
+    assert least < fused.value[0] < 1.2 * least
+    assert all(2 * little < much for little, much in zip(fused.value, eager.value, strict=True))
+    assert fused.peak == eager.peak
+    assert any("memory is that of eager mode" in one.text for one in fused.assumptions)
+    assert any("taken as eager" in one.text for one in eager.assumptions)
+
+
+@pytest.mark.parametrize("mode, graphed", [("default", False), ("reduce-overhead", True)])
+def test_cuda_graphs_of_a_mode_are_not_modeled(mode, graphed):
+    rank = run(timed(mode=mode), fuse=False)
+    assert any("CUDA graphs are not modeled" in one.text for one in rank.assumptions) == graphed
+
+
+def test_everything_that_compiles():
+    @torch.no_grad()
+    def program():
+        x = torch.ones(4, device="cuda")
+
+        @torch.compile
+        def one(x):
+            return x * 2 + 1
+
+        @torch.compile(dynamic=True)
+        def other(x):
+            return x * 3 - 1
+
+        model = Norm().cuda()
+        model.compile()
+        assert model(torch.ones(WIDTH, device="cuda")).shape == (WIDTH,)
+        assert (one(x) * 2 + other(x)).tolist() == [8.0] * 4
+        y = one(x)
+        del x
+        return y
+
+    for fuse in (False, True):
+        assert run(program, fuse).value.tolist() == [3.0] * 4
+
+
+def test_code_outside_of_compiled_regions_is_not_fused():
+    def program():
+        x = torch.ones(ROWS, WIDTH, device="cuda")
+        for _ in range(4):
+            x = x * 2
+        torch.cuda.synchronize()
+
+    assert run(program, fuse=True).seconds == run(program, fuse=False).seconds

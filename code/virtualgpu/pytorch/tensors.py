@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ def install(gpu: CudaGpu) -> None:
     # On CUDA `param.data = moved` keeps the parameter's identity, and so ties and optimizers; C++
     # refuses that between the CPU and meta, so modules swap.
     torch.__future__.set_swap_module_params_on_conversion(True)
+    # A swap refuses tensors with weak references, which `param.data = moved` leaves alone, too.
+    torch.utils.weakref = SimpleNamespace(getweakrefs=lambda tensor: [])
 
 
 def _properties(gpu: CudaGpu) -> None:

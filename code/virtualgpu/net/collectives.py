@@ -18,7 +18,7 @@ class Path:
     """What a group's ring passes.
 
     size: ranks. nodes: how many they are on. bandwidth: bytes/s of its slowest link. near, far:
-    latency of a hop within a node and between nodes (seconds).
+    latency of a hop within a node and between nodes (seconds). adapters: of a node, that it uses.
     """
 
     size: int
@@ -26,6 +26,7 @@ class Path:
     bandwidth: float
     near: float
     far: float
+    adapters: int = 1
 
     @property
     def round(self) -> float:

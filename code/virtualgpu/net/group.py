@@ -37,7 +37,8 @@ from virtualgpu.net.work import Work
 BACKEND = "virtual"
 C10D = dist.distributed_c10d.__file__
 # NCCL's buffers: three protocols' worth for each channel (NCCL_BUFFSIZE 4 MiB and as much again),
-# of which it opens many over NVLink and few over slower links.
+# of which it opens many over NVLink, few over slower links, and between nodes two for each adapter,
+# but no more than within a node.
 BUFFER, CHANNELS, FEW_CHANNELS = 10 * 2**20, 16, 2
 Say = Callable[[str], None]
 Seconds = float | Callable[[Sequence[Message]], float]
@@ -45,7 +46,8 @@ Seconds = float | Callable[[Sequence[Message]], float]
 
 def channels_of(card: Card, path: collectives.Path) -> int:
     """How many a communicator opens."""
-    return CHANNELS if path.nodes == 1 and card.nvlink else FEW_CHANNELS
+    most = CHANNELS if card.nvlink else FEW_CHANNELS
+    return most if path.nodes == 1 else min(most, FEW_CHANNELS * path.adapters)
 
 
 def buffer_bytes(card: Card, path: collectives.Path) -> int:

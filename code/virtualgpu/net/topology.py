@@ -42,7 +42,7 @@ class Topology:
                        self.network.per_adapter * min(mine.values()))
             bandwidth = min(bandwidth, wire) if local > 1 else wire
         return Path(len(ranks), len(mine), bandwidth, max(link.latency for link in near),
-                    self.network.latency)
+                    self.network.latency, min(self.network.adapters, *mine.values()))
 
     def _shifted(self, ranks: Sequence[int], furthest: int) -> int:
         """How many groups of the same form lie on the same nodes rank by rank."""

@@ -8,9 +8,11 @@ import pytest
 from virtualgpu.core import slots
 from virtualgpu.core.cards import CARDS
 from virtualgpu.net import nccl, network
+from virtualgpu.net.group import buffer_bytes, channels_of
 from virtualgpu.net.topology import Topology
 
-V100, T4, RTX3090 = (CARDS[name] for name in ("v100-sxm2-16gb", "t4", "rtx3090"))
+V100, T4, RTX3090, H100 = (
+    CARDS[name] for name in ("v100-sxm2-16gb", "t4", "rtx3090", "h100-80gb"))
 
 
 def place(nodes, cards=None, link="ethernet:25gbit", slots=()):
@@ -99,3 +101,17 @@ def test_a_job_s_cards_are_where_slurm_put_them():
     ("NoDevFiles", 0, None), ("GPU-76697274", 0, None), ("-1", 0, None), ("0,1", -1, None)])
 def test_which_card_a_process_sees(text, index, number):
     assert slots.visible(text, index) == number
+
+
+def test_a_communicator_has_two_channels_for_each_adapter():
+    """And between nodes no more than within one."""
+    eights = place("a" * 8 + "b" * 8, [H100] * 16, "infiniband:8x400gbit")
+    within, across = eights.path(range(8)), eights.path(range(16))
+    assert channels_of(H100, within) == channels_of(H100, across) == 16
+    assert buffer_bytes(H100, within) == buffer_bytes(H100, across) == 160 * 2**20
+    assert channels_of(H100, eights.path((0, 8))) == 2  # one rank per node: one adapter
+    assert channels_of(H100, eights.path((0, 1, 8, 9))) == 4
+    one = place("a" * 8 + "b" * 8, [H100] * 16, "ethernet:100gbit")
+    assert channels_of(H100, one.path(range(16))) == 2
+    slow = place("aabb", [T4] * 4, "infiniband:2x100gbit")
+    assert channels_of(T4, slow.path(range(2))) == channels_of(T4, slow.path(range(4))) == 2

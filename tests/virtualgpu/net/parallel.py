@@ -168,6 +168,10 @@ def books(present):
         del result
         levels.append(torch.cuda.memory_allocated() - start)
         found[name] = [level / 2**20 for level in levels]
+    for _ in range(2):
+        used = functional.all_gather_tensor(x, 0, group) + 1
+        del used
+    found["left to itself"] = torch.cuda.memory_allocated() - start
     return found
 
 

@@ -9,6 +9,7 @@ from virtualgpu.pytorch import (
     cuda,
     factories,
     files,
+    pinned,
     private_names,
     shape_tracing,
     streams,
@@ -29,9 +30,10 @@ def install(gpu: CudaGpu) -> None:
         raise RuntimeError("a virtual GPU is installed in this process already")
     private_names.check()
     unknown.Unknown.assumptions = gpu.assumptions
-    for part in (streams, cuda, autocast, factories, tensors, files, checkpoints, compiled,
+    for part in (streams, cuda, autocast, factories, tensors, pinned, files, checkpoints, compiled,
                  timers):
         part.install(gpu)
     shape_tracing.install()
     unknown.patch_math()
+    unknown.patch_json()
     gpu.__enter__()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 import torch
 from torch.utils import _device
+from torch.utils._python_dispatch import _disable_current_modes
 
+from virtualgpu.pytorch import pinned
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.pytorch.unknown import Unknown
-from virtualgpu.pytorch.visible import asked_for_meta
+from virtualgpu.pytorch.visible import META, asked_for_meta, hidden
 
 
 def install(gpu: CudaGpu) -> None:
@@ -17,7 +22,8 @@ def install(gpu: CudaGpu) -> None:
     for function in _device._device_constructors():
         name = function.__name__
         if getattr(torch, name, None) is function:
-            setattr(torch, name, _own_meta_by_argument(function))
+            setattr(torch, name, _by_argument(gpu, function))
+    Unknown.tensor = functools.partial(_unknown, gpu)
     torch.tensor = _of_unknown(torch.tensor)
     generator = torch.Generator
 
@@ -63,9 +69,11 @@ def _own_meta_by_context() -> None:
     _device.DeviceContext.__torch_function__ = function
 
 
-def _own_meta_by_argument(function):
-    """`torch.empty(3, device="meta")`."""
+def _by_argument(gpu: CudaGpu, function):
+    """`torch.empty(3, device="meta")` and `torch.empty(3, pin_memory=True)`."""
     def make(*args, **kwargs):
+        if kwargs.get("pin_memory"):  # which C++ refuses without CUDA
+            return pinned.marked(gpu, function(*args, **{**kwargs, "pin_memory": False}))
         device = kwargs.get("device")
         if device is None or torch.device(device).type != "meta":
             return function(*args, **kwargs)
@@ -78,12 +86,49 @@ def _own_meta_by_argument(function):
 
 
 def _of_unknown(function):
-    """`torch.tensor(loss.item(), device="cuda")` is as unknown as the loss."""
-    def tensor(data, *args, **kwargs):
-        if isinstance(data, Unknown):
-            kwargs["dtype"] = kwargs.get("dtype") or torch.get_default_dtype()
-            return torch.empty((), **{"device": "cuda", **kwargs})
-        return function(data, *args, **kwargs)
+    """`torch.tensor([loss.item()])` is as unknown as the loss."""
+    def tensor(data, *args, dtype=None, device=None, requires_grad=False, **kwargs):
+        if not _has_unknown(data):
+            return function(data, *args, dtype=dtype, device=device, requires_grad=requires_grad,
+                            **kwargs)
+        like = function(_with_zeros(data), dtype=dtype)
+        device = torch.get_default_device() if device is None else device
+        return Unknown.tensor(like.shape, like.dtype, torch.device(device)).requires_grad_(
+            requires_grad)
 
     tensor.__name__, tensor.__module__ = "tensor", "torch"
     return tensor
+
+
+def _has_unknown(data: object) -> bool:
+    if isinstance(data, (list, tuple)):
+        return any(map(_has_unknown, data))
+    return type(data) is Unknown
+
+
+def _with_zeros(data: object) -> object:
+    """Nested lists with 0.0 for unknown numbers."""
+    if isinstance(data, (list, tuple)):
+        return list(map(_with_zeros, data))
+    return 0.0 if type(data) is Unknown else data
+
+
+def _unknown(gpu: CudaGpu, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+             ) -> torch.Tensor:
+    """Return a tensor whose values were not computed.
+
+    Args:
+        gpu: of this process.
+        shape: its size.
+        dtype: its type.
+        device: where it is; the CPU, or the GPU.
+    """
+    if device.type == "cuda":
+        made = torch.empty(shape, dtype=dtype, device=device)
+        with hidden:
+            gpu.values.forget([made])
+        return made
+    with hidden, _disable_current_modes():
+        made = torch.empty(shape, dtype=dtype, device=META)
+    gpu.hold_on_host(made)
+    return made

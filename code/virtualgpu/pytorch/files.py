@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, serialization
 
 from virtualgpu.pytorch.mode import CudaGpu
+from virtualgpu.pytorch.unknown import Unknown
 from virtualgpu.pytorch.visible import CPU, META, Space, hidden, real_is_meta, space_of
 
 SHAPES = "torch.save writes shapes without values where values were not computed"
@@ -44,7 +45,7 @@ def install(gpu: CudaGpu) -> None:
                          self.requires_grad)
 
     Tensor.__reduce_ex__ = reduced
-    serialization.add_safe_globals([rebuild])
+    serialization.add_safe_globals([rebuild, Unknown])
     restore = serialization.default_restore_location
 
     def restored(storage, location: str):

@@ -7,6 +7,7 @@ import itertools
 import torch
 
 from virtualgpu.core.clock import COMPUTE
+from virtualgpu.net.work import POLL
 from virtualgpu.pytorch.mode import CudaGpu
 
 OVERLAP = "kernels on different streams overlap without slowing each other down"
@@ -45,6 +46,7 @@ class Stream:
         clock.host_waits(clock.ready(self.name), self.name)
 
     def query(self) -> bool:
+        poll(self.gpu)
         return self.gpu.clock.streams[self.name] <= self.gpu.clock.host
 
     def is_capturing(self) -> bool:
@@ -88,15 +90,30 @@ class Event:
         Stream.gpu.clock.host_waits(self.time or 0.0, self.stream)
 
     def query(self) -> bool:
+        poll(Stream.gpu)
         return (self.time or 0.0) <= Stream.gpu.clock.host
 
     def elapsed_time(self, end: Event) -> float:
-        """Milliseconds from this event to the other."""
+        """Milliseconds from this event to the other.
+
+        Raises torch.AcceleratorError, as CUDA does, where the host has not waited for both.
+        """
         if self.time is None or end.time is None:
             raise RuntimeError("Both events must be recorded before calculating elapsed time.")
         if not (self.timing and end.timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if max(self.time, end.time) > Stream.gpu.clock.host:
+            raise torch.AcceleratorError(
+                "CUDA error: device not ready: the GPU has not reached these events yet; call "
+                "end.synchronize() or torch.cuda.synchronize() before elapsed_time()")
         return 1e3 * (end.time - self.time)
+
+
+def poll(gpu: CudaGpu) -> None:
+    """Asking whether the GPU is done costs the host time, so loops that ask end."""
+    gpu.clock.work(POLL)
+    if gpu.journal is not None:
+        gpu.journal.note("z", POLL)
 
 
 streams: dict[str, Stream] = {}

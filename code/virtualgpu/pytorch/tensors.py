@@ -34,11 +34,28 @@ def install(gpu: CudaGpu) -> None:
     _moves(gpu)
     _values(gpu)
     _storages(gpu)
-    # On CUDA `param.data = moved` keeps the parameter's identity, and so ties and optimizers; C++
-    # refuses that between the CPU and meta, so modules swap.
-    torch.__future__.set_swap_module_params_on_conversion(True)
     # A swap refuses tensors with weak references, which `param.data = moved` leaves alone, too.
     torch.utils.weakref = SimpleNamespace(getweakrefs=lambda tensor: [])
+    torch.nn.Module._apply = _swapping(torch.nn.Module._apply)
+
+
+def _swapping(apply: Callable) -> Callable:
+    """Let a module that is moved or converted swap its parameters.
+
+    On CUDA `param.data = moved` keeps the parameter's identity, and so ties and optimizers; C++
+    refuses that between the CPU and meta. Nothing else may swap: load_state_dict could not, once
+    DistributedDataParallel or an autograd graph refers to the parameters.
+    """
+    future = torch.__future__
+
+    def call(self: torch.nn.Module, *args, **kwargs):
+        before = future.get_swap_module_params_on_conversion()
+        future.set_swap_module_params_on_conversion(True)
+        try:
+            return apply(self, *args, **kwargs)
+        finally:
+            future.set_swap_module_params_on_conversion(before)
+    return call
 
 
 def _properties(gpu: CudaGpu) -> None:
@@ -53,7 +70,6 @@ def _properties(gpu: CudaGpu) -> None:
     Tensor.is_cpu = property(lambda self: real_is_cpu(self) or seen(self) is Space.HOST)
     Tensor.is_meta = property(lambda self: real_is_meta(self) and seen(self) in (None, Space.OWN))
     Tensor.get_device = lambda self: gpu.index if self.is_cuda else -1
-    Tensor.is_pinned = lambda self, *_, **__: False
     Tensor.record_stream = lambda self, stream: None
     Tensor.data_ptr = wrapped(Tensor.data_ptr, lambda self: address(self) if (
         real_is_meta(self)) else NotImplemented)
@@ -132,7 +148,6 @@ def _moves(gpu: CudaGpu) -> None:
     Tensor.cuda = lambda self, device=None, non_blocking=False, memory_format=None: move(
         self, gpu.device, non_blocking=non_blocking)
     Tensor.cpu = wrapped(cpu, lambda self, *_, **__: move(self, "cpu"))
-    Tensor.pin_memory = lambda self, *_, **__: self
     torch.nn.Module.cuda = lambda self, device=None: self.to(gpu.device)
 
 

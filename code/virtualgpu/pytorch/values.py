@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 from virtualgpu.core.plan import nested
 from virtualgpu.core.rules import tensors
 from virtualgpu.pytorch.assumptions import Decisions
+from virtualgpu.pytorch.unknown import FINITE, is_infinite
 from virtualgpu.pytorch.visible import CPU, key_of
 
 LIMIT = 2**20  # bytes
@@ -27,7 +28,13 @@ EMPTY = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.d
 SHAPE_ONLY = {aten.ones_like.default, aten.zeros_like.default, aten.full_like.default,
               aten.new_zeros.default, aten.new_ones.default, aten.new_full.default,
               aten.rand_like.default, aten.randn_like.default, *EMPTY}
-FINITE = {aten.isnan.default, aten.isinf.default}
+# How truth values that are the same everywhere combine.
+TRUTH = {aten.any.default: any, aten.any.dim: any, aten.any.dims: any,
+         aten.all.default: all, aten.all.dim: all, aten.all.dims: all,
+         aten.mul.Tensor: all, aten.logical_and.default: all, aten.bitwise_and.Tensor: all,
+         aten.logical_or.default: any, aten.bitwise_or.Tensor: any,
+         aten.logical_not.default: lambda values: not values[0],
+         aten.bitwise_not.default: lambda values: not values[0]}
 UNSCALE = aten._amp_foreach_non_finite_check_and_unscale_.default
 RANDOM_FILL = {"aten::normal_", "aten::uniform_", "aten::random_", "aten::bernoulli_",
                "aten::exponential_", "aten::geometric_", "aten::log_normal_", "aten::cauchy_"}
@@ -41,6 +48,7 @@ class Values:
         self.limit, self.assumptions = limit, assumptions
         self.twins: dict[int, torch.UntypedStorage] = {}
         self.lost: set[int] = set()  # CPU storages that unknown values were written into
+        self.alike: dict[int, bool] = {}  # large tensors, by storage: the truth value of them all
         self.seed, self.offset = 0, 0  # of the GPU's generator, which counts as CUDA's does
 
     def known(self, tensor: torch.Tensor) -> bool:
@@ -75,6 +83,7 @@ class Values:
         for item in written:
             if item.is_meta:
                 self.twins.pop(key_of(item), None)
+                self.alike.pop(key_of(item), None)
 
     def lose(self, tensor: torch.Tensor) -> None:
         """Take a CPU tensor for unknown from now on; whoever reads its memory finds NaN."""
@@ -109,6 +118,9 @@ class Values:
         written = written_by(func, args, kwargs)
         fresh = [item for item in nested(out)
                  if item.is_meta and not any(item is other for other in written)]
+        if fresh and not written and (truth := self.truth(func, args)) is not None:
+            self._fill(fresh[0], truth)
+            return
         if any(item.untyped_storage().nbytes() > self.limit for item in (*written, *fresh)):
             self.forget(written)
             return
@@ -119,14 +131,37 @@ class Values:
             if whole:  # its old value does not matter
                 read = [item for item in read if item is not written[0]]
             if not self.all_known(read):
-                if func in FINITE and fresh:
-                    self.assumptions.note_here("values that were not computed are finite")
-                    self.put(fresh[0], torch.zeros(fresh[0].shape, dtype=torch.bool))
                 self.forget(written)
                 return
         if whole and not self.known(written[0]) and not self._room(written[0]):
             return
         self._compute(func, args, kwargs, written, fresh)
+
+    def truth(self, func: torch._ops.OpOverload, args: Sequence) -> bool | None:
+        """Return the one truth value that an operation finds everywhere if unknown values are
+        finite; None where it asks for something else.
+
+        Args:
+            func: the operation.
+            args: its positional arguments.
+        """
+        if func in TRUTH and self.alike:
+            values = [self.alike.get(key_of(item)) for item in tensors(args)]
+            return None if None in values else TRUTH[func](values)
+        answer = if_finite(func, args)
+        if answer is None or self.all_known(tensors(args)):
+            return None
+        self.assumptions.note_here(FINITE)
+        return answer
+
+    def _fill(self, tensor: torch.Tensor, truth: bool) -> None:
+        """Give a new tensor one truth value everywhere."""
+        storage = tensor.untyped_storage()
+        if storage.nbytes() <= self.limit:
+            self.put(tensor, torch.full(tensor.shape, truth, dtype=tensor.dtype))
+        else:
+            self.alike[storage._cdata] = truth
+            weakref.finalize(storage, self.alike.pop, storage._cdata, None).atexit = False
 
     def _room(self, target: torch.Tensor) -> bool:
         """Make a twin for a tensor that is about to be overwritten as a whole."""
@@ -167,6 +202,21 @@ class Values:
             elif func in EMPTY:
                 uninitialized(value)
             self.put(item, value)
+
+
+def if_finite(func: torch._ops.OpOverload, args: Sequence) -> bool | None:
+    """Return what a check for NaN or infinity finds in finite values; None for other operations.
+
+    Args:
+        func: the operation; torch.isfinite is `(x == x) * (x.abs() != inf)`.
+        args: its positional arguments.
+    """
+    if func in (aten.isnan.default, aten.isinf.default):
+        return False
+    if (func in (aten.eq.Tensor, aten.ne.Tensor) and args[0] is args[1]) or (
+            func in (aten.eq.Scalar, aten.ne.Scalar) and is_infinite(args[1])):
+        return func in (aten.eq.Tensor, aten.ne.Scalar)
+    return None
 
 
 def uninitialized(value: torch.Tensor) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from virtualgpu.launch import report
 from virtualgpu.launch.cluster import parse
+from virtualgpu.pytorch.unknown import FINITE, IN_JSON, PRINTED
 
 from .running import SCRIPTS, printed, run
 
@@ -23,6 +24,7 @@ FEATURES = {
     "scaled": r"\(1024, 512\) torch.bfloat16",
     "values": (r"tensor\(\[\[ 5., 14.\],\n *\[14., 50.\]\], device='cuda:0'\) .* 5 cpu 15.0\n"
                r"decided\ntensor\(\?, size=\(\), dtype=torch.float32, device='cuda:0'\) \? "),
+    "pinned": r"False True True True 4.0\ncannot pin 'torch.cuda.FloatTensor' only dense CPU",
     "checkpoint_file": r"cuda:0 True 1",
     "deepcopy": r"True True",
     "loader": r"2016 cuda:0",
@@ -43,6 +45,16 @@ FEATURES = {
 def test_what_programs_ask_cuda(feature):
     (text,) = printed("features", feature)
     assert re.search(FEATURES[feature], text), text
+
+
+def test_values_that_pass_for_finite_or_print_as_nan_are_assumptions():
+    (rank,) = run("features", "finite")
+    assert rank.error is None
+    assert rank.value == (
+        "False True {\"loss\": null} nan\ntensor(?, size=(2,), dtype=torch.float32) "
+        "tensor(?, size=(2,), dtype=torch.float32, device='cuda:0')\n{'loss': ?}\n")
+    said = {one.text for one in rank.assumptions}
+    assert {FINITE, IN_JSON, PRINTED} <= said, said
 
 
 STOPS = {

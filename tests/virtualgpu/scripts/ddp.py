@@ -35,6 +35,8 @@ def main():
         find_unused_parameters=VARIANT == "unused")
     if VARIANT == "hook":
         model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(start)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(3):
         begin = time.time()
@@ -54,6 +56,8 @@ def main():
     dist.all_gather(every, total)
     if rank == 0:
         print("replicas", every)
+    model.load_state_dict(start)
+    assert all(torch.equal(value, start[name]) for name, value in model.state_dict().items())
     dist.destroy_process_group()
 
 

@@ -32,7 +32,13 @@ def streams():
     start.record()
     one = a @ a
     end.record()
-    end.synchronize()
+    try:
+        start.elapsed_time(end)
+        raise AssertionError("nobody waited for the end")
+    except RuntimeError as error:
+        assert "device not ready" in str(error)
+    while not end.query():  # asking takes time, so this ends
+        pass
     single = start.elapsed_time(end)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -107,6 +113,42 @@ def decides():
         print("saved")
     else:
         print("kept")
+
+
+def finite():
+    """Checks for NaN and infinity pass; what is written of an unknown number can be read."""
+    import json
+    import math
+    import os
+    import tempfile
+
+    import numpy as np
+
+    y = torch.randn(2**20, device="cuda", requires_grad=True)
+    loss = y.square().mean()
+    value = loss.item()
+    nan = [math.isnan(value), np.isnan(value), value != value, value == math.inf,
+           bool(torch.isnan(loss)), bool(loss != loss), bool(torch.isnan(y).any()),
+           bool((y.isnan() | y.isinf()).any(dim=0)), bool((~torch.isfinite(y)).any()),
+           bool(torch.isnan(loss.cpu()))]
+    fine = [math.isfinite(value), np.isfinite(value), value == value, bool(torch.isfinite(loss)),
+            bool(torch.isfinite(y).all()), bool(torch.isfinite(y.cpu()).all())]
+    print(any(nan), all(fine), json.dumps({"loss": value}), "%.3f" % value)  # noqa: UP031
+    print(torch.tensor([value, 1.0]), value * torch.ones(2, device="cuda"))
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "loss.pt")
+        torch.save({"loss": value}, path)
+        print(torch.load(path))
+
+
+def pinned():
+    x = torch.ones(4)
+    y, z = x.pin_memory(), torch.empty(4, pin_memory=True)
+    print(x.is_pinned(), y.is_pinned(), z.is_pinned(), y.pin_memory() is y, y.cuda().sum().item())
+    try:
+        y.cuda().pin_memory()
+    except RuntimeError as error:
+        print(error)
 
 
 def profiler():

@@ -109,9 +109,7 @@ def in_array(value: object) -> object:
     """An unknown number as numpy takes it, in an array of objects."""
     if type(value) is not Unknown:
         return value
-    import numpy
-
-    array = numpy.empty((), dtype=object)
+    array = sys.modules["numpy"].empty((), dtype=object)  # torch alone is required; numpy called
     array[()] = value
     return array
 

@@ -109,7 +109,8 @@ def in_array(value: object) -> object:
     """An unknown number as numpy takes it, in an array of objects."""
     if type(value) is not Unknown:
         return value
-    array = sys.modules["numpy"].empty((), dtype=object)  # torch alone is required; numpy called
+    numpy = sys.modules["numpy"]  # numpy called this, and nothing else here requires it
+    array = numpy.empty((), dtype=object)
     array[()] = value
     return array
 

@@ -52,7 +52,7 @@ def test_the_table_and_the_figure_say_virtual(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("flags, why", [
-    (["--device", "virtual:v1000"], "no virtual card is called 'v1000'"),
+    (["--device", "virtual:v1000"], "no virtual GPU model is called 'v1000'"),
     (["--hiden-size", "8"], "did you mean --hidden-size"),
     (["--plot", "x.pdf"], "--plot x.pdf: a file that ends in .svg or .png"),
     (["--world-size", "four"], "invalid int value: 'four'"),

@@ -94,7 +94,8 @@ def test_the_gpu_is_the_flag_s_then_the_node_s(declare):
 @pytest.mark.parametrize("declared, flags, why", [
     ({"network": "fast"}, "", r"^VIRTUAL_NETWORK: network 'fast': a kind .*ethernet:25gbit"),
     ({"network": "25"}, "--device virtual:a100", r"^VIRTUAL_NETWORK: network '25': a kind"),
-    ({"gpu": "a1000"}, "--device virtual", r"^VIRTUAL_GPU=a1000: no virtual card .*nearest: a100"),
+    ({"gpu": "a1000"}, "--device virtual",
+     r"^VIRTUAL_GPU=a1000: no virtual GPU model .*nearest: a100"),
     ({"gpu": ""}, "--device virtual", r"VIRTUAL_GPU is not set.*nearest: --device virtual:"),
     ({"network": "ethernet:25gbit"}, "--virtual-network fast", "^--virtual-network: network"),
 ])
@@ -149,7 +150,7 @@ def test_the_figure(tmp_path, ending, head):
     ("--plot figure.pdf", "--plot figure.pdf: a file that ends in .svg or .png; nearest: --plot "
      "figure.svg"),
     ("--tensor-model-parallel-size 3", "is not divisible by tensor model parallel size"),
-    ("--bf16", "no bf16 arithmetic"), ("--device virtual:v1000", "no virtual card is called"),
+    ("--bf16", "no bf16 arithmetic"), ("--device virtual:v1000", "no virtual GPU model is called"),
 ])
 def test_bad_input_is_refused(flags, why):
     with pytest.raises(UserError) as error:

@@ -104,7 +104,7 @@ REFUSED = {
     "--device virtul:v100": "--device virtul:v100: .*nearest: --device virtual:v100-sxm2-16gb$",
     "--device virtual:": "virtual:CARD; nearest: --device virtual:v100-sxm2-16gb$",
     "--device A100": "--device A100: .*nearest: --device virtual:A100$",
-    "--device virtual:a100-60gb": "no virtual card is called 'a100-60gb'; nearest: a100-80gb",
+    "--device virtual:a100-60gb": "no virtual GPU model is called 'a100-60gb'; nearest: a100-80gb",
     "--device virtual:v100 --bf16": "--bf16 on a virtual v100-sxm2-16gb: .*nearest: --fp16",
     "--use-flash-attn": "nearest: --attention-dropout 0",
     "--data-impl lazy": "data-impl.*invalid choice",

@@ -99,7 +99,7 @@ def test_what_is_not_there_is_refused(choose, flags, environment, local_rank, wh
 
 
 @pytest.mark.parametrize("flags, why", [
-    ("--device virtual:v10", "no virtual card is called 'v10'; nearest: v100"),
+    ("--device virtual:v10", "no virtual GPU model is called 'v10'; nearest: v100"),
     ("--device virtaul:v100", "--device virtaul:v100: one of auto, cpu, cuda, virtual"),
     ("--device gpu", "nearest: --device "), ("--device cpu:0", "nearest: --device "),
     ("--device virtual:v100 --bf16", "no bf16 arithmetic"),

@@ -23,7 +23,7 @@ A100 = CARDS["a100-80gb"]
 def test_a_wrong_declaration_is_named(monkeypatch, flags):
     monkeypatch.setenv("VIRTUAL_GPU", "a1000")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # then `auto` would be that
-    with pytest.raises(UserError, match=r"^VIRTUAL_GPU=a1000: no virtual card .*nearest: a100"):
+    with pytest.raises(UserError, match=r"^VIRTUAL_GPU=a1000: no virtual GPU .*nearest: a100"):
         choose_device(parse_arguments(shlex.split(NEEDED + flags), {}), 0)
 
 

@@ -107,7 +107,7 @@ def text(card: Card, place: Place, notes: Iterable) -> str:
         elif isinstance(note, Message):
             graph.message(note)
     about = [attribute("rank", place.rank), attribute("world_size", place.world),
-             attribute("gpu", f"virtual {card.name}: modeled, nothing was measured"),
+             attribute("gpu", f"virtual {card.name}: modeled, not measured"),
              *(attribute(f"process_group {name}", json.dumps(ranks))
                for name, ranks in graph.groups.items())]
     return json.dumps({"metadata": {"version": VERSION, "attr": about}, "nodes": graph.nodes},

@@ -87,9 +87,9 @@ def flops(gpu: VirtualGpu, step: Step, notes: list[str]) -> dict | None:
 
     hidden = work.backward > SLACK * BACKWARD_PER_FORWARD * work.forward > 0
     if hidden:
-        notes.append(f"the backward pass has {work.backward / work.forward:.2f} times the forward "
-                     "pass's FLOPs of matrix products, more than 2: it contains recomputation that "
-                     "cannot be told apart, so MFU is too high")
+        notes.append(f"the backward pass has {work.backward / work.forward:.2f} times the matmul "
+                     "FLOPs of the forward pass, more than 2: it includes recomputation that "
+                     "cannot be identified, so MFU is too high")
     dtypes = {dtype: gpu.card.tflops[dtype] for dtype in (*work.model, *work.again)}
     return {"model_per_step": model, "recomputed_per_step": again,
             "recomputation_told_apart": not hidden, "peak_tflops": dtypes,

@@ -25,19 +25,19 @@ def parser() -> argparse.ArgumentParser:
                       help="GPU model and how many each node has, such as h100:8 (default: h100)")
     made.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes (default: 1)")
     made.add_argument("--link", metavar="NETWORK", help="network between nodes, such as "
-                      "infiniband:8x400gbit (default: the one usual with these GPUs)")
+                      "infiniband:8x400gbit (default: the usual one for these GPUs)")
     alone = made.add_mutually_exclusive_group()
     alone.add_argument("--solo", action="store_true", help="one process stands for all ranks of a "
                        "symmetric program")
-    alone.add_argument("--present", metavar="RANKS", help="the ranks that are processes, such "
-                       "as 0,128; the others do what the nearest one below them does; auto: one "
-                       "rank of each pipeline stage")
+    alone.add_argument("--present", metavar="RANKS", help="ranks to run as processes, such "
+                       "as 0,128; each other rank mirrors the nearest lower one of these; auto: "
+                       "one rank per pipeline stage")
     made.add_argument("--values", default="1MiB", metavar="SIZE", help="largest tensor whose "
                       "values are computed; all, none (default: 1MiB)")
     made.add_argument("--assume", action="append", default=[], metavar="FILE:LINE=ANSWER",
-                      help="True, False, or a number, where a line needs an unknown value")
+                      help="True, False, or a number to assume where a line needs an unknown value")
     made.add_argument("--fuse-pointwise", action="store_true", help="cost elementwise operations "
-                      "and reductions in what torch.compile compiles as fused kernels")
+                      "and reductions in torch.compile regions as fused kernels")
     made.add_argument("--json", metavar="FILE", help="write every figure of every rank")
     made.add_argument("--trace", metavar="DIR", help="write each rank's Chrome trace, Chakra "
                       "execution trace, and memory timeline")
@@ -64,12 +64,12 @@ def start(options: argparse.Namespace) -> int:
     """Check everything that can be checked first, then run the program."""
     cluster = clusters.parse(options.gpus, options.nodes, options.link)
     if not Path(options.script).is_file():
-        raise VirtualGpuError(f"{options.script}: there is no such program")
+        raise VirtualGpuError(f"{options.script}: no such file")
     if options.json and not Path(options.json).absolute().parent.is_dir():
         raise VirtualGpuError(f"--json {options.json}: the folder "
                               f"{Path(options.json).absolute().parent} does not exist")
     if options.trace and Path(options.trace).exists() and not Path(options.trace).is_dir():
-        raise VirtualGpuError(f"--trace {options.trace}: expected a folder, and this is a file")
+        raise VirtualGpuError(f"--trace {options.trace}: expected a folder, but this is a file")
     if options.trace and options.fuse_pointwise:
         raise VirtualGpuError("--trace and --fuse-pointwise: fused kernels cannot be traced; "
                               "leave out one of them")
@@ -77,8 +77,8 @@ def start(options: argparse.Namespace) -> int:
     launchers.adopt_slurm(os.environ)
     own = launchers.own_rank(cluster)
     if options.present == AUTO and own is not None:
-        raise VirtualGpuError("--present auto: torchrun and srun have started this program's ranks "
-                              "already; run virtualrun without them")
+        raise VirtualGpuError("--present auto: torchrun or srun has already started the ranks; "
+                              "run virtualrun without it")
     processes = cluster.world if present is None else len(present)
     if own is None and processes > 1 and options.present != AUTO:
         print(f"virtualrun: {host.check(processes)}", file=sys.stderr)
@@ -97,7 +97,7 @@ def chosen(options: argparse.Namespace, world: int) -> list[int] | None:
         ranks = [-1]
     if ranks[0] != 0 or ranks[-1] >= world:
         raise VirtualGpuError(f"--present {options.present}: expected ranks from 0 to {world - 1}, "
-                              "0 among them, such as --present 0,1, or auto")
+                              "including 0, such as --present 0,1, or auto")
     return ranks
 
 

@@ -35,8 +35,8 @@ def explain(error: BaseException) -> str:
                             if not frame.filename.startswith(PACKAGE)] or one.stack
     text = "".join(found.format()).rstrip()
     if isinstance(error, ModuleNotFoundError):
-        text += (f"\nthe program needs the package {error.name!r}, which this Python "
-                 f"({sys.executable}) does not have")
+        text += (f"\nthe program imports {error.name!r}, which is not installed in this "
+                 f"Python environment ({sys.executable})")
     return text
 
 

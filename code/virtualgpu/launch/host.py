@@ -44,8 +44,9 @@ def check(ranks: int) -> str:
     if need > free:
         fit = max(1, (free - BASE) // RANK)
         raise VirtualGpuError(
-            f"{said}, and {amount(free)} are free: {fit} ranks fit. With --solo one process stands "
-            "for all ranks of a symmetric program, and with --present some stand for the others")
-    return f"{said}; {amount(free)} are free"
+            f"{said}, but only {amount(free)} is free: {fit} ranks fit. Use --solo to run one "
+            "process for all ranks of a symmetric program, or --present to run only some of "
+            "the ranks")
+    return f"{said}; {amount(free)} is free"
 
 

@@ -44,6 +44,6 @@ def own_rank(cluster: Cluster, environment: Mapping[str, str] = os.environ) -> i
     if world != cluster.world:
         raise VirtualGpuError(
             f"--gpus {cluster.card.name}:{cluster.per_node} --nodes {cluster.nodes} is "
-            f"{cluster.world} GPUs, and this job has {world} ranks (WORLD_SIZE); nearest: --gpus "
-            f"{cluster.card.name}:{max(1, world // cluster.nodes)} --nodes {cluster.nodes}")
+            f"{cluster.world} GPUs, but this job has {world} ranks (WORLD_SIZE); closest match: "
+            f"--gpus {cluster.card.name}:{max(1, world // cluster.nodes)} --nodes {cluster.nodes}")
     return int(environment["RANK"])

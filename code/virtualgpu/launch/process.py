@@ -100,6 +100,6 @@ def left(gpu: CudaGpu, code: object) -> Rank:
     found = measure(gpu)
     if code not in (None, 0):
         found.status = code if isinstance(code, int) else FAILED
-        found.message = f"the program exited by itself with {code!r}"
+        found.message = f"the program exited with {code!r}"
         found.error = f"SystemExit: {found.message}"
     return found

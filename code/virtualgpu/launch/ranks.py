@@ -153,7 +153,7 @@ def collect(children: Sequence[Child]) -> list[Rank]:
                     limit = time.monotonic() + LAST_WORDS
     failed = next((rank for rank, found in sorted(results.items()) if found.error), None)
     return [results.get(child.rank) or failure(
-        failures.STOPPED, f"still running when rank {failed} had failed, and ended with it", 1)
+        failures.STOPPED, f"stopped because rank {failed} failed", 1)
         for child in children]
 
 
@@ -165,8 +165,8 @@ def outcome(child: Child) -> Rank:
     if code < 0:
         name = signal.Signals(-code).name
         memory = ", perhaps because this machine ran out of memory" if name == "SIGKILL" else ""
-        return failure("Killed", f"ended by {name}{memory}", 128 - code)
-    return failure("Exited", f"ended itself with status {code} before its program was over",
+        return failure("Killed", f"killed by {name}{memory}", 128 - code)
+    return failure("Exited", f"exited with status {code} before the program finished",
                    code or 1)
 
 

@@ -1,6 +1,6 @@
 """What a run prints when it is over, and writes with `--json`.
 
-docs/virtualrun.md describes the file; VERSION (export/measures.py) changes with its meaning.
+docs/virtualrun-report.md describes the file; VERSION (export/measures.py) changes with its meaning.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNITS = {"*seconds": "seconds of modeled time", "*bytes": "bytes", "at_peak": "b
 
 def show(cluster: Cluster, ranks: Sequence[Rank]) -> None:
     """Print the figures of the slowest rank, the memory of the fullest, and every assumption."""
-    say(f"{cluster}: times and memory are modeled, nothing was measured")
+    say(f"{cluster}: times and memory are modeled, not measured")
     accounts = [rank.account for rank in ranks if rank.account is not None]
     if accounts:
         slow = slowest(accounts)
@@ -35,7 +35,7 @@ def show(cluster: Cluster, ranks: Sequence[Rank]) -> None:
         for line in figures(slow):
             say(f"  {line}")
         if full is not slow and full["memory"] != slow["memory"]:
-            title(full, "the fullest of", len(accounts))
+            title(full, "the highest peak memory of", len(accounts))
         for line in memory(full["memory"]):
             say(f"  {line}")
         for line in without_rule(slow["without_cost_rule"]):
@@ -61,8 +61,8 @@ def figures(account: dict) -> Iterator[str]:
     yield f"run            {ms(account['seconds'])} of modeled time"
     if step is None:
         if account["error"] is None:
-            yield ("step           not found: no optimizer of torch's ran, and operations do not "
-                   "repeat; virtualgpu.mark_step() marks the end of a step")
+            yield ("step           not found: no torch.optim optimizer ran, and no sequence of "
+                   "operations repeats; call virtualgpu.mark_step() at the end of each step")
         return
     yield f"step           {ms(step['seconds'])}, {spread(step)}; found by {step['found_by']}"
     if account["tokens"]:
@@ -72,7 +72,7 @@ def figures(account: dict) -> Iterator[str]:
     communication = account["communication"]
     average = " (the average of the run)" if communication["average_over_run"] else ""
     waiting = communication["exposed_seconds"]
-    share = f", {waiting / step['seconds']:.1%} of it" if step["seconds"] else ""
+    share = f", {waiting / step['seconds']:.1%} of the step" if step["seconds"] else ""
     yield f"exposed comm.  {ms(waiting)} per step{share}{average}"
 
 
@@ -80,7 +80,7 @@ def spread(step: dict) -> str:
     """Return how many steps the time of the typical one stands for, and how much they differ."""
     if step["count"] == 1:
         return "the only step"
-    first = f"the first, {ms(step['first_seconds'])}, left out"
+    first = f"excluding the first, {ms(step['first_seconds'])}"
     if step["count"] == 2:
         return f"the second of 2 steps ({first})"
     return (f"the median of {step['count'] - 1} steps ({first}), {ms(step['shortest_seconds'])} to "
@@ -90,7 +90,8 @@ def spread(step: dict) -> str:
 def utilization(flops: dict) -> str:
     peaks = ", ".join(f"{tflops:g} TFLOP/s {dtype}"
                       for dtype, tflops in flops["peak_tflops"].items())
-    again = (f"; HFU with recomputation {flops['hfu']:.1%}" if flops["recomputed_per_step"] else "")
+    again = (f"; HFU (including recomputation) {flops['hfu']:.1%}"
+             if flops["recomputed_per_step"] else "")
     return f"{flops['mfu']:.1%} of {peaks}{again}"
 
 
@@ -103,7 +104,7 @@ def memory(found: dict) -> Iterator[str]:
     if found["peak_allocated_bytes"]:
         yield "  at the peak  " + ", ".join(f"{name.replace('_', ' ')} {amount(size)}"
                                             for name, size in parts if size)
-    yield (f"  besides      CUDA context {amount(found['context_bytes'])}, "
+    yield (f"  non-PyTorch  CUDA context {amount(found['context_bytes'])}, "
            f"NCCL {amount(found['nccl_bytes'])}")
 
 
@@ -111,8 +112,8 @@ def without_rule(found: dict) -> Iterator[str]:
     if found["operations"]:
         names = ", ".join(f"{one['name']} ({one['calls']} calls, {ms(one['seconds'])})"
                           for one in found["operations"])
-        yield (f"no cost rule   {found['share_of_kernel_time']:.2%} of the kernels' time, taken "
-               f"for elementwise operations: {names}")
+        yield (f"no cost rule   {found['share_of_kernel_time']:.2%} of kernel time, costed "
+               f"as elementwise operations: {names}")
 
 
 def assumed(accounts: Sequence[dict]) -> Iterator[str]:

@@ -65,7 +65,7 @@ def measure(gpu: CudaGpu, value: object = None, error: str | None = None) -> Ran
         ledger.stop()
         if ledger.traced is not None:
             if ledger.traced.recorder.full:
-                gpu.assumptions.note("the traces end before the run does: they hold the first "
+                gpu.assumptions.note("the traces are truncated: they hold only the first "
                                      f"{ledger.traced.recorder.most} operations and allocations")
             ledger.traced.write()
     seconds = gpu.now()

@@ -57,8 +57,8 @@ def run(cluster: Cluster, settings: Settings, program: Callable[[], object]) -> 
     stages = first[0].value
     if not isinstance(stages, Stages):
         return first
-    print(f"virtualrun: --present auto: {stages.shown_by}: one process each for ranks "
-          f"{', '.join(map(str, stages.ranks))}; the program starts again\n"
+    print(f"virtualrun: --present auto: {stages.shown_by}; restarting with one process "
+          f"for each of ranks {', '.join(map(str, stages.ranks))}\n"
           f"virtualrun: {host.check(len(stages.ranks))}", file=sys.stderr, flush=True)
     return run_ranks(cluster, settings, program, stages.ranks)
 
@@ -117,14 +117,14 @@ def communicates(ranks: list[int]) -> None:
     if library or len(ranks) < dist.get_world_size():
         shows(ranks, f"ranks send to each other in a group of {len(ranks)}")
     raise VirtualGpuError(
-        f"--present auto: {place()} sends among all {len(ranks)} ranks, and nothing tells which of "
-        "them are pipeline stages: name one rank of each, such as --present 0,1, or make all ranks "
-        "processes (no --present)")
+        f"--present auto: {place()} sends among all {len(ranks)} ranks, so the pipeline stages "
+        "cannot be detected: list one rank of each, such as --present 0,1, or run all ranks as "
+        "processes (omit --present)")
 
 
 def shows(ranks: list[int], shown_by: str) -> None:
     """Raise Found. Raises VirtualGpuError where rank 0 is in another pipeline."""
     if 0 not in ranks:
-        raise VirtualGpuError(f"--present auto: rank 0 is not among the stages {ranks} that "
-                              f"{place()} shows: name one rank of each stage with --present")
+        raise VirtualGpuError(f"--present auto: rank 0 is not in the pipeline of ranks {ranks} "
+                              f"found at {place()}: list one rank of each stage with --present")
     raise Found(Stages(sorted(ranks), shown_by))

@@ -74,7 +74,7 @@ class Board:
             found = (self.store.multi_get(keys) if self.together else
                      [self.store.get(key) for key in keys])
         except dist.DistNetworkError as error:
-            raise Hang(f"rank {self.rank} {text}, and the rank that serves the store has ended"
+            raise Hang(f"rank {self.rank} {text}, but the rank that hosts the store has exited"
                        ) from error
         with self.lock:
             self.waiting = None
@@ -151,7 +151,7 @@ class Watcher(threading.Thread):
         # Whoever waited before that look and still waits has posted nothing meanwhile.
         if self.read() != before:
             return None
-        text = "no rank can go on: " + "; ".join(
+        text = "deadlock: no rank can make progress: " + "; ".join(
             f"rank {rank} {entry['text']}"
             for rank, entry in zip(self.board.present, entries, strict=True))
         self.store.set("hang", text)

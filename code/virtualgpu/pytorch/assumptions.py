@@ -1,6 +1,6 @@
 """What a run took for granted because it could not know, and where it stops instead.
 
-A program that decides by a value that nobody computed stops here with the file, the line, and the
+A program that branches on a value that was not computed stops here with the file, the line, and the
 expression, unless the user has said how that line decides (`--assume FILE:LINE=True`). Whatever was
 assumed is listed at the end.
 """
@@ -71,12 +71,12 @@ class Decisions(Assumptions):
         for one in self.answers:
             if one.holds_at(file, line) and (number or isinstance(one.value, bool)):
                 self.used.add(one)
-                self.note(f"`{text}` is {one.value}, as --assume says", file, line)
+                self.note(f"`{text}` is {one.value}, set by --assume", file, line)
                 return one.value
         answer = "NUMBER" if number else "True|False"
-        raise NoValue(f"{file}, line {line}: `{text}` {what}, and this value was not computed: "
-                      "virtual GPUs compute small tensors only (--values). Say what it is with "
-                      f"--assume {file}:{line}={answer}, or run a tiny size with --values all")
+        raise NoValue(f"{file}, line {line}: `{text}` {what}, but the value was not computed: "
+                      "virtual GPUs compute only small tensors (--values). Supply it with "
+                      f"--assume {file}:{line}={answer}, or run a tiny model with --values all")
 
     def unused(self) -> list[Answer]:
         """Answers that no line asked for."""

@@ -36,8 +36,8 @@ def check(gpu: CudaGpu, state: object) -> None:
         raise NoValue(
             f"{place()}: torch.distributed.checkpoint writes values, and those of "
             f"{', '.join(missing[:SHOWN])}{', ...' * (len(missing) > SHOWN)} were not computed: "
-            "leave it out, or use torch.save, which writes shapes here; a tiny size with --values "
-            "all has values")
+            "skip the checkpoint, use torch.save, which writes shapes only, or run a tiny model "
+            "with --values all")
 
 
 def unknown(gpu: CudaGpu, tensor: torch.Tensor) -> bool:

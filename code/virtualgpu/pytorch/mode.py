@@ -173,8 +173,8 @@ class CudaGpu(VirtualGpu):
     def _unknown_on_host(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict, target):
         """An operation of the host on tensors without values."""
         if needs_values(func, tensors(args)):
-            raise NoValue(f"{place()} reads values that were not computed; a tiny size with "
-                          "--values all has them")
+            raise NoValue(f"{place()} reads values that were not computed; run a tiny model "
+                          "with --values all")
         truth = self.values.truth(func, args)
         if truth is not None:
             return torch.full(tensors(args)[0].shape, truth)
@@ -249,8 +249,8 @@ class CudaGpu(VirtualGpu):
     def _by_value(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict):
         """An operation whose result, or whose shape, depends on values."""
         if not self.values.all_known(tensors((*args, *kwargs.values()))):
-            raise NoValue(f"{place()} needs values of a tensor, and virtual GPUs compute those of "
-                          "small tensors only (--values): run a tiny size with --values all")
+            raise NoValue(f"{place()} needs a tensor's values, but virtual GPUs compute those of "
+                          "small tensors only (--values): run a tiny model with --values all")
         self.wait_for_stream()
         real = [self.values.value(item) if isinstance(item, torch.Tensor) and item.is_meta else
                 [self.values.value(one) if one is not None and one.is_meta else one

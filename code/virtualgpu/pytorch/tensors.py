@@ -205,14 +205,14 @@ def _values(gpu: CudaGpu) -> None:
 
     reader("item", lambda self: Unknown())
     reader("tolist", lambda self: Unknown() if not self.dim() else unknown_list(self.shape))
-    reader("__bool__", decide("decides by a value"))
+    reader("__bool__", decide("branches on a value"))
     reader("__int__", lambda self: int(Unknown()))
     reader("__index__", lambda self: int(Unknown()))
     reader("__float__", lambda self: as_float(gpu.assumptions, sys._getframe(2)))
     reader("__complex__", decide("needs a number", True))
     reader("numpy", lambda self, **_: stop(gpu, "becomes a numpy array"))
     reader("__array__", lambda self, *_, **__: stop(gpu, "becomes a numpy array"))
-    reader("__contains__", decide("decides by a value"))
+    reader("__contains__", decide("branches on a value"))
     reader("__format__", lambda self, spec="": format(Unknown(), spec))
     _refuse_numpy_of_gpu(gpu)
     shown = Tensor.__repr__
@@ -242,7 +242,7 @@ def stop(gpu: CudaGpu, what: str) -> None:
     from virtualgpu.core.errors import NoValue
     from virtualgpu.core.gpu import place
 
-    raise NoValue(f"{place()}: a tensor {what}, and its values were not computed; run a tiny size "
+    raise NoValue(f"{place()}: a tensor {what}, but its values were not computed; run a tiny model "
                   "with --values all")
 
 

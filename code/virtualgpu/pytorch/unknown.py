@@ -15,7 +15,7 @@ from virtualgpu.pytorch.assumptions import Decisions
 
 NAN = float("nan")
 FINITE = "values that were not computed are finite"
-PRINTED = "`nan` that % printed stands for a value that was not computed"
+PRINTED = "`nan` printed by % formatting stands for a value that was not computed"
 IN_JSON = "`null` in JSON stands for a value that was not computed"
 
 
@@ -39,7 +39,7 @@ class Unknown:
         return Unknown()
 
     def _decide(self, *_: object) -> bool:
-        return bool(self.assumptions.decide("decides by a value"))
+        return bool(self.assumptions.decide("branches on a value"))
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _calculate
     __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _calculate
@@ -67,7 +67,7 @@ class Unknown:
         return self
 
     def __int__(self) -> int:
-        return int(self.assumptions.decide("needs a whole number", number=True))
+        return int(self.assumptions.decide("needs an integer", number=True))
 
     __index__ = __trunc__ = __floor__ = __ceil__ = __int__
 
@@ -129,7 +129,7 @@ def as_float(assumptions: Decisions, frame: FrameType) -> float:
     if dis.opname[code[at]] == "BINARY_OP" and code[at + 1] == REMAINDER:
         assumptions.note(PRINTED)
         return NAN
-    return float(assumptions.decide("needs a number (.item() would stay unknown)", number=True))
+    return float(assumptions.decide("needs a float (.item() would keep it unknown)", number=True))
 
 
 REMAINDER = next(number for number, (_, symbol) in enumerate(dis._nb_ops) if symbol == "%")

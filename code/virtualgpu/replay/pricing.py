@@ -75,7 +75,7 @@ def price(records: Sequence[Record], topology: Topology) -> list[Priced]:
         moving = any([player.advance() for player in players])
     stuck = [player.blocked() for player in players if not player.done]
     if stuck:
-        raise BadRecord(f"no rank can go on: {'; '.join(stuck)}")
+        raise BadRecord(f"deadlock: no rank can make progress: {'; '.join(stuck)}")
     for player in players:
         player.finish()
     exchange.check_complete()

@@ -31,9 +31,10 @@ def program(tmp_path):
     (["--link", "carrier:pigeon"], "--link carrier:pigeon: network 'carrier:pigeon'.*infiniband"),
     (["--values", "some"], "--values some: expected a size such as 1MiB"),
     (["--assume", "train.py=True"], "--assume train.py=True: expected FILE:LINE=True"),
-    (["--gpus", "h100:4", "--present", "1,2"], "--present 1,2: expected ranks from 0 to 3, 0"),
+    (["--gpus", "h100:4", "--present", "1,2"],
+     "--present 1,2: expected ranks from 0 to 3, including 0"),
     (["--trace", "traces", "--fuse-pointwise"], "--trace and --fuse-pointwise: .*leave out one"),
-    (["--gpus", "h100:8", "--nodes", "9999"], "79992 ranks need about .* --solo one process"),
+    (["--gpus", "h100:8", "--nodes", "9999"], "79992 ranks need about .* --solo to run one"),
 ])
 def test_a_wrong_option_is_named(capsys, monkeypatch, program, options, message):
     monkeypatch.setattr("signal.signal", lambda *_: None)
@@ -42,7 +43,7 @@ def test_a_wrong_option_is_named(capsys, monkeypatch, program, options, message)
 
 def test_a_program_that_does_not_exist(capsys, monkeypatch):
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    assert "nowhere.py: there is no such program" in refused(capsys, "nowhere.py")
+    assert "nowhere.py: no such file" in refused(capsys, "nowhere.py")
 
 
 def test_ranks_that_fit_are_counted():
@@ -77,8 +78,8 @@ def ended_by(what):
 
 
 @pytest.mark.parametrize("what, message", [
-    (lambda: os._exit(5), "Exited: ended itself with status 5"),
-    (lambda: os.kill(os.getpid(), signal.SIGKILL), "Killed: ended by SIGKILL"),
+    (lambda: os._exit(5), "Exited: exited with status 5"),
+    (lambda: os.kill(os.getpid(), signal.SIGKILL), "Killed: killed by SIGKILL"),
     (lambda: 1 / 0, "ZeroDivisionError: division by zero"),
 ])
 def test_a_rank_that_ends_early_is_named(what, message):

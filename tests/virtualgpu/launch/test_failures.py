@@ -46,8 +46,8 @@ def virtualrun(tmp_path, capfd, monkeypatch):
 
 def test_an_error_that_all_ranks_raise_is_printed_once(virtualrun):
     status, text = virtualrun(DECIDES, "--gpus", "h100:4")
-    assert status == 1 and text.count("decides by a value") == 1
-    assert re.search(r"ranks 0 to 3: .*program.py, line 4: `if loss > 1:` decides", text)
+    assert status == 1 and text.count("branches on a value") == 1
+    assert re.search(r"ranks 0 to 3: .*program.py, line 4: `if loss > 1:` branches", text)
     assert "ranks 0 to 3 failed: NoValue: " in text
 
 

@@ -64,9 +64,10 @@ def test_one_rank_of_each_stage(capfd, program, ranks):
     found = stages.run(parse("h100:4"), Settings(), program)
     assert [(rank.error, rank.value) for rank in found] == [(None, rank) for rank in ranks]
     said = capfd.readouterr().err
-    assert ("the program starts again" in said) == (len(ranks) > 1)
+    assert ("restarting with one process" in said) == (len(ranks) > 1)
     if program is by_mesh:
-        assert "a device mesh with 2 pipeline stages: one process each for ranks 0, 2" in said
+        assert ("a device mesh with 2 pipeline stages; restarting with one process for each of ranks "
+                "0, 2\n") in said
         everyone = run_ranks(parse("h100:4"), Settings(), program)
         assert [rank.seconds for rank in found] == pytest.approx(
             [everyone[rank].seconds for rank in ranks], rel=1e-9)
@@ -79,4 +80,4 @@ def test_stages_that_cannot_be_known_must_be_named():
 
     (rank,) = stages.run(parse("h100:4"), Settings(), among_all)
     assert re.search(r"test_present.py, line \d+ .* sends among all 4 ranks", rank.error)
-    assert "name one rank of each, such as --present 0,1" in rank.error
+    assert "list one rank of each, such as --present 0,1" in rank.error

@@ -76,4 +76,4 @@ def test_no_rank_outlives_virtualrun(tmp_path, number, status, printed):
         ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert ended == status
     until(lambda: all(map(over, ranks)))
-    assert (tmp_path / "out").read_text().split("are free\n")[1] == printed
+    assert (tmp_path / "out").read_text().split("is free\n")[1] == printed

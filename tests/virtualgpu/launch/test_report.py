@@ -55,14 +55,14 @@ def test_the_slowest_and_the_fullest_rank_are_reported(account, capsys):
                                   with_rank(account, 2, peak=7 * 2**30)])
     said = capsys.readouterr().err
     assert "rank 1, the slowest of 3:" in said and "step           2,500.000 ms" in said
-    assert "rank 2, the fullest of 3:" in said and "7.00 GiB allocated" in said
+    assert "rank 2, the highest peak memory of 3:" in said and "7.00 GiB allocated" in said
     assert "found by optimizer steps (AdamW)" in said and "tokens/s" in said
-    assert re.search(r"ms, the median of 2 steps \(the first, \S+ ms, left out\), \S+ ms to", said)
-    assert re.search(r"exposed comm\.  0\.000 ms per step, 0\.0% of it\n", said)
+    assert re.search(r"ms, the median of 2 steps \(excluding the first, \S+ ms\), \S+ ms to", said)
+    assert re.search(r"exposed comm\.  0\.000 ms per step, 0\.0% of the step\n", said)
     assert re.search(r"MFU +\d+\.\d% of 19.5 TFLOP/s fp32", said)
     assert re.search(r"optimizer state \d+\.\d\d MiB", said)
     assert "aten.odd (3 calls, 0.001 ms)" in said
-    assert "train.py:12: the loss is finite" in said and "nothing was measured" in said
+    assert "train.py:12: the loss is finite" in said and "not measured" in said
 
 
 def test_a_run_without_steps_says_how_to_mark_them(account, capsys):
@@ -72,8 +72,8 @@ def test_a_run_without_steps_says_how_to_mark_them(account, capsys):
 
 
 @pytest.mark.parametrize(("count", "words"), [
-    (1, "the only step"), (2, "the second of 2 steps (the first, 9.000 ms, left out)"),
-    (4, "the median of 3 steps (the first, 9.000 ms, left out), 1.000 ms to 2.000 ms")])
+    (1, "the only step"), (2, "the second of 2 steps (excluding the first, 9.000 ms)"),
+    (4, "the median of 3 steps (excluding the first, 9.000 ms), 1.000 ms to 2.000 ms")])
 def test_the_first_step_is_left_out(count, words):
     step = {"count": count, "first_seconds": 9e-3, "shortest_seconds": 1e-3,
             "longest_seconds": 2e-3}

@@ -31,12 +31,12 @@ FEATURES = {
     "convolution": r"\(64, 3, 3, 3\)",
     "profiler": r"True",
     "dcp": (r"cuda:0 True\n.*features.py, line \d+ .*: torch.distributed.checkpoint writes values, "
-            r"and those of \['model'\]\['weight'\] were not computed: leave it out.*\nTrue"),
+            r"and those of \['model'\]\['weight'\] were not computed: skip the checkpoint.*\nTrue"),
     "offload": (r"(cuda:0 cpu cpu\n){2}Parameter containing:\n"
                 r"tensor\(\?, size=\(1024,\), dtype=torch.float32, requires_grad=True\) cpu"),
     "host": (r"tensor\(\?, size=\(4,\), dtype=torch.float32\) \? \? cpu\n"
              r"tensor\(\?, size=\(4,\), dtype=torch.float32\) \?\n"
-             r".*features.py, line \d+ .*becomes a numpy array, and its values were not.*\n"
+             r".*features.py, line \d+ .*becomes a numpy array, but its values were not.*\n"
              r"tensor\(\[0., 0., 0., 0.\]\) \[0. 0. 0. 0.\]"),
 }
 
@@ -61,9 +61,10 @@ STOPS = {
     "graphs": r"NoValue: .*features.py.* CUDA graphs are not modeled",
     "flex": r"NoValue: .*flex_attention is not modeled on virtual GPUs; scaled_dot_product",
     "triton": r"ModuleNotFoundError: No module named 'triton'",
-    "leaves": r"SystemExit: the program exited by itself with 3",
-    "decides": (r"NoValue: .*features.py, line \d+: `if loss.item\(\) < best:` decides by a value.*"
-                r"--assume .*features.py:\d+=True\|False, or run a tiny size with --values all"),
+    "leaves": r"SystemExit: the program exited with 3",
+    "decides": (r"NoValue: .*features.py, line \d+: `if loss.item\(\) < best:` branches on a "
+                r"value.*--assume .*features.py:\d+=True\|False, or run a tiny "
+                r"model with --values all"),
 }
 
 
@@ -79,7 +80,7 @@ def test_the_user_can_say_how_a_line_decides():
     for answer, outcome in ((True, "saved"), (False, "kept")):
         (rank,) = run("features", "decides", assume=[f"{line}={answer}"])
         assert (rank.error, rank.value) == (None, f"{outcome}\n")
-        assert any("as --assume says" in one.text for one in rank.assumptions)
+        assert any("set by --assume" in one.text for one in rank.assumptions)
     (rank,) = run("features", "decides", values=2**40)
     assert (rank.error, rank.value) == (None, "saved\n")
 

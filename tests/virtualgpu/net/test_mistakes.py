@@ -55,7 +55,7 @@ def test_a_hang_says_who_waits_where(mistake, texts):
     found = [one for one in said(mistake) if one != "no error"]
     assert len(found) == (1 if mistake == "left_alone" else 2)
     for one in found:
-        assert one.startswith("Hang: no rank can go on: ")
+        assert one.startswith("Hang: deadlock: no rank can make progress: ")
         for text in texts:
             assert re.search(re.escape(text).replace("HERE", f".*{HERE}"), one), one
 

@@ -70,8 +70,8 @@ A, T0, T1 = ["a", 8], ["t", 0], ["t", 1]
 
 @pytest.mark.parametrize(("first", "second", "message"), [
     ([A, RECEIVE, T0, SEND, T1], [A, RECEIVE_1, T0, SEND_1, T1],
-     "no rank can go on: rank 0, entry 2: waits for the receive .* until rank 1 comes that far; "
-     "rank 1, entry 2: waits for the receive"),
+     "deadlock: no rank can make progress: rank 0, entry 2: waits for the receive .* until rank 1 "
+     "comes that far; rank 1, entry 2: waits for the receive"),
     ([A, collective("one"), T0], [A], "rank 0, entry 2: waits for the all_reduce .* rank 1"),
     ([A, collective("one"), T0], [A, collective("two"), T0],
      "rank 0, entry 1: calls one, and rank 1, entry 1: calls two"),

@@ -40,7 +40,7 @@ def find(name: str) -> Card:
     card = CARDS.get(ALIASES.get(key, key))
     if card is None:
         near = " or ".join(nearest(key, [*CARDS, *ALIASES]))
-        raise UnknownCard(f"no virtual card is called {name!r}; nearest: {near}. "
+        raise UnknownCard(f"no virtual GPU model is called {name!r}; nearest: {near}. "
                           f"All: {', '.join(CARDS)}")
     return card
 

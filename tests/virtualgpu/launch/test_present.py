@@ -66,8 +66,8 @@ def test_one_rank_of_each_stage(capfd, program, ranks):
     said = capfd.readouterr().err
     assert ("restarting with one process" in said) == (len(ranks) > 1)
     if program is by_mesh:
-        assert ("a device mesh with 2 pipeline stages; restarting with one process for each of ranks "
-                "0, 2\n") in said
+        assert ("a device mesh with 2 pipeline stages; restarting with one process for each of "
+                "ranks 0, 2\n") in said
         everyone = run_ranks(parse("h100:4"), Settings(), program)
         assert [rank.seconds for rank in found] == pytest.approx(
             [everyone[rank].seconds for rank in ranks], rel=1e-9)

@@ -29,6 +29,7 @@ MODELS = {
     "Llama 2 70B": (8192, 80, 64, 8, 28672, 32000, 4096),
 }
 NAMES = ("hidden", "layers", "heads", "groups", "inner", "vocabulary", "sequence")
+TORCHTITAN = "https://github.com/pytorch/torchtitan/blob"
 # torchtitan's H100 is not the data sheet's: 96 GB of HBM2e (94.99 GiB in its logs) at 2.4 TB/s.
 GRAND_TETON = "h100-96gb-hbm2e"
 H100 = cards.find("h100")
@@ -76,9 +77,10 @@ class Table:
 
 TABLES = (
     Table("torchtitan on 64 A100, 2024",
-          "pytorch/torchtitan, docs/performance.md at commit 0413364, both of its tables and "
-          "footnote 1 (the row that runs out of memory). 64 A100 with 80 GB. The nodes are not "
-          "described; these predictions assume 8 DGX A100 with 8 x 200 Gbit/s of InfiniBand each.",
+          f"[docs/performance.md]({TORCHTITAN}/041336434916bdc0f88c1f89fda176fd3c2092e4/docs/"
+          "performance.md) of torchtitan at commit 0413364, both of its tables and footnote 1 (the "
+          "row that runs out of memory). 64 A100 with 80 GB. The nodes are not described; these "
+          "predictions assume 8 DGX A100 with 8 x 200 Gbit/s of InfiniBand each.",
           "a100-80gb",
           (Row("Llama 3 8B", 1, "layer", 64, 2904), Row("Llama 3 8B", 1, "op", 64, 2973),
            Row("Llama 3 70B", 1, "full", 64, 331), Row("Llama 2 13B", 2, "none", 64, 2162),
@@ -86,11 +88,12 @@ TABLES = (
            Row("Llama 2 70B", 1, "op", 64, 355), Row("Llama 2 70B", 2, "full", 64, 353),
            Row("Llama 2 70B", 2, "op", 64, None))),
     Table("torchtitan on 8 and 128 H100, December 2024",
-          "pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, the first rows of "
-          "tables 1 and 3. Nodes of 8 H100 with 96 GB of HBM2e at 2.4 TB/s, 400 Gbit/s per GPU, "
-          "limited to 500 W of their 700 W. The memory's size and speed are modeled; the power "
-          "limit is not. All other rows of that page use torch.compile, most with float8, and "
-          "neither is modeled in full.",
+          f"[benchmarks/llama3_h100_202412_torchtitan.md]({TORCHTITAN}/"
+          "31a17bfdb70bab6f62a13d21816a5339b911d6e3/benchmarks/llama3_h100_202412_torchtitan.md) "
+          "of torchtitan at commit 31a17bf, the first rows of tables 1 and 3. Nodes of 8 H100 with "
+          "96 GB of HBM2e at 2.4 TB/s, 400 Gbit/s per GPU, limited to 500 W of their 700 W. The "
+          "memory's size and speed are modeled; the power limit is not. All other rows of that "
+          "page use torch.compile, most with float8, and neither is modeled in full.",
           GRAND_TETON,
           (Row("Llama 3 8B", 2, "op", 8, 5762, 82.4), Row("Llama 3 8B", 2, "op", 128, 5605, 67.0))),
 )

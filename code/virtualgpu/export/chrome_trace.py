@@ -23,7 +23,7 @@ def text(card: Card, place: Place, notes: Iterable) -> str:
         trace.READERS[type(note)](trace, note)
     trace.close()
     about = {"schemaVersion": 1, "displayTimeUnit": "ms", "virtualGpu": {
-                 "card": card.name, "note": "times and memory are modelled, nothing was measured"},
+                 "card": card.name, "note": "times and memory are modeled, nothing was measured"},
              "deviceProperties": [properties(card, index) for index in range(place.cards)],
              "distributedInfo": {"backend": "nccl", "rank": place.rank, "world_size": place.world}}
     # The profiler's tab adds its counters behind the last bracket: the events come last.
@@ -39,7 +39,7 @@ def properties(card: Card, index: int) -> dict[str, object]:
 
 
 def titles(trace: Trace) -> Iterator[dict]:
-    """What the rows are called, the mark that all is modelled, and the whole time."""
+    """What the rows are called, the mark that all is modeled, and the whole time."""
     title = f"virtual {trace.card.name}"
     rows = [(trace.host, "rank", f"rank {trace.place.rank}: host of a {title}", trace.place.rank),
             (trace.place.index, "card", f"rank {trace.place.rank}: {title}", 5_000_000)]
@@ -62,7 +62,7 @@ def titles(trace: Trace) -> Iterator[dict]:
     begin = min((event["ts"] for event in trace.events), default=0.0)
     end = max((event["ts"] + event.get("dur", 0.0) for event in trace.events), default=0.0)
     yield {"ph": "i", "cat": "user_annotation", "s": "g", "pid": trace.host, "tid": trace.host,
-           "name": f"{title}: times and memory are modelled", "ts": begin}
+           "name": f"{title}: times and memory are modeled", "ts": begin}
     yield {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "pid": "Spans",
            "tid": "PyTorch Profiler", "ts": begin, "dur": round(1000 * (end - begin)) / 1000,
            "args": {"virtual": trace.card.name}}

@@ -1,5 +1,5 @@
-"""One rank's account as data: what the report prints and `--json` writes. docs/virtualrun.md has
-the schema; VERSION changes with it."""
+"""One rank's account as data: what the report prints and `--json` writes. docs/virtualrun-report.md
+has the schema; VERSION changes with it."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def flops(gpu: VirtualGpu, step: Step, notes: list[str]) -> dict | None:
                      "cannot be identified, so MFU is too high")
     dtypes = {dtype: gpu.card.tflops[dtype] for dtype in (*work.model, *work.again)}
     return {"model_per_step": model, "recomputed_per_step": again,
-            "recomputation_told_apart": not hidden, "peak_tflops": dtypes,
+            "recomputation_identified": not hidden, "peak_tflops": dtypes,
             "mfu": share(work.model), "hfu": share(work.model, work.again)}
 
 
@@ -122,7 +122,7 @@ def memory(ledger: Ledger, steps: Sequence[Step]) -> dict:
     """
     blocks, gpu = ledger.blocks, ledger.gpu
     parts = blocks.categories_at_peak(ledger.now(steps))
-    return {"peak_allocated_bytes": blocks.peak, "reserved_then_bytes": blocks.reserved,
+    return {"peak_allocated_bytes": blocks.peak, "reserved_at_peak_bytes": blocks.reserved,
             "peak_reserved_bytes": gpu.memory.peak_reserved, "capacity_bytes": gpu.card.memory,
             "at_peak": {name.replace(" ", "_"): size for name, size in parts.items()},
             "nccl_bytes": gpu.memory.taken - gpu.card.context, "context_bytes": gpu.card.context}

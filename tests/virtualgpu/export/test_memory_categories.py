@@ -165,7 +165,7 @@ def test_recomputation_inside_a_function_s_own_backward_is_reported():
             Again.apply(x, weight).sum().backward()
             ledger.mark()
     found = measure(ledger)
-    assert not found["flops"]["recomputation_told_apart"]
+    assert not found["flops"]["recomputation_identified"]
     assert "3.00 times" in found["assumptions"][0]["text"]
 
 

@@ -171,7 +171,7 @@ def test_everything_says_that_it_is_virtual(texts):
              if event["name"] == "process_name"}
     assert names == {"rank 3: virtual v100-sxm2-16gb",
                      "rank 3: host of a virtual v100-sxm2-16gb"}
-    assert any(event["name"] == "virtual v100-sxm2-16gb: times and memory are modelled"
+    assert any(event["name"] == "virtual v100-sxm2-16gb: times and memory are modeled"
                for event in trace["traceEvents"])
 
 

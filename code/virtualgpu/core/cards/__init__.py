@@ -1,4 +1,4 @@
-"""The cards that can be modelled, by name; one file each."""
+"""The GPU models that virtual GPUs can have, by name; each has a file of its own."""
 
 from __future__ import annotations
 

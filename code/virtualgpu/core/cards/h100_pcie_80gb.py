@@ -30,7 +30,7 @@ CARD = replace(
         "vector: as the h100-80gb's",
         "attention: as the h100-80gb's",
         "link: 54.8 of 64 GB/s, copies from the host to an H100, "
-        "github.com/aigatech/vpbenchmarking (Voltage Park)",
+        "github.com/ZiyanIshani/vpbenchmarking (Voltage Park)",
         "launch: as the h100-80gb's",
     ),
 )

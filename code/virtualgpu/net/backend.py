@@ -7,6 +7,8 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import timedelta
+from typing import NamedTuple
 
 import torch.distributed as dist
 
@@ -17,9 +19,21 @@ from virtualgpu.net.group import BACKEND, Say, VirtualGroup
 from virtualgpu.net.topology import Topology
 from virtualgpu.net.wire import Wire
 
+PATIENCE = timedelta(seconds=30)  # real time that the rank serving the store gives the others
+
+
+class Job(NamedTuple):
+    """The arguments of `register`."""
+
+    gpu: VirtualGpu
+    topology: Topology
+    say: Say | None
+    present: Sequence[int] | None
+
+
 # torch's registry is global and for ever.
-_here: dict[str, tuple[VirtualGpu, Topology, Say | None, Sequence[int] | None]] = {}
-_boards: dict[object, Board] = {}
+_job: Job | None = None
+_boards: dict[dist.Store, Board] = {}  # the stores are kept alive, so none is taken for another
 _made: Counter[tuple] = Counter()
 _groups: list[VirtualGroup] = []
 
@@ -34,7 +48,8 @@ def register(gpu: VirtualGpu, topology: Topology, say: Say | None = None,
         say: takes what NCCL would print of each group, when it is first used; None: nobody asks.
         present: the ranks that are processes; the others are symmetric to them. None: all.
     """
-    _here[BACKEND] = gpu, topology, say, present
+    global _job
+    _job = Job(gpu, topology, say, present)
     _groups.clear()
     if not hasattr(dist.Backend, BACKEND.upper()):
         dist.Backend.register_backend(BACKEND, _make, extended_api=True,
@@ -42,7 +57,7 @@ def register(gpu: VirtualGpu, topology: Topology, say: Say | None = None,
 
 
 def _make(options, _) -> VirtualGroup:
-    gpu, topology, say, present = _here[BACKEND]
+    gpu, topology, say, present = _job
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     rank = options.group_rank
     board = name = None
@@ -62,17 +77,26 @@ def _board(store: dist.Store, rank: int, present: Sequence[int]) -> Board:
     """The board in a store, of which torch gives every group its own view."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
-    key = (store.host, store.port) if isinstance(store, dist.TCPStore) else id(store)
-    if key not in _boards:
+    if store not in _boards:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        _boards[key] = Board(dist.PrefixStore(f"virtualgpu/{attempt}", store), rank, present)
-        atexit.register(_end, _boards[key])
-    return _boards[key]
+        board = Board(dist.PrefixStore(f"virtualgpu/{attempt}", store), rank, present)
+        _boards[store] = board
+        atexit.register(_leave, board, serves(store, rank))
+    return _boards[store]
 
 
-def _end(board: Board) -> None:
-    with suppress(dist.DistError, RuntimeError):  # the rank that serves the store ended first
+def serves(store: dist.Store, rank: int) -> bool:
+    """Return whether this process serves the job's store, as rank 0 does outside of torchrun."""
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return isinstance(store, dist.TCPStore) and rank == 0 and not agent
+
+
+def _leave(board: Board, serving: bool) -> None:
+    """End this rank; the one that serves the store stays until the others have ended, too."""
+    with suppress(dist.DistError, RuntimeError):  # the store is gone, or a rank never ends
         board.end()
+        if serving:
+            board.wait_for_ends(PATIENCE)
 
 
 def settle() -> None:
@@ -92,4 +116,5 @@ def farewell() -> None:
         if left:
             raise Asymmetric(left)
     for board in _boards.values():
-        _end(board)
+        with suppress(dist.DistError, RuntimeError):  # the rank that serves the store ended first
+            board.end()

@@ -48,6 +48,7 @@ class Board:
         self.rank, self.present, self.serial = rank, list(present), 0
         self.together = self.store.has_extended_api()
         self.waiting: Wait | None = None
+        self.ended = False
         self.lock = threading.Lock()
         self.watcher = Watcher(self, store.clone())
         self.watcher.start()
@@ -85,9 +86,16 @@ class Board:
         return found
 
     def end(self) -> None:
-        """This rank posts nothing more."""
-        self.post(f"waits/{self.rank}", json.dumps(
-            {"keys": [], "text": "has ended", "serial": self.serial}).encode())
+        """This rank posts nothing more. Later calls do nothing."""
+        if not self.ended:
+            self.ended = True
+            self.post(f"waits/{self.rank}", json.dumps(
+                {"keys": [], "text": "has ended", "serial": self.serial}).encode())
+            self.post(f"ended/{self.rank}", b"")
+
+    def wait_for_ends(self, timeout: timedelta) -> None:
+        """Wait until every rank has ended. Raises DistStoreError after this much real time."""
+        self.store.wait([f"ended/{rank}" for rank in self.present], timeout)
 
 
 class Watcher(threading.Thread):

@@ -30,7 +30,8 @@ from virtualgpu.core.memory import amount
 from virtualgpu.export import profiler, trace
 from virtualgpu.net import collectives, network
 from virtualgpu.net.backend import register
-from virtualgpu.net.group import BACKEND, VirtualGroup, buffer_bytes
+from virtualgpu.net.group import BACKEND, VirtualGroup
+from virtualgpu.net.nccl import buffer_bytes
 from virtualgpu.net.topology import Topology
 
 

@@ -6,7 +6,8 @@ import linecache
 import sys
 import weakref
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,12 @@ class VirtualGpu(TorchDispatchMode):
         self.journal: Journal | None = None  # while the run is recorded
         self.ledger: Ledger | None = None  # while the run is accounted for
         self.assumptions = Assumptions()
+        self.values: object | None = None  # what is known of tensors' values, where anything is
+        self.on_host: Collection[int] = frozenset()  # storages on meta in the host's memory
+
+    def truth(self) -> AbstractContextManager:
+        """Return a context in which Python sees devices as C++ does."""
+        return nullcontext()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -8,9 +8,12 @@ so do we.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 LAUNCH = 12e-6  # until the first byte leaves: kernel start, flags of all peers
+BARRIER = 4  # bytes that a barrier all-reduces
 
 
 @dataclass(frozen=True)
@@ -115,4 +118,48 @@ def _hop(path: Path) -> float:
 
 def message(path: Path, size: int) -> float:
     """From one rank to another."""
-    return LAUNCH + size / path.bandwidth + (path.far if path.nodes > 1 else path.near)
+    return LAUNCH + size / path.bandwidth + _hop(path)
+
+
+def barrier(path: Path, size: int) -> float:
+    """Return the seconds of a barrier, an all-reduce of a few bytes whatever the buffers' size."""
+    return all_reduce(path, BARRIER)
+
+
+class Volume(NamedTuple):
+    """The bytes of a collective's buffers.
+
+    Attributes:
+        given: this rank's input.
+        taken: this rank's output.
+        all_given: the inputs of all ranks together.
+        all_taken: the outputs of all ranks together.
+        most: the largest input or output of any rank.
+    """
+
+    given: int
+    taken: int
+    all_given: int
+    all_taken: int
+    most: int
+
+
+# By name: how long a collective takes, and which field of Volume decides.
+COSTS: dict[str, tuple[Callable[[Path, int], float], str]] = {
+    "all_reduce": (all_reduce, "given"), "reduce": (reduce, "given"),
+    "broadcast": (broadcast, "given"), "all_gather": (all_gather, "taken"),
+    "reduce_scatter": (all_gather, "given"), "gather": (gather, "all_given"),
+    "scatter": (gather, "all_taken"), "all_to_all": (all_to_all, "most"),
+    "barrier": (barrier, "given")}
+
+
+def seconds(name: str, path: Path, volume: Volume) -> float:
+    """Return how long a collective takes once all ranks are ready.
+
+    Args:
+        name: a key of COSTS.
+        path: between the ranks.
+        volume: bytes of the buffers.
+    """
+    cost, deciding = COSTS[name]
+    return cost(path, getattr(volume, deciding))

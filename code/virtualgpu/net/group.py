@@ -17,17 +17,16 @@ from __future__ import annotations
 import sys
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from virtualgpu.core.card import Card
 from virtualgpu.core.gpu import VirtualGpu, caller
 from virtualgpu.net import collectives, nccl, values
 from virtualgpu.net.errors import Mismatch
-from virtualgpu.net.messages import Message, describe, is_meta, kinds
+from virtualgpu.net.messages import Message, describe, is_meta, kinds, total
 from virtualgpu.net.operations import Collectives
 from virtualgpu.net.p2p import PointToPoint
 from virtualgpu.net.topology import Topology
@@ -36,23 +35,22 @@ from virtualgpu.net.work import Work
 
 BACKEND = "virtual"
 C10D = dist.distributed_c10d.__file__
-# NCCL's buffers: three protocols' worth for each channel (NCCL_BUFFSIZE 4 MiB and as much again),
-# of which it opens many over NVLink, few over slower links, and between nodes two for each adapter,
-# but no more than within a node.
-BUFFER, CHANNELS, FEW_CHANNELS = 10 * 2**20, 16, 2
 Say = Callable[[str], None]
-Seconds = float | Callable[[Sequence[Message]], float]
 
 
-def channels_of(card: Card, path: collectives.Path) -> int:
-    """How many a communicator opens."""
-    most = CHANNELS if card.nvlink else FEW_CHANNELS
-    return most if path.nodes == 1 else min(most, FEW_CHANNELS * path.adapters)
+def stream_name(ranks: Sequence[int]) -> str:
+    """Return the name of the stream on which a group's collectives run.
+
+    Args:
+        ranks: of the group, in the job's numbers.
+    """
+    return f"{BACKEND} {','.join(map(str, ranks))}"
 
 
-def buffer_bytes(card: Card, path: collectives.Path) -> int:
-    """Memory of a communicator on each card."""
-    return channels_of(card, path) * BUFFER
+def differing(one: str, other: str) -> str:
+    """Return an error message for two ranks' calls that should be the same, each in words."""
+    return (f"{one}, and {other}; all ranks of a process group must call the same collectives in "
+            "the same order")
 
 
 class Collective(NamedTuple):
@@ -61,14 +59,14 @@ class Collective(NamedTuple):
     Attributes:
         work: what the program got.
         name: of the collective.
-        seconds: how long it takes; a function of the messages where that depends on other ranks.
+        seconds: returns how long it takes, from all ranks' messages; None for control traffic.
         told: waits for all ranks' messages.
         finish: stores the outputs' values.
     """
 
     work: Work
     name: str
-    seconds: Seconds | None
+    seconds: Callable[[Sequence[Message]], float] | None
     told: Callable[[], list[Message]]
     finish: Callable[[list[Message]], None]
 
@@ -88,7 +86,7 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
         self.gpu, self.topology, self.ranks = gpu, topology, ranks
         self.wire = wire or Wire(rank, ranks)
         self.path, self.say = topology.path(ranks), say
-        self.stream = f"{BACKEND} {','.join(map(str, ranks))}"
+        self.stream = stream_name(ranks)
         self.under_way: deque[Collective] = deque()  # oldest first
         self.begun, self.opened = 0, False
         self.serves_cpu = True  # NCCL alone would not
@@ -98,7 +96,6 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
         self.free: defaultdict[int, float] = defaultdict(float)  # when the wire to a peer is
         self.coming: list[Work] = []  # receives whose senders have not been heard
         self.batch: list[Work] | None = None  # between _start_coalescing and _end_coalescing
-        self.told_splits: list[Sequence[int]] = []
         self._register_devices()
 
     def _register_devices(self) -> None:
@@ -112,11 +109,11 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
     @property
     def known(self) -> values.Known | None:
         """What the GPU knows of its tensors' values."""
-        return getattr(self.gpu, "values", None)
+        return self.gpu.values
 
     def truth(self) -> AbstractContextManager:
         """A context in which Python sees devices as C++ does."""
-        return getattr(self.gpu, "truth", nullcontext)()
+        return self.gpu.truth()
 
     @staticmethod
     def here() -> str:
@@ -128,16 +125,15 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
         """Before the first message, as NCCL does, take memory for the buffers."""
         if not self.opened:
             self.opened = True
-            self.gpu.take(buffer_bytes(self.gpu.card, self.path))
+            self.gpu.take(nccl.buffer_bytes(self.gpu.card, self.path))
             if self.say is not None:
-                channels = channels_of(self.gpu.card, self.path)
+                channels = nccl.channels_of(self.gpu.card, self.path)
                 self.say("\n".join(nccl.lines(self.topology, self.ranks, self.rank(), channels)))
 
     def is_control(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether tensors are in the host's memory. Raises Mismatch where only some are, and
         RuntimeError, as torch does, where this group has no backend for them."""
-        away = getattr(self.gpu, "on_host", ())
-        here = [is_meta(tensor) and tensor.untyped_storage()._cdata not in away
+        here = [is_meta(tensor) and tensor.untyped_storage()._cdata not in self.gpu.on_host
                 for tensor in tensors]
         if any(here) and not all(here):
             raise Mismatch(f"{self.here()}: a collective of tensors on the GPU and on the CPU")
@@ -146,20 +142,18 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
             raise RuntimeError("No backend type associated with device type cpu")
         return control
 
-    def begin(self, name: str, seconds: Seconds, given: Sequence[torch.Tensor],
-              taken: list[torch.Tensor], combine: values.Combine, *,
-              contributors: Sequence[int] | None = None, detail: str = "",
-              shapes: Sequence[torch.Tensor] | None = None,
+    def begin(self, name: str, given: Sequence[torch.Tensor], taken: list[torch.Tensor],
+              combine: values.Combine, *, contributors: Sequence[int] | None = None,
+              detail: str = "", shapes: Sequence[torch.Tensor] | None = None,
               splits: Sequence[Sequence[int]] = (), result: object = None,
               kind: type[Work] = Work) -> Work:
         """Start a collective: post that this rank is ready.
 
         Args:
-            name: of the collective.
-            seconds: how long it takes once all ranks are ready.
+            name: of the collective, a key of collectives.COSTS.
             given: the tensors that go in.
             taken: the tensors that are written.
-            combine: computes the values of `taken` from all ranks' `given`.
+            combine: computes the values of `taken` from all ranks' `given` and messages.
             contributors: indices of the ranks whose tensors matter; None: all.
             detail: arguments that all ranks must agree on.
             shapes: the tensors whose sizes all ranks must agree on; None: `given`.
@@ -189,9 +183,10 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
 
         if self.gpu.journal is not None and not control:
             self.gpu.journal.collective(self, work, name, what, given, taken, splits)
+        seconds = None if control else self.cost(name, given, taken)
         told = self.wire.meet(self.begun, mine)
         self.begun += 1
-        self.under_way.append(Collective(work, name, None if control else seconds, told, finish))
+        self.under_way.append(Collective(work, name, seconds, told, finish))
         return self.batched(work)
 
     def batched(self, work: Work) -> Work:
@@ -222,11 +217,11 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
             work.note = self.gpu.recorder.message(
                 name, stream, self.ranks, list(given if taken is None else taken),
                 sum(map(torch.numel, given)), ready,
-                channels=channels_of(self.gpu.card, self.path),
+                channels=nccl.channels_of(self.gpu.card, self.path),
                 tree=name == "all_reduce" and self._by_tree(given), given=given)
 
     def _by_tree(self, tensors: Sequence[torch.Tensor]) -> bool:
-        size = sum(tensor.nbytes for tensor in tensors)
+        size = total(tensors)
         return collectives.all_reduce(self.path, size) < collectives.ring(self.path, size, 2)
 
     def settle(self, work: Work) -> None:
@@ -235,10 +230,12 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
             first = self.under_way.popleft()
             messages = first.told()
             self._check(messages)
+            if messages[0].splits:
+                self.check_splits(messages)
             if first.seconds is None:
                 first.work.end = 0.0
             else:
-                seconds = first.seconds(messages) if callable(first.seconds) else first.seconds
+                seconds = first.seconds(messages)
                 start = max(self.over, *(message.time for message in messages))
                 self.end(first.work, first.name, self.stream, start, start + seconds)
                 self.over = first.work.end
@@ -249,10 +246,9 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
         first = messages[0]
         for other, message in enumerate(messages):
             if message is not first and message.what != first.what:
-                raise Mismatch(
-                    f"rank {self.ranks[0]} calls {first.what} ({first.place}), and rank "
-                    f"{self.ranks[other]} calls {message.what} ({message.place}); all ranks of a "
-                    f"process group must call the same collectives in the same order")
+                raise Mismatch(differing(
+                    f"rank {self.ranks[0]} calls {first.what} ({first.place})",
+                    f"rank {self.ranks[other]} calls {message.what} ({message.place})"))
 
     def end(self, work: Work, name: str, stream: str, start: float, end: float) -> None:
         """Keep the books of a collective or a transfer whose time is known.

@@ -73,6 +73,11 @@ def kinds(tensors: Sequence[torch.Tensor]) -> list[tuple[str, int]]:
     return [(dtype_name(item.dtype), item.numel()) for item in tensors]
 
 
+def total(tensors: Sequence[torch.Tensor]) -> int:
+    """Bytes of the tensors together."""
+    return sum(tensor.nbytes for tensor in tensors)
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

@@ -1,7 +1,7 @@
-"""What NCCL_DEBUG=INFO shows when a communicator is made, in the form of NCCL 2.8 to 2.11.
+"""A communicator's channels and buffers, and what NCCL_DEBUG=INFO prints when it is made.
 
-Its channels are the ones whose buffers group.py counts; each is the same ring, since the links
-between a node's cards are modelled as alike. Trees are timed but not listed.
+The text has the form of NCCL 2.8 to 2.11. Every channel is the same ring, since the links between
+a node's GPUs are modeled as alike. Trees are timed but not listed.
 """
 
 from __future__ import annotations
@@ -10,9 +10,27 @@ import os
 import threading
 from collections.abc import Sequence
 
+from virtualgpu.core.card import Card
 from virtualgpu.core.slots import bus
+from virtualgpu.net.collectives import Path
 from virtualgpu.net.network import SHARED_MEMORY, within_node
 from virtualgpu.net.topology import Topology
+
+# NCCL's buffers: three protocols' worth for each channel (NCCL_BUFFSIZE 4 MiB and as much again),
+# of which it opens many over NVLink, few over slower links, and between nodes two for each adapter,
+# but no more than within a node.
+BUFFER, CHANNELS, FEW_CHANNELS = 10 * 2**20, 16, 2
+
+
+def channels_of(card: Card, path: Path) -> int:
+    """How many a communicator opens."""
+    most = CHANNELS if card.nvlink else FEW_CHANNELS
+    return most if path.nodes == 1 else min(most, FEW_CHANNELS * path.adapters)
+
+
+def buffer_bytes(card: Card, path: Path) -> int:
+    """Memory of a communicator on each card."""
+    return channels_of(card, path) * BUFFER
 
 
 def ring(topology: Topology, ranks: Sequence[int]) -> list[int]:

@@ -1,29 +1,24 @@
-"""The collectives of a virtual process group: what each moves, what it costs, and what comes out.
+"""The collectives of a virtual process group: what each moves, and what comes out.
 
 Names and arguments are those of torch.distributed.ProcessGroup. Each method says which tensors go
-in and out, how long NCCL would take, and how values, where all ranks know them, are combined.
+in and out, and how values, where all ranks know them, are combined; collectives.py has the times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 
 from virtualgpu.net import collectives
 from virtualgpu.net.errors import Asymmetric, Mismatch
-from virtualgpu.net.messages import Message
-from virtualgpu.net.values import op_name, reduction
+from virtualgpu.net.messages import Message, total
+from virtualgpu.net.values import Combine, op_name, reduction
 from virtualgpu.net.work import BarrierWork, Work
 
 Tensors = list[torch.Tensor]
 SUM = dist.ReduceOp.SUM
-
-
-def total(tensors: Sequence[torch.Tensor]) -> int:
-    """Bytes."""
-    return sum(tensor.nbytes for tensor in tensors)
 
 
 def op_of(opts: object) -> dist.ReduceOp:
@@ -33,12 +28,30 @@ def op_of(opts: object) -> dist.ReduceOp:
 class Collectives:
     """Everything that is not point to point, for VirtualGroup."""
 
+    def cost(self, name: str, given: Sequence[torch.Tensor], taken: Sequence[torch.Tensor]
+             ) -> Callable[[Sequence[Message]], float]:
+        """Return a function of all ranks' messages that tells how long a collective takes.
+
+        Args:
+            name: of the collective.
+            given: the tensors that go in; they may be freed before the messages arrive.
+            taken: the tensors that come out.
+        """
+        mine, width = (total(given), total(taken)), given[0].element_size() if given else 0
+        volume = collectives.Volume(*mine, *(self.size() * size for size in mine), max(mine))
+
+        def seconds(messages: Sequence[Message]) -> float:
+            uneven = [width * sum(side) for message in messages for side in message.splits]
+            return collectives.seconds(name, self.path, volume if not uneven else
+                                       volume._replace(most=max(uneven)))
+        return seconds
+
     def allreduce(self, tensors: Tensors, opts=None) -> Work:
         op = op_of(opts)
         fold = reduction(op)
         return self.begin(
-            "all_reduce", collectives.all_reduce(self.path, total(tensors)), tensors, tensors,
-            lambda said: [fold(column) for column in zip(*said, strict=True)],
+            "all_reduce", tensors, tensors,
+            lambda said, _: [fold(column) for column in zip(*said, strict=True)],
             detail=op_name(op))
 
     allreduce_coalesced = allreduce
@@ -48,16 +61,15 @@ class Collectives:
         fold = reduction(op)
         mine = self.rank() == root
         return self.begin(
-            "reduce", collectives.reduce(self.path, total(tensors)), tensors,
-            tensors if mine else [],
-            lambda said: [fold(column) for column in zip(*said, strict=True)] if mine else [],
+            "reduce", tensors, tensors if mine else [],
+            lambda said, _: [fold(column) for column in zip(*said, strict=True)] if mine else [],
             detail=f"{op_name(op)} to {self.ranks[root]}", result=tensors)
 
     def broadcast(self, tensors: Tensors, opts=None) -> Work:
         root = 0 if opts is None else opts.rootRank
         return self.begin(
-            "broadcast", collectives.broadcast(self.path, total(tensors)), tensors, tensors,
-            lambda said: said[root], contributors=[root], detail=f"from {self.ranks[root]}")
+            "broadcast", tensors, tensors,
+            lambda said, _: said[root], contributors=[root], detail=f"from {self.ranks[root]}")
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts=None) -> Work:
         return self.all_gather_single_coalesced([output], [input], opts)
@@ -66,8 +78,8 @@ class Collectives:
         for output, input in zip(outputs, inputs, strict=True):
             self.fits("all_gather", output, input)
         return self.begin(
-            "all_gather", collectives.all_gather(self.path, total(outputs)), inputs, outputs,
-            lambda said: [torch.cat(column) for column in zip(*said, strict=True)])
+            "all_gather", inputs, outputs,
+            lambda said, _: [torch.cat(column) for column in zip(*said, strict=True)])
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts=None) -> Work:
         (pieces,), (mine,) = outputs, inputs
@@ -76,14 +88,14 @@ class Collectives:
                            f"place in the list has {pieces[self.rank()].numel()}")
         self.alike("all_gather", [piece.numel() for piece in pieces])
         return self.begin(
-            "all_gather", collectives.all_gather(self.path, total(pieces)), inputs, pieces,
-            lambda said: [one[0] for one in said], shapes=pieces, result=outputs)
+            "all_gather", inputs, pieces,
+            lambda said, _: [one[0] for one in said], shapes=pieces, result=outputs)
 
     def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts=None) -> Work:
         flat = [piece for pieces in outputs for piece in pieces]
         return self.begin(
-            "all_gather", collectives.all_gather(self.path, total(flat)), inputs, flat,
-            lambda said: [one[at] for at in range(len(inputs)) for one in said], result=outputs)
+            "all_gather", inputs, flat,
+            lambda said, _: [one[at] for at in range(len(inputs)) for one in said], result=outputs)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts=None) -> Work:
         return self.reduce_scatter_single_coalesced([output], [input], opts)
@@ -95,32 +107,32 @@ class Collectives:
         op, me = op_of(opts), self.rank()
         fold = reduction(op)
         return self.begin(
-            "reduce_scatter", collectives.all_gather(self.path, total(inputs)), inputs, outputs,
-            lambda said: [fold([whole.chunk(len(said))[me] for whole in column])
-                          for column in zip(*said, strict=True)], detail=op_name(op))
+            "reduce_scatter", inputs, outputs,
+            lambda said, _: [fold([whole.chunk(len(said))[me] for whole in column])
+                             for column in zip(*said, strict=True)], detail=op_name(op))
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts=None) -> Work:
         op, me, (pieces,) = op_of(opts), self.rank(), inputs
         fold = reduction(op)
         self.alike("reduce_scatter", [piece.numel() for piece in pieces])
         return self.begin(
-            "reduce_scatter", collectives.all_gather(self.path, total(pieces)), pieces, outputs,
-            lambda said: [fold([one[me] for one in said])], detail=op_name(op))
+            "reduce_scatter", pieces, outputs,
+            lambda said, _: [fold([one[me] for one in said])], detail=op_name(op))
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts=None) -> Work:
         root = 0 if opts is None else opts.rootRank
         taken = outputs[0] if self.rank() == root else []
         return self.begin(
-            "gather", collectives.gather(self.path, self.size() * total(inputs)), inputs, taken,
-            lambda said: [one[0] for one in said] if taken else [],
+            "gather", inputs, taken,
+            lambda said, _: [one[0] for one in said] if taken else [],
             detail=f"to {self.ranks[root]}", result=outputs)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts=None) -> Work:
         root, me = 0 if opts is None else opts.rootRank, self.rank()
         return self.begin(
-            "scatter", collectives.gather(self.path, self.size() * total(outputs)),
-            inputs[0] if me == root else [], outputs, lambda said: [said[root][me]],
-            contributors=[root], shapes=outputs, detail=f"from {self.ranks[root]}")
+            "scatter", inputs[0] if me == root else [], outputs,
+            lambda said, _: [said[root][me]], contributors=[root], shapes=outputs,
+            detail=f"from {self.ranks[root]}")
 
     def all_to_all_single(self, output: torch.Tensor, input: torch.Tensor,
                           out_splits: Sequence[int] | None = None,
@@ -130,28 +142,27 @@ class Collectives:
             self.elements(tensor, splits)
             for tensor, splits in ((input, in_splits), (output, out_splits)))
 
-        def combine(said: list[Tensors]) -> Tensors:
+        def combine(said: list[Tensors], messages: Sequence[Message]) -> Tensors:
             return [torch.cat([
-                whole.split(list(splits))[self._mine(rank)] for rank, ((whole,), splits) in
-                enumerate(zip(said, self.told_splits, strict=True))])]
+                whole.split(list(message.splits[0]))[self._mine(rank)]
+                for rank, ((whole,), message) in enumerate(zip(said, messages, strict=True))])]
 
-        return self._all_to_all(input.element_size(), sent, taken, [input], [output], combine)
+        return self._all_to_all(sent, taken, [input], [output], combine)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts=None) -> Work:
         sent, taken = ([tensor.numel() for tensor in tensors] for tensors in (inputs, outputs))
         return self._all_to_all(
-            inputs[0].element_size(), sent, taken, inputs, outputs,
-            lambda said: [one[self._mine(rank)] for rank, one in enumerate(said)])
+            sent, taken, inputs, outputs,
+            lambda said, _: [one[self._mine(rank)] for rank, one in enumerate(said)])
 
     def _mine(self, rank: int) -> int:
         """Which part of what a rank says is for this one. A rank that is not present says what the
         one that stands for it says, to ranks as far from itself."""
         return (self.wire.stands_for[rank] + self.rank() - rank) % self.size()
 
-    def _all_to_all(self, width: int, sent: list[int], taken: list[int], given: Tensors,
-                    outputs: Tensors, combine) -> Work:
+    def _all_to_all(self, sent: list[int], taken: list[int], given: Tensors, outputs: Tensors,
+                    combine: Combine) -> Work:
         """Args:
-            width: bytes of an element.
             sent: elements for each rank.
             taken: elements from each rank.
             given: what goes in.
@@ -160,14 +171,7 @@ class Collectives:
         """
         if self.wire.symmetric:
             self._rotates(sent, taken)
-
-        def seconds(messages: Sequence[Message]) -> float:
-            self.told_splits = [message.splits[0] for message in messages]
-            self._check_splits(messages)
-            most = max(sum(side) for message in messages for side in message.splits)
-            return collectives.all_to_all(self.path, width * most)
-
-        return self.begin("all_to_all", seconds, given, outputs, combine, splits=[sent, taken],
+        return self.begin("all_to_all", given, outputs, combine, splits=[sent, taken],
                           shapes=given[:0])
 
     def _rotates(self, sent: list[int], taken: list[int]) -> None:
@@ -178,7 +182,8 @@ class Collectives:
                 f"{self.here()}: all_to_all sends {sent} elements and receives {taken}; ranks that "
                 "are not present would have to do something else: run all ranks")
 
-    def _check_splits(self, messages: Sequence[Message]) -> None:
+    def check_splits(self, messages: Sequence[Message]) -> None:
+        """Raise Mismatch unless every rank sends as many elements as this one expects."""
         if self.wire.symmetric:
             return
         me = self.rank()
@@ -191,8 +196,7 @@ class Collectives:
                     f"{mine.splits[1][other]} ({mine.place})")
 
     def barrier(self, opts=None) -> Work:
-        return self.begin("barrier", collectives.all_reduce(self.path, 4), [], [],
-                          lambda said: [], kind=BarrierWork)
+        return self.begin("barrier", [], [], lambda *_: [], kind=BarrierWork)
 
     # What torch calls the same.
     _allgather_base = all_gather_single

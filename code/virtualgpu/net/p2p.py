@@ -14,7 +14,7 @@ import torch
 from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.net import collectives, values
 from virtualgpu.net.errors import Mismatch
-from virtualgpu.net.messages import Message, describe, kinds
+from virtualgpu.net.messages import Message, describe, kinds, total
 from virtualgpu.net.work import Batch, Work
 
 if TYPE_CHECKING:
@@ -36,14 +36,13 @@ class PointToPoint:
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Work:
         control = self.is_control(tensors)
-        size = sum(tensor.nbytes for tensor in tensors)
         clock, number, start, seconds = self.gpu.clock, self.sent[dst], 0.0, 0.0
         self.sent[dst] += 1
         if not control:
             self.open()
             clock.work(self.gpu.card.efficiency.dispatch)
             start = max(clock.ready(self.gpu.stream), self.free[dst])
-            seconds = collectives.message(self._path(dst), size)
+            seconds = collectives.message(self._path(dst), total(tensors))
         self.wire.send(dst, number, Message(
             describe(tensors), start + seconds, self.here(), kinds=kinds(tensors),
             values=values.known_contents(self.known, tensors)))
@@ -71,8 +70,7 @@ class PointToPoint:
             self.note(work, f"recv {self.rank()}<-{src}", f"{self.stream} from {src}", tensors,
                       self.gpu.clock.ready(self.gpu.stream))
             if work.note is not None:
-                work.travel = collectives.message(
-                    self._path(src), sum(tensor.nbytes for tensor in tensors))
+                work.travel = collectives.message(self._path(src), total(tensors))
         self.coming.append(work)
         return self.batched(work)
 

@@ -17,7 +17,7 @@ from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.net.messages import Message, contents, is_meta, undisturbed
 
 Inputs = list[list[torch.Tensor]]  # by rank, then by tensor; flat, on the CPU
-Combine = Callable[[Inputs], list[torch.Tensor]]
+Combine = Callable[[Inputs, Sequence[Message]], list[torch.Tensor]]
 
 
 class Known(Protocol):
@@ -111,7 +111,7 @@ def combined(messages: Sequence[Message], contributors: Sequence[int], combine: 
     Args:
         messages: by rank.
         contributors: the ranks whose tensors matter.
-        combine: computes the outputs from all ranks' inputs.
+        combine: computes the outputs from all ranks' inputs and their messages.
     """
     unpacked = {id(one): one.tensors() for one in {id(one): one for one in messages}.values()}
     inputs = [unpacked[id(message)] if rank in contributors else []
@@ -119,4 +119,4 @@ def combined(messages: Sequence[Message], contributors: Sequence[int], combine: 
     if any(one is None for one in inputs):
         return None
     with undisturbed():
-        return combine(inputs)
+        return combine(inputs, messages)

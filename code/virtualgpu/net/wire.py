@@ -19,6 +19,30 @@ from virtualgpu.net.messages import Message
 HOUR = timedelta(hours=1)
 
 
+def stands_for(here: Sequence[int], count: int) -> list[int]:
+    """Return, for each rank of a group, the present one that does the same.
+
+    Args:
+        here: indices of the ranks that are present, in order.
+        count: ranks in the group.
+    """
+    return [max((one for one in here if one <= index), default=here[0]) for index in range(count)]
+
+
+def mirrored(source: int, target: int, count: int) -> tuple[int, int]:
+    """Return which of a rank's own sends stands for one from a rank that is not present.
+
+    Args:
+        source: index of the rank that is not present.
+        target: index of the rank that receives.
+        count: ranks in the group.
+
+    Returns the index of the rank that the send goes to, and how far ahead it is.
+    """
+    distance = (target - source) % count
+    return (target + distance) % count, distance
+
+
 class Wire:
     """Exchanges messages between the ranks of a group over the board."""
 
@@ -33,11 +57,9 @@ class Wire:
         """
         self.rank, self.ranks, self.board, self.name = rank, list(ranks), board, name
         self.timeout = timeout
-        everyone = range(len(ranks))
         self.here = [rank] if board is None else [
-            index for index in everyone if ranks[index] in set(board.present)]
-        self.stands_for = [max((one for one in self.here if one <= index), default=self.here[0])
-                           for index in everyone]
+            index for index, one in enumerate(ranks) if one in set(board.present)]
+        self.stands_for = stands_for(self.here, len(ranks))
         self.posted: deque[int] = deque()  # collectives whose entries are still on the board
         self.settled = 0
         self.mirrored: defaultdict[int, deque[Message]] = defaultdict(deque)  # by distance
@@ -110,13 +132,12 @@ class Wire:
         return wait
 
     def _mirror(self, source: int, text: str) -> Message:
-        distance = (self.rank - source) % len(self.ranks)
+        ahead, distance = mirrored(source, self.rank, len(self.ranks))
         if self.mirrored[distance]:
             return self.mirrored[distance].popleft()
-        ahead = self.ranks[(self.rank + distance) % len(self.ranks)]
         raise Asymmetric(
             f"rank {self.ranks[self.rank]} {text}, which is not present, and has itself sent "
-            f"nothing to rank {ahead}: the ranks are not symmetric here; make rank "
+            f"nothing to rank {self.ranks[ahead]}: the ranks are not symmetric here; make rank "
             f"{self.ranks[source]} present as well, or run all ranks")
 
     def unmatched(self) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import torch
@@ -296,6 +297,9 @@ class CudaGpu(VirtualGpu):
 
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.is_meta and key_of(tensor) in self.sizes
+
+    def truth(self) -> AbstractContextManager:
+        return hidden
 
     def device_of(self, tensor: torch.Tensor) -> torch.device:
         return device_of(self, tensor)

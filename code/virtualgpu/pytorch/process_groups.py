@@ -14,7 +14,6 @@ from virtualgpu.net import backend, group
 from virtualgpu.net.topology import Topology
 from virtualgpu.pytorch import functional_collectives
 from virtualgpu.pytorch.mode import CudaGpu
-from virtualgpu.pytorch.visible import hidden
 
 NCCL_TIMEOUT = timedelta(minutes=10)  # torch's default
 ON_CUDA = {"nccl", "undefined", "cuda:nccl", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo"}
@@ -30,7 +29,6 @@ def install(gpu: CudaGpu, topology: Topology, present: Sequence[int] | None = No
         present: the ranks that are processes; the others are symmetric to them. None: all.
         store: where the present ranks meet, if some are not; a rendezvous would wait for them.
     """
-    gpu.truth = lambda: hidden
     gpu.handlers.update(functional_collectives.handlers())
     backend.register(gpu, topology, present=present)
     everywhere("is_nccl_available", lambda: True)

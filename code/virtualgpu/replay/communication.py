@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.net import collectives
-from virtualgpu.net.group import BACKEND, buffer_bytes
+from virtualgpu.net.group import stream_name
+from virtualgpu.net.nccl import buffer_bytes
 from virtualgpu.net.topology import Topology
 from virtualgpu.replay import costs
 from virtualgpu.replay.buffers import Buffers
@@ -90,8 +91,7 @@ class Communication:
             key = self.record.groups[number]
             path = self.topology.path(key[1])
             self.groups[number] = Communicator(
-                key, key[1].index(self.record.rank), path,
-                f"{BACKEND} {','.join(map(str, key[1]))}")
+                key, key[1].index(self.record.rank), path, stream_name(key[1]))
             self.gpu.take(buffer_bytes(self.gpu.card, path))
         self.gpu.clock.work(self.gpu.card.efficiency.dispatch)
         return self.groups[number]

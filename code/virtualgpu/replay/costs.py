@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from virtualgpu.net import collectives
 from virtualgpu.net.collectives import Path
 from virtualgpu.replay.errors import BadRecord
 from virtualgpu.replay.exchange import Post
-
-BARRIER = 4  # bytes
-Seconds = Callable[[Path, int], float]
-
-# How NCCL's time depends on the size, which is that of the whole buffer.
-SECONDS: dict[str, Seconds] = {
-    "all_reduce": collectives.all_reduce, "barrier": collectives.all_reduce,
-    "reduce": collectives.reduce, "broadcast": collectives.broadcast,
-    "all_gather": collectives.all_gather, "reduce_scatter": collectives.all_gather,
-    "gather": collectives.gather, "scatter": collectives.gather,
-    "all_to_all": collectives.all_to_all}
 
 
 def seconds(path: Path, posts: Sequence[Post], me: int, complete: bool) -> float:
@@ -35,24 +24,25 @@ def seconds(path: Path, posts: Sequence[Post], me: int, complete: bool) -> float
     mine = posts[me]
     given, taken = (sum(getattr(post, side) for post in posts) for side in ("given", "taken"))
     most = max(max(post.given, post.taken) for post in posts)
-    size, fits = {
-        "all_reduce": lambda: (mine.given, mine.given == mine.taken),
-        "broadcast": lambda: (mine.given, mine.given == mine.taken),
-        "reduce": lambda: (mine.given, taken == mine.given),
-        "all_gather": lambda: (mine.taken, mine.taken == given),
-        "reduce_scatter": lambda: (mine.given, mine.given == taken),
-        "gather": lambda: (given, most == given),
-        "scatter": lambda: (taken, most == taken),
-        "all_to_all": lambda: (most, _splits_fit(posts, me, complete)),
-        "barrier": lambda: (BARRIER, most == 0),
-    }.get(mine.name, lambda: (0, False))()
-    if mine.name not in SECONDS:
+    fits = {
+        "all_reduce": lambda: mine.given == mine.taken,
+        "broadcast": lambda: mine.given == mine.taken,
+        "reduce": lambda: taken == mine.given,
+        "all_gather": lambda: mine.taken == given,
+        "reduce_scatter": lambda: mine.given == taken,
+        "gather": lambda: most == given,
+        "scatter": lambda: most == taken,
+        "all_to_all": lambda: _splits_fit(posts, me, complete),
+        "barrier": lambda: most == 0,
+    }.get(mine.name)
+    if fits is None:
         raise BadRecord(f"{mine.where}: there is no collective {mine.name!r}; these are: "
-                        f"{', '.join(SECONDS)}")
-    if complete and not fits:
+                        f"{', '.join(collectives.COSTS)}")
+    if complete and not fits():
         raise BadRecord(f"{mine.where}: {mine.name} with {mine.given} bytes in and {mine.taken} "
                         f"bytes out, where all ranks together have {given} and {taken}")
-    return SECONDS[mine.name](path, size)
+    return collectives.seconds(mine.name, path, collectives.Volume(
+        mine.given, mine.taken, given, taken, most))
 
 
 def _splits_fit(posts: Sequence[Post], me: int, complete: bool) -> bool:

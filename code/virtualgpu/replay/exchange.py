@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from virtualgpu.net.group import differing
+from virtualgpu.net.wire import mirrored, stands_for
 from virtualgpu.replay.errors import BadRecord
 
 Group = tuple[str, tuple[int, ...]]  # name and ranks
@@ -69,12 +71,9 @@ class Exchange:
         for index in here:
             other = told[index]
             if (other.name, other.what) != (first.name, first.what):
-                raise BadRecord(f"{first.where}: calls {first.what}, and {other.where}: calls "
-                                f"{other.what}; all ranks of a process group must call the same "
-                                "collectives in the same order")
-        stands_for = [max((one for one in here if one <= index), default=here[0])
-                      for index in range(len(group[1]))]
-        return [told[index] for index in stands_for]
+                raise BadRecord(differing(f"{first.where}: calls {first.what}",
+                                          f"{other.where}: calls {other.what}"))
+        return [told[index] for index in stands_for(here, len(group[1]))]
 
     def missing(self, group: Group, number: int) -> list[int]:
         """Ranks that have not begun a collective."""
@@ -87,7 +86,7 @@ class Exchange:
         ranks = group[1]
         if ranks[source] in self.present:
             return group, source, target
-        return group, target, (2 * target - source) % len(ranks)
+        return group, target, mirrored(source, target, len(ranks))[0]
 
     def send(self, group: Group, source: int, target: int, post: Post) -> None:
         """One rank sends to another; both are indices in the group."""

@@ -24,11 +24,12 @@ import torch
 from virtualgpu.core import shapes
 from virtualgpu.core.plan import Kind, changed_argument, changed_tensor, kind_of
 from virtualgpu.core.rules import is_free, moved, tensors
+from virtualgpu.net.messages import dtype_name
 from virtualgpu.replay import fields
 from virtualgpu.replay.errors import BadRecord
 from virtualgpu.replay.format import MOST_BYTES, MOST_NAME, MOST_TENSORS
 
-DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values()
+DTYPES = {dtype_name(value): value for value in vars(torch).values()
           if isinstance(value, torch.dtype)}
 FORMATS = {name: getattr(torch, name) for name in (
     "contiguous_format", "preserve_format", "channels_last", "channels_last_3d")}
@@ -89,7 +90,7 @@ def encode_operation(func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
 
 
 def _spec(tensor: torch.Tensor) -> list:
-    return [list(tensor.shape), list(tensor.stride()), str(tensor.dtype).removeprefix("torch.")]
+    return [list(tensor.shape), list(tensor.stride()), dtype_name(tensor.dtype)]
 
 
 def _encode(value: object, held: Iterator[bool]) -> object:
@@ -157,7 +158,7 @@ def _derive(func: torch._ops.OpOverload, args: list, kwargs: dict, operands: lis
 
 
 def _words(specs: object) -> str:
-    return ", ".join(f"{str(spec.dtype).removeprefix('torch.')} {list(spec.shape)}"
+    return ", ".join(f"{dtype_name(spec.dtype)} {list(spec.shape)}"
                      for spec in specs if spec is not None) or "nothing"
 
 

@@ -65,9 +65,7 @@ class Player:
             try:
                 if self.PLAYS[code](self, *fields) is False:
                     break
-            except NoValue as error:
-                raise BadRecord(f"{self.where}: {error}") from None
-            except torch.OutOfMemoryError as error:
+            except (NoValue, torch.OutOfMemoryError) as error:
                 raise BadRecord(f"{self.where}: {error}") from None
             self.index += 1
         return self.index > start

@@ -8,7 +8,7 @@ import pytest
 from virtualgpu.core import slots
 from virtualgpu.core.cards import CARDS
 from virtualgpu.net import nccl, network
-from virtualgpu.net.group import buffer_bytes, channels_of
+from virtualgpu.net.nccl import buffer_bytes, channels_of
 from virtualgpu.net.topology import Topology
 
 V100, T4, RTX3090, H100 = (

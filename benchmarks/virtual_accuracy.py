@@ -49,7 +49,7 @@ NOTES = """Made by benchmarks/virtual_accuracy.py; docs/virtual-gpus.md explains
 - Table 1 is run as its scripts say (Megatron-LM, examples/sc21/run_table_1.sh): interleaved from
   76.1B to 529.6B, torch's DDP up to 18.4B.
 - vTrain's times are linear in layers and micro-batches, many to the last digit: they look put
-  together from measured parts, and some of these are 20 to 30% off their neighbours."""
+  together from measured parts, and some of these are 20 to 30% off their neighbors."""
 # Korthikanti et al.'s table 2, by its rows: flags, and what formulas.layer_activations is told.
 MODES = {
     "no parallelism": ("", 1, {}),

@@ -33,7 +33,7 @@ def words(text: str, most: int) -> str:
 
 
 def terminal(text: str) -> str:
-    """Text of a stream or a traceback: colours stay, everything else that steers a terminal goes.
+    """Text of a stream or a traceback: colors stay, everything else that steers a terminal goes.
     After a carriage return the rest of the line counts, as on a screen."""
     if "\r" in text:
         text = "\n".join(one.rstrip("\r").rpartition("\r")[2] for one in text.split("\n"))

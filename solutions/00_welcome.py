@@ -513,7 +513,7 @@ for one in logs.lines(watched.log, "elapsed time")[-2:]:
 # Each of these long lines (they may wrap) is about one moment of the training. From left to right: the
 # step and how many there will be, the samples that were read so far, the mean **time of one step** in
 # milliseconds, the learning rate, the global batch, the loss, and four more that you will meet later.
-# The three that people look at first are in colour.
+# The three that people look at first are in color.
 #
 # `lab top` shows the same for all ranks. A **rank** is one process of the training; this job has two,
 # and each trains on samples of its own. In a terminal (*File*, *New*, *Terminal*) `lab top` goes on

@@ -33,7 +33,7 @@
 # **Real and virtual.** Most people have no cluster of GPUs at home. The CPU, the messages between
 # ranks and all that Slurm does are real here: you measure this machine. The GPUs may be **virtual**:
 # models of real cards, made from their data sheets and from measurements that people have published.
-# Wherever a figure is modelled, it says *virtual*.
+# Wherever a figure is modeled, it says *virtual*.
 
 # %% tags=["setup"]
 import os
@@ -155,7 +155,7 @@ check.function(can_start, cases=drawn,
 # host's memory. Between nodes there is only the network. Data sheets name the links' bandwidth **per
 # direction**, or for both directions together, which is twice as much: always look which one it is.
 #
-# These cards can be modelled (`lab devices CARD` shows all figures of one, with their sources). How
+# These cards can be modeled (`lab devices CARD` shows all figures of one, with their sources). How
 # much faster is NVLink than PCIe? And a card's own memory than both? All are in gigabytes per second.
 
 # %% tags=["explore"]
@@ -200,7 +200,7 @@ check.function(
            {"a": 11, "b": 9, "matrix": FOUR}],
     expected=["NV6", "network", "network", "PHB", "PHB"],
     hints={
-        "Neighbours by number need not be on one node: which rank is the last of a node?":
+        "Neighbors by number need not be on one node: which rank is the last of a node?":
             ["NV6", "network", "NV6", "PHB", "PHB"],
         "That is what joins two GPUs with these places on one node; but are they on the same node?":
             ["NV6", "X", "NV6", "PHB", "PHB"],
@@ -219,7 +219,7 @@ check.function(
 # def link_between(a, b, matrix):
 #     return matrix[a % len(matrix)][b % len(matrix)]
 
-# %% [raw] tags=["mutant"] answer="link-between" hint="Neighbours by number"
+# %% [raw] tags=["mutant"] answer="link-between" hint="Neighbors by number"
 # def link_between(a, b, matrix):
 #     return matrix[0][1] if abs(a - b) < 2 else "network"
 
@@ -666,7 +666,7 @@ roofline.plot(cpu)
 #
 # ### A virtual card against its data sheet
 #
-# The same products on a V100, modelled, in fp32 and in fp16. Here the roof is the data sheet's.
+# The same products on a V100, modeled, in fp32 and in fp16. Here the roof is the data sheet's.
 
 # %% tags=["explore"]
 shapes = [(4096, 4096, 2**power) for power in range(13)]

@@ -33,7 +33,7 @@
 # for a guess, guess *before* you run: it gives no marks.
 #
 # **Real and virtual.** What the model learns is real here, on your CPU. Time and memory of GPUs are
-# **virtual**: modelled from data sheets and published measurements, the same on every machine. So are
+# **virtual**: modeled from data sheets and published measurements, the same on every machine. So are
 # the GPUs that run a model of full size below; but their ranks are real processes, started by the
 # same script, and what they would send each other is counted message by message.
 
@@ -832,10 +832,10 @@ drawn = check.draw(24, stages=[1, 2, 4, 8], place=range(8), hidden=[256, 768, 40
 
 
 def right(stage, stages, hidden, sequence, micro_batch, micro_batches, vocabulary, bytes_each):
-    neighbours = len({stage - 1, stage + 1} & set(range(stages)))
+    neighbors = len({stage - 1, stage + 1} & set(range(stages)))
     ends = vocabulary if stages > 1 and stage in (0, stages - 1) else 0
     return float(bytes_each * hidden * (
-        neighbours * micro_batches * sequence * micro_batch + ends))
+        neighbors * micro_batches * sequence * micro_batch + ends))
 
 
 cases = [(case["place"] % case["stages"], case["stages"], case["hidden"], case["sequence"],
@@ -940,7 +940,7 @@ tensorboard.link("profiler")
 # %% [markdown]
 # ## Do they learn the same?
 #
-# Four ways to compute, or four different trainings? The virtual cards cannot tell: nothing is learnt
+# Four ways to compute, or four different trainings? The virtual cards cannot tell: nothing is learned
 # there. So train the small model on the CPU, for real, with the same three layouts. You have the run
 # with one rank already. After the last iteration, **how far apart** will the losses be, the largest
 # from the smallest?

@@ -36,7 +36,7 @@
 # will remember it.
 #
 # **Real and virtual.** The first job trains for real, on CPUs. The later ones use **virtual** GPUs: the
-# job, its ranks and its script are real, the times and the memory are modelled from data sheets and
+# job, its ranks and its script are real, the times and the memory are modeled from data sheets and
 # published measurements. They are the same on every machine.
 #
 # A `NameError`, or a `{job.log}` that cannot be found, means that a cell further up has not run yet.
@@ -376,7 +376,7 @@ tensorboard.link()
 # ## Four GPUs: who talks to whom?
 #
 # Now a model of real size: GPT-2 small, on two nodes with two V100s each. The ranks are real processes,
-# but their GPUs are virtual: nothing is computed, and so nothing is learnt. Instead a clock is told how
+# but their GPUs are virtual: nothing is computed, and so nothing is learned. Instead a clock is told how
 # long everything would take, and a ledger how much memory.
 #
 # While the gradients travel, GPUs wait. What share of a step, in per cent, will that be on these four,
@@ -991,7 +991,7 @@ check.compare("the largest that fits (virtual)", guess_largest, sum(one.fits for
 # The head, the model and the flags for the text are there; what to ask of Slurm, the layout, the batch, and
 # how to start the ranks is yours. `code/dp_two_nodes.sh` starts its ranks the same way; look at it as often
 # as you like. The trainer's flags are `--tensor-model-parallel-size` and `--pipeline-model-parallel-size`;
-# it makes neighbours (0 and 1, 2 and 3) tensor-parallel.
+# it makes neighbors (0 and 1, 2 and 3) tensor-parallel.
 #
 # The check reads no text. It finds out what your script would start, where and with which flags, complains
 # about what would hang or fail, and works out what the job would take.

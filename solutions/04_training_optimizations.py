@@ -33,7 +33,7 @@
 # Where you are asked for a guess, guess *before* you run: it gives no marks.
 #
 # **Real and virtual.** What the loss scale does is real here: the numbers are those of half precision,
-# on your CPU. Time and memory on GPUs are **virtual**: modelled from data sheets and published
+# on your CPU. Time and memory on GPUs are **virtual**: modeled from data sheets and published
 # measurements. They are the same on every machine.
 
 # %% tags=["setup"]
@@ -353,7 +353,7 @@ for one in logs.read(silent.log).iterations:
           f"loss {one.loss}")
 
 # %% [markdown]
-# The job is `COMPLETED`, Slurm is content, and the model has learnt nothing: every step was skipped.
+# The job is `COMPLETED`, Slurm is content, and the model has learned nothing: every step was skipped.
 # This is why the number of skipped iterations stands in every line. **A few at the beginning are
 # healthy. Many, or a scale that falls and falls, mean that something is wrong.**
 #

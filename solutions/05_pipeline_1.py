@@ -33,7 +33,7 @@
 # Where you are asked for a guess, guess *before* you run: it gives no marks.
 #
 # **Real and virtual.** The trainings on the CPU are real: their losses are those of your schedule. Where
-# the stages should each have a GPU to themselves, the GPUs are **virtual**: modelled from data sheets and
+# the stages should each have a GPU to themselves, the GPUs are **virtual**: modeled from data sheets and
 # published measurements, the same on every machine.
 
 # %% tags=["setup"]

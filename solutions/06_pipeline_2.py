@@ -32,7 +32,7 @@
 # Where you are asked for a guess, guess *before* you run: it gives no marks.
 #
 # **Real and virtual.** The small GPTs train for real, on CPUs. Time and memory of GPUs are **virtual**:
-# modelled, and the same on every machine.
+# modeled, and the same on every machine.
 
 # %% tags=["setup"]
 import os
@@ -141,7 +141,7 @@ check.function(
 # %% [markdown]
 # ### Exercise 2: a function that keeps little
 #
-# **Max-pooling** takes the largest of every `size` neighbours. Which of them was the largest is all that
+# **Max-pooling** takes the largest of every `size` neighbors. Which of them was the largest is all that
 # its backward pass has to know: this one gets the gradient, the others get 0. `MaxPool` below is a
 # **custom autograd function**: `forward` computes and says what is to be kept, `backward` gets the
 # gradient of the result and gives that of the input. Write `backward`.
@@ -300,7 +300,7 @@ check.schedule(
         "This is right for some sizes. Which number in it should be `stages` or `micro_batches`?":
             "some sizes",
         "That is GPipe's memory: run a backward as soon as there is one.": "gpipe",
-        "Every stage waits for a neighbour. What does the stage behind this one need before it can "
+        "Every stage waits for a neighbor. What does the stage behind this one need before it can "
         "give back a gradient?": "deadlock",
         "One micro-batch at a time: who works while it is elsewhere?": "one at a time",
         "It keeps more than it has to: count the forwards of the warm-up.": "memory",
@@ -318,7 +318,7 @@ check.schedule(one_f_one_b, cases=check.draw(12, stages=range(1, 10), micro_batc
 # -        warm_up = min(stages - stage - 1, micro_batches)
 # +        warm_up = micro_batches
 
-# %% [raw] tags=["mutant"] answer="one-f-one-b" hint="Every stage waits for a neighbour"
+# %% [raw] tags=["mutant"] answer="one-f-one-b" hint="Every stage waits for a neighbor"
 # -        warm_up = min(stages - stage - 1, micro_batches)
 # +        warm_up = min(stage, micro_batches)
 

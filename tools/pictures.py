@@ -35,7 +35,7 @@ from tests.ports import free_port  # noqa: E402
 FOLDER = ROOT / "docs" / "pictures"
 MOST_BYTES = 150_000
 WIDTH = 1300
-COLOURS = 96  # of a picture; screens have few, and a small palette makes small files
+COLORS = 96  # of a picture; screens have few, and a small palette makes small files
 LAB, WORKED = "notebooks/03_multi_node.ipynb", "notebooks/worked/03_multi_node.ipynb"
 GRADED = "00_welcome"
 WRONG = "def place(rank, ranks_per_node):\n    return rank % ranks_per_node, rank // ranks_per_node"
@@ -47,7 +47,7 @@ def save(page: Page, name: str, height: int = 860, width: int = WIDTH) -> None:
     page.wait_for_timeout(500)
     page.screenshot(path=path)
     with Image.open(path) as picture:
-        small = picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+        small = picture.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
     small.save(path, optimize=True)
     size = path.stat().st_size
     print(f"{path.relative_to(ROOT)}: {size / 1000:.0f} kB")

@@ -45,7 +45,7 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each on a normalised copy and added to the stream x [b, s, h]."""
+    """Attention and MLP, each on a normalized copy and added to the stream x [b, s, h]."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()

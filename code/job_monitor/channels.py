@@ -9,7 +9,7 @@ from job_monitor import logs
 from labcore.errors import LabError
 
 LINE = re.compile(r"^(\S+:\d+):\d+ \[\d+\] NCCL INFO (.*)$")  # NODE:PROCESS of a rank
-NEW = re.compile(r"a modelled communicator of the job's rank\(s\) ([\d,]+)$")
+NEW = re.compile(r"a modeled communicator of the job's rank\(s\) ([\d,]+)$")
 
 
 def of(path: str | Path) -> dict[str, list[str]]:

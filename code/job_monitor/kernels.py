@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 KINDS = {"tensor": "products on Tensor Cores", "other": "products without them",
          "rest": "everything else"}
-HATCHES = ("", "//", "..")  # not by colour alone
+HATCHES = ("", "//", "..")  # not by color alone
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Run:
     parameters: dict[tuple[int, int], int]
     memory: dict[int, float]
     sent: dict[int, float]
-    modelled: bool
+    modeled: bool
 
     @property
     def peak(self) -> float:
@@ -69,10 +69,10 @@ def read(name: str, job: Job, sequence_length: int) -> Run:
                   for line in logs.lines(job.log, "number of parameters")
                   if (match := PARAMETERS.search(line))}
     messages = wire.sent(workspace.home() / "megatron" / "tensorboard" / job.name / "run_default")
-    modelled = any("modelled" in line for line in job.log.read_text().splitlines())
+    modeled = any("modeled" in line for line in job.log.read_text().splitlines())
     return Run(name, last.milliseconds,
                last.global_batch * sequence_length / last.milliseconds * 1000, parameters, memory,
-               {rank: sum(kinds.values()) for rank, kinds in messages.items()}, modelled)
+               {rank: sum(kinds.values()) for rank, kinds in messages.items()}, modeled)
 
 
 def show(runs: Sequence[Run]) -> None:
@@ -83,7 +83,7 @@ def show(runs: Sequence[Run]) -> None:
                ("GiB", 7, [run.peak for run in runs], "{:.2f}", min),
                ("MB sent", 9, [run.megabytes for run in runs], "{:,.1f}", None)]
     width = max(len(run.name) for run in runs)
-    print(f"one iteration{', virtual' if runs[0].modelled else ''}; the last three columns are of "
+    print(f"one iteration{', virtual' if runs[0].modeled else ''}; the last three columns are of "
           "the rank that has most")
     print(" " * width + "".join(f"{title:>{size}}" for title, size, *_ in columns))
     for row, run in enumerate(runs):
@@ -101,7 +101,7 @@ def plot(runs: Sequence[Run]) -> Drawing:
 
     from pipeline_schedules import Drawing
 
-    kind = " (virtual)" if runs[0].modelled else ""
+    kind = " (virtual)" if runs[0].modeled else ""
     panels = {"ms per iteration": [run.milliseconds for run in runs],
               "GiB of the fullest rank": [run.peak for run in runs],
               "MB that a rank sends": [run.megabytes for run in runs]}

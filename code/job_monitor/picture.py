@@ -35,7 +35,7 @@ class Row:
 
 @dataclass
 class Picture:
-    """device: what a modelled figure is called ("virtual a100-80gb"); empty: figures are measured.
+    """device: what a modeled figure is called ("virtual a100-80gb"); empty: figures are measured.
     source: "ranks" or "log": where the figures come from. root: what went wrong first, on a job
     that failed or is about to. iterations: of the log. script: as it was submitted."""
 
@@ -128,7 +128,7 @@ def assemble(job: Job, files: dict[int, Rank], processes: dict[int, str | None],
     rows.sort(key=lambda row: row.rank)
     picture = Picture(job, rows, lines, found, config, asked.compare(job, script, config),
                       logs.parse(lines).iterations, script=script)
-    picture.device = next((rank.device for rank in files.values() if rank.modelled), "") or next(
+    picture.device = next((rank.device for rank in files.values() if rank.modeled), "") or next(
         (match[1] for line in reversed(lines) if (match := LABEL.search(line))), "")
     words = {row.rank: row.word for row in rows}
     wrong = job.state not in ("COMPLETED", *WAITING) and (

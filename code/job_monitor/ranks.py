@@ -31,7 +31,7 @@ class Rank:
     gpu: int | None = None
     pid: int | None = None
     device: str = ""
-    modelled: bool = False
+    modeled: bool = False
     stage: int = 0
     world_size: int | None = None
     state: str = "starting"
@@ -101,7 +101,7 @@ def _load(path: Path) -> Rank | None:
     gpu = whole("gpu") if slot is None else slot
     return Rank(
         own, text("node"), gpu, whole("pid"), text("device"),
-        fields.get("modelled") is True, stage if isinstance(stage, int) else 0,
+        fields.get("modeled") is True, stage if isinstance(stage, int) else 0,
         size, text("state") or "starting", whole("iteration") or 0,
         whole("train_iters"), number("milliseconds"), number("pace"),
         loss if isinstance(loss, float) else number("loss"), number("tflops"),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 HEAD = ("RANK", "NODE", "GPU", "STATE", "ITERATION", "MS/ITER", "LOSS", "TFLOP/S", "MEMORY", "WHY")
-COLOURS = {liveness.RUNNING: "green", liveness.DONE: "green", liveness.STALLED: "yellow",
+COLORS = {liveness.RUNNING: "green", liveness.DONE: "green", liveness.STALLED: "yellow",
            liveness.HALTED: "yellow", liveness.DEAD: "red", liveness.FAILED: "red"}
 RIGHT = {"RANK", "GPU", "ITERATION", "MS/ITER", "LOSS", "TFLOP/S", "MEMORY"}
 WHY = 90  # characters; the whole of it is in the line of the ERROR
@@ -54,7 +54,7 @@ def notes(picture: Picture) -> list[str]:
     if picture.device:
         seconds = max((rank.virtual_seconds or 0 for rank in picture.files), default=0)
         clock = f"; virtual time {seconds:.1f} s" if seconds else ""
-        said.append(f"times, TFLOP/s and memory are modelled: {clean(picture.device)}{clock}")
+        said.append(f"times, TFLOP/s and memory are modeled: {clean(picture.device)}{clock}")
     if picture.source == "log" and latest.milliseconds is not None and (
             picture.job.state not in WAITING):
         said.append(f"by the log alone (no rank wrote what it does): "
@@ -146,7 +146,7 @@ def rich(pictures: Sequence[Picture], foot: str = "", most: int = FEW) -> Render
                                  overflow="ellipsis" if name == "NODE" else "fold",
                                  no_wrap=name != "WHY")
             for row in rows:  # Text: a log's brackets are not markup
-                table.add_row(*(Text(word, style=COLOURS[row.word] if name == "STATE" else "")
+                table.add_row(*(Text(word, style=COLORS[row.word] if name == "STATE" else "")
                                 for name, word in zip(HEAD, cells(row), strict=True)))
             parts.append(table)
         if left:

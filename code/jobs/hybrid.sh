@@ -17,7 +17,7 @@ DATA=$LAB_HOME/data/bpe-4096
 MODEL="--num-layers 4 --hidden-size 256 --num-attention-heads 8 \
        --seq-length 256 --max-position-embeddings 256"
 BATCH="--micro-batch-size 2 --global-batch-size 8 --train-iters 100"
-# Tensor-parallel ranks are neighbours: their many messages stay on one node.
+# Tensor-parallel ranks are neighbors: their many messages stay on one node.
 LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
 OPTIMIZER="--lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-fraction 0.05 \
            --weight-decay 0.01 --clip-grad 1.0"

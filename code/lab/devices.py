@@ -12,7 +12,7 @@ from labcore.errors import LabError
 if TYPE_CHECKING:
     from virtualgpu.core.card import Card
 
-HEAD = "virtual cards: their time and memory are modelled, no hardware is needed"
+HEAD = "virtual cards: their time and memory are modeled, no hardware is needed"
 FOOT = ("fp32, fp16, bf16: TFLOP/s of dense matrix products; links: per direction.",
         "All of a card: lab devices CARD. To use one: --device virtual:CARD, or lab cluster up "
         "--gpus CARD:2.")

@@ -164,7 +164,7 @@ def table(choices: Sequence[Choice], best: Sequence[Choice]) -> str:
     fitting = [choice for choice in choices if choice.plan.fits]
     lines = [f"{first.card} x {first.world_size}, {first.network}: "
              f"{len(choices)} layouts, {len(fitting)} fit into {first.capacity / 2**30:.2f} GiB; "
-             "modelled, nothing was run",
+             "modeled, nothing was run",
              "   tensor pipeline data micro recompute   s/iteration TFLOP/s  peak  bubble "
              "collectives    GiB"]
     shown = fitting[:SHOWN] + [choice for choice in best if choice not in fitting[:SHOWN]]
@@ -191,10 +191,10 @@ def draw(choices: Sequence[Choice], best: Sequence[Choice], path: str) -> None:
     figure, (axes, names) = pyplot.subplots(1, 2, figsize=(9, 4.4), width_ratios=(3, 1),
                                             layout="constrained")
     names.axis("off")
-    for fits, colour, label in ((True, "#3b6ea5", "fits"), (False, "#c0c0c0", "does not fit")):
+    for fits, color, label in ((True, "#3b6ea5", "fits"), (False, "#c0c0c0", "does not fit")):
         some = [choice for choice in choices if choice.plan.fits == fits]
         axes.scatter([choice.gib for choice in some],
-                     [choice.plan.seconds_per_iteration for choice in some], s=14, color=colour,
+                     [choice.plan.seconds_per_iteration for choice in some], s=14, color=color,
                      label=label)
     axes.plot([choice.gib for choice in best],
               [choice.plan.seconds_per_iteration for choice in best], color="#e39c37", marker="o",

@@ -66,7 +66,7 @@ def of(settings: Mapping[str, str], flags: str) -> list[Cost]:
 def show(costs: Sequence[Cost]) -> None:
     """Print a table."""
     width = max(len(cost.name) for cost in costs)
-    print(f"{costs[0].card}, modelled; memory in GiB, of {costs[0].capacity:.2f}")
+    print(f"{costs[0].card}, modeled; memory in GiB, of {costs[0].capacity:.2f}")
     print(f"{'':{width}} {'ms':>8} {'tokens/s':>9} {'states':>7} {'activ.':>7} {'all':>7}  fits "
           f"{'of peak':>8} {'waiting':>8}")
     for cost in costs:
@@ -98,7 +98,7 @@ def plot(costs: Sequence[Cost]) -> Drawing:
                       textcoords="offset points")
     axes.axvline(costs[0].capacity, color="black", linestyle="--", linewidth=1)
     axes.set(xlabel="GiB at the peak", ylabel="ms per iteration", title=f"{costs[0].card}: "
-             "memory against time (modelled; x: does not fit)")
+             "memory against time (modeled; x: does not fit)")
     axes.margins(x=0.2, y=0.15)
     axes.grid(alpha=0.3)
     said = "; ".join(f"{cost.name} {cost.milliseconds:.0f} ms and {cost.total:.1f} GiB"

@@ -22,9 +22,9 @@ def save(plan: Plan, path: str) -> None:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6), width_ratios=(3, 1),
                                             layout="constrained")
     stages, bottom = range(len(plan.memory)), [0.0] * len(plan.memory)
-    for name, colour in PARTS.items():
+    for name, color in PARTS.items():
         sizes = [getattr(memory, name) / 2**30 for memory in plan.memory]
-        left.bar(stages, sizes, bottom=bottom, color=colour, width=0.8,
+        left.bar(stages, sizes, bottom=bottom, color=color, width=0.8,
                  label="CUDA's, NCCL's" if name == "outside" else name)
         bottom = [below + size for below, size in zip(bottom, sizes, strict=True)]
     left.axhline(plan.capacity / 2**30, color="black", linestyle="--", linewidth=1)
@@ -37,8 +37,8 @@ def save(plan: Plan, path: str) -> None:
     shares = {"bubble": plan.bubble, "collectives": plan.communication}
     shares["computing"] = max(0.0, 1 - sum(shares.values()))
     base = 0.0
-    for name, colour in TIMES.items():
-        right.bar([0], [100 * shares[name]], bottom=[base], color=colour, width=0.5)
+    for name, color in TIMES.items():
+        right.bar([0], [100 * shares[name]], bottom=[base], color=color, width=0.5)
         if shares[name] > 0.04:
             right.annotate(f"{name}\n{shares[name]:.0%}", (0, base + 50 * shares[name]),
                            ha="center", va="center", fontsize=8,

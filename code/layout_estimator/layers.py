@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def virtual(flags: str) -> list[float]:
-    """Milliseconds of a micro-batch's forward and backward pass, modelled: of the embedding, of
+    """Milliseconds of a micro-batch's forward and backward pass, modeled: of the embedding, of
     every layer, of the head with the loss. flags: as of `pretrain_gpt.py --estimate`, without a
     layout. Raises LabError with the trainer's words for flags that it does not take.
     """

@@ -172,5 +172,5 @@ def text(made: Plan) -> str:
                     f"{made.gpu_hours:,.0f} GPU-hours"
                     + ("" if made.dollars is None else f", {made.dollars:,.0f} dollars"),
     }
-    lines = [f"estimate on {made.card}: modelled, nothing was run"]
+    lines = [f"estimate on {made.card}: modeled, nothing was run"]
     return "\n".join([*lines, *(f"  {name:<20}{value}" for name, value in rows.items())])

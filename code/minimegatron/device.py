@@ -23,7 +23,7 @@ from minimegatron.console import emit
 from minimegatron.errors import UserError
 from minimegatron.gloo import debug_asked
 from virtualgpu.core import cards, slots
-from virtualgpu.core import kernels as modelled  # noqa: F401 (for ops.py)
+from virtualgpu.core import kernels as modeled  # noqa: F401 (for ops.py)
 from virtualgpu.core.card import Card
 from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.core.memory import amount
@@ -48,7 +48,7 @@ class Memory:
 class Device:
     """The CPU, and the base of the others.
 
-    kind: in words. name: the accelerator's own. label: what a modelled figure is called, empty
+    kind: in words. name: the accelerator's own. label: what a modeled figure is called, empty
     where figures are measured. has_values: whether tensors have any. shares_clock: whether `now` is
     the same clock on all ranks.
     """
@@ -81,7 +81,7 @@ class Device:
         return Memory(resident, max(peak, resident), resident, max(peak, resident))
 
     def status(self) -> dict[str, object]:
-        """What others may see of it now (see status.py): bytes of memory, and for a modelled card
+        """What others may see of it now (see status.py): bytes of memory, and for a modeled card
         its name, the process's index for it, its number on the node where Slurm says it, and the
         share of the time since the last look in which a kernel ran."""
         memory = self.memory()
@@ -99,7 +99,7 @@ class Device:
             on_trace_ready=tensorboard_trace_handler(folder, worker_name=worker))
 
     def mark(self, name: str) -> AbstractContextManager:
-        """A range of the program, for the profile of a modelled card."""
+        """A range of the program, for the profile of a modeled card."""
         return nullcontext()
 
     def connect(self) -> list[str]:
@@ -136,7 +136,7 @@ class CudaDevice(Device):
 
 
 class VirtualDevice(Device):
-    """A modelled card: tensors with shapes and no values, a clock and a memory of its own.
+    """A modeled card: tensors with shapes and no values, a clock and a memory of its own.
 
     It is switched on for the rest of the process: every operation on its tensors counts.
     """
@@ -212,8 +212,8 @@ class VirtualDevice(Device):
         register(self.gpu, topology, emit if debug_asked() else None)
         return [f"{title(card)} on rank(s) {ranks_of(card, ranks_cards)}"
                 for card in dict.fromkeys(ranks_cards)
-                ] + [f"virtual links: {topology.describe()}; times and memory are modelled, "
-                     "nothing is learnt"]
+                ] + [f"virtual links: {topology.describe()}; times and memory are modeled, "
+                     "nothing is learned"]
 
     def imagine(self, world_size: int, per_node: int) -> Topology:
         """Sit in a cluster of such cards that is not there, `per_node` of them on a node."""

@@ -1,6 +1,6 @@
 """The process grid: ranks as a (pipeline, data, tensor) tensor, and the groups along each axis.
 
-Megatron's order: tensor-parallel ranks are neighbours, then data-parallel, then pipeline. With 16
+Megatron's order: tensor-parallel ranks are neighbors, then data-parallel, then pipeline. With 16
 ranks, TP 2 and PP 4 the tensor-parallel groups are [0,1], [2,3], ..; the data-parallel ones
 [0,2], [1,3], ..; the pipeline ones [0,4,8,12], ... (Narayanan et al. 2021, section 3).
 

@@ -1,6 +1,6 @@
 """The few operations that a device may want to fuse, each in plain torch.
 
-On a modelled device some are operations of its own, with the shapes and the cost of a real card's
+On a modeled device some are operations of its own, with the shapes and the cost of a real card's
 fused kernels and without values; nothing else of the model knows. Layout is Megatron's [s, b, h]:
 sequence, batch, hidden.
 """
@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim.adamw import adamw as update
 
 from minimegatron import products
-from minimegatron.device import modelled
+from minimegatron.device import modeled
 from minimegatron.gradients import Gradients
 from minimegatron.grid import Group
 from minimegatron.products import widen
@@ -84,8 +84,8 @@ def linear(x: torch.Tensor, weight: nn.Parameter, bias: nn.Parameter | None = No
 
 
 def add_bias(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """x [.., h] + bias [h]; on a modelled device a part of the dropout and sum that follow."""
-    return modelled.add_bias(x, bias) if x.is_meta else x + bias
+    """x [.., h] + bias [h]; on a modeled device a part of the dropout and sum that follow."""
+    return modeled.add_bias(x, bias) if x.is_meta else x + bias
 
 
 def embedding(weight: nn.Parameter, rows: torch.Tensor) -> torch.Tensor:
@@ -107,14 +107,14 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 
 def dropout(x: torch.Tensor, keep: torch.Tensor, p: float) -> torch.Tensor:
     """keep: bool of x's shape."""
-    return modelled.dropout(x, keep) if x.is_meta else x * keep * (1 / (1 - p))
+    return modeled.dropout(x, keep) if x.is_meta else x * keep * (1 / (1 - p))
 
 
 def dropout_add(x: torch.Tensor, residual: torch.Tensor, keep: torch.Tensor | None, p: float
                 ) -> torch.Tensor:
     """residual + dropout(x); keep: bool of x's shape, None when nothing is dropped."""
     if x.is_meta and keep is not None:
-        return modelled.dropout_add(x, residual, keep)
+        return modeled.dropout_add(x, residual, keep)
     return residual + x if keep is None else torch.addcmul(residual, x, keep, value=1 / (1 - p))
 
 
@@ -133,7 +133,7 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask:
     Returns [s, b*heads, d].
     """
     if query.is_meta:
-        return modelled.attention(query, key, value, keep)
+        return modeled.attention(query, key, value, keep)
     scale = 1 / math.sqrt(query.shape[-1])
     scores = torch.baddbmm(widen(mask), widen(query.transpose(0, 1)), widen(key.permute(1, 2, 0)),
                            alpha=scale).to(query.dtype)
@@ -151,7 +151,7 @@ def flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     query, key, value: [s, b*heads, d]. Returns [s, b*heads, d].
     """
     if query.is_meta:
-        return modelled.flash_attention(query, key, value)
+        return modeled.flash_attention(query, key, value)
     s, bn, d = query.shape
     q, k, v = (widen(x.view(s, bn // heads, heads, d).permute(1, 2, 0, 3))
                for x in (query, key, value))
@@ -184,7 +184,7 @@ def adamw(weights: torch.Tensor, gradients: torch.Tensor, exp_avg: torch.Tensor,
     the weights are if fused, else on the host. skip: fp32, one element: where it is 1, nothing is
     changed (fused only). lr: one element of fp32 where it is a tensor."""
     if weights.is_meta:
-        modelled.adamw(weights, gradients, exp_avg, exp_avg_sq)
+        modeled.adamw(weights, gradients, exp_avg, exp_avg_sq)
         return
     # torch's function counts the step itself. Its optimizer class is not used because it imports
     # the compiler, which takes a second.

@@ -30,7 +30,7 @@ def iteration_line(config: Config, *, iteration: int, consumed: int, millisecond
                    params_norm: float | None, nans: int, throughput: float | None = None,
                    loss_scale: float = 1.0, skipped: int = 0, label: str = "") -> str:
     """One iteration line; a loss or a norm of None (no value on this device) is left out.
-    label: of a device whose figures are modelled."""
+    label: of a device whose figures are modeled."""
     core = config.log_format == "core"
     parts = [f" iteration {iteration:8d}/{config.train_iters:8d}",
              f" consumed samples: {consumed:12d}",
@@ -88,7 +88,7 @@ class TensorBoard:
             for name, value in dataclasses.asdict(ctx.config).items():
                 self.writer.add_text(name, str(value))
             if ctx.device.label:
-                self.writer.add_text("times and memory are modelled", ctx.device.label)
+                self.writer.add_text("times and memory are modeled", ctx.device.label)
 
     def is_due(self, iteration: int) -> bool:
         """Whether this iteration is plotted: the same answer on every rank."""

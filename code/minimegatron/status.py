@@ -32,7 +32,7 @@ class Status:
             "job": os.environ.get("SLURM_JOB_ID"),
             "local_rank": int(os.environ.get("LOCAL_RANK", 0)),
             "place": {"pp": grid.pp.index, "dp": grid.dp.index, "tp": grid.tp.index},
-            "device": ctx.device.name or ctx.device.kind, "modelled": bool(ctx.device.label),
+            "device": ctx.device.name or ctx.device.kind, "modeled": bool(ctx.device.label),
             "started": time.time(), "train_iters": config.train_iters, "iteration": 0,
             "global_batch_size": config.global_batch_size, "state": "starting"}
         self.update()
@@ -60,7 +60,7 @@ class Status:
     def step(self, iteration: int, seconds: float, shown: dict[str, float | None]) -> None:
         """After a step of so many seconds of the device's clock; shown: by the log's last line.
 
-        The file's `pace` is of this machine's clock, also where the device's is modelled: it tells
+        The file's `pace` is of this machine's clock, also where the device's is modeled: it tells
         a reader how long a silence is usual.
         """
         now = time.time()

@@ -189,6 +189,6 @@ class _CrossEntropy(torch.autograd.Function):
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, tp: Group) -> torch.Tensor:
     """Loss of every token: logits [s, b, V/t] in fp32, which are used up, labels int64 [s, b].
     Returns [s, b], the same on every rank."""
-    if tp.size == 1 and not logits.is_meta:  # modelled is upstream's, which has one way for all t
+    if tp.size == 1 and not logits.is_meta:  # modeled is upstream's, which has one way for all t
         return ops.cross_entropy(logits, labels)
     return _CrossEntropy.apply(logits, labels, tp)

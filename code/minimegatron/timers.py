@@ -78,7 +78,7 @@ def say_times(ctx: Context, seconds: Mapping[str, float], steps: int = 1, label:
     """Print times per step: the last rank's in the line of 2021, or with --timing-log-level those
     of all ranks, through the control group; every rank must call it.
 
-    label: of the device whose clock they are, where that is modelled.
+    label: of the device whose clock they are, where that is modeled.
     """
     if ctx.config.timing_log_level is None:
         ctx.say_last(time_line(seconds, steps) + (f" | {label}" if label else ""))

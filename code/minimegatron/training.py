@@ -259,7 +259,7 @@ class Trainer:
         self.status.update(state="done")
 
     def say_closing(self) -> None:
-        """Raises VirtualGpuError when too much of a modelled run was a guess."""
+        """Raises VirtualGpuError when too much of a modeled run was a guess."""
         for line in self.ctx.device.closing():
             emit(f"[rank {self.ctx.grid.rank}] {line}")
 

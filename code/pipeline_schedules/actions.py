@@ -62,8 +62,8 @@ def needs(stage: int, action: Action, stages: int, chunks: int) -> list[Place]:
     step = -1 if action.kind == FORWARD else 1
     found = [] if action.kind == FORWARD else [(stage, Action(FORWARD, k, action.chunk))]
     if 0 <= virtual + step < stages * chunks:
-        chunk, neighbour = divmod(virtual + step, stages)
-        found.append((neighbour, Action(action.kind, k, chunk)))
+        chunk, neighbor = divmod(virtual + step, stages)
+        found.append((neighbor, Action(action.kind, k, chunk)))
     return found
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK, IDLE, LIVE = "#22313f", "#eceff1", "#8d6bb0"
-COLOURS = {FORWARD: "#92cff2", BACKWARD: "#e08a1e", WEIGHT: "#4cb894"}  # after Okabe and Ito
+COLORS = {FORWARD: "#92cff2", BACKWARD: "#e08a1e", WEIGHT: "#4cb894"}  # after Okabe and Ito
 HATCHED = 0.22  # a weight gradient's box is hatched along this share of its height
 ROW, BOX = 0.62, 0.54  # inches: the distance of two rows, the height of a box
 STRIP = 0.26  # inches that the strip of live activations adds to a row
@@ -66,12 +66,12 @@ def draw_row(axes: Axes, top: float, spans: list[Span], timeline: Timeline, scal
     chunks = chunks_of(timeline)
     for span in spans:
         start, length = float(span.start - begin), float(span.end - span.start)
-        colour, band = _shade(span, chunks), HATCHED * BOX * (span.kind == WEIGHT)
+        color, band = _shade(span, chunks), HATCHED * BOX * (span.kind == WEIGHT)
         # The last box ends where the axes do: unclipped, its edge is whole.
-        axes.add_patch(Rectangle((start, top), length, BOX, facecolor=colour, edgecolor=INK,
+        axes.add_patch(Rectangle((start, top), length, BOX, facecolor=color, edgecolor=INK,
                                  linewidth=0.6, clip_on=False))
         if band:
-            axes.add_patch(Rectangle((start, top + BOX - band), length, band, facecolor=colour,
+            axes.add_patch(Rectangle((start, top + BOX - band), length, band, facecolor=color,
                                      edgecolor=INK, linewidth=0.6, hatch="/////", clip_on=False))
         text, size = _fit(label_of(span, chunks), length * scale, BOX - band)
         if text:
@@ -99,8 +99,8 @@ def _fit(label: str, width: float, height: float) -> tuple[str, float]:
 
 
 def _shade(span: Span, chunks: int) -> str:
-    """The kind's colour: the first chunk palest, the last one full."""
+    """The kind's color: the first chunk palest, the last one full."""
     from matplotlib.colors import to_hex, to_rgb
 
     strength = 1 if chunks == 1 else 0.55 + 0.45 * span.chunk / (chunks - 1)
-    return to_hex([1 - strength * (1 - part) for part in to_rgb(COLOURS[span.kind])])
+    return to_hex([1 - strength * (1 - part) for part in to_rgb(COLORS[span.kind])])

@@ -1,7 +1,7 @@
 """The figure of a timeline, simulated or recorded: one row per stage, one box per action.
 
 Every box says in letters what it is; forwards are brighter than backwards, and weight gradients are
-hatched: nothing is said by colour alone. The same timeline gives the same bytes.
+hatched: nothing is said by color alone. The same timeline gives the same bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from pipeline_schedules.actions import BACKWARD, FORWARD, WEIGHT, ScheduleError
 from pipeline_schedules.boxes import (
     BOX,
-    COLOURS,
+    COLORS,
     IDLE,
     INK,
     LIVE,
@@ -213,8 +213,8 @@ def _legend(figure: Figure, timelines: list[Timeline], live: bool) -> None:
     kinds = {span.kind for timeline in timelines for spans in timeline.spans.values()
              for span in spans}
     names = NAMES | ({BACKWARD: "B gradient of the inputs"} if WEIGHT in kinds else {})
-    handles = [Patch(facecolor=COLOURS[kind], edgecolor=INK, linewidth=0.6, label=names[kind],
-                     hatch="////" if kind == WEIGHT else "") for kind in COLOURS if kind in kinds]
+    handles = [Patch(facecolor=COLORS[kind], edgecolor=INK, linewidth=0.6, label=names[kind],
+                     hatch="////" if kind == WEIGHT else "") for kind in COLORS if kind in kinds]
     handles.append(Patch(facecolor=IDLE, label="idle"))
     if live:
         handles.append(Patch(facecolor=LIVE, label="live activations"))

@@ -64,14 +64,14 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        near = difflib.get_close_matches(path.name, _neighbours(path), n=1)
+        near = difflib.get_close_matches(path.name, _neighbors(path), n=1)
         hint = f"; did you mean {path.with_name(near[0])}?" if near else ""
         raise ScheduleError(f"{path}: {error.strerror}{hint}") from None
     except UnicodeDecodeError:
         raise ScheduleError(f"{path}: this is not text in UTF-8") from None
 
 
-def _neighbours(path: Path) -> list[str]:
+def _neighbors(path: Path) -> list[str]:
     try:
         return [other.name for other in path.parent.iterdir() if other.suffix == path.suffix]
     except OSError:

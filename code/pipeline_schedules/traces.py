@@ -62,7 +62,7 @@ def perfetto(ranks: list[dict], label: str = "") -> dict:
     """The trace: a process per rank, times in microseconds from the first start.
 
     ranks: {"rank", "pp", "dp", "tp", "sections": [(name, start, end in seconds, an action as a
-    tuple or None)]}; label: of a modelled device.
+    tuple or None)]}; label: of a modeled device.
     """
     begin = min(start for rank in ranks for _, start, _, _ in rank["sections"])
     events = []

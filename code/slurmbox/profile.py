@@ -161,7 +161,7 @@ def _check_type(text: str, kind: str) -> None:
 
 
 def parse_link(text: str) -> str:
-    """A rate such as `25gbit`, in Slurm's neighbour `tc`'s spelling, or `unlimited`."""
+    """A rate such as `25gbit`, in Slurm's neighbor `tc`'s spelling, or `unlimited`."""
     rate = text.strip().lower()
     if rate == "unlimited":
         return rate

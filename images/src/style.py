@@ -1,5 +1,5 @@
-"""Colours and shapes that the labs' figures share. The colours are told apart by colour-blind eyes,
-and nothing is said by colour alone."""
+"""Colors and shapes that the labs' figures share. The colors are told apart by color-blind eyes,
+and nothing is said by color alone."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_a_report_is_whole_by_itself(page, traffic, screenshot, address, scheme,
     assert (traffic.failed, traffic.errors, said) == ([], [], [])
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.locator("svg .line").first.is_visible() and page.locator("img").is_visible()
-    assert page.get_by_text(f"Modelled: {VIRTUAL}.").count() >= 4
+    assert page.get_by_text(f"Modeled: {VIRTUAL}.").count() >= 4
     paper, ink = page.evaluate("""() => {
         const style = getComputedStyle(document.body);
         return [style.backgroundColor, style.color].map(

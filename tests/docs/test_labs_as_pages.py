@@ -50,7 +50,7 @@ def test_code_with_a_fence_in_it_stays_whole():
     assert "````ipython3\nprint('''\n```\n''')\n````" in page(cell("print('''\n```\n''')"))
 
 
-def test_a_shell_script_is_coloured_as_one():
+def test_a_shell_script_is_colored_as_one():
     assert "```bash\n%%writefile code/mine.sh" in page(cell("%%writefile code/mine.sh\nsrun x"))
 
 
@@ -116,11 +116,11 @@ def test_the_navigation_has_every_page_and_no_other():
     assert len(named) == len(there)
 
 
-def test_boxes_have_the_figures_colours():
+def test_boxes_have_the_figures_colors():
     light = (ROOT / "tools/docs_site/site.css").read_text().partition("}")[0]
-    colours = set(re.findall("#[0-9a-f]{6}", light))
-    assert len(colours) == 4
-    assert colours <= set(re.findall("#[0-9a-f]{6}", (ROOT / "images/src/style.py").read_text()))
+    colors = set(re.findall("#[0-9a-f]{6}", light))
+    assert len(colors) == 4
+    assert colors <= set(re.findall("#[0-9a-f]{6}", (ROOT / "images/src/style.py").read_text()))
 
 
 def test_labs_are_named_by_number_and_title():

@@ -96,14 +96,14 @@ def rank_file(number: int, **fields: object) -> dict:
     """What rank `number` of four writes while it trains: a step each 0.1 s, the last just now."""
     return {"rank": number, "world_size": 4, "pid": 100 + number, "job": "7",
             "node": f"slurmnode{1 + number // 2}", "place": {"pp": 0, "dp": number, "tp": 0},
-            "device": "the CPU", "modelled": False, "started": NOW - 100, "train_iters": 20,
+            "device": "the CPU", "modeled": False, "started": NOW - 100, "train_iters": 20,
             "iteration": 3, "state": "training", "milliseconds": 103.0, "pace": 0.1, "loss": 8.7,
             "tflops": None, "allocated": 2**29, "max_allocated": 2**30, "time": NOW - 0.2,
             **fields}
 
 
 def virtual_file(number: int, **fields: object) -> dict:
-    return rank_file(number, **{"device": VIRTUAL, "modelled": True, "gpu": number % 2,
+    return rank_file(number, **{"device": VIRTUAL, "modeled": True, "gpu": number % 2,
                                 "loss": None, "tflops": 4.85, "virtual_seconds": 0.3,
                                 "memory_used": 10 * 2**30, "memory_total": 2**34, **fields})
 

@@ -9,7 +9,7 @@ from labcore.errors import LabError
 from tests.job_monitor.test_wire import message, put
 
 LOG = """\
-virtual links: within a node NVLink 150 GB/s; times and memory are modelled, nothing is learnt
+virtual links: within a node NVLink 150 GB/s; times and memory are modeled, nothing is learned
  > number of parameters on (tensor, pipeline) model parallel rank (0, 1): 700
  > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 900
 [Rank 1] (after 1 iterations) memory (MB) | allocated: 1.0 | max allocated: 512.0 | reserved: 9.0
@@ -33,7 +33,7 @@ def job(tmp_path, monkeypatch):
 
 def test_a_run_is_what_log_and_profile_say(job):
     run = layouts.read("two stages", job, sequence_length=100)
-    assert (run.milliseconds, run.tokens_per_second, run.modelled) == (500.0, 1600.0, True)
+    assert (run.milliseconds, run.tokens_per_second, run.modeled) == (500.0, 1600.0, True)
     assert run.parameters == {(0, 1): 700, (0, 0): 900}
     assert run.memory == {1: 0.5, 0: 2.0} and run.peak == 2.0
     assert run.sent == {0: 1e6, 1: 2e6} and run.megabytes == 2.0

@@ -1,4 +1,4 @@
-"""The page about a job: whole, valid, escaped, and honest about what is modelled."""
+"""The page about a job: whole, valid, escaped, and honest about what is modeled."""
 
 import os
 import xml.etree.ElementTree as ET
@@ -73,7 +73,7 @@ def test_a_finished_job_s_page_has_all_sections(healthy):
         assert title in shown.text
     assert "Milliseconds per iteration: median 111.0, from 102.0 to 120.0" in shown.text
     assert "Training loss, from 8.9000 at iteration 1 to 7.0000 at iteration 20." in shown.text
-    assert shown.seen.count("svg") == 3 and "Modelled" not in shown.text
+    assert shown.seen.count("svg") == 3 and "Modeled" not in shown.text
     assert "What went wrong" not in shown.text and "Errors in the log" not in shown.text
 
 
@@ -99,7 +99,7 @@ def test_a_failed_job_s_page_says_why_and_where(tmp_path, log):
 def test_whatever_a_log_says_is_text(tmp_path):
     log = lines(HOSTILE, f"[rank 1] error: {HOSTILE}")
     log.insert(2, f"  {'x' * 9} .................... {HOSTILE}")
-    files = [rank_file(n, node=HOSTILE, state=HOSTILE, device=HOSTILE, modelled=True)
+    files = [rank_file(n, node=HOSTILE, state=HOSTILE, device=HOSTILE, modeled=True)
              for n in range(4)]
     what = job("FAILED", name=HOSTILE, command=f"a.sh '{HOSTILE}", folder=HOSTILE, nodes=HOSTILE)
     shown = render(take(tmp_path, what, log, files), script=HOSTILE,
@@ -110,11 +110,11 @@ def test_whatever_a_log_says_is_text(tmp_path):
     assert "\x1b" not in shown.text
 
 
-def test_every_modelled_figure_says_so(tmp_path):
+def test_every_modeled_figure_says_so(tmp_path):
     files = [virtual_file(number, state="done") for number in range(4)]
     shown = render(take(tmp_path, job("COMPLETED"), lines(label=VIRTUAL, loss=False), files),
                    timeline=b"<svg/>")
-    said = f"Modelled: {VIRTUAL}."
+    said = f"Modeled: {VIRTUAL}."
     assert shown.text.count(said) == 5  # summary, times, memory, timeline, ranks
     assert f"None: a {VIRTUAL} computes no values." in shown.text
 

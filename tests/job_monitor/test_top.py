@@ -37,12 +37,12 @@ def test_the_table_has_a_row_for_each_rank(tmp_path):
         for n in range(4)]
 
 
-def test_modelled_figures_are_said_to_be(tmp_path):
+def test_modeled_figures_are_said_to_be(tmp_path):
     files = [virtual_file(number) for number in range(4)]
     text = table.plain([take(tmp_path, job(), lines(label=VIRTUAL, loss=False), files)])
     assert "10.0/16.0 GiB" in text and "4.85" in text
     assert text.splitlines()[-1] == (
-        f"  times, TFLOP/s and memory are modelled: {VIRTUAL}; virtual time 0.3 s")
+        f"  times, TFLOP/s and memory are modeled: {VIRTUAL}; virtual time 0.3 s")
 
 
 def test_errors_and_mismatches_stand_below(tmp_path):
@@ -75,7 +75,7 @@ def test_nothing_that_a_job_says_steers_the_terminal(tmp_path):
     from rich.console import Console
 
     hostile = "\x1b]8;;file:///x\x07[red]\x1b[2J\x9b2J\r\u202ex\u2066"
-    files = [rank_file(n, node=hostile, state=hostile, device=hostile, modelled=True,
+    files = [rank_file(n, node=hostile, state=hostile, device=hostile, modeled=True,
                        reason=hostile) for n in range(4)]
     log = lines(hostile, f"[rank 1] error: {hostile}", until=1)
     taken = take(tmp_path, job("FAILED", name=hostile, command=f"a.sh --train-iters '{hostile}'",

@@ -20,7 +20,7 @@ from labkit.check import Failed
 from labkit.check.kernel import Kernel
 from labkit.check.sides import checking_on
 
-COLOURS = re.compile("\033\\[[0-9;]*m")
+COLORS = re.compile("\033\\[[0-9;]*m")
 Change = Callable[[Cell], str]  # of an answer cell: the source to run in its place
 
 
@@ -100,7 +100,7 @@ def inside(home: Path) -> Iterator[None]:
 
 
 def text(error: Exception | None) -> str:
-    return COLOURS.sub("", str(error))
+    return COLORS.sub("", str(error))
 
 
 def unproven(lab: Lab, home: Path) -> list[str]:

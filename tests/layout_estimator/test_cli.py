@@ -46,7 +46,7 @@ def test_the_table_and_the_figure_say_virtual(capsys, tmp_path):
     path = tmp_path / "pareto.svg"
     assert main(["estimate", *CLUSTER, *MODEL, *FEW, "--plot", str(path)]) == 0
     head, _, *rows, foot = capsys.readouterr().out.splitlines()
-    assert head.startswith("virtual v100-sxm2-16gb x 4, ") and "modelled, nothing was run" in head
+    assert head.startswith("virtual v100-sxm2-16gb x 4, ") and "modeled, nothing was run" in head
     assert len(rows) == 5 and rows[0].startswith(" *") and "faster and smaller" in foot
     assert path.read_text().startswith("<?xml")
 

@@ -37,13 +37,13 @@ def test_every_stage_of_a_pipeline_has_its_activations():
 def test_the_table_and_the_figure_say_what_does_not_fit(found, capsys):
     costs.show(found)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("virtual v100-sxm2-16gb, modelled")
+    assert lines[0].startswith("virtual v100-sxm2-16gb, modeled")
     assert ["NO" in line for line in lines[2:]] == [False, False, True]
     picture = costs.plot(found)
     assert repr(picture).count("does not fit") == 1 and picture.png().startswith(b"\x89PNG")
 
 
-def test_labels_of_neighbours_do_not_lie_over_each_other(found):
+def test_labels_of_neighbors_do_not_lie_over_each_other(found):
     """The left one of two points at one height has its name on its left."""
     near = [replace(found[0], name=name, total=total, milliseconds=ms)
             for name, total, ms in (("a", 5.0, 100.0), ("b", 6.0, 101.0), ("c", 15.0, 200.0))]

@@ -1,4 +1,4 @@
-"""The time of every layer, modelled or from a run."""
+"""The time of every layer, modeled or from a run."""
 
 import pytest
 

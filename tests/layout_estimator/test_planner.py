@@ -111,9 +111,9 @@ def test_a_flag_wins_over_a_wrong_declaration(declare):
     assert made.network == "ethernet 25 Gbit/s"
 
 
-def test_people_read_the_same_and_that_it_is_modelled(made):
+def test_people_read_the_same_and_that_it_is_modeled(made):
     said = plan(config("--fp16 --tokens 300e9 --global-batch-size 64 --price-per-gpu-hour 1"))
-    assert said.startswith("estimate on virtual v100-sxm2-16gb: modelled, nothing was run\n")
+    assert said.startswith("estimate on virtual v100-sxm2-16gb: modeled, nothing was run\n")
     assert float(re.search(r"time per iteration +(\S+) s", said)[1]) == pytest.approx(
         made["seconds_per_iteration"], rel=1e-3)
     hours, dollars = re.search(r"([\d,]+) GPU-hours, ([\d,]+) dollars", said).groups()

@@ -20,7 +20,7 @@ def test_the_rate(p):
     assert abs(keep.float().mean().item() - (1 - p)) <= 5 * (p * (1 - p) / keep.numel()) ** 0.5
 
 
-def test_a_sample_s_mask_does_not_depend_on_its_neighbours():
+def test_a_sample_s_mask_does_not_depend_on_its_neighbors():
     whole = draw(heads=range(12))
     assert torch.equal(draw(samples=[5, 2], heads=[7, 3]), whole[[5, 2]][:, [7, 3]])
 

@@ -2,7 +2,7 @@
 one file knows what a CUDA device is.
 
 A tensor's value decides nothing and goes nowhere but through `ctx.read`: reading waits for the
-device, and a modelled device has no values. The rules see what is written: annotations, torch
+device, and a modeled device has no values. The rules see what is written: annotations, torch
 calls, and what comes of them inside one function.
 """
 

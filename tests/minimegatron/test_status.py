@@ -29,7 +29,7 @@ def test_it_is_there_before_the_first_step_and_follows_the_steps(folder, monkeyp
     status = Status(make_context(FLAGS))
     first = read(folder)
     assert (first["state"], first["iteration"], first["train_iters"]) == ("starting", 0, 50)
-    assert (first["node"], first["device"], first["modelled"]) == ("slurmnode2", "the CPU", False)
+    assert (first["node"], first["device"], first["modeled"]) == ("slurmnode2", "the CPU", False)
     status.step(1, 0.25, {"loss": 4.0, "tflops": None})
     assert read(folder) == first  # too soon to write again
     clock[0] += SECONDS
@@ -49,7 +49,7 @@ def test_a_virtual_card_shows_its_memory(folder, make_context):
     finally:
         device.gpu.__exit__(None, None, None)
     seen = read(folder)
-    assert (seen["device"], seen["card"], seen["modelled"]) == (
+    assert (seen["device"], seen["card"], seen["modeled"]) == (
         "virtual a100-80gb", "a100-80gb", True)
     assert seen["memory_total"] == device.gpu.card.memory
     assert seen["memory_used"] == device.gpu.card.context  # nothing is allocated yet

@@ -1,4 +1,4 @@
-"""The figure says in letters what its colours say, and always with the same bytes."""
+"""The figure says in letters what its colors say, and always with the same bytes."""
 
 import hashlib
 import re
@@ -56,7 +56,7 @@ def test_a_box_too_narrow_for_a_label_has_none():
     assert "F199" in drawing.alt
 
 
-def test_forward_backward_and_weight_differ_without_colour():
+def test_forward_backward_and_weight_differ_without_color():
     axes = draw(simulate(zb_h1(1, 1))).figure.axes[0]
     _, forward, backward, _, band = axes.patches  # the first is the idle row behind them
     luminance = [sum(part * share for part, share in

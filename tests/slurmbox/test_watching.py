@@ -120,7 +120,7 @@ def test_a_job_on_virtual_cards_and_its_page(course, lab, submit):
     assert all(rank["memory_total"] > 15 * 2**30 and rank["virtual_seconds"] > 0
                for rank in job["ranks"])
     running = report(lab, number)
-    assert "RUNNING" in running and "Modelled: virtual v100-sxm2-16gb." in running
+    assert "RUNNING" in running and "Modeled: virtual v100-sxm2-16gb." in running
 
     course.run(f"scancel {number}")
     job = until(course, lab, number, lambda job: job["state"] == "CANCELLED", 40)

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 FLAGS = ("--device virtual:v100 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 "
          "--sequence-parallel --global-batch-size 8 --train-iters 4 --log-interval 1 "
          "--eval-interval 2 --eval-iters 1 --log-throughput")
-# How lines with modelled figures begin; setting up takes real time.
-MODELLED = (" iteration ", "time (ms) | forward", "[Rank ", " model TFLOP/s")
+# How lines with modeled figures begin; setting up takes real time.
+MODELED = (" iteration ", "time (ms) | forward", "[Rank ", " model TFLOP/s")
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def busy_machine(loops: int = 2):
 
 def figures(run) -> list[str]:
     """The lines with virtual times and memory, to the last digit; ranks print in any order."""
-    return sorted(line for line in run.out.splitlines() if line.startswith(MODELLED))
+    return sorted(line for line in run.out.splitlines() if line.startswith(MODELED))
 
 
 def repeated(pretrain, count: int) -> list[list[str]]:

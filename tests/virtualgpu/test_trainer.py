@@ -10,7 +10,7 @@ ITERATIONS = ("--device virtual:v100 --train-iters 3 --log-interval 1 --eval-ite
               "--global-batch-size 8 ")
 
 
-def test_a_run_shows_times_and_memory_and_nothing_learnt(train):
+def test_a_run_shows_times_and_memory_and_nothing_learned(train):
     run = train(ITERATIONS, ranks=2)
     lines = [line for line in run.out.splitlines() if line.startswith(" iteration")]
     assert len(lines) == 3
@@ -24,13 +24,13 @@ def test_a_run_shows_times_and_memory_and_nothing_learnt(train):
     assert 0 < allocated < peak <= reserved and memory.endswith("| virtual v100-sxm2-16gb")
     assert ("using virtual v100-sxm2-16gb (Tesla V100-SXM2-16GB, 15.78 GiB, 900 GB/s) "
             "on rank(s) 0,1\n") in run.out
-    assert "virtual links: within a node NVLink 150 GB/s; times and memory are modelled" in run.out
+    assert "virtual links: within a node NVLink 150 GB/s; times and memory are modeled" in run.out
     assert "without a cost rule" not in run.out
 
 
 @pytest.mark.slow
 def test_everything_that_a_run_may_write_on_two_stages(train, tmp_path):
-    """Values that are not there are left out; figures that are modelled are said to be."""
+    """Values that are not there are left out; figures that are modeled are said to be."""
     run = train(
         "--device virtual:a100 --bf16 --pipeline-model-parallel-size 2 --schedule zb-h1 "
         "--global-batch-size 8 --train-iters 4 --log-interval 2 --eval-iters 1 --eval-interval 2 "

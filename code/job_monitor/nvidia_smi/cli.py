@@ -1,4 +1,4 @@
-"""The command line: NVIDIA's options, as far as there is something modelled to show."""
+"""The command line: NVIDIA's options, as far as there is something modeled to show."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
 
 def parser() -> Parser:
     top = Parser(prog="nvidia-smi", allow_abbrev=False, description=(
-        "The cluster's virtual cards: modelled, no hardware. `nvidia-smi topo -m` shows how a "
+        "The cluster's virtual cards: modeled, no hardware. `nvidia-smi topo -m` shows how a "
         "node's cards reach each other."))
     add = top.add_argument
     add("-L", "--list-gpus", action="store_true", help="one line for each card")
@@ -75,7 +75,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
                               action.option_strings)]
         near = INSTEAD.get(unknown[0]) or " or ".join(nearest(unknown[0], names))
         raise Stop(INVALID, f"ERROR: Option {unknown[0]} is not recognized, or nothing of it is "
-                            f"modelled; nearest: {near}. {HELP}")
+                            f"modeled; nearest: {near}. {HELP}")
     options.topology = topology
     options.wait = period(options)
     options.id = [word.strip() for text in options.id for word in text.split(",")]
@@ -183,7 +183,7 @@ def watch(state: Path, proc: Path, options: argparse.Namespace, out: TextIO) -> 
         shown = look(state, proc, options.node)
         said = text(options, shown, first)
         if first and (options.columns is not None or len(shown) > 1):
-            about = f"nvidia-smi: {table.MODELLED}"
+            about = f"nvidia-smi: {table.MODELED}"
             if len(shown) > 1:
                 about += f"; of {', '.join(shown)} in turn (--node NAME: of one)"
             print(about, file=sys.stderr, flush=True)

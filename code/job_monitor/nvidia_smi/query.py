@@ -9,12 +9,12 @@ from datetime import datetime
 from job_monitor.nvidia_smi.cards import Gpu
 from virtualgpu.core.cards import nearest
 
-NOT_MODELLED = "[N/A]"
+NOT_MODELED = "[N/A]"
 
 
 @dataclass(frozen=True)
 class Field:
-    """One column. value: of a card; None: not modelled. unit: in the header and after values."""
+    """One column. value: of a card; None: not modeled. unit: in the header and after values."""
 
     name: str
     about: str
@@ -27,7 +27,7 @@ class Field:
 
     def text(self, gpu: Gpu, units: bool) -> str:
         if self.value is None:
-            return NOT_MODELLED
+            return NOT_MODELED
         return f"{self.value(gpu)} {self.unit}" if units and self.unit else str(self.value(gpu))
 
 
@@ -43,7 +43,7 @@ SHARED = (
 GPU_FIELDS = (
     *SHARED,
     Field("driver_version", "there is no driver: virtual", lambda gpu: "virtual"),
-    Field("name", "the product that is modelled", lambda gpu: gpu.product),
+    Field("name", "the product that is modeled", lambda gpu: gpu.product),
     Field("index", "from 0, on each node; inside a job from 0 among its cards",
           lambda gpu: gpu.index),
     Field("uuid", "made up, the same every time", lambda gpu: gpu.uuid),
@@ -55,7 +55,7 @@ GPU_FIELDS = (
           lambda gpu: gpu.used, "MiB"),
     Field("memory.free", "the rest", lambda gpu: max(0, gpu.total - gpu.used), "MiB"),
     Field("compute_mode", "any number of processes may use it", lambda gpu: "Default"),
-    *(Field(name, "not modelled", None, unit) for name, unit in (
+    *(Field(name, "not modeled", None, unit) for name, unit in (
         ("utilization.memory", "%"), ("temperature.gpu", ""), ("temperature.memory", ""),
         ("power.draw", "W"), ("power.limit", "W"), ("fan.speed", "%"), ("pstate", ""),
         ("clocks.current.graphics", "MHz"), ("clocks.current.sm", "MHz"),
@@ -68,7 +68,7 @@ APP_FIELDS = (
     Field("pid", "of the process, as its job knows it", lambda gpu: gpu.rank.pid),
     Field("process_name", "always python", lambda gpu: "python"),
     Field("used_gpu_memory", "by the process", lambda gpu: gpu.used, "MiB"),
-    Field("gpu_name", "the product that is modelled", lambda gpu: gpu.product),
+    Field("gpu_name", "the product that is modeled", lambda gpu: gpu.product),
     Field("gpu_uuid", "made up, the same every time", lambda gpu: gpu.uuid),
     Field("gpu_bus_id", "made up, the same every time", lambda gpu: gpu.bus_id),
 )

@@ -8,7 +8,7 @@ from job_monitor.nvidia_smi.cards import Gpu
 from slurmbox.profile import CPUS
 from virtualgpu.net.network import PCIE, SHARED_MEMORY, within_node
 
-MODELLED = "virtual cards: modelled, no hardware"
+MODELED = "virtual cards: modeled, no hardware"
 NVLINK_RATE = 25e9  # bytes/s per direction of each NVLink of the V100, the A100 and the H100
 WIDTH = 87
 RULE = f"+{'-' * 41}+{'-' * 22}+{'-' * 22}+"
@@ -34,12 +34,12 @@ Legend:
   PHB  = Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)
   NV#  = Connection traversing a bonded set of # NVLinks
 
-The cards are virtual, and these the links that are modelled.
+The cards are virtual, and these the links that are modeled.
 """
 
 
 def table(node: str, gpus: list[Gpu]) -> str:
-    lines = [f"{datetime.now():%a %b %d %H:%M:%S %Y}   {node} ({MODELLED})", HEAD]
+    lines = [f"{datetime.now():%a %b %d %H:%M:%S %Y}   {node} ({MODELED})", HEAD]
     for gpu in gpus:
         memory = f"{gpu.used}MiB / {gpu.total}MiB"
         lines += [
@@ -62,7 +62,7 @@ def listing(gpus: list[Gpu]) -> str:
 
 
 def matrix(gpus: list[Gpu]) -> str:
-    """How the cards of one node reach each other, as they are modelled."""
+    """How the cards of one node reach each other, as they are modeled."""
     names = [f"GPU{gpu.index}" for gpu in gpus]
     lines = ["\t".join(["", *names, "CPU Affinity", "NUMA Affinity"])]
     for name, gpu in zip(names, gpus, strict=True):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 STAGES = (2, 4, 8, 16)
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
-MARKERS = "osD^v*"  # not by colour alone
+MARKERS = "osD^v*"  # not by color alone
 
 
 def bubbles(bubble: Callable[[int, int], float], stages: Sequence[int] = STAGES,

@@ -1,4 +1,4 @@
-"""Messages between two ranks: how long they take, measured or modelled."""
+"""Messages between two ranks: how long they take, measured or modeled."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def read(name: str, path: str | Path) -> Curve:
 
 
 def virtual(card: str, network: str | None = None) -> Curve:
-    """Modelled messages between two virtual cards: of one node, or over `network`
+    """Modeled messages between two virtual cards: of one node, or over `network`
     ("ethernet:25gbit"). Raises LabError for an unknown card or network."""
     from virtualgpu.core import cards
     from virtualgpu.core.errors import VirtualGpuError
@@ -98,15 +98,15 @@ def plot(*curves: Curve) -> Drawing:
     figure = Figure(figsize=(9.5, 4), layout="constrained")
     times, rates = figure.subplots(1, 2)
     for number, curve in enumerate(curves):
-        marker, colour = "osD^v*"[number % 6], f"C{number}"  # not by colour alone
+        marker, color = "osD^v*"[number % 6], f"C{number}"  # not by color alone
         fitted = [curve.fit.latency + size / curve.fit.bandwidth for size in curve.sizes]
         bandwidths = _rates(curve.sizes, curve.seconds)
         times.loglog(curve.sizes, curve.seconds, marker=marker, markersize=4, linestyle="",
-                     color=colour, label=curve.name)
-        times.loglog(curve.sizes, fitted, linewidth=1, color=colour)
+                     color=color, label=curve.name)
+        times.loglog(curve.sizes, fitted, linewidth=1, color=color)
         rates.loglog(curve.sizes, bandwidths, marker=marker, markersize=4, linestyle="",
-                     color=colour)
-        rates.loglog(curve.sizes, _rates(curve.sizes, fitted), linewidth=1, color=colour)
+                     color=color)
+        rates.loglog(curve.sizes, _rates(curve.sizes, fitted), linewidth=1, color=color)
     times.set(xlabel="bytes", ylabel="seconds", title="Time of a message")
     rates.set(xlabel="bytes", ylabel="bytes per second", title="Bandwidth that it reaches")
     for axes in (times, rates):

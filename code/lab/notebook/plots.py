@@ -25,7 +25,7 @@ def loss(**runs: Log) -> Drawing:
     figure = Figure(figsize=(7, 3.5))
     axes = figure.subplots()
     said = []
-    markers = "osD^v*"  # not by colour alone
+    markers = "osD^v*"  # not by color alone
     for number, (name, log) in enumerate(runs.items()):
         points = [(one.samples, one.loss) for one in log.iterations if one.loss is not None]
         if not points:

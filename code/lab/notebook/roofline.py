@@ -1,4 +1,4 @@
-"""Matrix products under the roofline: measured on a CPU, or modelled on a virtual card."""
+"""Matrix products under the roofline: measured on a CPU, or modeled on a virtual card."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def read(path: str | Path) -> Machine:
 
 
 def virtual(card: str, dtype: str, shapes: Sequence[tuple[int, int, int]]) -> Machine:
-    """Products of these (m, n, k), modelled. Raises LabError for an unknown card, or a type that
+    """Products of these (m, n, k), modeled. Raises LabError for an unknown card, or a type that
     it lacks."""
     from virtualgpu.core import cards
     from virtualgpu.core.errors import VirtualGpuError
@@ -114,13 +114,13 @@ def plot(*machines: Machine) -> Drawing:
     axes = figure.subplots()
     said = []
     for number, machine in enumerate(machines):
-        colour = f"C{number}"
+        color = f"C{number}"
         points = [one.intensity for one in machine.products]
         across = [min(points) / 2, machine.ridge, max(*points, machine.ridge) * 4]
         axes.loglog(across, [min(machine.peak, at * machine.bandwidth) for at in across],
-                    color=colour, linewidth=1.4)
+                    color=color, linewidth=1.4)
         axes.loglog(points, [one.rate for one in machine.products], linestyle="", markersize=5,
-                    marker="osD^"[number % 4], color=colour, label=machine.name)
+                    marker="osD^"[number % 4], color=color, label=machine.name)
         best = max(one.rate for one in machine.products)
         said.append(f"{machine.name}: the roof rises to {machine.peak:.3g} FLOP/s at "
                     f"{machine.ridge:.3g} FLOP/byte; the best product reaches {best:.3g}")

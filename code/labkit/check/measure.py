@@ -36,7 +36,7 @@ NUMBERS = ("seconds_per_iteration", "teraflops_per_gpu", "share_of_peak", "commu
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one iteration, on modelled cards.
+    """Of one iteration, on modeled cards.
 
     memory: GiB at the peak of a rank of each stage, with CUDA's and NCCL's own; capacity: GiB of
     the card. share_of_peak: of the data sheet's FLOP/s. communication, bubble: shares of the time

@@ -2,7 +2,7 @@
 
 The documents of a split are repeated for as many epochs as the wanted samples need, and read one
 after another as one long stream of tokens. Sample k is the S + 1 tokens at [k*S, k*S + S + 1) of
-that stream: S inputs and S targets, so neighbours share one token.
+that stream: S inputs and S targets, so neighbors share one token.
 
     doc_idx      int32[epochs * documents]   the order in which documents are read
     sample_idx   int32[samples + 1, 2]       where sample k begins: (index into doc_idx, offset)

@@ -1,8 +1,8 @@
 """Operations that real cards run as one kernel, and torch on meta tensors would run as several.
 
-Each keeps for the backward pass exactly what the modelled kernel keeps. They have shapes and costs
+Each keeps for the backward pass exactly what the modeled kernel keeps. They have shapes and costs
 (rules.py) and no values: a tensor that is not on meta is refused by torch, which knows no kernel
-for it. Modelled on Megatron-LM's fused kernels (scale-mask-softmax for 16 bits, bias-dropout-add),
+for it. Modeled on Megatron-LM's fused kernels (scale-mask-softmax for 16 bits, bias-dropout-add),
 PyTorch's dropout, FlashAttention and Apex's Adam.
 """
 

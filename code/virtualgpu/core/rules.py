@@ -109,7 +109,7 @@ def attention_work(arguments: Sequence, results: Sequence[torch.Tensor], product
 
 
 def masked_softmax(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
-    """In 16 bits one kernel scales, masks and normalises. In fp32 there was none in 2021: the mask
+    """In 16 bits one kernel scales, masks and normalizes. In fp32 there was none in 2021: the mask
     is a pass of its own."""
     plain = read_and_write(arguments, results)
     if arguments[0].dtype != torch.float32:

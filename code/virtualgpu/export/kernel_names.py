@@ -1,6 +1,6 @@
 """What a card would call the kernels of an operation, and how it would launch them.
 
-The names are modelled on those that PyTorch, cuBLAS, NCCL, Apex and Megatron-LM have on each
+The names are modeled on those that PyTorch, cuBLAS, NCCL, Apex and Megatron-LM have on each
 generation of cards, so that tools which know kernels by name (the profiler's "Tensor Cores used")
 read them right.
 """

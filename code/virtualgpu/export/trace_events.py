@@ -1,6 +1,6 @@
 """Notes of a virtual GPU as events of a trace in Chrome's format.
 
-What the host does in no modelled time (giving memory back, beginning a range) gets a nanosecond
+What the host does in no modeled time (giving memory back, beginning a range) gets a nanosecond
 each, so that order and nesting are seen.
 """
 

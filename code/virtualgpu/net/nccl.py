@@ -34,7 +34,7 @@ def buffer_bytes(card: Card, path: Path) -> int:
 
 
 def ring(topology: Topology, ranks: Sequence[int]) -> list[int]:
-    """Indices into `ranks` (of the job) in the order of the ring: a node's ranks are neighbours."""
+    """Indices into `ranks` (of the job) in the order of the ring: a node's ranks are neighbors."""
     nodes = list(dict.fromkeys(topology.nodes[rank] for rank in ranks))
     return sorted(range(len(ranks)),
                   key=lambda index: (nodes.index(topology.nodes[ranks[index]]), ranks[index]))
@@ -67,7 +67,7 @@ def lines(topology: Topology, ranks: Sequence[int], me: int, channels: int) -> l
         return (f"Channel {channel:02d} : {' -> '.join(names)}{mark} "
                 f"via {via(topology, ranks[start], ranks[end])}")
 
-    said = [f"virtual {topology.cards[mine].name}: a modelled communicator of the job's rank(s) "
+    said = [f"virtual {topology.cards[mine].name}: a modeled communicator of the job's rank(s) "
             f"{','.join(map(str, ranks))}"]
     if me == 0:
         row = "".join(f"{index:5d}" for index in order)

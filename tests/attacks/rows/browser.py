@@ -48,7 +48,7 @@ def triple(x):
     return "<script>pwned()</script>"
 '''
 
-COLOURS = r'''
+COLORS = r'''
 def triple(x):
     raise ValueError("\x1b[2J\x1b]0;pwned\x07\x9b31m\u202e right \r\n\x08\x08")
 class Escape(Exception):
@@ -94,7 +94,7 @@ ATTACKS = [
            double=RIGHT_DOUBLE + "\n# </pre></div><script>pwned()</script>",
            triple=RIGHT_TRIPLE + "\n'''<img src=x onerror=pwned()>'''", score=5.0),
     attack("g1", "escapes", "Terminal escapes in values, exceptions and outputs",
-           double=COLOURS, triple="pass"),
+           double=COLORS, triple="pass"),
     attack("g2", "dies-loudly", "Terminal escapes, markup and formulas in the last words",
            score=None, reason="double", double=DIES_LOUDLY),
 ]

@@ -224,7 +224,7 @@ def groups() -> set[Path]:
 
 
 @pytest.mark.slow
-def test_many_processes_do_not_starve_a_neighbour(backend):
+def test_many_processes_do_not_starve_a_neighbor(backend):
     """Sixteen endless loops in one sandbox, a single one in the other: shares alike.
 
     Each starts a session, since the kernel shares among sessions where there are no groups.

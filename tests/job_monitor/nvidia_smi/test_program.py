@@ -26,7 +26,7 @@ PROGRAM = Path(cli.__file__).with_name("__main__.py")
      "--format=csv,noheader"),
     ("--format=csv", 2, "nearest: --query-gpu=index,memory.used --format=csv"),
     ("--query-gpu=index --query-compute-apps=pid --format=csv", 2, "give one of them"),
-    ("--list-gpu", 2, "Option --list-gpu is not recognized, or nothing of it is modelled; nearest: "
+    ("--list-gpu", 2, "Option --list-gpu is not recognized, or nothing of it is modeled; nearest: "
      "--list-gpus"),
     ("-q", 2, "nearest: --query-gpu."), ("dmon", 2, "nearest: --query-gpu with -l 1"),
     ("topo -p", 2, "topo -p: nearest: nvidia-smi topo -m"), ("topo", 2, "nvidia-smi topo -m"),

@@ -1,4 +1,4 @@
-"""Messages between two ranks: what is read, fitted, modelled and drawn."""
+"""Messages between two ranks: what is read, fitted, modeled and drawn."""
 
 import pytest
 

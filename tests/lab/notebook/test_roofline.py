@@ -1,4 +1,4 @@
-"""Products under the roofline: what is read, modelled and drawn."""
+"""Products under the roofline: what is read, modeled and drawn."""
 
 import pytest
 

@@ -7,11 +7,11 @@ import pytest
 from labkit import check
 from labkit.check.partial import Outcome, report
 
-COLOURS = re.compile("\033\\[[0-9;]*m")
+COLORS = re.compile("\033\\[[0-9;]*m")
 
 
 def plain(text):
-    return COLOURS.sub("", str(text))
+    return COLORS.sub("", str(text))
 
 
 def test_parts_that_pass_and_parts_that_fail_are_listed_with_their_points():

@@ -82,11 +82,11 @@ def test_what_a_pass_leaves_is_what_torch_s_profiler_saw_on_the_cpu(again):
         return sum(event.self_cpu_memory_usage for event in profiler.key_averages())
 
     with VirtualGpu(CARDS["a100-80gb"]) as gpu:
-        modelled = passes("meta", ours)
+        modeled = passes("meta", ours)
     measured = passes("cpu", theirs)
-    assert sum(modelled) == sum(measured)
+    assert sum(modeled) == sum(measured)
     # A number of 8 bytes on the host may outlive the forward pass.
-    assert 0 <= measured[0] - modelled[0] <= 16 and modelled[0] > 50_000
+    assert 0 <= measured[0] - modeled[0] <= 16 and modeled[0] > 50_000
 
 
 def test_recomputation_lowers_the_peak():

@@ -104,7 +104,7 @@ def messages(case: Case) -> dict:
 
 
 def both_ways(case: Case) -> dict:
-    """Neighbours send to each other before they receive: no deadlock, and no message waits for
+    """Neighbors send to each other before they receive: no deadlock, and no message waits for
     one the other way."""
     peer = case.rank ^ 1
     case.compute(LATE[case.rank])

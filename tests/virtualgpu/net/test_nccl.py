@@ -28,7 +28,7 @@ def texts(topology, ranks, me, channels=2):
 def test_two_nodes_of_two_cards():
     two = place(["slurmnode1", "slurmnode1", "slurmnode2", "slurmnode2"])
     assert texts(two, [0, 1, 2, 3], 0) == [
-        "virtual v100-sxm2-16gb: a modelled communicator of the job's rank(s) 0,1,2,3",
+        "virtual v100-sxm2-16gb: a modeled communicator of the job's rank(s) 0,1,2,3",
         "Channel 00/02 :    0    1    2    3",
         "Channel 01/02 :    0    1    2    3",
         "Channel 00 : 3[1c000] -> 0[1b000] [receive] via NET/Socket/0",
@@ -37,7 +37,7 @@ def test_two_nodes_of_two_cards():
         "Channel 01 : 0[1b000] -> 1[1c000] via P2P/IPC",
         "Connected all rings"]
     assert texts(two, [0, 1, 2, 3], 1, channels=1) == [
-        "virtual v100-sxm2-16gb: a modelled communicator of the job's rank(s) 0,1,2,3",
+        "virtual v100-sxm2-16gb: a modeled communicator of the job's rank(s) 0,1,2,3",
         "Channel 00 : 1[1c000] -> 2[1b000] [send] via NET/Socket/0",
         "Connected all rings"]
 
@@ -50,7 +50,7 @@ def test_every_line_names_the_node_the_process_and_its_card():
 
 @pytest.mark.parametrize(("nodes", "ranks", "order"), [
     ("aabb", [0, 1, 2, 3], [0, 1, 2, 3]),
-    ("abab", [0, 1, 2, 3], [0, 2, 1, 3]),  # a node's ranks are neighbours
+    ("abab", [0, 1, 2, 3], [0, 2, 1, 3]),  # a node's ranks are neighbors
     ("aabb", [1, 3], [0, 1]),  # numbered anew
 ])
 def test_the_ring_s_order(nodes, ranks, order):

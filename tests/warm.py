@@ -14,6 +14,7 @@ from warmranks import ForkServer
 
 MAINS = {"lab": "lab.cli", "nbgrader": "nbgrader.apps.nbgraderapp",  # as in the entry points
          "button": "tests.grader.programs.button", "leak": "tests.grader.programs.leak",
+         "interrupted": "tests.grader.programs.interrupted",
          "no-room": "tests.grader.programs.no_room"}
 
 

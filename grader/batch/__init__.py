@@ -6,6 +6,8 @@ pool.py     several of them, watched; forks.py starts them warm
 merge.py    one result into the gradebook, and its record
 slurm.py    the same on a cluster, as an array job
 
+interrupts.py lets Ctrl-C wait until what is being entered is complete.
+
 Killed at any moment, the next batch continues where this one stopped. May import every room that
 works on one submission: run, gradebook, report, nbgrader_plugin, and feedback. Begin with batch.py.
 """

@@ -15,6 +15,7 @@ from nbgrader.api import Gradebook
 from traitlets.config import Config
 from traitlets.log import get_logger
 
+from grader.batch.interrupts import held_back
 from grader.batch.merge import given, merge
 from grader.batch.pool import Done, Pool
 from grader.course import Course, Submission, reasons
@@ -99,6 +100,7 @@ class Batch:
                 and result.settings == self.settings.digest()
                 and of_now(submission, result.attempt))
 
+    @held_back()
     def keep(self, submission: Submission, *, page_again: bool = False) -> None:
         """Leave it as it is: graded, or ungraded for good. What it loses for being late is
         recalculated, and a page that is missing is made, unless that failed before."""
@@ -124,6 +126,7 @@ class Batch:
         while ended := self.pool.next():
             self.take(ended)
 
+    @held_back()
     def take(self, ended: Done) -> None:
         """Raises LabError when the worker's disk is full: that is no submission's fault."""
         if ended.answer and (problem := ended.answer.get("no room")):
@@ -151,6 +154,7 @@ class Batch:
     def see(self, what: str) -> str:
         return f"{what}; see {log_file(self.course).name}"
 
+    @held_back()
     def enter(self, result: Result) -> None:
         """Into the gradebook; then its page, if there is anything to show."""
         attempt, start = result.attempt, time.monotonic()
@@ -199,9 +203,11 @@ class Batch:
         self.outcomes.append(outcome)
         self.done(outcome)
 
+    @held_back()
     def stopped(self) -> None:
         """After Ctrl-C: who was being graded has no score of an older version; what was entered
         counts, with or without its page."""
+        self.book.db.rollback()  # a query may have been interrupted
         for lab, student in self.pool.under_way("grade"):
             submission = Submission(self.course, lab, student)
             if not current(submission, self.book):

@@ -87,7 +87,8 @@ def grade_all(course: Course, work: Work, done: Callable[[Outcome], None], *, an
                 rest = batch.sort_out(work, anew)
                 batch.grade(elsewhere(batch, rest) if elsewhere else rest)
             except KeyboardInterrupt as error:
-                batch.stopped()
+                with contextlib.suppress(KeyboardInterrupt):  # pressed once more
+                    batch.stopped()
                 raise Stopped(batch.outcomes) from error
             finally:
                 pool.stop()  # while the course is still held

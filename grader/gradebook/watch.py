@@ -113,7 +113,8 @@ def _count_changes(book: Gradebook, path: Path) -> None:
 
     @event.listens_for(book.engine, "rollback")
     def _forget(connection: Any) -> None:
-        connection.info.pop(CHANGED, None)
+        if not connection.invalidated:  # as after Ctrl-C in a statement; then it has no notes
+            connection.info.pop(CHANGED, None)
         pending.clear()
 
     pending: list[mark.Mark] = []

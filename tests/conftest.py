@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from . import sharing
 # Where bytecode is not kept, every worker rewrites the assertions of every file again: half of what
 # importing the tests costs.
 sys.dont_write_bytecode = False
+FOLDER = os.getcwd()
 pytest_plugins = ["tests.needs", "tests.browser.fixtures", "tests.labs.report"]
 
 # Before torch is imported: threads that spin while they wait take the cores from the other tests.
@@ -60,6 +61,17 @@ def pytest_collection(session: pytest.Session) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown() -> Generator[None]:
+    """A test that leaves another working directory behind fails itself, not those after it."""
+    try:
+        return (yield)
+    finally:
+        is_same = os.path.samestat(os.stat("."), os.stat(FOLDER))
+        os.chdir(FOLDER)
+        assert is_same, "the test changed the working directory (use monkeypatch.chdir)"
 
 
 @dataclass(frozen=True)

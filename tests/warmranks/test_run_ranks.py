@@ -17,6 +17,8 @@ from warmranks import ForkServer, RankError, RanksTimeout, default_server, run_r
 
 from . import programs, steps
 
+ROOT = Path(__file__).parents[2]  # the children import `tests`
+
 
 def until(done, seconds: float = 60) -> bool:
     deadline = time.monotonic() + seconds
@@ -194,8 +196,8 @@ def test_nothing_runs_after_the_caller_or_the_server_is_killed(tmp_path, victim)
                "print(warmranks.default_server().process.pid, flush=True); "
                f"warmranks.run_ranks(programs.start, 2, {str(tmp_path)!r}, backend=None, "
                "timeout=500)")
-    caller = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True)
+    caller = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     server = int(caller.stdout.readline())
     pids = pids_in(tmp_path, 6)
     os.kill(caller.pid if victim == "caller" else server, signal.SIGKILL)
@@ -213,7 +215,8 @@ def test_an_interrupted_call_leaves_no_rank(tmp_path):
                f"    run_ranks(programs.start, 2, {str(tmp_path)!r}, backend=None, timeout=500)\n"
                "except KeyboardInterrupt:\n"
                "    print(run_ranks(programs.rank, 1, backend=None))\n")
-    caller = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    caller = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, text=True,
+                              stdout=subprocess.PIPE)
     pids = pids_in(tmp_path, 6)
     caller.send_signal(signal.SIGINT)
     out, _ = caller.communicate(timeout=100)

@@ -1,16 +1,17 @@
-"""What fused kernels cost that CUDA runs and our trainer does not: attention, optimizers over lists
-of tensors, scaled products, convolutions.
+"""Cost of the kernels that CUDA runs and our trainer does not: attention, optimizers over lists of
+tensors, scaled matrix multiplications, convolutions.
 
-Multi-tensor kernels take up to 320 chunks of 65,536 elements per launch, and as many tensors as fit
-into a kernel's arguments (ATen/native/cuda/MultiTensorApply.cuh).
+Each rule's docstring names its source, or says that it is an estimate.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
+from virtualgpu.core.loss_rules import LOSS_RULES
 from virtualgpu.core.rules import (
     DTYPES,
     RULES,
@@ -25,51 +26,82 @@ from virtualgpu.core.rules import (
     write,
 )
 
+# ATen/native/cuda/MultiTensorApply.cuh, built for CUDA 12: a launch takes up to CHUNKS chunks of
+# CHUNK elements, and as many tensors as fit into a kernel's arguments, by the number of lists.
 CHUNK, CHUNKS = 65536, 320
-TENSORS = (110, 64, 48, 36, 30)  # per launch, by the number of lists
+TENSORS = (110, 64, 48, 36, 30)
+NORMS = 400  # tensors per launch of the kernel that ends _foreach_norm (foreach_reduce.cuh)
 
 
 def attention(products: int, causal: int) -> Rule:
-    """Cost of fused attention.
+    """Cost of fused attention: FLOPs as in FlashAttention-2 (Dao 2023, arXiv:2307.08691, 4.1).
+
+    A forward pass has two matrix multiplications, a backward pass five, because it recomputes the
+    scores. A causal mask halves both. The scores never leave the chip.
 
     Args:
-        products: matrix products of the kernel: 2 forward, 5 backward.
+        products: matrix multiplications of the kernel: 2 forward, 5 backward.
         causal: position of the argument `is_causal`.
     """
     first = 0 if products == 2 else 1  # the gradient comes first
+    by_value = products // 2  # as wide as a head of the values; the others as one of the queries
 
     def rule(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
-        query, key = arguments[first:first + 2]
+        query, key, value = arguments[first:first + 3]
         batch, heads, rows, width = query.shape
-        flops = 2 * products * batch * heads * rows * key.shape[2] * width
+        widths = (products - by_value) * width + by_value * value.shape[3]
+        flops = 2 * batch * heads * rows * key.shape[2] * widths
         half = len(arguments) > causal and arguments[causal] is True
         return read_and_write(arguments, results)._replace(
             flops=flops // 2 if half else flops, dtype=DTYPES.get(query.dtype, "fp32"))
     return rule
 
 
-def multi_tensor(written: Sequence[int] = (0,), passes: int = 1) -> Rule:
-    """Cost of a kernel over lists of tensors.
+def multi_tensor(written: Sequence[int] = (0,), *, read: bool = True, steps: bool = False) -> Rule:
+    """Cost of a kernel over lists of tensors, whose launches are those of MultiTensorApply.cuh.
+
+    A launch that ends in the middle of a tensor can lead to one more launch, which is not counted.
 
     Args:
         written: positions of the lists that it writes in place.
-        passes: kernels per chunk of work.
+        read: whether the first list is read before it is written.
+        steps: whether the last list has the step counts, which do not count among the lists that
+            limit a launch (FusedOptimizerTensorListMetadata in the same file).
     """
     def rule(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
         lists = [item for item in arguments if isinstance(item, (list, tuple)) and tensors([item])]
-        size = sum(moved(item) for some in lists for item in tensors([some]))
-        fresh = list(results)
-        size += sum(map(moved, fresh)) if fresh else sum(
+        size = sum(moved(item) for some in lists[0 if read else 1:] for item in tensors([some]))
+        size += sum(map(moved, results)) if results else sum(
             moved(item) for at in written for item in tensors([arguments[at]]))
-        chunks = sum(-(-item.numel() // CHUNK) for item in tensors([lists[0]]))
-        depth = min(len(lists), len(TENSORS)) - 1
-        launches = max(-(-chunks // CHUNKS), -(-len(lists[0]) // TENSORS[depth]))
-        return Work(size, kernels=passes * max(1, launches))
+        return Work(size, kernels=_launches(lists[0], len(lists) - steps + bool(results)))
     return rule
 
 
+def foreach_norm(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
+    """_foreach_norm(tensors, ..): a kernel zeroes a number per chunk, one reduces the chunks, and
+    one reduces their results (ATen/native/cuda/ForeachReduceOp.cu)."""
+    given = arguments[0]
+    kernels = 1 + _launches(given, 1) + -(-len(given) // NORMS)
+    return read_and_write(arguments, results)._replace(kernels=kernels)
+
+
+def _launches(given: Sequence[torch.Tensor], lists: int) -> int:
+    """Return how many launches a kernel over lists of tensors takes.
+
+    Args:
+        given: tensors of one list.
+        lists: how many lists the kernel reads or writes.
+    """
+    chunks = sum(-(-item.numel() // CHUNK) for item in given)
+    most = TENSORS[min(lists, len(TENSORS)) - 1]
+    return max(-(-chunks // CHUNKS), -(-len(given) // most), 1)
+
+
 def scaled_product(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
-    """_scaled_mm(a, b, scale_a, scale_b, ..): two FP8 matrices."""
+    """_scaled_mm(a, b, scale_a, scale_b, ..): two FP8 matrices at the GPU's measured FP8 rate.
+
+    The scales, a few numbers per row at most, are not counted.
+    """
     (m, k), n = arguments[0].shape, arguments[1].shape[1]
     return Work(sum(map(moved, arguments[:2])) + moved(results[0]), product=Product(
         "fp8", 1, m, n, k))
@@ -77,32 +109,115 @@ def scaled_product(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work
 
 def convolution(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
     """convolution(input, weight, bias, stride, padding, dilation, transposed, .., groups): an
-    implicit matrix product."""
-    return _convolution(arguments[0], arguments[1], results[0], arguments[8],
-                        read_and_write(arguments, results))
+    implicit matrix multiplication (Chetlur et al. 2014, cuDNN, arXiv:1410.0759). A second kernel
+    adds the bias in place (ATen/native/Convolution.cpp)."""
+    product = _convolution(arguments[0], arguments[1], results[0], arguments[6], arguments[8])
+    biased = arguments[2] is not None
+    size = read_and_write(arguments, results).bytes + 2 * biased * moved(results[0])
+    return Work(size, 1 + biased, product)
 
 
 def convolution_backward(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
-    """convolution_backward(grad, input, weight, .., groups, mask): one product per gradient."""
-    forward = _convolution(arguments[1], arguments[2], arguments[0], arguments[9],
-                           read_and_write(arguments, results))
-    wanted = max(1, sum(arguments[10][:2]))
-    shape = forward.product
-    return forward._replace(product=shape._replace(k=wanted * shape.k), kernels=wanted)
+    """convolution_backward(grad, input, weight, .., transposed, .., groups, mask): the gradients of
+    the input and of the weight are a matrix multiplication each, with the forward pass's FLOPs
+    (Chetlur et al. 2014). The bias's is a sum in two passes, as aten.sum."""
+    grad, x, weight, *_ = arguments
+    of_input, of_weight, of_bias = map(bool, arguments[10])
+    read = (of_input * (moved(grad) + moved(weight)) + of_weight * (moved(grad) + moved(x))
+            + of_bias * moved(grad))
+    products, product = of_input + of_weight, None
+    if products:
+        product = _convolution(x, weight, grad, arguments[7], arguments[9])
+        product = product._replace(k=products * product.k)
+    return Work(read + sum(map(moved, results)), products + 2 * of_bias, product)
 
 
-def _convolution(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, groups: int,
-                 plain: Work) -> Work:
-    rows = out.shape[0] * out[0, 0].numel()
-    inner = weight[0].numel()
-    return plain._replace(product=Product(DTYPES.get(x.dtype, "fp32"), groups, rows,
-                                          weight.shape[0] // groups, inner))
+def _convolution(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, transposed: bool,
+                 groups: int) -> Product:
+    """The matrix multiplication in a convolution: a row per position of its output.
+
+    A transposed convolution is the input gradient of the one that leads from its output to its
+    input (Dumoulin and Visin 2016, arXiv:1603.07285), so it has that one's product.
+    """
+    if transposed:
+        out = x
+    rows = out.shape[0] * math.prod(out.shape[2:])
+    return Product(DTYPES.get(x.dtype, "fp32"), groups, rows, weight.shape[0] // groups,
+                   weight[0].numel())
+
+
+def index_put(copies: bool) -> Rule:
+    """index_put(target, indices, values, accumulate): only the elements that are named are written,
+    and read first where values are added.
+
+    An estimate: adding sorts the indices first, which is not counted; how many elements a mask
+    names is unknown, so it counts as all of them.
+
+    Args:
+        copies: whether the target is copied first, and the copy changed.
+    """
+    def rule(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
+        target, indices = arguments[:2]
+        found = tensors([indices])
+        if any(item.dtype in (torch.bool, torch.uint8) for item in found):
+            return read_and_write(arguments, results)
+        named = math.prod(torch.broadcast_shapes(*(item.shape for item in found)))
+        rest = math.prod(size for dim, size in enumerate(target.shape)
+                         if dim >= len(indices) or indices[dim] is None)
+        passes = 2 if len(arguments) > 3 and arguments[3] else 1
+        return _changed(arguments, passes * named * rest, copies)
+    return rule
+
+
+def scatter(copies: bool) -> Rule:
+    """scatter(target, dim, index, source or value): only the elements that the index names are
+    written. An estimate: as if none of them shared a cache line with others.
+
+    Args:
+        copies: whether the target is copied first, and the copy changed.
+    """
+    def rule(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
+        return _changed(arguments, arguments[2].numel(), copies)
+    return rule
+
+
+def _changed(arguments: Sequence, elements: int, copies: bool) -> Work:
+    """Cost of changing some elements of a tensor.
+
+    Args:
+        arguments: the tensor, and all that is read.
+        elements: of the tensor, that are read or written.
+        copies: whether all of it is copied first.
+    """
+    target, *others = arguments
+    return Work(elements * target.element_size() + sum(map(moved, tensors(others)))
+                + 2 * copies * moved(target), kernels=1 + copies)
+
+
+def into_zeros(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
+    """The result is filled, and the first argument copied into a part of it, as in slice_backward
+    (ATen/native/TensorShape.cpp) and constant_pad_nd (ATen/native/PadNd.cpp)."""
+    return Work(2 * moved(arguments[0]) + sum(map(moved, results)), kernels=2)
+
+
+def group_norm(whole: int, kernels: int) -> Rule:
+    """Cost of group normalization: the statistics, or their gradients, take a pass of their own
+    over the activations (ATen/native/cuda/group_norm_kernel.cu).
+
+    Args:
+        whole: how many arguments, the first ones, are as large as the activations.
+        kernels: launches, with a weight and a bias.
+    """
+    def rule(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
+        again = sum(map(moved, arguments[:whole]))
+        return Work(read_and_write(arguments, results).bytes + again, kernels)
+    return rule
 
 
 MULTI_TENSOR = (
     "add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "neg", "neg_", "sqrt", "sqrt_",
     "reciprocal", "reciprocal_", "maximum", "maximum_", "minimum", "minimum_", "pow", "abs",
-    "clamp_max_", "clamp_min_", "exp", "zero_", "sign", "rsqrt_")
+    "clamp_max_", "clamp_min_", "exp", "sign", "rsqrt_")
 FUSED_RULES: dict[str, Rule] = {
     "aten._scaled_dot_product_flash_attention": attention(2, 4),
     "aten._scaled_dot_product_flash_attention_backward": attention(5, 11),
@@ -111,30 +226,43 @@ FUSED_RULES: dict[str, Rule] = {
     "aten._scaled_mm": scaled_product,
     "aten.convolution": convolution,
     "aten.convolution_backward": convolution_backward,
-    "aten._foreach_norm": multi_tensor(passes=2),
+    "aten._foreach_norm": foreach_norm,
+    "aten._foreach_copy_": multi_tensor(read=False),
+    "aten._foreach_zero_": multi_tensor(read=False),
     "aten._amp_foreach_non_finite_check_and_unscale_": multi_tensor(),
-    "aten._fused_adam_": multi_tensor((0, 2, 3)), "aten._fused_adamw_": multi_tensor((0, 2, 3)),
-    "aten._fused_sgd_": multi_tensor((0, 2)), "aten._fused_adagrad_": multi_tensor((0, 2)),
+    "aten._fused_adam_": multi_tensor((0, 2, 3, 4), steps=True),
+    "aten._fused_adamw_": multi_tensor((0, 2, 3, 4), steps=True),
+    "aten._fused_sgd_": multi_tensor((0, 2)),
+    "aten._fused_adagrad_": multi_tensor((0, 2), steps=True),
     "aten.embedding_dense_backward": lambda a, r: Work(2 * moved(a[0]) + sum(map(moved, r))),
+    "aten.scatter": scatter(True), "aten.scatter_": scatter(False),
+    "aten.index_put": index_put(True), "aten.index_put_": index_put(False),
+    # An estimate for sort and topk: CUDA sorts long rows in more passes, by the width of the type.
     "aten.cumsum": two_passes, "aten.sort": two_passes, "aten.topk": two_passes,
-    "aten.index": lookup, "aten.prod": two_passes, "aten.var_mean": two_passes,
+    "aten.prod": two_passes, "aten.var_mean": two_passes,
+    "aten.index": lambda a, r: lookup(a, r)._replace(
+        bytes=2 * sum(map(moved, r)) + sum(map(moved, tensors([a[1]])))),
+    "aten.native_group_norm": group_norm(1, 3),
+    "aten.native_group_norm_backward": group_norm(2, 4),
 }
 FUSED_RULES |= {f"aten._foreach_{name}": multi_tensor() for name in (
-    *MULTI_TENSOR, "copy_", "lerp_", "addcmul_", "addcdiv_", "addcmul", "addcdiv", "lerp")}
+    *MULTI_TENSOR, "lerp_", "addcmul_", "addcdiv_", "addcmul", "addcdiv", "lerp")}
+FUSED_RULES |= dict.fromkeys((
+    "aten.slice_backward", "aten.select_backward", "aten.diagonal_backward", "aten.unfold_backward",
+    "aten.constant_pad_nd"), into_zeros)
+# Estimates: one kernel that reads every operand once and writes every result once. Normalizations,
+# whose statistics take a pass of their own where a row does not fit on the chip, can cost more.
 FUSED_RULES |= dict.fromkeys((
     "aten.native_dropout", "aten.native_dropout_backward", "aten._safe_softmax", "aten.tril",
-    "aten.tril_", "aten.slice_backward", "aten.select_backward", "aten.constant_pad_nd",
-    "aten._amp_update_scale_", "aten._chunk_cat", "aten.split_with_sizes_copy", "aten.scatter",
-    "aten.scatter_", "aten.index_put_", "aten.index_put", "aten.repeat", "aten.flip", "aten.roll",
-    "aten.std", "aten.var", "aten.min", "aten.amin", "aten.argmax", "aten.all", "aten.logsumexp",
-    "aten.native_batch_norm", "aten.native_batch_norm_backward", "aten.native_group_norm",
-    "aten.native_group_norm_backward", "aten.max_pool2d_with_indices", "aten.avg_pool2d",
-    "aten.max_pool2d_with_indices_backward", "aten.avg_pool2d_backward", "aten.one_hot",
-    "aten._adaptive_avg_pool2d", "aten._adaptive_avg_pool2d_backward", "aten.unfold_backward",
-    "aten._fused_rms_norm", "aten._fused_rms_norm_backward", "aten.diagonal_backward",
-    "aten.embedding_renorm_", "aten.multinomial", "aten.histc", "aten.unfold_copy",
-    "aten.nll_loss2d_forward", "aten.nll_loss2d_backward", "aten.masked_scatter",
-    "fsdp.all_gather_copy_in", "fsdp.split_with_sizes_copy", "fsdp.chunk_cat"), read_and_write)
+    "aten.tril_", "aten._amp_update_scale_", "aten._chunk_cat", "aten.split_with_sizes_copy",
+    "aten.repeat", "aten.flip", "aten.roll", "aten.std", "aten.var", "aten.min", "aten.amin",
+    "aten.argmax", "aten.all", "aten.logsumexp", "aten.native_batch_norm",
+    "aten.native_batch_norm_backward", "aten.max_pool2d_with_indices", "aten.avg_pool2d",
+    "aten.max_pool2d_with_indices_backward", "aten.avg_pool2d_backward",
+    "aten._adaptive_avg_pool2d", "aten._adaptive_avg_pool2d_backward",
+    "aten._fused_rms_norm_backward", "aten.embedding_renorm_", "aten.multinomial", "aten.histc",
+    "aten.unfold_copy", "aten.masked_scatter", "fsdp.all_gather_copy_in",
+    "fsdp.split_with_sizes_copy", "fsdp.chunk_cat"), read_and_write)
 FUSED_RULES |= dict.fromkeys((
     "aten.randint", "aten.randn", "aten.rand", "aten.bernoulli_", "aten.rand_like",
     "aten.randn_like", "aten.random_", "aten.randperm", "aten.exponential_", "aten.eye",
@@ -142,9 +270,9 @@ FUSED_RULES |= dict.fromkeys((
 
 
 def rule_of(operation: torch._ops.OpOverload) -> Rule | None:
-    """The operation's rule; None where it has none."""
+    """Return the operation's rule, or None if it has none."""
     name = str(operation._overloadpacket)
-    rule = RULES.get(name) or FUSED_RULES.get(name)
+    rule = RULES.get(name) or FUSED_RULES.get(name) or LOSS_RULES.get(name)
     if rule is None and torch.Tag.pointwise in operation.tags:
         return read_and_write
     return rule

@@ -138,9 +138,8 @@ RULES: dict[str, Rule] = {
 RULES |= dict.fromkeys((
     "aten._to_copy", "aten.clone", "aten.cat", "aten.stack", "aten.native_layer_norm",
     "aten._softmax", "aten._softmax_backward_data", "aten._log_softmax",
-    "aten._log_softmax_backward_data", "aten.nll_loss_forward", "aten.nll_loss_backward",
-    "aten.mean", "aten.amax", "aten.any", "aten.max", "aten.triu_", "aten.triu", "aten.where",
-    "aten.masked_fill", "aten.masked_fill_",
+    "aten._log_softmax_backward_data", "aten.mean", "aten.amax", "aten.any", "aten.max",
+    "aten.triu_", "aten.triu", "aten.where", "aten.masked_fill", "aten.masked_fill_",
     "virtualgpu.dropout", "virtualgpu.dropout_backward", "virtualgpu.dropout_add"), read_and_write)
 RULES |= dict.fromkeys((
     "aten.zero_", "aten.fill_", "aten.full", "aten.zeros", "aten.ones", "aten.zeros_like",

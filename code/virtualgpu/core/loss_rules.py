@@ -1,0 +1,69 @@
+"""Cost of the kernels of loss functions (ATen/native/Loss.cpp and ATen/native/cuda/Loss.cu)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from virtualgpu.core.rules import Rule, Work, moved, read_and_write, tensors
+
+
+def elementwise(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
+    """mse_loss(input, target, .., reduction) and its like: one kernel, then the reduction."""
+    return _reduced(sum(map(moved, tensors(arguments))), 1, arguments[0], results[0])
+
+
+def with_logits(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
+    """binary_cross_entropy_with_logits(input, target, weight, pos_weight, reduction).
+
+    Its kernels are log_sigmoid and 1 - target, which read one operand, and a product and a
+    difference in place, which read two. `weight` is one more product in place. `pos_weight` is
+    decremented, then multiplied by the target, incremented in place, and multiplied in place.
+    """
+    weight, pos_weight = (*arguments[2:4], None, None)[:2]
+    weighted, positive = weight is not None, pos_weight is not None
+    passes = 2 + 2 + 3 + 2 + 3 * weighted + (2 + 2 + 3) * positive
+    size = passes * moved(arguments[0]) + 3 * sum(map(moved, tensors([pos_weight])))
+    return _reduced(size, 4 + weighted + 4 * positive, arguments[0], results[0])
+
+
+def _reduced(size: int, kernels: int, given: torch.Tensor, result: torch.Tensor) -> Work:
+    """Cost of a loss: a reduction, where there is one, reads what the last kernel wrote, in two
+    kernels, as aten.sum.
+
+    Args:
+        size: bytes that the kernels before move, but for the last one's result.
+        kernels: how many of them there are.
+        given: the input.
+        result: the loss.
+    """
+    if result.shape == given.shape:
+        return Work(size + moved(result), kernels)
+    return Work(size + 2 * moved(given) + moved(result), kernels + 2)
+
+
+def nll_loss(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
+    """nll_loss_forward(input, target, weight, ..): one element per target is read of the input."""
+    named = arguments[1].numel() * arguments[0].element_size()
+    return Work(named + sum(map(moved, tensors(arguments[1:]))) + sum(map(moved, results)))
+
+
+def nll_loss_backward(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
+    """nll_loss_backward(grad, input, target, weight, ..): the result is zeroed, and one element per
+    target written; the input is not read."""
+    grad, given, *others = arguments
+    named = arguments[2].numel() * given.element_size()
+    read = moved(grad) + sum(map(moved, tensors(others)))
+    return Work(read + sum(map(moved, results)) + named, kernels=2)
+
+
+LOSS_RULES: dict[str, Rule] = {
+    "aten.binary_cross_entropy_with_logits": with_logits,
+    "aten.nll_loss_forward": nll_loss, "aten.nll_loss_backward": nll_loss_backward,
+    "aten.nll_loss2d_forward": nll_loss, "aten.nll_loss2d_backward": nll_loss_backward,
+}
+LOSS_RULES |= {f"aten.{name}": elementwise for name in (
+    "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy")}
+LOSS_RULES |= {f"{name}_backward": read_and_write for name in (
+    "aten.mse_loss", "aten.smooth_l1_loss", "aten.huber_loss", "aten.binary_cross_entropy")}

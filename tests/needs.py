@@ -53,6 +53,7 @@ NEEDS = {
     "slurm": Need("Slurm is not installed", "lab install-slurm"),
     "accounting": Need("slurmdbd or MariaDB is not installed", "lab install-slurm --accounting"),
     "packages": Need("Debian's packages cannot be downloaded", "connect to the network"),
+    "package index": Need("pip does not reach a package index", "connect to the network"),
     "namespaces": Need("nodes cannot have networks of their own here (only loopback mode was "
                        "tested)", "allow unprivileged user namespaces"),
     "cgroups": Need("control groups cannot be created here",

@@ -14,8 +14,9 @@ FP16, BF16 = "--fp16 --initial-loss-scale 524288", "--bf16"  # fp16: the first 2
 BUCKETS, OVERLAP = "--ddp-bucket-size 1001", "--overlap-grad-reduce"
 LAYOUTS = [(2, ""), (2, f"{TP} 2"), (2, f"{TP} 2 {SP}"), (2, ZERO), (2, PP2),
            (4, f"{TP} 2 {SP} {ZERO}")]
-# How far the rounding of sums in another order carries: (loss, norm), relative.
-BOUNDS = {FP16: (1e-4, 5e-3), BF16: (5e-4, 1e-2)}
+# (loss, norm): twice the largest relative difference that summing in another order was measured to
+# make within these steps.
+BOUNDS = {FP16: (1e-5, 6e-4), BF16: (3e-4, 4e-3)}
 SAME_BITS = [(2, BUCKETS), (4, f"{PP2} {ZERO} --schedule zb-h1"), (4, f"{TP} 2 {SP} {ZERO} {FP16}")]
 POISONED = [(2, f"{FP16} {TP} 2 poison"), (2, f"{FP16} {ZERO} poison"),
             (4, f"{FP16} {TP} 2 {ZERO} poison")]
@@ -52,21 +53,25 @@ def results():
     return Results(cases)
 
 
+def assert_close(ranks, alone, precision):
+    """Every rank skips the steps that one process skips; the others agree within the bounds."""
+    assert sum(alone["advanced"]) > 3
+    bounds = dict(zip(("loss", "norm"), BOUNDS[precision], strict=True))
+    for rank in ranks:
+        assert rank["advanced"] == alone["advanced"] and rank["scale"] == alone["scale"]
+        for name in ("loss", "norm") if rank["last"] else ("norm",):
+            for step, advanced in enumerate(alone["advanced"]):
+                if advanced:
+                    assert rank[name][step] == pytest.approx(alone[name][step],
+                                                             rel=bounds[name], abs=0)
+
+
 @pytest.mark.parametrize("ranks, layout", soak_four(LAYOUTS))
 @pytest.mark.parametrize("precision", BOUNDS)
 def test_a_layout_equals_one_process_within_the_type_s_rounding(results, precision, ranks, layout):
     (alone,) = results[1, precision]
-    for rank in results[ranks, f"{precision} {layout}".strip()]:
-        assert rank["advanced"] == alone["advanced"] and rank["scale"] == alone["scale"]
-        assert precision == BF16 or 0 in alone["advanced"]
-        assert sum(alone["advanced"]) > 3
-        names = ("loss", "norm") if rank["last"] else ("norm",)
-        bounds = dict(zip(("loss", "norm"), BOUNDS[precision], strict=True))
-        for name in names:
-            for step in range(STEPS):
-                if alone["advanced"][step]:
-                    assert rank[name][step] == pytest.approx(alone[name][step],
-                                                             rel=bounds[name], abs=0)
+    assert precision == BF16 or 0 in alone["advanced"]
+    assert_close(results[ranks, f"{precision} {layout}".strip()], alone, precision)
 
 
 @pytest.mark.parametrize("precision", BOUNDS)
@@ -80,10 +85,11 @@ def test_the_distributed_optimizer_saves_what_the_formula_says(results, precisio
 
 
 def test_the_scale_follows_megatron_s_rules_from_2_to_the_32():
-    """The layouts' own scales are those of one process: see above."""
-    ((rank,),) = run(1, [FROM_2_TO_THE_32], 20).values()
-    assert rank["advanced"][:10] == [0] * 10 and sum(rank["advanced"]) > 2
-    assert rank["scale"] == scales([not good for good in rank["advanced"]])
+    ((alone,),) = run(1, [FROM_2_TO_THE_32], 20).values()
+    assert alone["advanced"][:10] == [0] * 10
+    assert alone["scale"] == scales([not good for good in alone["advanced"]])
+    (ranks,) = run(2, [f"{FROM_2_TO_THE_32} {ZERO}"], 20).values()
+    assert_close(ranks, alone, FP16)
 
 
 def test_the_comparison_sees_gradients_that_stay_scaled(results):

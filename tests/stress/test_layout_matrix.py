@@ -22,11 +22,9 @@ MORE = [
     (2, f"{PP2} --schedule zb-h1", MODELS["other widths"]),
     (4, f"{TP} 2", MODELS["other widths"]),
     (4, f"{PP4} --balance 1-4-1-2 --schedule gpipe", MODELS["deep"]),
-    (4, f"{PP4} --schedule zb-h1", MODELS["few"]),
     *((4, f"{PP2} {how}", MODELS["8 micro-batches"]) for how in ("--schedule zb-h1",
                                                                  "--balance 0-4")),
-    *((4, f"{PP2} {TP} 2 {how}".strip(), MODELS["few, shallow"]) for how in (
-        "", f"--balance 0-2 {SP}"))]
+    (4, f"{PP2} {TP} 2", MODELS["few, shallow"])]
 RECOMPUTE = ("", "--recompute-activations",
              "--recompute-granularity full --recompute-method uniform")
 

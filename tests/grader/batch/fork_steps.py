@@ -45,11 +45,21 @@ def talk(log: str) -> dict[str, Any]:
     return found | {"pid": fork.pid, "code": code, "noise": Path(log).read_text()}
 
 
-def killed(log: str) -> int:
-    """The code of a fork that is killed while it waits."""
+def signaled(log: str, how: str) -> int:
+    """Return the exit code of a fork that is signaled while it waits.
+
+    Args:
+        log: takes the fork's standard error.
+        how: the method of Fork that sends the signal.
+    """
+    def waits() -> None:
+        print("waiting", flush=True)
+        signal.pause()
+
     with open(log, "ab") as file:
-        fork = Fork(signal.pause, file)
-    fork.kill()
+        fork = Fork(waits, file)
+    assert fork.stdout.readline() == b"waiting\n"  # by now its signal handlers are installed
+    getattr(fork, how)()
     return fork.wait(60)
 
 

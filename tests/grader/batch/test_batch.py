@@ -14,7 +14,7 @@ from lab.cli import main
 from labcore.errors import LabError
 from tests.grader import small_lab
 from tests.grader.batch.test_merge import Desk
-from tests.grader.conftest import new_course, run, submit, table
+from tests.grader.conftest import run, submit, table
 from tests.grader.small_lab import RIGHT, WRONG, answered
 
 NAME = small_lab.NAME
@@ -54,16 +54,6 @@ def test_a_new_submission_takes_the_old_score_out_of_the_table_at_once(desk):
     assert (desk.row()["score"], desk.row()["reason"]) == (
         "", "submitted again since it was graded")
     assert desk.row("bob")["score"] == "5.0"
-
-
-@pytest.mark.stress  # test_attempt has every kind of such a failure
-def test_a_setup_cell_that_fails_leaves_ungraded(tmp_path, released):
-    course = new_course(tmp_path, setup="import no_such_module")
-    submit(course, "ada", answered(released))
-    assert run(course, "grade", NAME).returncode == 0
-    row = table(course.root / "grades.csv")["ada"]
-    assert row["state"] == "ungraded"
-    assert "`import no_such_module` failed: ModuleNotFoundError" in row["reason"]
 
 
 @pytest.mark.slow

@@ -27,8 +27,9 @@ def test_a_fork_has_its_pipes_the_log_and_a_session_of_its_own(tmp_path):
                   if not one.startswith("/proc/")) == [str(tmp_path / "log"), "pipe", "pipe"]
 
 
-def test_a_fork_that_is_killed_has_the_signals_code(tmp_path):
-    assert alone(fork_steps.killed, str(tmp_path / "log")) == -signal.SIGKILL
+@pytest.mark.parametrize("how, code", [("kill", -signal.SIGKILL), ("terminate", -signal.SIGTERM)])
+def test_a_fork_that_a_signal_ends_has_the_signals_code(tmp_path, how, code):
+    assert alone(fork_steps.signaled, str(tmp_path / "log"), how) == code
 
 
 def test_a_fork_whose_check_was_interrupted_goes_on_as_a_program(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import datetime
 import os
 import signal
@@ -50,8 +51,7 @@ def processes(parent: int) -> set[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(
-    signal.SIGTERM, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_who_is_stopped_keeps_what_was_graded_and_no_older_score(course, grade, released, number):
     submit(course, "ada", answered(released))
     submit(course, "bob", answered(released))
@@ -118,27 +118,51 @@ def test_a_damaged_record_is_said_kept_and_made_again(course, released, text):
     assert Submission(course, NAME, "ada").record == record
 
 
-def grade_again(desk) -> None:
-    desk.merge(desk.result("ada", small_lab.WRONG, scores={"batch-check": 0.0,
-                                                           "script-check": 2.0}))
-
-
-def autograde_again(desk) -> None:
-    submit(desk.course, "ada", answered(desk.released, small_lab.WRONG))
-    done = run(desk.course, "autograde", NAME, "--student", "ada", "--force", program="nbgrader")
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("again", [grade_again, autograde_again])
-def test_a_score_given_by_hand_is_not_the_new_versions(desk, again):
-    course = desk.course
+def scored_by_hand(desk) -> None:
+    """Enter a score and a comment for ada as formgrader does; then she submits a wrong answer."""
     desk.merge(desk.result())
-    with records.gradebook(course) as book:
+    with records.gradebook(desk.course) as book:
         book.find_grade("batch-check", NAME, NAME, "ada").manual_score = 3
         book.find_comment("batch", NAME, NAME, "ada").manual_comment = "Well done."
         book.db.commit()
-    again(desk)
+    submit(desk.course, "ada", answered(desk.released, small_lab.WRONG))
+
+
+def set_points(course, points: int) -> Path:
+    """Change the points of a check, and return the lab's source."""
+    source = small_lab.source()
+    small_lab.find(source, "batch-check").metadata.nbgrader.points = points
+    return small_lab.put(source, course.notebook("source", NAME))
+
+
+@pytest.mark.slow
+def test_one_run_grades_a_changed_lab_and_new_versions_and_names_a_setup_that_fails(desk):
+    course, broken = desk.course, "91_broken"
+    desk.merge(desk.result("bob"))
+    scored_by_hand(desk)
+    set_points(course, 10)
+    small_lab.put(small_lab.source("import no_such_module"), course.notebook("source", broken))
+    small_lab.put(answered(desk.released), course.notebook("submitted", broken, "ada"))
+    done = run(course, "grade", "--all")
+    assert done.returncode == 0, done.stderr
+    with (course.root / "grades.csv").open() as file:
+        rows = {(row["lab"], row["student"]): row for row in csv.DictReader(file)}
+    ada, bob, failed = (rows[key] for key in ((NAME, "ada"), (NAME, "bob"), (broken, "ada")))
+    assert (ada["state"], ada["score"], ada["max_score"]) == ("graded", "2.0", "12.0")
+    assert (bob["state"], bob["score"], bob["max_score"]) == ("graded", "12.0", "12.0")
+    assert (failed["state"], failed["score"]) == ("ungraded", "")
+    assert "`import no_such_module` failed: ModuleNotFoundError" in failed["reason"]
+    record = Submission(course, NAME, "ada").record
+    assert record.set_aside == {"batch-check": [3.0, None], "comment on batch": "Well done."}
+    assert byhand.SET_ASIDE in record.notes
+
+
+@pytest.mark.slow
+def test_a_score_given_by_hand_is_not_the_new_versions(desk):
+    course = desk.course
+    scored_by_hand(desk)
+    done = run(course, "autograde", NAME, "--student", "ada", "--force", program="nbgrader")
+    assert done.returncode == 0, done.stderr
     assert records.state(Submission(course, NAME, "ada")) == ("graded", "")
     with records.gradebook(course) as book:
         submission = book.find_submission(NAME, "ada")
@@ -182,9 +206,7 @@ def test_a_lab_that_was_changed_has_no_scores_until_all_are_graded_again(desk):
     course = desk.course
     desk.merge(desk.result("ada"))
     desk.merge(desk.result("bob"))
-    source = small_lab.source()
-    small_lab.find(source, "batch-check").metadata.nbgrader.points = 10
-    path = small_lab.put(source, course.notebook("source", NAME))
+    path = set_points(course, 10)
     os.utime(path, (1, 1))  # an older file, put back, is a change too
     assert assign.release(course, NAME)
     desk.plan = lab_plan.read(course, NAME)

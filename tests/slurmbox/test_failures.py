@@ -185,12 +185,15 @@ def test_loopback_mode_says_so_and_works(make_cluster, capsys):
     assert "loopback mode: all nodes share" in capsys.readouterr().out
     twin = subprocess.Popen(["sleep", "605"], env={  # a process of another cluster's first job
         "SLURM_JOB_ID": "1", "SLURMD_NODENAME": "slurmnode1", "LAB_CLUSTER_RUN": "/tmp/lab-other"})
-    done = here.run("srun -N2 -l bash -c 'echo $SLURMD_NODENAME $GLOO_SOCKET_IFNAME'")
-    assert here.until(lambda: not here.run("squeue -h").stdout)
-    assert twin.poll() is None  # the epilog spared it
-    twin.kill()
-    twin.wait()
-    assert sorted(done.stdout.splitlines()) == ["0: slurmnode1 lo", "1: slurmnode2 lo"]
+    try:
+        done = here.run("srun -N2 -l bash -c "
+                        "'echo $SLURM_JOB_ID $SLURMD_NODENAME $GLOO_SOCKET_IFNAME'")
+        assert here.until(lambda: not here.run("squeue -h").stdout)
+        assert twin.poll() is None  # the epilog spared it
+    finally:
+        twin.kill()
+        twin.wait()
+    assert sorted(done.stdout.splitlines()) == ["0: 1 slurmnode1 lo", "1: 1 slurmnode2 lo"]
     with pytest.raises(LabError, match="no link to shape"):
         lab(here, "link", "1gbit")
     with pytest.raises(LabError, match="no network cable"):

@@ -17,11 +17,13 @@ SHORT = "--seq-length 32 --iterations 2"
 
 @pytest.fixture(scope="module")
 def logs(course):
-    """{name: log} of two jobs of the same batches, submitted at once."""
-    commands = {"gpipe": "gpipe.sh --chunks 8", "four": "pipe_dream.sh"}
+    """{name: log} of three jobs of the same batches, submitted at once."""
+    commands = {"gpipe": "code/examples/gpipe.sh --chunks 8",
+                "four": "code/examples/pipe_dream.sh",
+                "two": "--ntasks-per-node=1 code/examples/pipe_dream.sh --balance 7,7"}
     numbers = {}
     for name, command in commands.items():
-        done = course.run(f"sbatch --parsable code/examples/{command} {SHORT}")
+        done = course.run(f"sbatch --parsable {command} {SHORT}")
         assert done.returncode == 0, done.stderr
         numbers[name] = done.stdout.strip()
     waiting = f"squeue -h -j {','.join(numbers.values())}"
@@ -31,7 +33,7 @@ def logs(course):
             for name, number in numbers.items()}
 
 
-def test_four_ranks_and_torchgpipe_train_as_one_process_does(course, logs, monkeypatch):
+def test_two_ranks_four_ranks_and_torchgpipe_train_as_one_process_does(course, logs, monkeypatch):
     monkeypatch.setenv("LAB_HOME", str(course.home))
     run = setting.read(pipe_dream.flags().parse_args(["--seq-length", "32"]))
     wanted = plain(run, 16, 2)
@@ -40,15 +42,15 @@ def test_four_ranks_and_torchgpipe_train_as_one_process_does(course, logs, monke
 
 
 def test_stages_print_their_order_and_keep_what_it_says(logs):
-    """Two stages, whose balance is a flag: test_pipe_dream.py."""
-    schedule = one_f_one_b(4, 8)
-    for stage, row in enumerate(to_text(schedule)):
-        assert f"stage {stage}: {row}\n" in logs["four"]
-    found = re.findall(r"^stage (\d): layers (\d+) to (\d+), .*?, (\S+) MB of act", logs["four"],
-                       re.M)
-    assert [int(stage) for stage, *_ in sorted(found)] == list(range(4))
+    for name, stages in (("two", 2), ("four", 4)):
+        for stage, row in enumerate(to_text(one_f_one_b(stages, 8))):
+            assert f"stage {stage}: {row}\n" in logs[name]
+    found = {name: sorted(re.findall(r"^stage (\d): layers (\d+) to (\d+), .*?, (\S+) MB of act",
+                                     log, re.M)) for name, log in logs.items()}
+    assert [stage for stage, *_ in found["two"]] == ["0", "1"]
+    assert [stage for stage, *_ in found["four"]] == ["0", "1", "2", "3"]
     # Stages 1 and 2 have equal layers: activations grow with the micro-batches in flight.
-    _, (_, first, last, peak), (_, _, _, later), _ = sorted(found)
-    kept = peak_live(schedule)
+    _, (_, first, last, peak), (_, _, _, later), _ = found["four"]
+    kept = peak_live(one_f_one_b(4, 8))
     assert (first, last) == ("4", "6")
     assert float(peak) / float(later) == pytest.approx(kept[1] / kept[2], rel=0.1)

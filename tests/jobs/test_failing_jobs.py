@@ -113,8 +113,9 @@ def test_a_killed_rank_takes_the_job_down_and_is_named(jobs):
 def test_a_rank_that_hangs_ends_the_job_within_the_timeout(jobs):
     job = jobs["hung"]
     assert job.ends(0.3 * 60 + 60).startswith("FAILED")
-    assert re.search(r"^\[rank 0\] error: lost contact with another rank \([Tt]imed out.*\); its "
-                     r"own message says why$", job.log, re.M), job.log[-3000:]
+    assert re.search(r"^\[rank 0\] error: lost contact with another rank \(Timed out waiting "
+                     r"18000ms for (recv|send) operation.*\); its own message says why$",
+                     job.log, re.M), job.log[-3000:]
     assert "task 0: Exited with exit code 1" in job.log
 
 

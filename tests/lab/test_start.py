@@ -156,6 +156,11 @@ def shut_down(port, token):
     urllib.request.urlopen(request, timeout=30).close()
 
 
+def cluster_is_up(home):
+    return subprocess.run([LAB, "cluster", "status"], env={**os.environ, "LAB_HOME": str(home)},
+                          capture_output=True).returncode == 0
+
+
 def test_after_a_kill_nothing_of_jupyter_stays_and_the_next_start_works(home):
     started = Started(home, real=True)
     started.address()
@@ -171,11 +176,15 @@ def test_after_a_kill_nothing_of_jupyter_stays_and_the_next_start_works(home):
     shut_down(port, token)
     _, err = second.process.communicate(timeout=60)
     assert second.process.returncode == 0, err
-    # The cluster outlived the kill, so the second start found it and left it running.
-    environment = {**os.environ, "LAB_HOME": str(home)}
-    assert subprocess.run([LAB, "cluster", "status"], env=environment,
-                          capture_output=True).returncode == 0
-    subprocess.run([LAB, "cluster", "down"], env=environment, check=True, capture_output=True)
+    # The cluster survived the kill, so the starts that find it leave it running.
+    assert cluster_is_up(home)
+    third = Started(home)
+    third.address()
+    code, out, err = third.stop()
+    assert code == 130, err
+    assert "Stopping the cluster" not in out and cluster_is_up(home)
+    subprocess.run([LAB, "cluster", "down"], env={**os.environ, "LAB_HOME": str(home)}, check=True,
+                   capture_output=True)
     assert not leftovers(home)
 
 

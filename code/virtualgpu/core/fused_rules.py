@@ -237,6 +237,8 @@ FUSED_RULES: dict[str, Rule] = {
     "aten.embedding_dense_backward": lambda a, r: Work(2 * moved(a[0]) + sum(map(moved, r))),
     "aten.scatter": scatter(True), "aten.scatter_": scatter(False),
     "aten.index_put": index_put(True), "aten.index_put_": index_put(False),
+    # The rank's shards are copied into its part of the all-gather's output.
+    "fsdp.all_gather_copy_in": lambda a, r: Work(2 * sum(map(moved, a[0]))),
     # An estimate for sort and topk: CUDA sorts long rows in more passes, by the width of the type.
     "aten.cumsum": two_passes, "aten.sort": two_passes, "aten.topk": two_passes,
     "aten.prod": two_passes, "aten.var_mean": two_passes,
@@ -261,8 +263,8 @@ FUSED_RULES |= dict.fromkeys((
     "aten.max_pool2d_with_indices_backward", "aten.avg_pool2d_backward",
     "aten._adaptive_avg_pool2d", "aten._adaptive_avg_pool2d_backward",
     "aten._fused_rms_norm_backward", "aten.embedding_renorm_", "aten.multinomial", "aten.histc",
-    "aten.unfold_copy", "aten.masked_scatter", "fsdp.all_gather_copy_in",
-    "fsdp.split_with_sizes_copy", "fsdp.chunk_cat"), read_and_write)
+    "aten.unfold_copy", "aten.masked_scatter", "fsdp.split_with_sizes_copy", "fsdp.chunk_cat"),
+    read_and_write)
 FUSED_RULES |= dict.fromkeys((
     "aten.randint", "aten.randn", "aten.rand", "aten.bernoulli_", "aten.rand_like",
     "aten.randn_like", "aten.random_", "aten.randperm", "aten.exponential_", "aten.eye",

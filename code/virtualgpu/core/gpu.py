@@ -35,6 +35,7 @@ from virtualgpu.core.plan import (
     needs_values,
     nested,
     refuse_other_devices,
+    results_in_place,
     to_meta,
 )
 from virtualgpu.core.rules import Work, is_free, moved, read_and_write, tensors
@@ -171,10 +172,10 @@ class VirtualGpu(TorchDispatchMode):
         name = str(func._overloadpacket)
         if is_free(func):
             return Plan(specs, changed, name, 0.0, 0, False)
-        produced = ([changed_tensor(args, kwargs, changed)] if changed is not None else
+        produced = (results_in_place(args, kwargs, changed) if changed is not None else
                     list(nested(make(specs))))
         crossing = sum(moved(item) for item in operands if item.dim() and not self.holds(item))
-        seconds, work = self.cost(func, args, tensors(produced), crossing)
+        seconds, work = self.cost(func, args, produced, crossing)
         return Plan(specs, changed, name, seconds, work.kernels, rule_of(func) is None, work)
 
     def cost(self, func: torch._ops.OpOverload, args: Sequence, produced: Sequence[torch.Tensor],

@@ -169,6 +169,17 @@ def changed_tensor(args: Sequence, kwargs: dict, changed: int | str) -> torch.Te
     return kwargs[changed] if isinstance(changed, str) else args[changed]
 
 
+def results_in_place(args: Sequence, kwargs: dict, changed: int | str) -> list[torch.Tensor]:
+    """Return the tensors that an operation returns in place of new ones, or writes as its `out`.
+
+    Args:
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        changed: as changed_argument found.
+    """
+    return tensors([kwargs.get("out") if changed == -1 else changed_tensor(args, kwargs, changed)])
+
+
 def to_meta(value):
     """The same argument with its tensors on meta."""
     if isinstance(value, torch.Tensor):

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 
 from virtualgpu.core import shapes
-from virtualgpu.core.plan import Kind, changed_argument, changed_tensor, kind_of
+from virtualgpu.core.plan import Kind, changed_argument, kind_of, results_in_place
 from virtualgpu.core.rules import is_free, moved, tensors
 from virtualgpu.net.messages import dtype_name
 from virtualgpu.replay import fields
@@ -147,7 +147,7 @@ def _derive(func: torch._ops.OpOverload, args: list, kwargs: dict, operands: lis
     elif fresh:
         raise BadRecord(f"{where}: works in place and returns nothing new")
     else:
-        produced = tensors([changed_tensor(args, kwargs, changed)])
+        produced = results_in_place(args, kwargs, changed)
     writes = {argument.name: argument.alias_info is not None and argument.alias_info.is_write
               for argument in func._schema.arguments}
     written = [writes[name] for name, value in

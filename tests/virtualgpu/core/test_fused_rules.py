@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed.fsdp  # registers its operations
 import torch.nn.functional as F
 
 from virtualgpu.core.fused_rules import FUSED_RULES
@@ -171,6 +172,15 @@ COUNTS = {
     # Tensors of 6 and 4 rows in two chunks: [2, 3 x 10 + 2 x 10].
     "aten._chunk_cat": (lambda: aten._chunk_cat([x(), meta(4, 10)], 0, 2), 240 + 160 + 400),
     "aten.split_with_sizes_copy": (lambda: aten.split_with_sizes_copy(x(), [2, 4]), 480),
+    # FSDP2. Shards of 10 and 20 elements are copied into one rank's part of an output of four.
+    "fsdp.all_gather_copy_in": (lambda: torch.ops.fsdp.all_gather_copy_in(
+        [meta(10), meta(20)], meta(120), [10, 20], 30, 1), 120 + 120),
+    "fsdp.split_with_sizes_copy": (lambda: torch.ops.fsdp.split_with_sizes_copy(
+        meta(2, 30), [10, 20], 1, out=[meta(2, 10), meta(2, 20)]), 240 + 240),
+    # As _chunk_cat, from bf16 to fp32.
+    "fsdp.chunk_cat": (lambda: torch.ops.fsdp.chunk_cat(
+        [meta(6, 10, dtype=HALF), meta(4, 10, dtype=HALF)], 0, 2, out=meta(2, 50)),
+        120 + 80 + 400),
     # Weight, bias, and running statistics; the batch's statistics are results.
     "aten.native_batch_norm": (lambda: F.batch_norm(
         meta(*IMAGE), meta(3), meta(3), meta(3), meta(3), training=True),
@@ -257,9 +267,9 @@ def test_the_bytes_and_launches_of(name):
 
 
 def test_every_rule_is_counted():
-    """Here, in the tests above, in test_multi_tensor_rules.py, or, of FSDP2, by its own tests."""
+    """Here, in the tests above, or in test_multi_tensor_rules.py."""
     others = {name for name in FUSED_RULES if any(part in name for part in (
-        "attention", "convolution", "_scaled_mm", "_foreach", "_fused_ad", "_fused_sgd", "fsdp."))}
+        "attention", "convolution", "_scaled_mm", "_foreach", "_fused_ad", "_fused_sgd"))}
     assert {*COUNTS, *WRITTEN} == {*FUSED_RULES} - others
     assert not {*FUSED_RULES} & {*RULES} and not {*LOSS_RULES} & {*RULES, *FUSED_RULES}
 

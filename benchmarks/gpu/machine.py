@@ -1,0 +1,48 @@
+"""What the results were measured on: GPUs, driver, libraries, topology."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+
+QUERY = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,power.limit",
+         "--format=csv,noheader"]
+
+
+def cuda_problem() -> str | None:
+    """Return why nothing here can run on a GPU; None where torch finds one."""
+    import torch
+
+    if torch.cuda.is_available():
+        return None
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is a build without CUDA"
+    return f"torch {torch.__version__} finds no CUDA device"
+
+
+def describe() -> dict[str, str]:
+    """Return the header of a result, in the order in which it is shown."""
+    import torch
+
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available(
+        ) else "none"
+    return {
+        "GPUs": ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)),
+        "nvidia-smi (name, driver, memory, power limit)": output(QUERY),
+        "compute capability": ".".join(map(str, torch.cuda.get_device_capability(0))),
+        "torch": torch.__version__, "CUDA (of torch)": str(torch.version.cuda), "NCCL": nccl,
+        "Python": platform.python_version(), "kernel": platform.release(),
+        "CPU cores": str(len(os.sched_getaffinity(0))),
+        "topology (nvidia-smi topo -m)": output(["nvidia-smi", "topo", "-m"]),
+    }
+
+
+def output(command: list[str]) -> str:
+    """Return what a command prints, or why it cannot be run."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"unknown ({error})"
+    return (done.stdout or done.stderr).strip()

@@ -1,0 +1,108 @@
+"""Run parts one after the other, each in a process of its own: none can stop the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.gpu.parts import Part
+from benchmarks.gpu.result import Result
+
+ROOT = Path(__file__).resolve().parents[2]
+GRACE = 10.0  # seconds between asking a part to end and killing it
+LAST_LINES = 12  # of a part's log, shown where it crashed
+
+
+@dataclass
+class Outcome:
+    """What became of one part.
+
+    Attributes:
+        title: the part's title.
+        finished: when it ended, in UTC.
+        seconds: its elapsed time.
+        result: what it returned; a crash or a timeout is one of its failures.
+    """
+
+    title: str
+    finished: str
+    seconds: float
+    result: Result = field(default_factory=Result)
+
+
+def run_parts(parts: Iterable[Part], folder: Path, quick: bool = False) -> dict[str, Outcome]:
+    """Run the parts, and print one line for each when it is done.
+
+    Args:
+        parts: which, in this order.
+        folder: where PART.log, the output of each, is written.
+        quick: shorter runs.
+    """
+    outcomes = {}
+    for part in parts:
+        print(f"{part.name}: {part.title} (at most {part.limit:g} s; log: "
+              f"{folder / part.name}.log)", flush=True)
+        outcome = outcomes[part.name] = run_part(part, folder / f"{part.name}.log", quick)
+        failures = outcome.result.failures
+        print(f"{part.name}: {f'FAILED ({len(failures)})' if failures else 'passed'} in "
+              f"{outcome.seconds:.0f} s", *(f"  - {failure}" for failure in failures),
+              sep="\n", flush=True)
+    return outcomes
+
+
+def run_part(part: Part, log: Path, quick: bool) -> Outcome:
+    """Run one part to its end or its time limit, and collect its result."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        saved = Path(name) / "result.json"
+        with open(log, "w") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.gpu.part", part.module, str(saved),
+                 *(["--quick"] if quick else [])], cwd=ROOT, env=environment(), stdout=file,
+                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True)
+            try:
+                code = process.wait(part.limit)
+                wrong = f"exit code {code}" if code else None
+            except subprocess.TimeoutExpired:
+                wrong = f"stopped at its time limit of {part.limit:g} s"
+            finally:
+                end_session(process)
+        result = Result()
+        if wrong is None:
+            try:
+                result = Result.from_json(saved.read_text())
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                wrong = f"its result cannot be read ({error})"
+    if wrong is not None:
+        result.failures.append(f"{part.name}: {wrong}; the last lines of its log:\n"
+                               + "\n".join(log.read_text(errors="replace").splitlines()
+                                           [-LAST_LINES:]))
+    return Outcome(part.title, f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+                   time.monotonic() - started, result)
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a part: the checkout's packages come first."""
+    path = [str(ROOT / "code"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path)),
+            "PYTHONUNBUFFERED": "1"}
+
+
+def end_session(process: subprocess.Popen) -> None:
+    """End a part and every process that it started in its session."""
+    for number, patience in ((signal.SIGTERM, GRACE), (signal.SIGKILL, None)):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(patience)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue

@@ -1,0 +1,124 @@
+"""Step time, MFU, and peak memory of whole models, beside what virtual GPUs say"""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from benchmarks.gpu.result import Result, Table
+from benchmarks.gpu.trainer import Run, TrainerFailed, data_flags, train
+from virtualgpu.core import cards
+from virtualgpu.core.card import Card
+
+LIMIT = 600
+ITERATIONS, WARM = 10, 4  # the median counts the steps from number WARM on
+LENGTH = 1024
+COMMON = ("--eval-iters 0 --lr 1e-4 --log-interval 1 --hidden-dropout 0 --attention-dropout 0 "
+          "--make-vocab-size-divisible-by 50304 --log-throughput ")
+SIZES = {  # GPT-2 small and medium (Radford et al. 2019), GPT-3 XL (Brown et al. 2020)
+    "124M": "--num-layers 12 --hidden-size 768 --num-attention-heads 12",
+    "350M": "--num-layers 24 --hidden-size 1024 --num-attention-heads 16",
+    "1.3B": "--num-layers 24 --hidden-size 2048 --num-attention-heads 16",
+}
+PRECISIONS = {"fp32": "", "TF32": "", "bf16": "--bf16", "fp16": "--fp16"}
+FLASH = "--use-flash-attn"
+TF32 = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}  # cuBLAS only, which is all that multiplies here
+COLUMNS = ["model", "precision", "tokens/s", "step (ms)", "virtual step (ms)", "step error", "MFU",
+           "allocated (GB)", "virtual allocated (GB)", "allocated error", "reserved (GB)",
+           "virtual reserved (GB)", "reserved error"]
+
+
+def sequences(length: int, micro: int, batch: int, iterations: int = ITERATIONS) -> str:
+    """Return the flags of the batch: `batch` sequences of `length`, `micro` at a time."""
+    return (f"--seq-length {length} --max-position-embeddings {length} --micro-batch-size {micro} "
+            f"--global-batch-size {batch} --train-iters {iterations} ")
+
+
+def cases(quick: bool) -> dict[tuple[str, str], str]:
+    """Return the flags of each row by (model, precision)."""
+    rows = {("1.3B, flash attention", "bf16"): (
+        f"{SIZES['1.3B']} --bf16 {FLASH} {sequences(2048, 4, 16)}")}
+    if quick:
+        return rows
+    for size, micro in (("124M", 8), ("350M", 8)):
+        for precision, flags in PRECISIONS.items():
+            rows[f"{size}, flash attention", precision] = (
+                f"{SIZES[size]} {flags} {FLASH} {sequences(LENGTH, micro, 2 * micro)}")
+    rows["124M, core attention", "bf16"] = f"{SIZES['124M']} --bf16 {sequences(LENGTH, 8, 16)}"
+    rows["1.3B, full recomputation", "bf16"] = (
+        f"{SIZES['1.3B']} --bf16 {FLASH} --recompute-granularity full --recompute-method uniform "
+        f"{sequences(2048, 4, 8)}")
+    return rows
+
+
+def run(quick: bool) -> Result:
+    """Train each model on GPU 0 and on its virtual twin."""
+    product, result = torch.cuda.get_device_name(0), Result()
+    card = cards.card_of(product)
+    result.notes += [
+        "Medians of steps 4 to 10 of one run per row. A step includes the time between its kernels "
+        "and the batches' transfer. MFU: model FLOPs (causal attention counts half) over the data "
+        "sheet's dense peak.",
+        "TF32 is switched on in cuBLAS; fp32 rows compute in full fp32. GB are 10^9 bytes of "
+        "PyTorch's peaks (allocated, reserved).",
+        f"Virtual rows: the same command line with --device virtual:{card.name}." if card else
+        f"No virtual GPU models a {product}: its columns are empty."]
+    table = Table(f"The trainer on one {product}", COLUMNS)
+    result.tables.append(table)
+    with data_flags() as data:
+        flags = {key: COMMON + data + row for key, row in cases(quick).items()}
+        twins = virtual_runs(card, flags, result) if card else {}
+        for (model, precision), words in flags.items():
+            try:
+                real = train(words, **(TF32 if precision == "TF32" else {}))
+            except TrainerFailed as error:
+                result.failures.append(f"{model}, {precision}: {error}")
+                continue
+            add(table, (model, precision), words, real, twins.get((model, precision)), card)
+    return result
+
+
+def virtual_runs(card: Card, flags: dict[tuple[str, str], str], result: Result
+                 ) -> dict[tuple[str, str], Run]:
+    """Run every row on a virtual GPU, several at once, before the real runs need the CPU."""
+    def one(key: tuple[str, str]) -> Run | None:
+        try:  # a virtual GPU has no flag for TF32
+            return None if key[1] == "TF32" else train(flags[key], f"virtual:{card.name}")
+        except TrainerFailed as error:
+            result.failures.append(f"{', '.join(key)}, on a virtual {card.name}: {error}")
+            return None
+
+    with ThreadPoolExecutor(4) as pool:
+        runs = pool.map(one, flags)
+        return {key: run for key, run in zip(flags, runs, strict=True) if run is not None}
+
+
+def add(table: Table, key: tuple[str, str], flags: str, real: Run, twin: Run | None,
+        card: Card | None) -> None:
+    """Add one row: measured, modeled, and the relative error of the model."""
+    step = real.milliseconds(WARM)
+    tokens = number(flags, "--global-batch-size") * number(flags, "--seq-length")
+    peak = card and card.tflops.get(key[1].lower())
+    rate = re.findall(r"model TFLOP/s per device: (\S+)", real.text)
+    # The log's rate is of its own step: the median step's is inverse to the time.
+    last = max(real.steps)
+    rate = float(rate[-1].rstrip(",")) * real.steps[last].milliseconds / step if rate else None
+    cells: list = [*key, round(1000 * tokens / step), step]
+    pairs = [(step, twin and twin.milliseconds(WARM)), (real.allocated, twin and twin.allocated),
+             (real.reserved, twin and twin.reserved)]
+    for at, (measured, modeled) in enumerate(pairs):
+        scale = 1 if at == 0 else 1e9
+        if at:
+            cells.append(measured and measured / scale)
+        cells += [modeled and modeled / scale,
+                  f"{modeled / measured - 1:+.1%}" if modeled and measured else None]
+        if at == 0:
+            cells.append(f"{rate / peak:.1%}" if rate and peak else None)
+    table.add(*cells)
+
+
+def number(flags: str, name: str) -> int:
+    """Return the value of a flag on a command line."""
+    return int(re.search(rf"{name} (\d+)", flags)[1])

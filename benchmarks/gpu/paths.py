@@ -17,7 +17,6 @@ from benchmarks.gpu.result import Result, Table
 from benchmarks.gpu.trainer import (
     SECONDS,
     Run,
-    TrainerFailed,
     data_flags,
     small_model,
     start,

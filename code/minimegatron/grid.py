@@ -21,6 +21,10 @@ from minimegatron import gloo
 from minimegatron.console import emit
 
 AXES = ("pp", "dp", "tp")
+# Before torch 2.13 both had other names, which it deprecates.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = (getattr(dist, "reduce_scatter_single", None)
+                         or dist.reduce_scatter_tensor)
 GROUPS = {"pp": ("pp",), "dp": ("dp",), "tp": ("tp",), "model": ("pp", "tp")}
 
 
@@ -50,14 +54,14 @@ class Group:
 
     def start_reduce_scatter(self, part: torch.Tensor, whole: torch.Tensor) -> dist.Work:
         """reduce_scatter into `part` that goes on while others compute; size > 1 only."""
-        return dist.reduce_scatter_single(part, whole, group=self.channel, async_op=True)
+        return reduce_scatter_single(part, whole, group=self.channel, async_op=True)
 
     def all_gather(self, part: torch.Tensor) -> torch.Tensor:
         """Every rank's `part` [n, ..], in the group's order: [size * n, ..]."""
         if self.channel is None:
             return part
         whole = part.new_empty(part.shape[0] * self.size, *part.shape[1:])
-        dist.all_gather_single(whole, part.contiguous(), group=self.channel)
+        all_gather_single(whole, part.contiguous(), group=self.channel)
         return whole
 
     def reduce_scatter(self, whole: torch.Tensor) -> torch.Tensor:
@@ -65,7 +69,7 @@ class Group:
         if self.channel is None:
             return whole
         part = whole.new_empty(whole.shape[0] // self.size, *whole.shape[1:])
-        dist.reduce_scatter_single(part, whole.contiguous(), group=self.channel)
+        reduce_scatter_single(part, whole.contiguous(), group=self.channel)
         return part
 
 

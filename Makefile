@@ -2,7 +2,7 @@
 PYTHON ?= python3
 RUN = $(PYTHON) tools/bootstrap.py
 
-.PHONY: lab build docs grade formgrader test test-fast image test-image oracle stress bench pictures lock clean
+.PHONY: lab build docs grade formgrader test test-fast image test-image oracle stress bench gpu pictures lock clean
 
 lab:  ## set up everything, start the cluster and JupyterLab
 	@$(RUN) lab start
@@ -49,6 +49,9 @@ stress:  ## hundreds of repeats
 bench:  ## the figures of docs/benchmarks.md
 	@$(RUN) python -m pip install --quiet --no-build-isolation --constraint requirements.lock --editable '.[bench]'
 	@$(RUN) python benchmarks/run.py
+
+gpu:  ## everything that needs CUDA, on the GPUs of this machine: gpu-results/gpu.md (GPU="--quick --parts mfu")
+	@$(RUN) python -m benchmarks.gpu $(GPU)
 
 pictures:  ## the guides' screenshots, in docs/pictures
 	@$(RUN) python tools/pictures.py

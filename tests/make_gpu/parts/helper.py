@@ -1,0 +1,1 @@
+"""No part: it defines no `run`."""

@@ -46,7 +46,7 @@ class Recorder:
     def __init__(self) -> None:
         self.pieces: list[list[tuple]] = []
         self.now: list[tuple] = []
-        seconds, launch, begin, meter = (VirtualGpu.seconds, VirtualGpu._launch,
+        seconds, launch, begin, meter = (VirtualGpu.seconds, VirtualGpu.launch,
                                          VirtualGroup.begin, stage_cost.Meter.run)
         recorder = self
 
@@ -69,7 +69,7 @@ class Recorder:
             recorder.pieces.append(recorder.now)
             return found
 
-        VirtualGpu.seconds, VirtualGpu._launch = listed, launched
+        VirtualGpu.seconds, VirtualGpu.launch = listed, launched
         VirtualGroup.begin, stage_cost.Meter.run = begun, metered
 
 

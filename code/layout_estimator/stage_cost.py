@@ -72,7 +72,8 @@ class Meter:
         clock, memory = self.gpu.clock, self.gpu.memory
         clock.wait(clock.synchronize() + ahead)
         host, card, messages = clock.host, clock.host + ahead, self._messages()
-        before, memory.peak = memory.live, memory.live
+        before = memory.live
+        memory.reset_peaks()
         work()
         spent = clock.ready() - card
         return Pass(clock.host - host, spent, spent, self._messages() - messages,

@@ -40,7 +40,7 @@ EVEN = {"F": 1.0, "B": 1.0, "W": 1.0}  # seconds of a stage's part of a micro-ba
 def even_stages(trainer: Trainer) -> None:
     """Operations cost nothing; a stage takes EVEN's times, its chunks their share of them."""
     gpu, pipeline = trainer.ctx.device.gpu, trainer.pipeline
-    gpu._launch = lambda name, seconds, kernels: None
+    gpu.launch = lambda name, seconds, kernels: None
     gpu.card = replace(gpu.card, efficiency=replace(gpu.card.efficiency, dispatch=0.0))
     split, share = pipeline.splits_backward, 1 / len(pipeline.chunks)
 

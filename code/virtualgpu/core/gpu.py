@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import linecache
 import sys
-import weakref
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,7 +19,6 @@ from virtualgpu.core.clock import COMPUTE, Clock
 from virtualgpu.core.errors import NoValue, UnknownCost
 from virtualgpu.core.fused_rules import rule_of
 from virtualgpu.core.matmul import matmul_seconds
-from virtualgpu.core.memory import Allocator, OutOfMemory
 from virtualgpu.core.plan import (
     HOST,
     Kind,
@@ -39,11 +36,7 @@ from virtualgpu.core.plan import (
     to_meta,
 )
 from virtualgpu.core.rules import Work, is_free, moved, read_and_write, tensors
-
-if TYPE_CHECKING:
-    from virtualgpu.export.ledger import Ledger
-    from virtualgpu.export.trace import Recorder
-    from virtualgpu.replay.journal import Journal
+from virtualgpu.core.storages import Storages
 
 CUDA = torch.device("cuda", 0)
 DETACH = torch.ops.aten.detach.default
@@ -52,26 +45,21 @@ MOST_UNKNOWN = 0.02  # of the time may be spent in operations without a rule
 OWN = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), "<frozen ")
 
 
-class VirtualGpu(TorchDispatchMode):
+class VirtualGpu(Storages, TorchDispatchMode):
     """A card for one process; active between __enter__ and __exit__.
 
     watched: the type of device whose tensors lie in its memory (tests look at the CPU's).
     """
 
     def __init__(self, card: Card, watched: str = "meta") -> None:
-        super().__init__()
-        self.card, self.clock, self.watched = card, Clock(), watched
-        self.memory = Allocator(card.memory, card.context)
+        super().__init__(card)
+        self.clock, self.watched = Clock(), watched
         self.busy: defaultdict[str, float] = defaultdict(float)  # seconds by operation
         self.computing = 0.0  # of that, in kernels of this card alone
         self.unknown: defaultdict[str, int] = defaultdict(int)  # calls without a rule
-        self.sizes: dict[int, int] = {}  # of the storages that live, by identity
         self._plans: dict[tuple, Plan] = {}  # by operation and its arguments' shapes
         self._kinds: dict[torch._ops.OpOverload, Kind] = {}
         self.stream = COMPUTE  # where kernels are launched now
-        self.recorder: Recorder | None = None  # while a trace is made
-        self.journal: Journal | None = None  # while the run is recorded
-        self.ledger: Ledger | None = None  # while the run is accounted for
         self.assumptions = Assumptions()
         self.values: object | None = None  # what is known of tensors' values, where anything is
         self.on_host: Collection[int] = frozenset()  # storages on meta in the host's memory
@@ -215,9 +203,16 @@ class VirtualGpu(TorchDispatchMode):
             plan: what they cost.
             out: its result.
         """
-        self._launch(plan.name, plan.seconds, plan.kernels)
+        self.launch(plan.name, plan.seconds, plan.kernels)
 
-    def _launch(self, name: str, seconds: float, kernels: int) -> None:
+    def launch(self, name: str, seconds: float, kernels: int) -> None:
+        """Launch kernels on the current stream.
+
+        Args:
+            name: of the operation.
+            seconds: that the kernels take.
+            kernels: how many launches.
+        """
         self.clock.work(kernels * self.card.efficiency.dispatch)
         self.clock.run(name, seconds, self.stream)
         self.busy[name] += seconds
@@ -225,7 +220,7 @@ class VirtualGpu(TorchDispatchMode):
 
     def download(self, size: int) -> None:
         """Launch a copy of so many bytes from the card to the host."""
-        self._launch("aten.copy_", size / self.card.pcie + self.card.efficiency.kernel, 1)
+        self.launch("aten.copy_", size / self.card.pcie + self.card.efficiency.kernel, 1)
 
     def _require(self, dtype: str) -> None:
         if dtype not in self.card.tflops:
@@ -236,71 +231,6 @@ class VirtualGpu(TorchDispatchMode):
     def exposed(self) -> float:
         """Seconds that the compute stream waited for communication (clock.py defines it)."""
         return self.clock.exposed[COMPUTE]
-
-    def take(self, size: int) -> None:
-        """Memory that is not torch's. Raises torch.OutOfMemoryError."""
-        try:
-            self.memory.take(size)
-        except OutOfMemory as error:
-            raise torch.OutOfMemoryError(f"{error} [virtual {self.card.name}]") from None
-
-    def hold(self, tensor: torch.Tensor) -> None:
-        """Account for the tensor's memory until its storage dies. Raises torch.OutOfMemoryError."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self.sizes:
-            return
-        size = storage.nbytes()
-        self._allocate(size)
-        self.sizes[key] = size
-        if self.journal is not None:
-            self.journal.allocated(key, size)
-        if self.ledger is not None:
-            self.ledger.allocated(key, size)
-        if self.recorder is not None:
-            self.recorder.memory(key, size)
-        weakref.finalize(storage, self._release, key).atexit = False
-
-    def _release(self, key: int) -> None:
-        size = self.sizes.pop(key)
-        self.memory.release(size)
-        if self.journal is not None:
-            self.journal.freed(key)
-        if self.ledger is not None:
-            self.ledger.released(key)
-        if self.recorder is not None:
-            self.recorder.memory(key, -size)
-
-    def resize(self, key: int, size: int) -> None:
-        """Account for a storage that is resized in place. Raises torch.OutOfMemoryError."""
-        before = self.sizes[key]
-        if size > before:
-            self._allocate(size)
-            self.memory.release(before)
-        else:
-            self.memory.release(before)
-            self.memory.allocate(size)
-        self.sizes[key] = size
-        if self.journal is not None:
-            self.journal.resized(key, size)
-        if self.ledger is not None:
-            self.ledger.resized(key, size)
-        if self.recorder is not None:
-            self.recorder.memory(key, size - before)
-
-    def _allocate(self, size: int) -> None:
-        try:
-            self.memory.allocate(size)
-        except OutOfMemory as error:
-            if self.journal is not None:
-                self.journal.refused(size)
-            raise torch.OutOfMemoryError(f"{error} [virtual {self.card.name}]") from None
-
-    def empty_cache(self) -> None:
-        """Give segments without a live byte back to CUDA."""
-        self.memory.release_cached()
-        if self.journal is not None:
-            self.journal.note("e")
 
     def now(self) -> float:
         """Seconds of virtual time, when everything launched so far is done."""
@@ -313,13 +243,19 @@ class VirtualGpu(TorchDispatchMode):
     def read(self) -> None:
         """The host waits for a value of the card's, and gets none."""
         self.now()
-        self._latency()
+        self.latency()
 
-    def _latency(self) -> None:
-        """The host reads a few bytes from the card."""
+    def latency(self) -> None:
+        """The host reads a few bytes from the GPU."""
         self.clock.work(READ_LATENCY)
         if self.journal is not None:
             self.journal.note("l")
+
+    @property
+    def unknown_share(self) -> float:
+        """Share of the kernels' time in operations without a cost rule."""
+        unknown = sum(self.busy[name] for name in self.unknown)
+        return unknown / self.computing if self.computing else 0.0
 
     def unknown_costs(self) -> str | None:
         """What had no cost rule, with its share of the busy time; None where all had one.
@@ -328,8 +264,7 @@ class VirtualGpu(TorchDispatchMode):
         """
         if not self.unknown:
             return None
-        whole = self.computing
-        share = sum(self.busy[name] for name in self.unknown) / whole if whole else 0.0
+        share = self.unknown_share
         names = ", ".join(f"{name} ({calls} calls)" for name, calls in sorted(self.unknown.items()))
         said = (f"virtual {self.card.name}: operations without a cost rule, taken for elementwise "
                 f"ones: {names}; {share:.2%} of the kernels' time")

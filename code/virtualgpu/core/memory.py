@@ -35,7 +35,8 @@ class Allocator:
     """Bytes allocated and reserved, now and at the peak.
 
     capacity: the card's memory in bytes, as CUDA reports it. taken: what CUDA's context and the
-    communication buffers take of it; it may grow (`take`).
+    communication buffers take of it; it may grow (`take`). peak, peak_reserved, peak_requested:
+    since reset_peaks was last called; run_peak, run_peak_reserved: since the start.
     """
 
     def __init__(self, capacity: int, taken: int = 0) -> None:
@@ -44,6 +45,7 @@ class Allocator:
         self.peak = self.peak_reserved = 0
         self.requested = self.peak_requested = 0  # before rounding
         self.refused = 0  # requests that did not fit
+        self._past_peaks = 0, 0  # allocated and reserved, before the last reset
 
     @property
     def live(self) -> int:
@@ -57,6 +59,20 @@ class Allocator:
     def free(self) -> int:
         """What CUDA could still give."""
         return self.capacity - self.taken - self.reserved
+
+    @property
+    def run_peak(self) -> int:
+        return max(self.peak, self._past_peaks[0])
+
+    @property
+    def run_peak_reserved(self) -> int:
+        return max(self.peak_reserved, self._past_peaks[1])
+
+    def reset_peaks(self) -> None:
+        """Let the resettable peaks start over, as torch.cuda.reset_peak_memory_stats does."""
+        self._past_peaks = self.run_peak, self.run_peak_reserved
+        self.peak, self.peak_reserved = self.live, self.reserved
+        self.peak_requested = self.requested
 
     def take(self, size: int) -> None:
         """Memory that is not torch's: a context, a communicator. Raises OutOfMemory."""

@@ -31,13 +31,16 @@ class Product(NamedTuple):
 
 class Work(NamedTuple):
     """bytes: read and written. kernels: launches. product: the matrix product in it, if any.
-    flops: of a fused kernel that is no plain product, with their dtype."""
+    flops: of a fused kernel that is no plain product, with their dtype. table, tokens: the shape of
+    an embedding's weight, and how many rows are looked up."""
 
     bytes: int
     kernels: int = 1
     product: Product | None = None
     flops: int = 0
     dtype: str = ""
+    table: tuple[int, ...] | None = None
+    tokens: int = 0
 
 
 Rule = Callable[[Sequence, Sequence[torch.Tensor]], Work]
@@ -86,6 +89,12 @@ def lookup(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
     return Work(2 * sum(map(moved, results)))
 
 
+def embedding(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
+    """embedding(weight, indices, ...)."""
+    weight, indices = arguments[:2]
+    return lookup(arguments, results)._replace(table=tuple(weight.shape), tokens=indices.numel())
+
+
 def add_rows(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
     """index_add_(target, dim, index, source), scatter_add_(target, dim, index, source)."""
     return Work(3 * moved(arguments[3]) + moved(arguments[2]))
@@ -130,7 +139,7 @@ RULES: dict[str, Rule] = {
     # Weights and moments are read and written.
     "virtualgpu.adamw": lambda a, r: Work(sum(map(moved, a)) + sum(moved(a[i]) for i in (0, 2, 3))),
     "aten.copy_": copy,
-    "aten.embedding": lookup, "aten.index_select": lookup, "aten.gather": lookup,
+    "aten.embedding": embedding, "aten.index_select": lookup, "aten.gather": lookup,
     "aten.index_add_": add_rows, "aten.scatter_add_": add_rows,
     "aten.native_layer_norm_backward": two_passes, "aten.linalg_vector_norm": two_passes,
     "aten.sum": two_passes,

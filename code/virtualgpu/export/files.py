@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from virtualgpu.export import chakra, chrome_trace, memory_timeline
+from virtualgpu.export.blocks import Block
 from virtualgpu.export.ledger import Ledger
 from virtualgpu.export.measures import steps_of
+from virtualgpu.export.saving import save
 from virtualgpu.export.trace import Place, Recorder
 
-MOST_NOTES = 400_000  # of a rank; a trace of more is of no use to a viewer
-
-
-def save(path: Path, text: str) -> None:
-    """Replace a file in one step."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(text)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+MOST_EVENTS = 400_000  # of a rank's trace; viewers cannot handle more
 
 
 class Traced:
@@ -34,9 +26,18 @@ class Traced:
 
     def __init__(self, folder: str | Path, ledger: Ledger, place: Place) -> None:
         self.folder, self.ledger, self.place = Path(folder), ledger, place
-        self.recorder = Recorder(ledger.gpu, MOST_NOTES)
+        self.recorder = Recorder(ledger.gpu, MOST_EVENTS, self._end)
+        self.freed: Sequence[Block] = ()
+        self.live: Sequence[Block] = ()
+        self.end = 0.0
         ledger.blocks.history = []
         self.recorder.start()
+
+    def _end(self) -> None:
+        """Keep the blocks of the memory timeline, which ends together with the trace."""
+        blocks = self.ledger.blocks
+        self.freed, blocks.history = blocks.history, None
+        self.live, self.end = list(blocks.live.values()), self.ledger.gpu.clock.ready()
 
     def write(self) -> list[Path]:
         """Write the Chrome trace, the Chakra trace, and the memory timeline; returns the files."""
@@ -45,8 +46,7 @@ class Traced:
         self.folder.mkdir(parents=True, exist_ok=True)
         about = f"rank {place.rank} of {place.world}, virtual {gpu.card.name}: modeled memory"
         times, sizes = memory_timeline.points(
-            ledger.blocks.history or [], list(ledger.blocks.live.values()),
-            ledger.now(steps_of(ledger)), gpu.clock.ready())
+            self.freed, self.live, ledger.now(steps_of(ledger)), self.end)
         notes = self.recorder.notes
         texts = {
             "pt.trace.json": chrome_trace.text(gpu.card, place, notes),

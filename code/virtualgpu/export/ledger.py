@@ -39,7 +39,7 @@ current_node = torch._C._current_autograd_node
 keeps_forward_gradients = torch._C._is_fwd_grad_enabled  # off inside a Function's forward
 REDUCING = {"all_reduce", "reduce", "reduce_scatter"}
 FIRST_LOOK = 16  # allocations until modules are looked through; then twice as many, and so on
-MOST_NOTES = 400_000  # operations that are remembered while no step ends
+MOST_OPERATIONS = 400_000  # that are remembered while no step ends
 
 
 class Ledger:
@@ -48,16 +48,16 @@ class Ledger:
     current: Ledger | None = None  # of this process
 
     def __init__(self, gpu: VirtualGpu) -> None:
-        self.gpu, self.blocks, self.works = gpu, Blocks(gpu.memory), Works(gpu)
+        self.gpu, self.blocks, self.works = gpu, Blocks(gpu.memory), Works()
         self.streams = gpu.clock.streams
         self.phase, self.outside, self.interval = FORWARD, FORWARD, 0
         self.steps: list[Step] = []
-        self.notes = Notes(gpu.clock.ready(), self._exposed())
+        self.notes = Notes(gpu.clock.ready(), gpu.computing, self._exposed())
         self.look = FIRST_LOOK
         self.counted = 0  # operations of finished steps
         self.first: weakref.ref[torch.optim.Optimizer] | None = None
         self.traced: Traced | None = None  # where traces are asked for
-        self.owners = Owners(self._label, self._before, self._after)
+        self.owners = Owners(self.label, self._before, self._after)
 
     @property
     def operations(self) -> int:
@@ -105,8 +105,9 @@ class Ledger:
         notes.plans.append(plan)
         notes.phases.append(phase)
         notes.times.append(self.streams[COMPUTE])
-        if len(notes.plans) > MOST_NOTES:
-            notes.forget(MOST_NOTES // 2)
+        notes.busy.append(self.gpu.computing)
+        if len(notes.plans) > MOST_OPERATIONS:
+            notes.forget(MOST_OPERATIONS // 2)
 
     def allocated(self, key: int, size: int) -> None:
         block = self.blocks.allocated(key, size, self.phase, self.interval, len(self.steps))
@@ -118,12 +119,12 @@ class Ledger:
             self.look *= 2
             self.owners.look()
 
-    def released(self, key: int) -> None:
+    def released(self, key: int, _size: int) -> None:
         block = self.blocks.released(key, self.interval, len(self.steps))
         if block is not None and self.blocks.history is not None:
             block.end = self.gpu.clock.ready()
 
-    def resized(self, key: int, size: int) -> None:
+    def resized(self, key: int, _before: int, size: int) -> None:
         """A storage has grown or shrunk in place, as FSDP's do; what it holds stays the same."""
         old = self.blocks.released(key, self.interval, len(self.steps))
         self.allocated(key, size)
@@ -138,9 +139,9 @@ class Ledger:
         if node is None or not isinstance(getattr(node, "variable", None), torch.nn.Parameter):
             return
         for key in storages(tensor):
-            self._label(key, GRADIENTS)
+            self.label(key, GRADIENTS)
         for key in storages(node.variable):
-            self._label(key, PARAMETERS)
+            self.label(key, PARAMETERS)
 
     def communicated(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
         """A collective begins. What is reduced in a backward pass and was there before it holds
@@ -155,7 +156,7 @@ class Ledger:
                 for key in storages(tensor):
                     block = self.blocks.live.get(key)
                     if block is not None and block.phase == FORWARD:
-                        self._label(key, GRADIENTS)
+                        self.label(key, GRADIENTS)
 
     # What the hooks find.
 
@@ -165,22 +166,16 @@ class Ledger:
         if isinstance(getattr(node, "variable", None), torch.nn.Parameter):
             block.label = GRADIENTS
 
-    def _label(self, key: int, category: str) -> None:
+    def label(self, key: int, category: str) -> None:
+        """Say what a storage holds, unless that is known.
+
+        Args:
+            key: identity of the storage.
+            category: one of blocks.CATEGORIES.
+        """
         block = self.blocks.live.get(key)
         if block is not None and block.label is None:
             block.label = category
-
-    def classify(self, tensor: torch.Tensor, category: str) -> None:
-        """Say what a tensor is that no module and no optimizer of torch's holds.
-
-        Args:
-            tensor: a tensor on the virtual GPU.
-            category: one of blocks.CATEGORIES.
-        """
-        for key in storages(tensor):
-            block = self.blocks.live.get(key)
-            if block is not None:
-                block.label = category
 
     def _before(self, _optimizer: torch.optim.Optimizer) -> None:
         self.outside = UPDATE
@@ -200,13 +195,14 @@ class Ledger:
 
     def _boundary(self, kind: str) -> None:
         clock = self.gpu.clock
-        time = max(clock.host, *clock.streams.values(), 0.0)
+        time = max(clock.ready(), *clock.streams.values())  # ready() launches fused kernels
         self.counted = self.operations
-        step, exposed = fold(self.notes, self.works, kind, time), self._exposed()
+        step = fold(self.notes, self.works, kind, time, self.gpu.computing)
+        exposed = self._exposed()
         step.exposed = Counter({stream: seconds - self.notes.exposed.get(stream, 0.0)
                                 for stream, seconds in exposed.items()})
         self.steps.append(step)
-        self.notes = Notes(time, exposed)
+        self.notes = Notes(time, self.gpu.computing, exposed)
 
     def _exposed(self) -> dict[str, float]:
         """Seconds of exposed communication so far, by the stream that waited."""

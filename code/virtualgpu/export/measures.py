@@ -48,7 +48,9 @@ def steps_of(ledger: Ledger) -> list[Step]:
     """The program's steps, by the best evidence there is; empty where there is none."""
     if len(ledger.steps) > 1:
         return merged(ledger.steps)
-    return repeated(ledger.notes, ledger.works, ledger.gpu.clock.ready()) or ledger.steps
+    gpu = ledger.gpu
+    return (repeated(ledger.notes, ledger.works, gpu.clock.ready(), gpu.computing)
+            or ledger.steps)
 
 
 def typical(steps: Sequence[Step]) -> Step | None:
@@ -64,7 +66,7 @@ def times(steps: Sequence[Step], step: Step) -> dict:
             "shortest_seconds": min(later) if later else None,
             "longest_seconds": max(later) if later else None,
             "mean_seconds": statistics.fmean(later) if later else None,
-            "kernel_seconds": step.work.kernels}
+            "kernel_seconds": step.kernels}
 
 
 def tokens(step: Step) -> dict | None:
@@ -123,7 +125,7 @@ def memory(ledger: Ledger, steps: Sequence[Step]) -> dict:
     blocks, gpu = ledger.blocks, ledger.gpu
     parts = blocks.categories_at_peak(ledger.now(steps))
     return {"peak_allocated_bytes": blocks.peak, "reserved_at_peak_bytes": blocks.reserved,
-            "peak_reserved_bytes": gpu.memory.peak_reserved, "capacity_bytes": gpu.card.memory,
+            "peak_reserved_bytes": gpu.memory.run_peak_reserved, "capacity_bytes": gpu.card.memory,
             "at_peak": {name.replace(" ", "_"): size for name, size in parts.items()},
             "nccl_bytes": gpu.memory.taken - gpu.card.context, "context_bytes": gpu.card.context}
 
@@ -131,8 +133,7 @@ def memory(ledger: Ledger, steps: Sequence[Step]) -> dict:
 def without_rule(gpu: VirtualGpu) -> dict:
     """Operations that were costed as elementwise ones for want of a rule, over the whole run."""
     seconds = {name: gpu.busy[name] for name in gpu.unknown}
-    whole = gpu.computing
-    return {"share_of_kernel_time": sum(seconds.values()) / whole if whole else 0.0,
+    return {"share_of_kernel_time": gpu.unknown_share,
             "operations": [{"name": name, "calls": gpu.unknown[name], "seconds": seconds[name]}
                            for name in sorted(seconds, key=seconds.__getitem__, reverse=True)]}
 

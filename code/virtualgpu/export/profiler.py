@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
 from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.export import chrome_trace
+from virtualgpu.export.saving import save
 from virtualgpu.export.trace import Place, Recorder
 
 
@@ -60,6 +60,4 @@ class Profile:
         recorder.stop()
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{self.worker}.{time.time_ns()}.pt.trace.json"
-        unfinished = path.with_name(f".{self.worker}.unfinished")
-        unfinished.write_text(chrome_trace.text(self.gpu.card, self.place, recorder.notes))
-        os.replace(unfinished, path)
+        save(path, chrome_trace.text(self.gpu.card, self.place, recorder.notes))

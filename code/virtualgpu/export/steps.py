@@ -26,43 +26,48 @@ MOST_CANDIDATES = 64
 
 @dataclass
 class Notes:
-    """What happened since the last step: operations, what the program did at each, and when the
-    compute stream got there. begin: seconds. exposed: the clock's, when the step began."""
+    """What happened since the last step: operations, what the program did at each, and at each,
+    when the compute stream got there and how long kernels had run. begin: seconds. computing,
+    exposed: the GPU's kernel time and the clock's exposed communication when the step began."""
 
     begin: float
+    computing: float
     exposed: dict[str, float]
     plans: list[Plan] = field(default_factory=list)
     phases: bytearray = field(default_factory=bytearray)
     times: array = field(default_factory=lambda: array("d"))
+    busy: array = field(default_factory=lambda: array("d"))
     forgotten: int = 0
 
     def forget(self, count: int) -> None:
         """Drop the oldest operations of a program whose steps nobody marks."""
-        self.begin = self.times[count]
+        self.begin, self.computing = self.times[count], self.busy[count]
         self.forgotten += count
-        for notes in (self.plans, self.phases, self.times):
+        for notes in (self.plans, self.phases, self.times, self.busy):
             del notes[:count]
 
 
 @dataclass
 class Step:
-    """kind: how its end was found. seconds: on the GPU's clock. operations: how many. exposed:
-    seconds of exposed communication, by the stream that waited."""
+    """kind: how its end was found. seconds: on the GPU's clock. kernels: seconds of kernels.
+    operations: how many. exposed: seconds of exposed communication, by the stream that waited."""
 
     kind: str
     seconds: float
+    kernels: float
     work: Work
     operations: int = 0
     exposed: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Step) -> None:
         self.seconds += other.seconds
+        self.kernels += other.kernels
         self.operations += other.operations
         self.work.add(other.work)
         self.exposed += other.exposed
 
 
-def fold(notes: Notes, works: Works, kind: str, end: float) -> Step:
+def fold(notes: Notes, works: Works, kind: str, end: float, computing: float) -> Step:
     """Return what happened in a step, but for the exposed communication.
 
     Args:
@@ -70,8 +75,10 @@ def fold(notes: Notes, works: Works, kind: str, end: float) -> Step:
         works: adds up operations.
         kind: how the step's end was found.
         end: when the GPU was done (seconds).
+        computing: kernel time until then (seconds).
     """
-    return Step(kind, end - notes.begin, works.of(notes.plans, notes.phases), len(notes.plans))
+    return Step(kind, end - notes.begin, computing - notes.computing,
+                works.of(notes.plans, notes.phases), len(notes.plans))
 
 
 def merged(steps: Sequence[Step]) -> list[Step]:
@@ -82,7 +89,7 @@ def merged(steps: Sequence[Step]) -> list[Step]:
     current: Step | None = None
     for step in steps:
         if current is None:
-            current = Step(MARK, 0.0, Work())
+            current = Step(MARK, 0.0, 0.0, Work())
         current.add(step)
         if step.kind == MARK:
             found.append(current)
@@ -90,7 +97,7 @@ def merged(steps: Sequence[Step]) -> list[Step]:
     return found
 
 
-def repeated(notes: Notes, works: Works, end: float) -> list[Step]:
+def repeated(notes: Notes, works: Works, end: float, computing: float) -> list[Step]:
     """Steps found by the repetition of operations; empty if most of them do not repeat, or if what
     repeats has neither a backward pass nor a matrix product, such as the initialization of layers.
 
@@ -98,16 +105,18 @@ def repeated(notes: Notes, works: Works, end: float) -> list[Step]:
         notes: everything that happened.
         works: adds up operations.
         end: when the GPU was done (seconds).
+        computing: kernel time of the run (seconds).
     """
     found = period(list(map(id, notes.plans)))
     if found is None:
         return []
     start, size, count = found
-    steps, times = [], [*notes.times, end]
+    steps, times, busy = [], [*notes.times, end], [*notes.busy, computing]
     for first in range(start, start + count * size, size):
         last = first + size
-        part = Notes(times[first], {}, notes.plans[first:last], notes.phases[first:last])
-        steps.append(fold(part, works, REPETITION, times[last]))
+        part = Notes(times[first], busy[first], {}, notes.plans[first:last],
+                     notes.phases[first:last])
+        steps.append(fold(part, works, REPETITION, times[last], busy[last]))
     step = BACKWARD in notes.phases[start:start + size] or steps[0].work.computes
     # Where the repeated work runs on other streams, this says nothing of its time.
     return steps if step and min(one.seconds for one in steps) > 0 else []

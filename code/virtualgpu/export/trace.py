@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -96,15 +96,20 @@ class Message:
     writes: tuple[int, ...] = ()
 
 
+Note = Operation | Bytes | Wait | Edge | Message
+
+
 class Recorder:
     """Takes the notes of one card."""
 
-    def __init__(self, gpu: VirtualGpu, most: float = math.inf) -> None:
+    def __init__(self, gpu: VirtualGpu, most: float = math.inf,
+                 stopped: Callable[[], None] = lambda: None) -> None:
         """Args:
             gpu: the virtual GPU.
             most: notes until it stops by itself.
+            stopped: called when it stops, whoever stops it.
         """
-        self.gpu, self.notes, self.most = gpu, [], most
+        self.gpu, self.notes, self.most, self.stopped = gpu, [], most, stopped
         self._hooks: list = []
         # Not to keep alive what the program drops.
         self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
@@ -122,15 +127,20 @@ class Recorder:
         """Whether it stopped by itself."""
         return len(self.notes) >= self.most
 
-    def _enough(self) -> None:
-        if self.full:
-            self.stop()
-
     def stop(self) -> None:
         if self.gpu.recorder is self:
             self.gpu.recorder = None
-        for hook in self._hooks:
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
             hook.remove()
+        if hooks:
+            self.stopped()
+
+    def _add(self, note: Note) -> None:
+        if not self.full:
+            self.notes.append(note)
+        if self.full:
+            self.stop()
 
     def operation(self, key: tuple, plan: Plan, given: object, out: object) -> None:
         """Note an operation that has just been launched.
@@ -142,22 +152,28 @@ class Recorder:
             out: its results.
         """
         clock, stream = self.gpu.clock, self.gpu.stream
-        self.notes.append(Operation(
+        self._add(Operation(
             key, plan, clock.host, clock.streams[stream], node(),
             torch._C._autograd._get_sequence_nr() - 1, stream, keys(given), keys(out)))
-        self._enough()
 
-    def memory(self, address: int, size: int) -> None:
-        """Bytes, negative where they are given back; the card has counted them."""
+    def allocated(self, key: int, size: int) -> None:
+        self._memory(key, up(size, ROUND))
+
+    def released(self, key: int, size: int) -> None:
+        self._memory(key, -up(size, ROUND))
+
+    def resized(self, key: int, before: int, size: int) -> None:
+        self._memory(key, up(size, ROUND) - up(before, ROUND))
+
+    def _memory(self, address: int, size: int) -> None:
         memory, clock = self.gpu.memory, self.gpu.clock
-        rounded = up(size, ROUND) if size >= 0 else -up(-size, ROUND)
-        self.notes.append(Bytes(address, rounded, memory.live, memory.reserved, clock.host,
-                                clock.ready(), node()))
+        self._add(Bytes(address, size, memory.live, memory.reserved, clock.host, clock.ready(),
+                        node()))
 
     def waited(self, since: float) -> None:
         """The host has waited from then until now."""
         if self.gpu.clock.host > since:
-            self.notes.append(Wait(since, self.gpu.clock.host, node()))
+            self._add(Wait(since, self.gpu.clock.host, node()))
 
     def message(self, name: str, stream: str, ranks: list[int], tensors: list[torch.Tensor],
                 sent: int, ready: float, *, channels: int, tree: bool = False,
@@ -179,11 +195,11 @@ class Recorder:
         note = Message(name, stream, ranks, dtype, sent, sum(map(torch.numel, tensors)), tree,
                        channels, self.gpu.clock.host, node(), ready, None, keys(given),
                        keys(tensors))
-        self.notes.append(note)
+        self._add(note)
         return note
 
     def edge(self, what: str, name: str, begins: bool) -> None:
-        self.notes.append(Edge(what, name, begins, self.gpu.clock.host))
+        self._add(Edge(what, name, begins, self.gpu.clock.host))
 
     def _module(self, one: torch.nn.Module, begins: bool) -> None:
         name = self._names.get(one)

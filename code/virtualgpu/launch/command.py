@@ -118,14 +118,12 @@ def run(options: argparse.Namespace, cluster: clusters.Cluster, present: list[in
     else:
         rank = own or 0
         gpu = process.become(cluster, rank, settings, present)
-        found = [process.execute(gpu, program)]
+        found = [process.execute(gpu, rank, program)]
         if found[0].error:
             failures.show([(rank, found[0].message or found[0].error)])
     if own in (None, 0):
         if any(rank.seconds for rank in found):
-            numbers = present or range(cluster.world) if own is None else [own]
-            failed = [(number, rank.error) for number, rank in zip(numbers, found, strict=True)
-                      if rank.error]
+            failed = [(rank.rank, rank.error) for rank in found if rank.error]
             if failed:
                 report.say(f"{failures.headline(failed)}; the figures cover the run up to there")
             report.show(cluster, found)

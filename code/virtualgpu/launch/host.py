@@ -2,32 +2,59 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.core.memory import amount
 
 RANK = 150 * 2**20  # what a forked rank adds: Python's objects, plans, and a small model's twins
 BASE = 500 * 2**20  # torch itself, which forked ranks share
+MEMBERSHIP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+CACHE = ("active_file", "inactive_file")  # what the kernel reclaims when programs need memory
 
 
 def available() -> int | None:
     """Bytes that programs can still take; None where the system does not tell."""
     try:
-        with open("/proc/meminfo") as lines:
-            found = dict(line.split(":") for line in lines)
-        free = int(found["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except FileNotFoundError:  # not Linux
         return None
-    return min(free, limit() or free)
+    free = int(dict(line.split(":") for line in lines)["MemAvailable"].split()[0]) * 1024
+    left = limit()
+    return free if left is None else min(free, left)
 
 
-def limit() -> int | None:
-    """What a control group leaves this process; None without one."""
+def limit(membership: Path = MEMBERSHIP, groups: Path = GROUPS) -> int | None:
+    """Return the bytes that control groups leave this process; None where none has a limit.
+
+    Args:
+        membership: the file that names this process's control group (version 2).
+        groups: the folder of all control groups.
+    """
     try:
-        with open("/sys/fs/cgroup/memory.max") as most, open(
-                "/sys/fs/cgroup/memory.current") as now:
-            return int(most.read()) - int(now.read())
-    except (OSError, ValueError):  # "max"
+        lines = membership.read_text().splitlines()
+    except FileNotFoundError:
         return None
+    path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
+    if path is None:
+        return None
+    own = groups / path
+    chain = [folder for folder in (own, *own.parents) if folder.is_relative_to(groups)]
+    return min((left for folder in chain if (left := left_in(folder)) is not None), default=None)
+
+
+def left_in(group: Path) -> int | None:
+    """Return the bytes left in one control group, page cache included; None without a limit."""
+    try:
+        most = (group / "memory.max").read_text().strip()
+        if most == "max":
+            return None
+        used = int((group / "memory.current").read_text())
+        lines = (group / "memory.stat").read_text().splitlines()
+    except FileNotFoundError:  # the root has none, nor a group outside of this namespace
+        return None
+    cache = sum(int(size) for name, size in map(str.split, lines) if name in CACHE)
+    return max(0, int(most) - used + cache)
 
 
 def needed(ranks: int) -> int:
@@ -48,5 +75,3 @@ def check(ranks: int) -> str:
             "process for all ranks of a symmetric program, or --present to run only some of "
             "the ranks")
     return f"{said}; {amount(free)} is free"
-
-

@@ -79,27 +79,40 @@ def script(path: str, arguments: Sequence[str]) -> Callable[[], None]:
     return run
 
 
-def execute(gpu: CudaGpu, program: Callable[[], object]) -> Rank:
-    """Run a program to its end, and measure it. Its errors are returned."""
+def execute(gpu: CudaGpu, rank: int, program: Callable[[], object]) -> Rank:
+    """Run a program to its end, and measure it. Its errors are returned.
+
+    Args:
+        gpu: of this process.
+        rank: of this process.
+        program: the function that runs it.
+    """
+    value = None
     try:
-        value = program()
+        try:
+            value = program()
+        except SystemExit as stop:
+            if stop.code not in (None, 0):
+                return left(gpu, rank, stop.code)
         backend.farewell()
-        return measure(gpu, value)
-    except SystemExit as stop:
-        return left(gpu, stop.code)
+        return measure(gpu, rank, value)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # of foreign code: anything
-        found = measure(gpu, error=f"{type(error).__name__}: {error}")
+        found = measure(gpu, rank, error=f"{type(error).__name__}: {error}")
         found.message, found.status = failures.explain(error), FAILED
         return found
 
 
-def left(gpu: CudaGpu, code: object) -> Rank:
-    """A program that exits by itself: 0 or None is success, as for a process."""
-    found = measure(gpu)
-    if code not in (None, 0):
-        found.status = code if isinstance(code, int) else FAILED
-        found.message = f"the program exited with {code!r}"
-        found.error = f"SystemExit: {found.message}"
+def left(gpu: CudaGpu, rank: int, code: object) -> Rank:
+    """Measure a program that exited by itself with an error.
+
+    Args:
+        gpu: of this process.
+        rank: of this process.
+        code: what it passed to sys.exit.
+    """
+    message = f"the program exited with {code!r}"
+    found = measure(gpu, rank, error=f"SystemExit: {message}")
+    found.message, found.status = message, code if isinstance(code, int) else FAILED
     return found

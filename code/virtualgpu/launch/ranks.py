@@ -68,8 +68,7 @@ def run_ranks(cluster: Cluster, settings: Settings, program: Callable[[], object
         del store
     finally:
         stop(children)
-    failures.show((rank, one.message or "") for rank, one in zip(everyone, found, strict=True)
-                  if one.error)
+    failures.show((one.rank, one.message or "") for one in found if one.error)
     return found
 
 
@@ -93,6 +92,8 @@ def fork(cluster: Cluster, settings: Settings, program: Callable[[], object], ra
         port = listener.getsockname()[1]
         listener.close()  # this copy
         os.setpgid(0, 0)  # its own children end with it
+        # The pipe tells the parent when the rank ends, so no child of the rank may keep it open.
+        os.register_at_fork(after_in_child=lambda: os.close(writing))
         die_with(parent)
         for stream in (sys.stdout, sys.stderr):
             with suppress(AttributeError):
@@ -100,7 +101,7 @@ def fork(cluster: Cluster, settings: Settings, program: Callable[[], object], ra
                 stream.reconfigure(line_buffering=True, write_through=False)
         store = None if present is None else dist.TCPStore("127.0.0.1", port, is_master=False)
         gpu = become(cluster, rank, settings, present, store)
-        found = execute(gpu, program)
+        found = execute(gpu, rank, program)
         gpu.__exit__(None, None, None)
         data = packed(found)
         sys.stdout.flush()
@@ -153,7 +154,7 @@ def collect(children: Sequence[Child]) -> list[Rank]:
                     limit = time.monotonic() + LAST_WORDS
     failed = next((rank for rank, found in sorted(results.items()) if found.error), None)
     return [results.get(child.rank) or failure(
-        failures.STOPPED, f"stopped because rank {failed} failed", 1)
+        child.rank, failures.STOPPED, f"stopped because rank {failed} failed", 1)
         for child in children]
 
 
@@ -165,20 +166,21 @@ def outcome(child: Child) -> Rank:
     if code < 0:
         name = signal.Signals(-code).name
         memory = ", perhaps because this machine ran out of memory" if name == "SIGKILL" else ""
-        return failure("Killed", f"killed by {name}{memory}", 128 - code)
-    return failure("Exited", f"exited with status {code} before the program finished",
+        return failure(child.rank, "Killed", f"killed by {name}{memory}", 128 - code)
+    return failure(child.rank, "Exited", f"exited with status {code} before the program finished",
                    code or 1)
 
 
-def failure(kind: str, message: str, status: int) -> Rank:
+def failure(rank: int, kind: str, message: str, status: int) -> Rank:
     """The result of a rank that sent none.
 
     Args:
+        rank: its number in the job.
         kind: of its end, in place of an exception's type.
         message: what happened to it.
         status: exit status.
     """
-    return Rank(error=f"{kind}: {message}", message=message, status=status)
+    return Rank(rank, error=f"{kind}: {message}", message=message, status=status)
 
 
 def ended(child: Child) -> int:

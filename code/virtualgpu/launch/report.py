@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from virtualgpu.core.memory import amount
-from virtualgpu.export.files import save
 from virtualgpu.export.measures import VERSION
+from virtualgpu.export.saving import save
 from virtualgpu.launch.cluster import Cluster
 from virtualgpu.launch.result import Rank
 
@@ -25,7 +25,12 @@ UNITS = {"*seconds": "seconds of modeled time", "*bytes": "bytes", "at_peak": "b
 
 
 def show(cluster: Cluster, ranks: Sequence[Rank]) -> None:
-    """Print the figures of the slowest rank, the memory of the fullest, and every assumption."""
+    """Print the figures of the slowest rank, the memory of the fullest, and every assumption.
+
+    Args:
+        cluster: the GPUs.
+        ranks: the results.
+    """
     say(f"{cluster}: times and memory are modeled, not measured")
     accounts = [rank.account for rank in ranks if rank.account is not None]
     if accounts:
@@ -42,6 +47,8 @@ def show(cluster: Cluster, ranks: Sequence[Rank]) -> None:
             say(f"  {line}")
     for line in assumed(accounts):
         say(f"  assumed        {line}")
+    for line in warnings(ranks):
+        say(f"  warning        {line}")
 
 
 def title(account: dict, what: str, ranks: int) -> None:
@@ -128,6 +135,14 @@ def assumed(accounts: Sequence[dict]) -> Iterator[str]:
                + (f" ({count} times)" if count > 1 else ""))
 
 
+def warnings(ranks: Sequence[Rank]) -> list[str]:
+    """Return what is probably a mistake of the user's: answers that no rank asked for."""
+    measured = [rank for rank in ranks if rank.account is not None]
+    return [f"--assume {one} had no effect: {one.file}, line {one.line} never needed a value that "
+            "was not computed" for one in (measured[0].unused if measured else ())
+            if all(one in rank.unused for rank in measured)]
+
+
 def ms(seconds: float) -> str:
     return f"{1e3 * seconds:,.3f} ms"
 
@@ -140,14 +155,13 @@ def write(path: str, cluster: Cluster, ranks: Sequence[Rank]) -> None:
         cluster: the GPUs.
         ranks: the results; ranks that were not processes of this run are not among them.
     """
-    whole = len(ranks) == cluster.world
-    accounts = [rank.account or {"rank": at if whole else None, "error": rank.error}
-                for at, rank in enumerate(ranks)]
+    accounts = [rank.account or {"rank": rank.rank, "error": rank.error} for rank in ranks]
     measured = [rank.account for rank in ranks if rank.account is not None]
     data = {"schema": SCHEMA, "version": VERSION, "modeled": True, "units": UNITS,
             "gpu": cluster.card.name, "world_size": cluster.world,
             "gpus_per_node": cluster.per_node, "nodes": cluster.nodes, "link": cluster.link,
-            "slowest_rank": slowest(measured)["rank"] if measured else None, "ranks": accounts}
+            "slowest_rank": slowest(measured)["rank"] if measured else None,
+            "warnings": warnings(ranks), "ranks": accounts}
     save(Path(path), json.dumps(data, indent=1, allow_nan=False))
 
 

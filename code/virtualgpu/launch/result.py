@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections import defaultdict
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +9,7 @@ from torch.utils._pytree import tree_map
 
 from virtualgpu.core.assumptions import Assumption
 from virtualgpu.export import measures
+from virtualgpu.pytorch.assumptions import Answer
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.pytorch.visible import Space, hidden, space_of
 
@@ -20,6 +19,7 @@ class Rank:
     """One rank of a finished run.
 
     Attributes:
+        rank: its number in the job.
         value: what the function returned; None for a script.
         error: type and text of the exception that ended it; None where it succeeded.
         message: the error as it is printed, with its traceback where it is the program's own.
@@ -29,6 +29,7 @@ class Rank:
         busy: seconds by operation.
         reserved: bytes that PyTorch reserved at the peak.
         assumptions: what was taken for granted, and how often.
+        unused: the user's answers (--assume) that no line asked for.
         unknown: calls by operation that have no cost rule.
         unknown_share: their share of the kernels' time.
         status: exit status of the process.
@@ -36,6 +37,7 @@ class Rank:
         account: all of this in detail, as --json writes it (export/measures.py).
     """
 
+    rank: int = 0
     value: object = None
     error: str | None = None
     seconds: float = 0.0
@@ -44,6 +46,7 @@ class Rank:
     busy: dict[str, float] = field(default_factory=dict)
     reserved: int = 0
     assumptions: dict[Assumption, int] = field(default_factory=dict)
+    unused: tuple[Answer, ...] = ()
     unknown: dict[str, int] = field(default_factory=dict)
     unknown_share: float = 0.0
     status: int = 0
@@ -52,15 +55,16 @@ class Rank:
     message: str | None = None
 
 
-def measure(gpu: CudaGpu, value: object = None, error: str | None = None) -> Rank:
+def measure(gpu: CudaGpu, rank: int, value: object = None, error: str | None = None) -> Rank:
     """The result of this process, once its program is over.
 
     Args:
         gpu: with the ledger that was kept, if any.
+        rank: its number in the job.
         value: what the program returned.
         error: what ended it; its objects must still exist, for their memory to be told apart.
     """
-    ledger, rank = gpu.ledger, int(os.environ.get("RANK", 0))
+    ledger = gpu.ledger
     if ledger is not None:
         ledger.stop()
         if ledger.traced is not None:
@@ -68,18 +72,13 @@ def measure(gpu: CudaGpu, value: object = None, error: str | None = None) -> Ran
                 gpu.assumptions.note("the traces are truncated: they hold only the first "
                                      f"{ledger.traced.recorder.most} operations and allocations")
             ledger.traced.write()
-    seconds = gpu.now()
-    busy: dict[str, float] = dict(gpu.busy)
-    guessed = sum(busy.get(name, 0.0) for name in gpu.unknown)
-    waited = gpu.exposed if isinstance(gpu.exposed, float) else defaultdict(
-        float, gpu.exposed)["compute"]
-    found = Rank(portable(gpu, value), error, seconds, waited, gpu.memory.peak, busy,
-                 gpu.memory.peak_reserved, dict(gpu.assumptions.made), dict(gpu.unknown),
-                 guessed / gpu.computing if gpu.computing else 0.0)
-    found.record = gpu.journal.finish() if gpu.journal is not None else None
-    if ledger is not None:
-        found.account = measures.measure(ledger, rank, error)
-    return found
+    return Rank(
+        rank=rank, value=portable(gpu, value), error=error, seconds=gpu.now(), exposed=gpu.exposed,
+        peak=gpu.memory.run_peak, busy=dict(gpu.busy), reserved=gpu.memory.run_peak_reserved,
+        assumptions=dict(gpu.assumptions.made), unused=tuple(gpu.assumptions.unused()),
+        unknown=dict(gpu.unknown), unknown_share=gpu.unknown_share,
+        record=None if gpu.journal is None else gpu.journal.finish(),
+        account=None if ledger is None else measures.measure(ledger, rank, error))
 
 
 def portable(gpu: CudaGpu, value: object) -> object:

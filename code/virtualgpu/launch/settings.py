@@ -16,16 +16,28 @@ ALL = 2**62
 
 @dataclass(frozen=True)
 class Settings:
-    """values: bytes of the largest tensor whose values are computed. answers: of --assume. record:
-    whether every rank returns a record of what it did (virtualgpu.replay). trace: the
-    folder for traces; None: none are made. fuse: whether elementwise kernels of compiled
-    regions are fused."""
+    """Options of a run.
+
+    Attributes:
+        values: bytes of the largest tensor whose values are computed.
+        answers: those given with --assume.
+        record: whether every rank returns a record of what it did (virtualgpu.replay).
+        trace: the folder for traces; None for no traces.
+        fuse: whether elementwise kernels of compiled regions are fused.
+
+    Raises VirtualGpuError for options that exclude each other.
+    """
 
     values: int = LIMIT
     answers: tuple[Answer, ...] = ()
     record: bool = False
     trace: str | None = None
     fuse: bool = False
+
+    def __post_init__(self) -> None:
+        if self.record and self.fuse:
+            raise VirtualGpuError("a run with fused kernels (fuse) cannot be recorded (record): "
+                                  "records hold the operations of eager mode; drop one of them")
 
 
 def parse_size(text: str) -> int:

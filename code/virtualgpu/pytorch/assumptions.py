@@ -27,6 +27,9 @@ class Answer:
     line: int
     value: bool | float
 
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}={self.value}"
+
     def holds_at(self, file: str, line: int) -> bool:
         return line == self.line and (file == self.file or file.endswith("/" + self.file))
 

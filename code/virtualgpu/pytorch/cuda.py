@@ -119,8 +119,7 @@ def _memory(gpu: CudaGpu) -> dict[str, object]:
     memory = gpu.memory
 
     def reset(device: object = None) -> None:
-        memory.peak, memory.peak_reserved = memory.live, memory.reserved
-        memory.peak_requested = memory.requested
+        memory.reset_peaks()
 
     return dict(
         mem_get_info=lambda device=None: (memory.free, memory.capacity),

@@ -107,7 +107,7 @@ class Fuser:
         self.read.clear()
         self.written.clear()
         before, self.gpu.stream = self.gpu.stream, self.stream
-        self.gpu._launch(NAME, self.gpu.seconds(work), 1)
+        self.gpu.launch(NAME, self.gpu.seconds(work), 1)
         self.gpu.stream = before
 
     def died(self, key: int) -> None:

@@ -245,7 +245,7 @@ class CudaGpu(VirtualGpu):
     def wait_for_stream(self) -> None:
         """The host waits for the current stream, and reads a few bytes."""
         self.clock.host_waits(self.clock.ready(self.stream), self.stream)
-        self._latency()
+        self.latency()
 
     def _by_value(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict):
         """An operation whose result, or whose shape, depends on values."""
@@ -273,13 +273,13 @@ class CudaGpu(VirtualGpu):
               out: object) -> None:
         """Launch the kernels of an operation, or let them wait for others to be fused with."""
         if self.fuser is None:
-            self._launch(plan.name, plan.seconds, plan.kernels)
+            self.launch(plan.name, plan.seconds, plan.kernels)
         elif not self.fuser.take(func, args, kwargs, plan, out):
             self.fuser.flush()
-            self._launch(plan.name, plan.seconds, plan.kernels)
+            self.launch(plan.name, plan.seconds, plan.kernels)
 
-    def _release(self, key: int) -> None:
-        super()._release(key)
+    def release(self, key: int) -> None:
+        super().release(key)
         if self.fuser is not None:
             self.fuser.died(key)
 

@@ -8,7 +8,7 @@ import timeit
 
 from virtualgpu.pytorch.mode import CudaGpu
 
-real_sleep, real_clock = time.sleep, time.perf_counter
+real_sleep = time.sleep
 NAMES = ("time", "perf_counter", "monotonic")
 SHORT = 1e-3  # a loop that polls something real must not spin
 

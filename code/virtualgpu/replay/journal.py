@@ -128,10 +128,10 @@ class Journal:
         """There was no memory for so many bytes."""
         self.note("x", size)
 
-    def freed(self, key: int) -> None:
+    def released(self, key: int, _size: int) -> None:
         self.note("f", self.storages.pop(key))
 
-    def resized(self, key: int, size: int) -> None:
+    def resized(self, key: int, _before: int, size: int) -> None:
         self.note("r", self.storages[key], size)
 
     # Communication.

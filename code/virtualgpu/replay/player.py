@@ -85,7 +85,7 @@ class Player:
                             f" for {len(places) // 2}")
         name = str(operation.func._overloadpacket)
         at = self._start(stream, work.kernels)
-        self.gpu._launch(name, seconds, work.kernels)
+        self.gpu.launch(name, seconds, work.kernels)
         self.streams[self.gpu.stream] += seconds
         for (size, writes, on_host), storage, offset in zip(
                 extents, places[::2], places[1::2], strict=True):
@@ -122,20 +122,20 @@ class Player:
         self.buffers.use(storage, offset, min(size, held - offset), False, at, self.where)
 
     def allocate(self, size: int) -> None:
-        self.gpu._allocate(size)
+        self.gpu.allocate(size)
         self.gpu.sizes[self.allocations] = size
         self.allocations += 1
 
     def refuse(self, size: int) -> None:
         try:
-            self.gpu._allocate(size)
+            self.gpu.allocate(size)
         except torch.OutOfMemoryError:
             return
         raise BadRecord(f"{self.where}: {size} bytes were refused, and this GPU has room for them")
 
     def free(self, storage: int) -> None:
         self.buffers.check(storage, 0, 0, self.where)
-        self.gpu._release(storage)
+        self.gpu.release(storage)
 
     def resize(self, storage: int, size: int) -> None:
         self.buffers.check(storage, 0, 0, self.where)
@@ -168,7 +168,7 @@ class Player:
         self.gpu.clock.synchronize()
 
     def latency(self) -> None:
-        self.gpu._latency()
+        self.gpu.latency()
 
     def sleep(self, seconds: float) -> None:
         self.gpu.clock.work(seconds)

@@ -51,6 +51,18 @@ def test_a_segment_serves_many_requests_of_its_pool_only():
     assert memory.reserved == 24 * MIB
 
 
+def test_the_run_s_peaks_survive_a_reset():
+    memory = Allocator(GIB)
+    memory.allocate(30 * MIB)
+    memory.release(30 * MIB)
+    memory.release_cached()
+    memory.reset_peaks()
+    memory.allocate(2 * MIB)
+    assert (memory.peak, memory.peak_requested, memory.peak_reserved) == (
+        2 * MIB, 2 * MIB, 20 * MIB)
+    assert (memory.run_peak, memory.run_peak_reserved) == (30 * MIB, 30 * MIB)
+
+
 def test_the_peak_is_of_what_lives_at_once():
     memory = Allocator(GIB)
     for size in (3 * MIB, 5 * MIB):

@@ -15,7 +15,7 @@ from virtualgpu.core.card import Card, Efficiency
 from virtualgpu.core.clock import COMPUTE, Clock, Span
 from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.core.matmul import rate
-from virtualgpu.core.rules import RULES
+from virtualgpu.core.rules import RULES, Work
 
 # Round figures: 100 TFLOP/s in fp16 and 10 in fp32, of which half and 0.8 are reached; 1 TB/s, of
 # which 0.5; a kernel of 1 us, a launch of 4 us.
@@ -140,7 +140,7 @@ def test_bytes_are_of_what_is_touched():
     assert rules["aten.embedding"]((words, rows), (found,)).bytes == 2 * 10 * 64 * 4
     half = meta(64, dtype=torch.float16)
     assert rules["aten.copy_"]((half, meta(64)), (half,)).bytes == 64 * (2 + 4)
-    assert rules["aten.sum"]((words,), (meta(()),)) == (50000 * 64 * 4 + 4, 2, None, 0, "")
+    assert rules["aten.sum"]((words,), (meta(()),)) == Work(50000 * 64 * 4 + 4, kernels=2)
 
 
 def test_what_is_spread_is_read_once():

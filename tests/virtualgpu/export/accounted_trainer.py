@@ -15,6 +15,7 @@ from minimegatron.grid import make_grid
 from minimegatron.training import Trainer
 from virtualgpu.export.ledger import Ledger
 from virtualgpu.export.measures import measure
+from virtualgpu.export.owners import storages
 
 VOCABULARY = 1024
 FLAGS = ("--num-layers 4 --hidden-size 256 --num-attention-heads 8 --seq-length 128 "
@@ -40,7 +41,8 @@ def run(flags: str) -> dict:
             trainer.step(source.step(4 * step, step))
         optimizer = trainer.optimizer
         for tensor in (*optimizer.moments.values(), optimizer.main, optimizer.main_gradient):
-            ledger.classify(tensor, "optimizer state")
+            for key in storages(tensor):
+                ledger.label(key, "optimizer state")
         ledger.stop()
         found = measure(ledger)
         parameters = sum(p.numel() for p in trainer.model.parameters())

@@ -1,5 +1,6 @@
 """Steps, FLOPs, tokens, and memory of a run, against what is known of it otherwise."""
 
+import functools
 import json
 
 import pytest
@@ -189,6 +190,21 @@ def test_assumptions_are_listed_with_their_place_and_how_often():
             ledger.gpu.assumptions.note("the loss is finite", "train.py", 12)
     assert accounted(program)["assumptions"] == [
         {"text": "the loss is finite", "file": "train.py", "line": 12, "times": 2}]
+
+
+def test_the_report_has_the_whole_run_s_peaks():
+    """A program that resets them for its own measurement changes nothing in the report."""
+    def program(ledger, resets):
+        large = torch.empty(2**24, device="meta")
+        del large
+        ledger.gpu.empty_cache()
+        if resets:
+            ledger.gpu.memory.reset_peaks()
+        return torch.empty(2**20, device="meta")
+
+    found = [accounted(functools.partial(program, resets=resets))["memory"]
+             for resets in (True, False)]
+    assert found[0] == found[1] and found[0]["peak_reserved_bytes"] == 2**26
 
 
 def test_to_be_accounted_for_changes_neither_time_nor_memory():

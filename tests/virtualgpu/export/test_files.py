@@ -134,6 +134,34 @@ def test_a_recorder_stops_when_it_has_enough():
         recorder.stop()
 
 
+@pytest.mark.parametrize("happens", [
+    lambda gpu, recorder: gpu.hold(torch.empty_strided((4,), (1,), device="meta")),
+    lambda gpu, recorder: recorder.edge("range", "name", True),
+    lambda gpu, recorder: recorder.message("all_reduce", "nccl", [0], [], 4, 0.0, channels=1)])
+def test_whatever_happens_counts_for_the_limit(happens):
+    with VirtualGpu(A100) as gpu:
+        recorder = Recorder(gpu, most=3)
+        recorder.start()
+        for _ in range(9):
+            happens(gpu, recorder)
+    assert len(recorder.notes) == 3 and gpu.recorder is None
+
+
+def test_a_full_trace_ends_its_memory_timeline(tmp_path):
+    with VirtualGpu(A100) as gpu:
+        ledger = Ledger(gpu)
+        traced = Traced(tmp_path, ledger, HERE)
+        traced.recorder.most = 5
+        ledger.start()
+        kept = [torch.ones(2**18, device="meta") for _ in range(9)]
+        assert traced.recorder.full and ledger.blocks.history is None
+        del kept
+        ledger.stop()
+        traced.write()
+    memory = json.loads((tmp_path / "rank0.memory.json").read_text())
+    assert 2 <= sum(row[-1] for row in memory["bytes"].values()) / 2**20 <= 3
+
+
 def test_the_chrome_trace_has_every_kernel_on_its_stream(written):
     events = json.loads(written[0]["pt.trace.json"])["traceEvents"]
     kernels = [event for event in events if event.get("cat") == "kernel"]

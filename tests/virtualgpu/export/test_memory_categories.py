@@ -246,8 +246,8 @@ def test_storages_that_are_resized_stay_what_they_are():
         gpu = ledger.gpu
         weight = nn.Parameter(torch.empty(H, H, device="meta"))
         nn.Module().register_parameter("weight", weight)
-        ledger.classify(weight, "parameters")
         key = weight.untyped_storage()._cdata
+        ledger.label(key, "parameters")
         gpu.resize(key, 0)
         assert ledger.blocks.live[key].size == 0
         gpu.resize(key, W)

@@ -1,15 +1,20 @@
 """Wrong options and failing programs are named, and no process is left behind."""
 
+import json
 import os
 import re
 import signal
+import sys
+from pathlib import Path
 
-import psutil
 import pytest
 
 import virtualgpu
 from virtualgpu.launch import command, host, launchers
 from virtualgpu.launch.cluster import parse
+from virtualgpu.launch.settings import Settings
+
+from .test_processes import over, until
 
 
 def refused(capsys, *arguments):
@@ -46,6 +51,42 @@ def test_a_program_that_does_not_exist(capsys, monkeypatch):
     assert "nowhere.py: no such file" in refused(capsys, "nowhere.py")
 
 
+def test_an_answer_that_no_line_asked_for_is_reported(tmp_path, capfd, monkeypatch, program):
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    report = tmp_path / "report.json"
+    Path(program).write_text("import torch\ntorch.ones(1, device='cuda')\n")
+    assert command.main(["--gpus", "h100:2", "--assume", "program.py:7=True",
+                         "--json", str(report), program]) == 0
+    warning = "--assume program.py:7=True had no effect: program.py, line 7 never needed a value"
+    assert f"virtualrun:   warning        {warning}" in capfd.readouterr().err
+    (said,) = json.loads(report.read_text())["warnings"]
+    assert said.startswith(warning)
+
+
+def test_a_recorded_run_cannot_fuse_kernels():
+    with pytest.raises(virtualgpu.VirtualGpuError, match=r"fuse.* cannot be recorded.*drop one"):
+        Settings(record=True, fuse=True)
+
+
+@pytest.mark.parametrize(("limits", "left"), [
+    ((None, None), None), ((None, 1000), 500), ((700, 1000), 200), ((400, 1000), 0)])
+def test_a_limit_of_memory_does_not_count_the_page_cache(tmp_path, limits, left):
+    """800 bytes are used, 300 of them by the page cache."""
+    membership, job = tmp_path / "membership", tmp_path / "groups/slurm/job_7"
+    membership.write_text("0::/slurm/job_7/step_0\n")
+    (job / "step_0").mkdir(parents=True)
+    for group, most in zip((job / "step_0", job), limits, strict=True):
+        (group / "memory.max").write_text("max\n" if most is None else f"{most}\n")
+        (group / "memory.current").write_text("800\n")
+        (group / "memory.stat").write_text("anon 500\nactive_file 200\ninactive_file 100\n")
+    assert host.limit(membership, tmp_path / "groups") == left
+
+
+def test_no_memory_left_is_not_taken_for_no_limit(monkeypatch):
+    monkeypatch.setattr(host, "limit", lambda: 0)
+    assert host.available() == 0
+
+
 def test_ranks_that_fit_are_counted():
     assert host.needed(8) < 1.8e9
     assert "8 ranks need about" in host.check(8)
@@ -62,9 +103,19 @@ def test_a_launcher_s_ranks_must_be_one_per_gpu():
         launchers.own_rank(parse("h100:8", 2), slurm)
 
 
-def ended_by(what):
-    """A function that ends rank 1 while rank 0 waits for it."""
+def ended_by(what, pids):
+    """A function that ends rank 1 while rank 0 waits for it; each rank has a child.
+
+    Args:
+        what: ends the process.
+        pids: file for the process IDs of the ranks and their children.
+    """
     def program():
+        child = os.fork()
+        if not child:
+            signal.pause()
+        with pids.open("a") as file:
+            file.write(f"{os.getpid()} {child}\n")
         import torch
         import torch.distributed as dist
 
@@ -82,15 +133,18 @@ def ended_by(what):
     (lambda: os.kill(os.getpid(), signal.SIGKILL), "Killed: killed by SIGKILL"),
     (lambda: 1 / 0, "ZeroDivisionError: division by zero"),
 ])
-def test_a_rank_that_ends_early_is_named(what, message):
-    before = children()
-    ranks = virtualgpu.run(ended_by(what), "h100:2")
+def test_a_rank_that_ends_early_is_named(tmp_path, what, message):
+    pids = tmp_path / "pids"
+    ranks = virtualgpu.run(ended_by(what, pids), "h100:2")
     assert message in ranks[1].error and ranks[0].error
-    assert children() <= before
+    found = list(map(int, pids.read_text().split()))
+    assert len(found) == 4
+    until(lambda: all(map(over, found)))
 
 
-def children():
-    return {child.pid for child in psutil.Process().children(recursive=True)}
+def test_a_rank_that_exits_early_is_not_waited_for(tmp_path):
+    ranks = virtualgpu.run(ended_by(sys.exit, tmp_path / "pids"), "h100:2")
+    assert ranks[1].error is None and "rank 1 has ended" in ranks[0].error
 
 
 def test_a_function_returns_values_from_every_rank():

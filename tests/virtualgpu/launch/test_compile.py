@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import virtualgpu
 from virtualgpu.core import cards
 from virtualgpu.launch.cluster import parse
 from virtualgpu.launch.ranks import run_ranks
@@ -61,6 +62,19 @@ def test_a_fused_kernel_reads_its_input_and_writes_what_is_needed():
     assert fused.peak == eager.peak
     assert any("memory is that of eager mode" in one.text for one in fused.assumptions)
     assert any("taken as eager" in one.text for one in eager.assumptions)
+
+
+def test_the_kernels_of_a_step_are_the_fused_ones():
+    def program():
+        model = torch.compile(Norm().cuda())
+        for _ in range(3):
+            model(torch.ones(ROWS, WIDTH, device="cuda")).sum().backward()
+            virtualgpu.mark_step()
+
+    rank = run(program, fuse=True)
+    assert rank.account["step"]["count"] == 3
+    assert 3 * rank.account["step"]["kernel_seconds"] == pytest.approx(
+        sum(rank.busy.values()), rel=0.1)  # the first step also makes the model
 
 
 @pytest.mark.parametrize("mode, graphed", [("default", False), ("reduce-overhead", True)])

@@ -1,5 +1,6 @@
 """`--present auto` finds one rank per pipeline stage, or says how to name them."""
 
+import json
 import re
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from virtualgpu.launch import stages
+from virtualgpu.launch import command, stages
 from virtualgpu.launch.cluster import parse
 from virtualgpu.launch.ranks import run_ranks
 from virtualgpu.launch.settings import Settings
@@ -71,6 +72,17 @@ def test_one_rank_of_each_stage(capfd, program, ranks):
         everyone = run_ranks(parse("h100:4"), Settings(), program)
         assert [rank.seconds for rank in found] == pytest.approx(
             [everyone[rank].seconds for rank in ranks], rel=1e-9)
+
+
+@pytest.mark.parametrize("program, ranks", [(by_mesh, [0, 2]), (symmetric, [0])])
+def test_the_command_reports_those_ranks(tmp_path, capfd, monkeypatch, program, ranks):
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    script, report = tmp_path / "program.py", tmp_path / "report.json"
+    script.write_text(f"from {__name__} import {program.__name__}\n{program.__name__}()\n")
+    assert command.main(["--gpus", "h100:4", "--present", "auto", "--json", str(report),
+                         str(script)]) == 0
+    assert [rank["rank"] for rank in json.loads(report.read_text())["ranks"]] == ranks
+    assert "4 x virtual h100-80gb" in capfd.readouterr().err
 
 
 def test_stages_that_cannot_be_known_must_be_named():

@@ -47,7 +47,7 @@ def with_rank(account, rank, seconds=None, peak=None):
         other["step"]["seconds"] = seconds
     if peak is not None:
         other["memory"]["peak_allocated_bytes"] = peak
-    return Rank(account=other)
+    return Rank(rank, account=other)
 
 
 def test_the_slowest_and_the_fullest_rank_are_reported(account, capsys):
@@ -83,7 +83,7 @@ def test_the_first_step_is_left_out(count, words):
 def test_json_has_every_rank_and_is_replaced_in_one_step(account, tmp_path, monkeypatch):
     path = tmp_path / "report.json"
     path.write_text("old")
-    ranks = [with_rank(account, 0), Rank(error="Killed: by SIGKILL", status=137)]
+    ranks = [with_rank(account, 0), Rank(1, error="Killed: by SIGKILL", status=137)]
     report.write(str(path), parse("a100:2"), ranks)
     data = json.loads(path.read_text())
     assert (data["schema"], data["version"]) == ("virtualgpu.report", VERSION)

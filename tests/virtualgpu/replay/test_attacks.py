@@ -36,7 +36,7 @@ def tampering() -> None:
         setattr(collectives, name, nothing)
     gpu.matmul_seconds, gpu.READ_LATENCY, rules.moved = nothing, 0.0, nothing
     rules.RULES["aten.mm"] = rules.RULES["aten.addmm"] = lambda a, r: rules.Work(0)
-    mine.seconds, mine._launch = nothing, nothing
+    mine.seconds, mine.launch = nothing, nothing
     time.time = time.perf_counter = nothing
     programs.ddp()
     mine.busy.clear()

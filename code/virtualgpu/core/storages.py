@@ -1,0 +1,101 @@
+"""The memory of a virtual GPU: what each storage takes of it, for as long as the storage lives."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from virtualgpu.core.card import Card
+from virtualgpu.core.memory import Allocator, OutOfMemory
+
+if TYPE_CHECKING:
+    from virtualgpu.export.ledger import Ledger
+    from virtualgpu.export.trace import Recorder
+    from virtualgpu.replay.journal import Journal
+
+
+class Watcher(Protocol):
+    """Called after the allocator, with the identity of a storage and sizes in bytes."""
+
+    def allocated(self, key: int, size: int) -> None: ...
+
+    def released(self, key: int, size: int) -> None: ...
+
+    def resized(self, key: int, before: int, size: int) -> None: ...
+
+
+class Storages:
+    """Accounts for storages on one GPU."""
+
+    def __init__(self, card: Card) -> None:
+        super().__init__()
+        self.card = card
+        self.memory = Allocator(card.memory, card.context)
+        self.sizes: dict[int, int] = {}  # bytes of live storages, by identity
+        self.journal: Journal | None = None  # while the run is recorded
+        self.ledger: Ledger | None = None  # while the run is accounted for
+        self.recorder: Recorder | None = None  # while a trace is recorded
+
+    def watchers(self) -> list[Watcher]:
+        """Return whatever follows this GPU's memory now."""
+        return [one for one in (self.journal, self.ledger, self.recorder) if one is not None]
+
+    def take(self, size: int) -> None:
+        """Take memory that is not PyTorch's. Raises torch.OutOfMemoryError."""
+        try:
+            self.memory.take(size)
+        except OutOfMemory as error:
+            raise self._out_of_memory(error) from None
+
+    def allocate(self, size: int) -> None:
+        """Allocate memory that the caller releases. Raises torch.OutOfMemoryError."""
+        try:
+            self.memory.allocate(size)
+        except OutOfMemory as error:
+            if self.journal is not None:
+                self.journal.refused(size)
+            raise self._out_of_memory(error) from None
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Account for the tensor's memory until its storage dies. Raises torch.OutOfMemoryError."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self.sizes:
+            return
+        size = storage.nbytes()
+        self.allocate(size)
+        self.sizes[key] = size
+        for watcher in self.watchers():
+            watcher.allocated(key, size)
+        weakref.finalize(storage, self.release, key).atexit = False
+
+    def release(self, key: int) -> None:
+        """Release a storage's memory."""
+        size = self.sizes.pop(key)
+        self.memory.release(size)
+        for watcher in self.watchers():
+            watcher.released(key, size)
+
+    def resize(self, key: int, size: int) -> None:
+        """Account for a storage that is resized in place. Raises torch.OutOfMemoryError."""
+        before = self.sizes[key]
+        if size > before:
+            self.allocate(size)
+            self.memory.release(before)
+        else:
+            self.memory.release(before)
+            self.memory.allocate(size)
+        self.sizes[key] = size
+        for watcher in self.watchers():
+            watcher.resized(key, before, size)
+
+    def empty_cache(self) -> None:
+        """Return unused segments to CUDA."""
+        self.memory.release_cached()
+        if self.journal is not None:
+            self.journal.note("e")
+
+    def _out_of_memory(self, error: OutOfMemory) -> torch.OutOfMemoryError:
+        return torch.OutOfMemoryError(f"{error} [virtual {self.card.name}]")

@@ -1,0 +1,16 @@
+"""Write a file so that readers find either the complete new text or the old one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def save(path: Path, text: str) -> None:
+    """Replace a file atomically; nothing is left behind where that fails."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(text)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -65,8 +65,8 @@ def status_file(folder: Path) -> str:
     expect(rank.memory_total == total, f"memory_total is {rank.memory_total}, not {total}")
     expect(rank.on_card and rank.memory_peak < rank.memory_used < total,
            f"memory_used is {rank.memory_used}, the peak {rank.memory_peak}")
-    expect(rank.state == "done" and rank.iteration == 10 and not rank.modelled,
-           f"state {rank.state}, iteration {rank.iteration}, modelled {rank.modelled}")
+    expect(rank.state == "done" and rank.iteration == 10 and not rank.modeled,
+           f"state {rank.state}, iteration {rank.iteration}, modeled {rank.modeled}")
     return (f"{rank.device}, {rank.memory_used / 1e9:.2f} of {rank.memory_total / 1e9:.2f} GB used "
             f"on the GPU, PyTorch's peak {rank.memory_peak / 1e9:.2f} GB")
 

@@ -57,7 +57,7 @@ def save(page: Page, name: str, height: int = 860, width: int = WIDTH) -> None:
 
 def run(page: Page, *texts: str) -> None:
     for text in texts:
-        driver.run_cell(page, driver.number_of(page, text), 120)
+        driver.run_cell(page, driver.number_of(page, text))
 
 
 def put_at_top(page: Page, text: str, more: int = 0) -> None:
@@ -123,7 +123,7 @@ def job(page: Page, jupyter: Jupyter, home: Path) -> None:
 
 def wait(page: Page, text: str) -> None:
     cell = driver.number_of(page, text)
-    driver.until(page, lambda: "COMPLETED" in driver.run_cell(page, cell, 120).inner_text(), 400,
+    driver.until(page, lambda: "COMPLETED" in driver.run_cell(page, cell).inner_text(),
                  f"the end of the job of {text}")
 
 
@@ -135,7 +135,7 @@ def profile(page: Page, jupyter: Jupyter, home: Path) -> None:
     run(page, 'tensorboard.link("profiler")')
     with page.context.expect_page() as opened:
         page.locator(f"{driver.NOTEBOOK} a", has_text="Open the profiler").click()
-    frame = driver.profiler(opened.value, 90)
+    frame = driver.profiler(opened.value)
     frame.locator(".pielayer .slice").first.wait_for(timeout=60_000)
     opened.value.wait_for_timeout(2000)
     save(opened.value, "profiler", 840, 1720)

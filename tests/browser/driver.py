@@ -14,25 +14,39 @@ from playwright.sync_api import Frame, Locator, Page
 from lab.jupyter import Jupyter
 
 NOTEBOOK = ".jp-NotebookPanel:not(.lm-mod-hidden)"
+PATIENCE = 240  # seconds: only ends a test whose page is stuck, however slow the machine is
 # The notebook's own indicator says idle before there is a kernel; the status bar does not.
 IDLE = re.compile(r"^(?!No Kernel).* \| Idle$")
 
 
-def until(page: Page, done: Callable[[], object], seconds: float, what: str) -> None:
-    """Wait while the browser goes on working. Raises AssertionError that names `what`."""
+def until(page: Page, done: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
+    """Wait while the browser keeps working. Raises AssertionError that names `what`.
+
+    Args:
+        page: the page that must keep working.
+        done: returns whether the wait is over.
+        what: completes "not within 240 s: ...".
+        seconds: the safeguard, for a wait that may take even longer.
+    """
     deadline = time.monotonic() + seconds
     while not done():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}\n{shown(page)}"
         page.wait_for_timeout(100)  # not time.sleep: the page must go on
 
 
-def open_lab(page: Page, jupyter: Jupyter, path: str = "", seconds: float = 60) -> None:
+def shown(page: Page) -> str:
+    """Return the end of the text of each frame, to tell a stuck page from a slow one."""
+    return "\n".join(f"{frame.url}: ...{frame.locator('body').inner_text()[-1000:]}"
+                     for frame in page.frames)
+
+
+def open_lab(page: Page, jupyter: Jupyter, path: str = "", seconds: float = PATIENCE) -> None:
     """JupyterLab, at a file of its folder where `path` is given."""
     page.goto(f"{jupyter.root}/lab{'/tree/' if path else ''}{path}?reset&token={jupyter.token}")
     page.locator("#jp-main-dock-panel").wait_for(timeout=seconds * 1000)
 
 
-def open_notebook(page: Page, jupyter: Jupyter, path: str, seconds: float = 60) -> None:
+def open_notebook(page: Page, jupyter: Jupyter, path: str, seconds: float = PATIENCE) -> None:
     """Open a notebook, relative to the server's folder, and wait until its kernel is idle."""
     open_lab(page, jupyter, path, seconds)
     page.locator(NOTEBOOK).wait_for(timeout=seconds * 1000)
@@ -43,7 +57,7 @@ def open_notebook(page: Page, jupyter: Jupyter, path: str, seconds: float = 60) 
             select.first.click()
         return page.locator("#jp-main-statusbar").get_by_text(IDLE).count() > 0
 
-    until(page, ready, seconds, f"an idle kernel for {path}")
+    until(page, ready, f"an idle kernel for {path}", seconds)
 
 
 def code_cell(page: Page, n: int) -> Locator:
@@ -63,13 +77,13 @@ def prompt(page: Page, n: int) -> str:
     return code_cell(page, n).locator(".jp-InputPrompt").inner_text().strip()
 
 
-def run_cell(page: Page, n: int, seconds: float = 60) -> Locator:
+def run_cell(page: Page, n: int) -> Locator:
     """Run a code cell, wait for its end, return its output area."""
     cell, before = code_cell(page, n), prompt(page, n)
     cell.scroll_into_view_if_needed()
     cell.locator(".jp-InputArea-editor").click(position={"x": 5, "y": 5})
     page.keyboard.press("Control+Enter")
-    until(page, lambda: prompt(page, n) != before and re.search(r"\d", prompt(page, n)), seconds,
+    until(page, lambda: prompt(page, n) != before and re.search(r"\d", prompt(page, n)),
           f"the end of code cell {n}")
     return cell.locator(".jp-OutputArea")
 
@@ -86,19 +100,19 @@ def failures(page: Page) -> Locator:
                         has_text=re.compile("Traceback|✗"))
 
 
-def wait_for_output(page: Page, text: str, seconds: float = 60) -> Locator:
+def wait_for_output(page: Page, text: str) -> Locator:
     """The first output of the open notebook that holds `text`."""
     output = page.locator(f"{NOTEBOOK} .jp-OutputArea-output", has_text=text).first
-    output.wait_for(timeout=seconds * 1000)
+    output.wait_for(timeout=PATIENCE * 1000)
     return output
 
 
-def profiler(page: Page, seconds: float = 60) -> Frame:
+def profiler(page: Page) -> Frame:
     """The frame of TensorBoard's profiler tab, once a run is shown in it."""
     def frames() -> list[Frame]:
         return [one for one in page.frames if "plugin/pytorch_profiler" in one.url]
 
-    until(page, lambda: frames() and frames()[0].locator("text=Configuration").count(), seconds,
+    until(page, lambda: frames() and frames()[0].locator("text=Configuration").count(),
           "a run in the profiler's tab")
     return frames()[0]
 

@@ -98,6 +98,20 @@ class Traffic:
         self.errors.append(str(error.error))
 
 
+def new_context(browser: Browser, height: int = VIEWPORT["height"]) -> BrowserContext:
+    """Open a fresh browser profile, whose waits are as patient as the driver's.
+
+    Args:
+        browser: the running browser.
+        height: the height of its pages, in pixels.
+    """
+    from tests.browser.driver import PATIENCE
+
+    context = browser.new_context(viewport=VIEWPORT | {"height": height})
+    context.set_default_timeout(PATIENCE * 1000)
+    return context
+
+
 @pytest.fixture
 def traffic() -> Traffic:
     return Traffic()
@@ -106,7 +120,7 @@ def traffic() -> Traffic:
 @pytest.fixture
 def page(browser: Browser, traffic: Traffic) -> Iterator[Page]:
     """A page of a fresh browser profile. What it asks for is in the fixture `traffic`."""
-    context = browser.new_context(viewport=VIEWPORT)
+    context = new_context(browser)
     traffic.watch(context)
     yield context.new_page()
     context.close()
@@ -115,7 +129,7 @@ def page(browser: Browser, traffic: Traffic) -> Iterator[Page]:
 @pytest.fixture(scope="session")
 def common_context(browser: Browser) -> Iterator[BrowserContext]:
     """One browser profile for many tests, whose cache has the scripts that a page loads again."""
-    context = browser.new_context(viewport=VIEWPORT)
+    context = new_context(browser)
     yield context
     context.close()
 

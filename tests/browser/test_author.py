@@ -17,9 +17,9 @@ def test_a_source_opens_as_a_notebook(common_page, home, proxied, common_traffic
     page.locator(".jp-DirListing-item", has_text="03_multi_node.py").click(button="right")
     page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Open With$")).hover()
     page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Notebook$")).first.click()
-    page.locator(NOTEBOOK).wait_for(timeout=60_000)
+    page.locator(NOTEBOOK).wait_for()
     cells = page.locator(f"{NOTEBOOK} .jp-CodeCell")
-    until(page, lambda: cells.count() > 10, 30, "cells")
+    until(page, lambda: cells.count() > 10, "cells")
     sources = "\n".join(cells.evaluate_all("all => all.map(one => one.innerText)"))
     screenshot(page, "author")
     assert "!sbatch code/dp_two_nodes.sh" in sources and "%%writefile code/my_" in sources

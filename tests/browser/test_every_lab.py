@@ -20,17 +20,17 @@ def test_a_released_lab_is_whole_and_stops_at_its_first_question(path, common_pa
     texts = [cell.source for cell in lab_of(path).cells if cell.kind == "markdown"]
     figures = [part for text in texts for part in parts(text) if part.kind == "image"]
     pictures = page.locator(f"{NOTEBOOK} .jp-MarkdownCell img")
-    until(page, lambda: pictures.count() == len(figures), 30, f"{len(figures)} figures")
+    until(page, lambda: pictures.count() == len(figures), f"{len(figures)} figures")
     until(page, lambda: all(pictures.evaluate_all("all => all.map(one => one.naturalWidth > 0)")),
-          30, "whole pictures")
+          "whole pictures")
     assert all(pictures.evaluate_all("all => all.map(one => one.alt.length > 0)"))
     run_all(page)
     said = page.locator(f"{NOTEBOOK} .jp-OutputArea-output", has_text=TO_DO)
-    until(page, said.count, 120, "what is to be done at the first question")
+    until(page, said.count, "what is to be done at the first question")
     said.first.scroll_into_view_if_needed()
     screenshot(page, f"released-{path.stem}")
     last = page.locator(f"{NOTEBOOK} .jp-CodeCell").count() - 1
-    until(page, lambda: prompt(page, last) == "[ ]:", 10, "that nothing below it runs")
+    until(page, lambda: prompt(page, last) == "[ ]:", "that nothing below it runs")
     assert said.count() == failures(page).count() == 1
     assert page.locator(".jp-Dialog").count() == 0
     assert common_traffic.outside == [] and common_traffic.errors == []

@@ -57,10 +57,10 @@ def test_formgrader_shows_the_graded_submission_and_its_score(jupyter, page, tra
     page.locator(".lm-MenuBar-itemLabel", has_text=re.compile("^Nbgrader$")).click()
     page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Formgrader$")).click()
     frame = page.frame_locator("iframe[src*=formgrader]")
-    frame.locator("td", has_text=small_lab.NAME).first.wait_for(timeout=60_000)
+    frame.locator("td", has_text=small_lab.NAME).first.wait_for()
     screenshot(page, "formgrader_assignments")
     page.goto(f"{jupyter.root}/formgrader/manage_submissions/{small_lab.NAME}")
-    page.locator("tr", has_text="ada").wait_for(timeout=60_000)
+    page.locator("tr", has_text="ada").wait_for()
     screenshot(page, "formgrader_submissions")
     ada, grace, jane = (page.locator("tr", has_text=name).inner_text()
                         for name in ("ada", "grace", "jane"))
@@ -68,7 +68,7 @@ def test_formgrader_shows_the_graded_submission_and_its_score(jupyter, page, tra
     assert "needs manual grading" in grace and "2 / 5" in grace  # the check that hung wants a look
     assert "needs autograding" in jane and not re.search(r"\d / 5", jane)
     page.locator("tr", has_text="ada").locator("a").first.click()
-    page.locator("a", has_text=small_lab.NAME).first.wait_for(timeout=60_000)
+    page.locator("a", has_text=small_lab.NAME).first.wait_for()
     screenshot(page, "formgrader_student")
 
 
@@ -76,11 +76,11 @@ def test_the_instructor_sees_the_submission_with_its_checks(jupyter, page, scree
     sign_in(page, jupyter)
     page.goto(f"{jupyter.root}/formgrader/gradebook/{small_lab.NAME}/{small_lab.NAME}")
     link = page.locator("a.name-hidden", has_text="Submission #1")
-    link.wait_for(timeout=60_000)
+    link.wait_for()
     assert page.locator("a.name-hidden").count() == 2  # of three students, one has no notebook
     screenshot(page, "formgrader_gradebook")
     link.click()
-    page.locator(".nbgrader_cell").first.wait_for(timeout=60_000)
+    page.locator(".nbgrader_cell").first.wait_for()
     screenshot(page, "formgrader_notebook")
     assert "check.draw(20" in page.inner_text("body")  # hidden from students, not from him
     assert "global_batch" in page.inner_text("body")
@@ -92,7 +92,7 @@ def test_a_score_typed_by_hand_settles_what_could_not_be_checked(graded, jupyter
         (notebook,) = book.find_submission(small_lab.NAME, "grace").notebooks
     page.goto(f"{jupyter.root}/formgrader/submissions/{notebook.id}")
     score = page.locator("#batch-check.needs_manual_grade")
-    score.wait_for(timeout=60_000)
+    score.wait_for()
     with page.expect_response(lambda answer: answer.request.method == "PUT") as saved:
         score.fill("1")
         score.press("Tab")

@@ -119,9 +119,9 @@ def open_submission(page: Page, jupyter: Jupyter, course: Course) -> str:
         (notebook,) = book.find_submission(NAME, "eve").notebooks
         found = notebook.id
     page.goto(f"{jupyter.root}/formgrader/submissions/{found}/", wait_until="domcontentloaded")
-    page.locator("#why").wait_for(timeout=60_000)
+    page.locator("#why").wait_for()
     # When the scores have come from the server, formgrader's own scripts are at work.
-    page.locator("#why_extra_credit[placeholder]").wait_for(timeout=60_000)
+    page.locator("#why_extra_credit[placeholder]").wait_for()
     return found
 
 
@@ -142,7 +142,7 @@ def test_in_stock_formgrader_each_of_the_scripts_writes_a_file(graded, stock, pa
     open_submission(page, stock, graded)
     click_everything(page)
     everything = {*CLICKED, *BY_ITSELF}
-    until(page, lambda: written(stock.home) == everything, 60, f"all of {everything}")
+    until(page, lambda: written(stock.home) == everything, f"all of {everything}")
 
 
 def test_no_script_of_a_student_runs(graded, jupyter, signed_in, page):

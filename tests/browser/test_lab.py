@@ -32,8 +32,8 @@ def test_a_student_reads_the_lab_answers_and_looks_at_the_worked_notebook(
         common_page, course_jupyter, common_traffic, screenshot):
     page = common_page
     open_notebook(page, course_jupyter, LAB)
-    until(page, lambda: page.locator(f"{NOTEBOOK} img").count() == 3, 20, "the figures")
-    until(page, lambda: not broken_pictures(page), 20, "whole pictures")
+    until(page, lambda: page.locator(f"{NOTEBOOK} img").count() == 3, "the figures")
+    until(page, lambda: not broken_pictures(page), "whole pictures")
     screenshot(page, "lab-top")
     for text in ("os.chdir", "from labkit import check", "jobs.connect()"):
         run_cell(page, number_of(page, text))
@@ -45,7 +45,7 @@ def test_a_student_reads_the_lab_answers_and_looks_at_the_worked_notebook(
     screenshot(page, "lab-first-exercise")
     gets_a_hint_then_passes(page, screenshot)
     page.locator(f"{NOTEBOOK} a", has_text="worked notebook").first.click()
-    page.locator(NOTEBOOK, has_text="rank // ranks_per_node").first.wait_for(timeout=60_000)
+    page.locator(NOTEBOOK, has_text="rank // ranks_per_node").first.wait_for()
     screenshot(page, "lab-worked")
     assert common_traffic.outside == [] and common_traffic.errors == []
 
@@ -94,11 +94,11 @@ def test_a_student_submits_a_job_and_sees_its_curves(
         submitted = run_cell(page, number_of(page, text)).inner_text()
     job = re.search(r"Submitted batch job (\d+)", submitted).group(1)
     waiting = number_of(page, "job = jobs.wait()")
-    until(page, lambda: "COMPLETED" in run_cell(page, waiting, 90).inner_text(), 240, "its end")
+    until(page, lambda: "COMPLETED" in run_cell(page, waiting).inner_text(), "its end")
     assert "world size: 4" in run_cell(page, number_of(page, "!grep \"world size\"")).inner_text()
     run_cell(page, number_of(page, "times = [line.milliseconds for line in log"))
     run_cell(page, number_of(page, "plots.loss(first=log)"))
-    page.locator("img[alt^='Training loss over samples']").wait_for(timeout=20_000)
+    page.locator("img[alt^='Training loss over samples']").wait_for()
     screenshot(page, "lab-loss")
     run_cell(page, number_of(page, "tensorboard.link()"))
     with page.context.expect_page() as opened:
@@ -110,8 +110,8 @@ def test_a_student_submits_a_job_and_sees_its_curves(
 
 def curves(page, screenshot):
     """TensorBoard shows this run's loss."""
-    page.locator("text=lm loss").first.wait_for(timeout=60_000)
-    page.locator("text=dp_two_nodes").first.wait_for(timeout=20_000)
+    page.locator("text=lm loss").first.wait_for()
+    page.locator("text=dp_two_nodes").first.wait_for()
     screenshot(page, "lab-scalars")
 
 
@@ -123,7 +123,7 @@ def test_a_student_profiles_virtual_gpus_and_reads_the_views(
     for text in ("os.chdir", "from labkit import check", "jobs.connect()", "--profile-name four"):
         run_cell(page, number_of(page, text))
     waiting = number_of(page, "four = jobs.wait()")
-    until(page, lambda: "COMPLETED" in run_cell(page, waiting, 90).inner_text(), 240, "its end")
+    until(page, lambda: "COMPLETED" in run_cell(page, waiting).inner_text(), "its end")
     said = run_cell(page, number_of(page, "!grep -h \"NCCL INFO Channel 00 \"")).inner_text()
     assert "via P2P/IPC" in said and "[send] via NET/Socket/0" in said
     run_cell(page, number_of(page, "found.add((int(hop[1])"))
@@ -143,21 +143,21 @@ def views(page, screenshot):
     frame = profiler(page)
     for text in ("Tesla V100-SXM2-16GB (virtual)", "GPU Utilization", "0.0 %", "Execution Summary",
                  "Communication", "Performance Recommendation"):
-        frame.locator(f"text={text}").first.wait_for(timeout=60_000)
+        frame.locator(f"text={text}").first.wait_for()
     for view, selector in (("Overview", ".pielayer .slice"), ("Distributed", ".barlayer .point"),
                            ("Memory", ".scatterlayer .trace"), ("GPU Kernel", "text=volta_sgemm")):
         if view != "Overview":
             choose(page, frame, 1, view)
-        until(page, lambda s=selector: frame.locator(s).count(), 60, f"the view {view}")
+        until(page, lambda s=selector: frame.locator(s).count(), f"the view {view}")
         screenshot(page, f"lab-{view.lower().replace(' ', '-')}")
         if view == "Distributed":
             for rank in range(4):
                 label = frame.locator(f"text=run_four_gpu{rank}").first
-                label.wait_for(state="attached", timeout=20_000)
+                label.wait_for(state="attached")
     choose(page, frame, 1, "Trace")
-    until(page, lambda: any("trace_embedding" in one.url for one in page.frames), 60, "the trace")
+    until(page, lambda: any("trace_embedding" in one.url for one in page.frames), "the trace")
     viewer = next(one for one in page.frames if "trace_embedding" in one.url)
-    viewer.locator("canvas").first.wait_for(timeout=60_000)
+    viewer.locator("canvas").first.wait_for()
     screenshot(page, "lab-trace")
 
 
@@ -170,7 +170,7 @@ def test_the_worked_notebook_runs_from_the_first_to_the_last_cell(
     run_all(page)
     last = number_of(page, "!rm -rf megatron/checkpoints/dp_two_nodes")
     until(page, lambda: re.search(r"\[\d+\]", code_cell(page, last).inner_text())
-          or failures(page).count(), 400, "the end")
+          or failures(page).count(), "the end", 400)
     assert not failures(page).count(), failures(page).first.inner_text()
     assert page.locator(".jp-Dialog").count() == 0
     screenshot(page, "lab-end")

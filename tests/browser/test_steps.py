@@ -44,7 +44,7 @@ def look(figure, page):
     figure.get_by_label("one step on").click()
     assert figure.locator("output").inner_text() == "step 3 of 7, time 4 ms"
     figure.get_by_text("play").click()
-    until(page, lambda: slider.input_value() == "7", 20, "the player at the end")
+    until(page, lambda: slider.input_value() == "7", "the player at the end")
     assert figure.get_by_text("play").is_visible()
 
 

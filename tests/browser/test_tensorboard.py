@@ -55,7 +55,7 @@ def test_each_view_is_drawn_without_internet(view, tab, screenshot):
     choose(page, frame, 0, "small/run_small")
     choose(page, frame, 1, view)
     for selector, least in VIEWS[view].items():
-        until(page, lambda s=selector, n=least: drawn(frame, s) >= n, 60, f"{least} {selector}")
+        until(page, lambda s=selector, n=least: drawn(frame, s) >= n, f"{least} {selector}")
     screenshot(page, view)
 
 
@@ -64,16 +64,16 @@ def test_an_operator_s_call_stack_leads_to_the_trainer(tab):
     choose(page, frame, 1, "Operator")
     frame.locator("text=View CallStack").first.click()
     frame.locator("text=View call frames").first.click()
-    frame.locator("text=minimegatron/").first.wait_for(timeout=20_000)
+    frame.locator("text=minimegatron/").first.wait_for()
 
 
 def test_the_trace_shows_the_threads_of_a_rank(tab, screenshot):
     page, frame = tab
     choose(page, frame, 1, "Trace")
-    until(page, lambda: any("trace_embedding" in one.url for one in page.frames), 30, "the viewer")
+    until(page, lambda: any("trace_embedding" in one.url for one in page.frames), "the viewer")
     viewer = next(one for one in page.frames if "trace_embedding" in one.url)
-    viewer.locator("text=pt_gloo_runloop").first.wait_for(timeout=30_000)
-    until(page, lambda: drawn(viewer, "canvas") > 0, 30, "the tracks")
+    viewer.locator("text=pt_gloo_runloop").first.wait_for()
+    until(page, lambda: drawn(viewer, "canvas") > 0, "the tracks")
     screenshot(page, "Trace")
 
 
@@ -81,13 +81,13 @@ def test_two_runs_are_compared(tab, screenshot):
     page, frame = tab
     frame.locator("text=DIFF").first.click()
     lists = frame.locator(".MuiSelect-root")
-    until(page, lambda: lists.count() == 6, 20, "six lists")
+    until(page, lambda: lists.count() == 6, "six lists")
     for which, option in ((0, "small/run_small"), (1, "run_small_gpu0"), (2, "1"),
                           (3, "large/run_large"), (4, "run_large_gpu0"), (5, "1")):
         until(page, lambda w=which: "Mui-disabled" not in (lists.nth(w).get_attribute("class")),
-              20, f"list {which}")
+              f"list {which}")
         choose(page, frame, which, option)
-    until(page, lambda: drawn(frame, ".barlayer .point") > 2, 30, "the comparison")
+    until(page, lambda: drawn(frame, ".barlayer .point") > 2, "the comparison")
     screenshot(page, "Diff")
 
 
@@ -129,11 +129,11 @@ def test_a_notebook_s_links_and_the_launcher_s_card_open_this_workspace_s_runs(
     assert [one for one in traffic.failed if "/tensorboard/" in one] == []
     page.locator("#jp-main-dock-panel .lm-TabBar-addButton").first.click()
     card = page.locator(".jp-LauncherCard", has_text="TensorBoard")
-    card.wait_for(timeout=30_000)
+    card.wait_for()
     screenshot(page, f"launcher-{front}")
     with page.context.expect_page() as opened:
         card.click()
-    opened.value.locator("text=TensorBoard").first.wait_for(timeout=60_000)
+    opened.value.locator("text=TensorBoard").first.wait_for()
     opened.value.close()
 
 
@@ -146,16 +146,16 @@ def follow(page, links, jupyter, screenshot, name):
         return new.value
 
     curves = opened("Open TensorBoard")
-    curves.locator("text=lm loss").first.wait_for(timeout=60_000)
+    curves.locator("text=lm loss").first.wait_for()
     screenshot(curves, f"curves-{name}")
     curves.close()
     profiles = opened("Open the profiler")
     frame = profiler(profiles)
-    until(profiles, lambda: drawn(frame, ".pielayer .slice") > 0, 30, "the overview")
+    until(profiles, lambda: drawn(frame, ".pielayer .slice") > 0, "the overview")
     screenshot(profiles, f"profiler-{name}")
     profiles.close()
     log = opened("Open the log")
-    log.locator("text=the log of a job").wait_for(timeout=20_000)
+    log.locator("text=the log of a job").wait_for()
     log.close()
 
 
@@ -163,7 +163,7 @@ def follow(page, links, jupyter, screenshot, name):
 def test_the_links_work_in_notebook_7_too(page, runs, proxied, traffic, screenshot):
     notebook(runs, "links.ipynb", LINKS)
     page.goto(f"{proxied.root}/notebooks/notebooks/links.ipynb?token={proxied.token}")
-    page.locator(".jp-CodeCell").first.wait_for(timeout=60_000)
+    page.locator(".jp-CodeCell").first.wait_for()
     links = page.locator(".jp-CodeCell .jp-OutputArea")
 
     def shown():
@@ -172,13 +172,13 @@ def test_the_links_work_in_notebook_7_too(page, runs, proxied, traffic, screensh
         page.wait_for_timeout(1000)
         return links.locator("text=Open the log").count()
 
-    until(page, shown, 60, "the links")
+    until(page, shown, "the links")
     follow(page, links, proxied, screenshot, "notebook7")
     assert traffic.outside == [] and proxied.refused == []
 
 
 def test_a_request_that_would_leave_this_machine_is_stopped_and_seen(page, traffic):
     page.set_content("<img src='http://example.com/x.png'>")
-    until(page, lambda: traffic.failed, 20, "a failed request")
+    until(page, lambda: traffic.failed, "a failed request")
     assert traffic.outside == ["http://example.com/x.png"]
     assert "example.com" in traffic.failed[0]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser.driver import choose, profiler, until
+from tests.browser.fixtures import new_context
 from tests.browser.test_tensorboard import drawn
 from tests.virtualgpu.export.traced import traced  # noqa: F401  fixture
 
@@ -42,7 +43,7 @@ def tensorboard(chromium, traced):  # noqa: F811
 @pytest.fixture(scope="module")
 def tab(browser, tensorboard):
     """The tab of one page for all views: each reads the same traces."""
-    page = browser.new_context(viewport={"width": 1500, "height": 1300}).new_page()
+    page = new_context(browser, 1300).new_page()
     page.goto(f"{tensorboard}#pytorch_profiler")
     yield page, profiler(page)
     page.context.close()
@@ -55,7 +56,7 @@ def test_each_view_of_virtual_gpus_is_filled(view, tab, screenshot):
     page, frame = tab
     choose(page, frame, 1, view)
     for selector, least in VIEWS[view].items():
-        until(page, lambda s=selector, n=least: drawn(frame, s) >= n, 30, f"{least} {selector}")
+        until(page, lambda s=selector, n=least: drawn(frame, s) >= n, f"{least} {selector}")
     screenshot(page, f"virtual-{view.replace(' ', '-')}")
 
 
@@ -64,9 +65,9 @@ def test_each_view_of_virtual_gpus_is_filled(view, tab, screenshot):
 def test_the_trace_view_shows_streams_and_the_card_s_name(tab, screenshot):
     page, frame = tab
     choose(page, frame, 1, "Trace")
-    until(page, lambda: any("trace_embedding" in one.url for one in page.frames), 30, "the viewer")
+    until(page, lambda: any("trace_embedding" in one.url for one in page.frames), "the viewer")
     viewer = next(one for one in page.frames if "trace_embedding" in one.url)
     for text in ("stream 7: compute", "autograd (backward)", "rank 0: virtual v100-sxm2-16gb"):
-        viewer.locator(f"text={text}").first.wait_for(timeout=30_000, state="attached")
-    until(page, lambda: drawn(viewer, "canvas") > 0, 30, "the tracks")
+        viewer.locator(f"text={text}").first.wait_for(state="attached")
+    until(page, lambda: drawn(viewer, "canvas") > 0, "the tracks")
     screenshot(page, "virtual-Trace")

@@ -32,7 +32,7 @@ def test_the_rubric_is_below_the_answer_and_the_score_counts(jupyter, page, scre
         (notebook,) = book.find_submission(NAME, "ada").notebooks
     page.goto(f"{server.root}/formgrader/submissions/{notebook.id}")
     score = page.locator("#why.needs_manual_grade")
-    score.wait_for(timeout=60_000)
+    score.wait_for()
     box = page.locator(".panel-info", has_text="For graders")
     assert "names the slowest link" in box.inner_text()
     assert "Accept network." in box.inner_text()
@@ -45,7 +45,7 @@ def test_the_rubric_is_below_the_answer_and_the_score_counts(jupyter, page, scre
             locator.fill(text)
             locator.press("Tab")
         assert saved.value.ok
-    page.locator("#why:not(.needs_manual_grade)").wait_for(timeout=60_000)
+    page.locator("#why:not(.needs_manual_grade)").wait_for()
     assert run(course, "feedback", NAME).returncode == 0
     assert run(course, "export", program="nbgrader").returncode == 0
     row = table(course.root / "grades.csv")["ada"]

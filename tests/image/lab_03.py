@@ -39,7 +39,7 @@ def train(page: Page, server: Server,
     said = run_cell(page, number_of(page, "!sbatch code/dp_two_nodes.sh")).inner_text()
     assert re.search(r"Submitted batch job \d+", said)
     waiting = number_of(page, "job = jobs.wait()")
-    until(page, lambda: "COMPLETED" in run_cell(page, waiting, 90).inner_text(), 240, "its end")
+    until(page, lambda: "COMPLETED" in run_cell(page, waiting).inner_text(), "its end")
 
 
 def tensorboard(page: Page, screenshot: Callable[[Page, str], None]) -> str:

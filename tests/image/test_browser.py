@@ -19,7 +19,7 @@ def test_a_student_submits_lab_03s_job_and_sees_its_loss(container, page, traffi
     assert len(losses) == 15 and losses[-1] < losses[0] - 1
     run_cell(page, number_of(page, "times = [line.milliseconds for line in log"))
     run_cell(page, number_of(page, "plots.loss(first=log)"))
-    page.locator("img[alt^='Training loss over samples']").wait_for(timeout=20_000)
+    page.locator("img[alt^='Training loss over samples']").wait_for()
     code_cell(page, number_of(page, "plots.loss(first=log)")).scroll_into_view_if_needed()
     screenshot(page, "image-lab-03")
     address = lab_03.tensorboard(page, screenshot)

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from tests.browser.driver import until
+from tests.browser.fixtures import new_context
 from tests.image import lab_03
 from tests.image.hub import running
 
@@ -31,7 +32,7 @@ def contexts(hub, browser):
 
     def context(user):
         if user not in found:
-            found[user] = browser.new_context(viewport={"width": 1500, "height": 1000})
+            found[user] = new_context(browser)
             hub.log_in(found[user], user).close()
         return found[user]
 
@@ -50,7 +51,7 @@ def test_a_student_works_in_lab_03_behind_the_hub(hub, contexts, screenshot, say
     page.keyboard.press("Control+s")
     page.locator(".jp-NotebookPanel-toolbar").first.wait_for()
     until(page, lambda: "guess_milliseconds = 300" in hub.inside(
-        "ada", f"cat {BELOW}/{lab_03.NAME}.ipynb").stdout, 30, "the saved notebook")
+        "ada", f"cat {BELOW}/{lab_03.NAME}.ipynb").stdout, "the saved notebook")
     screenshot(page, "hub-lab-03")
 
 
@@ -125,7 +126,7 @@ def test_the_instructor_collects_and_grades(hub, contexts, screenshot):
     (ada,) = [row for row in grades if (row["student"], row["lab"]) == ("ada", lab_03.NAME)]
     assert ada["state"] == "graded" and float(ada["score"]) > 0, ada
     page.goto(f"{hub.root}/user/prof/formgrader/manage_submissions/{lab_03.NAME}")
-    page.locator("tr", has_text="ada").wait_for(timeout=60_000)
+    page.locator("tr", has_text="ada").wait_for()
     screenshot(page, "hub-formgrader")
 
 
@@ -133,6 +134,6 @@ def test_a_stopped_server_stops_in_order_and_its_home_stays(hub, contexts):
     page = contexts("ada").new_page()
     page.goto(f"{hub.root}/hub/home")
     page.locator("#stop").click()
-    page.locator("#start", has_text="Start").wait_for(timeout=60_000)
+    page.locator("#start", has_text="Start").wait_for()
     assert hub.container("ada") not in hub.podman("ps", "--all", "--format", "{{.Names}}").split()
     assert "labs-ada" in hub.podman("volume", "ls", "--quiet").split()

@@ -115,7 +115,6 @@ def test_a_tiny_model_computes_its_losses():
 
 @pytest.mark.parametrize(("model", "peaks"), [("llama", (1055, 1055)), ("gpt2", (727, 986))])
 def test_hugging_face_models(model, peaks):
-    pytest.importorskip("transformers")
     (text,) = printed("hugging_face", model)
     assert text == "".join(f"step {step}: loss ?, {peak} MiB\n" for step, peak in enumerate(peaks))
 

@@ -27,8 +27,6 @@ ALONE = [("features", "streams", 1), ("gpt", "--dtype=float16", 1), ("hugging_fa
     ("sharded", name, ranks) for name, ranks in SHARDED.items())], ids=str)
 def test_the_price_is_what_the_script_s_run_said(case):
     name, *arguments, ranks = case
-    if name == "hugging_face":
-        pytest.importorskip("transformers")
     program = script(str(SCRIPTS / f"{name}.py"), arguments)
 
     def quietly():

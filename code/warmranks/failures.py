@@ -40,6 +40,10 @@ class RanksTimeout(RankError, TimeoutError):
         self.stacks = stacks
 
 
+class RanksDeadlock(RanksTimeout):
+    """All ranks that still ran waited for others, so none would ever have gone on."""
+
+
 def failure(run: Run, report: Report) -> RankError | None:
     """Return the error that a report amounts to; None where all ranks returned."""
     if report.problem:
@@ -77,27 +81,29 @@ def _ranks(ranks: list[int]) -> str:
 def _timeout(run: Run, report: Report) -> RanksTimeout:
     stacks = {rank: stack_text(one.stack) for rank, one in enumerate(report.outcomes)
               if one.state == "running"}
-    lines = [f"{_ranks(list(stacks))} of {run.ranks} did not finish within {run.timeout:g} s"]
+    lines = [f"{_ranks(list(stacks))} of {run.ranks} wait for ranks that never get there" if
+             report.deadlock else
+             f"{_ranks(list(stacks))} of {run.ranks} did not finish within {run.timeout:g} s"]
     for rank, one in enumerate(report.outcomes):
         if one.state != "running":
             lines.append(f"rank {rank} {one.state} after {one.seconds:.1f} s")
         else:
             inner = _frames(one.stack)
             where = f"is in {inner[-1][2]}" if inner else "is outside of Python"
+            if one.waits:
+                where = f"waits in {one.waits}"
             lines += [f"rank {rank} {where}:", stacks[rank].rstrip()]
-    return RanksTimeout("\n".join(lines), stacks)
+    kind = RanksDeadlock if report.deadlock else RanksTimeout
+    return kind("\n".join(lines), stacks)
 
 
 def _frames(stack: str) -> list[tuple[str, int, str]]:
     """Return (file, line, function) of the frames in faulthandler's text, innermost last."""
     found = [FRAME.match(line) for line in stack.splitlines()]
     frames = [(one["file"], int(one["line"]), one["name"]) for one in found if one]
-    kept = []
-    for frame in frames:  # innermost first: ours are the outermost
-        if frame[0].startswith(OURS):
-            break
-        kept.append(frame)
-    return kept[::-1]
+    frames.reverse()
+    ours = [number for number, frame in enumerate(frames) if frame[0].startswith(OURS)]
+    return [frame for frame in frames[ours[0] if ours else 0:] if not frame[0].startswith(OURS)]
 
 
 def stack_text(stack: str) -> str:
@@ -116,14 +122,9 @@ def stack_text(stack: str) -> str:
     return "\n".join(lines)
 
 
-def traceback_text(error: BaseException, skip: int = 1) -> str:
-    """Return an exception's traceback without its outermost frames, which are ours.
-
-    Args:
-        error: as it was caught.
-        skip: the number of frames to leave out.
-    """
-    for _ in range(skip):
-        if error.__traceback__ and error.__traceback__.tb_next:
-            error.__traceback__ = error.__traceback__.tb_next
+def traceback_text(error: BaseException) -> str:
+    """Return an exception's traceback without its outermost frames, which are ours."""
+    while (error.__traceback__ and error.__traceback__.tb_next
+           and error.__traceback__.tb_frame.f_code.co_filename.startswith(OURS)):
+        error.__traceback__ = error.__traceback__.tb_next
     return "".join(traceback.format_exception(error))

@@ -32,10 +32,12 @@ from warmranks.processes import (
 )
 from warmranks.rank import STACK_SIGNAL, be, environment, parsed
 from warmranks.requests import CHUNK, Outcome, Report, Run, receive, send
+from warmranks.waiting import Board, Stall, sit
 
 LINGER = 0.2  # seconds for other ranks' failures to arrive, after the first
 PATIENCE = 30  # seconds that torchrun leaves ranks between SIGTERM and SIGKILL
 STACK_SECONDS = 2.0
+GLANCE = 0.1  # seconds between two looks for a deadlock
 
 
 class Abandoned(Exception):
@@ -79,6 +81,9 @@ class Manager:
         # Plain files: the grading sandbox refuses memfd_create.
         self.stacks = [tempfile.TemporaryFile() for _ in range(self.count)]  # noqa: SIM115
         self.selector = selectors.DefaultSelector()
+        self.board = Board(self.count)
+        self.stall = None if run.stall is None else Stall(self.board, run.stall)
+        self.deadlock = False
         self.cause: int | None = None
         self.terminated = False
         self.store: Any = None
@@ -100,7 +105,7 @@ class Manager:
                 self._end_program()
             else:
                 kill_all(set(self.pids))
-        return Report(self.outcomes, self.cause, timed_out)
+        return Report(self.outcomes, self.cause, timed_out, self.deadlock)
 
     def _load(self) -> tuple[Callable, tuple]:
         """Import the function here, once for all ranks."""
@@ -144,6 +149,7 @@ class Manager:
                     os.close(reader)
                     if other != rank:
                         os.close(writer)
+                sit(self.board, rank)
                 be(self.run, task, more, pipes[rank][1], self.stacks[rank].fileno(), manager)
             self.pids[pid] = rank
         self.selector.register(wake, selectors.EVENT_READ, "wake")
@@ -170,12 +176,16 @@ class Manager:
                               wait_for_workers=False, master_listen_fd=listener.detach())
 
     def _watch(self, deadline: float) -> bool:
-        """Wait until all ranks have ended, or the first failed. Return False at the deadline."""
+        """Wait until all ranks have ended, or the first failed. Return False at the deadline, or
+        when they wait for each other."""
         while any(one.state == "running" for one in self.outcomes):
             left = deadline - time.monotonic()
             if left <= 0:
                 return self.cause is not None
-            self._look(left)
+            self._look(left if self.stall is None else min(left, GLANCE))
+            if self.stall is not None and self.cause is None and self.stall.found(self._running()):
+                self.deadlock = True
+                return False
             if self.cause is None and (failed := self._failed()):
                 self.cause = failed[0]
                 if self.run.is_program:
@@ -186,6 +196,11 @@ class Manager:
         if self.cause is not None and not self.run.is_program:
             self.cause = self._first()
         return True
+
+    def _running(self) -> dict[int, int]:
+        """Return the process ids, by rank, of the ranks that still run."""
+        return {rank: pid for pid, rank in self.pids.items()
+                if self.outcomes[rank].state == "running"}
 
     def _failed(self) -> list[int]:
         return [rank for rank, one in enumerate(self.outcomes)
@@ -237,11 +252,12 @@ class Manager:
 
     def _take_stacks(self) -> None:
         """Ask every rank that still runs for its Python frames."""
-        asked = {pid: rank for pid, rank in self.pids.items()
-                 if self.outcomes[rank].state == "running"}
-        signal_all(set(asked), STACK_SIGNAL)
+        asked = self._running()
+        for rank in asked:
+            _, self.outcomes[rank].waits = self.board.read(rank)
+        signal_all(set(asked.values()), STACK_SIGNAL)
         deadline = time.monotonic() + STACK_SECONDS
-        missing = set(asked.values())
+        missing = set(asked)
         while missing and time.monotonic() < deadline:
             for rank in list(missing):
                 stack = self.stacks[rank].fileno()

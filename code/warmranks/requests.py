@@ -30,6 +30,7 @@ class Run:
         sources: `linecache` entries of code that is in no file, for tracebacks.
         timeout: seconds until all ranks are killed.
         umask: of new files.
+        stall: seconds after which ranks that all wait for each other are a deadlock; None: never.
     """
 
     task: bytes
@@ -43,6 +44,7 @@ class Run:
     sources: dict[str, Any]
     timeout: float
     umask: int
+    stall: float | None = None
 
 
 @dataclass
@@ -56,6 +58,7 @@ class Outcome:
         traceback: of the exception, without our own frames.
         code: the exit code of a process that ended; negative for a signal.
         stack: where a running rank was at the timeout, as faulthandler prints it.
+        waits: what a running rank waited for at the timeout.
         seconds: elapsed time at its end.
     """
 
@@ -65,6 +68,7 @@ class Outcome:
     traceback: str = ""
     code: int | None = None
     stack: str = ""
+    waits: str = ""
     seconds: float = 0.0
 
 
@@ -75,13 +79,15 @@ class Report:
     Attributes:
         outcomes: one per rank.
         cause: the rank whose failure ended the run.
-        timed_out: whether the run was ended at its timeout.
+        timed_out: whether the run was ended at its timeout, or before it by a deadlock.
+        deadlock: whether all ranks that still ran waited for each other.
         problem: why no rank was started: a traceback.
     """
 
     outcomes: list[Outcome]
     cause: int | None = None
     timed_out: bool = False
+    deadlock: bool = False
     problem: str = ""
 
 

@@ -17,12 +17,16 @@ from typing import Any
 
 from warmranks import pickling
 from warmranks.failures import RankError, failure
+from warmranks.recording import recorded
+from warmranks.records import Record
 from warmranks.requests import LARGEST_PACKET, READY, Report, Run, receive, send
 
 # Creating an optimizer imports torch._dynamo, which takes a second of CPU time.
-TORCH = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
+TORCH = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo",
+         "warmranks.recorder")
 START = ("import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
          "from warmranks.forking import main; main()")
+STALL = 3.0  # seconds
 # A library that starts threads when it is imported would make every fork unsafe.
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
                                      "NUMEXPR_NUM_THREADS")}
@@ -72,7 +76,8 @@ class ForkServer:
 
     def run_ranks(self, function: Callable, ranks: int, /, *arguments: Any, timeout: float = 60.0,
                   backend: str | None = "gloo", env: Mapping[str, str] | None = None,
-                  cwd: str | Path | None = None, stdout: int = 1, stderr: int = 2) -> list[Any]:
+                  cwd: str | Path | None = None, stdout: int = 1, stderr: int = 2,
+                  stall: float | None = None) -> list[Any]:
         """Call `function(*arguments)` on every rank and return the list of its return values.
 
         Each rank is a process with one torch thread, torchrun's variables in its environment, and
@@ -89,22 +94,48 @@ class ForkServer:
             cwd: the working directory; this process's by default.
             stdout: the descriptor that takes the ranks' standard output.
             stderr: the descriptor that takes their standard error.
+            stall: seconds after which ranks that all declare to wait for others (`waiting`) are a
+                deadlock; None: only the timeout ends them.
 
         Raises:
             RankError: a rank raised an exception or died, with its traceback in the message; or
                 its return value cannot be sent.
+            RanksDeadlock: all ranks that still ran waited for others.
             RanksTimeout: ranks were still running at the timeout; the message says where.
             TypeError: the function or an argument cannot be sent to another process.
         """
         if ranks < 1:
             raise ValueError(f"ranks={ranks}: at least 1 is needed")
         run = self._request((function, arguments), ranks, timeout, dict(os.environ) | dict(
-            env or {}), cwd, backend=backend)
+            env or {}), cwd, backend=backend, stall=stall)
         with open(os.devnull) as nothing:
             report = self._send(run, [nothing.fileno(), stdout, stderr])
         if error := failure(run, report):
             raise error
         return [pickling.loads(one.value) for one in report.outcomes]
+
+    def record_ranks(self, function: Callable, ranks: int, /, *arguments: Any,
+                     keywords: Mapping[str, Any] | None = None, stall: float = STALL,
+                     env: Mapping[str, str] | None = None, **options: Any) -> list[Record]:
+        """Call `function(*arguments)` on every rank, and return what each rank did.
+
+        The ranks use gloo, and a record is kept of what they ask torch.distributed for. It is kept
+        in their own processes: code that wants to can forge it.
+
+        Args:
+            function: called on each rank.
+            ranks: the number of ranks, at least 1.
+            *arguments: of the function, the same on each rank; copies.
+            keywords: of the function, too.
+            stall: as `run_ranks` takes it.
+            env: variables that are added to this process's environment.
+            **options: as `run_ranks` takes them.
+
+        Raises what `run_ranks` raises.
+        """
+        return self.run_ranks(recorded, ranks, function, dict(keywords or {}), *arguments,
+                              backend=None, stall=stall,
+                              env={"GLOO_SOCKET_IFNAME": "lo"} | dict(env or {}), **options)
 
     def run_program(self, main: Callable, argv: Sequence[str], *arguments: Any, ranks: int = 0,
                     timeout: float = 300.0, env: Mapping[str, str] | None = None,
@@ -148,12 +179,13 @@ class ForkServer:
 
     def _request(self, task: tuple[Callable, tuple], ranks: int, timeout: float,
                  env: dict[str, str], cwd: str | Path | None, backend: str | None = None,
-                 argv: list[str] | None = None) -> Run:
+                 argv: list[str] | None = None, stall: float | None = None) -> Run:
         content = pickling.dumps(task)
         umask = os.umask(0)
         os.umask(umask)
         return Run(content, ranks, backend, argv is not None, argv or [], env,
-                   str(cwd or Path.cwd()), list(sys.path), pickling.sources(), timeout, umask)
+                   str(cwd or Path.cwd()), list(sys.path), pickling.sources(), timeout, umask,
+                   stall)
 
     def _send(self, run: Run, files: list[int]) -> Report:
         """Have the server carry out a run; when this returns or raises, no rank is left."""
@@ -220,5 +252,11 @@ def run_program(main: Callable, argv: Sequence[str], *arguments: Any, **options:
     return default_server().run_program(main, argv, *arguments, **options)
 
 
+def record_ranks(function: Callable, ranks: int, /, *arguments: Any, **options: Any
+                 ) -> list[Record]:
+    return default_server().record_ranks(function, ranks, *arguments, **options)
+
+
 run_ranks.__doc__ = ForkServer.run_ranks.__doc__
+record_ranks.__doc__ = ForkServer.record_ranks.__doc__
 run_program.__doc__ = ForkServer.run_program.__doc__

@@ -7,6 +7,7 @@ sandbox is given up.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from grader import cleaning
@@ -14,7 +15,7 @@ from grader.run.channel import BrokenChannel, ChannelError
 from grader.run.measure import Unmeasured
 from grader.run.proxies import name_of
 from labcore.errors import LabError
-from labkit.check import wire
+from labkit.check import on_ranks, wire
 from labkit.check.kernel import Kernel
 from labkit.check.sides import LONGEST_NAME, MOST_NAMES, Raised
 from labkit.guest import protocol
@@ -71,6 +72,25 @@ class Remote:
         return self._arrived(self._request(
             "call", name=name, arguments=wire.dumps(tuple(arguments)).decode(),
             keywords=wire.dumps(dict(keywords)).decode()))
+
+    def ranks(self, function: Any, ranks: int, arguments: Sequence[Any],
+              keywords: Mapping[str, Any], seconds: float) -> on_ranks.Run:
+        name = name_of(function)
+        if name is None:
+            return Kernel().ranks(function, ranks, arguments, keywords, seconds)
+        outcome = self._arrived(self._request(
+            "ranks", name=name, ranks=ranks, arguments=wire.dumps(tuple(arguments)).decode(),
+            keywords=wire.dumps(dict(keywords)).decode(), seconds=seconds))
+        if isinstance(outcome, Raised):
+            return on_ranks.Run(on_ranks.RAISED, str(outcome))
+        try:
+            done = on_ranks.read(outcome, ranks)
+        except on_ranks.Forged as error:
+            raise self._broken() from error
+        if done.state == on_ranks.LATE:  # no verdict: another machine might have been fast enough
+            self.unmeasured = f"out of time on {ranks} ranks ({seconds:g} s)"
+            raise Lost
+        return replace(done, text=cleaning.words(done.text, on_ranks.MOST_TEXT))
 
     def title(self, function: Any) -> str:
         name = name_of(function)

@@ -96,3 +96,83 @@ def patient() -> None:
     if os.environ["RANK"] == "1":
         sys.exit(3)
     time.sleep(1000)
+
+
+def around_the_ring(length: int) -> list[float]:
+    """Add all ranks' tensors by sending them around."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mine = torch.full((length,), rank + 1.0)
+    total, passed = mine.clone(), mine
+    for _ in range(world - 1):
+        sent, passed = dist.isend(passed, (rank + 1) % world), torch.empty(length)
+        dist.recv(passed, (rank - 1) % world)
+        sent.wait()
+        total += passed
+    return total.tolist()
+
+
+def skips_a_collective(rank: int) -> None:
+    if dist.get_rank() != rank:
+        dist.all_reduce(torch.ones(3))
+
+
+def waits_for_a_slow_rank(seconds: float) -> int:
+    if dist.get_rank() == 0:
+        time.sleep(seconds)
+    dist.barrier()
+    return dist.get_rank()
+
+
+def waits_for_a_busy_rank(seconds: float) -> int:
+    if dist.get_rank() == 0:
+        until = time.process_time() + seconds
+        while time.process_time() < until:
+            torch.ones(100, 100) @ torch.ones(100, 100)
+    dist.barrier()
+    return dist.get_rank()
+
+
+def overlaps(size: int) -> None:
+    """Multiply two matrices before, during, and after an all-reduce."""
+    matrix = torch.ones(size, size)
+    matrix @ matrix
+    work = dist.all_reduce(torch.ones(5), async_op=True)
+    matrix @ matrix
+    work.wait()
+    matrix @ matrix
+
+
+def calls_everything() -> None:
+    """Call each kind of collective once, with two float32 elements for each rank."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mine, whole = torch.ones(2), torch.ones(2 * world)
+    pieces = list(torch.ones(world, 2))
+    dist.all_reduce(mine)
+    dist.broadcast(mine, 1)
+    dist.reduce(mine, 1)
+    dist.all_gather(pieces, mine)
+    dist.all_gather_single(whole, mine)
+    dist.reduce_scatter(mine, pieces)
+    dist.reduce_scatter_single(mine, whole)
+    dist.gather(mine, pieces if rank == 1 else None, 1)
+    dist.scatter(mine, pieces if rank == 1 else None, 1)
+    dist.all_to_all_single(whole.clone(), whole)
+    dist.barrier()
+    pair = dist.new_group([1, 2])
+    if rank in (1, 2):
+        dist.all_reduce(mine, group=pair)
+        if rank == 1:
+            dist.send(mine, 2)
+        else:
+            dist.recv(mine)
+
+
+def data_parallel(size: int) -> float:
+    """Run one backward pass of torch's DistributedDataParallel in several buckets."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(size, size, bias=False) for _ in range(6)]
+    model = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Sequential(*layers), bucket_cap_mb=4 * size * size / 2**20)
+    for _ in range(2):  # buckets are rebuilt after the first pass
+        model(torch.full((4, size), dist.get_rank() + 1.0)).sum().backward()
+    return model.module[0].weight.grad.norm().item()

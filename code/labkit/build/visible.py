@@ -59,5 +59,5 @@ def _given(cell: Cell) -> Iterator[ast.expr]:
     for call in check_calls(cell):
         yield from (call.arguments[name] for name in EXPECTED if name in call.arguments)
         hints = resolved(call.arguments.get("hints"), cell)
-        if isinstance(hints, ast.Dict) and call.function in ("function", "schedule"):
+        if isinstance(hints, ast.Dict) and call.function in ("function", "ranks", "schedule"):
             yield from hints.values

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from labkit.check.checks import Failed, call, compare, function, raises, that, value
+    from labkit.check.distributed import ranks
     from labkit.check.draws import between, draw
     from labkit.check.job import script
     from labkit.check.masking import mask
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
     from labkit.check.pipelines import schedule
 
 __all__ = ["Failed", "between", "call", "compare", "draw", "figures", "function", "mask", "part",
-           "parts", "raises", "schedule", "script", "that", "value"]
+           "parts", "raises", "ranks", "schedule", "script", "that", "value"]
 _MODULES = {"between": "draws", "draw": "draws", "figures": "measure", "mask": "masking",
-            "part": "partial", "parts": "partial", "schedule": "pipelines", "script": "job"}
+            "part": "partial", "parts": "partial", "ranks": "distributed",
+            "schedule": "pipelines", "script": "job"}
 
 
 def __getattr__(name: str) -> Any:

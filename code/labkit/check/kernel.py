@@ -12,6 +12,7 @@ from labkit.check.sides import SEED_VARIABLE, Raised, called, title, use_by_defa
 
 if TYPE_CHECKING:
     from labkit.check.masking import Masks
+    from labkit.check.on_ranks import Run
 
 
 class Kernel:
@@ -34,6 +35,14 @@ class Kernel:
         else:
             result = self.masks.watched(function, lambda: called(function, given, words))
         return result if isinstance(result, Raised) else wire.copy(result)
+
+    def ranks(self, function: Any, ranks: int, arguments: Sequence[Any],
+              keywords: Mapping[str, Any], seconds: float) -> Run:
+        from labkit.check import on_ranks
+
+        given, words = wire.copy((tuple(arguments), dict(keywords)))
+        masked = self.masks.names if self.masks else ()
+        return on_ranks.read(on_ranks.run(function, ranks, given, words, seconds, masked), ranks)
 
     def title(self, function: Any) -> str:
         return title(function)

@@ -10,7 +10,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from labkit.check.on_ranks import Run
 
 SEED_VARIABLE = "LAB_CHECK_SEED"
 MOST_NAMES, LONGEST_NAME = 100, 100  # of an exception's classes; letters of a name
@@ -39,6 +42,11 @@ class Side(Protocol):
     def call(self, function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
              ) -> Any | Raised:
         """Call a student's function (or a driver) with copies; its result, or what it raised."""
+
+    def ranks(self, function: Any, ranks: int, arguments: Sequence[Any],
+              keywords: Mapping[str, Any], seconds: float) -> Run:
+        """Call a student's function (or a driver) on ranks, each with copies of the arguments; end
+        them after `seconds`."""
 
     def title(self, function: Any) -> str:
         """What the student calls this function."""

@@ -22,8 +22,8 @@ class Guest:
     def __init__(self, shell: Shell, capture: Capture) -> None:
         self.shell, self.capture = shell, capture
         self.does: dict[str, Callable[..., dict[str, Any]]] = {
-            "value": self.value, "call": self.call, "kind": self.kind, "title": self.title,
-            "script": self.script, "ready": dict}
+            "value": self.value, "call": self.call, "ranks": self.ranks, "kind": self.kind,
+            "title": self.title, "script": self.script, "ready": dict}
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """The response to one request."""
@@ -56,6 +56,22 @@ class Guest:
                                 wire.loads(keywords.encode())))
         except BaseException as error:  # KeyboardInterrupt and the like end no check either
             return {"raised": coded(raised(error))}
+
+    def ranks(self, name: str, ranks: int, arguments: str, keywords: str, seconds: float
+              ) -> dict[str, Any]:
+        from labkit.check import on_ranks
+
+        try:
+            function = self.shell.user_ns[name]
+            outcome = on_ranks.run(function, ranks, wire.loads(arguments.encode()),
+                                   wire.loads(keywords.encode()), seconds)
+        except KeyError:
+            return {"raised": coded(raised(NameError(f"name {name!r} is not defined")))}
+        except wire.CannotCross as error:
+            return {"cannot": str(error)}
+        except BaseException as error:
+            return {"raised": coded(raised(error))}
+        return sent(outcome)
 
     def kind(self, name: str) -> dict[str, Any]:
         if name not in self.shell.user_ns:

@@ -1,0 +1,122 @@
+"""`check.ranks`: a driver on real ranks. docs/writing-labs.md is the guide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from labkit.check.checks import Case, Failed, arguments_of, passed, shown, spelled
+from labkit.check.on_ranks import DEADLOCK, LATE, MOST_RANKS, RETURNED, Run
+from labkit.check.same import NEAR, difference
+from labkit.check.sides import side
+from labkit.check.wire import CannotCross
+
+SECONDS = 40.0  # for the ranks of one case; a deadlock is found long before
+Expected = Sequence[Sequence[Any]] | Callable[..., Sequence[Any]]
+
+
+def ranks(driver: Any, cases: Sequence[Case], expected: Expected, *,
+          ranks: int | Sequence[int] = 4, hints: Mapping[str, Any] | None = None,
+          rel: float = NEAR, seconds: float = SECONDS) -> list[Run]:
+    """Run a driver on ranks with torch.distributed, and assert what it returns on each of them.
+
+    Every rank is a process of its own; the default process group uses gloo. The driver is called
+    on each with the same arguments, and asks torch.distributed for its rank.
+
+    Args:
+        driver: uses the student's names and returns plain values.
+        cases: its arguments: dicts of keywords, or sequences of positional arguments.
+        expected: a function of (number of ranks, **case) that returns a value for each rank. Where
+            `ranks` is one number, it may be a list with such a list for each case.
+        ranks: how many, or several numbers, each of which every case runs with.
+        hints: texts with the wrong values that each is for, given as `expected` is, or with
+            "deadlock".
+        rel: the relative tolerance of numbers.
+        seconds: for each case, until ranks that still run are ended.
+
+    Returns:
+        What the ranks did, in the order of `ranks`, and for each number in the order of the cases.
+        The record of communication comes from the student's process, which can forge it.
+
+    Raises Failed at the first case that does not hold.
+    """
+    numbers = [ranks] if isinstance(ranks, int) else list(ranks)
+    if not cases or not numbers:
+        raise ValueError("check.ranks: no cases, so nothing would be checked")
+    for number in numbers:
+        if not 1 <= number <= MOST_RANKS:
+            raise ValueError(f"check.ranks: ranks={number}: give 1 to {MOST_RANKS}")
+    runs = []
+    for number in numbers:
+        for place, case in enumerate(cases):
+            done = _run(driver, number, case, seconds, hints or {})
+            _judge(driver, number, case, place, done, expected, hints or {}, rel)
+            runs.append(done)
+    counts = " and ".join(filter(None, (", ".join(map(str, numbers[:-1])), str(numbers[-1]))))
+    passed(f"{side().title(driver)}: right on {counts} ranks in {len(cases)} "
+           f"case{'s' if len(cases) > 1 else ''}")
+    return runs
+
+
+def _run(driver: Any, number: int, case: Case, seconds: float, hints: Mapping[str, Any]) -> Run:
+    """Run one case. Raises Failed where it does not return on all ranks."""
+    arguments, keywords = arguments_of(case)
+    what = f"{spelled(driver, arguments, keywords)} on {number} ranks"
+    try:
+        done = side().ranks(driver, number, arguments, keywords, seconds)
+    except CannotCross as error:
+        raise Failed(f"{what}: {error}") from None
+    if done.state == RETURNED:
+        return done
+    if done.state == DEADLOCK:
+        advice = "".join(f"\n{text}" for text, wrong in hints.items() if wrong == DEADLOCK)
+        raise Failed(f"{what} is a deadlock: {done.text}{advice}")
+    if done.state == LATE:
+        raise Failed(f"{what}: {done.text}")
+    advice = ("\nThe cell above still waits for your answer."
+              if "NotImplementedError" in done.text else "")
+    raise Failed(f"{what}: {done.text}{advice}")
+
+
+def _judge(driver: Any, number: int, case: Case, place: int, done: Run, expected: Expected,
+           hints: Mapping[str, Any], rel: float) -> None:
+    """Compare what every rank returned. Raises Failed.
+
+    Args:
+        driver: the function.
+        number: of ranks.
+        case: its arguments.
+        place: of the case.
+        done: what the ranks did.
+        expected: as `ranks` takes it.
+        hints: as `ranks` takes them.
+        rel: the relative tolerance.
+    """
+    for rank, (got, right) in enumerate(zip(done.values, _values(expected, number, case, place),
+                                            strict=True)):
+        found = difference(got, right, rel)
+        if found is None:
+            continue
+        arguments, keywords = arguments_of(case)
+        where = (f"{spelled(driver, arguments, keywords)} returned {shown(got)} on rank {rank} of "
+                 f"{number}")
+        for text, wrong in hints.items():
+            if wrong != DEADLOCK and _is(done.values, wrong, number, case, place, rel):
+                raise Failed(f"{where}. {text}")
+        raise Failed(f"{where}: {found}.")
+
+
+def _values(expected: Expected, number: int, case: Case, place: int) -> Sequence[Any]:
+    if not callable(expected):
+        return expected[place]
+    arguments, keywords = arguments_of(case)
+    return expected(number, *arguments, **keywords)
+
+
+def _is(values: Sequence[Any], wrong: Expected, number: int, case: Case, place: int, rel: float
+        ) -> bool:
+    """Whether the ranks returned the wrong values that a hint is for."""
+    try:
+        return difference(list(values), list(_values(wrong, number, case, place)), rel) is None
+    except ArithmeticError:  # this wrong way has no result for this case
+        return False

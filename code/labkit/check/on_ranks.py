@@ -1,0 +1,158 @@
+"""A function on ranks of torch.distributed, and the outcome as plain values.
+
+`run` starts the ranks beside the student's code, in the kernel or in the sandbox. `read` makes a
+Run of what came back, which a sandbox may have forged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from labkit.check import wire
+
+if TYPE_CHECKING:
+    from warmranks import Call, Record
+
+MOST_RANKS, MOST_TEXT = 16, 8_000
+MOST_CALLS = 5_000  # of all ranks in all, that may cross
+RETURNED, RAISED, DEADLOCK, LATE = "returned", "raised", "deadlock", "late"
+OPS = frozenset((
+    "all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "gather", "scatter",
+    "all_to_all", "barrier", "send", "recv"))
+Outcome = dict[str, Any]
+
+
+class Forged(ValueError):
+    """The outcome is not one that `run` makes."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a driver did on its ranks, in one case.
+
+    Attributes:
+        state: RETURNED, RAISED, DEADLOCK, or LATE (it was still running).
+        text: how it failed, with tracebacks, for the student.
+        records: what each rank returned and communicated; empty unless it returned.
+    """
+
+    state: str
+    text: str = ""
+    records: tuple[Record, ...] = ()
+
+    @property
+    def values(self) -> list[Any]:
+        """What the driver returned on each rank."""
+        return [record.value for record in self.records]
+
+    def calls(self, rank: int, *ops: str) -> list[Call]:
+        """Return the calls of one rank, in the order in which they began.
+
+        Args:
+            rank: whose.
+            *ops: only these, such as "send" and "all_reduce"; none: all.
+        """
+        return [call for call in self.records[rank].calls if not ops or call.op in ops]
+
+    def bytes(self, rank: int, *ops: str) -> int:
+        """Return the bytes that one rank passed to these calls."""
+        return sum(call.bytes for call in self.calls(rank, *ops))
+
+
+def run(function: Callable, ranks: int, arguments: Sequence[Any], keywords: Mapping[str, Any],
+        seconds: float, masked: Sequence[str] = ()) -> Outcome:
+    """Call a function on every rank, and return the outcome as plain values.
+
+    Args:
+        function: the driver.
+        ranks: how many.
+        arguments: of the driver, plain values.
+        keywords: of the driver, too.
+        seconds: after which ranks that still run are ended.
+        masked: names that its code may not use.
+
+    Raises labkit.check.wire.CannotCross for a result that is no plain value.
+    """
+    import warmranks
+
+    task, given, words = function, tuple(arguments), dict(keywords)
+    if masked:
+        task, given, words = watched, (tuple(masked), function, given, words), {}
+    try:
+        records = warmranks.record_ranks(task, ranks, *given, keywords=words, timeout=seconds)
+    except warmranks.RanksDeadlock as error:
+        return {"state": DEADLOCK, "text": str(error)[:MOST_TEXT]}
+    except warmranks.RanksTimeout as error:
+        return {"state": LATE, "text": str(error)[:MOST_TEXT]}
+    except (warmranks.RankError, TypeError) as error:
+        return {"state": RAISED, "text": str(error)[-MOST_TEXT:]}
+    if sum(len(record.calls) for record in records) > MOST_CALLS:
+        raise wire.CannotCross(f"the ranks called torch.distributed more than {MOST_CALLS:,} times")
+    return {"state": RETURNED, "values": [wire.copy(record.value) for record in records],
+            "flops": [record.flops for record in records],
+            "calls": [[list(vars(call).values()) for call in record.calls] for record in records]}
+
+
+def watched(masked: tuple[str, ...], function: Callable, arguments: tuple[Any, ...],
+            keywords: dict[str, Any]) -> Any:
+    """Call a function on this rank; raise the sandbox's error if it uses masked names."""
+    from labkit.check.masking import Masks
+    from labkit.check.sides import Raised
+
+    result = Masks(masked).watched(function, lambda: function(*arguments, **keywords))
+    if isinstance(result, Raised):
+        raise ImportError(result.text)
+    return result
+
+
+def read(outcome: Any, ranks: int) -> Run:
+    """Return the Run that an outcome describes. Raises Forged where there is none.
+
+    Args:
+        outcome: what `run` returned, or anything else that a sandbox sent.
+        ranks: how many were asked for.
+    """
+    if not isinstance(outcome, dict):
+        raise Forged("no dict")
+    state = outcome.get("state")
+    if state in (RAISED, DEADLOCK, LATE) and isinstance(outcome.get("text"), str):
+        return Run(state, outcome["text"][:MOST_TEXT])
+    lists = [outcome.get(name) for name in ("values", "flops", "calls")]
+    if state != RETURNED or not all(isinstance(one, list) and len(one) == ranks for one in lists):
+        raise Forged("not one value and one record for each rank")
+    return Run(RETURNED, records=tuple(_record(*one, ranks)
+                                       for one in zip(*lists, strict=True)))
+
+
+def _record(value: Any, flops: Any, calls: Any, ranks: int) -> Record:
+    from warmranks import Record
+
+    if not (_is_count(flops) and isinstance(calls, list) and len(calls) <= MOST_CALLS):
+        raise Forged("a rank's record")
+    return Record(value, tuple(_call(one, ranks) for one in calls), float(flops))
+
+
+def _call(sent: Any, ranks: int) -> Call:
+    from warmranks import Call
+
+    if not (isinstance(sent, list) and len(sent) == 6):
+        raise Forged("a call")
+    op, group, peer, size, started, finished = sent
+    sound = (op in OPS and isinstance(group, list | tuple) and 0 < len(group) <= ranks
+             and all(_is_rank(one, ranks) for one in group)
+             and (peer is None or _is_rank(peer, ranks)) and type(size) is int and size >= 0
+             and _is_count(started) and (finished is None or _is_count(finished)))
+    if not sound:
+        raise Forged("a call's fields")
+    return Call(op, tuple(group), peer, size, started, finished)
+
+
+def _is_rank(value: Any, ranks: int) -> bool:
+    return type(value) is int and 0 <= value < ranks
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and value >= 0

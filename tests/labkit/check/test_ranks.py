@@ -1,0 +1,177 @@
+"""Drivers on real ranks: values, deadlocks, exceptions, and records that a student forged."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from grader.run.channel import Died
+from grader.run.proxies import Function
+from grader.run.remote import Lost, Remote
+from labkit import check
+from labkit.check import on_ranks, wire
+from labkit.check.checks import Failed
+from labkit.check.masking import Masks
+from labkit.check.sides import checking_on, side
+from labkit.guest.serving import Guest
+
+STUDENT = """
+import time
+import torch
+import torch.distributed as dist
+
+def all_reduce(x):
+    {body}
+
+def driver(length, scale=1.0):
+    x = scale * (dist.get_rank() + 1.0) * torch.arange(length)
+    all_reduce(x)
+    return x
+"""
+RING = """rank, world = dist.get_rank(), dist.get_world_size()
+    passed = x.clone()
+    for _ in range(world - 1):
+        sent, came = dist.isend(passed, (rank + 1) % world), torch.empty_like(x)
+        dist.recv(came, (rank - 1) % world)
+        sent.wait()
+        x += came
+        passed = came"""
+DEADLOCK = """rank, world = dist.get_rank(), dist.get_world_size()
+    dist.recv(torch.empty_like(x), (rank - 1) % world)
+    dist.send(x, (rank + 1) % world)"""
+CASES = [{"length": 5}, {"length": 3, "scale": 2.0}]
+
+
+def expected(ranks: int, length: int, scale: float = 1.0) -> list[list[float]]:
+    return [[scale * ranks * (ranks + 1) / 2 * at for at in range(length)]] * ranks
+
+
+def own(ranks: int, length: int, scale: float = 1.0) -> list[list[float]]:
+    return [[scale * (rank + 1) * at for at in range(length)] for rank in range(ranks)]
+
+
+HINTS = {"Each rank still has its own tensor.": own, "Every rank waits to receive.": "deadlock"}
+
+
+def student(body: str) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(STUDENT.format(body=body), "<cell 1>", "exec"), names)
+    return names
+
+
+class InProcess:
+    """A guest's side of the frames, in this process."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.user_ns, self.guest = names, Guest(self, self)
+
+    def take(self) -> list:
+        return []
+
+    def __call__(self, do: str, **fields: Any) -> dict:
+        return json.loads(json.dumps(self.guest.does[do](**fields)))
+
+
+def remote(ask: Any) -> Remote:
+    def dies(*_: Any) -> dict:
+        raise Died("exit code 1")
+
+    return Remote(ask, "seed", dies)
+
+
+def failure(driver: Any, *arguments: Any, **keywords: Any) -> str:
+    with pytest.raises(Failed) as caught:
+        check.ranks(driver, *arguments, **keywords)
+    return str(caught.value)
+
+
+def test_a_right_answer_passes_on_every_number_of_ranks(capsys):
+    runs = check.ranks(student(RING)["driver"], CASES, expected, ranks=[1, 2, 3], hints=HINTS)
+    assert "driver: right on 1, 2 and 3 ranks in 2 cases" in capsys.readouterr().out
+    assert [len(run.values) for run in runs] == [1, 1, 2, 2, 3, 3]
+    last = runs[-1]
+    assert last.values[0].tolist() == [0.0, 12.0, 24.0]
+    assert {call.peer for call in last.calls(1, "send")} == {2}
+    assert last.bytes(1, "send") == 2 * 3 * 4 and not last.calls(1, "all_reduce")
+
+
+@pytest.mark.parametrize(("body", "words"), [
+    ("pass", ["on rank 0 of 3. Each rank still has its own tensor."]),
+    (DEADLOCK, ["driver(length=5) on 3 ranks is a deadlock", "rank 0 waits in recv from rank 2",
+                "Every rank waits to receive."]),
+    ("raise NotImplementedError", ["raised NotImplementedError", "waits for your answer"]),
+    ("x[dist.get_rank() + 3]", ["rank 2 of 3 raised IndexError", "in all_reduce"]),
+    ("x *= dist.get_rank()", ["on rank 0 of 3: at [1]"])])
+def test_a_wrong_answer_is_told_what_is_wrong(body, words):
+    said = failure(student(body)["driver"], CASES, expected, ranks=3, hints=HINTS)
+    for word in words:
+        assert word in said
+
+
+def test_what_cannot_cross_is_named():
+    names = student("pass")
+    exec("def driver(length): return {1, 2}", names)
+    assert "a value of type set cannot be checked" in failure(
+        names["driver"], [{"length": 1}], expected, ranks=2)
+
+
+@pytest.mark.parametrize("options", [{"cases": []}, {"ranks": 0}, {"ranks": 17}, {"ranks": []}])
+def test_a_check_without_a_case_is_an_error_of_its_author(options):
+    with pytest.raises(ValueError, match=r"check\.ranks"):
+        check.ranks(student(RING)["driver"], **{"cases": CASES, "expected": expected, **options})
+
+
+def test_masked_names_are_refused_on_ranks_too(monkeypatch):
+    names = student("dist.all_reduce(x)")
+    monkeypatch.setattr(side(), "masks", Masks(["torch.distributed.all_reduce"]))
+    assert "torch.distributed.all_reduce is not available to your answers" in failure(
+        names["driver"], CASES, expected, ranks=2)
+
+
+def test_the_same_check_holds_through_a_guest():
+    other = remote(InProcess(student(RING)))
+    with checking_on(other):
+        (run,) = check.ranks(Function("driver", other), CASES[:1], expected, ranks=2)
+    assert run.bytes(0, "send") == 20
+    other = remote(InProcess(student(DEADLOCK)))
+    with checking_on(other):
+        assert "Every rank waits to receive." in failure(
+            Function("driver", other), CASES, expected, ranks=2, hints=HINTS)
+
+
+GOOD = {"state": "returned", "values": [0.0, 0.0], "flops": [0.0, 1.0],
+        "calls": [[["send", [0, 1], 1, 4, 0.0, 0.0]], []]}
+
+
+@pytest.mark.parametrize("change", [
+    {"state": "passed"}, {"state": "raised", "text": 1}, {"values": [0.0]}, {"flops": [0.0, -1.0]},
+    {"flops": [0.0, float("nan")]}, {"calls": [[], [], []]},
+    *({"calls": [[call], []]} for call in (
+        ["send", [0, 1], 2, 4, 0.0, 0.0], ["send", [], 1, 4, 0.0, 0.0],
+        ["send", [0, 0, 1], 1, 4, 0.0, 0.0], ["send", [0, 1], 1, -4, 0.0, 0.0],
+        ["send", [0, 1], 1, 4, float("inf"), 0.0], ["send", [0, 1], True, 4, 0.0, 0.0],
+        ["sends", [0, 1], 1, 4, 0.0, 0.0], ["send", [0, 1], 1, 4, 0.0], "send", None))])
+def test_a_forged_outcome_is_no_verdict(change):
+    assert on_ranks.read(copy.deepcopy(GOOD), 2).values == [0.0, 0.0]
+    with pytest.raises(on_ranks.Forged):
+        on_ranks.read(GOOD | change, 2)
+    other = remote(lambda do, **fields: {"value": wire.dumps(GOOD | change).decode()})
+    with pytest.raises(Lost):
+        other.ranks(Function("driver", other), 2, (), {}, 10)
+
+
+def test_ranks_that_were_too_slow_are_no_verdict_when_graded():
+    late = {"state": "late", "text": "rank 0 of 2 did not finish within 40 s"}
+    other = remote(lambda do, **fields: {"value": wire.dumps(late).decode()})
+    with pytest.raises(Lost):
+        other.ranks(Function("driver", other), 2, (), {}, 40)
+    assert other.unmeasured == "out of time on 2 ranks (40 s)"
+
+
+def _function(side: Remote) -> Any:
+    from grader.run.proxies import Function
+
+    return Function("driver", side)

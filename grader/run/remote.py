@@ -80,7 +80,7 @@ class Remote:
             return Kernel().ranks(function, ranks, arguments, keywords, seconds)
         outcome = self._arrived(self._request(
             "ranks", name=name, ranks=ranks, arguments=wire.dumps(tuple(arguments)).decode(),
-            keywords=wire.dumps(dict(keywords)).decode(), seconds=seconds))
+            keywords=wire.dumps(dict(keywords)).decode(), limit=seconds))
         if isinstance(outcome, Raised):
             return on_ranks.Run(on_ranks.RAISED, str(outcome))
         try:

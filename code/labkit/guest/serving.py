@@ -57,14 +57,14 @@ class Guest:
         except BaseException as error:  # KeyboardInterrupt and the like end no check either
             return {"raised": coded(raised(error))}
 
-    def ranks(self, name: str, ranks: int, arguments: str, keywords: str, seconds: float
+    def ranks(self, name: str, ranks: int, arguments: str, keywords: str, limit: float
               ) -> dict[str, Any]:
         from labkit.check import on_ranks
 
         try:
             function = self.shell.user_ns[name]
             outcome = on_ranks.run(function, ranks, wire.loads(arguments.encode()),
-                                   wire.loads(keywords.encode()), seconds)
+                                   wire.loads(keywords.encode()), limit)
         except KeyError:
             return {"raised": coded(raised(NameError(f"name {name!r} is not defined")))}
         except wire.CannotCross as error:

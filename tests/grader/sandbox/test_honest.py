@@ -11,14 +11,14 @@ from grader.sandbox.interface import Limits
 from grader.sandbox.mounts import python as guest_command
 from grader.sandbox.podman import Podman
 from labkit.check import wire
+from labkit.check.on_ranks import DEADLOCK, Run, read
 from tests.grader.sandbox.conftest import finish
 from tests.grader.sandbox.test_neighbors import BACKENDS
 
-# What a driver does with a student's function: four gloo ranks on the loopback.
+# A driver: four gloo ranks on the loopback.
 RANKS = """
 import torch
 import torch.distributed as dist
-from warmranks import run_ranks
 
 scale = 2.0
 
@@ -31,10 +31,9 @@ def exchange(x):
     dist.barrier()
     if x < 0:
         raise ValueError(f"rank {rank} dislikes {x}")
+    if x > 1:
+        dist.recv(ranks, (rank - 1) % 4)
     return ranks.tolist(), [one.item() for one in gathered]
-
-def driver(x):
-    return run_ranks(exchange, 4, x)
 """
 LIBRARIES = """
 import fcntl, multiprocessing, os, pathlib, shutil, sqlite3, subprocess, tempfile, zipfile
@@ -72,24 +71,25 @@ LOCKF = {"bubblewrap": "Operation not permitted", "podman": "Function not implem
 
 
 @pytest.mark.slow
-def test_a_driver_in_a_guest_s_cell_runs_four_warm_ranks(backend):
-    """The first call starts the fork server inside the sandbox; the second finds it there."""
+def test_a_driver_runs_on_warm_ranks_inside_the_sandbox(backend):
+    """The first request starts the fork server inside; the next ones find it there."""
     guest = Channel(backend.start(guest_command("labkit.guest"), Limits()))
 
-    def call(x: float) -> dict:
-        return guest.request("call", 120, name="driver", arguments=wire.dumps((x,)).decode(),
-                             keywords=wire.dumps({}).decode())
+    def ranks(x: float) -> Run:
+        answer = guest.request("ranks", 120, name="exchange", ranks=4, limit=100,
+                               arguments=wire.dumps((x,)).decode(),
+                               keywords=wire.dumps({}).decode())
+        return read(wire.loads(answer["value"].encode()), 4)
 
     try:
         assert guest.request("cell", 120, source=RANKS)["error"] is None
         for x in (1.0, 0.5):
-            answer = call(x)
-            assert "value" in answer, answer
-            assert wire.loads(answer["value"].encode()) == [
-                ([6.0 * x] * 3, [0.0, 1.0, 4.0, 9.0])] * 4
-        raised = call(-1.0)["raised"]
-        assert raised["names"][0] == "RankError"
-        assert "raised ValueError: rank " in raised["text"]
+            done = ranks(x)
+            assert done.values == [([6.0 * x] * 3, [0.0, 1.0, 4.0, 9.0])] * 4, done.text
+            assert [call.op for call in done.calls(2)] == ["all_reduce", "all_gather", "barrier"]
+        assert "raised ValueError: rank " in ranks(-1.0).text
+        waits = ranks(9.0)
+        assert waits.state == DEADLOCK and "rank 1 waits in recv from rank 0" in waits.text
     finally:
         guest.close()
 

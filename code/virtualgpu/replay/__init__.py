@@ -12,17 +12,33 @@ and no cost. `price` derives both again, on the GPU and the links that the calle
 tampers with the clock, the cost rules, or the GPU's figures in the first process therefore changes
 nothing.
 
-What a record proves: *if* a program did this, it would take this long on such GPUs. Operands must
-lie in memory that is allocated, results must have the shapes that follow from the operands (where
-shapes.py has a rule), ranks must call matching collectives, and no kernel may use a buffer while a
-collective is still writing it. What it does not prove: that the program did this. The process that
-runs foreign code can leave out, shrink, or invent operations. So `require` refuses a record that
-claims less than the task needs, and the values must be checked separately, on real ranks. Kernels
-on different streams are priced as if they did not slow each other down, and the order of kernels on
-different streams is not compared with what they read and write.
+What a record proves: *if* a program did this, it would take this long on such GPUs. It does not
+prove that the program did this, because the process that runs foreign code can leave out, shrink,
+or invent operations. The trusted side therefore refuses, each with an error that names the rank and
+the entry or the operation:
+
+    read    (BadRecord) anything but strict JSON in the format of format.py: unknown or repeated
+            members, NaN and infinity, negative, fractional, or huge sizes and counts, too many
+            entries, times (only `z`, how long the program sleeps, has one, which must not be
+            negative); unknown operations, and those that launch no kernel; operands that do not fit
+            together, such as a matmul of [2, 3] and [4, 2], and results that torch would not return
+            for them (fits.py)
+    price   (BadRecord) memory that is not allocated, too small, freed twice, or still in use by a
+            collective; an out-of-memory error where there was room; waits for something later;
+            collectives, sends, and receives that do not match between ranks; deadlocks;
+            communication that never completes; ranks that occur twice, or another world size
+    require (TooLittle) fewer FLOPs, fewer bytes moved or communicated, or less live memory at the
+            peak than the task needs, on any rank
+
+Left to the caller: the values, which must be checked separately, on real ranks; which ranks must
+have a record, since ranks without one count as symmetric to those with one; the dtype of FLOPs; and
+a time limit, because a record of the largest size takes long to price. The shapes of results that
+depend on values, such as those of nonzero, are taken as they are. Kernels on different streams are
+priced as if they did not slow each other down, and the order of kernels on different streams is not
+compared with what they read and write.
 
 journal.py writes a record, and operations.py describes operations in it. reading.py reads and
-validates one; it accepts only what format.py allows. player.py repeats one rank on a fresh virtual
+validates one. player.py repeats one rank on a fresh virtual
 GPU, exchange.py matches what ranks tell each other, and bounds.py compares the sums with lower
 bounds. Builds on core and net.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from virtualgpu.core.errors import VirtualGpuError
@@ -30,9 +31,11 @@ def require(priced: Iterable[Priced], *, flops: Least = None, bytes: Least = Non
         live: bytes of live tensors at the peak.
         communicated: bytes of collectives' buffers and of sends.
 
-    Raises TooLittle.
+    Raises TooLittle, and ValueError for bounds that could refuse nothing.
     """
     ranks, short = list(priced), []
+    if not ranks:
+        raise ValueError("there is no record that the bounds could hold for")
     for name, least in (("flops", flops), ("bytes", bytes), ("live", live),
                         ("communicated", communicated)):
         if least is None:
@@ -40,6 +43,8 @@ def require(priced: Iterable[Priced], *, flops: Least = None, bytes: Least = Non
         each = [least] * len(ranks) if isinstance(least, (int, float)) else list(least)
         if len(each) != len(ranks):
             raise ValueError(f"{name}: {len(each)} bounds for {len(ranks)} ranks")
+        if not all(0 <= need < math.inf for need in each):
+            raise ValueError(f"{name}: a bound must be finite and not negative, found {least}")
         short += [f"rank {one.rank}: {getattr(one, name):,} {WORDS[name]}, at least {need:,.0f} "
                   "are needed" for one, need in zip(ranks, each, strict=True)
                   if getattr(one, name) < need]

@@ -9,7 +9,7 @@ string, as it is, or one of
     {"list": [argument, ...]}
     {"dtype": "float32"}, {"memory_format": "contiguous_format"}
     {"float": true}                 some number: no cost depends on its value
-    {"other": "device"}             something else on which no cost depends
+    {"other": "device"}             something else on which no cost depends, by its type
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from virtualgpu.core import shapes
 from virtualgpu.core.plan import Kind, changed_argument, kind_of, results_in_place
 from virtualgpu.core.rules import is_free, moved, tensors
 from virtualgpu.net.messages import dtype_name
-from virtualgpu.replay import fields
+from virtualgpu.replay import fields, fits
 from virtualgpu.replay.errors import BadRecord
 from virtualgpu.replay.format import MOST_BYTES, MOST_NAME, MOST_TENSORS
 
@@ -33,16 +33,10 @@ DTYPES = {dtype_name(value): value for value in vars(torch).values()
           if isinstance(value, torch.dtype)}
 FORMATS = {name: getattr(torch, name) for name in (
     "contiguous_format", "preserve_format", "channels_last", "channels_last_3d")}
+OTHERS = {"device": torch.device("meta"), "layout": torch.strided, "Generator": None, "complex": 1j}
 DEFINED_BY = {"fsdp": "torch.distributed.fsdp", "virtualgpu": "virtualgpu.core.kernels"}
 NAMESPACES = {"aten", *DEFINED_BY}
-# FLOPs are theirs, so their shapes must fit together even where shapes.py leaves that to torch.
-PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.baddbmm,
-            torch.ops.aten.convolution}
 MOST_DIMENSIONS, DEPTH, MOST_INTEGER = 25, 4, 2**63
-
-
-class Other:
-    """An argument on whose value no cost depends."""
 
 
 class Operation(NamedTuple):
@@ -135,11 +129,8 @@ def _derive(func: torch._ops.OpOverload, args: list, kwargs: dict, operands: lis
             hosts: list[bool], fresh: list[torch.Tensor], where: str) -> Operation:
     """Work out what the trusted side can know by itself."""
     changed = changed_argument(func, args, kwargs) if operands else None
+    expected = fits.results(func, args, kwargs, operands)
     if changed is None:
-        expected = shapes.results(func, args, kwargs)
-        if expected is None and func._overloadpacket in PRODUCTS:
-            expected = shapes.of_results(func(*args, **kwargs))  # on meta tensors
-        expected = [expected] if isinstance(expected, shapes.Spec) else expected
         if expected is not None and expected != list(map(shapes.of, fresh)):
             raise BadRecord(f"{where}: returns {_words(expected)}, not "
                             f"{_words(map(shapes.of, fresh))}")
@@ -208,8 +199,10 @@ def _decode(value: object, hosts: list[bool], where: str, depth: int = 0) -> obj
         return fields.one_of(inside, DTYPES, where)
     if kind == "memory_format":
         return fields.one_of(inside, FORMATS, where)
-    if kind in ("float", "other"):
-        return 1.0 if kind == "float" else Other()
+    if kind == "float":
+        return 1.0
+    if kind == "other":
+        return fields.one_of(inside, OTHERS, where)
     raise BadRecord(f"{where}: not an argument: {fields.short(value)}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -34,6 +35,7 @@ def tampering() -> None:
         setattr(clock.Clock, name, nothing)
     for name in ("all_reduce", "ring", "tree", "message"):
         setattr(collectives, name, nothing)
+    collectives.COSTS.update(dict.fromkeys(collectives.COSTS, (nothing, "given")))
     gpu.matmul_seconds, gpu.READ_LATENCY, rules.moved = nothing, 0.0, nothing
     rules.RULES["aten.mm"] = rules.RULES["aten.addmm"] = lambda a, r: rules.Work(0)
     mine.seconds, mine.launch = nothing, nothing
@@ -102,6 +104,11 @@ def test_each_bound_names_its_figures():
             require(found, **{name: [0, has + 1]})
     with pytest.raises(ValueError, match="live: 3 bounds for 2 ranks"):
         require(found, live=[1, 2, 3])
+    for bound in (math.nan, math.inf, -1, [1, math.nan]):
+        with pytest.raises(ValueError, match="flops: a bound must be finite and not negative"):
+            require(found, flops=bound)
+    with pytest.raises(ValueError, match="no record"):
+        require([], flops=1)
 
 
 def never_wait(record: dict) -> None:

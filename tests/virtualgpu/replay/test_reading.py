@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from virtualgpu.launch.cluster import parse
@@ -69,6 +71,69 @@ def test_entries(entry, message):
 def test_operations(operation, message):
     with pytest.raises(BadRecord, match=f"record of rank 0, operation 0.*{message}"):
         read(by_hand(0, operations=[operation]))
+
+
+def laid_out(shape, dtype="float32"):
+    """A contiguous tensor's entry in a record."""
+    return [shape, [math.prod(shape[at + 1:]) for at in range(len(shape))], dtype]
+
+
+def called(name, *args, fresh=(), **kwargs):
+    """An operation's entry; lists of numbers stand for contiguous fp32 tensors of these shapes."""
+    def encoded(value):
+        if isinstance(value, tuple):
+            return {"list": list(map(encoded, value))}
+        if isinstance(value, list):
+            spec = value if value and isinstance(value[0], list) else laid_out(value)
+            return {"tensor": spec, "host": False}
+        return value
+    return {"name": f"aten.{name}", "args": list(map(encoded, args)),
+            "kwargs": {key: encoded(value) for key, value in kwargs.items()},
+            "fresh": list(map(laid_out, fresh))}
+
+
+CONVOLUTION = (None, (1, 1), (0, 0), (1, 1), False, (0, 0), 1)
+Q, K = [1, 2, 8, 64], [1, 2, 9, 64]
+FLASH = "_scaled_dot_product_flash_attention"
+
+
+@pytest.mark.parametrize(("operation", "message"), [
+    (called("mm.default", [2, 3], [4, 2], fresh=[[2, 2]]), "same reduction dim"),
+    (called("mm.default", [2, 3], laid_out([3, 2], "bfloat16"), fresh=[[2, 2]]),
+     "different dtypes: float32, bfloat16"),
+    (called("mm.out", [2, 3], [3, 2], out=[1, 1]), "another shape than the result"),
+    (called("addmm.default", [5], [8, 16], [16, 4], fresh=[[8, 4]]), "broadcast"),
+    (called("addmm_.default", [1, 1], [8, 16], [7, 1]), "same reduction dim"),
+    (called("bmm.default", [2, 3, 4], [3, 4, 2], fresh=[[2, 3, 2]]), "batch2"),
+    (called("convolution.default", [1, 3, 8, 8], [4, 5, 3, 3], *CONVOLUTION,
+            fresh=[[1, 4, 6, 6]]), "channel"),
+    (called("convolution_backward.default", [1, 4, 9, 9], [1, 5, 8, 8], [4, 5, 3, 3], *CONVOLUTION,
+            (True, True, False), fresh=[[1, 5, 8, 8], [4, 5, 3, 3]]),
+     r"do not agree: grad .1, 4, 9, 9., output .1, 4, 6, 6."),
+    (called(f"{FLASH}.default", Q, K, Q), "do not agree: query .1, 2, 8, 64., key .1, 2, 9, 64."),
+    (called(f"{FLASH}_backward.default", K, Q, Q, Q), "do not agree: grad .1, 2, 9, 64."),
+    (called("add.Tensor", [4], [5], fresh=[[4]]), "broadcast"),
+    (called("add_.Tensor", [4], [5]), "broadcast"),
+    (called("cat.default", ([4, 4], [3, 5]), fresh=[[7, 4]]), "match except in dimension"),
+    (called("sum.dim_IntList", [4, 4], (7,), fresh=[[4]]), "out of range"),
+    (called("topk.default", [4, 4], 2**62), "k not in range"),
+    (called("arange.default", 2**40, fresh=[[1]]), "returns int64 .1099511627776., not float32"),
+    (called("_foreach_add_.List", ([4],), ([9],)), "broadcast"),
+    (called("mm.default", [2, 3], [3, 2], [3, 2], fresh=[[2, 2]]), "at most 2 argument"),
+    (called("add.Tensor", "a", "b"), "it has no tensors"),
+    (called("mul.Tensor", [4], {"other": "socket"}, fresh=[[4]]), "'socket' is unknown"),
+], ids=lambda value: value.get("name") if isinstance(value, dict) else "")
+def test_operands_that_do_not_fit_together(operation, message):
+    """Each would count FLOPs, bytes, or memory that no program can have."""
+    with pytest.raises(BadRecord, match=f"record of rank 0, operation 0.*{message}"):
+        read(by_hand(0, operations=[operation]))
+
+
+def test_what_depends_on_values_is_taken_as_it_is():
+    read(by_hand(0, operations=[
+        called("nonzero.default", [4]) | {"fresh": [laid_out([3, 1], "int64")]},
+        called("masked_select.default", [4], laid_out([4], "bool"), fresh=[[3]]),
+        called("arange.default", {"float": True}, fresh=[[7]], device={"other": "device"})]))
 
 
 @pytest.mark.parametrize(("text", "message"), [

@@ -58,11 +58,11 @@ class PointToPoint:
         return self.batched(work)
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Work:
-        number = self.received[src]
+        control, number = self.is_control(tensors), self.received[src]
         self.received[src] += 1
         text = (f"waits for {describe(tensors)} from rank {self.ranks[src]} ({self.here()})")
         work = Arrival(self, tensors, self.wire.receive(src, number, text), src)
-        if not self.is_control(tensors):
+        if not control:
             self.open()
             self.gpu.clock.work(self.gpu.card.efficiency.dispatch)
             if self.gpu.journal is not None:

@@ -29,10 +29,44 @@ SHARDED = {"fsdp1": 2, "fsdp2": 2, "hsdp": 4, "dtensor": 2, "meshes": 8, "zero":
            "pipelining": 2, "context": 2}
 
 
+# sharded.py's model has four blocks between two layers, zero's two blocks; all is in MiB.
+WIDTH = 1024
+BLOCK = 4 * (2 * 4 * WIDTH**2 + 5 * WIDTH) / 2**20
+LOCAL = 4 * (2 * WIDTH + 2 * WIDTH**2 + 2 * WIDTH + 2 * WIDTH**2 + WIDTH) / 2**20  # dtensor's
+SCHEDULES = {name: vee for vee, names in (
+    (False, ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")),
+    (True, ("ZBVZeroBubble", "DualPipeV"))) for name in names}
+# Bytes at the peak: parameters, gradients, and two states of Adam, halved where they are sharded,
+# and at most two blocks more (sharded), or a second copy of DDP's buckets (zero).
+PEAKS = {**dict.fromkeys(("fsdp1", "fsdp2", "hsdp"), (4 * 4 * BLOCK / 2, 2.5 * BLOCK)),
+         "zero": (2 * BLOCK * (1 + 1 + 2 / 2 + 1), 2 * BLOCK)}
+COLLECTIVES = dict.fromkeys(SHARDED, frozenset(("all_gather", "reduce_scatter", "all_reduce"))) | {
+    "zero": {"broadcast", "all_reduce"}, "pipelining": {"send"},
+    "context": {"all_gather", "all_to_all"}}
+
+
 @pytest.mark.parametrize("program", SHARDED)
 def test_torch_s_own_parallelism(program):
-    texts = printed("sharded", program, gpus=f"h100:{SHARDED[program]}")
-    assert all(texts), texts
+    ranks = run("sharded", program, gpus=f"h100:{SHARDED[program]}")
+    assert [rank.error for rank in ranks] == [None] * len(ranks)
+    for number, rank in enumerate(ranks):
+        assert expected(program, number, rank.value), rank.value
+        assert rank.busy.keys() >= COLLECTIVES[program], rank.busy
+        assert 0 < rank.exposed < rank.seconds
+
+
+def expected(program, rank, text):
+    """Whether a rank printed what follows from the program."""
+    if program in PEAKS:
+        least, more = PEAKS[program]
+        return least <= int(text.split()[-1]) <= least + more
+    if program == "pipelining":  # losses of 8 micro-batches, where the last stage is
+        return text.splitlines() == [f"Schedule{name} {rank} {8 * (rank == (0 if vee else 1))}"
+                                     for name, vee in SCHEDULES.items()]
+    return text.endswith({
+        "dtensor": f"{(2 * WIDTH, WIDTH)} {int(2 * LOCAL)}\n",  # with gradients
+        "meshes": f" {(4 * WIDTH // 2 // 2, WIDTH)}\n",  # between 2 tensor-parallel ranks, 2 shards
+        "context": "(2, 4, 128, 64) (64,)\n"}[program])
 
 
 def test_sharding_over_more_gpus_takes_less_memory():

@@ -56,11 +56,36 @@ def other_splits():
 
 
 def on_the_cpu():
-    """NCCL takes tensors on the GPU only; objects travel nevertheless."""
+    """NCCL takes tensors on the GPU only, whatever the operation; objects travel nevertheless."""
+    rank, x, halves = dist.get_rank(), torch.ones(4), list(torch.ones(4).chunk(2))
+    calls = {
+        "all_reduce": lambda: dist.all_reduce(x), "reduce": lambda: dist.reduce(x, 0),
+        "broadcast": lambda: dist.broadcast(x, 0),
+        "all_gather": lambda: dist.all_gather(halves, halves[rank]),
+        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(x, halves[rank]),
+        "reduce_scatter": lambda: dist.reduce_scatter(halves[rank], halves),
+        "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(halves[rank], x),
+        "gather": lambda: dist.gather(halves[rank], None if rank else halves),
+        "scatter": lambda: dist.scatter(halves[rank], None if rank else halves),
+        "all_to_all": lambda: dist.all_to_all(halves, list(halves)),
+        "all_to_all_single": lambda: dist.all_to_all_single(x, x),
+        "send": lambda: dist.send(x, 1 - rank), "recv": lambda: dist.recv(x, 1 - rank),
+        "isend": lambda: dist.isend(x, 1 - rank), "irecv": lambda: dist.irecv(x, 1 - rank)}
+    errors = {name: refusal(call) for name, call in calls.items()}
     objects = [None, None]
-    dist.all_gather_object(objects, dist.get_rank())
+    dist.all_gather_object(objects, rank)
+    dist.all_reduce(big())
     assert objects == [0, 1]
-    dist.all_reduce(torch.ones(3))
+    raise RuntimeError(f"{set(errors.values())} of {len(errors)} operations")
+
+
+def refusal(call):
+    """The error of one operation, or that there was none."""
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
 
 
 def both_receive():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import torch
@@ -21,6 +22,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from virtualgpu.net.backend import farewell
+from virtualgpu.net.collectives import COSTS
 
 from .programs import become
 
@@ -122,17 +124,22 @@ SYMMETRIC = (ddp, zero, fsdp1, fsdp2, hsdp, tensor_and_sequence, two_dimensions,
 
 
 def measured(gpu, programs):
-    """{program: (seconds, exposed seconds, bytes at the peak, bytes left)}"""
+    """Return each program's seconds, exposed seconds, bytes that it takes at the peak, and seconds
+    of each collective, by the program's name."""
     found = {}
+    gc.disable()  # or it would free what an earlier program has left
     for program in programs:
         dist.barrier()
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        start, exposed = gpu.clock.host, gpu.exposed
+        start, exposed, before = gpu.clock.host, gpu.exposed, dict(gpu.busy)
+        held = torch.cuda.memory_allocated()
         program()
         torch.cuda.synchronize()
+        collectives = {name: seconds - before.get(name, 0.0) for name, seconds in gpu.busy.items()
+                       if name in COSTS and seconds > before.get(name, 0.0)}
         found[program.__name__] = (gpu.clock.host - start, gpu.exposed - exposed,
-                                   torch.cuda.max_memory_allocated())
+                                   torch.cuda.max_memory_allocated() - held, collectives)
     farewell()
     return found
 

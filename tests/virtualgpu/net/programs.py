@@ -28,17 +28,18 @@ def become(card="v100-sxm2-16gb", present=None, world=None, per_node=4, store=No
     return gpu
 
 
-def on_gpus(program, *arguments):
-    """Run a program with virtual GPUs."""
-    gpu = become()
-    dist.init_process_group("nccl")
-    found = program("cuda", *arguments)
+def on_gpus(program):
+    """Run a program on virtual GPUs, then on CPU tensors of the same process group."""
+    become()
+    dist.init_process_group("cpu:gloo,cuda:nccl")
+    found = program("cuda"), program("cpu")
+    beyond = beyond_gloo("cuda"), beyond_gloo("cpu")
     farewell()
-    return found, gpu.now()
+    return found, beyond
 
 
-def on_cpu(program, *arguments):
-    return program("cpu", *arguments), None
+def on_cpu(program):
+    return program("cpu")
 
 
 def numbers(device, *shape, start=0):
@@ -124,10 +125,23 @@ def exchanges(device):
     return {**out, **groups(device)}
 
 
+def beyond_gloo(device):
+    """What gloo lacks: averages, scaled sums, and all-to-all of lists."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    average, scaled = numbers(device, 3), numbers(device, 3)
+    dist.all_reduce(average, ReduceOp.AVG)
+    dist.all_reduce(scaled, dist._make_nccl_premul_sum(0.5))
+    taken = [torch.empty(source + 1, device=device) for source in range(size)]
+    dist.all_to_all(taken, [torch.full((rank + 1,), 10.0 * rank + to, device=device)
+                            for to in range(size)])
+    return average.tolist(), scaled.tolist(), [item.tolist() for item in taken]
+
+
 def groups(device):
     """Subgroups, objects, and works that are waited for late."""
     rank = dist.get_rank()
-    halves = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    halves = [dist.new_group(ranks, backend=None if device == "cuda" else "gloo")
+              for ranks in ([0, 2], [1, 3])]
     half = halves[rank % 2]
     if device == "cuda":  # torch splits NCCL's groups only
         half = dist.split_group(split_ranks=[[0, 2], [1, 3]])

@@ -121,7 +121,7 @@ def meshes():
         parallelize_module(block, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
         fully_shard(block, mesh=mesh["replicate", "shard"])
     fully_shard(model, mesh=mesh["replicate", "shard"])
-    print(train(model))
+    print(train(model), tuple(model[0][0].weight.to_local().shape))
 
 
 def zero():
@@ -163,13 +163,12 @@ def pipelining():
 
 def context():
     from torch.distributed.tensor.experimental import context_parallel
-    from torch.nn.functional import scaled_dot_product_attention
 
     mesh = init_device_mesh("cuda", (dist.get_world_size(),))
     x = torch.randn(2, 4, 256, 64, device="cuda", dtype=torch.bfloat16)
     scale = torch.ones(64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     with context_parallel(mesh, buffers=(x,), buffer_seq_dims=(2,)):
-        y = scaled_dot_product_attention(x * scale, x, x, is_causal=True)
+        y = nn.functional.scaled_dot_product_attention(x * scale, x, x, is_causal=True)
         y.sum().backward()
     print(tuple(y.shape), tuple(scale.grad.shape))
 

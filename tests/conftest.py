@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import psutil
@@ -23,6 +24,9 @@ from slurmbox.layout import Layout
 from warmranks import preload
 
 from . import sharing
+
+if TYPE_CHECKING:
+    from .labs.warm.launch import Warm
 
 # Where bytecode is not kept, every worker rewrites the assertions of every file again: half of what
 # importing the tests costs.
@@ -190,3 +194,19 @@ def course(cluster) -> RunningCluster:
     shipping.make_workspace(cluster.home)
     data.make(cluster.home, lambda line: None, data.Options(size_mb=4, gpt2_entries=8192))
     return cluster
+
+
+@pytest.fixture(scope="session")
+def warm_nodes(course: RunningCluster) -> Iterator[Warm]:
+    """Servers on the default cluster's nodes that have imported torch; jobs can fork from them."""
+    from .labs.warm.launch import servers
+
+    with servers(course) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def warm(warm_nodes: Warm) -> Iterator[Warm]:
+    """Fork the ranks of a file's jobs from `warm_nodes`."""
+    with warm_nodes.commands():
+        yield warm_nodes

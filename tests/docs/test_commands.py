@@ -4,6 +4,7 @@ before it says why not. `pytest -s` prints what is not run, and how long each pa
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 
@@ -17,6 +18,7 @@ READ = {str(path.relative_to(ROOT)): blocks(path.read_text(), str(path.relative_
         for path in pages()}
 RUN = {name: found for name, found in READ.items()
        if any(block.orders.run and not block.orders.stress for block in found)}
+TRAINING = ("docs/students.md", "docs/trainer.md")  # their ranks start warm
 LONG = {name: found for name, found in READ.items()
         if any(block.orders.run and block.orders.stress for block in found)}
 
@@ -41,9 +43,11 @@ def follow(name, found, places, environment, tmp_path, course, seconds=280):
 @pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUN)
-def test_a_page_is_followed_from_its_top_to_its_end(name, places, environment, tmp_path, course):
+def test_a_page_is_followed_from_its_top_to_its_end(
+        name, places, environment, tmp_path, course, warm_nodes):
     found = [block for block in RUN[name] if block.orders.run and not block.orders.stress]
-    follow(name, found, places, environment, tmp_path, course)
+    with warm_nodes.commands() if name in TRAINING else contextlib.nullcontext():
+        follow(name, found, places, environment, tmp_path, course)
 
 
 @pytest.mark.cluster

@@ -16,7 +16,7 @@ SHORT = "--seq-length 32 --iterations 2"
 
 
 @pytest.fixture(scope="module")
-def logs(course):
+def logs(course, warm):
     """{name: log} of three jobs of the same batches, submitted at once."""
     commands = {"gpipe": "code/examples/gpipe.sh --chunks 8",
                 "four": "code/examples/pipe_dream.sh",

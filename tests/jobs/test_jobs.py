@@ -156,7 +156,7 @@ def test_shipped_scripts_name_their_device_and_come_with_the_workspace(lab):
         assert os.access(lab.home / "code" / script.name, os.X_OK)
 
 
-def test_a_script_of_the_classic_course_runs_unchanged(lab):
+def test_a_script_of_the_classic_course_runs_unchanged(lab, warm):
     """/dli paths, no partition, no gres, 32 CPUs per task, port 6000, TERM unset."""
     script = lab.home / "code" / "classic.sh"
     script.write_bytes(CLASSIC.read_bytes())

@@ -98,7 +98,7 @@ def run(lab: Lab, home: Path, source: Callable[[Cell], str], spent: Spent,
 
 @pytest.fixture(scope="module")
 def warm(course) -> Iterator[Warm]:
-    with servers(course) as started:
+    with servers(course, cold=True) as started, started.commands():
         yield started
 
 

@@ -1,6 +1,6 @@
 """Ask the node's server for a fork. Standard library only: starting this takes milliseconds.
 
-python -I -S client.py FOLDER torchrun|python ARGUMENT...
+python -I -S client.py FOLDER torchrun|launch|python ARGUMENT...
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Fork:
 
     Args:
         folder: holds the servers' sockets, each named after its host.
-        words: "torchrun" or "python", and the arguments.
+        words: "torchrun", "launch", or "python", and the arguments.
         env: the fork's environment.
         descriptors: the fork's standard input, output, and error.
     """

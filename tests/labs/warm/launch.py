@@ -1,4 +1,4 @@
-"""Start the servers of a test cluster, and put the commands that use them on a PATH."""
+"""Start the servers of a test cluster, and put the commands that use them on its PATH."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ KEPT = ("HOME", "LANG", "USER")
 
 PYTHON = """\
 #!/bin/sh
+case "$1 $2 $3" in "-u -m torch.distributed.launch") shift 3; exec {client} launch "$@" ;; esac
 case $1 in -u) file=$2 ;; *) file=$1 ;; esac
 case $file in *.py) exec {client} python "$@" ;; esac
 exec {python} "$@"
 """
-# The first job of all starts cold on its first node; making the folder is what only one can do.
+# One job may start cold on its first node; making the folder is what only one can do.
 TORCHRUN = """\
 #!/bin/sh
 if [ "$SLURM_NODEID" = 0 ] && mkdir {folder}/cold 2>/dev/null; then
@@ -45,9 +46,15 @@ exec {client} torchrun "$@"
 
 @dataclass(frozen=True)
 class Warm:
-    """The running servers of a cluster: `folder` has their sockets."""
+    """The running servers of a cluster.
+
+    Attributes:
+        folder: has their sockets.
+        bin: the folder of the cluster's commands.
+    """
 
     folder: Path
+    bin: Path
 
     @property
     def kernel(self) -> list[str]:
@@ -63,27 +70,22 @@ class Warm:
         path = self.folder / "launched"
         return path.read_text().split().count(how) if path.exists() else 0
 
-
-@contextlib.contextmanager
-def commands(folder: Path, bin: Path) -> Iterator[None]:
-    """Have `torchrun` and `python` among the cluster's commands, which come first on its PATH.
-
-    Args:
-        folder: holds the servers' sockets.
-        bin: the folder of the cluster's commands.
-    """
-    names = {"folder": shlex.quote(str(folder)), "python": shlex.quote(sys.executable),
-             "torchrun": shlex.quote(str(Path(sys.executable).with_name("torchrun"))),
-             "client": shlex.join(command(folder))}
-    paths = [bin / name for name in ("python", "torchrun")]
-    for path, text in zip(paths, (PYTHON, TORCHRUN), strict=True):
-        path.write_text(text.format(**names))
-        path.chmod(0o755)
-    try:
-        yield
-    finally:
-        for path in paths:
-            path.unlink()
+    @contextlib.contextmanager
+    def commands(self) -> Iterator[Warm]:
+        """Have `torchrun` and `python` among the cluster's commands, which come first on its
+        PATH."""
+        names = {"folder": shlex.quote(str(self.folder)), "python": shlex.quote(sys.executable),
+                 "torchrun": shlex.quote(str(Path(sys.executable).with_name("torchrun"))),
+                 "client": shlex.join(command(self.folder))}
+        paths = [self.bin / name for name in ("python", "torchrun")]
+        for path, text in zip(paths, (PYTHON, TORCHRUN), strict=True):
+            path.write_text(text.format(**names))
+            path.chmod(0o755)
+        try:
+            yield self
+        finally:
+            for path in paths:
+                path.unlink()
 
 
 def nodes(cluster: RunningCluster) -> dict[str, int]:
@@ -97,9 +99,16 @@ def nodes(cluster: RunningCluster) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def servers(cluster: RunningCluster) -> Iterator[Warm]:
-    """Run a server on this machine and one inside each node, outside of all jobs."""
+def servers(cluster: RunningCluster, cold: bool = False) -> Iterator[Warm]:
+    """Run a server on this machine and one inside each node, outside of all jobs.
+
+    Args:
+        cluster: a running one.
+        cold: whether torchrun starts cold on the first node of the first job.
+    """
     folder = Path(tempfile.mkdtemp(prefix="warm-"))
+    if not cold:
+        (folder / "cold").mkdir()
     env = {name: os.environ[name] for name in KEPT if name in os.environ} | {
         "LAB_HOME": str(cluster.home), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(CHECKOUT)}
     there = nodes(cluster)
@@ -112,8 +121,7 @@ def servers(cluster: RunningCluster) -> Iterator[Warm]:
             assert server.poll() is None and time.monotonic() < deadline, \
                 f"no warm server on {missing}"
             time.sleep(0.1)
-        with commands(folder, cluster.layout.bin):
-            yield Warm(folder)
+        yield Warm(folder, cluster.layout.bin)
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in psutil.Process(server.pid).children(recursive=True):

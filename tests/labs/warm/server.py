@@ -150,7 +150,7 @@ def become(request: dict[str, Any], descriptors: list[int], folder: str) -> None
     torch.set_num_threads(int(threads) if threads else len(os.sched_getaffinity(0)))
     kind, *words = request["words"]
     try:
-        code = torchrun(words, folder) if kind == "torchrun" else script(words)
+        code = script(words) if kind == "python" else torchrun(words, folder, kind)
     except SystemExit as end:
         code = end.code
         if isinstance(code, str):
@@ -175,9 +175,15 @@ def script(words: list[str]) -> None:
     runpy.run_path(words[0], run_name="__main__")
 
 
-def torchrun(words: list[str], folder: str) -> None:
-    """Run torchrun's own program, with warm ranks."""
-    from torch.distributed import run
+def torchrun(words: list[str], folder: str, kind: str) -> None:
+    """Run torchrun's own program, with warm ranks.
+
+    Args:
+        words: its arguments.
+        folder: holds the servers' sockets.
+        kind: "torchrun", or "launch" for its predecessor, torch.distributed.launch.
+    """
+    from torch.distributed import launch, run
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
     def start(handler: Any, words: tuple[str, ...], env: dict[str, str]) -> Rank:
@@ -186,8 +192,8 @@ def torchrun(words: list[str], folder: str) -> None:
                  for number, file in ((1, handler._stdout), (2, handler._stderr)))))
 
     subprocess_handler.SubprocessHandler._popen = start
-    sys.argv = ["torchrun", *words]
-    run.main()
+    sys.argv = [kind, *words]
+    (launch if kind == "launch" else run).main()
 
 
 class Rank(Fork):

@@ -108,7 +108,8 @@ class Lab:
     def tested_by(self) -> dict[str, list[Cell]]:
         """The checks of every answer, by its grade_id: those which name it, a driver that uses it,
         or its file. An answer without any is a prediction."""
-        return {name: [check for check in self.of(Role.CHECK) if name in self.answers_of(check)]
+        tested = [(check, self.answers_of(check)) for check in self.of(Role.CHECK)]
+        return {name: [check for check, names in tested if name in names]
                 for name in self.answers}
 
     def answers_of(self, check: Cell) -> set[str]:

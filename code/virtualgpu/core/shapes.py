@@ -245,6 +245,8 @@ def results(func: torch._ops.OpOverload, args: Sequence, kwargs: dict
     name = str(func._overloadpacket)
     if name in ("aten._softmax", "aten._log_softmax") and args[2]:
         return None  # half to float
+    if kwargs.get("memory_format") not in (None, torch.preserve_format):
+        return None
     rule = RULES.get(name)
     if rule is not None:
         return rule(args, kwargs)

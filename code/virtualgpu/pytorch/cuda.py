@@ -79,11 +79,8 @@ def _devices(gpu: CudaGpu) -> dict[str, object]:
     found = properties(gpu.card)
 
     def check(device: object = None) -> None:
-        index = gpu.index if device is None else torch.device(
-            device if type(device) is not int else f"cuda:{device}").index
-        if index is not None and index >= gpu.count:
-            raise torch.AcceleratorError(
-                f"CUDA error: invalid device ordinal ({index}; this node has {gpu.count})", 101)
+        if device is not None:
+            gpu.check(torch.device(device if type(device) is not int else f"cuda:{device}"))
 
     class Use(nullcontext):
         """torch.cuda.device: a process has one GPU, so it only checks."""
@@ -112,7 +109,13 @@ def _devices(gpu: CudaGpu) -> dict[str, object]:
         device_of=lambda tensor: Use(), _DeviceGuard=Use,
         _exchange_device=lambda device: gpu.index, _maybe_exchange_device=lambda device: gpu.index,
         is_current_stream_capturing=lambda: False,
-        utilization=lambda device=None: 100)
+        utilization=lambda device=None: utilization(gpu))
+
+
+def utilization(gpu: CudaGpu) -> int:
+    """Percent of the run so far in which kernels ran; nvidia-smi looks at the last second."""
+    seconds = gpu.clock.ready()
+    return round(100 * min(1.0, gpu.computing / seconds)) if seconds else 0
 
 
 def _memory(gpu: CudaGpu) -> dict[str, object]:
@@ -120,6 +123,13 @@ def _memory(gpu: CudaGpu) -> dict[str, object]:
 
     def reset(device: object = None) -> None:
         memory.reset_peaks()
+
+    def limit(fraction: float, device: object = None) -> None:
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+        if fraction < 1:
+            raise NoValue(f"{place()}: torch.cuda.set_per_process_memory_fraction({fraction}) is "
+                          "not modeled on virtual GPUs; run with a smaller GPU model (--gpus)")
 
     return dict(
         mem_get_info=lambda device=None: (memory.free, memory.capacity),
@@ -131,7 +141,7 @@ def _memory(gpu: CudaGpu) -> dict[str, object]:
         reset_accumulated_memory_stats=lambda device=None: None,
         memory_stats=lambda device=None: statistics(gpu),
         empty_cache=gpu.empty_cache,
-        set_per_process_memory_fraction=lambda fraction, device=None: None,
+        set_per_process_memory_fraction=limit,
         device_memory_used=lambda device=None: memory.taken + memory.reserved)
 
 

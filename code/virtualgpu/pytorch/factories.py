@@ -75,6 +75,8 @@ def _by_argument(gpu: CudaGpu, function):
         if kwargs.get("pin_memory"):  # which C++ refuses without CUDA
             return pinned.marked(gpu, function(*args, **{**kwargs, "pin_memory": False}))
         device = kwargs.get("device")
+        if type(device) is int:
+            kwargs["device"] = device = torch.device("cuda", device)
         if device is None or torch.device(device).type != "meta":
             return function(*args, **kwargs)
         with asked_for_meta:

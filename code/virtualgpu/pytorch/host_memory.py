@@ -1,4 +1,4 @@
-"""Gradients of parameters in the host's memory, as CPU offloading has them.
+"""Tensors in the host's memory without values, and gradients there, as CPU offloading has them.
 
 C++ wants a gradient on its parameter's device. Here both may be on the CPU for the program, while
 for C++ one is on meta, because nobody computed its values.
@@ -6,16 +6,32 @@ for C++ one is on meta, because nobody computed its values.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch._C import TensorBase
 
+from virtualgpu.core import shapes
+from virtualgpu.core.errors import NoValue
+from virtualgpu.core.gpu import place
+from virtualgpu.core.plan import (
+    changed_argument,
+    changed_tensor,
+    make,
+    needs_values,
+    nested,
+    to_meta,
+)
+from virtualgpu.core.rules import tensors
+from virtualgpu.pytorch.values import OVERWRITE, RANDOM_FILL, SHAPE_ONLY, written_by
 from virtualgpu.pytorch.visible import META, Space, hidden, inner, real_is_meta, space_of
 
 if TYPE_CHECKING:
     from virtualgpu.pytorch.mode import CudaGpu
+
+INSTANT = "the host's own work takes no time, such as an optimizer's on parameters in its memory"
 
 
 def install(gpu: CudaGpu) -> None:
@@ -29,6 +45,52 @@ def install(gpu: CudaGpu) -> None:
         TensorBase.grad.__set__(self, value)
 
     Tensor.grad = property(TensorBase.grad.__get__, assign, TensorBase.grad.__delete__)
+
+
+def operate(gpu: CudaGpu, func: torch._ops.OpOverload, args: Sequence, kwargs: dict) -> object:
+    """Run an operation of the host on tensors of which some have no values.
+
+    Args:
+        gpu: of this process.
+        func: the operation.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+
+    Raises NoValue where its result depends on those values.
+    """
+    if needs_values(func, tensors(args)):
+        raise NoValue(f"{place()} reads values that were not computed; run a tiny model "
+                      "with --values all")
+    truth = gpu.values.truth(func, args)
+    if truth is not None:
+        return torch.full(tensors(args)[0].shape, truth)
+    written = written_by(func, args, kwargs)
+    if func in SHAPE_ONLY or func in OVERWRITE:
+        read = [item for item in tensors((*args, *kwargs.values()))
+                if func in SHAPE_ONLY or item is not written[0]]
+        if all(not item.is_meta for item in (*read, *written)) and (
+                func in SHAPE_ONLY or gpu.values.all_known(read)):
+            out = func(*args, **kwargs)
+            for item in written:
+                gpu.values.regain(item)
+            return out
+    if written and func not in OVERWRITE and func._schema.name not in RANDOM_FILL:
+        gpu.assumptions.note(INSTANT)
+    for item in written:
+        if not item.is_meta:
+            gpu.values.lose(item)
+    changed = changed_argument(func, args, kwargs)
+    if changed is not None:
+        return changed_tensor(args, kwargs, changed)
+    specs = shapes.results(func, args, kwargs)
+    if specs is None:
+        device = {"device": META} if kwargs.get("device") is not None else {}
+        out = func(*to_meta(args), **{**to_meta(kwargs), **device})
+    else:
+        out = make(specs)
+    for result in nested(out):
+        gpu.hold_on_host(result)
+    return out
 
 
 def alike(gpu: CudaGpu, value: Tensor, on_meta: bool) -> Tensor:
@@ -85,3 +147,10 @@ def autograd_wants_cpu() -> bool:
         return False
     target, number = node.next_functions[0]
     return target is not None and target._input_metadata[number].device.type == "cpu"
+
+
+def worker() -> bool:
+    """Whether this is a process of a DataLoader, whose tensors must be real."""
+    from torch.utils.data import get_worker_info
+
+    return get_worker_info() is not None

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from virtualgpu.core import shapes
 from virtualgpu.core.card import Card
 from virtualgpu.core.errors import NoValue
 from virtualgpu.core.gpu import VirtualGpu, place
@@ -21,10 +20,7 @@ from virtualgpu.core.plan import (
     HOST,
     Kind,
     Plan,
-    changed_argument,
-    changed_tensor,
     kind_of,
-    make,
     needs_values,
     nested,
     to_meta,
@@ -35,11 +31,7 @@ from virtualgpu.pytorch.assumptions import Decisions
 from virtualgpu.pytorch.values import (
     EMPTY,
     LIMIT,
-    OVERWRITE,
-    RANDOM_FILL,
-    SHAPE_ONLY,
     Values,
-    written_by,
 )
 from virtualgpu.pytorch.visible import (
     CPU,
@@ -118,6 +110,8 @@ class CudaGpu(VirtualGpu):
         if kind is not Kind.COSTS:
             return self.execute(func, args, kwargs)[0]
         target = kwargs.get("device")
+        if target is not None and target.type == "cuda":
+            self.own_device(target)
         if target is not None and target.type == "meta" and asked_for_meta.depth:
             return self._own(func, args, kwargs)
         spaces = {self._space(item) for item in tensors((*args, *kwargs.values()))}
@@ -126,7 +120,7 @@ class CudaGpu(VirtualGpu):
                 return self._real(func, args, kwargs)
             if Space.GPU not in spaces:
                 if Space.HOST in spaces:
-                    return self._unknown_on_host(func, args, kwargs, target)
+                    return host_memory.operate(self, func, args, kwargs)
                 return self._own(func, args, kwargs)
         if func in COPIES or func is ITEM:
             return self._copy(func, args, kwargs)
@@ -166,45 +160,9 @@ class CudaGpu(VirtualGpu):
         """An operation of the host on real tensors. A large empty one, such as a weight before it
         is initialized, gets no memory: nobody will know its values anyway."""
         out = func(*args, **kwargs)
-        if func in EMPTY and out.nbytes > self.values.limit and not worker():
+        if func in EMPTY and out.nbytes > self.values.limit and not host_memory.worker():
             out = func(*to_meta(args), **{**kwargs, "device": META})
             self.hold_on_host(out)
-        return out
-
-    def _unknown_on_host(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict, target):
-        """An operation of the host on tensors without values."""
-        if needs_values(func, tensors(args)):
-            raise NoValue(f"{place()} reads values that were not computed; run a tiny model "
-                          "with --values all")
-        truth = self.values.truth(func, args)
-        if truth is not None:
-            return torch.full(tensors(args)[0].shape, truth)
-        written = written_by(func, args, kwargs)
-        if func in SHAPE_ONLY or func in OVERWRITE:
-            read = [item for item in tensors((*args, *kwargs.values()))
-                    if func in SHAPE_ONLY or item is not written[0]]
-            if all(not item.is_meta for item in (*read, *written)) and (
-                    func in SHAPE_ONLY or self.values.all_known(read)):
-                out = func(*args, **kwargs)
-                for item in written:
-                    self.values.regain(item)
-                return out
-        if written and func not in OVERWRITE and func._schema.name not in RANDOM_FILL:
-            self.assumptions.note(INSTANT)
-        for item in written:
-            if not item.is_meta:
-                self.values.lose(item)
-        changed = changed_argument(func, args, kwargs)
-        if changed is not None:
-            return changed_tensor(args, kwargs, changed)
-        specs = shapes.results(func, args, kwargs)
-        if specs is None:
-            device = {} if target is None else {"device": META}
-            out = func(*to_meta(args), **{**to_meta(kwargs), **device})
-        else:
-            out = make(specs)
-        for result in nested(out):
-            self.hold_on_host(result)
         return out
 
     def _copy(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict):
@@ -231,8 +189,11 @@ class CudaGpu(VirtualGpu):
                 self.values.lose(args[0])
             return args[0]
         dtype = kwargs.get("dtype") or source.dtype
+        form = kwargs.get("memory_format") or torch.preserve_format
         if known:
-            return self.values.value(source).to(dtype, copy=True)
+            return self.values.value(source).to(dtype, copy=True, memory_format=form)
+        if form is not torch.preserve_format:
+            source = torch.empty(source.shape, device=META, memory_format=form)
         return host_memory.unknown(self, source, dtype, not host_memory.autograd_wants_cpu())
 
     def _to_host(self, source: torch.Tensor, asynchronous: bool) -> None:
@@ -304,8 +265,26 @@ class CudaGpu(VirtualGpu):
     def device_of(self, tensor: torch.Tensor) -> torch.device:
         return device_of(self, tensor)
 
+    def own_device(self, device: torch.device) -> torch.device:
+        """Return this GPU's device, which a program names with or without its index.
 
-INSTANT = "the host's own work takes no time, such as an optimizer's on parameters in its memory"
+        Raises torch.AcceleratorError where the node has no such GPU, as CUDA does, and NoValue for
+        the GPU of another rank.
+        """
+        self.check(device)
+        if device.index not in (None, self.index):
+            raise NoValue(f"{place()} uses {device}, but this process has cuda:{self.index} "
+                          "only: virtual GPUs run one process per GPU; use the device "
+                          "\"cuda\", or the index LOCAL_RANK")
+        return self.device
+
+    def check(self, device: torch.device) -> None:
+        """Raise torch.AcceleratorError, as CUDA does, where the node has no such GPU."""
+        if device.index is not None and device.index >= self.count:
+            raise torch.AcceleratorError(f"CUDA error: invalid device ordinal ({device.index}; "
+                                         f"this node has {self.count})")
+
+
 # What to do instead of an operation that has no model.
 INSTEAD = {"flex_attention": "; scaled_dot_product_attention is",
            "flex_attention_backward": "; scaled_dot_product_attention is"}
@@ -318,10 +297,3 @@ def remember(tensor: torch.Tensor, storages: set[int]) -> None:
     if key not in storages:
         storages.add(key)
         weakref.finalize(storage, storages.discard, key).atexit = False
-
-
-def worker() -> bool:
-    """Whether this is a process of a DataLoader, whose tensors must be real."""
-    from torch.utils.data import get_worker_info
-
-    return get_worker_info() is not None

@@ -1,8 +1,7 @@
-"""What programs ask tensors: their device, their values, and to move."""
+"""What programs ask tensors: their device, and to move. reading.py: their values."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -11,15 +10,14 @@ import torch
 from torch import Tensor
 from torch._C import TensorBase
 
-from virtualgpu.pytorch import host_memory
+from virtualgpu.pytorch import host_memory, reading
 from virtualgpu.pytorch.mode import CudaGpu
-from virtualgpu.pytorch.unknown import Unknown, as_float
+from virtualgpu.pytorch.reading import wrapped
 from virtualgpu.pytorch.visible import (
     Space,
     asked_for_meta,
     device_of,
     hidden,
-    inner,
     real_device,
     real_is_cpu,
     real_is_cuda,
@@ -32,7 +30,7 @@ def install(gpu: CudaGpu) -> None:
     """Replace what torch.Tensor says and does, for tensors of this GPU."""
     _properties(gpu)
     _moves(gpu)
-    _values(gpu)
+    reading.install(gpu)
     _storages(gpu)
     # A swap refuses tensors with weak references, which `param.data = moved` leaves alone, too.
     torch.utils.weakref = SimpleNamespace(getweakrefs=lambda tensor: [])
@@ -106,24 +104,15 @@ def _set_data(self: Tensor, value: Tensor) -> None:
     torch.utils.swap_tensors(self, new)
 
 
-def wrapped(original: Callable, instead: Callable) -> Callable:
-    """Call `instead`, and the original where that returns NotImplemented."""
-    def call(self: Tensor, *args, **kwargs):
-        found = instead(self, *args, **kwargs)
-        return original(self, *args, **kwargs) if found is NotImplemented else found
-    call.__name__ = getattr(original, "__name__", "call")
-    return call
-
-
 def _moves(gpu: CudaGpu) -> None:
-    to, cpu = Tensor.to, Tensor.cpu
+    to = Tensor.to
 
     def exact(device: object) -> torch.device | None:
-        """A device with its number: a process has one GPU."""
+        """A device with its index; raises an error for a GPU that this process does not have."""
         if device is None:
             return None
         found = torch.device("cuda", device) if type(device) is int else torch.device(device)
-        return gpu.device if found.type == "cuda" else found
+        return gpu.own_device(found) if found.type == "cuda" else found
 
     def move(self: Tensor, *args, **kwargs):
         if hidden.depth or not (args or kwargs):
@@ -139,6 +128,8 @@ def _moves(gpu: CudaGpu) -> None:
             return to(self, device=target, **options)
 
     def parse(*args, **kwargs):
+        if args and type(args[0]) is int:  # C++ asks which accelerator there is
+            args = torch.device("cuda", args[0]), *args[1:]
         device, *rest = parse_to(*args, **kwargs)
         return exact(device), *rest
 
@@ -146,9 +137,11 @@ def _moves(gpu: CudaGpu) -> None:
     torch._C._nn._parse_to = parse
     Tensor.to = move
     Tensor.cuda = lambda self, device=None, non_blocking=False, memory_format=None: move(
-        self, gpu.device, non_blocking=non_blocking)
-    Tensor.cpu = wrapped(cpu, lambda self, *_, **__: move(self, "cpu"))
-    torch.nn.Module.cuda = lambda self, device=None: self.to(gpu.device)
+        self, gpu.device if device is None else device, non_blocking=non_blocking,
+        **({} if memory_format is None else {"memory_format": memory_format}))
+    Tensor.cpu = lambda self, **options: move(self, "cpu", **options)
+    torch.nn.Module.cuda = lambda self, device=None: self.to(
+        gpu.device if device is None else exact(device))
 
 
 def destination(*args, **kwargs) -> tuple[object, dict]:
@@ -168,105 +161,6 @@ def destination(*args, **kwargs) -> tuple[object, dict]:
     if options.get("dtype", 0) is None:
         del options["dtype"]
     return options.pop("device", None), options
-
-
-def _values(gpu: CudaGpu) -> None:
-    """Reading waits for the GPU, and gives the value where there is one."""
-    def unknown(self: Tensor) -> bool:
-        """Whether the tensor is ours; waits for it, since somebody reads it."""
-        space = space_of(gpu, self)
-        if space is Space.GPU:
-            gpu.wait_for_stream()
-        return space in (Space.GPU, Space.HOST)
-
-    def plain(self: Tensor) -> Tensor:
-        local = None if type(self) in (Tensor, torch.nn.Parameter) else inner(self)
-        if local is None:
-            return self
-        return plain(self.trigger_wait() if hasattr(self, "trigger_wait") else local)
-
-    def reader(name: str, otherwise: Callable) -> None:
-        original = getattr(Tensor, name)
-
-        def read(self: Tensor, *args, **kwargs):
-            if hidden.depth or not (real_is_meta(self) or space_of(gpu, self)):
-                return original(self, *args, **kwargs)
-            self = plain(self)
-            if not unknown(self):
-                return original(self, *args, **kwargs)
-            if gpu.values.known(self):
-                with hidden:
-                    return original(gpu.values.value(self), *args, **kwargs)
-            return otherwise(self, *args, **kwargs)
-        setattr(Tensor, name, read)
-
-    def decide(what: str, number: bool = False) -> Callable:
-        return lambda self, *_: gpu.assumptions.decide(what, number)
-
-    reader("item", lambda self: Unknown())
-    reader("tolist", lambda self: Unknown() if not self.dim() else unknown_list(self.shape))
-    reader("__bool__", decide("branches on a value"))
-    reader("__int__", lambda self: int(Unknown()))
-    reader("__index__", lambda self: int(Unknown()))
-    reader("__float__", lambda self: as_float(gpu.assumptions, sys._getframe(2)))
-    reader("__complex__", decide("needs a number", True))
-    reader("numpy", lambda self, **_: stop(gpu, "becomes a numpy array"))
-    reader("__array__", lambda self, *_, **__: stop(gpu, "becomes a numpy array"))
-    reader("__contains__", decide("branches on a value"))
-    reader("__format__", lambda self, spec="": format(Unknown(), spec))
-    _refuse_numpy_of_gpu(gpu)
-    shown = Tensor.__repr__
-    Tensor.__repr__ = lambda self, **options: text(gpu, self, shown, options)
-
-
-def _refuse_numpy_of_gpu(gpu: CudaGpu) -> None:
-    """CUDA tensors must be copied first, and so must ours."""
-    for name in ("numpy", "__array__"):
-        def refuse(self, *_, **__):
-            if hidden.depth or space_of(gpu, self) is not Space.GPU:
-                return NotImplemented
-            raise TypeError(f"can't convert {gpu.device} device type tensor to numpy. Use "
-                            "Tensor.cpu() to copy the tensor to host memory first.")
-        setattr(Tensor, name, wrapped(getattr(Tensor, name), refuse))
-
-
-def unknown_list(shape: torch.Size) -> list:
-    """Nested lists of this shape, of unknown numbers."""
-    if len(shape) == 1:
-        return [Unknown() for _ in range(shape[0])]
-    return [unknown_list(shape[1:]) for _ in range(shape[0])]
-
-
-def stop(gpu: CudaGpu, what: str) -> None:
-    """Raise NoValue: no assumption can stand for a whole tensor."""
-    from virtualgpu.core.errors import NoValue
-    from virtualgpu.core.gpu import place
-
-    raise NoValue(f"{place()}: a tensor {what}, but its values were not computed; run a tiny model "
-                  "with --values all")
-
-
-def text(gpu: CudaGpu, tensor: Tensor, shown: Callable, options: dict) -> str:
-    """As torch prints a tensor on CUDA, with `?` for values that nobody computed."""
-    if hidden.depth or type(tensor) not in (Tensor, torch.nn.Parameter):
-        return shown(tensor, **options)
-    space = space_of(gpu, tensor)
-    if space is None:
-        return shown(tensor, **options)
-    if space is Space.OWN:
-        with hidden:
-            return shown(tensor, **options)
-    extra = f", device='{gpu.device}'" if space is Space.GPU else ""
-    if tensor.grad_fn is not None:
-        extra += f", grad_fn=<{type(tensor.grad_fn).__name__}>"
-    elif tensor.requires_grad:
-        extra += ", requires_grad=True"
-    if gpu.values.known(tensor):
-        with hidden, torch._C._DisableTorchDispatch():
-            body = shown(gpu.values.value(tensor), **options)[:-1]
-    else:
-        body = f"tensor(?, size={tuple(tensor.shape)}, dtype={tensor.dtype}"
-    return f"{body}{extra})"
 
 
 def _storages(gpu: CudaGpu) -> None:

@@ -188,7 +188,13 @@ class Values:
         try:
             result = STAND_INS.get(func, func)(*tree_map(on_cpu, args),
                                                **tree_map(on_cpu, kwargs))
-        except (NotImplementedError, RuntimeError):  # the CPU has no such kernel
+        except NotImplementedError:  # the CPU has no such kernel
+            self.forget(written)
+            return
+        except RuntimeError as error:  # CUDA's kernel may be less strict
+            reason = str(error).splitlines()[0]
+            self.assumptions.note_here(f"the values of {func._schema.name} are unknown, because "
+                                       f"the CPU's kernel failed: {reason}")
             self.forget(written)
             return
         finally:
@@ -198,7 +204,8 @@ class Values:
             if item is None:
                 break
             if value is None or value.shape != item.shape:
-                value = torch.zeros(item.shape, dtype=item.dtype)
+                # What only the backward pass reads; nothing else may become known by this.
+                value = torch.zeros(item.shape, dtype=item.dtype) if func in STAND_INS else None
             elif func in EMPTY:
                 uninitialized(value)
             self.put(item, value)

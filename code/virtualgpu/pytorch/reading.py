@@ -1,0 +1,132 @@
+"""Reading values of tensors: numbers, truth values, numpy arrays, and text."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from virtualgpu.core.errors import NoValue
+from virtualgpu.core.gpu import place
+from virtualgpu.pytorch.mode import CudaGpu
+from virtualgpu.pytorch.unknown import Unknown, as_float
+from virtualgpu.pytorch.visible import Space, hidden, inner, real_is_meta, space_of
+
+
+def install(gpu: CudaGpu) -> None:
+    """Let reading wait for the GPU, and give the value where there is one."""
+    def unknown(self: Tensor) -> bool:
+        """Whether the tensor is ours; waits for it, since somebody reads it."""
+        space = space_of(gpu, self)
+        if space is Space.GPU:
+            gpu.wait_for_stream()
+        return space in (Space.GPU, Space.HOST)
+
+    def plain(self: Tensor) -> Tensor:
+        local = None if type(self) in (Tensor, torch.nn.Parameter) else inner(self)
+        if local is None:
+            return self
+        return plain(self.trigger_wait() if hasattr(self, "trigger_wait") else local)
+
+    def reader(name: str, otherwise: Callable) -> None:
+        original = getattr(Tensor, name)
+
+        def read(self: Tensor, *args, **kwargs):
+            if hidden.depth or not (real_is_meta(self) or space_of(gpu, self)):
+                return original(self, *args, **kwargs)
+            self = plain(self)
+            if not unknown(self):
+                return original(self, *args, **kwargs)
+            if gpu.values.known(self):
+                with hidden:
+                    return original(gpu.values.value(self), *args, **kwargs)
+            return otherwise(self, *args, **kwargs)
+        setattr(Tensor, name, read)
+
+    def decide(what: str, number: bool = False) -> Callable:
+        return lambda self, *_: gpu.assumptions.decide(what, number)
+
+    reader("item", lambda self: Unknown())
+    reader("tolist", lambda self: Unknown() if not self.dim() else unknown_list(self.shape))
+    reader("__bool__", decide("branches on a value"))
+    reader("__int__", lambda self: int(Unknown()))
+    reader("__index__", lambda self: int(Unknown()))
+    reader("__float__", lambda self: as_float(gpu.assumptions, sys._getframe(2)))
+    reader("__complex__", decide("needs a number", True))
+    reader("numpy", lambda self, **_: stop("becomes a numpy array"))
+    reader("__array__", lambda self, *_, **__: stop("becomes a numpy array"))
+    reader("__contains__", decide("branches on a value"))
+    reader("__format__", lambda self, spec="": format(Unknown(), spec))
+    _refuse_numpy_of_gpu(gpu)
+    shown = Tensor.__repr__
+    Tensor.__repr__ = lambda self, **options: text(gpu, self, shown, options)
+
+
+def _refuse_numpy_of_gpu(gpu: CudaGpu) -> None:
+    """CUDA tensors must be copied first, and so must ours."""
+    for name in ("numpy", "__array__"):
+        def refuse(self, *_, **__):
+            if hidden.depth or space_of(gpu, self) is not Space.GPU:
+                return NotImplemented
+            raise TypeError(f"can't convert {gpu.device} device type tensor to numpy. Use "
+                            "Tensor.cpu() to copy the tensor to host memory first.")
+        setattr(Tensor, name, wrapped(getattr(Tensor, name), refuse))
+
+
+def unknown_list(shape: torch.Size) -> list:
+    """Nested lists of this shape, of unknown numbers."""
+    if len(shape) == 1:
+        return [Unknown() for _ in range(shape[0])]
+    return [unknown_list(shape[1:]) for _ in range(shape[0])]
+
+
+def stop(what: str) -> None:
+    """Raise NoValue: no assumption can stand for a whole tensor."""
+    raise NoValue(f"{place()}: a tensor {what}, but its values were not computed; run a tiny model "
+                  "with --values all")
+
+
+def text(gpu: CudaGpu, tensor: Tensor, shown: Callable, options: dict) -> str:
+    """Return what torch prints for a tensor on CUDA, with `?` for values that were not computed.
+
+    Args:
+        gpu: of this process.
+        tensor: the tensor.
+        shown: torch's own __repr__.
+        options: arguments of __repr__.
+    """
+    if hidden.depth or type(tensor) not in (Tensor, torch.nn.Parameter):
+        return shown(tensor, **options)
+    space = space_of(gpu, tensor)
+    if space is None:
+        return shown(tensor, **options)
+    if space is Space.OWN:
+        with hidden:
+            return shown(tensor, **options)
+    extra = f", device='{gpu.device}'" if space is Space.GPU else ""
+    if tensor.grad_fn is not None:
+        extra += f", grad_fn=<{type(tensor.grad_fn).__name__}>"
+    elif tensor.requires_grad:
+        extra += ", requires_grad=True"
+    if gpu.values.known(tensor):
+        with hidden, torch._C._DisableTorchDispatch():
+            body = shown(gpu.values.value(tensor), **options)[:-1]
+    else:
+        body = f"tensor(?, size={tuple(tensor.shape)}, dtype={tensor.dtype}"
+    return f"{body}{extra})"
+
+
+def wrapped(original: Callable, instead: Callable) -> Callable:
+    """Return a method that calls `instead`, and the original where that returns NotImplemented.
+
+    Args:
+        original: torch's method.
+        instead: what comes before it.
+    """
+    def call(self: Tensor, *args, **kwargs):
+        found = instead(self, *args, **kwargs)
+        return original(self, *args, **kwargs) if found is NotImplemented else found
+    call.__name__ = original.__name__
+    return call

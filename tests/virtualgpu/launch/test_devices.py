@@ -1,0 +1,72 @@
+"""A process has one GPU of its node: what programs ask for by index."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import virtualgpu
+from virtualgpu.launch.cluster import parse
+from virtualgpu.launch.ranks import run_ranks
+from virtualgpu.launch.settings import Settings
+
+WAYS = {"to": lambda device: torch.ones(2).to(device), "cuda": lambda device: torch.ones(2).cuda(
+    device), "factory": lambda device: torch.ones(2, device=device),
+    "module": lambda device: nn.Linear(2, 2).to(device),
+    "module.cuda": lambda device: nn.Linear(2, 2).cuda(device)}
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_another_gpu_is_refused(gpus):
+    def program():
+        errors = {}
+        for name, way in WAYS.items():
+            assert way("cuda:0") is not None and way(0) is not None
+            try:
+                way("cuda:1")
+            except Exception as error:
+                errors[name] = f"{type(error).__name__}: {error}"
+        return errors
+
+    (rank,) = run_ranks(parse(f"h100:{gpus}"), Settings(), program, [0])
+    assert rank.error is None and rank.value.keys() == WAYS.keys()
+    for error in rank.value.values():
+        if gpus == 1:
+            assert error.startswith("AcceleratorError: CUDA error: invalid device ordinal")
+        else:
+            assert "uses cuda:1, but this process has cuda:0 only" in error
+
+
+def test_a_share_of_the_memory_is_refused_and_utilization_is_modeled():
+    def program():
+        x = torch.ones(4096, 4096, device="cuda")
+        for _ in range(20):
+            x @ x
+        torch.cuda.synchronize()
+        busy = torch.cuda.utilization()
+        time.sleep(10 * time.perf_counter())
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        try:
+            torch.cuda.set_per_process_memory_fraction(0.5)
+        except virtualgpu.VirtualGpuError as error:
+            return busy, torch.cuda.utilization(), str(error)
+
+    (rank,) = run_ranks(parse("h100"), Settings(), program)
+    assert rank.error is None, rank.error
+    busy, idle, refused = rank.value
+    assert busy > 90 and idle == 0 and "memory_fraction(0.5) is not modeled" in refused
+
+
+def test_moves_keep_the_memory_format():
+    def program():
+        x = torch.rand(2, 3, 4, 5)
+        there = x.cuda(memory_format=torch.channels_last)
+        back = there.cpu(memory_format=torch.contiguous_format)
+        assert torch.equal(back, x)
+        return there.stride(), back.stride()
+
+    (rank,) = run_ranks(parse("h100"), Settings(), program)
+    assert rank.error is None, rank.error
+    like = torch.empty(2, 3, 4, 5)
+    assert rank.value == (like.to(memory_format=torch.channels_last).stride(), like.stride())

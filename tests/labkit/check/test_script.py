@@ -81,8 +81,7 @@ RIGHT = [
 @pytest.mark.parametrize("text", RIGHT)
 def test_however_a_right_script_is_written_it_is_right(job, text):
     found = job(text)
-    assert found.problems == ()
-    assert (found.nodes, found.ranks_per_node, found.world_size) == (2, 2, 4)
+    assert (found.problems, found.nodes, found.ranks_per_node, found.world_size) == ((), 2, 2, 4)
     assert found.flags.micro_batch_size == 4 and found.flags.global_batch_size == 16
     assert found.flags.data_path == "$LAB_HOME/data/x"
 

@@ -7,7 +7,7 @@ sandbox is given up.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from grader import cleaning
@@ -15,7 +15,7 @@ from grader.run.channel import BrokenChannel, ChannelError
 from grader.run.measure import Unmeasured
 from grader.run.proxies import name_of
 from labcore.errors import LabError
-from labkit.check import on_ranks, wire
+from labkit.check import on_gpus, on_ranks, wire
 from labkit.check.kernel import Kernel
 from labkit.check.sides import LONGEST_NAME, MOST_NAMES, Raised
 from labkit.guest import protocol
@@ -78,17 +78,41 @@ class Remote:
         name = name_of(function)
         if name is None:
             return Kernel().ranks(function, ranks, arguments, keywords, seconds)
-        outcome = self._arrived(self._request(
-            "ranks", name=name, ranks=ranks, arguments=wire.dumps(tuple(arguments)).decode(),
-            keywords=wire.dumps(dict(keywords)).decode(), limit=seconds))
+        return self._driven(
+            lambda outcome: on_ranks.read(outcome, ranks), "ranks", f"{ranks} ranks", name=name,
+            ranks=ranks, arguments=wire.dumps(tuple(arguments)).decode(),
+            keywords=wire.dumps(dict(keywords)).decode(), limit=seconds)
+
+    def gpus(self, function: Any, cluster: on_gpus.Cluster, arguments: Sequence[Any],
+             keywords: Mapping[str, Any], seconds: float) -> on_gpus.Modeled:
+        name = name_of(function)
+        if name is None:
+            return Kernel().gpus(function, cluster, arguments, keywords, seconds)
+        return self._driven(
+            lambda outcome: on_gpus.read(outcome, cluster), "gpus", "virtual GPUs", name=name,
+            **asdict(cluster), arguments=wire.dumps(tuple(arguments)).decode(),
+            keywords=wire.dumps(dict(keywords)).decode(), limit=seconds)
+
+    def _driven(self, read: Callable[[Any], Any], do: str, where: str, **fields: Any) -> Any:
+        """Return the outcome of a driver that ran on several processes.
+
+        Args:
+            read: makes it of what the sandbox sent.
+            do: the request.
+            where: it ran, for people.
+            **fields: of the request.
+
+        Raises Lost where the sandbox sent something else, or where the driver was too slow.
+        """
+        outcome = self._arrived(self._request(do, **fields))
         if isinstance(outcome, Raised):
-            return on_ranks.Run(on_ranks.RAISED, str(outcome))
+            outcome = {"state": on_ranks.RAISED, "text": str(outcome)}
         try:
-            done = on_ranks.read(outcome, ranks)
-        except on_ranks.Forged as error:
+            done = read(outcome)
+        except (on_ranks.Forged, on_gpus.BadRecords) as error:
             raise self._broken() from error
         if done.state == on_ranks.LATE:  # no verdict: another machine might have been fast enough
-            self.unmeasured = f"out of time on {ranks} ranks ({seconds:g} s)"
+            self.unmeasured = f"out of time on {where} ({fields['limit']:g} s)"
             raise Lost
         return replace(done, text=cleaning.words(done.text, on_ranks.MOST_TEXT))
 

@@ -16,12 +16,12 @@ MODULE = "labkit.check"
 
 # They speak in words of their own, so a mutant's hint may be none of the strings in the cell;
 # that it is shown, only running the mutant proves.
-OWN_WORDS = ("raises", "script", "figures", "schedule", "ranks")
+OWN_WORDS = ("raises", "script", "figures", "schedule", "ranks", "gpus")
 
 # The one parameter of each function that may be the student's: anything else a check must know as
 # a value, and a proxy has none (it would be true, equal to itself, ...).
 TESTED = {"value": "x", "function": "f", "raises": "f", "call": "f", "schedule": "f",
-          "ranks": "driver"}
+          "ranks": "driver", "gpus": "driver"}
 
 
 @dataclass(frozen=True)

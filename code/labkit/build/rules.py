@@ -142,8 +142,8 @@ def _check(cell: Cell, seen: _Seen, problems: Problems, lab: Lab) -> None:
     for use in cell.names.uses:
         if use.name in theirs and id(use.node) not in tested:
             problems.add(cell, use.line, f"{use.name} is the student's: it may only be what "
-                         "check.value, function, raises, call, ranks, or schedule tests, their "
-                         f"first argument, as in check.call({use.name}, ...)")
+                         "check.value, function, raises, call, ranks, gpus, or schedule tests, "
+                         f"their first argument, as in check.call({use.name}, ...)")
     if not tested:
         problems.add(cell, None, "it tests nothing of the student's: give check.function(...) a "
                      "student's name, or check.script(\"PATH\") the file of an answer above")

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from labkit.check.job import script
     from labkit.check.masking import mask
     from labkit.check.measure import figures
+    from labkit.check.modeled import gpus
     from labkit.check.partial import part, parts
     from labkit.check.pipelines import schedule
 
-__all__ = ["Failed", "between", "call", "compare", "draw", "figures", "function", "mask", "part",
-           "parts", "raises", "ranks", "schedule", "script", "that", "value"]
-_MODULES = {"between": "draws", "draw": "draws", "figures": "measure", "mask": "masking",
-            "part": "partial", "parts": "partial", "ranks": "distributed",
+__all__ = ["Failed", "between", "call", "compare", "draw", "figures", "function", "gpus", "mask",
+           "part", "parts", "raises", "ranks", "schedule", "script", "that", "value"]
+_MODULES = {"between": "draws", "draw": "draws", "figures": "measure", "gpus": "modeled",
+            "mask": "masking", "part": "partial", "parts": "partial", "ranks": "distributed",
             "schedule": "pipelines", "script": "job"}
 
 

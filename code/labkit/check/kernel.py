@@ -12,6 +12,7 @@ from labkit.check.sides import SEED_VARIABLE, Raised, called, title, use_by_defa
 
 if TYPE_CHECKING:
     from labkit.check.masking import Masks
+    from labkit.check.on_gpus import Cluster, Modeled
     from labkit.check.on_ranks import Run
 
 
@@ -43,6 +44,15 @@ class Kernel:
         given, words = wire.copy((tuple(arguments), dict(keywords)))
         masked = self.masks.names if self.masks else ()
         return on_ranks.read(on_ranks.run(function, ranks, given, words, seconds, masked), ranks)
+
+    def gpus(self, function: Any, cluster: Cluster, arguments: Sequence[Any],
+             keywords: Mapping[str, Any], seconds: float) -> Modeled:
+        from labkit.check import on_gpus
+
+        given, words = wire.copy((tuple(arguments), dict(keywords)))
+        masked = self.masks.names if self.masks else ()
+        return on_gpus.read(
+            on_gpus.record(function, cluster, given, words, seconds, masked), cluster)
 
     def title(self, function: Any) -> str:
         return title(function)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from labkit.check.on_gpus import Cluster, Modeled
     from labkit.check.on_ranks import Run
 
 SEED_VARIABLE = "LAB_CHECK_SEED"
@@ -47,6 +48,11 @@ class Side(Protocol):
               keywords: Mapping[str, Any], seconds: float) -> Run:
         """Call a student's function (or a driver) on ranks, each with copies of the arguments; end
         them after `seconds`."""
+
+    def gpus(self, function: Any, cluster: Cluster, arguments: Sequence[Any],
+             keywords: Mapping[str, Any], seconds: float) -> Modeled:
+        """Call a student's function (or a driver) on virtual GPUs, and price what it did where
+        nothing of the student's is."""
 
     def title(self, function: Any) -> str:
         """What the student calls this function."""

@@ -5,6 +5,7 @@ Each request has an "id" and what to "do"; the response has the same id. Standar
     cell {source}                       -> {outputs: [nbformat's], error: null | {names, text}}
     call {name, arguments, keywords}    -> {value} | {raised: {names, text}} | {cannot: text}
     ranks {name, ranks, arguments, keywords, limit} -> the same: labkit.check.on_ranks.Outcome
+    gpus {name, gpus, nodes, link, present, arguments, keywords, limit} -> the same
     value {name}                        -> the same
     kind {name}                         -> {kind: one of KINDS}
     title {name}                        -> {title}

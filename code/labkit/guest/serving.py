@@ -22,8 +22,8 @@ class Guest:
     def __init__(self, shell: Shell, capture: Capture) -> None:
         self.shell, self.capture = shell, capture
         self.does: dict[str, Callable[..., dict[str, Any]]] = {
-            "value": self.value, "call": self.call, "ranks": self.ranks, "kind": self.kind,
-            "title": self.title, "script": self.script, "ready": dict}
+            "value": self.value, "call": self.call, "ranks": self.ranks, "gpus": self.gpus,
+            "kind": self.kind, "title": self.title, "script": self.script, "ready": dict}
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """The response to one request."""
@@ -61,17 +61,38 @@ class Guest:
               ) -> dict[str, Any]:
         from labkit.check import on_ranks
 
+        return self._driven(name, arguments, keywords, lambda function, given, words: on_ranks.run(
+            function, ranks, given, words, limit))
+
+    def gpus(self, name: str, gpus: str, nodes: int, link: str | None, present: list[int] | None,
+             arguments: str, keywords: str, limit: float) -> dict[str, Any]:
+        from labkit.check import on_gpus
+
+        cluster = on_gpus.Cluster(gpus, nodes, link, None if present is None else tuple(present))
+        return self._driven(name, arguments, keywords, lambda function, given, words: (
+            on_gpus.record(function, cluster, given, words, limit)))
+
+    def _driven(self, name: str, arguments: str, keywords: str,
+                run: Callable[[Any, Any, Any], dict[str, Any]]) -> dict[str, Any]:
+        """Return the response for a driver that runs in other processes.
+
+        Args:
+            name: of the driver.
+            arguments: encoded.
+            keywords: encoded.
+            run: runs it with the decoded arguments.
+        """
         try:
             function = self.shell.user_ns[name]
-            outcome = on_ranks.run(function, ranks, wire.loads(arguments.encode()),
-                                   wire.loads(keywords.encode()), limit)
         except KeyError:
             return {"raised": coded(raised(NameError(f"name {name!r} is not defined")))}
+        try:
+            return sent(run(function, wire.loads(arguments.encode()),
+                            wire.loads(keywords.encode())))
         except wire.CannotCross as error:
             return {"cannot": str(error)}
         except BaseException as error:
             return {"raised": coded(raised(error))}
-        return sent(outcome)
 
     def kind(self, name: str) -> dict[str, Any]:
         if name not in self.shell.user_ns:

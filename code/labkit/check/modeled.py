@@ -1,0 +1,121 @@
+"""`check.gpus`: a driver on virtual GPUs. docs/writing-labs.md is the guide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from labkit.check.checks import Case, Failed, arguments_of, passed, spelled
+from labkit.check.on_gpus import MOST_PROCESSES, Cluster
+from labkit.check.on_ranks import RETURNED
+from labkit.check.sides import side
+from labkit.check.wire import CannotCross
+
+if TYPE_CHECKING:
+    from virtualgpu.replay import Priced
+
+GIB = 2**30
+SECONDS = 50.0  # of real time, for one driver
+MEMORY, LITTLE = "memory", "little"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a driver costs on modeled GPUs.
+
+    Attributes:
+        cluster: the GPUs.
+        ranks: the figures of each simulated rank (virtualgpu.replay.Priced).
+    """
+
+    cluster: Cluster
+    ranks: tuple[Priced, ...]
+
+    @property
+    def slowest(self) -> Priced:
+        """The rank that finishes last."""
+        return max(self.ranks, key=lambda rank: rank.seconds)
+
+    @property
+    def milliseconds(self) -> float:
+        """Modeled time of the driver, until the last rank is done."""
+        return 1000 * self.slowest.seconds
+
+    @property
+    def exposed(self) -> float:
+        """Fraction of that time in which the GPU of the slowest rank only waited for
+        communication."""
+        return self.slowest.exposed_compute / self.slowest.seconds
+
+    @property
+    def peak_memory(self) -> float:
+        """GiB allocated at the peak, on the rank that needs the most."""
+        return max(rank.peak for rank in self.ranks) / GIB
+
+    def mfu(self, flops: float, dtype: str = "bf16") -> float:
+        """Return the fraction of the GPUs' peak that useful work reached (PaLM, appendix B).
+
+        Args:
+            flops: that the model needs on each GPU, in all.
+            dtype: whose peak counts, such as "bf16" or "tf32".
+        """
+        from virtualgpu.core import cards
+
+        card = cards.find(self.cluster.gpus.partition(":")[0])
+        return flops / (self.slowest.seconds * card.tflops[dtype] * 1e12)
+
+
+def gpus(driver: Any, case: Case = (), gpus: str = "h100:8", *, nodes: int = 1,
+         link: str | None = None, present: Sequence[int] | None = None,
+         least: Mapping[str, Any] | None = None, hints: Mapping[str, str] | None = None,
+         seconds: float = SECONDS) -> Cost:
+    """Run a driver on virtual GPUs, and return what it costs there.
+
+    The default process group ("nccl") exists when the driver is called, and `torch.device("cuda")`
+    is a virtual GPU: tensors have shapes, and small ones have values. The student's process returns
+    what was done as data; time and memory are worked out from it on the trusted side.
+
+    Args:
+        driver: uses the student's names; what it returns is ignored.
+        case: its arguments: a dict of keywords, or a sequence of positional arguments.
+        gpus: the GPU model and how many each node has.
+        nodes: how many nodes.
+        link: the network between them, such as "ethernet:25gbit"; None: what is usual.
+        present: the ranks to simulate, where the others do the same; None: all.
+        least: "flops", "bytes", "live", or "communicated": at least so much on every rank, because
+            a record could leave something out. Derive it from the task.
+        hints: texts with what each is for: "memory" (it runs out of memory) or "little" (it does
+            less than `least`).
+        seconds: of real time, until the driver is ended.
+
+    Raises Failed where it does not run, or does less than `least`.
+    """
+    from virtualgpu.replay import TooLittle, require
+
+    cluster = Cluster(gpus, nodes, link, None if present is None else tuple(present))
+    if not 1 <= len(cluster.ranks()) <= MOST_PROCESSES:
+        raise ValueError(f"check.gpus: {len(cluster.ranks())} ranks would be simulated: give at "
+                         f"most {MOST_PROCESSES} in `present`")
+    arguments, keywords = arguments_of(case)
+    what = f"{spelled(driver, arguments, keywords)} on {nodes} x {gpus}"
+    try:
+        done = side().gpus(driver, cluster, arguments, keywords, seconds)
+    except CannotCross as error:
+        raise Failed(f"{what}: {error}") from None
+    if done.state != RETURNED:
+        full = MEMORY if "OutOfMemoryError" in done.text else ""
+        raise Failed(f"{what}: {done.text}{_advice(hints, full)}")
+    try:
+        require(done.priced, **(least or {}))
+    except TooLittle as error:
+        raise Failed(f"{what}: {error}{_advice(hints, LITTLE)}") from None
+    cost = Cost(cluster, done.priced)
+    passed(f"{side().title(driver)}: {cost.milliseconds:.2f} ms (modeled), "
+           f"{100 * cost.exposed:.1f}% of it exposed communication, "
+           f"{cost.peak_memory:.2f} GiB at the peak")
+    return cost
+
+
+def _advice(hints: Mapping[str, str] | None, kind: str) -> str:
+    return "".join(f"\n{text}" for text, of in (hints or {}).items() if of == kind)

@@ -1,0 +1,161 @@
+"""Drivers on virtual GPUs: figures come from the record, and forged records are no verdict."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from typing import Any
+
+import pytest
+
+from grader.run.proxies import Function
+from grader.run.remote import Lost
+from labkit import check
+from labkit.check import on_gpus, wire
+from labkit.check.checks import Failed
+from labkit.check.kernel import Kernel
+from labkit.check.modeled import Cost
+from labkit.check.sides import checking_on
+
+from .test_ranks import InProcess, remote
+
+STUDENT = """
+import torch
+import torch.distributed as dist
+
+def model(width, layers):
+    return torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False, device="cuda")
+                                 for _ in range(layers)])
+
+def backward(width, layers, overlap):
+    made, works = model(width, layers), []
+    if overlap:
+        for parameter in made.parameters():
+            parameter.register_post_accumulate_grad_hook(
+                lambda one: works.append(dist.all_reduce(one.grad, async_op=True)))
+    made(torch.randn(2048, width, device="cuda")).square().mean().backward()
+    if not overlap:
+        for parameter in made.parameters():
+            dist.all_reduce(parameter.grad)
+    for work in works:
+        work.wait()
+
+def idle(width, layers, overlap):
+    model(width, layers)
+
+def too_large():
+    torch.empty(2**40, device="cuda")
+
+def unanswered():
+    raise NotImplementedError
+
+def second_rank_fails():
+    if dist.get_rank() == 1:
+        raise ValueError("no rank 1")
+    dist.barrier()
+"""
+WIDTH, LAYERS = 4096, 8
+GEMM, GRADIENTS = 2 * 2048 * WIDTH**2, 4 * WIDTH**2 * LAYERS
+LEAST = {"flops": (3 * LAYERS - 1) * GEMM, "communicated": GRADIENTS}
+
+
+@pytest.fixture(scope="module")
+def student() -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(STUDENT, "<cell 1>", "exec"), names)
+    return names
+
+
+def cost(student: dict, overlap: bool) -> Cost:
+    return check.gpus(student["backward"], (WIDTH, LAYERS, overlap), "h100:8", nodes=4,
+                      present=[0], least=LEAST)
+
+
+@pytest.mark.slow
+def test_overlap_shows_in_exposed_communication(student, capsys):
+    late, soon = cost(student, False), cost(student, True)
+    assert "exposed communication" in capsys.readouterr().out
+    assert late.ranks[0].flops == soon.ranks[0].flops == LEAST["flops"]
+    assert late.ranks[0].communicated == soon.ranks[0].communicated == GRADIENTS
+    assert soon.milliseconds < late.milliseconds and soon.exposed < late.exposed / 3
+    assert 2 * GRADIENTS / 2**30 <= late.peak_memory < 2.2 * GRADIENTS / 2**30 + 0.1
+    assert late.mfu(LEAST["flops"], "tf32") == pytest.approx(
+        LEAST["flops"] / (late.milliseconds / 1000 * 494.7e12), rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("driver", "case", "words"), [
+    ("idle", (512, 2, False), ["0 FLOPs, at least 10 are needed", "Where is the work?"]),
+    ("too_large", (), ["CUDA out of memory", "in too_large", "Shard it."]),
+    ("unanswered", (), ["NotImplementedError"]),
+    ("second_rank_fails", (), ["rank 1: ", "ValueError: no rank 1"])])
+def test_a_wrong_answer_is_told_what_is_wrong(student, driver, case, words, capfd):
+    with pytest.raises(Failed) as caught:
+        check.gpus(student[driver], case, "h100:2", least={"flops": 10},
+                   hints={"Where is the work?": "little", "Shard it.": "memory"})
+    for word in words:
+        assert word in str(caught.value)
+    assert "on_gpus.py" not in str(caught.value) and "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"gpus": "h100:8", "nodes": 4}, "at most 8"), ({"gpus": "h10:8"}, "--gpus h10:8"),
+    ({"present": []}, "0 ranks")])
+def test_gpus_that_do_not_exist_are_an_error_of_the_author(student, options, words):
+    with pytest.raises(Exception, match=words):
+        check.gpus(student["unanswered"], **options)
+
+
+@pytest.fixture(scope="module")
+def recorded(student) -> dict[str, Any]:
+    """A sandbox's answer for `idle`."""
+    return on_gpus.record(student["idle"], on_gpus.Cluster("h100:2"), (256, 1, False), {}, 100)
+
+
+def changed(packed: str, change: Any) -> str:
+    """A record in which `change` was applied to the JSON."""
+    made = json.loads(on_gpus.unpack(packed))
+    change(made)
+    return on_gpus.pack(json.dumps(made))
+
+
+def forged(first: str) -> list[Any]:
+    bomb = base64.b64encode(zlib.compress(b" " * (on_gpus.MOST_RECORD + 1))).decode()
+    return [bomb, "!", 7, base64.b64encode(b"not compressed").decode(),
+            changed(first, lambda one: one.update(rank=1)),
+            changed(first, lambda one: one.update(world=4)),
+            changed(first, lambda one: one["entries"].append(["f", 999])),
+            changed(first, lambda one: one["entries"].append(["a", -5]))]
+
+
+@pytest.mark.slow
+def test_a_forged_record_is_no_verdict(recorded):
+    cluster = on_gpus.Cluster("h100:2")
+    assert len(on_gpus.read(recorded, cluster).priced) == 2
+    first, second = recorded["records"]
+    answers = [{"records": [one, second]} for one in forged(first)]
+    answers += [{"records": [first]}, {"records": None}, {"state": "passed"}]
+    for answer in answers:
+        with pytest.raises(on_gpus.BadRecords):
+            on_gpus.read(recorded | answer, cluster)
+    side = remote(lambda do, **fields: {"value": wire.dumps(recorded | answers[0]).decode()})
+    with pytest.raises(Lost):
+        side.gpus(Function("driver", side), cluster, (), {}, 10)
+
+
+@pytest.mark.slow
+def test_the_same_figures_come_through_a_guest(student):
+    here = Kernel().gpus(student["idle"], on_gpus.Cluster("h100:2"), (256, 1, False), {}, 100)
+    other = remote(InProcess(student))
+    with checking_on(other):
+        there = check.gpus(Function("idle", other), (256, 1, False), "h100:2")
+    assert there.ranks == here.priced
+
+
+def test_a_driver_that_was_too_slow_is_no_verdict_when_graded():
+    late = {"state": "late", "text": "rank 0 of 1 did not finish within 50 s"}
+    side = remote(lambda do, **fields: {"value": wire.dumps(late).decode()})
+    with pytest.raises(Lost):
+        side.gpus(Function("driver", side), on_gpus.Cluster("h100:2"), (), {}, 50)
+    assert side.unmeasured == "out of time on virtual GPUs (50 s)"

@@ -139,14 +139,22 @@ def common_traffic() -> Traffic:
     return Traffic()
 
 
+@pytest.fixture(scope="session")
+def first_page(common_context: BrowserContext) -> Page:
+    """The page that stays open, with the JupyterLab loaded in it."""
+    return common_context.new_page()
+
+
 @pytest.fixture(scope="module")
-def common_page(common_context: BrowserContext, common_traffic: Traffic) -> Iterator[Page]:
+def common_page(common_context: BrowserContext, first_page: Page, common_traffic: Traffic
+                ) -> Iterator[Page]:
     """One page for all tests of a file. What it asks for is in the fixture `common_traffic`."""
     common_traffic.watch(common_context)
-    yield common_context.new_page()
+    yield first_page
     common_traffic.ignore(common_context)
     for page in common_context.pages:
-        page.close()
+        if page is not first_page:
+            page.close()
 
 
 @pytest.fixture(scope="session")

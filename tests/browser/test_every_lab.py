@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 def test_a_released_lab_is_whole_and_stops_at_its_first_question(path, common_page, course_jupyter,
                                                                  common_traffic, screenshot):
     page = common_page
-    open_notebook(page, course_jupyter, f"notebooks/{path.stem}.ipynb")
+    open_notebook(page, course_jupyter, f"notebooks/{path.stem}.ipynb", reload=False)
     texts = [cell.source for cell in lab_of(path).cells if cell.kind == "markdown"]
     figures = [part for text in texts for part in parts(text) if part.kind == "image"]
     pictures = page.locator(f"{NOTEBOOK} .jp-MarkdownCell img")

@@ -31,7 +31,7 @@ def broken_pictures(page):
 def test_a_student_reads_the_lab_answers_and_looks_at_the_worked_notebook(
         common_page, course_jupyter, common_traffic, screenshot):
     page = common_page
-    open_notebook(page, course_jupyter, LAB)
+    open_notebook(page, course_jupyter, LAB, reload=False)
     until(page, lambda: page.locator(f"{NOTEBOOK} img").count() == 3, "the figures")
     until(page, lambda: not broken_pictures(page), "whole pictures")
     screenshot(page, "lab-top")
@@ -86,9 +86,9 @@ def small_job(course):
 
 
 def test_a_student_submits_a_job_and_sees_its_curves(
-        common_page, course_jupyter, course, small_job, common_traffic, screenshot):
+        common_page, course_jupyter, course, small_job, warm, common_traffic, screenshot):
     page = common_page
-    open_notebook(page, course_jupyter, WORKED)
+    open_notebook(page, course_jupyter, WORKED, reload=False)
     for text in ("os.chdir", "from labkit import check", "jobs.connect()", "guess_milliseconds =",
                  "!sbatch code/dp_two_nodes.sh"):
         submitted = run_cell(page, number_of(page, text)).inner_text()

@@ -50,7 +50,7 @@ def look(figure, page):
 
 def test_the_slider_moves_in_jupyterlab(common_page, jupyter, common_traffic, screenshot):
     page = common_page
-    open_notebook(page, jupyter, NAME)
+    open_notebook(page, jupyter, NAME, reload=False)
     figure = run_cell(page, 0).locator("figure[data-steps]")
     look(figure, page)
     figure.locator("input").fill("3")

@@ -121,14 +121,14 @@ def test_a_notebook_s_links_and_the_launcher_s_card_open_this_workspace_s_runs(
     page, traffic = common_page, common_traffic
     jupyter = request.getfixturevalue(front)
     notebook(runs, "links.ipynb", LINKS)
-    open_notebook(page, jupyter, "notebooks/links.ipynb")
+    open_notebook(page, jupyter, "notebooks/links.ipynb", reload=False)
     links = run_cell(page, 0)
     screenshot(page, f"links-{front}")
     follow(page, links, jupyter, screenshot, front)
     assert traffic.outside == [] and traffic.errors == [] and jupyter.refused == []
     assert [one for one in traffic.failed if "/tensorboard/" in one] == []
     page.locator("#jp-main-dock-panel .lm-TabBar-addButton").first.click()
-    card = page.locator(".jp-LauncherCard", has_text="TensorBoard")
+    card = page.locator(".jp-LauncherCard:visible", has_text="TensorBoard")
     card.wait_for()
     screenshot(page, f"launcher-{front}")
     with page.context.expect_page() as opened:

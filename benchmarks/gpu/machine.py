@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 
 QUERY = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,power.limit",
@@ -45,4 +46,4 @@ def output(command: list[str]) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"unknown ({error})"
-    return (done.stdout or done.stderr).strip()
+    return re.sub(r"\x1b\[[0-9;]*m", "", done.stdout or done.stderr).strip()

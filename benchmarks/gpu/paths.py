@@ -22,7 +22,7 @@ from benchmarks.gpu.trainer import (
     start,
     train,
 )
-from job_monitor import kernels, ranks
+from job_monitor import ranks
 
 LIMIT = 400
 VOCABULARY = 50304
@@ -106,6 +106,8 @@ def kernel_table(folder: Path) -> str:
     """The same trace in the lab's reader of kernels."""
     with small_model() as model:
         train(f"{model} --bf16 --tensorboard-dir {folder} --profile-execution yes")
+    from job_monitor import kernels
+
     read = kernels.read("bf16", folder / "run_default")
     return str(read)[:200]
 

@@ -268,6 +268,10 @@ def choose_device(config: Config, local_rank: int) -> tuple[Device, list[str]]:
         if local_rank >= count:
             raise UserError(f"local rank {local_rank} has no GPU: this node shows {count}; "
                             f"nearest: --nproc_per_node {count}")
+        if backend == "gloo" and config.pipeline_model_parallel_size > 1:
+            raise UserError("--distributed-backend gloo with --pipeline-model-parallel-size "
+                            f"{config.pipeline_model_parallel_size} on GPUs: gloo sends and "
+                            "receives only CPU tensors; nearest: --distributed-backend nccl")
         device = CudaDevice(local_rank)
         device.backend = backend or device.backend
         return device, notes

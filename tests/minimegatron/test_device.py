@@ -70,6 +70,19 @@ def test_a_site_s_scripts_for_the_cpu_use_its_gpus(choose, two_gpus):
         choose("--device cpu", (), 2)
 
 
+def test_a_pipeline_over_gloo_is_refused_on_gpus(monkeypatch, two_gpus):
+    gloo = "--distributed-backend gloo"
+    stages = f"{MODEL} --pipeline-model-parallel-size 2 --num-layers 2 {gloo}".split()
+    config = parse_arguments(stages, {"WORLD_SIZE": "2"})
+    with pytest.raises(UserError, match="gloo sends and receives only CPU tensors; nearest: "
+                                        "--distributed-backend nccl"):
+        choose_device(config, 0)
+    one_stage = parse_arguments(f"{MODEL} {gloo}".split(), {"WORLD_SIZE": "2"})
+    assert choose_device(one_stage, 0)[0].backend == "gloo"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert type(choose_device(config, 0)[0]) is Device
+
+
 def test_a_gpu_that_is_not_asked_for_is_not_used(choose, two_gpus):
     assert type(choose("--device cpu")[0]) is Device
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from benchmarks.gpu.parity import AT_ONCE
 from benchmarks.gpu.result import Result, Table
 from benchmarks.gpu.trainer import Run, TrainerFailed, data_flags, train
 from virtualgpu.core import cards
@@ -90,7 +91,7 @@ def virtual_runs(card: Card, flags: dict[tuple[str, str], str], result: Result
             result.failures.append(f"{', '.join(key)}, on a virtual {card.name}: {error}")
             return None
 
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         runs = pool.map(one, flags)
         return {key: run for key, run in zip(flags, runs, strict=True) if run is not None}
 

@@ -70,6 +70,7 @@ def run(quick: bool) -> Result:
                 result.failures.append(f"{name}: {error}")
                 continue
             row(table, Check(name, "one rank", CLOSE), layout, reference, result)
+            result.save_so_far()
     return result
 
 

@@ -78,6 +78,7 @@ def run(quick: bool) -> Result:
                 result.failures.append(f"{model}, {precision}: {error}")
                 continue
             add(table, (model, precision), words, real, twins.get((model, precision)), card)
+            result.save_so_far()
     return result
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+SO_FAR = "GPU_PART_RESULT"  # environment variable: the file of `save_so_far`
 Cell = str | int | float | bool | None
 
 
@@ -55,6 +57,11 @@ class Result:
         loaded = json.loads(text)
         return cls([Table(**table) for table in loaded["tables"]], list(loaded["notes"]),
                    list(loaded["failures"]))
+
+    def save_so_far(self) -> None:
+        """Keep what is measured so far, in case the part crashes or meets its time limit."""
+        if SO_FAR in os.environ:
+            self.save(Path(os.environ[SO_FAR]))
 
     def save(self, path: Path) -> None:
         """Write the result so that a reader finds all of it or none."""

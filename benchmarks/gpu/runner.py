@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.gpu.parts import Part
-from benchmarks.gpu.result import Result
+from benchmarks.gpu.result import SO_FAR, Result
 
 ROOT = Path(__file__).resolve().parents[2]
 GRACE = 10.0  # seconds between asking a part to end and killing it
@@ -66,7 +66,8 @@ def run_part(part: Part, log: Path, quick: bool) -> Outcome:
         with open(log, "w") as file:
             process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.gpu.part", part.module, str(saved),
-                 *(["--quick"] if quick else [])], cwd=ROOT, env=environment(), stdout=file,
+                 *(["--quick"] if quick else [])], cwd=ROOT, stdout=file,
+                env={**environment(), SO_FAR: str(saved)},
                 stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True)
             try:
                 code = process.wait(part.limit)
@@ -76,11 +77,10 @@ def run_part(part: Part, log: Path, quick: bool) -> Outcome:
             finally:
                 end_session(process)
         result = Result()
-        if wrong is None:
-            try:
-                result = Result.from_json(saved.read_text())
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                wrong = f"its result cannot be read ({error})"
+        try:  # after a crash or a timeout: what it had by then
+            result = Result.from_json(saved.read_text())
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            wrong = wrong or f"its result cannot be read ({error})"
     if wrong is not None:
         result.failures.append(f"{part.name}: {wrong}; the last lines of its log:\n"
                                + "\n".join(log.read_text(errors="replace").splitlines()

@@ -30,13 +30,14 @@ def test_every_module_with_run_is_a_part():
     assert {"parity", "mfu", "layouts", "paths", "nccl"} <= set(parts.find_parts())
 
 
-def test_a_part_that_fails_does_not_stop_the_others(outcomes):
+def test_a_part_that_fails_does_not_stop_the_others_and_keeps_what_it_measured(outcomes):
     folder, done = outcomes
     assert not done["works"].result.failures and done["works"].result.notes == ["quick: True"]
     crashed, hung, raised = (done[name].result.failures for name in ("crashes", "hangs", "raises"))
     assert len(crashed) == 1 and "exit code -9" in crashed[0] and "just before" in crashed[0]
     assert len(hung) == 1 and "time limit of 2 s" in hung[0]
     assert len(raised) == 1 and raised[0].endswith("Tried to allocate 2.00 GiB")
+    assert done["hangs"].result.tables == [Table("Before the limit", ["a"], [[1]])]
     child = int((folder / "hangs.log").read_text().split()[1])
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
 

@@ -12,7 +12,7 @@ from minimegatron.gradients import Gradients
 from minimegatron.grid import Group
 from minimegatron.model import MicroBatch, Stage
 from minimegatron.optimizer import Optimizer
-from minimegatron.tensor_parallel import cross_entropy
+from minimegatron.tensor_parallel import _CrossEntropy, cross_entropy
 from minimegatron.weights import own_slice
 
 from .thread_group import on_ranks
@@ -78,6 +78,21 @@ def test_weights_are_slices_of_the_whole_model_s(make_context):
     assert whole["decoder.layers.1.mlp.linear_fc2.weight"].split == 1
     assert whole["decoder.layers.1.mlp.linear_fc2.bias"].split is None
     assert whole["embedding.word_embeddings.weight"].split == 0
+
+
+def test_one_rank_s_loss_on_a_gpu_is_the_cpu_s_and_needs_no_copy_of_the_logits():
+    torch.manual_seed(1)
+    values, labels, weights = torch.randn(4, 3, 10), torch.randint(10, (4, 3)), torch.rand(4, 3)
+    alone, given = Group((0,), 0, None), values.clone().requires_grad_()
+    expected = cross_entropy(given, labels, alone)
+    (expected * weights).sum().backward()
+    leaf = values.clone().requires_grad_()
+    logits = leaf * 1  # as the output matrix made them
+    loss = _CrossEntropy.apply(logits, labels, alone)
+    assert loss.grad_fn.saved_tensors[0].data_ptr() == logits.data_ptr()
+    (loss * weights).sum().backward()
+    torch.testing.assert_close(loss.detach(), expected.detach(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(leaf.grad, given.grad, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e4], ids=["usual logits", "exp would overflow"])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MOST_PROCESSES = 8  # ranks that are simulated at a time
 MOST_PACKED = 900_000  # characters of all records, packed: what may cross
-MOST_RECORD = 40_000_000  # bytes of one record, unpacked
+MOST_UNPACKED = 24_000_000  # bytes of all records, unpacked: a few hundred MB of Python objects
 OURS = re.compile(r'  File "[^"]*/labkit/check/on_\w+\.py".*\n.*\n')  # frames of a traceback
 
 
@@ -135,13 +135,20 @@ def pack(text: str) -> str:
     return base64.b64encode(zlib.compress(text.encode())).decode()
 
 
-def unpack(packed: Any) -> str:
-    """Return the text of a packed record. Raises BadRecords."""
+def unpack(packed: Any, most: int = MOST_UNPACKED) -> str:
+    """Return the text of a packed record.
+
+    Args:
+        packed: from anybody.
+        most: bytes that it may have.
+
+    Raises BadRecords where it is something else, or larger.
+    """
     if not isinstance(packed, str) or len(packed) > MOST_PACKED:
         raise BadRecords("a record is not packed text")
     try:
         unzip = zlib.decompressobj()
-        content = unzip.decompress(base64.b64decode(packed, validate=True), MOST_RECORD)
+        content = unzip.decompress(base64.b64decode(packed, validate=True), most)
         if not unzip.eof:
             raise BadRecords("a record is too long, or truncated")
         return content.decode()
@@ -177,7 +184,11 @@ def _priced(records: Any, cluster: Cluster) -> list[Priced]:
     if not isinstance(records, list) or len(records) != len(expected):
         raise BadRecords(f"{len(expected)} records were expected")
     try:
-        made = [replay.read(unpack(one)) for one in records]
+        made, left = [], MOST_UNPACKED
+        for one in records:
+            text = unpack(one, left)
+            made.append(replay.read(text))
+            left -= len(text)
         if [one.rank for one in made] != expected:
             raise BadRecords(f"records of ranks {[one.rank for one in made]}, not {expected}")
         return replay.price(made, parse(cluster.gpus, cluster.nodes, cluster.link).topology())

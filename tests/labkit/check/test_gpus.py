@@ -121,7 +121,7 @@ def changed(packed: str, change: Any) -> str:
 
 
 def forged(first: str) -> list[Any]:
-    bomb = base64.b64encode(zlib.compress(b" " * (on_gpus.MOST_RECORD + 1))).decode()
+    bomb = base64.b64encode(zlib.compress(b" " * (on_gpus.MOST_UNPACKED + 1))).decode()
     return [bomb, "!", 7, base64.b64encode(b"not compressed").decode(),
             changed(first, lambda one: one.update(rank=1)),
             changed(first, lambda one: one.update(world=4)),
@@ -135,7 +135,11 @@ def test_a_forged_record_is_no_verdict(recorded):
     assert len(on_gpus.read(recorded, cluster).priced) == 2
     first, second = recorded["records"]
     answers = [{"records": [one, second]} for one in forged(first)]
-    answers += [{"records": [first]}, {"records": None}, {"state": "passed"}]
+    large, too = (on_gpus.pack(on_gpus.unpack(one) + " " * (on_gpus.MOST_UNPACKED // 2))
+                  for one in (first, second))
+    assert on_gpus.read(recorded | {"records": [large, second]}, cluster).priced
+    answers += [{"records": [large, too]}, {"records": [first]}, {"records": None},
+                {"state": "passed"}]
     for answer in answers:
         with pytest.raises(on_gpus.BadRecords):
             on_gpus.read(recorded | answer, cluster)

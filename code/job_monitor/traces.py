@@ -1,5 +1,5 @@
-"""Profiles of virtual cards in a notebook: the memory over time, and what a card does where the
-curve is flat."""
+"""Profiles of GPUs in a notebook: the memory over time, and what a GPU does where the curve is
+flat."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pipeline_schedules import Drawing
 
 MIB_IN_GIB = 1024
+CUDA = 1  # c10::DeviceType, in a profile's memory events
 FLAT = 0.97  # of the peak: the waves of single operations are smaller than the rest
 KINDS = {"gemm": "matrix products", "nccl": "messages"}  # by what is in a kernel's name
 OTHER = "other kernels"
@@ -80,7 +81,7 @@ class Trace:
 def read(folder: str | Path, *ranks: int) -> list[Trace]:
     """The latest profile of each of `ranks` in `folder` (a run_NAME in TensorBoard's folder of the
     job), absolute or relative to the workspace. Raises LabError where there is none, or none of a
-    virtual card."""
+    GPU."""
     place = workspace.home() / folder
     found = []
     for rank in ranks:
@@ -94,19 +95,37 @@ def read(folder: str | Path, *ranks: int) -> list[Trace]:
 
 
 def parse(rank: int, events: Sequence[dict]) -> Trace:
-    """A Trace of a profile's events; its time begins at 0. Raises LabError where they say nothing
-    of a virtual card's memory."""
-    levels = sorted((event["ts"], event["args"]["allocated"]) for event in events
-                    if event.get("ph") == "C" and event["name"].startswith("memory"))
+    """Return the Trace of a profile's events; its time starts at 0.
+
+    Args:
+        rank: whose profile it is.
+        events: the `traceEvents`, of a GPU or of a virtual GPU.
+
+    Raises:
+        LabError: no event tells how much of a GPU's memory is allocated.
+    """
+    levels = sorted(_modeled_memory(events) or _measured_memory(events))
     if not levels:
-        raise LabError(f"the profile of rank {rank} has no memory of a virtual card: was the job's "
-                       "--device virtual:CARD?")
+        raise LabError(f"the profile of rank {rank} has no memory of a GPU: was it trained with "
+                       "--device cpu?")
     begin = levels[0][0]
     work = [(_kind(event["name"]), (event["ts"] - begin) / 1000,
              (event["ts"] + event["dur"] - begin) / 1000)
             for event in events if event.get("cat") == "kernel" and event.get("ph") == "X"]
     return Trace(rank, tuple(((time - begin) / 1000, mib / MIB_IN_GIB) for time, mib in levels),
                  tuple(work))
+
+
+def _modeled_memory(events: Sequence[dict]) -> list[tuple[float, float]]:
+    """Return (microseconds, MiB allocated) from the counter of a virtual GPU's profile."""
+    return [(event["ts"], event["args"]["allocated"]) for event in events
+            if event.get("ph") == "C" and event["name"].startswith("memory")]
+
+
+def _measured_memory(events: Sequence[dict]) -> list[tuple[float, float]]:
+    """Return the same from what PyTorch's profiler records of a GPU's allocations."""
+    return [(event["ts"], event["args"]["Total Allocated"] / 2**20) for event in events
+            if event.get("name") == "[memory]" and event["args"].get("Device Type") == CUDA]
 
 
 def _kind(kernel: str) -> str:

@@ -1,4 +1,4 @@
-"""The memory curve of a virtual card's profile, and what the card does where it is flat."""
+"""The memory curve of a GPU's profile, and what the GPU does where it is flat."""
 
 import json
 import re
@@ -35,6 +35,21 @@ def test_the_longest_flat_stretch_and_what_ran_in_it():
     assert flat.busy == pytest.approx(0.5)  # product and message overlap for 1 ms
 
 
+def test_the_memory_events_of_a_real_gpu_give_the_same_curve():
+    def measured(device, event):
+        return {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]",
+                "pid": 1271, "tid": 1288, "ts": event["ts"],
+                "args": {"Total Reserved": 301989888, "Device Id": 0, "Device Type": device,
+                         "Bytes": 512, "Addr": 139904935721984,
+                         "Total Allocated": event["args"]["allocated"] * 2**20}}
+
+    gpu = [measured(1, event) for event in HILL]
+    host = [measured(0, level(2, 999_999))]
+    assert traces.parse(0, gpu + host + WORK) == traces.parse(0, HILL + WORK)
+    with pytest.raises(LabError, match="--device cpu"):
+        traces.parse(0, host)
+
+
 def test_what_is_shown_says_it_all(capsys):
     trace = traces.parse(3, HILL + WORK)
     traces.show([trace])
@@ -59,5 +74,5 @@ def test_what_is_not_there_is_said(tmp_path):
     with pytest.raises(LabError, match=r"no profile of rank 2 .*--profile-execution yes"):
         traces.read(tmp_path, 2)
     (tmp_path / "run_a_gpu2.1.pt.trace.json").write_text(json.dumps({"traceEvents": WORK}))
-    with pytest.raises(LabError, match="no memory of a virtual card"):
+    with pytest.raises(LabError, match="no memory of a GPU"):
         traces.read(tmp_path, 2)

@@ -223,6 +223,8 @@ FUSED_RULES: dict[str, Rule] = {
     "aten._scaled_dot_product_flash_attention_backward": attention(5, 11),
     "aten._scaled_dot_product_efficient_attention": attention(2, 6),
     "aten._scaled_dot_product_efficient_attention_backward": attention(5, 11),
+    "aten._scaled_dot_product_cudnn_attention": attention(2, 6),
+    "aten._scaled_dot_product_cudnn_attention_backward": attention(5, 14),
     "aten._scaled_mm": scaled_product,
     "aten.convolution": convolution,
     "aten.convolution_backward": convolution_backward,

@@ -36,9 +36,15 @@ FULL = (
     "triplet_margin_loss", "multi_margin_loss", "binary_cross_entropy_with_logits", "dist",
     "pdist", "cdist", "renorm", "logsumexp", "upsample_nearest1d", "upsample_nearest2d",
     "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d",
-    "upsample_bicubic2d", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "prod",
-    "prod.dim_int", "sum", "sum.dim_IntList", "norm.Scalar", "norm.ScalarOpt_dim",
+    "upsample_bicubic2d",
 )
+# Reductions whose result is fp32, with the overload that takes a dtype ("": the same one).
+FULL_RESULT = {
+    "softmax.int": "", "log_softmax.int": "", "cumprod": "", "cumsum": "", "prod": "",
+    "prod.dim_int": "", "sum": "", "sum.dim_IntList": "", "linalg_vector_norm": "",
+    "linalg_matrix_norm": "", "linalg_matrix_norm.str_ord": "",
+    "norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype",
+}
 WIDEST = (
     "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler",
     "index_put", "tensordot", "scatter_add",
@@ -52,7 +58,10 @@ def install(gpu: CudaGpu) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that a kernel is replaced
         chosen = torch.library.Library("aten", "IMPL", "AutogradMeta")
-        chosen.impl("scaled_dot_product_attention", choose(gpu))
+        attention = choose(gpu)
+        chosen.impl("scaled_dot_product_attention", attention)
+        gpu.whole[aten.scaled_dot_product_attention.default] = inside(gpu, attention)
+        gpu.whole[aten.dropout.default] = inside(gpu, dropout)
         chosen.impl("dropout", dropout)
         casts = torch.library.Library("aten", "IMPL", "AutocastCUDA")
         for names, kernel in ((LOWER, lowered), (FULL, raised), (WIDEST, promoted)):
@@ -62,8 +71,19 @@ def install(gpu: CudaGpu) -> None:
                     casts.impl(op._schema.name.split("::")[1] + (
                         f".{op._schema.overload_name}" if op._schema.overload_name else ""),
                         below_autocast(op, kernel))
+        casts.impl("trace", trace)
+        for name, other in FULL_RESULT.items():
+            casts.impl(name, with_dtype(overload(name), other))
     libraries[:] = chosen, casts
     _follow_contexts()
+
+
+def inside(gpu: CudaGpu, function: Callable) -> Callable:
+    """Call a function in the dispatch mode, which its operations then reach."""
+    def call(*args, **kwargs):
+        with gpu:
+            return function(*args, **kwargs)
+    return call
 
 
 def overload(name: str) -> torch._ops.OpOverload | None:
@@ -73,15 +93,59 @@ def overload(name: str) -> torch._ops.OpOverload | None:
 
 
 def below_autocast(op: torch._ops.OpOverload, kernel: Callable) -> Callable:
-    """The kernel with autocast switched off for what it calls."""
+    """The kernel with autocast switched off for what it calls.
+
+    The operation itself runs with devices as the program knows them, because hooks on saved tensors
+    do: activation checkpointing compares the devices of what it saved and of what it recomputed.
+    """
     keys = torch._C.DispatchKeySet(DispatchKey.AutocastCUDA)
 
     def call(*args, **kwargs):
-        with torch._C._ExcludeDispatchKeyGuard(keys), hidden:
-            cast = kernel((*args, *kwargs.values()))
-            return op(*[each(item, cast) for item in args],
-                      **{name: each(item, cast) for name, item in kwargs.items()})
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            with hidden:
+                cast = kernel((*args, *kwargs.values()))
+                # C++ evaluates arguments from the last to the first.
+                kwargs = {name: each(item, cast) for name, item in kwargs.items()}
+                args = [each(item, cast) for item in reversed(args)][::-1]
+            return op(*args, **kwargs)
     return call
+
+
+def with_dtype(op: torch._ops.OpOverload, name: str) -> Callable:
+    """A reduction that computes and returns fp32 where the program names no dtype.
+
+    CUDA's kernels read 16 bits and write 32: nothing is cast beforehand.
+
+    Args:
+        op: what the program called.
+        name: the overload with the argument `dtype`; "" where it is op itself.
+    """
+    target = overload(name) if name else op
+    at = [one.name for one in target._schema.arguments].index("dtype")
+    keys = torch._C.DispatchKeySet(DispatchKey.AutocastCUDA)
+
+    def call(*args, **kwargs):
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            first = args[0] if args else None
+            mine = isinstance(first, Tensor) and first.is_floating_point() and (
+                first.dtype != torch.float64)
+            given = kwargs.get("dtype", args[at] if at < len(args) else None)
+            if not mine or (given is not None and target is op):
+                return op(*args, **kwargs)
+            if at < len(args):
+                args = (*args[:at], torch.float32, *args[at + 1:])
+            else:
+                kwargs = {**kwargs, "dtype": torch.float32}
+            if target is not op:  # where what may be left out of op must be named
+                rest = op._schema.arguments[len(args):]
+                kwargs = {one.name: one.default_value for one in rest} | kwargs
+            return target(*args, **kwargs)
+    return call
+
+
+def trace(x: Tensor) -> Tensor:
+    """CUDA sums the diagonal, in fp32."""
+    return x.diagonal().sum()
 
 
 def each(value: object, cast: Callable[[Tensor], Tensor]) -> object:
@@ -114,9 +178,19 @@ def raised(_: object) -> Callable[[Tensor], Tensor]:
 
 
 def promoted(operands: tuple) -> Callable[[Tensor], Tensor]:
-    """Cast to the widest type among the operands."""
-    wide = any(isinstance(x, Tensor) and x.dtype == torch.float32 for x in operands)
-    to = torch.float32 if wide else torch.get_autocast_dtype("cuda")
+    """Cast to the widest type among the operands, as at::autocast::prioritize finds it.
+
+    Raises RuntimeError, as CUDA does, where the 16-bit type that is not autocast's comes first.
+    """
+    to = lower = torch.get_autocast_dtype("cuda")
+    for x in operands:
+        if not (isinstance(x, Tensor) and x.is_meta and x.is_floating_point()) or (
+                x.dtype == torch.float64):
+            continue
+        if torch.float32 in (to, x.dtype):
+            to = torch.float32
+        elif x.dtype != lower:
+            raise RuntimeError("Unexpected floating ScalarType in at::autocast::prioritize")
     return lambda x: x.to(to)
 
 

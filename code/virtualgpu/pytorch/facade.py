@@ -7,6 +7,7 @@ from virtualgpu.pytorch import (
     checkpoints,
     compiled,
     cuda,
+    decomposed,
     factories,
     files,
     pinned,
@@ -30,8 +31,8 @@ def install(gpu: CudaGpu) -> None:
         raise RuntimeError("a virtual GPU is installed in this process already")
     private_names.check()
     unknown.Unknown.assumptions = gpu.assumptions
-    for part in (streams, cuda, autocast, factories, tensors, pinned, files, checkpoints, compiled,
-                 timers):
+    for part in (streams, cuda, autocast, decomposed, factories, tensors, pinned, files,
+                 checkpoints, compiled, timers):
         part.install(gpu)
     shape_tracing.install()
     unknown.patch_math()

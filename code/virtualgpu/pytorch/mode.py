@@ -26,6 +26,7 @@ from virtualgpu.core.plan import (
     to_meta,
 )
 from virtualgpu.core.rules import Work, tensors
+from virtualgpu.export.blocks import OTHER
 from virtualgpu.pytorch import host_memory
 from virtualgpu.pytorch.assumptions import Decisions
 from virtualgpu.pytorch.values import (
@@ -45,6 +46,7 @@ from virtualgpu.pytorch.visible import (
     key_of,
     space_of,
 )
+from virtualgpu.pytorch.workspaces import Workspaces
 
 if TYPE_CHECKING:
     from virtualgpu.pytorch.fusing import Fuser
@@ -78,7 +80,11 @@ class CudaGpu(VirtualGpu):
         self.own: set[int] = set()  # storages of meta tensors that the program asked for
         self.pinned: set[int] = set()  # storages in pinned memory of the host
         self.fuser: Fuser | None = None  # of compiled regions (fusing.py)
+        self.workspaces = Workspaces(card)
         self.handlers: dict[str, Handler] = {}  # by namespace of the operation
+        # What CUDA runs as other operations (decomposed.py), or as one where inference mode
+        # delivers a composite operation whole.
+        self.whole: dict[torch._ops.OpOverload, Callable] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -107,6 +113,8 @@ class CudaGpu(VirtualGpu):
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = kind_of(func)
+        if func in self.whole and self._space(args[0]) is Space.GPU:
+            return self.whole[func](*args, **kwargs)
         if kind is not Kind.COSTS:
             return self.execute(func, args, kwargs)[0]
         target = kwargs.get("device")
@@ -233,6 +241,11 @@ class CudaGpu(VirtualGpu):
     def start(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict, plan: Plan,
               out: object) -> None:
         """Launch the kernels of an operation, or let them wait for others to be fused with."""
+        workspace = self.workspaces.wanted(plan, self.stream)
+        if workspace is not None:
+            self.hold(workspace)
+            if self.ledger is not None:
+                self.ledger.label(key_of(workspace), OTHER)
         if self.fuser is None:
             self.launch(plan.name, plan.seconds, plan.kernels)
         elif not self.fuser.take(func, args, kwargs, plan, out):

@@ -36,6 +36,7 @@ LOCAL = 4 * (2 * WIDTH + 2 * WIDTH**2 + 2 * WIDTH + 2 * WIDTH**2 + WIDTH) / 2**2
 SCHEDULES = {name: vee for vee, names in (
     (False, ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")),
     (True, ("ZBVZeroBubble", "DualPipeV"))) for name in names}
+CUBLAS = 65  # MiB: workspaces of the forward and of the backward pass
 # Bytes at the peak: parameters, gradients, and two states of Adam, halved where they are sharded,
 # and at most two blocks more (sharded), or a second copy of DDP's buckets (zero).
 PEAKS = {**dict.fromkeys(("fsdp1", "fsdp2", "hsdp"), (4 * 4 * BLOCK / 2, 2.5 * BLOCK)),
@@ -59,12 +60,12 @@ def expected(program, rank, text):
     """Whether a rank printed what follows from the program."""
     if program in PEAKS:
         least, more = PEAKS[program]
-        return least <= int(text.split()[-1]) <= least + more
+        return least <= int(text.split()[-1]) - CUBLAS <= least + more
     if program == "pipelining":  # losses of 8 micro-batches, where the last stage is
         return text.splitlines() == [f"Schedule{name} {rank} {8 * (rank == (0 if vee else 1))}"
                                      for name, vee in SCHEDULES.items()]
     return text.endswith({
-        "dtensor": f"{(2 * WIDTH, WIDTH)} {int(2 * LOCAL)}\n",  # with gradients
+        "dtensor": f"{(2 * WIDTH, WIDTH)} {int(2 * LOCAL + CUBLAS)}\n",  # with gradients
         "meshes": f" {(4 * WIDTH // 2 // 2, WIDTH)}\n",  # between 2 tensor-parallel ranks, 2 shards
         "context": "(2, 4, 128, 64) (64,)\n"}[program])
 

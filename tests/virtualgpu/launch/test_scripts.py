@@ -97,12 +97,12 @@ def gpt(*arguments, **options):
 
 
 def test_a_training_loop_is_faster_and_smaller_where_it_would_be():
-    plain, half = ("?", 18.263, 6170.6), ("?", 13.446, 5137.3)
+    plain, half = ("?", 18.263, 6235.6), ("?", 10.047, 5202.3)
     assert gpt("--dtype=float32") == plain
     assert gpt("--dtype=bfloat16", "--fused") == half
-    assert gpt("--dtype=float16") == ("?", 15.102, half[2])  # gradients are unscaled and checked
-    assert gpt("--dtype=float32", "--recompute=full") == ("?", 20.392, 5425.6)
-    assert gpt("--dtype=float32", "--recompute=selective") == ("?", 19.727, 5857.6)
+    assert gpt("--dtype=float16") == ("?", 11.702, half[2])  # gradients are unscaled and checked
+    assert gpt("--dtype=float32", "--recompute=full") == ("?", 20.392, 5491.6)
+    assert gpt("--dtype=float32", "--recompute=selective") == ("?", 19.727, 5922.6)
     assert gpt("--dtype=float32", "--compile") == plain
 
 
@@ -113,7 +113,7 @@ def test_a_tiny_model_computes_its_losses():
     assert gpt(*tiny, "--steps=1", values=0)[0] == "?"
 
 
-@pytest.mark.parametrize(("model", "peaks"), [("llama", (1055, 1055)), ("gpt2", (727, 986))])
+@pytest.mark.parametrize(("model", "peaks"), [("llama", (1119, 1119)), ("gpt2", (760, 1052))])
 def test_hugging_face_models(model, peaks):
     (text,) = printed("hugging_face", model)
     assert text == "".join(f"step {step}: loss ?, {peak} MiB\n" for step, peak in enumerate(peaks))

@@ -66,6 +66,9 @@ def test_one_rank_for_all_equals_all_ranks(run):
         check(name, *figures)
 
 
+CUBLAS = 65 * 2**20  # workspaces of the forward and of the backward pass
+
+
 def check(name, seconds, exposed, peak, communication):
     """Compare a program's figures with those computed by hand."""
     assert 0 < exposed < seconds and exposed <= sum(communication.values()), name
@@ -76,7 +79,8 @@ def check(name, seconds, exposed, peak, communication):
         expected = sum(cost(topology.path(tuple(range(ranks))), size) for ranks, size in sizes)
         assert communication[collective] == pytest.approx(expected, rel=1e-9), (name, collective)
     least, more = PEAKS[name]
-    assert least <= peak <= least + more, name
+    workspaces = CUBLAS if name == SYMMETRIC[0].__name__ else 0  # which the others find
+    assert least <= peak - workspaces <= least + more, name
 
 
 @pytest.mark.stress

@@ -1,0 +1,85 @@
+"""Write what a real GPU did as a file that tests compare virtual GPUs with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.dtypes import operations
+from benchmarks.gpu.sides import on_cuda
+
+
+def record(path: Path, product: str, observations: dict[str, dict], dtypes: dict[str, str],
+           choices: dict[str, str]) -> None:
+    """Write what was observed on a real GPU as JSON.
+
+    Args:
+        path: of the file.
+        product: the GPU's name.
+        observations: of probe.observe, by program.
+        dtypes: of dtypes.evaluate.
+        choices: of attention_choice.evaluate.
+    """
+    names: dict[str, int] = {}
+    programs = {}
+    for name, seen in observations.items():
+        launches = [json.dumps([one.op, list(one.kernels), [list(shape) for shape in one.shapes]])
+                    for one in seen["launches"]]
+        programs[name] = {
+            "marks": seen["marks"], "seconds": seen["seconds"],
+            "launches": [names.setdefault(text, len(names)) for text in launches]}
+    head = {"gpu": product, "torch": torch.__version__, "cuda": torch.version.cuda,
+            "cudnn": on_cuda(torch.backends.cudnn.version), "driver": driver()}
+    path.write_text(dump({"recorded on": head, "launches": list(map(json.loads, names)),
+                          "programs": programs, "operations": operations(),
+                          "dtypes": grouped(dtypes), "attention": {
+                              name: kernel for name, kernel in choices.items()
+                              if "no gradient" not in name}}))
+
+
+def grouped(dtypes: dict[str, str]) -> dict[str, dict[str, list[int]]]:
+    """Numbers of operations by setting and dtype, which take little space; an error is its type
+    alone."""
+    numbers = {text: number for number, text in enumerate(operations())}
+    made: dict[str, dict[str, list[int]]] = {}
+    for key, dtype in dtypes.items():
+        setting, _, operation = key.partition(": ")
+        made.setdefault(setting, {}).setdefault(dtype.split(":")[0], []).append(numbers[operation])
+    return made
+
+
+def ungrouped(groups: dict[str, dict[str, list[int]]], texts: list[str]) -> dict[str, str]:
+    """The inverse of `grouped`.
+
+    Args:
+        groups: what it returned.
+        texts: the operations, by number.
+    """
+    return {f"{setting}: {texts[number]}": dtype for setting, found in groups.items()
+            for dtype, numbers in found.items() for number in numbers}
+
+
+def dump(value: dict) -> str:
+    """JSON with one line per entry of its dictionaries and of `launches`."""
+    parts = []
+    for key, item in value.items():
+        if isinstance(item, dict):
+            lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(one, separators=(',', ':'))}"
+                               for name, one in item.items())
+            parts.append(f"{json.dumps(key)}: {{\n{lines}}}")
+        else:
+            lines = ",\n".join("  " + json.dumps(one, separators=(",", ":")) for one in item)
+            parts.append(f"{json.dumps(key)}: [\n{lines}]")
+    return "{" + ",\n".join(parts) + "}\n"
+
+
+def driver() -> str:
+    """The driver's version; "" where it cannot be asked."""
+    try:
+        return subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+                              capture_output=True, text=True, timeout=20).stdout.strip()
+    except OSError:
+        return ""

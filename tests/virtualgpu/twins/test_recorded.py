@@ -1,0 +1,87 @@
+"""Virtual GPUs do what a real H100 was seen to do: kernels, memory, and dtypes.
+
+h100.json was written by `GPU_RECORD=FILE python -m benchmarks.gpu --parts twins` on the machine
+that its header names. The programs are those of benchmarks/gpu/programs.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import attention_choice, dtypes, sides
+from benchmarks.gpu.probe import observe
+from benchmarks.gpu.programs import PROGRAMS
+from benchmarks.gpu.recorded import ungrouped
+from virtualgpu.core import cards
+
+pytestmark = pytest.mark.slow
+RECORD = json.loads((Path(__file__).parent / "h100.json").read_text())
+H100 = cards.find("h100")
+# CUDA's gradients of embeddings and losses fill their result and count their rows themselves; here
+# that is a part of the operation.
+INSIDE = {"aten.fill", "aten.arange"}
+SAME_SEQUENCE = ("GPT, bf16 autocast", "GPT, fp16 and GradScaler",
+                 "GPT, bf16, activation checkpointing", "convolutions, fp16", "DDP, one rank",
+                 "inference_mode", "_scaled_mm")
+# The order differs where CUDA's operation launches another one before its own kernel.
+SAME_CALLS = ("GPT, bf16, hand-written attention", "attention, bf16, causal",
+              "attention, bf16, bool mask", "attention, bf16, dropout", "attention, bf16, grouped")
+# CUDA copies x where x ** 1 is computed.
+ONLY_MEMORY = ("MLP, AdamW(foreach=True)",)
+EXACT_MEMORY = {"MLP, AdamW(foreach=True)", "convolutions, fp16", "_scaled_mm",
+                *(name for name in SAME_CALLS if name.startswith("attention"))}
+UNSPLIT = 2**20  # bytes: the allocator leaves a larger block whole if no more remains of it
+LARGEST_UNSPLIT = 8 * UNSPLIT
+
+
+def recorded(name: str) -> tuple[list[str], list]:
+    """A program's operations that launch kernels, and its memory at each mark."""
+    found = RECORD["programs"][name]
+    return [RECORD["launches"][at][0] for at in found["launches"]], found["marks"]
+
+
+@pytest.mark.parametrize("name", (*SAME_SEQUENCE, *SAME_CALLS, *ONLY_MEMORY))
+def test_a_program_launches_and_allocates_what_it_did_on_the_real_gpu(name):
+    operations, marks = recorded(name)
+    found = sides.on_virtual(lambda: observe(PROGRAMS[name], steps=1), H100)
+    real, virtual = ([op for op in ops if op not in INSIDE] for ops in (
+        operations, [launch.op for launch in found["launches"]]))
+    if name in SAME_SEQUENCE:
+        assert virtual == real
+    elif name in SAME_CALLS:
+        assert Counter(virtual) == Counter(real)
+    assert [point for point, _ in found["marks"]] == [point for point, _ in marks]
+    missing = [now[0] - guess[0] for (_, now), (_, guess) in zip(
+        marks, found["marks"], strict=True)]
+    if name in EXACT_MEMORY:
+        assert missing == [0] * len(missing)
+    else:
+        assert all(0 <= one < LARGEST_UNSPLIT for one in missing), missing
+
+
+def test_attention_chooses_the_kernels_that_the_real_gpu_chose():
+    found = sides.on_virtual(attention_choice.evaluate, H100)
+    assert {name: found[name] for name in RECORD["attention"]} == RECORD["attention"]
+    assert set(RECORD["attention"].values()) == {"cuDNN", "flash", "efficient", "math", "error"}
+
+
+# What CUDA refuses and a virtual GPU does not, or the other way around.
+REFUSED = {"F.conv_transpose2d(c, c[:, :, :3, :3])", "torch.linalg.inv(a)", "a.det()",
+           "torch.histc(a)", "torch.cdist(a, b)", "torch.pdist(a)", "a.index_add(0, t, b)",
+           "torch.lerp(a, b, 0.5)", "a.clone().addmm_(a, b)"}
+
+
+@pytest.mark.parametrize("setting", [
+    "autocast torch.bfloat16, bf16", "autocast torch.float16, fp32",
+    "autocast torch.float16, fp32 with bf16", "autocast torch.bfloat16, fp16"])
+def test_results_have_the_dtypes_that_they_had_on_the_real_gpu(setting):
+    real = ungrouped({setting: RECORD["dtypes"][setting]}, RECORD["operations"])
+    found = sides.on_virtual(lambda: dtypes.evaluate([setting]), H100)
+    wrong = {name: (found[name], dtype) for name, dtype in real.items()
+             if found[name].split(":")[0] != dtype and name.split(": ")[1] not in REFUSED}
+    assert not wrong
+    assert len(real) > 200

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from virtualgpu.launch.result import Rank
+from virtualgpu.pytorch import workspaces
 from virtualgpu.replay import BadRecord, Priced
 
 from . import programs
@@ -57,8 +58,10 @@ def test_sums():
     parameters = 4 * 4 * (programs.WIDTH**2 + programs.WIDTH)
     # Gradients are all-reduced in both steps; DDP broadcasts the parameters and some metadata.
     assert 3 * parameters < rank.communicated < 3 * parameters + 1024
-    # Parameters, gradients, and DDP's buckets; two activations, the loss, and its gradient.
-    assert rank.live == 3 * parameters + 2 * 4 * programs.ROWS * programs.WIDTH + 2 * 4
+    # Parameters, gradients, and DDP's buckets; two activations, the loss, and its gradient;
+    # cuBLAS's workspaces of the forward and of the backward pass.
+    assert rank.live == (3 * parameters + 2 * 4 * programs.ROWS * programs.WIDTH + 2 * 4
+                         + 2 * workspaces.DEFAULT)
 
 
 def collective(what: str, size: int = 4) -> list:

@@ -21,6 +21,7 @@ from virtualgpu.launch.cluster import Cluster
 from virtualgpu.launch.process import become, execute
 from virtualgpu.launch.result import Rank
 from virtualgpu.launch.settings import Settings
+from virtualgpu.pytorch import private_names
 
 PR_SET_PDEATHSIG = 1
 LAST_WORDS = 5.0  # seconds of real time for the other ranks to notice that one has failed
@@ -52,8 +53,6 @@ def run_ranks(cluster: Cluster, settings: Settings, program: Callable[[], object
     warm()
     listener = socket.create_server(("127.0.0.1", 0), backlog=max(128, len(everyone)))
     port = listener.getsockname()[1]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-                      TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     children: list[Child] = []
@@ -76,6 +75,8 @@ def warm() -> None:
     """Import before the forks what every rank would import after them."""
     import torch._dynamo  # noqa: F401  optimizers do
 
+    private_names.check()  # imports the modules that it looks into
+
 
 def fork(cluster: Cluster, settings: Settings, program: Callable[[], object], rank: int,
          present: Sequence[int] | None, listener: socket.socket) -> Child:
@@ -95,6 +96,9 @@ def fork(cluster: Cluster, settings: Settings, program: Callable[[], object], ra
         # The pipe tells the parent when the rank ends, so no child of the rank may keep it open.
         os.register_at_fork(after_in_child=lambda: os.close(writing))
         die_with(parent)
+        # Not in the parent: programs that it starts later would take this store for theirs.
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+                          TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
         for stream in (sys.stdout, sys.stderr):
             with suppress(AttributeError):
                 # A line in one piece, or those of several ranks would mix.

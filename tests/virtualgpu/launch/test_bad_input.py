@@ -157,7 +157,10 @@ def test_a_function_returns_values_from_every_rank():
         dist.all_reduce(x)
         return x, torch.empty(2**20, device="cuda")
 
-    for rank in virtualgpu.run(program, "h100:2"):
+    before = dict(os.environ)
+    ranks = virtualgpu.run(program, "h100:2")
+    assert os.environ == before  # or torchrun, started later, would use the ranks' store
+    for rank in ranks:
         assert rank.error is None and rank.seconds > 0 and rank.peak >= 2**22
         small, large = rank.value
         assert small.tolist() == [3.0, 3.0] and large.is_meta

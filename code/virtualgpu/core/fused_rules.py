@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from virtualgpu.core import rms_norm
 from virtualgpu.core.loss_rules import LOSS_RULES
 from virtualgpu.core.rules import (
     DTYPES,
@@ -244,8 +245,8 @@ FUSED_RULES: dict[str, Rule] = {
     # An estimate for sort and topk: CUDA sorts long rows in more passes, by the width of the type.
     "aten.cumsum": two_passes, "aten.sort": two_passes, "aten.topk": two_passes,
     "aten.prod": two_passes, "aten.var_mean": two_passes,
-    "aten.index": lambda a, r: lookup(a, r)._replace(
-        bytes=2 * sum(map(moved, r)) + sum(map(moved, tensors([a[1]])))),
+    "aten.index": lookup,
+    "aten._fused_rms_norm_backward": rms_norm.backward,
     "aten.native_group_norm": group_norm(1, 3),
     "aten.native_group_norm_backward": group_norm(2, 4),
 }
@@ -264,7 +265,7 @@ FUSED_RULES |= dict.fromkeys((
     "aten.native_batch_norm_backward", "aten.max_pool2d_with_indices", "aten.avg_pool2d",
     "aten.max_pool2d_with_indices_backward", "aten.avg_pool2d_backward",
     "aten._adaptive_avg_pool2d", "aten._adaptive_avg_pool2d_backward",
-    "aten._fused_rms_norm_backward", "aten.embedding_renorm_", "aten.multinomial", "aten.histc",
+    "aten._fused_rms_norm", "aten.embedding_renorm_", "aten.multinomial", "aten.histc",
     "aten.unfold_copy", "aten.masked_scatter", "fsdp.split_with_sizes_copy", "fsdp.chunk_cat"),
     read_and_write)
 FUSED_RULES |= dict.fromkeys((

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from virtualgpu.core import rms_norm  # noqa: F401  registers a kernel
 from virtualgpu.core.rules import Work, tensors
 from virtualgpu.core.shapes import Results, Spec
 
@@ -58,7 +59,9 @@ class Kind(Enum):
 
 
 def kind_of(func: torch._ops.OpOverload) -> Kind:
-    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+    """A composite operation that has a kernel for meta tensors as well is not taken apart."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    if has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "Meta"):
         return Kind.COMPOSITE
     shares = (func.is_view or torch.Tag.inplace_view in func.tags
               or func is torch.ops.aten._unsafe_view.default)

@@ -85,8 +85,9 @@ def two_passes(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
 
 
 def lookup(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
-    """Only the rows that are named are read: as many as are written."""
-    return Work(2 * sum(map(moved, results)))
+    """Of the table, only the elements that the indices name are read: as many as are written."""
+    indices = sum(map(moved, tensors(arguments[1:])))
+    return Work(indices + 2 * sum(map(moved, results)))
 
 
 def embedding(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:

@@ -194,6 +194,12 @@ FORMS = {
     "aten.native_layer_norm_backward": [
         Form("void at::native::layer_norm_grad_input_kernel_vectorized<{t}, float>", 1, share=0.65),
         Form("void at::native::GammaBetaBackwardCUDAKernel<{t}, float>", 0, 0.5, 0.35)],
+    "aten._fused_rms_norm": [
+        Form("void at::native::vectorized_layer_norm_kernel<{t}, float, true>", 1)],
+    "aten._fused_rms_norm_backward": [
+        Form("void at::native::layer_norm_grad_input_kernel_vectorized<{t}, float, true>", 1,
+             share=0.6),
+        Form("void at::native::GammaBetaBackwardCUDAKernel<{t}, float, true>", 0, 0.5, 0.4)],
     "aten._softmax": [Form("void softmax_warp_forward<{t}, {t}, float, 10, false>", 1)],
     "aten._softmax_backward_data": [
         Form("void softmax_warp_backward<{t}, {t}, float, 10, false>", 1)],

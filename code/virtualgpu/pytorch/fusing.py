@@ -26,7 +26,8 @@ aten = torch.ops.aten
 ALSO = {aten._to_copy, aten.copy_, aten.clone, aten.mean, aten.sum, aten.amax, aten.var_mean,
         aten._softmax, aten._softmax_backward_data, aten._log_softmax,
         aten._log_softmax_backward_data, aten.native_layer_norm, aten.native_layer_norm_backward,
-        aten.native_dropout, aten.native_dropout_backward}
+        aten._fused_rms_norm, aten._fused_rms_norm_backward, aten.native_dropout,
+        aten.native_dropout_backward}
 
 
 class Fuser:

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 from virtualgpu.core.plan import nested
 from virtualgpu.core.rules import tensors
 from virtualgpu.pytorch.assumptions import Decisions
+from virtualgpu.pytorch.stand_ins import STAND_INS
 from virtualgpu.pytorch.unknown import FINITE, is_infinite
 from virtualgpu.pytorch.visible import CPU, key_of
 
@@ -246,64 +247,3 @@ def written_by(func: torch._ops.OpOverload, args: Sequence, kwargs: dict) -> lis
 
 
 WRITES: dict[torch._ops.OpOverload, list[tuple[int, str]]] = {}
-
-
-def _attention(query, key, value, bias=None, dropout=0.0, causal=False, scale=None):
-    """Fused attention in the CPU's kernel: output and log-sum-exp."""
-    if dropout:
-        raise NotImplementedError("the backward pass would need the same dropout mask")
-    times = query.shape[1] // key.shape[1]
-    if times > 1:
-        key, value = (one.repeat_interleave(times, 1) for one in (key, value))
-    return aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, 0.0, causal, attn_mask=bias, scale=scale)
-
-
-def _attention_backward(grad, query, key, value, bias, dropout, causal, scale):
-    out, logsumexp = _attention(query, key, value, bias, dropout, causal, scale)
-    heads = key.shape[1]
-    times = query.shape[1] // heads
-    if times > 1:
-        key, value = (one.repeat_interleave(times, 1) for one in (key, value))
-    for_query, *others = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        grad, query, key, value, out, logsumexp, 0.0, causal, attn_mask=bias, scale=scale)
-    return for_query, *(one.unflatten(1, (heads, times)).sum(2) for one in others)
-
-
-def _flash(query, key, value, dropout=0.0, causal=False, *_, scale=None):
-    return _attention(query, key, value, None, dropout, causal, scale)
-
-
-def _flash_backward(grad, query, key, value, out, logsumexp, starts, key_starts, longest,
-                    longest_key, dropout, causal, *_, scale=None):
-    return _attention_backward(grad, query, key, value, None, dropout, causal, scale)
-
-
-def _efficient(query, key, value, bias, save, dropout=0.0, causal=False, *, scale=None):
-    return _attention(query, key, value, bias, dropout, causal, scale)
-
-
-def _efficient_backward(grad, query, key, value, bias, out, logsumexp, seed, offset, dropout,
-                        mask, causal=False, *, scale=None):
-    return _attention_backward(grad, query, key, value, bias, dropout, causal, scale)
-
-
-def _cudnn(query, key, value, bias, save, dropout=0.0, causal=False, debug=False, *, scale=None):
-    out, logsumexp = _attention(query, key, value, bias, dropout, causal, scale)
-    return out, logsumexp.unsqueeze(-1)
-
-
-def _cudnn_backward(grad, query, key, value, out, logsumexp, seed, offset, bias, starts,
-                    key_starts, longest, longest_key, dropout, causal, *, scale=None):
-    return _attention_backward(grad, query, key, value, bias, dropout, causal, scale)
-
-
-# CUDA's kernels, by others that the CPU has. Results that only the backward pass reads are zeros.
-STAND_INS = {
-    aten._scaled_dot_product_flash_attention.default: _flash,
-    aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
-    aten._scaled_dot_product_efficient_attention.default: _efficient,
-    aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
-    aten._scaled_dot_product_cudnn_attention.default: _cudnn,
-    aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
-}

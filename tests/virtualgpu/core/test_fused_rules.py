@@ -197,9 +197,12 @@ COUNTS = {
     "aten.native_group_norm_backward": (lambda: aten.native_group_norm_backward(
         meta(*IMAGE), meta(*IMAGE), meta(2, 3), meta(2, 3), meta(3), 2, 3, 24, 3, [True] * 3),
         5 * 576 + 3 * PER_CHANNEL + 2 * 6 * 4, 4),
-    # dY, X, 6 inverse deviations, and weight are read; dX and dW written.
+    # X and the weight are read; Y and 6 inverse root mean squares written.
+    "aten._fused_rms_norm": (lambda: F.rms_norm(x(), (10,), meta(10)), 2 * 240 + 40 + 24),
+    # One kernel reads dY, X, the 6 numbers, and the weight, and writes dX. Another reads all but
+    # the weight, and writes dW.
     "aten._fused_rms_norm_backward": (lambda: aten._fused_rms_norm_backward(
-        x(), x(), [10], meta(6, 1), meta(10), [True, True]), 3 * 240 + 24 + 2 * 40),
+        x(), x(), [10], meta(6, 1), meta(10), [True, True]), 5 * 240 + 2 * 24 + 2 * 40, 2),
     # 36 maxima and their 8-byte indices.
     "aten.max_pool2d_with_indices": (
         lambda: F.max_pool2d(meta(*IMAGE, grad=True), 2), 576 + 144 + 288),

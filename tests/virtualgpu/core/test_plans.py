@@ -96,6 +96,8 @@ PROGRAMS = {
     "norm": backward(lambda x, w, b: F.layer_norm(x, (4,), w, b), (3, 4), (4,), (4,)),
     "norm alone": backward(lambda x: F.layer_norm(x, (4,)), (3, 4)),
     "norm of a constant": backward(lambda w: F.layer_norm(meta(3, 4), (4,), w), (4,)),
+    "RMSNorm": backward(lambda x, w: F.rms_norm(x, (3, 4), w), (2, 3, 4), (3, 4)),
+    "RMSNorm alone": backward(lambda x: F.rms_norm(x.transpose(0, 1), (3,)), (3, 4)),
     "loss": backward(lambda x: F.cross_entropy(x, meta(*LABELS, dtype=INT)), (6, 9)),
     "losses": backward(lambda x: F.cross_entropy(x, meta(*LABELS, dtype=INT), reduction="none"),
                        (6, 9)),

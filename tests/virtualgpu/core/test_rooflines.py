@@ -137,7 +137,7 @@ def test_an_odd_vocabulary_is_slow_in_fp16():
 def test_bytes_are_of_what_is_touched():
     rules = {name: RULES[name] for name in ("aten.embedding", "aten.copy_", "aten.sum")}
     words, rows, found = meta(50000, 64), meta(10, dtype=torch.int64), meta(10, 64)
-    assert rules["aten.embedding"]((words, rows), (found,)).bytes == 2 * 10 * 64 * 4
+    assert rules["aten.embedding"]((words, rows), (found,)).bytes == 10 * 8 + 2 * 10 * 64 * 4
     half = meta(64, dtype=torch.float16)
     assert rules["aten.copy_"]((half, meta(64)), (half,)).bytes == 64 * (2 + 4)
     assert rules["aten.sum"]((words,), (meta(()),)) == Work(50000 * 64 * 4 + 4, kernels=2)

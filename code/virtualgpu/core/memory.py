@@ -1,4 +1,4 @@
-"""The memory of one card: PyTorch's caching allocator without its fragmentation.
+"""The memory of one GPU: PyTorch's caching allocator without its fragmentation.
 
 A request is rounded to 512 bytes. The allocator takes segments from CUDA and keeps them: of 2 MiB
 for requests up to 1 MiB, of 20 MiB for those below 10 MiB, and for larger ones what they need in
@@ -8,7 +8,7 @@ the wrong place for a request. Here any free bytes of a pool serve, so `reserved
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MIB = 2**20
 ROUND, SMALL, SMALL_SEGMENT = 512, MIB, 2 * MIB
@@ -21,10 +21,66 @@ class OutOfMemory(Exception):
 
 @dataclass
 class Pool:
-    """Bytes in use and bytes taken from CUDA."""
+    """Allocations of one size class: small ones, or the others.
+
+    Attributes:
+        live: bytes in use.
+        reserved: bytes taken from CUDA.
+        requested: bytes in use, before rounding.
+        count: allocations in use.
+        peaks: the most of these four since the last reset, in this order.
+        totals: the sum of everything that was added to them since their last reset.
+        before: these four at that reset.
+    """
 
     live: int = 0
     reserved: int = 0
+    requested: int = 0
+    count: int = 0
+    peaks: list[int] = field(default_factory=lambda: [0] * 4)
+    totals: list[int] = field(default_factory=lambda: [0] * 4)
+    before: list[int] = field(default_factory=lambda: [0] * 4)
+
+    @property
+    def levels(self) -> tuple[int, int, int, int]:
+        return self.live, self.reserved, self.requested, self.count
+
+    def reset_peaks(self) -> None:
+        self.peaks = list(self.levels)
+
+    def reset_totals(self) -> None:
+        self.before, self.totals = list(self.levels), [0] * 4
+
+    def freed(self, at: int) -> int:
+        """What has been given back of one of the four since the totals' last reset."""
+        return self.before[at] + self.totals[at] - self.levels[at]
+
+    def add(self, rounded: int, size: int) -> None:
+        """Count one allocation.
+
+        Args:
+            rounded: bytes that it takes.
+            size: bytes that were asked for.
+        """
+        self.live += rounded
+        self.requested += size
+        self.count += rounded > 0
+        totals, peaks = self.totals, self.peaks
+        totals[0] += rounded
+        totals[2] += size
+        if self.live > peaks[0]:
+            peaks[0] = self.live
+        if self.requested > peaks[2]:
+            peaks[2] = self.requested
+        if self.count > peaks[3]:
+            peaks[3] = self.count
+        totals[3] += rounded > 0
+
+    def grow(self, size: int) -> None:
+        """Take bytes from CUDA."""
+        self.reserved += size
+        self.totals[1] += size
+        self.peaks[1] = max(self.peaks[1], self.reserved)
 
 
 def up(size: int, unit: int) -> int:
@@ -34,7 +90,7 @@ def up(size: int, unit: int) -> int:
 class Allocator:
     """Bytes allocated and reserved, now and at the peak.
 
-    capacity: the card's memory in bytes, as CUDA reports it. taken: what CUDA's context and the
+    capacity: the GPU's memory in bytes, as CUDA reports it. taken: what CUDA's context and the
     communication buffers take of it; it may grow (`take`). peak, peak_reserved, peak_requested:
     since reset_peaks was last called; run_peak, run_peak_reserved: since the start.
     """
@@ -43,7 +99,7 @@ class Allocator:
         self.capacity, self.taken = capacity, taken
         self.small, self.large = Pool(), Pool()
         self.peak = self.peak_reserved = 0
-        self.requested = self.peak_requested = 0  # before rounding
+        self.peak_requested = self.peak_count = 0
         self.refused = 0  # requests that did not fit
         self._past_peaks = 0, 0  # allocated and reserved, before the last reset
 
@@ -54,6 +110,16 @@ class Allocator:
     @property
     def reserved(self) -> int:
         return self.small.reserved + self.large.reserved
+
+    @property
+    def requested(self) -> int:
+        """Bytes in use, before rounding."""
+        return self.small.requested + self.large.requested
+
+    @property
+    def count(self) -> int:
+        """Allocations in use."""
+        return self.small.count + self.large.count
 
     @property
     def free(self) -> int:
@@ -72,7 +138,9 @@ class Allocator:
         """Let the resettable peaks start over, as torch.cuda.reset_peak_memory_stats does."""
         self._past_peaks = self.run_peak, self.run_peak_reserved
         self.peak, self.peak_reserved = self.live, self.reserved
-        self.peak_requested = self.requested
+        self.peak_requested, self.peak_count = self.requested, self.count
+        for pool in (self.small, self.large):
+            pool.reset_peaks()
 
     def take(self, size: int) -> None:
         """Memory that is not torch's: a context, a communicator. Raises OutOfMemory."""
@@ -96,21 +164,24 @@ class Allocator:
                 if up(missing, unit) > self.free:
                     self.refused += 1
                     raise OutOfMemory(self._explain(rounded))
-            pool.reserved += up(missing, unit)
+            pool.grow(up(missing, unit))
             self.peak_reserved = max(self.peak_reserved, self.reserved)
-        pool.live += rounded
-        self.requested += size
-        if self.requested > self.peak_requested:
-            self.peak_requested = self.requested
-        if self.live > self.peak:
-            self.peak = self.live
+        pool.add(rounded, size)
+        small, large = self.small, self.large
+        if small.requested + large.requested > self.peak_requested:
+            self.peak_requested = small.requested + large.requested
+        if small.live + large.live > self.peak:
+            self.peak = small.live + large.live
+        if small.count + large.count > self.peak_count:
+            self.peak_count = small.count + large.count
 
     def release(self, size: int) -> None:
         """Give back what `allocate(size)` took."""
         rounded = up(size, ROUND)
         pool = self.small if rounded <= SMALL else self.large
         pool.live -= rounded
-        self.requested -= size
+        pool.requested -= size
+        pool.count -= rounded > 0
 
     def release_cached(self) -> None:
         """Segments without a live byte go back to CUDA, as torch does before it gives up."""
@@ -118,7 +189,7 @@ class Allocator:
         self.large.reserved = up(self.large.live, LARGE_ROUND)
 
     def _explain(self, size: int) -> str:
-        """In the classic words. GPU 0: a rank sees its own card only, as in a Slurm job."""
+        """In the classic words. GPU 0: a rank sees its own GPU only, as in a Slurm job."""
         return (f"CUDA out of memory. Tried to allocate {amount(size)} (GPU 0; "
                 f"{amount(self.capacity)} total capacity; {amount(self.live)} already allocated; "
                 f"{amount(self.free)} free; {amount(self.reserved)} reserved in total by PyTorch)")

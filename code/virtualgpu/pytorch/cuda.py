@@ -18,6 +18,11 @@ from virtualgpu.pytorch.mode import CudaGpu
 
 VERSION = "12.8"  # of CUDA, as torch.version.cuda reports it; of NCCL:
 NCCL = (2, 27, 3)
+# Names in torch.cuda.memory_stats, in the order of memory.Pool's levels, and what has no model.
+COUNTED = (("allocated_bytes", "active_bytes"), ("reserved_bytes",), ("requested_bytes",),
+           ("allocation", "active"))
+NOT_COUNTED = ("inactive_split_bytes", "segment", "inactive_split")
+FIGURES = ("current", "peak", "allocated", "freed")
 
 
 def properties(card: Card) -> SimpleNamespace:
@@ -31,20 +36,20 @@ def properties(card: Card) -> SimpleNamespace:
 
 
 def statistics(gpu: CudaGpu) -> OrderedDict[str, int]:
-    """torch.cuda.memory_stats, as far as the modeled allocator counts."""
+    """torch.cuda.memory_stats. Segments and their splits are not modeled: those are zero."""
     memory, found = gpu.memory, OrderedDict()
-    current = {"allocated_bytes": memory.live, "active_bytes": memory.live,
-               "reserved_bytes": memory.reserved, "requested_bytes": memory.requested}
-    peak = {"allocated_bytes": memory.peak, "active_bytes": memory.peak,
-            "reserved_bytes": memory.peak_reserved, "requested_bytes": memory.peak_requested}
-    for name in ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes",
-                 "inactive_split_bytes", "allocation", "active", "segment", "inactive_split"):
-        for pool in ("all", "large_pool", "small_pool"):
-            found[f"{name}.{pool}.current"] = current.get(name, 0) if pool == "all" else 0
-            found[f"{name}.{pool}.peak"] = peak.get(name, 0) if pool == "all" else 0
-            found[f"{name}.{pool}.allocated"] = found[f"{name}.{pool}.freed"] = 0
-    for name in ("oversize_allocations", "oversize_segments"):
-        found |= {f"{name}.{what}": 0 for what in ("current", "peak", "allocated", "freed")}
+    pools = {"large_pool": memory.large, "small_pool": memory.small}
+    peaks = memory.peak, memory.peak_reserved, memory.peak_requested, memory.peak_count
+    for at, names in enumerate(COUNTED):
+        rows = {name: (pool.levels[at], pool.peaks[at], pool.totals[at], pool.freed(at))
+                for name, pool in pools.items()}
+        current, _, added, freed = map(sum, zip(*rows.values(), strict=True))
+        for pool, row in {"all": (current, peaks[at], added, freed), **rows}.items():
+            found |= {f"{name}.{pool}.{what}": number for name in names
+                      for what, number in zip(FIGURES, row, strict=True)}
+    for name in (*(f"{name}.{pool}" for name in NOT_COUNTED for pool in ("all", *pools)),
+                 "oversize_allocations", "oversize_segments"):
+        found |= {f"{name}.{what}": 0 for what in FIGURES}
     found |= {"num_alloc_retries": 0, "num_ooms": memory.refused, "num_sync_all_streams": 0,
               "num_device_alloc": 0, "num_device_free": 0, "max_split_size": -1}
     return found
@@ -78,20 +83,25 @@ def install(gpu: CudaGpu) -> None:
 def _devices(gpu: CudaGpu) -> dict[str, object]:
     found = properties(gpu.card)
 
-    def check(device: object = None) -> None:
-        if device is not None:
-            gpu.check(torch.device(device if type(device) is not int else f"cuda:{device}"))
+    def set_device(device: object) -> None:
+        """Change nothing: a process has one GPU. Torch ignores a negative index.
+
+        Raises torch.AcceleratorError, as CUDA does, where the node has no such GPU, and NoValue for
+        the GPU of another rank.
+        """
+        if type(device) is not int or device >= 0:
+            target = torch.device("cuda", device) if type(device) is int else torch.device(device)
+            if target.type == "cuda":
+                gpu.own_device(target)
 
     class Use(nullcontext):
-        """torch.cuda.device: a process has one GPU, so it only checks."""
+        """torch.cuda.device: as set_device, for a block."""
 
         def __init__(self, device: object = None) -> None:
             super().__init__()
-            check(device)
+            if device is not None:
+                set_device(device)
             self.idx = gpu.index
-
-    def set_device(device: object) -> None:
-        check(device)
 
     return dict(
         is_available=lambda: True, is_initialized=lambda: True, init=lambda: None,
@@ -124,6 +134,10 @@ def _memory(gpu: CudaGpu) -> dict[str, object]:
     def reset(device: object = None) -> None:
         memory.reset_peaks()
 
+    def reset_totals(device: object = None) -> None:
+        for pool in (memory.small, memory.large):
+            pool.reset_totals()
+
     def limit(fraction: float, device: object = None) -> None:
         if not 0 <= fraction <= 1:
             raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
@@ -138,7 +152,7 @@ def _memory(gpu: CudaGpu) -> dict[str, object]:
         memory_reserved=lambda device=None: memory.reserved,
         max_memory_reserved=lambda device=None: memory.peak_reserved,
         reset_peak_memory_stats=reset, reset_max_memory_allocated=reset,
-        reset_accumulated_memory_stats=lambda device=None: None,
+        reset_accumulated_memory_stats=reset_totals,
         memory_stats=lambda device=None: statistics(gpu),
         empty_cache=gpu.empty_cache,
         set_per_process_memory_fraction=limit,

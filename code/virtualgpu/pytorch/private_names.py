@@ -35,6 +35,7 @@ NAMES = (
     "torch._C._get_cublas_allow_tf32",
     "torch._C._get_dispatch_mode",
     "torch._C._group_tensors_by_device_and_dtype",
+    "torch._C._has_storage",
     "torch._C._is_fwd_grad_enabled",
     "torch._C._nn._parse_to",
     "torch._C._set_only_lift_cpu_tensors",

@@ -72,8 +72,10 @@ def space_of(gpu: CudaGpu, tensor: torch.Tensor) -> Space | None:
             return space_of(gpu, local)
     try:
         key = key_of(tensor)
-    except (NotImplementedError, RuntimeError):  # a wrapper without storage
-        return Space.GPU
+    except (NotImplementedError, RuntimeError):
+        if torch._C._has_storage(tensor):
+            raise
+        return Space.GPU  # a wrapper
     if key in gpu.sizes:
         return Space.GPU
     if key in gpu.on_host:
@@ -85,10 +87,13 @@ def space_of(gpu: CudaGpu, tensor: torch.Tensor) -> Space | None:
 def is_lost(gpu: CudaGpu, tensor: torch.Tensor) -> bool:
     """Whether values that nobody computed were written into a CPU tensor."""
     local = None if type(tensor) in PLAIN else inner(tensor)
+    holder = tensor if local is None else local
     try:
-        return key_of(tensor if local is None else local) in gpu.values.lost
-    except (NotImplementedError, RuntimeError):  # a wrapper without storage
-        return False
+        return key_of(holder) in gpu.values.lost
+    except (NotImplementedError, RuntimeError):
+        if torch._C._has_storage(holder):
+            raise
+        return False  # a wrapper
 
 
 def device_of(gpu: CudaGpu, tensor: torch.Tensor) -> torch.device:

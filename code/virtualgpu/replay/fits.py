@@ -22,6 +22,9 @@ def results(func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
             operands: Sequence[torch.Tensor]) -> list[Spec] | None:
     """Return the tensors that an operation makes or changes; None where torch cannot tell.
 
+    What returns a list of tensors, such as a split, is not compared with torch, except for
+    `_foreach` operations: a few words in a record could ask for a tensor per element.
+
     Args:
         func: the operation.
         args: its positional arguments, with tensors on meta.

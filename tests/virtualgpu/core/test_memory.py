@@ -63,6 +63,25 @@ def test_the_run_s_peaks_survive_a_reset():
     assert (memory.run_peak, memory.run_peak_reserved) == (30 * MIB, 30 * MIB)
 
 
+def test_pools_count_their_own_allocations():
+    memory = Allocator(GIB)
+    for size in (100, 3 * MIB, 200):
+        memory.allocate(size)
+    memory.release(100)
+    small, large = memory.small, memory.large
+    # Bytes in use, taken from CUDA, and asked for; allocations.
+    assert small.levels == (512, 2 * MIB, 200, 1)
+    assert (small.peaks, small.totals) == ([1024, 2 * MIB, 300, 2], [1024, 2 * MIB, 300, 2])
+    assert large.levels == tuple(large.peaks) == (3 * MIB, 20 * MIB, 3 * MIB, 1)
+    assert [small.freed(at) for at in range(4)] == [512, 0, 100, 1]
+    assert (memory.count, memory.peak_count) == (2, 3)
+    memory.reset_peaks()
+    small.reset_totals()
+    memory.release(200)
+    assert small.peaks == [512, 2 * MIB, 200, 1] and memory.peak_count == 2
+    assert (small.totals, small.freed(0), small.freed(3)) == ([0] * 4, 512, 1)
+
+
 def test_the_peak_is_of_what_lives_at_once():
     memory = Allocator(GIB)
     for size in (3 * MIB, 5 * MIB):

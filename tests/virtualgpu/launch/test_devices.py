@@ -14,7 +14,9 @@ from virtualgpu.launch.settings import Settings
 WAYS = {"to": lambda device: torch.ones(2).to(device), "cuda": lambda device: torch.ones(2).cuda(
     device), "factory": lambda device: torch.ones(2, device=device),
     "module": lambda device: nn.Linear(2, 2).to(device),
-    "module.cuda": lambda device: nn.Linear(2, 2).cuda(device)}
+    "module.cuda": lambda device: nn.Linear(2, 2).cuda(device),
+    "set_device": lambda device: torch.cuda.set_device(device) or device,
+    "with device": lambda device: torch.cuda.device(device)}
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
@@ -56,6 +58,24 @@ def test_a_share_of_the_memory_is_refused_and_utilization_is_modeled():
     assert rank.error is None, rank.error
     busy, idle, refused = rank.value
     assert busy > 90 and idle == 0 and "memory_fraction(0.5) is not modeled" in refused
+
+
+def test_memory_statistics_of_both_pools():
+    def program():
+        kept = torch.ones(2**20, device="cuda"), torch.ones(3, device="cuda")
+        del kept
+        torch.ones(5, device="cuda")
+        return torch.cuda.memory_stats()
+
+    (rank,) = run_ranks(parse("h100"), Settings(), program)
+    assert rank.error is None, rank.error
+    for pool, figures in {
+            "large_pool": (0, 2**22, 2**22, 2**22), "small_pool": (0, 512, 1024, 1024),
+            "all": (0, 2**22 + 512, 2**22 + 1024, 2**22 + 1024)}.items():
+        assert figures == tuple(rank.value[f"allocated_bytes.{pool}.{what}"]
+                                for what in ("current", "peak", "allocated", "freed"))
+    assert rank.value["allocation.all.allocated"] == 3
+    assert rank.value["requested_bytes.small_pool.peak"] == 20
 
 
 def test_moves_keep_the_memory_format():

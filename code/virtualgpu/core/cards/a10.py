@@ -36,6 +36,6 @@ CARD = Card(
         "attention: taken from the a100-80gb in proportion to its best products (0.55 / 0.87)",
         "link: 12.35 GB/s of PCIe 3's 16, copies between host and a V100, "
         "github.com/te42kyfo/gpu-benches; taken from there",
-        "launch: assumed, the same for every card: 2 us for the shortest kernel, 5 us of the host",
+        "launch: assumed, the same for every GPU: 2 us for the shortest kernel, 5 us of the host",
     ),
 )

@@ -39,6 +39,6 @@ CARD = Card(
         "attention: FlashAttention-2 reaches 50 to 73% forward, less backward, Dao 2023 "
         "(arXiv:2307.08691)",
         "link: 230.8 of 300 GB/s, all-reduce over 8, github.com/NVIDIA/nccl issue 527",
-        "launch: assumed, the same for every card: 2 us for the shortest kernel, 5 us of the host",
+        "launch: assumed, the same for every GPU: 2 us for the shortest kernel, 5 us of the host",
     ),
 )

@@ -32,12 +32,12 @@ CARD = Card(
         "matmul: bf16 794.5 of 989 and fp8 1402.6 of 1979 TFLOP/s at the best shape, S. Bekman, ML "
         "Engineering, table of maximum achievable matmul FLOPS; TF32 is taken from bf16; fp32 "
         "is 47.28 of 60 on an H200 NVL, github.com/xzwgit/gpu-flops-bench",
-        "vector: 2903 of 3350 GB/s, copies on the card, github.com/ZiyanIshani/vpbenchmarking "
+        "vector: 2903 of 3350 GB/s, copies on the GPU, github.com/ZiyanIshani/vpbenchmarking "
         "(Voltage Park)",
         "attention: FlashAttention-2, which torch has: 35% of the peak, Shah et al. 2024 "
         "(arXiv:2407.08608); FlashAttention-3 reaches 75%",
         "link: 370 of 450 GB/s without the switches' own sums, S. Jeaugey (NCCL) in "
         "github.com/NVIDIA/nccl-tests issue 212",
-        "launch: assumed, the same for every card: 2 us for the shortest kernel, 5 us of the host",
+        "launch: assumed, the same for every GPU: 2 us for the shortest kernel, 5 us of the host",
     ),
 )

@@ -39,6 +39,6 @@ CARD = Card(
         "link: 12.35 GB/s of PCIe 3's 16, copies between host and a V100, "
         "github.com/te42kyfo/gpu-benches; taken from there. GeForce drivers give no peer "
         "access: github.com/NVIDIA/nccl issue 1127",
-        "launch: assumed, the same for every card: 2 us for the shortest kernel, 5 us of the host",
+        "launch: assumed, the same for every GPU: 2 us for the shortest kernel, 5 us of the host",
     ),
 )

@@ -21,7 +21,7 @@ CARD = replace(
         "matmul: as the v100-sxm2-16gb's",
         "vector: as the v100-sxm2-16gb's",
         "attention: as the v100-sxm2-16gb's",
-        "link: 12.35 GB/s of PCIe 3's 16, copies between host and card, "
+        "link: 12.35 GB/s of PCIe 3's 16, copies between host and GPU, "
         "github.com/te42kyfo/gpu-benches",
         "launch: as the v100-sxm2-16gb's",
     ),

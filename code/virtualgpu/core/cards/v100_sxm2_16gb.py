@@ -39,6 +39,6 @@ CARD = Card(
         "the first FlashAttention on the A100, 25 to 40% of the peak",
         "link: 20 of 25 GB/s of each NVLink is left by the packets' heads, S. Jeaugey (NCCL) of "
         "the A100's, which have the same rate, in github.com/NVIDIA/nccl-tests issue 149",
-        "launch: assumed, the same for every card: 2 us for the shortest kernel, 5 us of the host",
+        "launch: assumed, the same for every GPU: 2 us for the shortest kernel, 5 us of the host",
     ),
 )

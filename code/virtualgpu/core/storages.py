@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,16 +16,6 @@ if TYPE_CHECKING:
     from virtualgpu.replay.journal import Journal
 
 
-class Watcher(Protocol):
-    """Called after the allocator, with the identity of a storage and sizes in bytes."""
-
-    def allocated(self, key: int, size: int) -> None: ...
-
-    def released(self, key: int, size: int) -> None: ...
-
-    def resized(self, key: int, before: int, size: int) -> None: ...
-
-
 class Storages:
     """Accounts for storages on one GPU."""
 
@@ -34,13 +24,10 @@ class Storages:
         self.card = card
         self.memory = Allocator(card.memory, card.context)
         self.sizes: dict[int, int] = {}  # bytes of live storages, by identity
+        # These are told after the allocator of what is allocated, released, and resized.
         self.journal: Journal | None = None  # while the run is recorded
         self.ledger: Ledger | None = None  # while the run is accounted for
         self.recorder: Recorder | None = None  # while a trace is recorded
-
-    def watchers(self) -> list[Watcher]:
-        """Return whatever follows this GPU's memory now."""
-        return [one for one in (self.journal, self.ledger, self.recorder) if one is not None]
 
     def take(self, size: int) -> None:
         """Take memory that is not PyTorch's. Raises torch.OutOfMemoryError."""
@@ -67,16 +54,18 @@ class Storages:
         size = storage.nbytes()
         self.allocate(size)
         self.sizes[key] = size
-        for watcher in self.watchers():
-            watcher.allocated(key, size)
+        for watcher in (self.journal, self.ledger, self.recorder):
+            if watcher is not None:
+                watcher.allocated(key, size)
         weakref.finalize(storage, self.release, key).atexit = False
 
     def release(self, key: int) -> None:
         """Release a storage's memory."""
         size = self.sizes.pop(key)
         self.memory.release(size)
-        for watcher in self.watchers():
-            watcher.released(key, size)
+        for watcher in (self.journal, self.ledger, self.recorder):
+            if watcher is not None:
+                watcher.released(key, size)
 
     def resize(self, key: int, size: int) -> None:
         """Account for a storage that is resized in place. Raises torch.OutOfMemoryError."""
@@ -88,8 +77,9 @@ class Storages:
             self.memory.release(before)
             self.memory.allocate(size)
         self.sizes[key] = size
-        for watcher in self.watchers():
-            watcher.resized(key, before, size)
+        for watcher in (self.journal, self.ledger, self.recorder):
+            if watcher is not None:
+                watcher.resized(key, before, size)
 
     def empty_cache(self) -> None:
         """Return unused segments to CUDA."""

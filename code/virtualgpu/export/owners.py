@@ -80,7 +80,7 @@ class Owners:
 
         def before(one: torch.optim.Optimizer, *_: object) -> None:
             self.optimizers.add(one)
-            self.look()
+            self._parameters()  # the state is looked up after the step
             self.before(one)
 
         def after(one: torch.optim.Optimizer, *_: object) -> None:
@@ -100,15 +100,22 @@ class Owners:
 
     def look(self) -> None:
         """Label what modules and optimizers hold now."""
+        self._parameters()
+        for one in list(self.optimizers):
+            self._states(one)
+
+    def _parameters(self) -> None:
+        """Label parameters, their gradients, and buffers."""
         parameters = {}
         for one in list(self.modules):
-            parameters |= {id(tensor): tensor for tensor in one._parameters.values()}
+            for tensor in one._parameters.values():
+                parameters[id(tensor)] = tensor
             for tensor in one._buffers.values():
                 self._mark(tensor, BUFFERS)
         for one in list(self.optimizers):
             for group in one.param_groups:
-                parameters |= {id(tensor): tensor for tensor in group["params"]}
-            self._states(one)
+                for tensor in group["params"]:
+                    parameters[id(tensor)] = tensor
         for parameter in parameters.values():
             if parameter is not None:
                 self._mark(parameter, PARAMETERS)

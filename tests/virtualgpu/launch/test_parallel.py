@@ -1,5 +1,6 @@
 """Distributed programs as people write them run unmodified."""
 
+import functools
 import re
 
 import pytest
@@ -46,9 +47,23 @@ COLLECTIVES = dict.fromkeys(SHARDED, frozenset(("all_gather", "reduce_scatter", 
     "context": {"all_gather", "all_to_all"}}
 
 
+@functools.cache
+def everyone(program):
+    """All ranks of a program of sharded.py, each in a process."""
+    return run("sharded", program, gpus=f"h100:{SHARDED[program]}")
+
+
+@functools.cache
+def solo(program, gpus):
+    """The one process that stands for all ranks of a program of sharded.py."""
+    (rank,) = run("sharded", program, gpus=f"h100:{gpus}", present=[0])
+    assert rank.error is None, rank.error
+    return rank
+
+
 @pytest.mark.parametrize("program", SHARDED)
 def test_torch_s_own_parallelism(program):
-    ranks = run("sharded", program, gpus=f"h100:{SHARDED[program]}")
+    ranks = everyone(program)
     assert [rank.error for rank in ranks] == [None] * len(ranks)
     for number, rank in enumerate(ranks):
         assert expected(program, number, rank.value), rank.value
@@ -71,17 +86,12 @@ def expected(program, rank, text):
 
 
 def test_sharding_over_more_gpus_takes_less_memory():
-    peaks = []
-    for gpus in (1, 2, 4):
-        (text,) = printed("sharded", "fsdp2", gpus=f"h100:{gpus}", present=[0])
-        peaks.append(int(text.split()[-1]))
+    peaks = [int(solo("fsdp2", gpus).value.split()[-1]) for gpus in (1, 2, 4)]
     assert peaks == sorted(peaks, reverse=True) and peaks[0] > peaks[-1]
 
 
 def test_cpu_offloading_trades_memory_for_copies_over_the_bus():
-    (plain,), (offloaded,) = (run("sharded", program, gpus="h100:2", present=[0])
-                              for program in ("fsdp2", "offload"))
-    assert plain.error is offloaded.error is None
+    plain, offloaded = solo("fsdp2", 2), solo("offload", 2)
     shard = 4 * (4 * 2 * 4 * 1024**2) // 2  # bytes of half of the weights in fp32
     assert plain.peak - offloaded.peak > 2 * shard
     # Each step copies the parameters up for the forward and the backward pass, the gradients down.
@@ -95,8 +105,6 @@ def test_cpu_offloading_trades_memory_for_copies_over_the_bus():
 
 @pytest.mark.parametrize("program", ["fsdp2", "dtensor", "zero"])
 def test_one_process_stands_for_all_ranks_of_a_symmetric_program(program):
-    all_ranks = run("sharded", program, gpus="h100:2")
-    (solo,) = run("sharded", program, gpus="h100:2", present=[0])
-    assert solo.error is None
-    assert solo.seconds == pytest.approx(all_ranks[0].seconds, rel=1e-9)
-    assert solo.peak == all_ranks[0].peak
+    first, alone = everyone(program)[0], solo(program, SHARDED[program])
+    assert alone.seconds == pytest.approx(first.seconds, rel=1e-9)
+    assert alone.peak == first.peak

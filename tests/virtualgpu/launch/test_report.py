@@ -1,9 +1,8 @@
 """What virtualrun prints and writes, from data and from a program."""
 
 import json
+import os
 import re
-import subprocess
-import sys
 from copy import deepcopy
 from pathlib import Path
 
@@ -18,6 +17,8 @@ from virtualgpu.export.measures import VERSION, measure
 from virtualgpu.launch import command, report
 from virtualgpu.launch.cluster import parse
 from virtualgpu.launch.result import Rank
+
+from .test_processes import started
 
 pytestmark = pytest.mark.slow  # ranks that run whole programs
 
@@ -105,13 +106,12 @@ def test_json_has_every_rank_and_is_replaced_in_one_step(account, tmp_path, monk
 def test_ddp_on_two_virtual_gpus(tmp_path):
     """Gradients are views of DDP's buckets: they count once, as gradients."""
     path = tmp_path / "report.json"
-    run = subprocess.run(
-        [sys.executable, "-m", "virtualgpu.run", "--gpus", "a100:2", "--json", path,
-         "--trace", tmp_path / "traces", PROGRAM, "views"],
-        capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr
-    assert "2 x virtual a100-80gb" in run.stderr
-    assert "Time stats" not in run.stderr  # a warning of DDP's about devices it does not know
+    pid = started(tmp_path, "--gpus", "a100:2", "--json", str(path),
+                  "--trace", str(tmp_path / "traces"), str(PROGRAM), "views")
+    status, said = os.waitpid(pid, 0)[1], (tmp_path / "out").read_text()
+    assert status == 0, said
+    assert "2 x virtual a100-80gb" in said
+    assert "Time stats" not in said  # a warning of DDP's about devices it does not know
     ranks = json.loads(path.read_text())["ranks"]
     assert [rank["rank"] for rank in ranks] == [0, 1]
     parameters = 4 * (1024 * 512 + 512 * 2048 + 2048 + 2048 * 512 + 512)

@@ -115,6 +115,8 @@ def test_a_tiny_model_computes_its_losses():
 
 @pytest.mark.parametrize(("model", "peaks"), [("llama", (1119, 1119)), ("gpt2", (760, 1052))])
 def test_hugging_face_models(model, peaks):
+    from transformers import GPT2LMHeadModel, LlamaForCausalLM  # noqa: F401  before the forks
+
     (text,) = printed("hugging_face", model)
     assert text == "".join(f"step {step}: loss ?, {peak} MiB\n" for step, peak in enumerate(peaks))
 

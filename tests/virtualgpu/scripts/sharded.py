@@ -16,8 +16,8 @@ def network(layers=4):
                                          nn.Linear(4 * WIDTH, WIDTH)) for _ in range(layers)])
 
 
-def train(model, steps=2, device="cuda"):
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+def train(model, steps=2, device="cuda", **options):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **options)
     levels = set()
     for _ in range(steps):
         loss = model(torch.randn(128, WIDTH, device=device)).square().mean()
@@ -116,12 +116,12 @@ def meshes():
 
     mesh = init_device_mesh("cuda", (2, 2, dist.get_world_size() // 4),
                             mesh_dim_names=("replicate", "shard", "tensor"))
-    model = network(2).cuda()
+    model = network(1).cuda()
     for block in model:
         parallelize_module(block, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
         fully_shard(block, mesh=mesh["replicate", "shard"])
     fully_shard(model, mesh=mesh["replicate", "shard"])
-    print(train(model), tuple(model[0][0].weight.to_local().shape))
+    print(train(model, fused=True), tuple(model[0][0].weight.to_local().shape))
 
 
 def zero():

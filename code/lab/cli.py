@@ -15,7 +15,7 @@ from labcore.terminal import visible
 # that returns the exit code (None is 0).
 PARTS = ("slurmbox.cli", "corpus_tools.cli", "lab.start", "labkit.build.cli", "labkit.build.new",
          "lab.tensorboard.cli", "lab.devices", "layout_estimator.cli", "job_monitor.cli",
-         "labkit.contest.cli")
+         "labkit.contest.cli", "lab.mytrainer.cli")
 
 
 def parser() -> argparse.ArgumentParser:

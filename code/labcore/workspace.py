@@ -12,7 +12,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 CODE = CHECKOUT / "code"
 
 # What a workspace holds from the first minute on; scripts write into these without asking.
-FOLDERS = ("notebooks", "code", "data", "megatron/logs", "megatron/tensorboard",
+FOLDERS = ("notebooks", "code", "data", "mytrainer", "megatron/logs", "megatron/tensorboard",
            "megatron/checkpoints")
 
 

@@ -42,10 +42,18 @@ def initialize(config: Config) -> Context:
     return ctx
 
 
-def join(config: Config, timeout: timedelta) -> None:
-    """Make the default process group: gloo, always, for control."""
+def join(config: Config, timeout: timedelta, backend: str = "gloo") -> None:
+    """Make the default process group.
+
+    Args:
+        config: for error messages.
+        timeout: how long to wait for other ranks.
+        backend: gloo for control, as the trainer has it; my_trainer.py sends tensors through it.
+
+    Raises UserError if the ranks cannot rendezvous.
+    """
     if "RANK" not in os.environ:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1,
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1,
                                 timeout=timeout)
         return
     missing = [name for name in MEETING_POINT if name not in os.environ]
@@ -53,7 +61,7 @@ def join(config: Config, timeout: timedelta) -> None:
         raise UserError(f"RANK is set but {', '.join(missing)} is not: start the ranks with "
                         "torchrun, which sets all of them")
     try:
-        dist.init_process_group("gloo", timeout=timeout)
+        dist.init_process_group(backend, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise UserError(explain(config, str(error))) from error
 

@@ -14,8 +14,9 @@ from labcore.errors import LabError
 if TYPE_CHECKING:
     from labkit.build.lab import Lab
 
-# The folders that hold made notebooks and nothing else that ends with .ipynb.
-MADE = ("notebooks/*.ipynb", "notebooks/worked/*.ipynb", "grader/source/*/*.ipynb")
+# The folders that hold generated files and nothing else with these endings.
+MADE = ("notebooks/*.ipynb", "notebooks/worked/*.ipynb", "notebooks/worked/mytrainer/*.py",
+        "grader/source/*/*.ipynb")
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -68,13 +69,14 @@ def build(root: Path, names: list[str] | None = None, *, worked: bool = True, wr
 
     Raises LabError with all errors of all these labs, without writing anything.
     """
+    labs = [] if labs is None else labs
     made = make(root, _solutions(root, names or []), worked, missing, labs)
     stale = {path: text for path, text in made.items()
              if not (root / path).is_file() or (root / path).read_bytes() != text.encode()}
-    gone = _left_over(root, made, names or [])
+    gone = _left_over(root, made, labs if names else None)
     if write:
         _write(root, stale)
-        for path in gone:
+        for path in reversed(gone):  # a folder's subfolders come before it
             (root / path).unlink()
             if not worked or path.startswith("grader/"):
                 _remove_if_empty((root / path).parent)
@@ -85,6 +87,7 @@ def make(root: Path, solutions: list[Path], worked: bool, missing: list[str] | N
          read_labs: list[Lab] | None = None) -> dict[str, str]:
     """The text of all files that are made from these solutions, by path relative to `root`."""
     from labkit.build.notebooks import notebooks
+    from labkit.build.pieces import worked_pieces, written_twice
     from labkit.build.problems import Problems
     from labkit.build.reading import read_into
 
@@ -101,11 +104,15 @@ def make(root: Path, solutions: list[Path], worked: bool, missing: list[str] | N
         lines += problems.lines()
     for stray in sorted((root / "solutions").glob("*.ipynb")):
         lines.append(f"solutions/{stray.name}: outputs live in it; keep the .py only")
+    lines = lines or written_twice(labs)
     if lines:
         raise LabError("\n".join([f"{len(lines)} errors, nothing is written", *lines]))
     if read_labs is not None:
         read_labs += labs
-    return {path: text for lab in labs for path, text in notebooks(lab, worked).items()}
+    made = {path: text for lab in labs for path, text in notebooks(lab, worked).items()}
+    if worked:
+        made |= {path: text for lab in labs for path, text in worked_pieces(lab).items()}
+    return made
 
 
 def _solutions(root: Path, names: list[str]) -> list[Path]:
@@ -125,11 +132,23 @@ def _solutions(root: Path, names: list[str]) -> list[Path]:
     return list(chosen.values())
 
 
-def _left_over(root: Path, made: dict[str, str], names: list[str]) -> list[str]:
-    """Notebooks that nothing makes: of labs that are gone, or worked ones that are not wanted."""
+def _left_over(root: Path, made: dict[str, str], labs: list[Lab] | None) -> list[str]:
+    """Return generated files that nothing makes any more.
+
+    Args:
+        root: the folder that has them.
+        made: what is made now, by path.
+        labs: the only labs whose files to look for; None: all files.
+    """
+    from labkit.build.pieces import worked_pieces
+
     there = {str(path.relative_to(root)) for pattern in MADE for path in root.glob(pattern)}
-    stems = {Path(path).stem for path in made}
-    return sorted(path for path in there - set(made) if not names or Path(path).stem in stems)
+    gone = sorted(there - set(made))
+    if labs is None:
+        return gone
+    theirs = {piece for lab in labs for piece in worked_pieces(lab)}
+    names = {lab.name for lab in labs}
+    return [path for path in gone if path in theirs or Path(path).stem in names]
 
 
 def _write(root: Path, texts: dict[str, str]) -> None:

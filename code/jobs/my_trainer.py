@@ -1,0 +1,172 @@
+"""Train a GPT with the pieces that you write in mytrainer/. From the workspace:
+
+    python code/my_trainer.py FLAGS                            one process
+    torchrun --nproc_per_node 2 code/my_trainer.py FLAGS       two ranks, with your ddp.py
+    sbatch code/my_trainer.sh FLAGS                            two nodes with two ranks each
+    virtualrun --gpus h100:8 --solo code/my_trainer.py FLAGS   eight virtual H100s
+
+The model, the data, and the flags are pretrain_gpt.py's, so the same flags give the same losses.
+What makes several ranks train one model is yours. There is no validation and no checkpoint yet.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lab.mytrainer import flags, pieces
+from minimegatron.arguments import Config
+from minimegatron.batches import Batches
+from minimegatron.context import Context
+from minimegatron.data.tokenizer import GPT2BPETokenizer, pad_vocab_size
+from minimegatron.device import choose_device
+from minimegatron.errors import UserError
+from minimegatron.grid import Grid, Group
+from minimegatron.initialize import cap_threads, join
+from minimegatron.learning_rate import LearningRate
+from minimegatron.model import MicroBatch, Stage
+from minimegatron.report import TensorBoard, iteration_line
+from minimegatron.training import datasets
+
+
+class GPT(nn.Module):
+    """The whole model on one GPU: a pipeline with a single stage."""
+
+    def __init__(self, ctx: Context, vocab_size: int) -> None:
+        super().__init__()
+        self.stage = Stage(ctx, vocab_size, range(ctx.config.num_layers))
+
+    def forward(self, batch: MicroBatch) -> torch.Tensor:
+        """Return the mean loss over the tokens of a micro-batch (fp32, one element)."""
+        return self.stage(None, batch)
+
+
+class OneProcess(nn.Module):
+    """The interface of your DataParallel, for a single process: nothing to communicate."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, batch: MicroBatch) -> torch.Tensor:
+        return self.module(batch)
+
+    def no_sync(self) -> AbstractContextManager:
+        return nullcontext()
+
+    def finish(self) -> None:
+        pass
+
+
+def connect(config: Config) -> Context:
+    """Join the other ranks. Every rank is a data-parallel replica with one device of its own."""
+    device, notes = choose_device(config, int(os.environ.get("LOCAL_RANK", 0)))
+    # torchrun sets RANK, WORLD_SIZE, and the address where the ranks rendezvous.
+    join(config, timedelta(minutes=config.distributed_timeout_minutes), device.backend)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    alone = Group((rank,), 0, None)
+    replicas = Group(tuple(range(ranks)), rank, dist.group.WORLD) if ranks > 1 else alone
+    ctx = Context(config, Grid(rank, ranks, pp=alone, dp=replicas, tp=alone, model=alone), device)
+    for note in notes:
+        ctx.say(note)
+    if device.torch_device.type == "cpu":
+        cap_threads(ctx)  # ranks on one machine share its cores
+    return ctx
+
+
+def data_parallel(config: Config) -> type[nn.Module]:
+    """Return your DataParallel, or without ddp.py OneProcess."""
+    ddp = pieces.load("ddp")
+    if ddp is not None:
+        return ddp.DataParallel
+    if config.world_size > 1:
+        raise UserError(f"{config.world_size} ranks need mytrainer/ddp.py, which you write in "
+                        "lab 04; until then, start one: python code/my_trainer.py")
+    return OneProcess
+
+
+def adamw(config: Config, model: nn.Module) -> torch.optim.Optimizer:
+    """Return AdamW (Loshchilov & Hutter 2019), which does not decay biases and layer norms."""
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    vectors = [parameter for parameter in model.parameters() if parameter.dim() == 1]
+    return torch.optim.AdamW(
+        [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], lr=config.lr,
+        betas=(config.adam_beta1, config.adam_beta2), eps=config.adam_eps,
+        weight_decay=config.weight_decay, fused=True)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Sequence[MicroBatch],
+         clip: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Take one optimizer step. Return this rank's mean loss and the gradient norm.
+
+    Args:
+        model: in DataParallel or OneProcess.
+        optimizer: with the learning rate of this step.
+        batches: this rank's micro-batches.
+        clip: the largest gradient norm; 0: any.
+    """
+    optimizer.zero_grad()
+    losses = []
+    for number, batch in enumerate(batches, start=1):
+        # Gradients accumulate locally, so only the last micro-batch has something to all-reduce.
+        with nullcontext() if number == len(batches) else model.no_sync():
+            loss = model(batch) / len(batches)
+            loss.backward()
+        losses.append(loss.detach())
+    model.finish()  # from here on, every rank has the gradient of the global batch
+    norm = nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf)
+    optimizer.step()
+    return torch.stack(losses).sum(), norm
+
+
+def train(ctx: Context, data: Batches, model: nn.Module) -> None:
+    """Train for --train-iters steps, and print a line every --log-interval steps."""
+    config, board, losses = ctx.config, TensorBoard(ctx), []
+    optimizer, learning_rate = adamw(config, model), LearningRate(config)
+    consumed, started = 0, ctx.device.now()
+    for iteration in range(1, config.train_iters + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate.value().item()
+        batches = data.step(consumed, iteration - 1)
+        loss, norm = step(model, optimizer, batches, config.clip_grad)
+        losses.append(loss)
+        learning_rate.samples = consumed = consumed + config.global_batch_size
+        if iteration % config.log_interval == 0:
+            mean = torch.stack(losses).mean() / ctx.grid.dp.size
+            ctx.grid.dp.all_reduce(mean)
+            seconds = (ctx.device.now() - started) / len(losses)
+            shown = {"loss": ctx.read(mean), "norm": ctx.read(norm)}
+            ctx.say(iteration_line(
+                config, iteration=iteration, consumed=consumed, milliseconds=1000 * seconds,
+                lr=learning_rate.value().item(), zeros=None, params_norm=None,
+                nans=int(math.isnan(shown["loss"])), **shown))
+            board.scalar("lm loss", shown["loss"], iteration, consumed)
+            board.scalar("grad-norm", shown["norm"], iteration, consumed)
+            losses, started = [], ctx.device.now()
+    board.close()
+
+
+def main() -> None:
+    config = flags.parse(sys.argv[1:])
+    wrapper = data_parallel(config)
+    tokenizer = GPT2BPETokenizer(config.vocab_file, config.merge_file)
+    ctx = connect(config)
+    text, _, _ = datasets(ctx, tokenizer.vocab_size)
+    vocab_size = pad_vocab_size(tokenizer.vocab_size, config.make_vocab_size_divisible_by, 1)
+    model = wrapper(GPT(ctx, vocab_size))
+    ctx.say(f"training {sum(weight.numel() for weight in model.parameters()):,} parameters on "
+            f"{ctx.grid.world_size} rank(s) with {pieces.describe()}")
+    train(ctx, Batches(ctx, text, tokenizer.eod, "training"), model)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    pieces.run(main)

@@ -1,0 +1,107 @@
+"""`lab mytrainer`: which pieces of the student's trainer work, and what they buy."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+
+from lab.mytrainer import pieces
+from lab.mytrainer.pieces import PIECES, Piece
+from labcore import workspace
+from labcore.colors import bad, good
+from labcore.errors import LabError
+
+UNFINISHED = "NotImplementedError: Your turn"  # what an exercise's stub raises
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    text = "test the pieces of your own trainer, and measure what they buy"
+    parser = subparsers.add_parser(
+        "mytrainer", help=text, description="Test the files that you have written in mytrainer/ on "
+        "two ranks, and run code/my_trainer.py with them on virtual GPUs.")
+    parser.add_argument("--gpus", default="h100:8", metavar="MODEL:N",
+                        help="virtual GPUs of each node (default: h100:8)")
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes (default: 1)")
+    parser.add_argument("--worked", metavar="PIECE",
+                        help="put the course's version of a piece in place: " + ", ".join(PIECES))
+    parser.add_argument("--force", action="store_true",
+                        help="let --worked replace your own file; a backup stays beside it")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command. Returns 1 if a piece is broken. Raises LabError for wrong arguments."""
+    if arguments.worked is not None:
+        from lab.mytrainer import worked
+
+        print("\n".join(worked.install(pieces.find(arguments.worked), arguments.force)))
+        return 0
+    if arguments.force:
+        raise LabError("--force belongs to --worked, which is not given")
+    from virtualgpu import VirtualGpuError
+    from virtualgpu.launch.cluster import parse
+
+    try:
+        parse(arguments.gpus, arguments.nodes, None)
+    except VirtualGpuError as error:
+        raise LabError(str(error)) from error
+    print(f"Your trainer: {workspace.home() / pieces.FOLDER}\n", flush=True)
+    states = {piece.name: state_of(piece) for piece in PIECES.values()}
+    if broken := [f"  {state.problem}" for state in states.values() if state.problem]:
+        print("\nFix these first; then `lab mytrainer` also measures what they buy:\n")
+        print("\n".join(broken), file=sys.stderr)
+        return 1
+    show_gain(arguments.gpus, arguments.nodes, states["ddp"].works)
+    return 0
+
+
+@dataclass(frozen=True)
+class State:
+    """How the test of a piece went.
+
+    Attributes:
+        works: whether it passed.
+        problem: the error of a piece that is written, and does not work.
+    """
+
+    works: bool = False
+    problem: str | None = None
+
+
+def state_of(piece: Piece) -> State:
+    """Test a piece, and print how it went."""
+    from lab.mytrainer import selfcheck
+
+    try:
+        exists, problem = pieces.load(piece.name) is not None, None
+    except pieces.PieceError as error:
+        exists, problem = True, str(error)
+    if exists and problem is None:
+        problem = selfcheck.problem(piece)
+    unfinished = problem is not None and UNFINISHED in problem
+    state = (f"not written yet: {piece.lab} has the exercise" if not exists or unfinished else
+             bad("does not work") if problem else good(f"works on {selfcheck.RANKS} ranks"))
+    print(f"  {piece.shown:<26} {piece.purpose:<18} {state}", flush=True)
+    return State(exists and problem is None, None if unfinished else problem)
+
+
+def show_gain(gpus: str, nodes: int, parallel: bool) -> None:
+    """Print a table of the loop's figures on virtual GPUs.
+
+    Args:
+        gpus: the GPU model and how many each node has.
+        nodes: how many nodes.
+        parallel: whether ddp.py works; otherwise, only one GPU is measured.
+    """
+    from lab.mytrainer import gain
+
+    model = gpus.partition(":")[0]
+    print(f"\ncode/my_trainer.py on virtual {model} GPUs (modeled, not measured):\n{gain.TITLE}\n",
+          flush=True)
+    gains = [gain.measure(model)]
+    if parallel:
+        gains.append(gain.measure(gpus, nodes))
+    print("\n".join(gain.table(gains)))
+    if not parallel:
+        print("\nMore GPUs need mytrainer/ddp.py.")

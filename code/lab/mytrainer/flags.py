@@ -1,0 +1,51 @@
+"""The flags of my_trainer.py: those of pretrain_gpt.py that its loop uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from minimegatron.arguments import Config, parse_arguments
+from minimegatron.arguments.parse import parse_unchecked
+from minimegatron.arguments.table.flag import table_of
+from minimegatron.errors import UserError
+
+MODEL = ("num_layers", "hidden_size", "num_attention_heads", "seq_length",
+         "max_position_embeddings", "ffn_hidden_size", "kv_channels",
+         "make_vocab_size_divisible_by", "layernorm_epsilon", "init_method_std",
+         "attention_dropout", "hidden_dropout", "use_flash_attn")
+BATCH = ("micro_batch_size", "global_batch_size", "train_iters", "train_samples", "seed")
+OPTIMIZATION = ("lr", "min_lr", "lr_decay_style", "lr_decay_iters", "lr_decay_samples",
+                "lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction", "weight_decay",
+                "adam_beta1", "adam_beta2", "adam_eps", "clip_grad")
+DATA = ("data_path", "data_impl", "data_cache_path", "split", "vocab_file", "merge_file",
+        "tokenizer_type", "eod_mask_loss", "num_workers")
+REST = ("device", "distributed_timeout_minutes", "local_rank", "log_interval", "log_format",
+        "tensorboard_dir", "tensorboard_queue_size")
+USED = frozenset((*MODEL, *BATCH, *OPTIMIZATION, *DATA, *REST))
+# Without validation, only its absence can be asked for.
+NO_VALIDATION = {"eval_iters": 0}
+
+
+def parse(argv: Sequence[str]) -> Config:
+    """Return the command line as the trainer's Config, on `cpu` or `cuda`.
+
+    Raises UserError for a flag that the loop would ignore, and for all that pretrain_gpt.py refuses.
+    """
+    config, given = parse_arguments(argv), parse_unchecked(argv)
+    for name, flag in table_of(Config).items():
+        value = getattr(given, name)
+        if flag.derived or name in USED or value in (flag.default, NO_VALIDATION.get(name)):
+            continue
+        shown = flag.spellings[0] if isinstance(value, bool) else f"{flag.spelling} {value}"
+        raise UserError(f"{shown}: my_trainer.py does not use this flag; leave it out, or give it "
+                        "to megatron/Megatron-LM/pretrain_gpt.py")
+    if config.device.startswith("virtual"):
+        model = config.device.partition(":")[2] or "h100"
+        raise UserError(f"--device {config.device}: on virtual GPUs, start my_trainer.py with "
+                        f"virtualrun --gpus {model}:8 code/my_trainer.py, without --device")
+    if config.device == "auto":
+        return replace(config, device="cuda" if torch.cuda.is_available() else "cpu")
+    return config

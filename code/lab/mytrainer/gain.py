@@ -1,0 +1,91 @@
+"""What the pieces buy: the training loop on virtual GPUs, with one GPU and with many."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import runpy
+import sys
+import tempfile
+from dataclasses import dataclass
+
+from lab.mytrainer import pieces
+from labcore import workspace
+from labcore.errors import LabError
+
+SCRIPT = workspace.CODE / "jobs" / "my_trainer.py"
+TITLE = "GPT-2 small (124M parameters), sequences of 1,024 tokens, micro-batches of 2, fp32"
+MODEL = ("--device cuda --num-layers 12 --hidden-size 768 --num-attention-heads 12 "
+         "--seq-length 1024 --max-position-embeddings 1024 --make-vocab-size-divisible-by 50304 "
+         "--use-flash-attn --attention-dropout 0 --hidden-dropout 0 --micro-batch-size 2 "
+         "--train-iters 3 --lr 1e-4 --log-interval 3 --eval-iters 0 --split 949,50,1")
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Modeled figures of one step.
+
+    Attributes:
+        gpus: how many there are.
+        tokens: tokens per second of all of them.
+        peak: bytes allocated at the peak on each.
+        exposed: seconds in which a GPU only waits for communication.
+        seconds: the whole step.
+    """
+
+    gpus: int
+    tokens: float
+    peak: int
+    exposed: float
+    seconds: float
+
+
+def measure(gpus: str, nodes: int = 1) -> Gain:
+    """Run three steps on virtual GPUs, where one process stands for all ranks.
+
+    Args:
+        gpus: the GPU model and how many each node has, such as h100:8.
+        nodes: how many nodes.
+
+    Raises LabError if the run fails, with the line of the piece that caused it.
+    """
+    from virtualgpu import run
+
+    with contextlib.redirect_stderr(io.StringIO()):  # the error is in the result, too
+        (rank,) = run(train, gpus, nodes, present=[0])
+    if rank.error is not None:
+        raise LabError(rank.error.partition("LabError: ")[2] or rank.error)
+    step, ranks = rank.account["step"], rank.value
+    return Gain(ranks, ranks * rank.account["tokens"]["per_second"],
+                rank.account["memory"]["peak_allocated_bytes"],
+                rank.account["communication"]["exposed_seconds"], step["seconds"])
+
+
+def train() -> int:
+    """Run the loop as one rank, without its output. Return the number of ranks. Raises LabError."""
+    data = workspace.home() / "data" / "bpe-4096"
+    if not (data / "text_document.bin").exists():
+        raise LabError(f"{data} has no text to train on; `lab data` makes it")
+    with open(os.devnull, "w") as nothing, tempfile.TemporaryDirectory() as cache:
+        os.dup2(nothing.fileno(), 1)
+        sys.argv = [str(SCRIPT), *MODEL.split(), "--data-path", f"{data}/text_document",
+                    "--vocab-file", f"{data}/vocab.json", "--merge-file", f"{data}/merges.txt",
+                    "--data-cache-path", cache]
+        try:
+            runpy.run_path(str(SCRIPT), run_name="my_trainer")["main"]()
+        except Exception as error:
+            raise LabError(pieces.blame(error)) from error
+    return int(os.environ["WORLD_SIZE"])
+
+
+def table(gains: list[Gain]) -> list[str]:
+    """Return the lines of a table, one row per number of GPUs."""
+    lines = [f"{'GPUs':>6} {'tokens/s':>12} {'speedup':>9} {'peak memory':>13}   "
+             "exposed communication"]
+    for gain in gains:
+        speedup = gain.tokens / gains[0].tokens
+        lines.append(f"{gain.gpus:>6} {gain.tokens:>12,.0f} {speedup:>8.2f}x "
+                     f"{gain.peak / 2**30:>9.2f} GiB   {1000 * gain.exposed:.2f} ms of a step of "
+                     f"{1000 * gain.seconds:.1f} ms ({gain.exposed / gain.seconds:.1%})")
+    return lines

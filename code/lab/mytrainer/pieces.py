@@ -1,0 +1,154 @@
+"""The files of a student's `mytrainer/`: what each must define, and errors that name the file."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from labcore import workspace
+from labcore.errors import LabError
+
+FOLDER = "mytrainer"
+PATIENCE = 3  # seconds
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One file that a lab has students write.
+
+    Attributes:
+        name: the file's, without .py.
+        lab: the lab's title, as students know it.
+        defines: the function or class that others import from it.
+        purpose: what the trainer uses it for.
+    """
+
+    name: str
+    lab: str
+    defines: str
+    purpose: str
+
+    @property
+    def shown(self) -> str:
+        """The file's name in messages."""
+        return f"{FOLDER}/{self.name}.py"
+
+    @property
+    def path(self) -> Path:
+        """The file in the workspace."""
+        return workspace.home() / FOLDER / f"{self.name}.py"
+
+
+PIECES = {piece.name: piece for piece in (
+    Piece("collectives", "lab 04", "all_reduce", "ring all-reduce"),
+    Piece("ddp", "lab 04", "DataParallel", "data parallelism"))}
+
+
+class PieceError(LabError):
+    """A piece that cannot be used. The message names the file and says what to do."""
+
+
+def find(name: str) -> Piece:
+    """Return the piece of this name. Raises LabError with the nearest name."""
+    name = Path(name).name.removesuffix(".py")
+    if name in PIECES:
+        return PIECES[name]
+    near = difflib.get_close_matches(name, PIECES, n=1)
+    raise LabError(f"{name}: no piece of {FOLDER}/ has this name; nearest: "
+                   + (near[0] if near else ", ".join(PIECES)))
+
+
+def load(name: str) -> ModuleType | None:
+    """Import a piece of the workspace; return None if its file does not exist.
+
+    Raises PieceError for a file that cannot be imported or defines the wrong name.
+    """
+    piece = PIECES[name]
+    if not piece.path.exists():
+        _explain_near_file(piece)
+        return None
+    home = str(workspace.home())
+    if home not in sys.path:  # so that one piece can import another: from mytrainer import ...
+        sys.path.insert(0, home)
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(f"{FOLDER}.{name}")
+    except Exception as error:  # the student's code can raise anything
+        place = blame(error)
+        if not place.startswith(FOLDER):
+            place = f"{piece.shown}: {place}"
+        raise PieceError(f"{place}; `lab mytrainer` tests the file once you have fixed it"
+                         ) from error
+    if not hasattr(module, piece.defines):
+        raise PieceError(f"{piece.shown} does not define {piece.defines}{_near_name(piece)}")
+    return module
+
+
+def describe() -> str:
+    """Return which pieces of the workspace are loaded, in words."""
+    names = [piece.shown for piece in PIECES.values() if f"{FOLDER}.{piece.name}" in sys.modules]
+    return " and ".join(names) or f"no piece of {FOLDER}/ (nothing to communicate)"
+
+
+def blame(error: BaseException) -> str:
+    """Return an error in one line, with the place in `mytrainer/` where it was raised, if any."""
+    words = f"{type(error).__name__}: {str(error).strip()}".rstrip(": ").splitlines()[0]
+    folder = str(workspace.home() / FOLDER)
+    if isinstance(error, SyntaxError) and (error.filename or "").startswith(folder):
+        return f"{FOLDER}/{Path(error.filename).name}, line {error.lineno}: {words}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename.startswith(folder):
+            return f"{FOLDER}/{Path(frame.filename).name}, line {frame.lineno}: {words}"
+    return words
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a program that uses pieces; after printing an error, end the process with exit code 1.
+
+    An error in a piece comes with its traceback.
+    """
+    from minimegatron.errors import UserError
+    from minimegatron.main import explain, leave
+
+    rank = int(os.environ.get("RANK", 0))
+    try:
+        main()
+    except (LabError, UserError) as error:
+        if rank:  # usually every rank's error: rank 0 prints it, and the launcher ends the others
+            time.sleep(PATIENCE)
+        print(f"[rank {rank}] error: {error}", file=sys.stderr, flush=True)
+        leave(1)
+    except Exception as error:
+        explain(error, rank)
+        place = blame(error)
+        if place.startswith(FOLDER):
+            print(f"[rank {rank}] error: {place}", file=sys.stderr, flush=True)
+        leave(1)  # at once: collectives that wait for other ranks would hang or abort
+
+
+def _near_name(piece: Piece) -> str:
+    """Return a hint with the name in the file that looks most like the right one."""
+    names = [node.name for node in ast.parse(piece.path.read_bytes()).body
+             if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    folded = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(piece.defines.lower(), folded, n=1, cutoff=0.5)
+    return f"; rename {folded[near[0]]} to {piece.defines}" if near else ""
+
+
+def _explain_near_file(piece: Piece) -> None:
+    """Raise PieceError where the folder has a file whose name is almost right."""
+    files = {path.stem.lower(): path.name for path in piece.path.parent.glob("*.py")
+             if path.stem not in PIECES and not path.stem.startswith(f"{piece.name}.")}
+    near = difflib.get_close_matches(piece.name, files, n=1, cutoff=0.65)
+    if near:
+        raise PieceError(f"{piece.shown} does not exist; rename {FOLDER}/{files[near[0]]} to "
+                         f"{piece.name}.py")

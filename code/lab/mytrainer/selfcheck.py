@@ -1,0 +1,130 @@
+"""A quick test of each piece on two ranks. The labs' checks test more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lab.mytrainer import pieces
+from labcore.errors import LabError
+from warmranks import RankError, RanksTimeout, record_ranks
+
+RANKS = 2
+SECONDS = 40
+FRAME = re.compile(rf'File ".*/({pieces.FOLDER}/\w+\.py)", line (\d+)')
+
+
+def problem(piece: pieces.Piece) -> str | None:
+    """Test a piece on two ranks. Return what is wrong with it, or None if it works."""
+    try:
+        record_ranks(on_a_rank, RANKS, piece.name, timeout=SECONDS)
+    except RanksTimeout as error:
+        return stuck(piece, error)
+    except RankError as error:
+        return error.error.partition(": ")[2] or error.error
+    return None
+
+
+def on_a_rank(name: str) -> None:
+    """Load and test a piece. Raises LabError."""
+    module = pieces.load(name)
+    try:
+        TESTS[name](module)
+    except LabError:
+        raise
+    except Exception as error:  # the student's code can raise anything
+        raise LabError(pieces.blame(error)) from error
+
+
+def stuck(piece: pieces.Piece, error: RanksTimeout) -> str:
+    """Return which line of a piece each rank still waits in.
+
+    Args:
+        piece: the one that was tested.
+        error: how the ranks ended.
+    """
+    found = {rank: FRAME.findall(stack) for rank, stack in error.stacks.items()}
+    places = [f"rank {rank} waits in {places[-1][0]}, line {places[-1][1]}"
+              for rank, places in found.items() if places]
+    return "; ".join([f"{piece.shown}: two ranks never finish", *places])
+
+
+def test_collectives(module) -> None:
+    """Sum tensors whose length the number of ranks divides, and others."""
+    rank = dist.get_rank()
+    for length in (1, 2, 5, 1000):
+        tensor = (rank + 1.0) * torch.arange(1, length + 1)
+        expected = torch.arange(1.0, length + 1) * RANKS * (RANKS + 1) / 2
+        module.all_reduce(tensor)
+        if not torch.equal(tensor, expected):
+            raise LabError(f"mytrainer/collectives.py: after all_reduce of {length} elements on "
+                           f"{RANKS} ranks, rank {rank} has {short(tensor)} instead of "
+                           f"{short(expected)}")
+
+
+class Tiny(nn.Module):
+    """Tied embeddings, a layer norm, and a loss: what a GPT has, with 9 tokens and a width of 4."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.words, self.norm = nn.Embedding(9, 4), nn.LayerNorm(4)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits = self.norm(self.words(tokens)) @ self.words.weight.t()
+        return nn.functional.cross_entropy(logits, tokens.roll(1))
+
+
+def test_ddp(module) -> None:
+    """Compare gradients with those of one process that has all the data."""
+    rank, alone = dist.get_rank(), Tiny(seed=0)
+    micro_batches = torch.randint(9, (2, RANKS, 12), generator=torch.Generator().manual_seed(1))
+    for batches in micro_batches:
+        for batch in batches:
+            (alone(batch) / RANKS).backward()
+    parallel = module.DataParallel(Tiny(seed=rank), bucket_mb=1e-5)
+    compare("after the constructor, parameter {} differs from rank 0's", parallel, alone,
+            lambda parameter: parameter.data)
+    with parallel.no_sync():
+        parallel(micro_batches[0, rank]).backward()
+    parallel(micro_batches[1, rank]).backward()
+    parallel.finish()
+    compare("after finish(), the gradient of {} is not the mean over the ranks", parallel, alone,
+            lambda parameter: parameter.grad)
+
+
+def compare(text: str, parallel: nn.Module, alone: nn.Module,
+            part: Callable[[nn.Parameter], torch.Tensor | None]) -> None:
+    """Raise LabError if a parameter differs from that of one process.
+
+    Args:
+        text: the error, with braces for the parameter's name.
+        parallel: the model on this rank.
+        alone: the model that one process trains.
+        part: what to compare of a parameter.
+    """
+    expected = dict(alone.named_parameters())
+    found = list(parallel.parameters())
+    if len(found) != len(expected):
+        raise LabError(f"mytrainer/ddp.py: DataParallel has {len(found)} parameters, and the "
+                       f"module that it wraps has {len(expected)}")
+    for parameter, (name, other) in zip(found, expected.items(), strict=True):
+        mine, right = part(parameter), part(other)
+        if mine is None or not torch.allclose(mine, right, rtol=1e-4, atol=1e-7):
+            shown = "None" if mine is None else short(mine)
+            raise LabError(f"mytrainer/ddp.py: {text.format(name)}: rank {dist.get_rank()} has "
+                           f"{shown} instead of {short(right)}")
+
+
+def short(tensor: torch.Tensor) -> str:
+    """Return the first elements of a tensor."""
+    values = tensor.detach().flatten()
+    more = ", ..." if values.numel() > 3 else ""
+    return "[" + ", ".join(f"{value:.6g}" for value in values[:3].tolist()) + more + "]"
+
+
+TESTS = {"collectives": test_collectives, "ddp": test_ddp}

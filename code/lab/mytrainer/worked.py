@@ -1,0 +1,51 @@
+"""Put the course's own version of a piece in place, when the student asks for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lab.mytrainer.pieces import FOLDER, Piece
+from labcore import workspace
+from labcore.atomic import put_whole
+from labcore.errors import LabError
+
+FOLDER_OF_WORKED = Path("notebooks/worked") / FOLDER  # `lab build` writes it, from the labs
+
+
+def install(piece: Piece, force: bool) -> list[str]:
+    """Copy the worked version of a piece into the workspace. Return what to tell the student.
+
+    Args:
+        piece: which one.
+        force: replace a file of the student's, after backing it up beside it.
+
+    Raises LabError if there is no worked version, or if the file exists and `force` is false.
+    """
+    source = workspace.CHECKOUT / FOLDER_OF_WORKED / piece.path.name
+    if not source.exists():
+        raise LabError(f"--worked {piece.name}: this installation has no worked version of "
+                       f"{piece.shown} ({source} does not exist)")
+    content, lines = source.read_bytes(), []
+    workspace.require_writable(piece.path.parent)
+    if piece.path.exists():
+        mine = piece.path.read_bytes()
+        if mine == content:
+            return [f"{piece.shown} is the worked version already"]
+        if not force:
+            raise LabError(f"--worked {piece.name}: {piece.shown} exists, and it is yours; add "
+                           "--force to replace it (a backup stays beside it)")
+        backup = unused(piece.path)
+        put_whole(backup, mine)
+        lines = [f"your version is now {FOLDER}/{backup.name}"]
+    put_whole(piece.path, content)
+    return [*lines, f"{piece.shown} is now the worked version"]
+
+
+def unused(path: Path) -> Path:
+    """Return the first name NAME.mine.py, NAME.mine2.py, ... that no file has."""
+    number = 1
+    while True:
+        backup = path.with_name(f"{path.stem}.mine{number if number > 1 else ''}{path.suffix}")
+        if not backup.exists():
+            return backup
+        number += 1

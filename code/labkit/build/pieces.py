@@ -1,0 +1,37 @@
+"""The files that a lab's answers write into mytrainer/, with the solutions in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+from labkit.build.lab import Lab, Role
+from labkit.build.stubs import answered
+
+FOLDER = "mytrainer"
+WORKED = f"notebooks/worked/{FOLDER}"  # `lab mytrainer --worked` copies from here
+
+
+def worked_pieces(lab: Lab) -> dict[str, str]:
+    """Return the text of each worked file, by its path in the checkout."""
+    made = {}
+    for answer in lab.of(Role.ANSWER):
+        path = PurePosixPath(answer.path or "")
+        if path.parent == PurePosixPath(FOLDER):
+            _, _, text = answered(answer.source).partition("\n")  # the first line is %%writefile
+            made[f"{WORKED}/{path.name}"] = text.strip("\n") + "\n"
+    return made
+
+
+def written_twice(labs: Sequence[Lab]) -> list[str]:
+    """Return an error for each file of mytrainer/ that two labs write: which one is worked?"""
+    lab_of: dict[str, Lab] = {}
+    found = []
+    for lab in labs:
+        for path in worked_pieces(lab):
+            if path in lab_of:
+                name = PurePosixPath(path).name
+                found.append(f"solutions/{lab.path.name}: {FOLDER}/{name} is already an answer of "
+                             f"solutions/{lab_of[path].path.name}; give it another name")
+            lab_of[path] = lab
+    return found

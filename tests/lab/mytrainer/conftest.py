@@ -1,0 +1,67 @@
+"""A workspace with the pieces that a student has written, and the loop on warm ranks."""
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from labcore.workspace import CODE
+from tests.lab.mytrainer.program import SCRIPT, main
+from tests.minimegatron.conftest import Run, checked, dataset, train  # noqa: F401  fixtures
+from warmranks import ForkServer
+
+WORKED = Path(__file__).with_name("worked")
+
+
+class Student:
+    """A workspace, as $LAB_HOME names it while a test runs."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.folder = home, home / "mytrainer"
+        self.folder.mkdir(parents=True)
+
+    def solve(self, *names: str) -> None:
+        """Write pieces correctly."""
+        for name in names:
+            shutil.copy(WORKED / f"{name}.py", self.folder)
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / f"{name}.py").write_text(text)
+
+    def change(self, name: str, old: str, new: str) -> None:
+        """Write a piece with one passage replaced."""
+        text = (WORKED / f"{name}.py").read_text()
+        assert text.count(old) == 1, old
+        self.write(name, text.replace(old, new))
+
+
+@pytest.fixture
+def student(tmp_path, monkeypatch):
+    monkeypatch.setenv("LAB_HOME", str(tmp_path / "workspace"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield Student(tmp_path / "workspace")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mytrainer"]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def server():
+    """Its ranks need not import what creating an optimizer takes."""
+    with ForkServer(["torch", "torch.distributed", "torch._dynamo", "minimegatron.training"]
+                    ) as made:
+        yield made
+
+
+@pytest.fixture
+def my_trainer(server, student, request):
+    """Run code/my_trainer.py on warm ranks."""
+
+    def run(flags: str, ranks: int = 0, code: int = 0) -> Run:
+        return checked(server.run_program(main, [SCRIPT, *shlex.split(flags)], ranks=ranks,
+                                          timeout=200, cwd=CODE.parent, env=dict(os.environ)),
+                       code)
+
+    return run

@@ -1,0 +1,129 @@
+"""`lab mytrainer` in its states."""
+
+import re
+
+import pytest
+
+from lab import cli
+from lab.mytrainer import gain, selfcheck, worked
+from lab.mytrainer.pieces import PIECES
+from labcore import workspace
+from labcore.errors import LabError
+from tests.lab.mytrainer.conftest import WORKED
+
+STUB = "def all_reduce(tensor):\n    raise NotImplementedError('Your turn: ...')\n"
+SMALL = gain.MODEL.replace("--num-layers 12 --hidden-size 768", "--num-layers 2 --hidden-size 192")
+
+
+@pytest.fixture
+def lab(student, monkeypatch, capsys):
+    """Run the command with plain text; returns exit code, output, and errors."""
+    monkeypatch.setattr("lab.mytrainer.cli.good", str)
+    monkeypatch.setattr("lab.mytrainer.cli.bad", str)
+
+    def run(*words):
+        code = cli.main(["mytrainer", *words])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def text(student, dataset, monkeypatch):
+    """The workspace has text to train on, and the model is small."""
+    (student.home / "data").mkdir()
+    (student.home / "data" / "bpe-4096").symlink_to(dataset.folder)
+    monkeypatch.setattr(gain, "MODEL", SMALL)
+
+
+def test_without_pieces_one_gpu_is_measured(lab, text):
+    code, out, err = lab()
+    assert (code, err) == (0, "")
+    assert "mytrainer/ddp.py           data parallelism   not written yet: lab 04 has the exercise" in out
+    assert out.splitlines()[-1] == "More GPUs need mytrainer/ddp.py."
+
+
+def test_with_pieces_eight_gpus_are_measured(lab, text, student):
+    student.solve("collectives", "ddp")
+    code, out, err = lab()
+    assert (code, err) == (0, "")
+    assert "mytrainer/collectives.py   ring all-reduce    works on 2 ranks" in out
+    one, eight = [line.split() for line in out.splitlines()[-2:]]
+    assert one[:1] == ["1"] and eight[:1] == ["8"] and one[2] == "1.00x"
+    assert 1 < float(eight[2].rstrip("x")) <= 8
+
+
+def test_broken_pieces_are_named_and_nothing_is_measured(lab, student):
+    student.write("collectives", STUB)
+    student.change("ddp", "waiting.discard(parameter)", "waiting.drop(parameter)")
+    code, out, err = lab()
+    assert code == 1 and "virtual" not in out
+    assert "ring all-reduce    not written yet: lab 04 has the exercise" in out
+    assert "data parallelism   does not work" in out
+    assert re.search(r"^  mytrainer/ddp.py, line \d+: AttributeError: 'set' object has no attribute "
+                     "'drop'$", err, re.M)
+
+
+@pytest.mark.parametrize(("name", "old", "new", "message"), [
+    ("collectives", "target += incoming", "target -= incoming",
+     "mytrainer/collectives.py: after all_reduce of 1 elements on 2 ranks, rank 0 has"),
+    ("ddp", "flat /= dist.get_world_size()", "pass",
+     "after finish(), the gradient of words.weight is not the mean over the ranks: rank 0 has"),
+    ("ddp", "dist.broadcast(tensor.detach(), src=0)", "pass",
+     "after the constructor, parameter words.weight differs from rank 0's: rank 1 has"),
+    ("ddp", "work.wait()", "dist.recv(torch.zeros(1), 1 - dist.get_rank())",
+     "mytrainer/ddp.py: two ranks never finish; rank 0 waits in mytrainer/ddp.py, line ")])
+def test_a_wrong_piece_fails_its_self_check(student, name, old, new, message):
+    student.change(name, old, new)
+    assert message in selfcheck.problem(PIECES[name])
+
+
+def test_an_error_on_virtual_gpus_names_the_line(student, text):
+    student.change("ddp", "work.wait()", "work.wait(); 1 / 0")
+    with pytest.raises(LabError, match=r"^mytrainer/ddp.py, line \d+: ZeroDivisionError"):
+        gain.measure("h100:8")
+
+
+def test_bad_arguments(lab, text):
+    code, out, err = lab("--gpus", "h999:8")
+    assert (code, out) == (1, "") and err.startswith("lab: error: ") and "h999" in err
+    code, _, err = lab("--force")
+    assert (code, err) == (1, "lab: error: --force belongs to --worked, which is not given\n")
+    code, _, err = lab("--worked", "dpp")
+    assert code == 1 and err.endswith("nearest: ddp\n")
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A checkout with one worked piece."""
+    (tmp_path / worked.FOLDER_OF_WORKED).mkdir(parents=True)
+    (tmp_path / worked.FOLDER_OF_WORKED / "ddp.py").write_text("worked = 1\n")
+    monkeypatch.setattr(workspace, "CHECKOUT", tmp_path)
+
+
+def test_the_worked_version_comes_only_on_request_and_never_over_the_students(
+        lab, student, checkout):
+    mine = student.folder / "ddp.py"
+    assert lab("--worked", "ddp")[:2] == (0, "mytrainer/ddp.py is now the worked version\n")
+    assert mine.read_text() == "worked = 1\n"
+    assert lab("--worked", "ddp")[:2] == (0, "mytrainer/ddp.py is the worked version already\n")
+    student.write("ddp", "mine = 1\n")
+    code, _, err = lab("--worked", "ddp")
+    assert code == 1 and "mytrainer/ddp.py exists, and it is yours; add --force" in err
+    assert mine.read_text() == "mine = 1\n"
+    for backup in ("ddp.mine.py", "ddp.mine2.py"):
+        student.write("ddp", "mine = 1\n")
+        code, out, _ = lab("--worked", "ddp", "--force")
+        assert code == 0 and f"your version is now mytrainer/{backup}\n" in out
+        assert mine.read_text() == "worked = 1\n"
+        assert (student.folder / backup).read_text() == "mine = 1\n"
+
+
+def test_a_course_without_worked_pieces_says_so(lab, student, checkout):
+    code, _, err = lab("--worked", "collectives")
+    assert code == 1 and "has no worked version of mytrainer/collectives.py" in err
+    assert list(student.folder.iterdir()) == []
+
+
+def test_the_solutions_pass_their_self_checks():
+    assert {path.stem for path in WORKED.glob("*.py")} == set(PIECES) == set(selfcheck.TESTS)

@@ -1,0 +1,75 @@
+"""code/my_trainer.py trains like pretrain_gpt.py, on any number of ranks."""
+
+import re
+
+import pytest
+
+MODEL = ("--device cpu --num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 "
+         "--max-position-embeddings 32 --attention-dropout 0 --hidden-dropout 0 ")
+# Large weights make large gradients, of which the log shows more digits.
+TRAINING = ("--global-batch-size 16 --train-iters 50 --log-interval 1 --eval-iters 0 --lr 1e-3 "
+            "--min-lr 1e-4 --lr-decay-style cosine --lr-warmup-fraction 0.1 --weight-decay 0.1 "
+            "--clip-grad 0.5 --init-method-std 0.1 --split 900,50,50 ")
+
+
+@pytest.fixture(scope="module")
+def reference(train, dataset):
+    """Loss and gradient norm of pretrain_gpt.py on one rank."""
+    run = train(TRAINING + "--micro-batch-size 2", base=MODEL + dataset.flags)
+    return run.column("lm loss"), run.column("grad norm")
+
+
+@pytest.mark.parametrize(("ranks", "micro_batch"), [(0, 2), (2, 2), (4, 4)], ids=[
+    "one process, 8 micro-batches", "two ranks, 4 micro-batches", "four ranks, 1 micro-batch"])
+def test_loss_and_gradient_norm_are_the_trainers(
+        my_trainer, student, dataset, reference, ranks, micro_batch):
+    if ranks:
+        student.solve("collectives", "ddp")
+    run = my_trainer(MODEL + TRAINING + dataset.flags + f"--micro-batch-size {micro_batch}", ranks)
+    losses, norms = reference
+    assert run.column("lm loss") == pytest.approx(losses, rel=1e-5) and len(losses) == 50
+    assert run.column("grad norm") == pytest.approx(norms, rel=1e-3)
+    assert losses[-1] < losses[0] - 0.3 and min(norms) > 0.5
+
+
+def test_a_ddp_that_does_not_average_is_seen_in_the_gradient_norm(
+        my_trainer, student, dataset, reference):
+    student.change("ddp", "flat /= dist.get_world_size()", "pass")
+    flags = TRAINING.replace("--train-iters 50", "--train-iters 2 --lr-decay-iters 50")
+    run = my_trainer(MODEL + flags + dataset.flags + "--micro-batch-size 2", ranks=2)
+    assert run.column("lm loss")[0] == pytest.approx(reference[0][0], rel=1e-5)
+    assert run.column("grad norm")[0] == pytest.approx(2 * reference[1][0], rel=1e-3)
+
+
+def test_several_ranks_without_ddp_say_which_lab_has_it(my_trainer, dataset):
+    run = my_trainer(MODEL + TRAINING + dataset.flags + "--micro-batch-size 2", ranks=2, code=1)
+    assert "[rank 0] error: 2 ranks need mytrainer/ddp.py, which you write in lab 04" in run.err
+
+
+def test_an_error_in_a_piece_ends_with_its_line(my_trainer, student, dataset):
+    student.change("ddp", "work.wait()", "work.wait(); 1 / 0")
+    run = my_trainer(MODEL + TRAINING + dataset.flags + "--micro-batch-size 2", ranks=2, code=1)
+    assert re.search(r"^\[rank \d\] error: mytrainer/ddp.py, line \d+: ZeroDivisionError: division "
+                     "by zero$", run.err, re.M), run.err
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    ("--tensor-model-parallel-size 2", "--tensor-model-parallel-size 2: my_trainer.py does not use "
+     "this flag; leave it out"),
+    ("--bf16", "--bf16: my_trainer.py does not use this flag"),
+    ("--device virtual:h100", "start my_trainer.py with virtualrun --gpus h100:8"),
+    ("--lr 0", "--lr 0.0: must be greater than 0"),
+    ("--num-layer 2", "did you mean --num-layers?")])
+def test_flags_that_the_loop_would_ignore_are_refused(monkeypatch, flags, message):
+    from lab.mytrainer import flags as ours
+    from minimegatron.errors import UserError
+
+    monkeypatch.setattr(ours, "parse_arguments", with_world(ours.parse_arguments))
+    words = MODEL + TRAINING + "--micro-batch-size 2 --data-path x --vocab-file x --merge-file x "
+    with pytest.raises(UserError, match=re.escape(message)):
+        ours.parse((words + flags).split())
+
+
+def with_world(parse):
+    """Parse as one of two ranks."""
+    return lambda argv: parse(argv, {"RANK": "0", "WORLD_SIZE": "2"})

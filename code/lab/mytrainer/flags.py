@@ -32,7 +32,7 @@ NO_VALIDATION = {"eval_iters": 0}
 def parse(argv: Sequence[str]) -> Config:
     """Return the command line as the trainer's Config, on `cpu` or `cuda`.
 
-    Raises UserError for a flag that the loop would ignore, and for all that pretrain_gpt.py refuses.
+    Raises UserError for what pretrain_gpt.py refuses, and for a flag that the loop would ignore.
     """
     config, given = parse_arguments(argv), parse_unchecked(argv)
     for name, flag in table_of(Config).items():

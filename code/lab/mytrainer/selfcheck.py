@@ -61,9 +61,9 @@ def test_collectives(module) -> None:
         expected = torch.arange(1.0, length + 1) * RANKS * (RANKS + 1) / 2
         module.all_reduce(tensor)
         if not torch.equal(tensor, expected):
-            raise LabError(f"mytrainer/collectives.py: after all_reduce of {length} elements on "
-                           f"{RANKS} ranks, rank {rank} has {short(tensor)} instead of "
-                           f"{short(expected)}")
+            raise LabError(f"mytrainer/collectives.py: after all_reduce of a tensor of length "
+                           f"{length} on {RANKS} ranks, rank {rank} has {short(tensor)} instead "
+                           f"of {short(expected)}")
 
 
 class Tiny(nn.Module):

@@ -39,7 +39,7 @@ def text(student, dataset, monkeypatch):
 def test_without_pieces_one_gpu_is_measured(lab, text):
     code, out, err = lab()
     assert (code, err) == (0, "")
-    assert "mytrainer/ddp.py           data parallelism   not written yet: lab 04 has the exercise" in out
+    assert "mytrainer/ddp.py           data parallelism   not written yet: lab 04 has" in out
     assert out.splitlines()[-1] == "More GPUs need mytrainer/ddp.py."
 
 
@@ -60,15 +60,15 @@ def test_broken_pieces_are_named_and_nothing_is_measured(lab, student):
     assert code == 1 and "virtual" not in out
     assert "ring all-reduce    not written yet: lab 04 has the exercise" in out
     assert "data parallelism   does not work" in out
-    assert re.search(r"^  mytrainer/ddp.py, line \d+: AttributeError: 'set' object has no attribute "
-                     "'drop'$", err, re.M)
+    assert re.search(r"^  mytrainer/ddp.py, line \d+: AttributeError: 'set' object has no "
+                     "attribute 'drop'$", err, re.M)
 
 
 @pytest.mark.parametrize(("name", "old", "new", "message"), [
-    ("collectives", "target += incoming", "target -= incoming",
-     "mytrainer/collectives.py: after all_reduce of 1 elements on 2 ranks, rank 0 has"),
+    ("collectives", "target += received", "target -= received",
+     "mytrainer/collectives.py: after all_reduce of a tensor of length 1 on 2 ranks, rank "),
     ("ddp", "flat /= dist.get_world_size()", "pass",
-     "after finish(), the gradient of words.weight is not the mean over the ranks: rank 0 has"),
+     "after finish(), the gradient of words.weight is not the mean over the ranks: rank "),
     ("ddp", "dist.broadcast(tensor.detach(), src=0)", "pass",
      "after the constructor, parameter words.weight differs from rank 0's: rank 1 has"),
     ("ddp", "work.wait()", "dist.recv(torch.zeros(1), 1 - dist.get_rank())",

@@ -6,10 +6,9 @@ import pytest
 
 MODEL = ("--device cpu --num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 "
          "--max-position-embeddings 32 --attention-dropout 0 --hidden-dropout 0 ")
-# Large weights make large gradients, of which the log shows more digits.
 TRAINING = ("--global-batch-size 16 --train-iters 50 --log-interval 1 --eval-iters 0 --lr 1e-3 "
             "--min-lr 1e-4 --lr-decay-style cosine --lr-warmup-fraction 0.1 --weight-decay 0.1 "
-            "--clip-grad 0.5 --init-method-std 0.1 --split 900,50,50 ")
+            "--clip-grad 0.5 --split 900,50,50 ")
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +27,8 @@ def test_loss_and_gradient_norm_are_the_trainers(
     run = my_trainer(MODEL + TRAINING + dataset.flags + f"--micro-batch-size {micro_batch}", ranks)
     losses, norms = reference
     assert run.column("lm loss") == pytest.approx(losses, rel=1e-5) and len(losses) == 50
-    assert run.column("grad norm") == pytest.approx(norms, rel=1e-3)
-    assert losses[-1] < losses[0] - 0.3 and min(norms) > 0.5
+    assert run.column("grad norm") == pytest.approx(norms, abs=1.01e-3)  # three decimals
+    assert losses[-1] < losses[0] - 0.3 and min(norms) > 0.3
 
 
 def test_a_ddp_that_does_not_average_is_seen_in_the_gradient_norm(
@@ -38,7 +37,7 @@ def test_a_ddp_that_does_not_average_is_seen_in_the_gradient_norm(
     flags = TRAINING.replace("--train-iters 50", "--train-iters 2 --lr-decay-iters 50")
     run = my_trainer(MODEL + flags + dataset.flags + "--micro-batch-size 2", ranks=2)
     assert run.column("lm loss")[0] == pytest.approx(reference[0][0], rel=1e-5)
-    assert run.column("grad norm")[0] == pytest.approx(2 * reference[1][0], rel=1e-3)
+    assert run.column("grad norm")[0] == pytest.approx(2 * reference[1][0], rel=3e-3)
 
 
 def test_several_ranks_without_ddp_say_which_lab_has_it(my_trainer, dataset):
@@ -58,7 +57,7 @@ def test_an_error_in_a_piece_ends_with_its_line(my_trainer, student, dataset):
      "this flag; leave it out"),
     ("--bf16", "--bf16: my_trainer.py does not use this flag"),
     ("--device virtual:h100", "start my_trainer.py with virtualrun --gpus h100:8"),
-    ("--lr 0", "--lr 0.0: must be greater than 0"),
+    ("--lr 0", "--min-lr 0.0001 is greater than --lr 0.0"),
     ("--num-layer 2", "did you mean --num-layers?")])
 def test_flags_that_the_loop_would_ignore_are_refused(monkeypatch, flags, message):
     from lab.mytrainer import flags as ours

@@ -8,32 +8,35 @@ from labkit.build.cli import build
 WORKED = "notebooks/worked/mytrainer/ddp.py"
 
 
-@pytest.fixture
-def labs(root):
-    """One lab that writes mytrainer/ddp.py, and one that writes no piece."""
-    for name, path in (("90_first", "mytrainer/ddp.py"), ("91_second", "code/other.py")):
-        (root / "solutions" / f"{name}.py").write_text(LAB.format(path=path))
-    (root / "solutions" / "90_sample.py").unlink()
-    return root
-
-
-LAB = '''# ---
-# jupyter:
-#   jupytext:
-#     comment_magics: false
-# ---
-
-# %% [markdown]
-# # A lab
-
+PIECE = '''
 # %% answer="piece"
-%%writefile {path}
+%%writefile mytrainer/{name}.py
 """A module."""
 
 ### BEGIN SOLUTION
 SIZE = 25
 ### END SOLUTION
 '''
+
+
+@pytest.fixture
+def write(author, root):
+    """Write a lab with an answer in mytrainer/."""
+    (root / "solutions").mkdir(exist_ok=True)
+
+    def write(lab: str, piece: str) -> None:
+        path = author(name=lab)
+        path.write_text(path.read_text() + PIECE.format(name=piece))
+
+    return write
+
+
+@pytest.fixture
+def labs(author, write, root):
+    """One lab that writes mytrainer/ddp.py, and one that writes no piece."""
+    write("90_sample", "ddp")
+    author(name="91_second")
+    return root
 
 
 def test_the_worked_file_is_the_answer_with_its_solution(labs):
@@ -51,16 +54,16 @@ def test_without_worked_notebooks_there_are_no_worked_files(labs, names):
     assert not (labs / WORKED).parent.exists()
 
 
-def test_a_file_whose_lab_is_gone_goes_too(labs):
+def test_a_file_that_no_lab_writes_any_more_goes_with_the_next_whole_build(labs, author):
     build(labs)
-    (labs / "solutions" / "90_first.py").unlink()
-    assert build(labs, ["91"]) == [] and (labs / WORKED).exists()
+    author(name="90_sample")
+    assert WORKED not in build(labs, ["91"]) and (labs / WORKED).exists()
     assert WORKED in build(labs) and not (labs / WORKED).exists()
 
 
-def test_two_labs_cannot_write_one_file(labs):
-    (labs / "solutions" / "91_second.py").write_text(LAB.format(path="mytrainer/ddp.py"))
+def test_two_labs_cannot_write_one_file(labs, write):
+    write("91_second", "ddp")
     with pytest.raises(LabError, match=r"solutions/91_second.py: mytrainer/ddp.py is already an "
-                       r"answer of solutions/90_first.py"):
+                       r"answer of solutions/90_sample.py"):
         build(labs)
     assert not (labs / "notebooks").exists()

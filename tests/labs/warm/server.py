@@ -38,7 +38,7 @@ def main(folder: str, *nodes: str) -> NoReturn:
     """
     with quick_imports():
         import matplotlib.figure  # noqa: F401  draws the timelines of a job
-        import torch._dynamo  # noqa: F401  torch's optimizers do
+        import torch._dynamo  # torch's optimizers do
         import torch.distributed.run
         import torch.fx.experimental.symbolic_shapes
         import torch.utils.tensorboard  # noqa: F401

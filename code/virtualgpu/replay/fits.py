@@ -6,6 +6,7 @@ have checks of their own here: FLOPs are counted from their shapes.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 
 import torch
@@ -45,7 +46,9 @@ def results(func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
         return None
     before = list(map(of, operands))
     try:
-        out = func(*args, **kwargs)
+        with warnings.catch_warnings():  # of outputs that torch resizes: refused below
+            warnings.simplefilter("ignore")
+            out = func(*args, **kwargs)
     except NotImplementedError:  # no meta kernel
         return None
     if list(map(of, operands)) != before:

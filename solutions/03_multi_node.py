@@ -685,7 +685,7 @@ check.compare("per cent of a step for communication (virtual)", guess_waiting,
 # utilization that `nvidia-smi` shows for work done.
 #
 # And no kernel uses the Tensor Cores, since this training is in fp32; the recommendation says what to do
-# (lab 04 does it). Its other advice, fewer messages for the same work, fits what you have found.
+# (lab 05 does it). Its other advice, fewer messages for the same work, fits what you have found.
 
 # %% [markdown]
 # ### Exercise 7: would a faster network help?
@@ -1293,7 +1293,7 @@ traces.show(traces.read("megatron/tensorboard/virtual_v100/run_four", 0))
 # - Tensor parallelism stays inside a node, the pipeline goes between nodes, and enough micro-batches keep
 #   it full. A flat top of the memory curve is either the logits at work, or a stage that waits.
 #
-# **Next:** [04 training optimizations](04_training_optimizations.ipynb) makes all this cheaper: half
+# **Next:** [05 training optimizations](05_training_optimizations.ipynb) makes all this cheaper: half
 # precision, recomputation, gradient accumulation, and the bill.
 #
 # **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded. Your

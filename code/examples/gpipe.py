@@ -30,7 +30,7 @@ from lab.notebook import torchgpipe_cpu  # noqa: F401  changes torchgpipe where 
 from lab.notebook.saved import SavedTensors
 from labcore.errors import LabError
 
-CLASSIC = "4,3,3,4"
+BALANCE = "4,3,3,4"
 ADAM_COPIES = 4.0  # of the weights: weight, gradient and Adam's two moments
 
 
@@ -111,8 +111,8 @@ def report(seconds: float, tokens: int, activations: int) -> None:
 def flags() -> argparse.ArgumentParser:
     parser = options.parser(__doc__)
     pipeline = parser.add_argument_group("pipeline")
-    pipeline.add_argument("--balance", default=CLASSIC, metavar="HOW",
-                          help=f"layers of each stage, or time, or size (default: {CLASSIC})")
+    pipeline.add_argument("--balance", default=BALANCE, metavar="HOW",
+                          help=f"layers of each stage, or time, or size (default: {BALANCE})")
     pipeline.add_argument("--stages", type=options.positive, metavar="N",
                           help="of --balance time and size (default: 4)")
     pipeline.add_argument("--devices", metavar="LIST",

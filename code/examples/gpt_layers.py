@@ -2,7 +2,7 @@
 
 Pre-norm transformer with learned positions and tied embeddings (Radford et al. 2019), in the layout
 [batch, sequence, hidden] and without dropout. Twelve blocks make 14 layers: the embedding, the
-blocks, and the head. The classic split over four stages is [4, 3, 3, 4].
+blocks, and the head. The default split over four stages is [4, 3, 3, 4].
 """
 
 from __future__ import annotations

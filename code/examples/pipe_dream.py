@@ -33,7 +33,7 @@ from lab.notebook.saved import SavedTensors
 from labcore.errors import LabError
 from minimegatron.console import emit
 
-CLASSIC = "4,3,3,4"
+BALANCE = "4,3,3,4"
 METHODS = ("parameters", "uniform", "type:Block")
 
 
@@ -182,7 +182,7 @@ def flags() -> argparse.ArgumentParser:
     parser = options.parser(__doc__)
     pipeline = parser.add_argument_group("pipeline")
     pipeline.add_argument("--balance", metavar="HOW",
-                          help=f"layers of each stage, or {', '.join(METHODS)} (default: {CLASSIC} "
+                          help=f"layers of each stage, or {', '.join(METHODS)} (default: {BALANCE} "
                           "on four stages, else parameters)")
     pipeline.add_argument("--micro-batches", type=options.positive, metavar="N",
                           help="of a batch, instead of the file's gradient_accumulation_steps")
@@ -220,7 +220,7 @@ def main() -> None:
 
     config, run = configuration(arguments), setting.read(arguments)
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-    balance = arguments.balance or (CLASSIC if stages == 4 else METHODS[0])
+    balance = arguments.balance or (BALANCE if stages == 4 else METHODS[0])
     module = pipeline_module(run, balance, stages)
     engine, *_ = deepspeed.initialize(model=module, config=config,
                                       model_parameters=[*module.parameters()])

@@ -1,5 +1,6 @@
 #!/bin/bash
-# GPT-2 small (124M) at full size on two nodes with two GPUs each, data-parallel over all four.
+# A GPT of GPT-2 small's size (124M parameters, but 32 attention heads instead of 12) on two nodes with
+# two GPUs each, data-parallel over all four.
 # The GPUs are virtual: the log shows the time and the memory that real ones would take.
 # From the workspace:  sbatch code/virtual_v100.sh [more flags of the trainer]
 #SBATCH --job-name=virtual_v100

@@ -10,7 +10,7 @@ def padded(vocabulary, divisible_by=128, tensor_parallel=1):
 
 # By lab and by the grade_id of the answer.
 BORROWED = {
-    "04_training_optimizations": {
+    "05_training_optimizations": {
         "state-bytes": GPT + """def state_bytes(parameters, precision):
     return parameters * formulas.state_bytes(precision).total""",
         "kept-bytes": GPT + """def kept_bytes(layers, kept, input_bytes, method=None, size=1):
@@ -33,7 +33,7 @@ def bill(parameters, tokens, gpus, teraflops_per_gpu, dollars_per_hour, recomput
     days = formulas.training_days(parameters, tokens, gpus, teraflops_per_gpu, recompute)
     return days, 24 * days * gpus, 24 * days * gpus * dollars_per_hour""",
     },
-    "05_pipeline_1": {
+    "10_pipeline_1": {
         "my-gpipe": SCHEDULES + """def my_gpipe(stages, micro_batches):
     return schedules.to_text(schedules.gpipe(stages, micro_batches))""",
         "bubble": "from minimegatron.formulas import bubble_fraction as bubble",
@@ -41,7 +41,7 @@ def bill(parameters, tokens, gpus, teraflops_per_gpu, dollars_per_hour, recomput
     whole = formulas.in_flight(m, 0, m) if mode == "never" else 1
     return m * input + whole * everything""",
     },
-    "06_pipeline_2": {
+    "11_pipeline_2": {
         "one-f-one-b": SCHEDULES + """def one_f_one_b(stages, micro_batches):
     return schedules.to_text(schedules.one_f_one_b(stages, micro_batches))""",
         "live": GPT + """def live(schedule, stages, stage, micro_batches):

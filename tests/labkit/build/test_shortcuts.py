@@ -9,7 +9,7 @@ from labkit.build.problems import Problems
 from labkit.build.reading import read_into
 from labkit.build.shortcuts import Recorded, Shortcut, passing, similar, warnings
 
-LAB = workspace.CHECKOUT / "solutions" / "05_pipeline_1.py"
+LAB = workspace.CHECKOUT / "solutions" / "10_pipeline_1.py"
 BUBBLE = Shortcut("bubble", "minimegatron.formulas", "bubble_fraction")
 
 

@@ -14,7 +14,7 @@
 # %% [markdown]
 # # Pipeline II: less memory, less waiting
 #
-# You know GPipe, micro-batches and the bubble from [Pipeline I](05_pipeline_1.ipynb). GPipe keeps the
+# You know GPipe, micro-batches and the bubble from [Pipeline I](10_pipeline_1.ipynb). GPipe keeps the
 # activations of *all* micro-batches until the last forward pass is done. In this lab you write **1F1B**, which
 # keeps far less, and train with it. Then you find out what else can be bought, and what it costs: never to
 # wait for an update, to cut the model where the time is, to give every stage several small pieces.
@@ -543,6 +543,12 @@ for name, found in (("naive", naive), ("PipeDream", stashed)):
 # names the version of the weight that it uses. On stage 0 micro-batch 3 runs forward with version 1 and
 # backward with version 1, although the newest is version 3 by then; on stage 2 every micro-batch runs
 # backward right after its forward, so the newest version is the only one.](../images/weight_versions.svg)
+#
+# Read the line for PipeDream once more. The gradient is exact, but at version 1 on stage 0, version 2 on stage 1,
+# and version 3 on stage 2. These weights never were one model: stage 0 had made one update, stage 1 two, and
+# stage 2 three. PipeDream ([Narayanan et al. 2019](https://doi.org/10.1145/3341301.3359646)) can prevent
+# that with **vertical sync**: every stage uses the version with which the micro-batch entered the pipeline at
+# stage 0. It is off by default, because it takes more bookkeeping on every stage.
 
 # %% [markdown]
 # ### Exercise 5: weight versions
@@ -1040,7 +1046,7 @@ four = jobs.wait()
 !grep -E "DeepSpeed|stage|iteration|speed" {four.log}
 
 # %% [markdown]
-# The log begins with how the layers were cut (the classic `[4, 3, 3, 4]`) and with DeepSpeed's own schedule.
+# The log begins with how the layers were cut (`[4, 3, 3, 4]`) and with DeepSpeed's own schedule.
 # At the end each stage says how much it kept. Compare with what you know: which stage keeps the most? Now two
 # stages, cut in the middle:
 
@@ -1072,7 +1078,8 @@ for one, other in pairs:
 # DeepSpeed makes the optimizer, clips the gradient, and asks the data loader for as many micro-batches as one step
 # needs: all that the program does is `engine.train_batch(batches)`. (`torch_adam` takes PyTorch's own Adam; the
 # usual one would be compiled first. `steps_per_print` keeps it quiet.) On GPUs the same file would also have
-# `"fp16": {"enabled": true}`, and ZeRO.
+# `"fp16": {"enabled": true}`, and it could have `"zero_optimization": {"stage": 1}`, which shards the optimizer
+# states. DeepSpeed's pipeline refuses ZeRO's stages 2 and 3.
 
 # %% [markdown]
 # And its schedule, in its own words? This is what the last of four stages does first:
@@ -1515,7 +1522,8 @@ check.that(cost.milliseconds < 245, "It takes too long: so many chunks pay on a 
 # +LAYOUT="--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 6"
 
 # %% [markdown]
-# (This cluster has fewer nodes, so the job would wait in the queue for ever. The estimate does not need them.)
+# (The course's cluster has two nodes unless you start it with more, so `sbatch` refuses this job at once:
+# `Node count specification invalid`. The estimate does not need the nodes.)
 
 # %% [markdown]
 # ## Where does the last bubble go?

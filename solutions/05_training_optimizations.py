@@ -69,8 +69,8 @@ jobs.connect()
 # ## Half precision
 #
 # A number in **fp32** has 32 bits. In **fp16**, half precision, it has 16: it takes half the memory,
-# and on a GPU the *Tensor Cores* multiply such numbers many times as fast. The price is a narrow range.
-# Look at what becomes of some numbers:
+# and on a GPU the *Tensor Cores* multiply such numbers many times as fast. The price is a narrow range and
+# fewer digits. Look at what becomes of some numbers:
 
 # %% tags=["explore"]
 import torch
@@ -82,9 +82,16 @@ for number in (1.0, 0.1, 1e-6, 1e-9, 65_504.0, 100_000.0):
 # %% [markdown]
 # Two things go wrong, in red. Too large becomes `inf`: an **overflow**. Too small becomes 0: an
 # **underflow**.
-# Gradients are often tiny, so without help many of them would simply vanish. The help is the **loss
-# scale**: the loss is multiplied by a large number before the backward pass, so all gradients are
-# larger by that factor. They are divided by it in fp32, where there is room, before the step is made.
+#
+# A third thing happens to almost every number: it is rounded, and 0.1 becomes 0.0999756. fp16 keeps 11
+# significant bits, about three decimal digits, and fp32 keeps 24, about seven. When an update is too small for
+# the last digit of its weight, the weight does not change at all. So the trainer updates a copy of the weights
+# in fp32, the **master weights**. You will meet them in exercise 4.
+#
+# The narrow range is a problem for the gradients. They are often tiny, so without help many of them would
+# simply vanish. The help is the **loss scale**: the loss is multiplied by a large number before the backward
+# pass, so all gradients are larger by that factor. They are divided by it in fp32, where there is room,
+# before the step is made.
 
 # %% [markdown]
 # ### Exercise 1: what becomes of a gradient?
@@ -357,14 +364,16 @@ for one in logs.read(silent.log).iterations:
 # This is why the number of skipped iterations stands in every line. **A few at the beginning are
 # healthy. Many, or a scale that falls and falls, mean that something is wrong.**
 #
-# **bf16** is another format with 16 bits: the range of fp32, and fewer digits. It needs no loss scale,
+# **bf16** is another format with 16 bits: the range of fp32, and even fewer digits. It needs no loss scale,
 # and newer cards have it. A V100 does not.
 
 # %% [markdown]
 # ## What half precision buys
 #
-# Now to the time and the memory, on a **virtual** V100 with a GPT-2 of full size. The data sheet has a
-# promise:
+# Now to the time and the memory, on a **virtual** V100. The model is as large as GPT-2 small: 12 layers, a
+# hidden size of 768, and 1,024 positions. But it has 32 attention heads, and GPT-2 small has 12. The number
+# of heads does not change the number of parameters, but the attention scores of 32 heads take 2.7 times the
+# memory of 12. The data sheet has a promise:
 
 # %% tags=["explore"]
 for precision, peak in PEAKS["v100-sxm2-16gb"].items():
@@ -466,7 +475,7 @@ tensorboard.link("profiler")
 # %% [markdown]
 # ### Exercise 4: what a parameter takes
 #
-# Why do the states grow? This is what the trainer keeps of **each parameter**:
+# Why do the states grow? This is what the trainer, like Megatron-LM in 2021, keeps of **each parameter**:
 #
 # | | fp32 | fp16 | bf16 |
 # |---|---|---|---|
@@ -522,6 +531,12 @@ check.function(
 # %% [raw] tags=["mutant"] answer="state-bytes" hint="two moments"
 # def state_bytes(parameters, precision):
 #     return parameters * {"fp32": 12, "fp16": 16, "bf16": 14}[precision]
+
+# %% [markdown]
+# Other recipes need other numbers of bytes. ZeRO ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054))
+# counts 16 for fp16, because it has no copy of the gradient in fp32. PyTorch's `torch.autocast` keeps the
+# weights and their gradients in fp32 and casts the weights for each matrix multiplication, so its states also
+# take 16 bytes, exactly as in fp32. When you read a number of bytes per parameter, ask for the recipe.
 
 # %% [markdown]
 # ### Exercise 5: does fp16 save memory?
@@ -706,7 +721,7 @@ costs.plot(recomputed)
 # %% [markdown]
 # ### Exercise 7: the best setting for the card
 #
-# Fill in `MEMORY`: the flags with which GPT-2 trains in fp16 with a micro-batch of 8 on **one** V100 of
+# Fill in `MEMORY`: the flags with which this model trains in fp16 with a micro-batch of 8 on **one** V100 of
 # 16 GB. It has to fit, and an iteration must take less than **289 ms**. Leave everything else as it is.
 # (FlashAttention would change the game, but its kernels want a newer card than this one.)
 
@@ -846,7 +861,9 @@ costs.show(accumulated)
 # %% [markdown]
 # The memory does not move, and the tokens per second rise. Why not take a global batch of a thousand
 # then? Because a step of the optimizer is a step: with a larger batch there are fewer of them for the same
-# text. Beyond some size the model learns no more from a larger batch than from a smaller one.
+# text. Beyond the **critical batch size** ([McCandlish et al. 2018](https://arxiv.org/abs/1812.06162)), a step
+# on a larger batch lowers the loss hardly more than a step on a smaller one, so most of the extra text
+# is wasted.
 
 # %% [markdown]
 # ### Exercise 8: as much accumulation as it takes
@@ -932,8 +949,8 @@ print(mark(logs.lines(accumulating.log, "elapsed time")[-1], r"iteration \(ms\):
 # %% [markdown]
 # ### Exercise 9: the padded vocabulary
 #
-# The vocabulary has an odd number of entries, GPT-2's has 50257. The embedding would then be a matrix of
-# an awkward shape, for Tensor Cores and for dividing it among tensor-parallel ranks. So the trainer
+# A vocabulary can have any number of entries. GPT-2's has 50257, which is not even divisible by 2. That makes
+# the embedding an awkward matrix, both for Tensor Cores and for tensor-parallel ranks. So the trainer
 # **pads** it: up to the next multiple of `--make-vocab-size-divisible-by` *times* the tensor-parallel
 # size.
 
@@ -1300,8 +1317,8 @@ check.function(
 # +    return seconds / 3600, gpu_hours, gpu_hours * dollars_per_hour
 
 # %% [markdown]
-# What would *our* text cost? An **epoch** is one pass over all of it. Put in GPT-2 small, the text in
-# your workspace, and one virtual V100 at the rate that it reached above. And what would the 300 billion
+# What would *our* text cost? An **epoch** is one pass over all of it. Put in the model of this lab, the text
+# in your workspace, and one virtual V100 at the rate that it reached above. And what would the 300 billion
 # tokens cost that GPT-3 has read, with the same card?
 
 # %% tags=["explore"]
@@ -1376,11 +1393,11 @@ check.function(
 # %% [markdown]
 # ## A trillion parameters
 #
-# In 2021 people at NVIDIA ran a model with a trillion parameters on 3,072 A100s, to see how fast it would
-# be. You do not need 3,072 A100s to plan it. The trainer's flag `--estimate` builds every stage of the
-# pipeline on virtual cards and says what it would cost. (Tensor parallelism divides each layer among the
-# cards of a node, pipeline parallelism divides the layers among nodes.) First your guess: how many days for
-# 450 billion tokens?
+# In 2021, [Narayanan et al.](https://arxiv.org/abs/2104.04473) ran a model with a trillion parameters on 3,072
+# A100s, with a global batch of 3,072 sequences, to see how fast it would be. You do not need 3,072 A100s to plan
+# it. The trainer's flag `--estimate` builds every stage of the pipeline on virtual GPUs and prints what it would
+# cost. (Tensor parallelism divides each layer among the GPUs of a node, pipeline parallelism divides the layers
+# among nodes.) First your guess: how many days for 450 billion tokens?
 
 # %% nbgrader={"grade": false, "grade_id": "guess-days", "locked": false, "schema_version": 3, "solution": true, "task": false}
 ### BEGIN SOLUTION
@@ -1388,14 +1405,14 @@ guess_days = 84
 ### END SOLUTION
 
 # %% [markdown]
-# The estimate takes up to half a minute. (`pretrain_gpt.py --estimate` with these flags says the same in a
+# The estimate takes about half a minute. (`pretrain_gpt.py --estimate` with these flags says the same in a
 # terminal.)
 
-# %% tags=["explore"] short={"pipeline-model-parallel-size 64": "pipeline-model-parallel-size 8", "batch-size 1536": "batch-size 384"}
+# %% tags=["explore"] short={"pipeline-model-parallel-size 64": "pipeline-model-parallel-size 8", "batch-size 3072": "batch-size 384"}
 TRILLION = ("--device virtual:a100-80gb --world-size 3072 --num-layers 128 --hidden-size 25600 "
             "--num-attention-heads 160 --seq-length 2048 --max-position-embeddings 2048 --fp16 "
             "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 64 "
-            "--micro-batch-size 1 --global-batch-size 1536 "
+            "--micro-batch-size 1 --global-batch-size 3072 "
             "--recompute-granularity full --recompute-method uniform")
 (trillion,) = costs.of({"1T": ""}, TRILLION)
 costs.show([trillion])
@@ -1407,18 +1424,22 @@ check.compare("days (virtual)", guess_days, days)
 
 # %% tags=["explore"]
 size = gpt_parameters(128, 25600, 2048, 50257)
-flops = iteration_flops(128, 25600, 2048, padded(50257, tensor_parallel=8), 1536, recompute=True)
+flops = iteration_flops(128, 25600, 2048, padded(50257, tensor_parallel=8), 3072, recompute=True)
 rate, share = achieved(flops, trillion.milliseconds, 3072, "a100-80gb", "fp16")
 paper = bill(size, 450e9, 3072, rate, DOLLARS_PER_HOUR["a100-80gb"], recompute=True)
 print(f"{size / 1e12:.3f} trillion parameters, {rate:.0f} TFLOP/s per GPU, HFU {share:.0%} (virtual)")
-print(f"on paper {result(f'{paper[0]:.0f} days')}, estimated {result(f'{days:.0f} days')}")
+print(f"on paper {result(f'{paper[0]:.0f} days')}, estimated {result(f'{days:.0f} days')}, published 84 days")
 print(f"{paper[1] / 1e6:.1f} million GPU-hours, {result(f'{paper[2] / 1e6:.0f} million dollars')}")
 print("GPUs for a month:", result(gpus_for(30, size, 450e9, rate, recompute=True)))
+gpt3 = bill(175e9, 300e9, 1024, 140, DOLLARS_PER_HOUR["a100-80gb"], recompute=True)
+print(f"GPT-3 on 1,024 A100s: on paper {result(f'{gpt3[0]:.0f} days')}, published 34 days")
 
 # %% [markdown]
-# The two should be close: your formulas are all that one needs for a first plan. (The share of the peak in
-# the table is smaller than your HFU. You know both reasons by now: what is recomputed does not count there,
-# and causal attention counts by half.)
+# The numbers should be close: your formulas are all that you need for a first plan. The published ones are
+# from the same paper. Its authors measured 163 TFLOP/s per GPU for the trillion parameters, and 140 TFLOP/s
+# for GPT-3, and they used the same formula for the days. (The share of the peak in the table is smaller than
+# your HFU. You know both reasons by now: what is recomputed does not count there, and causal attention counts
+# by half.)
 
 # %% [markdown]
 # ## Discuss
@@ -1448,11 +1469,12 @@ print("GPUs for a month:", result(gpus_for(30, size, 450e9, rate, recompute=True
 # %% [markdown]
 # ## Summary
 #
-# - fp16 has a narrow range. The loss scale moves the gradients into it; a few skipped steps are healthy,
-#   many are not, and no job fails because of them.
+# - fp16 has a narrow range and few digits. The loss scale moves the gradients into the range; a few skipped
+#   steps are healthy, many are not, and no job fails because of them. Master weights in fp32 keep the digits
+#   that small updates need.
 # - Tensor Cores make the matrix products faster, and nothing else. What they leave is most of the step.
-# - At equal micro-batch fp16 nearly halves the activations and takes more for every parameter. Compare at
-#   equal batch.
+# - At equal micro-batch, fp16 nearly halves the activations. What each parameter takes depends on the recipe:
+#   20 bytes here, as in Megatron-LM in 2021, and 16 in ZeRO and with autocast. Compare at equal batch.
 # - Recompute as little as makes the model fit: `block` is the dial.
 # - Gradient accumulation leaves the memory as it is, and exchanges the gradients once for more work. Its
 #   price is the larger global batch.
@@ -1464,4 +1486,4 @@ print("GPUs for a month:", result(gpus_for(30, size, 450e9, rate, recompute=True
 #
 # **The way on:** so far every rank held a whole model, and you made it smaller and faster. Now
 # take the model itself apart: what a pipeline of stages is, and how to keep all of its stages busy, in
-# [Pipeline I](05_pipeline_1.ipynb).
+# [Pipeline I](10_pipeline_1.ipynb).

@@ -72,8 +72,9 @@ jobs.connect()
 # In the **backward pass** each stage gets the gradient of what it sent, computes the gradients of its own
 # weights, and sends the gradient of its input back.
 #
-# Let us cut a GPT-2 into four stages, on two nodes with two **virtual** V100s each, and send one batch
-# of 8 samples through. Which share of the time will the four cards work, on average? Guess, from 0 to 1.
+# Let us cut a GPT into four stages, on two nodes with two **virtual** V100s each, and send one batch of 8
+# samples through. The GPT is as large as GPT-2 small, but has 32 attention heads instead of 12. Which share of the
+# time will the four cards work, on average? Guess, from 0 to 1.
 
 # %% nbgrader={"grade": false, "grade_id": "guess-share", "locked": false, "schema_version": 3, "solution": true, "task": false}
 ### BEGIN SOLUTION
@@ -369,8 +370,9 @@ check.function(accumulated, cases=[drawn_samples(**case) for case in check.draw(
 # ## GPipe
 #
 # GPipe's order is simple. Every stage runs the forward passes of **all** micro-batches; then it runs all backward
-# passes; then the optimizer makes its step. Between the two phases nothing is thrown away: the **flush** at the
-# end, when the pipeline runs empty, is what makes the result the same as without a pipeline.
+# passes; then the optimizer makes its step. The next mini-batch enters only after that step, so the pipeline
+# runs empty in between. This is the **pipeline flush**. Because of it, every pass of a mini-batch uses the same
+# weights, and the result is the same as without a pipeline.
 
 # %% [markdown]
 # ### Exercise 5: write GPipe
@@ -848,9 +850,9 @@ check.function(extra_work, cases=check.draw(20, mode=["never", "always", "except
 # %% [markdown]
 # ### Exercise 11: a pipeline that fits
 #
-# Now for a card: GPT-2 in fp16 on four **virtual** V100s of 16 GB, two on each node, with GPipe and 32 samples for each step. Which
-# micro-batch, and how many of each stage's three layers should be computed again? Look at what the trainer
-# estimates (`block N`: N layers of each stage are computed again):
+# Now for a card: the same GPT in fp16 on four **virtual** V100s of 16 GB, two on each node, with GPipe and 32
+# samples for each step. Which micro-batch, and how many of each stage's three layers should be computed again?
+# Look at what the trainer estimates (`block N`: N layers of each stage are computed again):
 
 # %% tags=["explore"]
 PIPELINE = ("--device virtual:v100 --virtual-network ethernet:25gbit --world-size 4 --gpus-per-node 2 "
@@ -864,7 +866,7 @@ costs.show(costs.of({"micro-batch 4, nothing again": "--micro-batch-size 4",
 
 # %% [markdown]
 # The first two lines show it: smaller micro-batches save time, and no memory. Now write it so that an iteration takes **less than
-# 545 ms** and fits. *Your turn:* replace the line with `BATCH`.
+# 545 ms** and fits. *Your turn:* write a line `BATCH="..."` with the micro-batch size and the recomputation flags.
 
 # %% nbgrader={"grade": false, "grade_id": "my-pipeline", "locked": false, "schema_version": 3, "solution": true, "task": false}
 %%writefile code/my_pipeline.sh
@@ -972,8 +974,8 @@ print(f"largest difference between the gradients: {worst:.1e}")
 # device.
 #
 # The workspace has a whole program with it, `code/examples/gpipe.py`: it trains a GPT of 14 layers (the
-# embedding, 12 blocks, the head) in the classic layout `[4, 3, 3, 4]`. First with one chunk, then with four, without
-# and with checkpointing:
+# embedding, 12 blocks, the head) on four devices, with the balance `[4, 3, 3, 4]`. First with one chunk, then
+# with four, without and with checkpointing:
 
 # %% tags=["explore"] short={"--iterations 3": "--iterations 1 --batch-size 4 --seq-length 32"}
 RUN = "python code/examples/gpipe.py --preset tiny --iterations 3"
@@ -1089,4 +1091,4 @@ check.function(chunk_sizes, cases=check.draw(24, samples=range(1, 200), chunks=r
 # **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded. Your
 # scripts are in it.
 #
-# **The way on:** the same bubble with less memory, and then less bubble: [Pipeline II](06_pipeline_2.ipynb).
+# **The way on:** the same bubble with less memory, and then less bubble: [Pipeline II](11_pipeline_2.ipynb).

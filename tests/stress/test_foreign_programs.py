@@ -129,6 +129,37 @@ def test_accelerate_s_gradients_agree_between_ranks(packages, virtualrun):
     assert run.modeled > 0
 
 
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_hugging_face_s_trainer(virtualrun, model):
+    """With autocast and activation checkpointing, on two GPUs with DistributedDataParallel."""
+    run = virtualrun(HERE / "hugging_face_trainer.py", model, gpus="h100:2")
+    assert run.code == 0, run.err
+    assert {*run.out.splitlines()} >= {"rank 0 of 2: 3 steps", "rank 1 of 2: 3 steps"}
+    assert "found by optimizer steps (AdamW)" in run.err and "exposed comm." in run.err
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_torchao_s_float8(virtualrun, recipe):
+    run = virtualrun(HERE / "torchao_float8.py", recipe)
+    assert run.code == 0, run.err
+    assert re.findall(r"step (\d): loss \?", run.out) == ["0", "1", "2"]
+    assert re.search(r"MFU .* of 1978\.9 TFLOP/s fp8", run.err)
+    assert "no cost rule" not in run.err
+
+
+def test_deepspeed_s_zero(virtualrun):
+    """It decides by the norm of the gradients whether a step overflowed."""
+    program = HERE / "deepspeed_zero.py"
+    stopped = virtualrun(program, 1, gpus="h100:2")
+    assert stopped.code != 0
+    line = re.search(r"--assume \S+/deepspeed/(\S+:\d+)=True", stopped.err)[1]
+    for stage in (1, 2, 3):
+        run = virtualrun("--assume", f"{line}=False", program, stage, gpus="h100:2")
+        assert run.code == 0, run.err
+        assert len(re.findall(r"rank \d, step \d: \d+ MiB", run.out)) == 6
+        assert "found by optimizer steps (AdamW)" in run.err and "exposed comm." in run.err
+
+
 def test_torchtitan_needs_triton(packages, virtualrun):
     run = virtualrun("--solo", packages / "torchtitan/train.py", "--module", "llama3",
                      "--config", "llama3_debugmodel", gpus="h100:8")

@@ -277,6 +277,13 @@ def test_every_rule_is_counted():
     assert not {*FUSED_RULES} & {*RULES} and not {*LOSS_RULES} & {*RULES, *FUSED_RULES}
 
 
+def test_silu_s_gradient_is_one_kernel_as_on_cuda():
+    """Torch takes it apart where a device has no kernel for it. dY and X are read, dX written."""
+    def program():
+        F.silu(meta(6, 10, grad=True)).backward(x())
+    assert counted(program, "aten.silu_backward") == (3 * 240, 1)
+
+
 def test_values_that_are_added_are_read_first():
     """Two 8-byte indices name 3 elements of [6, 10] each time they are broadcast: [3, 1] x [2]."""
     def put(*, accumulate):

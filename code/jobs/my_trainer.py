@@ -30,10 +30,11 @@ from minimegatron.data.tokenizer import GPT2BPETokenizer, pad_vocab_size
 from minimegatron.device import choose_device
 from minimegatron.errors import UserError
 from minimegatron.grid import Grid, Group
-from minimegatron.initialize import cap_threads, join
+from minimegatron.initialize import cap_threads, join, say_start
 from minimegatron.learning_rate import LearningRate
 from minimegatron.model import MicroBatch, Stage
 from minimegatron.report import TensorBoard, iteration_line
+from minimegatron.status import Status
 from minimegatron.training import datasets
 
 
@@ -129,7 +130,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Sequence[M
 
 def train(ctx: Context, data: Batches, model: nn.Module) -> None:
     """Train for --train-iters steps, and print a line every --log-interval steps."""
-    config, board, losses = ctx.config, TensorBoard(ctx), []
+    config, board, status, losses = ctx.config, TensorBoard(ctx), Status(ctx), []
     optimizer, learning_rate = adamw(config, model), LearningRate(config)
     consumed, started = 0, ctx.device.now()
     for iteration in range(1, config.train_iters + 1):
@@ -150,13 +151,16 @@ def train(ctx: Context, data: Batches, model: nn.Module) -> None:
                 nans=int(math.isnan(shown["loss"])), **shown))
             board.scalar("lm loss", shown["loss"], iteration, consumed)
             board.scalar("grad-norm", shown["norm"], iteration, consumed)
+            status.step(iteration, seconds, shown)  # for `lab top`
             losses, started = [], ctx.device.now()
     board.close()
+    status.update(state="done")
 
 
 def main() -> None:
     config = flags.parse(sys.argv[1:])
     wrapper = data_parallel(config)
+    say_start(config, notes=[])
     tokenizer = GPT2BPETokenizer(config.vocab_file, config.merge_file)
     ctx = connect(config)
     text, _, _ = datasets(ctx, tokenizer.vocab_size)

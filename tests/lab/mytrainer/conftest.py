@@ -47,16 +47,16 @@ def student(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def server():
-    """Its ranks need not import what creating an optimizer takes."""
-    with ForkServer(["torch", "torch.distributed", "torch._dynamo", "minimegatron.training"]
-                    ) as made:
+    """Its ranks need not import what recording and creating an optimizer take."""
+    with ForkServer(["torch", "torch.distributed", "torch._dynamo", "warmranks.recorder",
+                     "minimegatron.training"]) as made:
         yield made
 
 
 @pytest.fixture
-def my_trainer(server, student, request):
+def my_trainer(server, student):
     """Run code/my_trainer.py on warm ranks."""
 
     def run(flags: str, ranks: int = 0, code: int = 0) -> Run:

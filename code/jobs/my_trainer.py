@@ -68,7 +68,7 @@ class OneProcess(nn.Module):
 
 
 def connect(config: Config) -> Context:
-    """Join the other ranks. Every rank is a data-parallel replica with one device of its own."""
+    """Join the other ranks; each of them is a data-parallel replica with a device of its own."""
     device, notes = choose_device(config, int(os.environ.get("LOCAL_RANK", 0)))
     # torchrun sets RANK, WORLD_SIZE, and the address where the ranks rendezvous.
     join(config, timedelta(minutes=config.distributed_timeout_minutes), device.backend)
@@ -84,7 +84,7 @@ def connect(config: Config) -> Context:
 
 
 def data_parallel(config: Config) -> type[nn.Module]:
-    """Return your DataParallel, or without ddp.py OneProcess."""
+    """Return your DataParallel, or OneProcess if there is no ddp.py."""
     ddp = pieces.load("ddp")
     if ddp is not None:
         return ddp.DataParallel
@@ -112,7 +112,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Sequence[M
         model: in DataParallel or OneProcess.
         optimizer: with the learning rate of this step.
         batches: this rank's micro-batches.
-        clip: the largest gradient norm; 0: any.
+        clip: the largest gradient norm; 0 does not clip.
     """
     optimizer.zero_grad()
     losses = []

@@ -52,6 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
         print("\nFix these first; then `lab mytrainer` also measures what they buy:\n")
         print("\n".join(broken), file=sys.stderr)
         return 1
+    if states["ddp"].unfinished:
+        print("\nOnce mytrainer/ddp.py is written, `lab mytrainer` also measures what it buys.")
+        return 0
     show_gain(arguments.gpus, arguments.nodes, states["ddp"].works)
     return 0
 
@@ -61,12 +64,14 @@ class State:
     """How the test of a piece went.
 
     Attributes:
-        works: whether it passed.
-        problem: the error of a piece that is written, and does not work.
+        works: whether the piece passed.
+        unfinished: whether its file exists, with an exercise's stub in it.
+        problem: the error of a piece that is written and does not work.
     """
 
-    works: bool = False
-    problem: str | None = None
+    works: bool
+    unfinished: bool
+    problem: str | None
 
 
 def state_of(piece: Piece) -> State:
@@ -83,7 +88,7 @@ def state_of(piece: Piece) -> State:
     state = (f"not written yet: {piece.lab} has the exercise" if not exists or unfinished else
              bad("does not work") if problem else good(f"works on {selfcheck.RANKS} ranks"))
     print(f"  {piece.shown:<26} {piece.purpose:<18} {state}", flush=True)
-    return State(exists and problem is None, None if unfinished else problem)
+    return State(exists and problem is None, unfinished, None if unfinished else problem)
 
 
 def show_gain(gpus: str, nodes: int, parallel: bool) -> None:
@@ -92,7 +97,7 @@ def show_gain(gpus: str, nodes: int, parallel: bool) -> None:
     Args:
         gpus: the GPU model and how many each node has.
         nodes: how many nodes.
-        parallel: whether ddp.py works; otherwise, only one GPU is measured.
+        parallel: whether ddp.py exists; otherwise, only one GPU is measured.
     """
     from lab.mytrainer import gain
 
@@ -104,4 +109,4 @@ def show_gain(gpus: str, nodes: int, parallel: bool) -> None:
         gains.append(gain.measure(gpus, nodes))
     print("\n".join(gain.table(gains)))
     if not parallel:
-        print("\nMore GPUs need mytrainer/ddp.py.")
+        print("\nMore than one GPU needs mytrainer/ddp.py.")

@@ -116,7 +116,7 @@ def run(main: Callable[[], None]) -> None:
 
     An error in a piece comes with its traceback.
     """
-    from minimegatron.errors import UserError
+    from minimegatron.errors import UserError, lost_peer
     from minimegatron.main import explain, leave
 
     rank = int(os.environ.get("RANK", 0))
@@ -130,7 +130,7 @@ def run(main: Callable[[], None]) -> None:
     except Exception as error:
         explain(error, rank)
         place = blame(error)
-        if place.startswith(FOLDER):
+        if place.startswith(FOLDER) and lost_peer(error) is None:
             print(f"[rank {rank}] error: {place}", file=sys.stderr, flush=True)
         leave(1)  # at once: collectives that wait for other ranks would hang or abort
 

@@ -12,6 +12,7 @@ from labcore.errors import LabError
 from tests.lab.mytrainer.conftest import WORKED
 
 STUB = "def all_reduce(tensor):\n    raise NotImplementedError('Your turn: ...')\n"
+STUB_OF_DDP = STUB.replace("all_reduce(tensor)", "DataParallel(module, bucket_mb)")
 SMALL = gain.MODEL.replace("--num-layers 12 --hidden-size 768", "--num-layers 2 --hidden-size 192")
 
 
@@ -45,7 +46,7 @@ def test_without_pieces_one_gpu_is_measured(lab, text):
     code, out, err = lab()
     assert (code, err) == (0, "")
     assert "mytrainer/ddp.py           data parallelism   not written yet: lab 04 has" in out
-    assert out.splitlines()[-1] == "More GPUs need mytrainer/ddp.py."
+    assert out.splitlines()[-1] == "More than one GPU needs mytrainer/ddp.py."
 
 
 def test_with_pieces_eight_gpus_are_measured(lab, text, student):
@@ -56,6 +57,15 @@ def test_with_pieces_eight_gpus_are_measured(lab, text, student):
     one, eight = [line.split() for line in out.splitlines()[-2:]]
     assert one[:1] == ["1"] and eight[:1] == ["8"] and one[2] == "1.00x"
     assert 1 < float(eight[2].rstrip("x")) <= 8
+
+
+def test_stubs_are_not_broken(lab, student):
+    student.write("ddp", STUB_OF_DDP)
+    code, out, err = lab()
+    assert (code, err) == (0, "")
+    assert "data parallelism   not written yet: lab 04 has the exercise" in out
+    assert out.splitlines()[-1] == ("Once mytrainer/ddp.py is written, `lab mytrainer` also "
+                                    "measures what it buys.")
 
 
 def test_broken_pieces_are_named_and_nothing_is_measured(lab, student):

@@ -50,6 +50,7 @@ def test_an_error_in_a_piece_ends_with_its_line(my_trainer, student, dataset):
     run = my_trainer(MODEL + TRAINING + dataset.flags + "--micro-batch-size 2", ranks=2, code=1)
     assert re.search(r"^\[rank \d\] error: mytrainer/ddp.py, line \d+: ZeroDivisionError: division "
                      "by zero$", run.err, re.M), run.err
+    assert not re.search(r"error: mytrainer/ddp.py.*(closed|reset)", run.err), run.err
 
 
 @pytest.mark.parametrize(("flags", "message"), [
@@ -67,6 +68,13 @@ def test_flags_that_the_loop_would_ignore_are_refused(monkeypatch, flags, messag
     words = MODEL + TRAINING + "--micro-batch-size 2 --data-path x --vocab-file x --merge-file x "
     with pytest.raises(UserError, match=re.escape(message)):
         ours.parse((words + flags).split())
+
+
+def test_every_flag_that_the_loop_uses_exists():
+    from lab.mytrainer import flags as ours
+    from minimegatron.arguments.table.flag import table_of
+
+    assert ours.USED | set(ours.NO_VALIDATION) <= set(table_of(ours.Config))
 
 
 def with_world(parse):

@@ -1,5 +1,8 @@
-"""RMSNorm as CUDA runs it: one kernel forward and two backward (ATen/native/cuda/
-layer_norm_kernel.cu). Torch on meta tensors would run some twenty small ones."""
+"""RMSNorm as CUDA runs it: one kernel forward and two backward.
+
+The source is ATen/native/cuda/layer_norm_kernel.cu. Torch on meta tensors would run some twenty
+small operations instead.
+"""
 
 from __future__ import annotations
 

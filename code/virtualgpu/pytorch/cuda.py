@@ -36,7 +36,7 @@ def properties(card: Card) -> SimpleNamespace:
 
 
 def statistics(gpu: CudaGpu) -> OrderedDict[str, int]:
-    """torch.cuda.memory_stats. Segments and their splits are not modeled: those are zero."""
+    """Return torch.cuda.memory_stats. Segments and splits are not modeled, so they are zero."""
     memory, found = gpu.memory, OrderedDict()
     pools = {"large_pool": memory.large, "small_pool": memory.small}
     peaks = memory.peak, memory.peak_reserved, memory.peak_requested, memory.peak_count

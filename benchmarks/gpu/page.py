@@ -71,6 +71,8 @@ def fenced(text: str) -> list[str]:
 
 def rows(table: Table) -> list[str]:
     """Return a table's lines in Markdown, with its title above it."""
+    if not table.rows:
+        return [f"**{table.title}**: no rows"]
     lines = [f"**{table.title}**", "", f"| {' | '.join(table.columns)} |",
              f"|{'---|' * len(table.columns)}"]
     return lines + [f"| {' | '.join(map(shown, row))} |" for row in table.rows]

@@ -125,8 +125,8 @@ class Remote:
             raise self._broken()
         return cleaning.line(found, MOST_TITLE)
 
-    def script(self, path: str) -> dict[str, Any]:
-        response = self._request("script", path=path)
+    def script(self, path: str, ends: int = 0, writes: Sequence[str] = ()) -> dict[str, Any]:
+        response = self._request("script", path=path, ends=ends, writes=list(writes))
         if isinstance(response.get("record"), dict):
             return response["record"]
         if isinstance(response.get("error"), str):

@@ -10,6 +10,7 @@ import contextlib
 import io
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,9 +91,11 @@ def inside(home: Path) -> Iterator[None]:
     before, folder = os.environ.get("LAB_HOME"), os.getcwd()
     os.environ["LAB_HOME"] = str(home)
     os.chdir(home)
+    sys.path.insert(0, "")  # as in a kernel: answers write modules
     try:
         yield
     finally:
+        sys.path.remove("")
         os.chdir(folder)
         os.environ.pop("LAB_HOME")
         if before is not None:

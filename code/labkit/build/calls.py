@@ -16,7 +16,8 @@ MODULE = "labkit.check"
 
 # They speak in words of their own, so a mutant's hint may be none of the strings in the cell;
 # that it is shown, only running the mutant proves.
-OWN_WORDS = ("raises", "script", "figures", "schedule", "ranks", "gpus")
+SCRIPTS = ("script", "program")  # their first argument is a file that an answer writes
+OWN_WORDS = ("raises", *SCRIPTS, "figures", "schedule", "ranks", "gpus")
 
 # The one parameter of each function that may be the student's: anything else a check must know as
 # a value, and a proxy has none (it would be true, equal to itself, ...).
@@ -83,8 +84,8 @@ def _call(node: ast.Call) -> Call:
 
 
 def script_paths(cell: Cell) -> list[str]:
-    """The files that `check.script("PATH")` in the cell reads; not those spelled otherwise."""
-    given = [call.arguments.get("path") for call in check_calls(cell) if call.function == "script"]
+    """Return the files that check.script and check.program read; not those spelled otherwise."""
+    given = [call.arguments.get("path") for call in check_calls(cell) if call.function in SCRIPTS]
     return [path.value for path in given
             if isinstance(path, ast.Constant) and isinstance(path.value, str)]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.build.calls import script_paths
-from labkit.build.names import Names
+from labkit.build.names import Names, imported
 
 NOTHING = Names({}, (), {})
 
@@ -56,6 +56,17 @@ class Cell:
     def uses(self) -> frozenset[str]:
         """The global names it reads and does not bind before, builtins among them."""
         return frozenset(use.name for use in self.names.uses)
+
+    @property
+    def imports(self) -> frozenset[str]:
+        """The dotted names that it imports, also within functions."""
+        return frozenset(imported(self.tree))
+
+    @property
+    def module(self) -> str | None:
+        """The name under which an answer's file is imported: mytrainer.ddp of mytrainer/ddp.py."""
+        return self.path.removesuffix(".py").replace("/", ".") \
+            if self.path and self.path.endswith(".py") else None
 
     @property
     def title(self) -> str:
@@ -106,18 +117,19 @@ class Lab:
 
     @cached_property
     def tested_by(self) -> dict[str, list[Cell]]:
-        """The checks of every answer, by its grade_id: those which name it, a driver that uses it,
-        or its file. An answer without any is a prediction."""
+        """Return the checks of every answer, by its grade_id: those that name it, a driver that
+        uses or imports it, or its file. An answer without any is a prediction."""
         tested = [(check, self.answers_of(check)) for check in self.of(Role.CHECK)]
         return {name: [check for check, names in tested if name in names]
                 for name in self.answers}
 
     def answers_of(self, check: Cell) -> set[str]:
         """The grade_ids of the answers which a check tests."""
-        names = set(check.uses)
+        names, modules = set(check.uses), set()
         for driver in self.of(Role.DRIVER):
             if driver.defines & names:
                 names |= driver.uses
+                modules |= driver.imports
         paths = set(script_paths(check))
         return {answer.grade_id for answer in self.of(Role.ANSWER)
-                if answer.defines & names or (answer.path and answer.path in paths)}
+                if answer.defines & names or answer.path in paths or answer.module in modules}

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from labkit.build.calls import CHECK
 from labkit.build.lab import Cell, Lab, Role
+from labkit.build.names import imported
 from labkit.build.problems import Problems, nearest
 from labkit.masks import Place, UnknownName, modules_in, needed_by, places
 
@@ -85,13 +86,3 @@ def _needed(lab: Lab) -> Iterator[tuple[str, str]]:
         direct = list(imported(cell.tree))
         for module in [*direct, *needed_by(direct)]:
             yield f"the {cell.title} in line {cell.line}", module
-
-
-def imported(tree: ast.Module | None) -> Iterator[str]:
-    """Yield the dotted names of all modules and names that a cell imports."""
-    for node in ast.walk(tree or ast.Module([], [])):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)

@@ -174,6 +174,16 @@ class _Walker:
                 self.imports[alias.asname or alias.name] = f"{module}.{alias.name}"
 
 
+def imported(tree: ast.Module | None) -> Iterator[str]:
+    """Yield the dotted names of all modules and names that a cell imports."""
+    for node in ast.walk(tree or ast.Module([], [])):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
 def _bound_by(node: ast.AST) -> Iterator[str]:
     """The names which this node alone binds in its scope."""
     if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):

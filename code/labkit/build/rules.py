@@ -7,7 +7,7 @@ import ast
 import builtins
 from collections.abc import Iterable
 
-from labkit.build.calls import CHECK, MODULE, TESTED, check_calls, functions
+from labkit.build.calls import CHECK, MODULE, SCRIPTS, TESTED, check_calls, functions
 from labkit.build.lab import Cell, Lab, Role
 from labkit.build.names import Use
 from labkit.build.problems import Problems, nearest
@@ -30,6 +30,7 @@ class _Seen:
     def __init__(self) -> None:
         self.names: dict[Role, dict[str, Cell]] = {role: {} for role in Role}
         self.files: dict[str, Cell] = {}
+        self.modules: set[str] = set()  # that answers write
         self.imports: dict[Role, dict[str, str]] = {role: {} for role in Role}
 
     def of(self, *roles: Role) -> set[str]:
@@ -41,6 +42,7 @@ class _Seen:
         self.imports[cell.role] |= cell.names.imports
         if cell.path and cell.role is Role.ANSWER:
             self.files.setdefault(cell.path, cell)
+            self.modules |= {cell.module} - {None}
 
 
 def check(lab: Lab, problems: Problems) -> None:
@@ -118,7 +120,7 @@ def _driver(cell: Cell, seen: _Seen, problems: Problems, lab: Lab) -> None:
             problems.add(cell, node.lineno, "a driver cell holds functions (def) and imports only")
     _only(cell, seen.of(Role.SETUP, Role.ANSWER), problems, lab,
           "a driver uses student's names, setup cells and its own imports")
-    if not cell.uses & seen.of(Role.ANSWER):
+    if not (cell.uses & seen.of(Role.ANSWER) or cell.imports & seen.modules):
         problems.add(cell, None, "it uses no student's name: make it a setup or a check-setup cell")
     _no_clocks(cell, seen.imports[Role.SETUP] | cell.names.imports, problems)
 
@@ -163,14 +165,14 @@ def _calls(cell: Cell, theirs: set[str], seen: _Seen, problems: Problems) -> set
         if call.error:  # said above; not that its student's names are nowhere, too
             given = [*call.node.args, *[word.value for word in call.node.keywords]]
         tested |= {id(node) for node in given if isinstance(node, ast.Name) and node.id in theirs}
-        if call.function != "script" or "path" not in call.arguments:
+        if call.function not in SCRIPTS or "path" not in call.arguments:
             continue
         path = call.arguments["path"]
         if not isinstance(path, ast.Constant) or not isinstance(path.value, str):
-            problems.add(cell, line, "check.script: write the path out, as in "
-                         "check.script(\"code/mine.sh\")")
+            problems.add(cell, line, f"check.{call.function}: write the path out, as in "
+                         f"check.{call.function}(\"code/mine.sh\")")
         elif path.value not in seen.files:
-            problems.add(cell, line, f"check.script: no answer above writes {path.value}"
+            problems.add(cell, line, f"check.{call.function}: no answer above writes {path.value}"
                          f"{nearest(path.value, seen.files)}")
         else:
             tested.add(id(path))

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from labkit.check.modeled import gpus
     from labkit.check.partial import part, parts
     from labkit.check.pipelines import schedule
+    from labkit.check.programs import program
 
 __all__ = ["Failed", "between", "call", "compare", "draw", "figures", "function", "gpus", "mask",
-           "part", "parts", "raises", "ranks", "schedule", "script", "that", "value"]
+           "part", "parts", "program", "raises", "ranks", "schedule", "script", "that", "value"]
 _MODULES = {"between": "draws", "draw": "draws", "figures": "measure", "gpus": "modeled",
-            "mask": "masking", "part": "partial", "parts": "partial", "ranks": "distributed",
-            "schedule": "pipelines", "script": "job"}
+            "mask": "masking", "part": "partial", "parts": "partial", "program": "programs",
+            "ranks": "distributed", "schedule": "pipelines", "script": "job"}
 
 
 def __getattr__(name: str) -> Any:

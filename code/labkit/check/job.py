@@ -34,6 +34,8 @@ class Job:
     runs: tuple[Run, ...]
     problems: tuple[str, ...]
     programs: tuple[str, ...]  # other programs it starts that could train a model
+    requeues: bool = False  # it calls `scontrol requeue` with its own job ID
+    status: int | None = 0  # its exit code; None if it was still running at the end
 
     @property
     def allocated_nodes(self) -> int:
@@ -111,38 +113,48 @@ def script(path: str, *, only: Sequence[str] = (),
     return job
 
 
-def resolve(recorded: dict[str, Any]) -> Job:
-    """A Job from labkit.check.record's result, which may come from anybody. Raises LabError."""
+def resolve(recorded: dict[str, Any], trainer: str = TRAINER, ends: int = 0) -> Job:
+    """Return the Job that a record describes, which may come from anybody.
+
+    Args:
+        recorded: labkit.check.record's result.
+        trainer: the file name of the program that trains.
+        ends: an exit code that is no problem, besides 0.
+
+    Raises LabError where the record is not one.
+    """
     launches = launches_of(recorded)
     problems = list(recorded["notes"])
     runs: list[Run] = []
     for group in together(launches):
-        runs += runs_of(group, problems)
+        runs += runs_of(group, problems, trainer)
         if len(runs) > MOST_RUNS:
-            raise LabError(f"the script starts {TRAINER} more than {MOST_RUNS} times")
+            raise LabError(f"the script starts {trainer} more than {MOST_RUNS} times")
     status = recorded["exit"]
     if status is None:
         problems.append(f"the script still ran after {record.SECONDS} seconds, although nothing "
                         "trains here")
-    elif status != 0:
+    elif status not in (0, ends):
         lines = [line[:200] for line in recorded["output"].splitlines()
                  if line.strip() and not line.startswith("+")]  # those with + come from set -x
         problems.append(f"the script ends with exit code {status}: " + " / ".join(lines[-3:]))
     problems += [problem for run in runs for problem in run.problems]
     return Job(dict(recorded["directives"]), tuple(runs),
                tuple(dict.fromkeys(problem[:MOST_TEXT] for problem in problems)),
-               tuple(dict.fromkeys(_other_programs(launches))))
+               tuple(dict.fromkeys(_other_programs(launches, trainer))),
+               any(launch.program == "scontrol" and launch.arguments == ("requeue", record.JOB)
+                   for launch in launches), status)
 
 
-def _other_programs(launches: list[Launch]) -> Iterator[str]:
+def _other_programs(launches: list[Launch], trainer: str) -> Iterator[str]:
     """Yield programs other than the trainer that could train a model."""
     for launch in launches:
         told = launch.torchrun if launch.program == "torchrun" else None
         if launch.program in LAUNCHERS:
             yield launch.program
-        elif isinstance(told, Torchrun) and not is_trainer(told.program):
+        elif isinstance(told, Torchrun) and not is_trainer(told.program, trainer):
             yield told.program[0]
-        elif launch.program == "python" and not is_trainer(launch.arguments):
+        elif launch.program == "python" and not is_trainer(launch.arguments, trainer):
             yield from _python_program(launch.arguments[:MOST_OPTIONS])
 
 

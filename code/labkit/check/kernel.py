@@ -57,10 +57,10 @@ class Kernel:
     def title(self, function: Any) -> str:
         return title(function)
 
-    def script(self, path: str) -> dict[str, Any]:
+    def script(self, path: str, ends: int = 0, writes: Sequence[str] = ()) -> dict[str, Any]:
         from labkit.check.record import record
 
-        return record(workspace.home(), path)
+        return record(workspace.home(), path, ends, writes)
 
     def mask(self, names: Sequence[str]) -> None:
         from labkit.check.masking import Masks

@@ -114,8 +114,7 @@ def _recorded(function: Callable, cluster: Cluster, arguments: tuple[Any, ...],
     def program() -> None:
         import torch.distributed as dist
 
-        if int(os.environ["WORLD_SIZE"]) > 1:
-            dist.init_process_group("nccl")
+        dist.init_process_group("nccl")
         if masked:
             watched(masked, function, arguments, keywords)
         else:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 16)))
 NAMES = ("srun", "torchrun", *PYTHONS, "scontrol", "hostname", "deepspeed", "mpirun",
          "sbatch", "salloc", "scancel", "squeue", "sinfo", "sacct", "nvidia-smi", "sleep")
 NODE = "slurmnode"  # the job's nodes are slurmnode1, slurmnode2, ...
+JOB = "1"  # its ID
 SECONDS = 20
 SECONDS_TO_BEGIN = 3.0  # of a stand-in in the background, on a machine that is busy
 MOST_SCRIPT = 64 * 1024
@@ -40,8 +42,14 @@ START = ("import os, signal, sys; signal.signal(signal.SIGQUIT, signal.SIG_DFL);
 FILE_BLOCKS = 32 * 1024  # of 1,024 bytes: what the script may write into one file
 
 
-def record(home: Path, path: str) -> dict[str, Any]:
-    """What the script at `path` (relative to the workspace `home`) would run.
+def record(home: Path, path: str, ends: int = 0, writes: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what a script would run.
+
+    Args:
+        home: the workspace.
+        path: the script, relative to it.
+        ends: the exit code of the programs that it starts with torchrun or python.
+        writes: empty files, relative to the workspace, that those programs leave.
 
     {"directives": {...}, "notes": [...], "launches": [...], "exit": int | None, "output": str},
     where `exit` is None when it was still running after SECONDS, and paths in the workspace
@@ -56,7 +64,8 @@ def record(home: Path, path: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="lab-script-") as folder:
         scratch = Path(folder) / "workspace"
         _lay_out(home, scratch)
-        launches, status, output = _run(script, Path(folder), scratch, found, notes)
+        ending = {"LAB_RECORD_EXIT": str(ends), "LAB_RECORD_WRITES": "\n".join(writes)}
+        launches, status, output = _run(script, Path(folder), scratch, found, notes, ending)
     for entry in launches:
         entry["arguments"] = [_unscratched(word, scratch) for word in entry["arguments"]]
     return {"directives": found, "notes": notes, "launches": launches, "exit": status,
@@ -101,9 +110,18 @@ def _lay_out(home: Path, scratch: Path) -> None:
             shutil.copyfile(path, scratch / "code" / path.name)
 
 
-def _run(script: str, folder: Path, scratch: Path, found: dict[str, str], notes: list[str]
-         ) -> tuple[list[dict[str, Any]], int | None, str]:
-    """Run the script; the launches, its exit status (None: out of time), the end of its output."""
+def _run(script: str, folder: Path, scratch: Path, found: dict[str, str], notes: list[str],
+         ending: dict[str, str]) -> tuple[list[dict[str, Any]], int | None, str]:
+    """Return the launches, the exit status (None: out of time), and the end of the output.
+
+    Args:
+        script: its text.
+        folder: for files of this run.
+        scratch: the copy of the workspace's layout.
+        found: the directives.
+        notes: takes what would go wrong.
+        ending: variables that tell the stand-ins how the programs end.
+    """
     programs, written = folder / "programs", folder / "record"
     programs.mkdir()
     for name in NAMES:
@@ -117,7 +135,8 @@ def _run(script: str, folder: Path, scratch: Path, found: dict[str, str], notes:
     (folder / "script").write_text(BY_PATH.sub(rf"{programs}/\1", script))
     env = _allocation(found, notes) | {
         "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin", "HOME": str(scratch),
-        "LAB_HOME": str(scratch), "SLURM_SUBMIT_DIR": str(scratch), "LAB_RECORD": str(written)}
+        "LAB_HOME": str(scratch), "SLURM_SUBMIT_DIR": str(scratch), "LAB_RECORD": str(written),
+        **ending}
     env = options.exported(found.get("export"), env)
     if "ALL" not in found.get("export", "ALL").split(","):
         env["SLURM_EXPORT_ENV"] = found["export"]
@@ -181,7 +200,7 @@ def _allocation(found: dict[str, str], notes: list[str]) -> dict[str, str]:
     spread = f"{share + 1}(x{rest}),{share}(x{nodes - rest})" if rest else f"{share}(x{nodes})"
     hosts = f"{NODE}1" if nodes == 1 else f"{NODE}[1-{nodes}]"
     variables = {
-        "SLURM_JOB_ID": "1", "SLURM_JOBID": "1", "SLURM_JOB_NAME": found.get("job-name", "job"),
+        "SLURM_JOB_ID": JOB, "SLURM_JOBID": JOB, "SLURM_JOB_NAME": found.get("job-name", "job"),
         "SLURM_NNODES": str(nodes), "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_NODELIST": hosts,
         "SLURM_JOB_NODELIST": hosts, "SLURM_TASKS_PER_NODE": spread, "SLURM_NODEID": "0",
         "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "slurmnode1",

@@ -26,11 +26,12 @@ class Run:
 
     nodes: int
     ranks_per_node: int
-    flags: Config | None  # None where the trainer refuses its command line
+    flags: Config | None  # None where it is refused, or not pretrain_gpt.py's
     problems: tuple[str, ...]
     trainer: str  # its file, as the script names it
     arguments: tuple[str, ...]  # of the trainer
     settings: dict[str, str]  # the environment variables of SETTINGS that the script sets
+    backend: str = ""  # of torchrun's rendezvous, such as "c10d"; "static" without one
 
     @property
     def world_size(self) -> int:
@@ -64,8 +65,14 @@ def _awaits(group: list[Launch], other: Launch) -> bool:
     return group[-1].background and len(group) < told.nnodes and told.meets_at == more.meets_at
 
 
-def runs_of(group: list[Launch], problems: list[str]) -> list[Run]:
-    """Return the training runs among the programs of one step, which start together."""
+def runs_of(group: list[Launch], problems: list[str], trainer: str = TRAINER) -> list[Run]:
+    """Return the training runs among the programs of one step, which start together.
+
+    Args:
+        group: the programs.
+        problems: takes what would go wrong.
+        trainer: the file name of the program that trains.
+    """
     problems += [f"srun refuses this: {launch.arguments[0]}" for launch in group
                  if launch.program == "srun-refused"]
     runs: list[Run] = []
@@ -76,31 +83,33 @@ def runs_of(group: list[Launch], problems: list[str]) -> list[Run]:
         if refused:
             problems.append(refused[0])
             return []
-        if is_trainer(told[0].program):
-            runs.append(_torchrun_run(by_torchrun, told))
+        if is_trainer(told[0].program, trainer):
+            runs.append(_torchrun_run(by_torchrun, told, trainer))
     direct = [launch for launch in group if launch.program == "python"
-              and is_trainer(launch.arguments)]
-    return [*runs, _direct_run(direct)] if direct else runs
+              and is_trainer(launch.arguments, trainer)]
+    return [*runs, _direct_run(direct, trainer)] if direct else runs
 
 
-def is_trainer(words: Sequence[str]) -> bool:
-    return _trainer_at(words) is not None
+def is_trainer(words: Sequence[str], trainer: str = TRAINER) -> bool:
+    return _trainer_at(words, trainer) is not None
 
 
-def _trainer_at(words: Sequence[str]) -> int | None:
+def _trainer_at(words: Sequence[str], trainer: str) -> int | None:
     """Where the trainer's file stands among python's arguments, after flags of python's own with
     which it runs the file: not -V, -h, -c, or -m."""
     for position, word in enumerate(words):
-        if word.rsplit("/", 1)[-1] == TRAINER and not word.startswith("-"):
+        if word.rsplit("/", 1)[-1] == trainer and not word.startswith("-"):
             return position
         if not HARMLESS.fullmatch(word):
             return None
     return None
 
 
-def _flags(words: Sequence[str], world_size: int) -> tuple[Config | None, list[str]]:
-    at = _trainer_at(words)
+def _flags(words: Sequence[str], world_size: int, trainer: str) -> tuple[Config | None, list[str]]:
+    at = _trainer_at(words, trainer)
     assert at is not None
+    if trainer != TRAINER:
+        return None, []
     if any(word.partition("=")[0] == "--plot" for word in words):
         # The parser would look for the figure's folder, and it reads this on the trusted side.
         return None, ["--plot belongs to --estimate, which trains nothing; leave it out"]
@@ -113,9 +122,9 @@ def _flags(words: Sequence[str], world_size: int) -> tuple[Config | None, list[s
         return None, [f"{TRAINER} only prints its help"]
 
 
-def _torchrun_run(launches: list[Launch], told: list[Torchrun]) -> Run:
+def _torchrun_run(launches: list[Launch], told: list[Torchrun], trainer: str) -> Run:
     first = told[0]
-    flags, problems = _flags(first.program, first.nnodes * first.nproc_per_node)
+    flags, problems = _flags(first.program, first.nnodes * first.nproc_per_node, trainer)
     nodes = {launch.host for launch in launches}
     if len(launches) > len(nodes):
         problems.append(f"srun starts torchrun {len(launches)} times on {len(nodes)} node(s): "
@@ -131,7 +140,8 @@ def _torchrun_run(launches: list[Launch], told: list[Torchrun]) -> Run:
     problems += _meeting_problems(told, [launch.host for launch in launches])
     if any(one.program != first.program for one in told):
         problems.append("the nodes start the trainer with different flags")
-    return _run(first.nnodes, first.nproc_per_node, flags, problems, first.program, launches)
+    return _run(first.nnodes, first.nproc_per_node, flags, problems, first.program, launches,
+                trainer)
 
 
 def _meeting_problems(told: list[Torchrun], hosts: list[str]) -> list[str]:
@@ -167,7 +177,7 @@ def _address_problems(address: str, firsts: Sequence[str], hosts: Sequence[str])
             "`scontrol show hostnames` prints first"]
 
 
-def _direct_run(launches: list[Launch]) -> Run:
+def _direct_run(launches: list[Launch], trainer: str) -> Run:
     """Return the run of ranks that srun starts without torchrun, through RANK and WORLD_SIZE."""
     worlds = {launch.variables.get("WORLD_SIZE", "1") for launch in launches}
     ranks = sorted(launch.variables.get("RANK", "0") for launch in launches)
@@ -184,18 +194,21 @@ def _direct_run(launches: list[Launch]) -> Run:
         problems += _direct_meeting(launches, hosts)
     if any(launch.arguments != launches[0].arguments for launch in launches):
         problems.append("the ranks start the trainer with different flags")
-    flags, refused = _flags(launches[0].arguments, nodes * per_node)
-    return _run(nodes, per_node, flags, refused + problems, launches[0].arguments, launches)
+    flags, refused = _flags(launches[0].arguments, nodes * per_node, trainer)
+    return _run(nodes, per_node, flags, refused + problems, launches[0].arguments, launches,
+                trainer)
 
 
 def _run(nodes: int, per_node: int, flags: Config | None, problems: list[str],
-         words: Sequence[str], launches: list[Launch]) -> Run:
+         words: Sequence[str], launches: list[Launch], trainer: str) -> Run:
     """Return the Run that `words` start; `launches` are its programs on all nodes."""
-    at = _trainer_at(words)
+    at = _trainer_at(words, trainer)
     assert at is not None
     settings = {name: value for launch in launches for name, value in launch.variables.items()
                 if name in SETTINGS}
-    return Run(nodes, per_node, flags, tuple(problems), words[at], tuple(words[at + 1:]), settings)
+    told = launches[0].torchrun if launches[0].program == "torchrun" else None
+    return Run(nodes, per_node, flags, tuple(problems), words[at], tuple(words[at + 1:]), settings,
+               told.backend if isinstance(told, Torchrun) else "")
 
 
 def _direct_meeting(launches: list[Launch], hosts: list[str]) -> list[str]:

@@ -57,9 +57,9 @@ class Side(Protocol):
     def title(self, function: Any) -> str:
         """What the student calls this function."""
 
-    def script(self, path: str) -> dict[str, Any]:
-        """What the job script at `path` (relative to the workspace) would run:
-        labkit.check.record.record's result. Raises LabError when it cannot be read."""
+    def script(self, path: str, ends: int = 0, writes: Sequence[str] = ()) -> dict[str, Any]:
+        """Return what a job script would run: the result of labkit.check.record.record, which
+        takes the same arguments. Raises LabError when it cannot be read."""
 
     def mask(self, names: Sequence[str]) -> None:
         """Make modules and names unavailable to the student's code."""

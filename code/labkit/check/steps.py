@@ -98,4 +98,6 @@ def scontrol(arguments: list[str]) -> int:
         print("\n".join(options.expand(hosts)))
     elif arguments[:2] == ["show", "hostlist"] and len(arguments) > 2:
         print(arguments[2])
+    elif arguments[:1] == ["requeue"]:
+        write_down("scontrol", arguments)
     return 0

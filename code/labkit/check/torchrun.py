@@ -30,6 +30,7 @@ class Torchrun:
     meets_at: tuple[str, str]  # address and port, with the rendezvous' id where there is one
     assigns_ranks: bool  # a rendezvous numbers the nodes itself; else --node_rank does
     program: tuple[str, ...]
+    backend: str = "static"  # of the rendezvous
 
 
 def parse(arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> Torchrun:
@@ -58,7 +59,8 @@ def parse(arguments: Sequence[str], variables: Mapping[str, str] | None = None) 
     return Torchrun(
         nnodes=count, nproc_per_node=each,
         node_rank=_number("node_rank", options.get("node_rank", "0"), least=0),
-        meets_at=meets_at, assigns_ranks=backend != "static", program=tuple(program))
+        meets_at=meets_at, assigns_ranks=backend != "static", program=tuple(program),
+        backend=backend)
 
 
 def _split(words: list[str]) -> tuple[dict[str, str], list[str]]:

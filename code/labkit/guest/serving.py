@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.check import wire
@@ -107,13 +107,13 @@ class Guest:
     def title(self, name: str) -> dict[str, Any]:
         return {"title": title(self.shell.user_ns.get(name))}
 
-    def script(self, path: str) -> dict[str, Any]:
+    def script(self, path: str, ends: int = 0, writes: Sequence[str] = ()) -> dict[str, Any]:
         from labcore import workspace
         from labcore.errors import LabError
         from labkit.check.record import record
 
         try:
-            return {"record": record(workspace.home(), path)}
+            return {"record": record(workspace.home(), path, ends, writes)}
         except LabError as error:
             return {"error": str(error)}
 

@@ -273,6 +273,43 @@ def test_what_a_lab_says_of_itself(author):
     assert lab.answers["global-batch"].uses >= {"math"}
 
 
+PIECE = """# %% answer="piece"
+# %%writefile mytrainer/piece.py
+### BEGIN SOLUTION
+number = 3
+### END SOLUTION
+
+# %% [raw] mutant="piece" hint="too many"
+# -number = 3
+# +number = 4
+
+# %% [raw] mutant="piece" hint="too few"
+# -number = 3
+# +number = 2
+
+# %% tags=["driver"]
+def the_number():
+    from mytrainer.piece import number
+
+    return number
+
+# %% check="piece" points=1
+check.function(the_number, cases=[()], expected=[3], hints={"too many": [4], "too few": [2]})
+
+"""
+PREDICT = "# %% [markdown]\n# ## Predict"
+
+
+def test_a_driver_tests_the_answer_whose_file_it_imports(author):
+    lab = read(author((PREDICT, PIECE + PREDICT)))
+    assert lab.answers["piece"].module == "mytrainer.piece"
+    assert [check.grade_id for check in lab.tested_by["piece"]] == ["piece-check"]
+    assert lab.answers["script"].module is None
+    with pytest.raises(LabError, match="it uses no student's name"):
+        read(author((PREDICT, PIECE.replace("from mytrainer.piece", "from mytrainer.other")
+                     + PREDICT)))
+
+
 def test_the_short_setting_is_in_no_notebook(author):
     lab = read(author((EXPLORED, f'{EXPLORED} short={{"queue": "waiting room", "is": "was"}}')))
     first, *others = map(shortened, lab.of(Role.EXPLORE))

@@ -1,0 +1,101 @@
+"""Small models for lab 04, the same on every rank, and what one process computes with them.
+
+Parameters and batches are values of sines, so they are the same on every machine.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+WIDTH = 6
+RATE = 0.2  # of SGD
+
+
+class Small(nn.Module):
+    """Three linear layers with tanh between them, [b, 6] to [b, 6]."""
+
+    def __init__(self, kind: str, seed: int) -> None:
+        """Args:
+            kind: "plain"; "tied" (the last layer has the first one's weight); "frozen" (the first
+                layer is not trained); "unused" (one parameter takes no part in the forward pass).
+            seed: of the parameters.
+        """
+        super().__init__()
+        self.first, self.middle, self.last = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        if kind == "tied":
+            self.last.weight = self.first.weight
+        if kind == "frozen":
+            self.first.requires_grad_(False)
+        if kind == "unused":
+            self.spare = nn.Parameter(torch.empty(4))
+        with torch.no_grad():
+            for number, parameter in enumerate(self.parameters()):
+                angles = 1.3 * torch.arange(parameter.numel()) + 0.7 * seed + number
+                parameter.copy_((0.5 * angles.sin()).view_as(parameter))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.middle(self.first(x).tanh()).tanh())
+
+
+def batch(seed: int, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return inputs and targets, both [samples, 6].
+
+    Args:
+        seed: of the values.
+        samples: how many.
+    """
+    angles = torch.arange(samples * WIDTH).view(samples, WIDTH) + float(seed)
+    return (0.37 * angles).sin(), (0.53 * angles).cos()
+
+
+def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return the mean squared error (one element).
+
+    Args:
+        model: Small, or something that wraps it.
+        x: inputs [b, 6].
+        y: targets [b, 6].
+    """
+    return (model(x) - y).square().mean()
+
+
+def losses_of_one_process(kind: str, seed: int, samples: int, steps: int) -> list[float]:
+    """Train on the whole batch; return the loss on it after each step.
+
+    Args:
+        kind: of the model.
+        seed: of the model and the batch.
+        samples: in the batch.
+        steps: of SGD.
+    """
+    model = Small(kind, seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    x, y = batch(seed, samples)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(model, x, y).backward()
+        optimizer.step()
+        losses.append(loss(model, x, y).item())
+    return losses
+
+
+def gradient_norm_of_one_process(kind: str, seed: int, samples: int, batch_seed: int) -> float:
+    """Return the norm of the whole batch's gradient.
+
+    Args:
+        kind: of the model.
+        seed: of the model.
+        samples: in the batch.
+        batch_seed: of the batch.
+    """
+    model = Small(kind, seed)
+    loss(model, *batch(batch_seed, samples)).backward()
+    return gradient_norm(model)
+
+
+def gradient_norm(model: nn.Module) -> float:
+    """Return the norm of all gradients together; a parameter without one counts as zeros."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return torch.cat([gradient.flatten() for gradient in gradients]).norm().item()

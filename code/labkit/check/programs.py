@@ -1,0 +1,39 @@
+"""`check.program`: a job script that starts a program other than the course's trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from labcore.errors import LabError
+from labkit.check.checks import Failed, passed
+from labkit.check.job import Job, resolve
+from labkit.check.sides import side
+
+
+def program(path: str, trainer: str, *, ends: int = 0, writes: Sequence[str] = ()) -> Job:
+    """Return the job that a student's script would run, if the program ended in a certain way.
+
+    The script runs with stand-ins for srun, torchrun, and python, as in check.script. The program
+    is not run, and its arguments are not compared with anything.
+
+    Args:
+        path: the script, relative to the workspace.
+        trainer: the file name of the program, such as "train_ddp.py".
+        ends: the exit code of the program, and of torchrun. The script may end with it.
+        writes: empty files, relative to the workspace, that the program leaves.
+
+    Raises Failed if the script cannot be read, does not start the program once, or would go wrong.
+    """
+    try:
+        job = resolve(side().script(path, ends, writes), trainer, ends)
+    except LabError as error:
+        raise Failed(str(error)) from None
+    if len(job.runs) != 1:
+        does = f"starts {trainer} {len(job.runs)} times"
+        if not job.runs:
+            does = f"does not start {trainer}"
+        raise Failed("\n".join((f"{path} {does}.", *job.problems)))
+    if job.problems:
+        raise Failed("This would go wrong. " + " ".join(job.problems))
+    passed(f"{path} starts {trainer} on {job.nodes} x {job.ranks_per_node} ranks")
+    return job

@@ -1,0 +1,1610 @@
+# ---
+# jupyter:
+#   jupytext:
+#     comment_magics: false
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Data parallelism, built by you
+#
+# Twice the GPUs, and the step got slower. Why?
+#
+# **Data parallelism** (DP) is the simplest way to use more than one GPU: every GPU holds a copy of the
+# model, a **replica**, and works on its own share of the batch. It should scale perfectly, because the
+# replicas never look at each other's samples. Yet the first thing you will see in this lab is a job that
+# takes as long on four GPUs as on one.
+#
+# You will find out why, and then fix it, by building data parallelism yourself from two functions: send
+# and receive. On the way you write a ring all-reduce, a DistributedDataParallel with buckets and overlap,
+# and a job script that survives its time limit. At the end, your code trains on two nodes and scales to
+# 1,024 virtual H100s.
+#
+# **How it works.** Run the cells from top to bottom with <kbd>Shift</kbd>+<kbd>Enter</kbd>. Where it says
+# *Your turn*, replace that line with your answer; the cell below checks it at once. Retry as often as you
+# like; attempts are not counted. Your answers run in two places. Real **ranks** (processes of
+# torch.distributed on this machine's CPU) show whether the values are right. **Virtual GPUs** show time and
+# memory: they are modeled from data sheets and published measurements, so their figures are the same on
+# every machine. Two of your answers are files in `mytrainer/`, the trainer that you build during the rest
+# of this course.
+
+# %% tags=["setup"]
+import contextlib
+import os
+
+import torch
+import torch.distributed as dist
+
+from labcore import workspace
+
+os.chdir(workspace.home())  # all paths in this lab begin at the workspace
+os.makedirs("mytrainer", exist_ok=True)
+
+# %% tags=["check-setup"]
+from labkit import check
+
+# What answers cannot import: it would be the solution.
+check.mask("layout_estimator", "minimegatron", "torch.distributed.fsdp.FullyShardedDataParallel",
+           "torch.distributed.fsdp.fully_shard", "torch.nn.parallel.DistributedDataParallel")
+
+# %% tags=["explore"]
+from lab.notebook import collectives, jobs, replicas
+from labcore.colors import bad, good, result
+from layout_estimator import costs
+from warmranks import RanksDeadlock, record_ranks
+
+jobs.connect()
+
+# %% [markdown]
+# ## Four GPUs as slow as one
+#
+# The job trains GPT-2 small (124 million parameters, fp32) on V100s. The global batch is four samples of
+# 1,024 tokens, however many GPUs there are. So with two GPUs, each has two samples, and with four GPUs, each has
+# only one. Two GPUs share a node, and 25 Gbit/s Ethernet connects the nodes.
+#
+# One GPU takes about 370 ms per step. How many milliseconds do four GPUs on two nodes take? Commit to a
+# number before you run the next cell.
+
+# %% answer="guess-four"
+### BEGIN SOLUTION
+guess_four = 120
+### END SOLUTION
+
+# %% tags=["explore"]
+GPT2 = ("--device virtual:v100 --virtual-network ethernet:25gbit --num-layers 12 --hidden-size 768 "
+        "--num-attention-heads 12 --seq-length 1024 --max-position-embeddings 1024 "
+        "--global-batch-size 4 ")
+opening = costs.of({
+    "1 GPU": "--world-size 1 --gpus-per-node 1 --micro-batch-size 4",
+    "2 GPUs, one node": "--world-size 2 --gpus-per-node 2 --micro-batch-size 2",
+    "4 GPUs, two nodes": "--world-size 4 --gpus-per-node 2 --micro-batch-size 1"}, GPT2)
+costs.show(opening)
+check.compare("milliseconds on four GPUs (virtual)", guess_four, opening[2].milliseconds)
+
+# %% [markdown]
+# Two GPUs are nearly twice as fast as one. Four GPUs are nearly twice as *slow* as two. The column with the
+# communication says what happened: most of the time, the GPUs wait for the network. What do they send, and
+# must they really wait for it? Begin with the smallest possible piece of communication.
+
+# %% [markdown]
+# ## Send and receive
+#
+# Every rank runs the same program, and its number tells it what to do. `dist.get_rank()` is that number, and
+# `dist.get_world_size()` is how many ranks there are. Two functions move data between two ranks. They are the
+# **point-to-point (P2P)** operations:
+#
+# ```python
+# dist.send(tensor, dst=3)     # returns when the tensor may be overwritten
+# dist.recv(tensor, src=1)     # fills the tensor, and returns when it has arrived
+# ```
+#
+# Suppose that the ranks form a **ring**: every rank passes a tensor to its right neighbor, and the last one to
+# rank 0. The next cell does so on four real ranks. Before you run it, follow rank 0 by hand, line by line.
+
+# %% tags=["explore"]
+def receive_first(length):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    received = torch.empty(length)
+    dist.recv(received, src=(rank - 1) % ranks)
+    dist.send(torch.full((length,), float(rank)), dst=(rank + 1) % ranks)
+    return received
+
+
+try:
+    record_ranks(receive_first, 4, 3)
+except RanksDeadlock as error:
+    print(error)
+
+# %% [markdown]
+# This is a **deadlock**: a cycle of ranks, each of which waits for the next. On a real cluster, the job would hang
+# without a message until a timeout killed it, often after ten minutes or more. This lab notices that all ranks are
+# waiting, stops them, and prints who waits for whom and in which line.
+#
+# Swapping the two lines does not help: a `send` of a large tensor cannot return before its receiver is ready to take
+# the data, so now every rank waits in `send`. Two things break the cycle. Either some ranks receive first while the
+# others send first, or every rank does both at once: `dist.isend` and `dist.irecv` return immediately with a **work
+# handle**, and `handle.wait()` blocks until the operation is done.
+
+# %% [markdown]
+# ### Exercise 1: fix the deadlock
+#
+# Write `shift`. Every rank sends `tensor` to its right neighbor and returns what it received from its left
+# neighbor, in a new tensor. It must work on any number of ranks from two up, odd numbers included.
+
+# %% answer="shift"
+def shift(tensor):
+    """Send a tensor to the right neighbor in the ring; return the left neighbor's tensor."""
+    ### BEGIN SOLUTION
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    received = torch.empty_like(tensor)
+    sending = dist.isend(tensor, dst=(rank + 1) % ranks)
+    dist.recv(received, src=(rank - 1) % ranks)
+    sending.wait()
+    return received
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def shifted(length):
+    """Shift a tensor whose values tell which rank made it."""
+    return shift(100.0 * dist.get_rank() + torch.arange(length))
+
+# %% check="shift" points=2
+check.ranks(
+    shifted, cases=[{"length": 2}], ranks=3,
+    expected=[[[200.0, 201.0], [0.0, 1.0], [100.0, 101.0]]],
+    hints={"A cycle of waiting ranks. Start the send, and receive while it is under way.": "deadlock",
+           "This tensor came from the right neighbor. Send to the right, receive from the left.":
+               [[[100.0, 101.0], [200.0, 201.0], [0.0, 1.0]]],
+           "Every rank returned its own tensor.":
+               [[[0.0, 1.0], [100.0, 101.0], [200.0, 201.0]]]})
+### BEGIN HIDDEN TESTS
+check.ranks(shifted, cases=check.draw(1, length=range(1000, 3000)), ranks=[2, 5],
+            expected=lambda ranks, length: [
+                [100.0 * ((rank - 1) % ranks) + at for at in range(length)]
+                for rank in range(ranks)])
+### END HIDDEN TESTS
+
+# %% [raw] mutant="shift" hint="A cycle of waiting ranks"
+# def shift(tensor):
+#     rank, ranks = dist.get_rank(), dist.get_world_size()
+#     received = torch.empty_like(tensor)
+#     dist.recv(received, src=(rank - 1) % ranks)
+#     dist.send(tensor, dst=(rank + 1) % ranks)
+#     return received
+
+# %% [raw] mutant="shift" hint="came from the right neighbor"
+# -    sending = dist.isend(tensor, dst=(rank + 1) % ranks)
+# -    dist.recv(received, src=(rank - 1) % ranks)
+# +    sending = dist.isend(tensor, dst=(rank - 1) % ranks)
+# +    dist.recv(received, src=(rank + 1) % ranks)
+
+# %% [raw] mutant="shift" hint="its own tensor"
+# -    return received
+# +    return tensor
+
+# %% [markdown]
+# ## From send and receive to all-reduce
+#
+# After the backward pass, every replica has the gradient of its own samples. All of them need the sum. A
+# **collective** is an operation in which all ranks of a process group take part, and this one is called
+# **all-reduce**: every rank passes in a tensor, and every rank gets the sum of all of them.
+#
+# The obvious way is to send everything to rank 0, which adds it up and sends the sum back. With $n$ ranks and
+# a tensor of $S$ bytes, rank 0 then receives $(n-1)S$ bytes and sends as many. The more ranks there are, the
+# longer they wait for this one link.
+#
+# The **ring all-reduce** ([Patarasuk and Yuan, 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)) keeps every
+# link equally busy. Cut the tensor into $n$ chunks. In every step, each rank sends one chunk to its right
+# neighbor and receives one from its left. In the first $n-1$ steps, the **reduce-scatter**, the receiver adds
+# the chunk to its own. Then each rank has the complete sum of one chunk. In the last $n-1$ steps, the
+# **all-gather**, the complete chunks travel around the ring, and the receiver stores them. Step through it:
+
+# %% tags=["explore"]
+collectives.ring(4)
+
+# %% [markdown]
+# Each of the $2(n-1)$ steps sends $S/n$ bytes, so a rank sends
+#
+# $$ 2\,\frac{n-1}{n}\,S \quad\text{bytes}, $$
+#
+# which is less than $2S$, however many ranks there are. No algorithm needs fewer bytes. If a link has the
+# bandwidth $B$ and every message adds a **latency** $\alpha$, the all-reduce takes
+#
+# $$ T_\text{ring}(S) = 2(n-1)\,\alpha + 2\,\frac{n-1}{n}\,\frac{S}{B}. $$
+#
+# The second term hardly depends on $n$, but the first one grows with it. Most of this lab follows from this formula.
+
+# %% [markdown]
+# ### Exercise 2: ring all-reduce
+#
+# Write it, into your trainer's first file. `tensor` is contiguous, may have any shape and any length (also
+# fewer elements than there are ranks), and is summed **in place**. Send to the right neighbor only, with
+# `isend`, and receive from the left one. `group` is a process group, `None` for all ranks.
+#
+# In a process group of some of the ranks, `dist.get_rank(group)` counts from 0 within the group. But `dst` and
+# `src` are ranks of the whole job, and `dist.get_global_rank(group, 2)` translates. `torch.tensor_split`
+# splits a tensor into views of nearly equal length, some of which may be empty.
+
+# %% answer="collectives"
+%%writefile mytrainer/collectives.py
+"""Collectives, built from point-to-point sends and receives."""
+
+import torch
+import torch.distributed as dist
+
+
+def all_reduce(tensor, group=None):
+    """Sum a contiguous tensor over the ranks of a process group, in place, around a ring.
+
+    Args:
+        tensor: of any shape; the same on all ranks.
+        group: the process group; None means all ranks.
+
+    Returns the tensor.
+    """
+    ### BEGIN SOLUTION
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    neighbors = (rank + 1) % ranks, (rank - 1) % ranks
+    if group is not None:
+        neighbors = [dist.get_global_rank(group, one) for one in neighbors]
+    right, left = neighbors
+    chunks = tensor.view(-1).tensor_split(ranks)
+    for step in range(2 * (ranks - 1)):
+        sending = dist.isend(chunks[(rank - step) % ranks], right, group)
+        target = chunks[(rank - step - 1) % ranks]
+        received = torch.empty_like(target)
+        dist.recv(received, left, group)
+        sending.wait()
+        if step < ranks - 1:
+            target += received  # reduce-scatter
+        else:
+            target.copy_(received)  # all-gather
+    return tensor
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def ring_sum(shape):
+    """All-reduce a tensor that is different on every rank."""
+    from mytrainer.collectives import all_reduce
+
+    tensor = (dist.get_rank() + 1.0) * torch.arange(torch.Size(shape).numel()).view(shape)
+    all_reduce(tensor)
+    return tensor
+
+
+def ring_sum_of_group(members, length):
+    """All-reduce in a process group of some of the ranks; the others do nothing."""
+    from mytrainer.collectives import all_reduce
+
+    group = dist.new_group(members)
+    tensor = (dist.get_rank() + 1.0) * torch.arange(length)
+    if dist.get_rank() in members:
+        all_reduce(tensor, group)
+    return tensor
+
+# %% check="collectives" points=6
+with check.parts():
+    with check.part(3, "sums over all ranks, whatever the length"):
+        check.ranks(
+            ring_sum, cases=[{"shape": [4]}, {"shape": [6]}, {"shape": [2]}], ranks=4,
+            expected=[[[0.0, 10.0, 20.0, 30.0]] * 4,
+                      [[0.0, 10.0, 20.0, 30.0, 40.0, 50.0]] * 4,
+                      [[0.0, 10.0]] * 4],
+            hints={"Only one chunk of each rank is complete. The complete chunks must travel, too.":
+                       [[[0.0, 10.0, 16.0, 15.0], [0.0, 2.0, 20.0, 21.0], [0.0, 5.0, 6.0, 30.0],
+                         [0.0, 9.0, 14.0, 12.0]], [], []],
+                   "The last elements are not summed: the length is not divisible by the number of "
+                   "ranks.":
+                       [[], [[0.0, 10.0, 20.0, 30.0, 4.0, 5.0], [0.0, 10.0, 20.0, 30.0, 8.0, 10.0],
+                             [0.0, 10.0, 20.0, 30.0, 12.0, 15.0], [0.0, 10.0, 20.0, 30.0, 16.0, 20.0]],
+                        []],
+                   "Every rank waits to receive. Start the send first.": "deadlock"})
+        ### BEGIN HIDDEN TESTS
+        import numpy as np
+
+        check.ranks(ring_sum, cases=check.draw(2, shape=[(1,), (7,), (3, 5), (64,), (2, 3, 3)]),
+                    ranks=[1, 2, 3],
+                    expected=lambda ranks, shape: [
+                        np.arange(np.prod(shape)).reshape(shape) * ranks * (ranks + 1) / 2] * ranks)
+        ### END HIDDEN TESTS
+    with check.part(2, "sends 2(n - 1)/n of the tensor, and to the right neighbor only"):
+        (run,) = check.ranks(
+            ring_sum, cases=[{"shape": [8]}], ranks=4,
+            expected=[[[0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0]] * 4])
+        for rank in range(4):
+            used = {call.op for call in run.calls(rank)}
+            check.that(used <= {"send", "recv"},
+                       f"The record shows {', '.join(sorted(used - {'send', 'recv'}))}. "
+                       "Use sends and receives only.")
+            targets = {call.peer for call in run.calls(rank, "send")}
+            check.that(targets == {(rank + 1) % 4},
+                       f"Rank {rank} sends to {', '.join(map(str, sorted(targets)))}. Send to the "
+                       "right neighbor only.")
+            check.that(run.bytes(rank, "send") == 48,
+                       f"Rank {rank} sends {run.bytes(rank, 'send')} bytes. Of a tensor of 32 bytes, "
+                       "a ring of four ranks sends 48: one chunk in each step.")
+    with check.part(1, "sums over a process group of some of the ranks"):
+        check.ranks(ring_sum_of_group, cases=[{"members": [1, 3], "length": 3}], ranks=4,
+                    expected=[[[0.0, 1.0, 2.0], [0.0, 6.0, 12.0], [0.0, 3.0, 6.0],
+                               [0.0, 6.0, 12.0]]])
+
+# %% [raw] mutant="collectives" hint="The complete chunks must travel"
+# -    for step in range(2 * (ranks - 1)):
+# +    for step in range(ranks - 1):
+
+# %% [raw] mutant="collectives" hint="the length is not divisible"
+# -    chunks = tensor.view(-1).tensor_split(ranks)
+# +    size = tensor.numel() // ranks
+# +    chunks = [tensor.view(-1)[size * at:size * (at + 1)] for at in range(ranks)]
+
+# %% [raw] mutant="collectives" hint="Every rank waits to receive"
+# -        sending = dist.isend(chunks[(rank - step) % ranks], right, group)
+# +        outgoing = chunks[(rank - step) % ranks]
+# -        dist.recv(received, left, group)
+# -        sending.wait()
+# +        dist.recv(received, left, group)
+# +        dist.send(outgoing, right, group)
+
+# %% [raw] mutant="collectives" hint="sends and receives only"
+# %%writefile mytrainer/collectives.py
+# import torch.distributed as dist
+#
+#
+# def all_reduce(tensor, group=None):
+#     dist.all_reduce(tensor, group=group)
+#     return tensor
+
+# %% [raw] mutant="collectives" hint="right neighbor only"
+# %%writefile mytrainer/collectives.py
+# import torch
+# import torch.distributed as dist
+#
+#
+# def all_reduce(tensor, group=None):
+#     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+#     place = list(range(ranks)) if group is None else dist.get_process_group_ranks(group)
+#     if rank:
+#         dist.send(tensor, place[0], group)
+#         dist.recv(tensor, place[0], group)
+#         return tensor
+#     for other in place[1:]:
+#         received = torch.empty_like(tensor)
+#         dist.recv(received, other, group)
+#         tensor += received
+#     for other in place[1:]:
+#         dist.send(tensor, other, group)
+#     return tensor
+
+# %% [raw] mutant="collectives" hint="one chunk in each step"
+# %%writefile mytrainer/collectives.py
+# import torch
+# import torch.distributed as dist
+#
+#
+# def all_reduce(tensor, group=None):
+#     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+#     neighbors = (rank + 1) % ranks, (rank - 1) % ranks
+#     if group is not None:
+#         neighbors = [dist.get_global_rank(group, one) for one in neighbors]
+#     passed = tensor.clone()
+#     for _ in range(ranks - 1):
+#         sending = dist.isend(passed, neighbors[0], group)
+#         received = torch.empty_like(tensor)
+#         dist.recv(received, neighbors[1], group)
+#         sending.wait()
+#         tensor += received
+#         passed = received
+#     return tensor
+
+# %% [raw] mutant="collectives" hint="ring_sum_of_group"
+# -    if group is not None:
+# -        neighbors = [dist.get_global_rank(group, one) for one in neighbors]
+
+# %% tags=["explore"]
+def mine_and_theirs(length):
+    from mytrainer.collectives import all_reduce
+
+    mine = torch.randn(length, generator=torch.Generator().manual_seed(dist.get_rank()))
+    theirs = mine.clone()
+    all_reduce(mine)
+    dist.all_reduce(theirs)
+    return torch.allclose(mine, theirs, atol=1e-5)
+
+
+for ranks in (2, 4, 8):
+    records = record_ranks(mine_and_theirs, ranks, 100_000)
+    sent = sum(call.bytes for call in records[0].calls if call.op == "send")
+    same = good("equal") if all(record.value for record in records) else bad("different")
+    print(f"{ranks} ranks: {same} to dist.all_reduce; rank 0 sent {sent:,} bytes, which is "
+          f"{result(f'{sent / 400_000:.2f}')} times the tensor")
+
+# %% [markdown]
+# The factor approaches 2 and never gets there. NCCL, the library that carries the collectives of real GPUs,
+# uses the same ring for large tensors. For small ones it uses a tree, which has $\log_2 n$ steps instead of
+# $n - 1$ ([its documentation](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/index.html)).
+#
+# Now you know what the four V100s of the first job did. Each sends $2 \cdot \frac34 \cdot 498$ MB of fp32
+# gradients per step, and the slowest link of the ring, with its 3.1 GB/s, sets the pace.
+
+# %% tags=["explore"]
+gradients = 4 * 124.4e6  # bytes
+print(f"{result(f'{1000 * 1.5 * gradients / 3.125e9:.0f} ms')} to all-reduce the gradients of GPT-2 "
+      "small on four ranks at 25 Gbit/s")
+print(f"{opening[2].communication * opening[2].milliseconds:.0f} ms of waiting in the modeled job")
+
+# %% [markdown]
+# ## Naive data parallelism
+#
+# How does an all-reduce turn $n$ processes into one training? The loss is a mean over the samples of the
+# batch. If each of the $n$ ranks has the same number of samples, the mean over all of them is the mean of the
+# ranks' means, and the same holds for the gradient:
+#
+# $$ \nabla L = \frac1n \sum_{r=0}^{n-1} \nabla L_r. $$
+#
+# So if all replicas begin with equal parameters and average their gradients after every backward pass, they
+# all take the same step and remain equal forever. Splitting the batch across ranks does not change what the
+# model learns. It takes two ingredients:
+#
+# - **Equal parameters at the start.** Each rank initializes its model with random numbers of its own. So rank 0
+#   broadcasts its parameters to the others: `dist.broadcast(tensor, src=0)` overwrites the tensor on all other
+#   ranks. *All* parameters, frozen ones as well: they take part in the forward pass.
+# - **Averaged gradients.** `dist.all_reduce(tensor)` sums in place. (You have just written it. The library's
+#   version is faster than your Python, so use it from here on.)
+#
+# A parameter that is not trained has no gradient: its `.grad` is `None`. And two layers can share one
+# parameter, as GPT-2's embedding and its output layer do. `module.parameters()` lists such a **tied** parameter
+# once.
+
+# %% [markdown]
+# ### Exercise 3: naive DDP
+#
+# Write the two missing parts of `NaiveDDP`. You call it just as you would call the module that it wraps.
+
+# %% answer="naive"
+class NaiveDDP(torch.nn.Module):
+    """Data parallelism with one all-reduce for each gradient, after the backward pass."""
+
+    def __init__(self, module):
+        """Wrap a module, and make its parameters equal to rank 0's on all ranks."""
+        super().__init__()
+        self.module = module
+        ### BEGIN SOLUTION
+        for parameter in module.parameters():
+            dist.broadcast(parameter.detach(), src=0)
+        ### END SOLUTION
+
+    def forward(self, *inputs, **keywords):
+        return self.module(*inputs, **keywords)
+
+    def finish(self):
+        """Average the gradients over all ranks. Call it after the backward pass."""
+        ### BEGIN SOLUTION
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
+        ### END SOLUTION
+
+# %% tags=["driver"]
+def naive_losses(kind, seed, samples, steps):
+    """Train a small model on all ranks; return the loss on the whole batch after each step."""
+    from lab.notebook import replicas
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    replica = NaiveDDP(replicas.Small(kind, seed + rank))  # every rank starts with other parameters
+    optimizer = torch.optim.SGD(replica.parameters(), lr=replicas.RATE)
+    x, y = replicas.batch(seed, samples)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        replicas.loss(replica, x[rank::ranks], y[rank::ranks]).backward()
+        replica.finish()
+        optimizer.step()
+        losses.append(replicas.loss(replica, x, y).item())
+    return losses
+
+# %% check="naive" points=4
+check.ranks(
+    naive_losses, ranks=4, rel=1e-4,
+    cases=[{"kind": kind, "seed": 1, "samples": 8, "steps": 2} for kind in ("plain", "tied", "frozen")],
+    expected=[[[0.8284578, 0.7053366]] * 4, [[1.120694, 0.8408098]] * 4, [[0.8522575, 0.7360733]] * 4],
+    hints={
+        "These are the losses with the sum of the gradients. The gradient of a mean is a mean.":
+            [[[0.5833201, 0.5268634]] * 4, [[0.6407421, 0.5319858]] * 4, [[0.5933619, 0.5632381]] * 4],
+        "The ranks have different losses: they did not start with the same parameters.":
+            [[[0.9697544, 0.8913968], [0.803325, 0.7386816], [0.7037746, 0.6648414], [0.7737277, 0.7544603]], [[1.394794, 1.17076], [1.2722, 1.025351], [1.015773, 0.8557937], [0.8661528, 0.8098922]], [[0.9782271, 0.9049798], [0.8152421, 0.7579002], [0.7218127, 0.6946793], [0.785035, 0.7737053]]],
+        "The ranks train with different frozen parameters. These count in the forward pass, too.":
+            [[], [], [[0.9326236, 0.8414433], [0.9211709, 0.807507], [0.8935359, 0.7794299], [0.8289411, 0.7466188]]]})
+### BEGIN HIDDEN TESTS
+from lab.notebook import replicas as small
+
+check.ranks(naive_losses, rel=1e-4, ranks=[1, 3],
+            cases=check.draw(2, kind=["plain", "tied", "frozen", "unused"], seed=range(2, 90),
+                             samples=[6, 12], steps=[2, 3]),
+            expected=lambda ranks, **case: [small.losses_of_one_process(**case)] * ranks)
+### END HIDDEN TESTS
+
+# %% [raw] mutant="naive" hint="The gradient of a mean is a mean"
+# -                parameter.grad /= dist.get_world_size()
+
+# %% [raw] mutant="naive" hint="did not start with the same parameters"
+# -        for parameter in module.parameters():
+# -            dist.broadcast(parameter.detach(), src=0)
+# +        pass
+
+# %% [raw] mutant="naive" hint="count in the forward pass"
+# -            dist.broadcast(parameter.detach(), src=0)
+# +            if parameter.requires_grad:
+# +                dist.broadcast(parameter.detach(), src=0)
+
+# %% [raw] mutant="naive" hint="NoneType"
+# -            if parameter.grad is not None:
+# -                dist.all_reduce(parameter.grad)
+# -                parameter.grad /= dist.get_world_size()
+# +            dist.all_reduce(parameter.grad)
+# +            parameter.grad /= dist.get_world_size()
+
+# %% tags=["explore"]
+def losses_of_my_ranks():
+    return naive_losses("tied", 7, 8, 6)
+
+
+print("one process:", [f"{loss:.5f}" for loss in replicas.losses_of_one_process("tied", 7, 8, 6)])
+for rank, record in enumerate(record_ranks(losses_of_my_ranks, 4)):
+    print(f"rank {rank} of 4:", [f"{loss:.5f}" for loss in record.value])
+
+# %% [markdown]
+# ## Accumulate first, communicate once
+#
+# The first job waited 260 ms for 100 ms of computation. One remedy is to compute more before each all-reduce.
+# With **gradient accumulation**, a rank works through several micro-batches before the optimizer takes a step.
+# PyTorch adds their gradients up in `.grad` anyway, and only the sum must be all-reduced.
+#
+# So DDP needs to know which backward pass is the last one. PyTorch's way to say so is a context manager:
+# within `with model.no_sync():`, gradients accumulate locally and nothing is sent.
+#
+# ```python
+# with model.no_sync():
+#     (loss(model, micro_batches[0]) / 2).backward()    # local
+# (loss(model, micro_batches[1]) / 2).backward()        # this one all-reduces
+# ```
+#
+# The division by 2 is part of it: the loss of the batch is the mean over its micro-batches.
+#
+# This also needs a DDP that acts *during* the backward pass, because the call to `backward` is all it sees.
+# PyTorch has a **hook** for that.
+# [`parameter.register_post_accumulate_grad_hook(function)`](https://docs.pytorch.org/docs/stable/generated/torch.Tensor.register_post_accumulate_grad_hook.html)
+# calls `function(parameter)` in every backward pass, as soon as that parameter's gradient has been added to
+# `parameter.grad`. For a tied parameter this happens once, after all its uses.
+
+# %% [markdown]
+# ### Exercise 4: `no_sync`
+#
+# `HookedDDP` averages each gradient in a hook. Write the hook, `average`, and `no_sync`. A function decorated with
+# `contextlib.contextmanager` has one `yield`: the code before it runs when the `with` block begins, and the code
+# after it when the block ends. Put the latter into a `finally` clause, so that it also runs after an error.
+
+# %% answer="no-sync"
+class HookedDDP(torch.nn.Module):
+    """Data parallelism with one all-reduce for each gradient, during the backward pass."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        self.synchronizes = True
+        for parameter in module.parameters():
+            dist.broadcast(parameter.detach(), src=0)
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self.average)
+
+    def forward(self, *inputs, **keywords):
+        return self.module(*inputs, **keywords)
+
+    def average(self, parameter):
+        """Average a gradient over all ranks, except within no_sync."""
+        ### BEGIN SOLUTION
+        if self.synchronizes:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+        ### END SOLUTION
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        """Accumulate gradients locally within a `with` block."""
+        ### BEGIN SOLUTION
+        self.synchronizes = False
+        try:
+            yield
+        finally:
+            self.synchronizes = True
+        ### END SOLUTION
+
+# %% tags=["driver"]
+def accumulated_norms(kind, seed, samples, micro_batches):
+    """Accumulate over micro-batches, twice; return the gradient norm of each time."""
+    from lab.notebook import replicas
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    replica = HookedDDP(replicas.Small(kind, seed + rank))
+    norms = []
+    for turn in range(2):
+        replica.zero_grad()
+        x, y = (tensor[rank::ranks] for tensor in replicas.batch(seed + turn, samples))
+        parts = list(zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True))
+        with replica.no_sync():
+            for part in parts[:-1]:
+                (replicas.loss(replica, *part) / micro_batches).backward()
+        (replicas.loss(replica, *parts[-1]) / micro_batches).backward()
+        norms.append(replicas.gradient_norm(replica))
+    return norms
+
+# %% check="no-sync" points=3
+(run,) = check.ranks(
+    accumulated_norms, cases=[{"kind": "plain", "seed": 1, "samples": 16, "micro_batches": 2}],
+    ranks=4, rel=1e-4, expected=[[[1.177666, 1.184138]] * 4],
+    hints={"This is four times the norm: a sum over the ranks, not a mean.": [[[4.710664, 4.736551]] * 4],
+           "The ranks have different norms: nothing is all-reduced after no_sync has ended.":
+               [[[1.564651, 1.647388], [1.58555, 1.50381], [1.506434, 1.546036], [1.676612, 1.654077]]],
+           "Each rank's norm is a quarter of the right one. Was the mean taken twice?":
+               [[[0.2944165, 0.2960345]] * 4]})
+count = len(run.calls(0, "all_reduce"))
+check.that(count == 12, f"Rank 0 called all_reduce {count} times. The model has 6 parameters, and it "
+           "takes two steps. Within no_sync, nothing is sent.")
+### BEGIN HIDDEN TESTS
+from lab.notebook import replicas as small
+
+check.ranks(accumulated_norms, ranks=[2, 3], rel=1e-4,
+            cases=check.draw(1, kind=["tied", "frozen", "plain"], seed=range(2, 90),
+                             samples=[24], micro_batches=[2, 4]),
+            expected=lambda ranks, kind, seed, samples, micro_batches: [
+                [small.gradient_norm_of_one_process(kind, seed, samples, seed + turn)
+                 for turn in (0, 1)]] * ranks)
+### END HIDDEN TESTS
+
+# %% [raw] mutant="no-sync" hint="a sum over the ranks"
+# -            parameter.grad /= dist.get_world_size()
+
+# %% [raw] mutant="no-sync" hint="after no_sync has ended"
+# -            self.synchronizes = True
+# +            pass
+
+# %% [raw] mutant="no-sync" hint="the mean taken twice"
+# -            parameter.grad /= dist.get_world_size()
+# +            parameter.grad /= dist.get_world_size() ** 2
+
+# %% [raw] mutant="no-sync" hint="Within no_sync, nothing is sent"
+# -        if self.synchronizes:
+# -            dist.all_reduce(parameter.grad)
+# -            parameter.grad /= dist.get_world_size()
+# +        dist.all_reduce(parameter.grad)
+# +        parameter.grad /= dist.get_world_size()
+
+# %% [markdown]
+# ### Exercise 5: read the gradient norm
+#
+# Some mistakes do not crash. The loss even goes down, because Adam hardly cares about the scale of a gradient.
+# But the **gradient norm** in the log gives them away, provided that you know the norm of a correct run with
+# the same global batch, for example on one GPU. Here are four broken jobs, each with 8 ranks and 4
+# micro-batches per step. The correct norm is 1.60.
+#
+# | job | gradient norm | |
+# |---|---|---|
+# | A | 12.80 on all ranks | the ranks' gradients are summed, and nobody divides |
+# | B | 0.20 on all ranks | DDP averages, and then the training loop divides by the number of ranks *again* |
+# | C | 6.40 on all ranks | the loss of each micro-batch is not divided by the number of micro-batches |
+# | D | 2.31, 2.07, 2.55, ... | each rank has its own norm: the last backward pass was within `no_sync`, too |
+#
+# Write the diagnosis as a function, which could watch the logs of your jobs. `norms` lists the norm of each
+# rank. Norms that differ by less than one percent count as equal.
+
+# %% answer="diagnose"
+def diagnose(norms, correct, micro_batches):
+    """Return what is wrong with the gradient of a data-parallel job.
+
+    Args:
+        norms: the gradient norm that each rank logs.
+        correct: the norm of a correct run.
+        micro_batches: that each rank accumulates in a step.
+
+    Returns "correct", "summed", "averaged twice", "not scaled", "not synchronized", or "unknown".
+    """
+    ### BEGIN SOLUTION
+    def equal(one, other):
+        return abs(one - other) < 0.01 * other
+
+    ranks = len(norms)
+    if not all(equal(norm, norms[0]) for norm in norms):
+        return "not synchronized"
+    for factor, name in ((1, "correct"), (ranks, "summed"), (1 / ranks, "averaged twice"),
+                         (micro_batches, "not scaled")):
+        if equal(norms[0], factor * correct):
+            return name
+    return "unknown"
+    ### END SOLUTION
+
+# %% check="diagnose" points=2
+check.function(
+    diagnose,
+    cases=[([12.8] * 8, 1.6, 4), ([0.2] * 8, 1.6, 4), ([6.4] * 8, 1.6, 4), ([1.6] * 8, 1.6, 4),
+           ([1.6, 1.9, 1.3, 1.8], 1.6, 2), ([9.1] * 4, 1.6, 2)],
+    expected=["summed", "averaged twice", "not scaled", "correct", "not synchronized", "unknown"],
+    hints={"Compare the norms of the ranks with each other first. Rank 0's may be right by chance.":
+               ["summed", "averaged twice", "not scaled", "correct", "correct", "unknown"],
+           "Job A's factor is the number of ranks, and job C's the number of micro-batches.":
+               ["not scaled", "averaged twice", "summed", "correct", "not synchronized", "unknown"]})
+### BEGIN HIDDEN TESTS
+for case in check.draw(12, ranks=[2, 8, 16, 64], micro_batches=[3, 5, 7], correct=[0.3, 1.0, 24.0],
+                       cause=["correct", "summed", "averaged twice", "not scaled",
+                              "not synchronized"]):
+    size, parts, right = case["ranks"], case["micro_batches"], case["correct"]
+    factor = {"summed": size, "averaged twice": 1 / size, "not scaled": parts}.get(case["cause"], 1)
+    logged = [1.002 * factor * right] * size
+    if case["cause"] == "not synchronized":
+        logged[-1] *= 1.1
+    check.function(diagnose, cases=[(logged, right, parts)], expected=[case["cause"]])
+### END HIDDEN TESTS
+
+# %% [raw] mutant="diagnose" hint="may be right by chance"
+# -    if not all(equal(norm, norms[0]) for norm in norms):
+# -        return "not synchronized"
+
+# %% [raw] mutant="diagnose" hint="the number of ranks, and job C's"
+# -    for factor, name in ((1, "correct"), (ranks, "summed"), (1 / ranks, "averaged twice"),
+# -                         (micro_batches, "not scaled")):
+# +    for factor, name in ((1, "correct"), (micro_batches, "summed"), (1 / ranks, "averaged twice"),
+# +                         (ranks, "not scaled")):
+
+# %% [markdown]
+# ## Buckets: pay the latency less often
+#
+# One all-reduce for each gradient is easy to write, and slow. GPT-2 small has 148 parameters; most of them
+# are biases and layer norms of a few kilobytes. Look at the formula again: each of these calls costs
+# $2(n-1)\,\alpha$, whether it carries a kilobyte or a gigabyte. A call is **latency-bound** when that term is
+# larger than the other one, so when
+#
+# $$ S < n\,\alpha\,B. $$
+#
+# The more ranks there are, the larger a message must be. The remedy is a **bucket**: copy several gradients
+# into one flat tensor, all-reduce that, and copy the parts back
+# ([Li et al., 2020](https://arxiv.org/abs/2006.15704)). PyTorch's buckets hold up to 25 MB each.
+#
+# After the exercise, you will run one backward pass on 1,024 virtual H100s, with 200 gradients of 256 KiB. (One
+# process simulates all ranks, because they all do the same.) Which bucket size do you expect to be the fastest?
+
+# %% [markdown]
+# ### Exercise 6: flat buckets
+#
+# Write `average_in_buckets`, which averages gradients over all ranks after the backward pass. Fill a bucket
+# with consecutive gradients, and begin the next one when another gradient would make it larger than
+# `bucket_mb`. A gradient that is larger than that has a bucket of its own. One all-reduce for each bucket, none
+# for a parameter without a gradient. `torch.cat` and `split` do the copying.
+
+# %% answer="buckets"
+def average_in_buckets(parameters, bucket_mb):
+    """Average gradients over all ranks, with one all-reduce for each bucket.
+
+    Args:
+        parameters: a list of parameters of one dtype, some of them without a gradient.
+        bucket_mb: the size of a bucket, in units of 2**20 bytes.
+    """
+    ### BEGIN SOLUTION
+    buckets, size = [], 0
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        if not buckets or size + parameter.grad.nbytes > bucket_mb * 2**20:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(parameter.grad)
+        size += parameter.grad.nbytes
+    for gradients in buckets:
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        parts = flat.split([gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def bucketed(sizes, bucket_mb):
+    """Average gradients of these sizes (0: no gradient); return the sum of each result."""
+    parameters = [torch.nn.Parameter(torch.zeros(max(size, 1))) for size in sizes]
+    for number, (parameter, size) in enumerate(zip(parameters, sizes, strict=True)):
+        if size:
+            parameter.grad = torch.arange(float(size)) * (dist.get_rank() + 1) + number
+    average_in_buckets(parameters, bucket_mb)
+    return [0.0 if parameter.grad is None else parameter.grad.double().sum().item()
+            for parameter in parameters]
+
+
+def bucketed_step(bucket_mb):
+    """Run one backward pass of 200 layers on a GPU, and average the gradients."""
+    model = torch.nn.Sequential(*[torch.nn.Linear(256, 256, bias=False, device="cuda")
+                                  for _ in range(200)])
+    model(torch.randn(4096, 256, device="cuda")).square().mean().backward()
+    average_in_buckets(list(model.parameters()), bucket_mb)
+
+# %% check="buckets" points=4
+with check.parts():
+    with check.part(2, "averages, with one all-reduce for each bucket"):
+        (run,) = check.ranks(
+            bucketed, cases=[{"sizes": [3, 0, 2, 5, 1], "bucket_mb": 0.00003}], ranks=2,
+            expected=[[[4.5, 0.0, 5.5, 30.0, 4.0]] * 2],
+            hints={"These are sums over the ranks.": [[[9.0, 0.0, 11.0, 60.0, 8.0]] * 2]})
+        used = [call.bytes for call in run.calls(0, "all_reduce")]
+        check.that(sorted(used) == [20, 24], f"There are {len(used)} all-reduces, of {used} bytes. A bucket of 31 "
+                   "bytes has room for the gradients of 12 and 8 bytes, and the next one for 20 and 4.")
+        ### BEGIN HIDDEN TESTS
+        for case in check.draw(2, sizes=[(8, 8, 8, 8), (100, 1, 1, 0, 50), (7, 0, 0, 9, 30, 2)],
+                               bucket_mb=[0.00002, 0.0001, 0.001]):
+            (run,) = check.ranks(bucketed, cases=[case], ranks=3, expected=lambda ranks, sizes, **_: [
+                [size * (size - 1) / 2 * (ranks + 1) / 2 + number * size
+                 for number, size in enumerate(sizes)]] * ranks)
+            limit = case["bucket_mb"] * 2**20
+            used = [call.bytes for call in run.calls(0, "all_reduce")]
+            check.that(max(used) <= max(limit, 4 * max(case["sizes"]))
+                       and len(used) <= 2 * sum(used) / limit + 1,
+                       f"A bucket of {limit:.0f} bytes has room for the gradients of other sizes: for "
+                       f"{case['sizes']} elements of 4 bytes, you have buckets of {used} bytes.")
+        ### END HIDDEN TESTS
+    with check.part(2, "is fast on 1,024 virtual H100s"):
+        cost = check.gpus(bucketed_step, {"bucket_mb": 8}, "h100:8", nodes=128, present=[0],
+                          least={"flops": 599 * 2 * 4096 * 256**2, "communicated": 200 * 4 * 256**2})
+        check.that(cost.milliseconds < 20, f"{cost.milliseconds:.1f} ms: most of it is "
+                   "the latency of many small all-reduces.")
+
+# %% [raw] mutant="buckets" hint="sums over the ranks"
+# -        flat /= dist.get_world_size()
+
+# %% [raw] mutant="buckets" hint="has room for the gradients"
+# -        if not buckets or size + parameter.grad.nbytes > bucket_mb * 2**20:
+# +        if not buckets or size > bucket_mb * 2**20:
+
+# %% [raw] mutant="buckets" hint="the latency of many small all-reduces"
+# -        if not buckets or size + parameter.grad.nbytes > bucket_mb * 2**20:
+# -            buckets.append([])
+# -            size = 0
+# +        buckets.append([])
+
+# %% tags=["explore"] short={"[0.25, 1, 4, 16, 64]": "[0.25, 16]"}
+import virtualgpu
+
+
+def buckets_on_1024(bucket_mb):
+    def program():
+        dist.init_process_group("nccl")
+        bucketed_step(bucket_mb)
+
+    return virtualgpu.run(program, "h100:8", 128, present=[0])[0]
+
+
+for bucket_mb in [0.25, 1, 4, 16, 64]:
+    rank = buckets_on_1024(bucket_mb)
+    print(f"buckets of {bucket_mb:5} MB: {result(f'{1000 * rank.seconds:.2f} ms')} (virtual)")
+
+# %% [markdown]
+# From 256 KiB to a few MB, every doubling of the bucket nearly halves the time. Then the curve is flat: a call
+# has become **bandwidth-bound**. One bucket for everything is as good as any, so far. It is the next idea that
+# makes small buckets valuable again.
+#
+# You can feel the latency on this machine, too. `lab cluster link 100mbit --latency 5ms`, in a terminal, slows
+# down the real network between the two nodes of your cluster; `lab cluster link off` restores it.
+
+# %% [markdown]
+# ## Overlap: hide communication behind the backward pass
+#
+# The backward pass computes the gradients of the *last* layer first. From then on that gradient does not change,
+# so nothing is gained by waiting: its all-reduce can travel over the network while the GPU computes the
+# gradients of the other layers. With **overlap**, a step takes about
+#
+# $$ T_\text{step} \approx T_\text{forward} + \max(T_\text{backward},\; T_\text{comm}) + T_\text{last bucket} $$
+#
+# instead of the sum. What the GPU still waits for is the **exposed communication**. The last bucket is always
+# exposed, because no computation is left to hide it. That is why buckets should be small enough.
+#
+# ![Three timelines of a step, each with a forward and a backward pass. With one all-reduce for each gradient, twelve
+# short all-reduces follow the backward pass, and all of their time is exposed. With one bucket, a single, shorter
+# all-reduce follows. With buckets and overlap, three of four all-reduces run during the backward pass, and only the
+# last one is exposed.](../images/ddp_timelines.svg)
+#
+# Step through a backward pass of six layers, with two gradients in each bucket:
+
+# %% tags=["explore"]
+collectives.overlap(6, 2)
+
+# %% [markdown]
+# Three things make it work:
+#
+# - **Hooks.** The post-accumulate hook of each gradient counts its bucket down. The last one starts the
+#   all-reduce.
+# - **Asynchronous collectives.** `work = dist.all_reduce(flat, async_op=True)` returns immediately, and
+#   `work.wait()` waits. Keep the flat tensor alive and untouched until then.
+# - **The same order on all ranks.** Collectives have no tags: the first call on one rank belongs to the first
+#   call on the others. Gradients become ready in the reverse order of the forward pass, roughly. So fill the
+#   buckets with the parameters in *reverse* order, and start bucket $i$ only after bucket $i-1$.
+
+# %% [markdown]
+# ### Exercise 7: DataParallel
+#
+# This is the second file of your trainer. Everything from this lab comes together:
+#
+# - `__init__` makes the replicas equal and fills the buckets, of at most `bucket_mb` MB each, with the
+#   parameters that require a gradient;
+# - a bucket is all-reduced as soon as its last gradient is ready, except within `no_sync()`;
+# - `finish()` waits for all buckets and leaves the averaged gradients in `.grad`. It also all-reduces what no
+#   hook has started: a parameter that took no part in the forward pass has no gradient, so its bucket would
+#   never be complete. For such a parameter, leave zeros (or `None`).
+#
+# It is judged on four ranks, by the values and by the order in which the calls begin, and on 32 virtual H100s,
+# where at most 10% of a step may be exposed communication.
+
+# %% answer="ddp"
+%%writefile mytrainer/ddp.py
+"""Distributed data parallelism with buckets that are all-reduced during the backward pass."""
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+
+
+class DataParallel(torch.nn.Module):
+    """Replicate a module on all ranks, and average its gradients over them."""
+
+    def __init__(self, module, bucket_mb=25.0):
+        """Make the replicas equal, and assign the parameters to buckets.
+
+        Args:
+            module: the model; every rank passes in its own.
+            bucket_mb: the size of a bucket, in units of 2**20 bytes.
+        """
+        super().__init__()
+        self.module = module
+        ### BEGIN SOLUTION
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
+        self.synchronizes = True
+        self.buckets, size = [], 0  # lists of parameters, in the order of the backward pass
+        for parameter in reversed(list(module.parameters())):
+            if not parameter.requires_grad:
+                continue
+            dtypes = {other.dtype for other in self.buckets[-1]} if self.buckets else set()
+            if dtypes != {parameter.dtype} or size + parameter.nbytes > bucket_mb * 2**20:
+                self.buckets.append([])
+                size = 0
+            self.buckets[-1].append(parameter)
+            size += parameter.nbytes
+            parameter.register_post_accumulate_grad_hook(self._ready)
+        self._reset()
+        ### END SOLUTION
+
+    def forward(self, *inputs, **keywords):
+        return self.module(*inputs, **keywords)
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        """Accumulate gradients locally within a `with` block."""
+        ### BEGIN SOLUTION
+        self.synchronizes = False
+        try:
+            yield
+        finally:
+            self.synchronizes = True
+        ### END SOLUTION
+
+    def finish(self):
+        """Wait until every gradient is the mean over all ranks. Call it after the last backward."""
+        ### BEGIN SOLUTION
+        while len(self.started) < len(self.buckets):
+            self._start()
+        for bucket, (flat, work) in zip(self.buckets, self.started, strict=True):
+            work.wait()
+            flat /= dist.get_world_size()
+            parts = flat.split([parameter.numel() for parameter in bucket])
+            for parameter, part in zip(bucket, parts, strict=True):
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                parameter.grad.copy_(part.view_as(parameter))
+        self._reset()
+
+    def _reset(self):
+        self.waiting = [set(bucket) for bucket in self.buckets]
+        self.started = []  # a flat tensor and its work for each bucket that is under way
+
+    def _ready(self, parameter):
+        """Note that a gradient is complete, and start all buckets whose turn it is."""
+        if not self.synchronizes:
+            return
+        for waiting in self.waiting:
+            waiting.discard(parameter)
+        while len(self.started) < len(self.buckets) and not self.waiting[len(self.started)]:
+            self._start()
+
+    def _start(self):
+        """Start the all-reduce of the next bucket."""
+        bucket = self.buckets[len(self.started)]
+        flat = torch.cat([torch.zeros_like(parameter).flatten() if parameter.grad is None
+                          else parameter.grad.flatten() for parameter in bucket])
+        self.started.append((flat, dist.all_reduce(flat, async_op=True)))
+        ### END SOLUTION
+
+# %% tags=["driver"]
+def ddp_losses(kind, seed, samples, steps, micro_batches=1):
+    """Train with DataParallel; return the loss on the whole batch after each step."""
+    from lab.notebook import replicas
+    from mytrainer.ddp import DataParallel
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    replica = DataParallel(replicas.Small(kind, seed + rank), bucket_mb=1e-4)
+    optimizer = torch.optim.SGD(replica.parameters(), lr=replicas.RATE)
+    x, y = replicas.batch(seed, samples)
+    parts = list(zip(x[rank::ranks].chunk(micro_batches), y[rank::ranks].chunk(micro_batches),
+                     strict=True))
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        with replica.no_sync():
+            for part in parts[:-1]:
+                (replicas.loss(replica, *part) / micro_batches).backward()
+        (replicas.loss(replica, *parts[-1]) / micro_batches).backward()
+        replica.finish()
+        optimizer.step()
+        losses.append(replicas.loss(replica, x, y).item())
+    return losses
+
+
+def one_backward_pass(layers, bucket_mb):
+    """Run one step of layers of 1 KiB each; return the sum of each averaged gradient."""
+    from mytrainer.ddp import DataParallel
+
+    model = torch.nn.Sequential(*[torch.nn.Linear(16, 16, bias=False) for _ in range(layers)])
+    for layer in model:
+        torch.nn.init.eye_(layer.weight)
+    replica = DataParallel(model, bucket_mb)
+    (replica(torch.ones(4, 16)).sum() * (dist.get_rank() + 1)).backward()
+    replica.finish()
+    return [layer.weight.grad.sum().item() for layer in model]
+
+
+def ddp_steps(width, layers, tokens, micro_batches, bucket_mb, steps):
+    """Run steps of mixed-precision training on a GPU, each with so many tokens per rank."""
+    from mytrainer.ddp import DataParallel
+
+    model = DataParallel(torch.nn.Sequential(*[
+        torch.nn.Linear(width, width, bias=False, device="cuda") for _ in range(layers)]), bucket_mb)
+    for _ in range(steps):
+        model.zero_grad()
+        for number in range(micro_batches):
+            with contextlib.nullcontext() if number == micro_batches - 1 else model.no_sync():
+                x = torch.randn(tokens // micro_batches, width, device="cuda")
+                with torch.autocast("cuda", torch.bfloat16):
+                    loss = model(x).square().mean()
+                loss.backward()
+        model.finish()
+
+# %% check="ddp" points=8
+with check.parts():
+    with check.part(3, "trains like one process: tied, frozen, and unused parameters, no_sync"):
+        check.ranks(
+            ddp_losses, ranks=4, rel=1e-4,
+            cases=[{"kind": "tied", "seed": 1, "samples": 8, "steps": 2},
+                   {"kind": "unused", "seed": 1, "samples": 16, "steps": 2, "micro_batches": 2}],
+            expected=[[[1.120694, 0.8408098]] * 4, [[0.7214913, 0.6482313]] * 4],
+            hints={"These are the losses with the sum of the gradients.":
+                       [[[0.6407421, 0.5319858]] * 4, [[0.5530772, 0.5129853]] * 4],
+                   "The ranks have different losses: they did not start with the same parameters.":
+                       [[[1.394794, 1.17076], [1.2722, 1.025351], [1.015773, 0.8557937], [0.8661528, 0.8098922]], []]})
+        ### BEGIN HIDDEN TESTS
+        from lab.notebook import replicas as small
+
+        check.ranks(ddp_losses, ranks=[1, 3], rel=1e-4,
+                    cases=check.draw(2, kind=["plain", "tied", "frozen", "unused"], seed=range(2, 90),
+                                     samples=[12, 24], steps=[2, 3], micro_batches=[1, 2]),
+                    expected=lambda ranks, micro_batches, **case: [
+                        small.losses_of_one_process(**case)] * ranks)
+        ### END HIDDEN TESTS
+    with check.part(2, "starts each bucket when its last gradient is ready"):
+        (run,) = check.ranks(one_backward_pass, cases=[{"layers": 8, "bucket_mb": 0.002}], ranks=4,
+                             expected=[[[2560.0] * 8] * 4])
+        flops, calls = run.records[0].flops, run.calls(0, "all_reduce")
+        check.that(len(calls) == 4, f"There are {len(calls)} all-reduces. Eight gradients of 1 KiB fill "
+                   "four buckets of 2 KiB.")
+        begun = [call.started / flops for call in calls]
+        check.that(begun[0] < 0.7, f"The first all-reduce starts after {begun[0]:.0%} of the step's "
+                   "FLOPs. Two of eight gradients are ready after half of them: do not wait for the rest.")
+        check.that(all((call.finished or 0) >= 0.999 * flops for call in calls),
+                   "An all-reduce is waited for before the backward pass ends. Wait in finish().")
+    with check.part(3, "exposes at most 10% of a step on 32 virtual H100s"):
+        one, two = [check.gpus(
+            ddp_steps, {"width": 4096, "layers": 16, "tokens": 8192, "micro_batches": 1,
+                        "bucket_mb": 100, "steps": steps}, "h100:8", nodes=4, present=[0],
+            least={"flops": steps * 47 * 2 * 8192 * 4096**2,
+                   "communicated": steps * 16 * 4 * 4096**2}) for steps in (1, 2)]
+        step = two.milliseconds - one.milliseconds
+        waiting = (two.exposed * two.milliseconds - one.exposed * one.milliseconds) / step
+        check.that(waiting < 0.1, f"The second step takes {step:.1f} ms, and {waiting:.0%} of it is "
+                   "exposed communication. The GPU has enough to do meanwhile.")
+
+# %% [raw] mutant="ddp" hint="sum of the gradients"
+# -            flat /= dist.get_world_size()
+
+# %% [raw] mutant="ddp" hint="did not start with the same parameters"
+# -        for tensor in [*module.parameters(), *module.buffers()]:
+# -            dist.broadcast(tensor.detach(), src=0)
+
+# %% [raw] mutant="ddp" hint="ValueError"
+# -        while len(self.started) < len(self.buckets):
+# -            self._start()
+
+# %% [raw] mutant="ddp" hint="Wait in finish()"
+# -        self.started.append((flat, dist.all_reduce(flat, async_op=True)))
+# +        work = dist.all_reduce(flat, async_op=True)
+# +        work.wait()
+# +        self.started.append((flat, work))
+
+# %% [raw] mutant="ddp" hint="do not wait for the rest"
+# -        while len(self.started) < len(self.buckets) and not self.waiting[len(self.started)]:
+# -            self._start()
+# +        pass
+
+# %% [raw] mutant="ddp" hint="do not wait for the rest"
+# -        for parameter in reversed(list(module.parameters())):
+# +        for parameter in module.parameters():
+
+# %% [raw] mutant="ddp" hint="fill four buckets"
+# -            self.buckets[-1].append(parameter)
+# -            size += parameter.nbytes
+# +            self.buckets[-1].append(parameter)
+
+# %% [raw] mutant="ddp" hint="exposed communication"
+# -        self.started.append((flat, dist.all_reduce(flat, async_op=True)))
+# +        dist.all_reduce(flat)
+# +        self.started.append((flat, type("Done", (), {"wait": lambda self: None})()))
+
+# %% [raw] mutant="ddp" hint="DistributedDataParallel is not available"
+# %%writefile mytrainer/ddp.py
+# import torch
+# from torch.nn.parallel import DistributedDataParallel
+#
+#
+# class DataParallel(torch.nn.Module):
+#     def __init__(self, module, bucket_mb=25.0):
+#         super().__init__()
+#         self.ddp = DistributedDataParallel(module, bucket_cap_mb=bucket_mb)
+#         self.no_sync = self.ddp.no_sync
+#
+#     def forward(self, *inputs, **keywords):
+#         return self.ddp(*inputs, **keywords)
+#
+#     def finish(self):
+#         pass
+
+# %% [markdown]
+# ### Against PyTorch's own
+#
+# How good is it? Compare three versions on both kinds of hardware: no overlap, yours, and
+# `torch.nn.parallel.DistributedDataParallel`. First on four real ranks. The figure shows when each all-reduce of
+# rank 0 began and when it was waited for. (PyTorch's C++ code waits for its own, so there the end is unknown and
+# drawn at the end of the step.)
+
+# %% tags=["explore"]
+import time
+
+
+def wrapped(kind, model, bucket_mb):
+    """Wrap a model in one of three kinds of DDP; return it and what ends a backward pass."""
+    if kind == "torch's DDP":
+        made = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=bucket_mb)
+        return made, lambda: None
+    if kind == "yours":
+        from mytrainer.ddp import DataParallel
+
+        made = DataParallel(model, bucket_mb)
+        return made, made.finish
+    return model, lambda: average_in_buckets(list(model.parameters()), bucket_mb)
+
+
+def traced_step(kind):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(12)])
+    replica, finish = wrapped(kind, model, 0.2)
+    replica(torch.randn(64, 128)).square().mean().backward()
+    finish()
+
+
+KINDS = ("no overlap", "yours", "torch's DDP")
+collectives.timeline({kind: record_ranks(traced_step, 4, kind)[0] for kind in KINDS})
+
+# %% [markdown]
+# Then on 32 virtual H100s, with a model of 268 million parameters. The clock of the program shows virtual time.
+
+# %% tags=["explore"]
+def virtual_step(kind):
+    """Return the milliseconds of a step, after a first one."""
+    dist.init_process_group("nccl")
+    model = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096, bias=False, device="cuda")
+                                  for _ in range(16)])
+    replica, finish = wrapped(kind, model, 100)
+    for _ in range(2):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        replica.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = replica(torch.randn(8192, 4096, device="cuda")).square().mean()
+        loss.backward()
+        finish()
+        torch.cuda.synchronize()
+    return 1000 * (time.perf_counter() - begin)
+
+
+for kind in KINDS:
+    (rank,) = virtualgpu.run(lambda kind=kind: virtual_step(kind), "h100:8", 4, present=[0])
+    print(f"{kind:12} {result(f'{rank.value:.1f} ms')} per step (virtual)")
+
+# %% [markdown]
+# Yours hides the network as well as PyTorch's. Where do the last percents go? Yours copies every gradient into
+# its bucket and back. PyTorch can avoid both copies: with `gradient_as_bucket_view=True`, each `.grad` *is* a
+# view into its bucket. In the other direction, nothing is free: the flat buckets take as much memory as the
+# gradients.
+#
+# Overlap is why real training jobs can afford data parallelism, and why "the gradients travel, so the GPUs wait"
+# is not a law. But it can only hide what fits behind the backward pass, and that leads to the last question.
+
+# %% [markdown]
+# ## Strong and weak scaling to 1,024 GPUs
+#
+# **Strong scaling** keeps the global batch fixed, so $n$ GPUs should take an $n$-th of the time. **Weak scaling**
+# keeps the batch per GPU fixed, so $n$ GPUs should take as long as one. The **scaling efficiency** is
+#
+# $$ E_\text{strong}(n) = \frac{T(1)}{n\,T(n)}, \qquad E_\text{weak}(n) = \frac{T(1)}{T(n)}. $$
+#
+# The next cell measures both for *your* DataParallel, on 1 to 1,024 virtual H100s with 8 GPUs per node. The
+# model has 201 million parameters. Strong scaling divides 262,144 tokens among the GPUs; weak scaling gives
+# 16,384 tokens to each. A GPU takes at most 16,384 tokens at once and accumulates when it has more.
+
+# %% tags=["explore"] short={"(1, 4, 16, 64, 256, 1024)": "(1, 64, 1024)"}
+GLOBAL, MOST = 262_144, 16_384  # tokens
+
+
+def seconds_per_step(gpus, tokens, bucket_mb=25):
+    """Return the virtual seconds of a step of your DataParallel.
+
+    Args:
+        gpus: how many.
+        tokens: of each GPU in a step.
+        bucket_mb: the size of a bucket.
+    """
+    def program():
+        dist.init_process_group("nccl")
+        ddp_steps(2048, 48, tokens, max(1, tokens // MOST), bucket_mb, steps)
+
+    times = []
+    for steps in (1, 2):
+        (rank,) = virtualgpu.run(program, f"h100:{min(gpus, 8)}", max(1, gpus // 8), present=[0])
+        times.append(rank.seconds)
+    return times[1] - times[0]
+
+
+strong, weak = {}, {}
+alone, alone_small = seconds_per_step(1, GLOBAL), seconds_per_step(1, MOST)
+for gpus in (1, 4, 16, 64, 256, 1024):
+    strong[gpus] = alone / (gpus * seconds_per_step(gpus, GLOBAL // gpus))
+    weak[gpus] = alone_small / seconds_per_step(gpus, MOST)
+    print(f"{gpus:5} GPUs: strong {result(f'{strong[gpus]:.0%}')}, weak {result(f'{weak[gpus]:.0%}')}")
+collectives.efficiency({"strong scaling": strong, "weak scaling": weak})
+
+# %% [markdown]
+# Weak scaling is nearly perfect, because the backward pass of 16,384 tokens is long enough to hide the all-reduce on any
+# number of GPUs. Strong scaling collapses, for three reasons that take effect one after the other:
+#
+# - **Bandwidth.** The bytes per rank stay the same, $2\frac{n-1}{n}S$, while the computation to hide them
+#   behind shrinks like $1/n$. From some $n$ on, the step takes as long as the all-reduce, and more GPUs do not
+#   help.
+# - **Latency.** The $2(n-1)\alpha$ of each bucket grows with $n$ (more slowly with trees). Now small buckets
+#   hurt.
+# - **Batch size.** With 256 tokens per GPU, a GEMM no longer fills the GPU, and the time that the CPU needs to
+#   launch kernels shows. This has nothing to do with the network: check it with one GPU and 256 tokens.
+#
+# So always scale weakly? That makes the global batch grow with $n$: 1,024 GPUs with 16,384 tokens each take a
+# step after every 17 million tokens. A larger batch makes the gradient less noisy, but beyond a certain size,
+# the noise is no longer what limits progress, and twice the batch does not halve the number of steps. This is the
+# **critical batch size** $B_\text{crit}$ ([McCandlish et al., 2018](https://arxiv.org/abs/1812.06162)). To reach
+# a given loss with the batch size $B$, training takes
+#
+# $$ \frac{\text{steps}}{\text{fewest steps}} = 1 + \frac{B_\text{crit}}{B}, \qquad
+#    \frac{\text{tokens}}{\text{fewest tokens}} = 1 + \frac{B}{B_\text{crit}}. $$
+#
+# At $B = B_\text{crit}$, training takes twice the fewest steps and twice the fewest tokens. Far above it, a larger
+# batch costs tokens and saves hardly any steps. This is what finally limits data parallelism, and why larger jobs
+# combine it with tensor and pipeline parallelism.
+
+# %% [markdown]
+# ### Exercise 8: how many GPUs are worth it?
+#
+# Plan a run of the model above with your DataParallel. Its critical batch size has been estimated at 262,144
+# tokens, so the global batch must not be larger. You may have up to 1,024 H100s, in nodes of 8. The boss wants a
+# step in less than 23 ms. Finance wants a scaling efficiency, against one GPU that takes
+# 16,384 tokens at once, of at least 55%. Return a plan that satisfies both.
+
+# %% answer="plan"
+def plan():
+    """Return the number of GPUs, the tokens of each GPU per step, and the bucket size in MB."""
+    ### BEGIN SOLUTION
+    return {"gpus": 32, "tokens_per_gpu": 8192, "bucket_mb": 25}
+    ### END SOLUTION
+
+# %% check="plan" points=3
+chosen = check.call(plan)
+gpus, tokens, bucket = (chosen[name] for name in ("gpus", "tokens_per_gpu", "bucket_mb"))
+check.that(gpus in (8, 16, 32, 64, 128, 256, 512, 1024) and tokens in range(256, 262_145, 256)
+           and bucket > 0, "gpus: 8, 16, 32, ..., or 1024; tokens_per_gpu: a multiple of 256; "
+           "bucket_mb: more than 0.")
+check.that(gpus * tokens <= 262_144, f"{gpus} x {tokens:,} tokens are more than the critical batch "
+           "size: the run would need far more tokens to reach its loss.")
+model = {"width": 2048, "layers": 48, "bucket_mb": bucket}
+first, both = [check.gpus(
+    ddp_steps, {**model, "tokens": 16_384, "micro_batches": 1, "steps": steps}, "h100:1",
+    least={"flops": steps * 143 * 2 * 16_384 * 2048**2}) for steps in (1, 2)]
+one, two = [check.gpus(
+    ddp_steps, {**model, "tokens": tokens, "micro_batches": max(1, tokens // 16_384),
+                "steps": steps}, "h100:8", nodes=gpus // 8, present=[0],
+    least={"flops": steps * 143 * 2 * tokens * 2048**2,
+           "communicated": steps * 48 * 4 * 2048**2}) for steps in (1, 2)]
+alone, step = both.milliseconds - first.milliseconds, two.milliseconds - one.milliseconds
+efficiency = (tokens / 16_384) * alone / step
+check.that(step < 23, f"A step takes {step:.1f} ms, which is longer than the boss allows. "
+           "One GPU must have fewer tokens.")
+check.that(efficiency > 0.55, f"A step takes {step:.1f} ms, at an efficiency of {efficiency:.0%}. What "
+           "limits it: bandwidth, latency, or the batch size?")
+
+# %% [raw] mutant="plan" hint="more than the critical batch size"
+# def plan():
+#     return {"gpus": 1024, "tokens_per_gpu": 16384, "bucket_mb": 25}
+
+# %% [raw] mutant="plan" hint="What limits it"
+# def plan():
+#     return {"gpus": 1024, "tokens_per_gpu": 256, "bucket_mb": 25}
+
+# %% [raw] mutant="plan" hint="fewer tokens"
+# def plan():
+#     return {"gpus": 8, "tokens_per_gpu": 32768, "bucket_mb": 25}
+
+# %% [raw] mutant="plan" hint="or 1024"
+# def plan():
+#     return {"gpus": 2000, "tokens_per_gpu": 128, "bucket_mb": 25}
+
+# %% [markdown]
+# ## On the cluster, until it is done
+#
+# Time to train something. `code/train_ddp.py` trains a small language model with your `mytrainer/ddp.py`. Read
+# it: it is the loop that you know by now. Two details are for the cluster.
+#
+# - **Rendezvous.** `torchrun` starts the ranks of one node. With `--rdzv_backend c10d`, the launchers of all
+#   nodes **rendezvous** at one address, where they agree on who is who: no launcher needs to know its node's
+#   rank. Choose the first node of the job, and a port and an ID that no other job uses.
+# - **Preemption.** A long run is a chain of jobs, each shorter than the time limit. Slurm can send a signal
+#   before the limit: `#SBATCH --signal=TERM@60` sends SIGTERM to the processes that `srun` started, 60 s
+#   before. (`B:TERM@60` would send it to the batch script alone.) `torchrun` passes the signal on to its ranks,
+#   waits for them, and exits with a nonzero code. The program finishes its step on all ranks, saves a checkpoint,
+#   and leaves an empty file, `stopped`, beside it.
+
+# %% tags=["explore"]
+!sed -n '/^def train/,/^def main/p' code/train_ddp.py
+
+# %% [markdown]
+# ### Exercise 9: a job that requeues itself
+#
+# Complete the job script, from the rest of its header on. It runs on two nodes and starts one `torchrun` per node,
+# with two ranks each and a `c10d` rendezvous. The program's flags are `--checkpoint megatron/checkpoints/my_ddp`
+# and the script's own arguments, `"$@"`.
+#
+# When the program was stopped by the signal, `scontrol requeue "$SLURM_JOB_ID"` puts the job back into the queue.
+# When the program *fails*, the script must not requeue it, or it would fail forever. Then it exits with
+# torchrun's exit code. When the program is done, the script simply ends.
+#
+# Slurm requeues a job only if `#SBATCH --requeue` allows it, and `--open-mode=append` continues the log.
+# `set -e` ends a script at the first command that fails; `command || status=$?` does not.
+
+# %% answer="script"
+%%writefile code/my_ddp.sh
+#!/bin/bash
+# Train with mytrainer/ddp.py on two nodes, until it is done.
+# From the workspace:  sbatch code/my_ddp.sh [more flags of train_ddp.py]
+#SBATCH --job-name=my_ddp
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=2
+#SBATCH --time=00:10:00
+#SBATCH --output=megatron/logs/%x_%j.txt
+### BEGIN SOLUTION
+#SBATCH --nodes=2
+#SBATCH --signal=TERM@60
+#SBATCH --requeue
+#SBATCH --open-mode=append
+set -euo pipefail
+
+export OMP_NUM_THREADS=1
+CHECKPOINT=megatron/checkpoints/my_ddp
+PORT=$((20000 + SLURM_JOB_ID % 10000))
+FIRST_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+status=0
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 2 \
+    --rdzv_backend c10d --rdzv_endpoint "$FIRST_NODE:$PORT" --rdzv_id "$SLURM_JOB_ID" \
+    code/train_ddp.py --checkpoint "$CHECKPOINT" "$@" || status=$?
+if [ -e "$CHECKPOINT/stopped" ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"
+### END SOLUTION
+
+# %% check="script" points=5
+with check.parts():
+    with check.part(2, "starts four ranks on two nodes with a c10d rendezvous"):
+        job = check.program("code/my_ddp.sh", "train_ddp.py")
+        check.that((job.nodes, job.ranks_per_node) == (2, 2),
+                   f"It starts {job.nodes} x {job.ranks_per_node} ranks instead of 2 x 2.")
+        check.that(job.run.backend == "c10d", "Use the c10d rendezvous, which numbers the nodes itself.")
+        check.that("--checkpoint" in job.run.arguments, "Pass --checkpoint to the program.")
+    with check.part(1, "asks Slurm for a signal to the ranks, and for requeueing"):
+        job = check.program("code/my_ddp.sh", "train_ddp.py")
+        check.that(job.directives.get("signal", "").removeprefix("SIG").partition("@")[0] in ("TERM", "15"),
+                   "Ask for SIGTERM to all processes of srun, some time before the limit.")
+        check.that("requeue" in job.directives, "Slurm requeues the job only if its header allows it.")
+    with check.part(2, "requeues after a signal, and never after a failure"):
+        stopped = check.program("code/my_ddp.sh", "train_ddp.py", ends=1,
+                                writes=["megatron/checkpoints/my_ddp/stopped"])
+        check.that(stopped.requeues, "The program was stopped by the signal and left the file stopped; the "
+                   "script does not requeue the job.")
+        done = check.program("code/my_ddp.sh", "train_ddp.py")
+        check.that(not done.requeues, "The program is done, and the script requeues the job.")
+        failed = check.program("code/my_ddp.sh", "train_ddp.py", ends=1)
+        check.that(not failed.requeues, "The program failed and saved nothing, and the script requeues the "
+                   "job: it would fail forever.")
+        check.that(failed.status == 1, "The program failed, and the script hides that: sacct would show "
+                   "COMPLETED.")
+
+# %% [raw] mutant="script" hint="instead of 2 x 2"
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 2 \
+# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 1 \
+
+# %% [raw] mutant="script" hint="name the first node of the job"
+# -    --rdzv_backend c10d --rdzv_endpoint "$FIRST_NODE:$PORT" --rdzv_id "$SLURM_JOB_ID" \
+# +    --rdzv_backend c10d --rdzv_endpoint "localhost:$PORT" --rdzv_id "$SLURM_JOB_ID" \
+
+# %% [raw] mutant="script" hint="numbers the nodes itself"
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 2 \
+# -    --rdzv_backend c10d --rdzv_endpoint "$FIRST_NODE:$PORT" --rdzv_id "$SLURM_JOB_ID" \
+# -    code/train_ddp.py --checkpoint "$CHECKPOINT" "$@" || status=$?
+# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' \
+# +    torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 2 --master_addr "$FIRST_NODE" \
+# +    --master_port "$PORT" code/train_ddp.py --checkpoint "$CHECKPOINT" "$@" || status=$?
+
+# %% [raw] mutant="script" hint="Pass --checkpoint"
+# -    code/train_ddp.py --checkpoint "$CHECKPOINT" "$@" || status=$?
+# +    code/train_ddp.py "$@" || status=$?
+
+# %% [raw] mutant="script" hint="to all processes of srun"
+# -#SBATCH --signal=TERM@60
+# +#SBATCH --signal=B:TERM@60
+
+# %% [raw] mutant="script" hint="only if its header allows it"
+# -#SBATCH --requeue
+
+# %% [raw] mutant="script" hint="does not requeue the job"
+# -    code/train_ddp.py --checkpoint "$CHECKPOINT" "$@" || status=$?
+# +    code/train_ddp.py --checkpoint "$CHECKPOINT" "$@"
+
+# %% [raw] mutant="script" hint="it would fail forever"
+# -if [ -e "$CHECKPOINT/stopped" ]; then
+# +if [ "$status" -ne 0 ]; then
+
+# %% [raw] mutant="script" hint="the script hides that"
+# -exit "$status"
+
+# %% [raw] mutant="script" hint="The program is done, and"
+# -if [ -e "$CHECKPOINT/stopped" ]; then
+# -    scontrol requeue "$SLURM_JOB_ID"
+# -fi
+# +scontrol requeue "$SLURM_JOB_ID"
+
+# %% [markdown]
+# Now run it. The next cell submits the job, and the one after that waits until the training is under way.
+
+# %% tags=["explore"]
+!rm -rf megatron/checkpoints/my_ddp
+!sbatch code/my_ddp.sh --steps 100000
+
+# %% tags=["explore"]
+job = jobs.show()
+log = f"{os.getcwd()}/megatron/logs/my_ddp_{job.job}.txt"
+
+
+def wait_for(text, times=1, seconds=50):
+    """Wait until the job's log has a text so many times, and print its last lines."""
+    end = time.monotonic() + seconds
+    while not os.path.exists(log) or open(log).read().count(text) < times:
+        if time.monotonic() > end:
+            print("not yet; run this cell again")
+            return
+        time.sleep(0.3)
+    print("".join(open(log).readlines()[-3:]))
+
+
+wait_for("step 20:")
+
+# %% [markdown]
+# Do not wait for the time limit: `scancel --signal=TERM` sends the same signal at once.
+
+# %% tags=["explore"]
+!scancel --signal=TERM {job.job}
+wait_for("stopped by SIGTERM")
+time.sleep(2)
+!squeue -o "%i %j %t %r"
+
+# %% [markdown]
+# The job is pending again (`PD`), and the reason is `BeginTime`, because Slurm lets a requeued job wait for two
+# minutes. Tell Slurm that its time has come:
+
+# %% tags=["explore"]
+!scontrol update JobId={job.job} StartTime=now
+wait_for("ranks train", 2)
+
+# %% [markdown]
+# The second run resumes at the step after which the first one stopped, with the same parameters and optimizer
+# state.
+
+# %% [markdown]
+# ## Discuss
+#
+# 1. **The slowest link.** Two of the four hops of the first job's ring stay within a node, at more than 100 GB/s.
+#    How would you all-reduce with two levels, first within each node and then between the nodes, and what does
+#    the slow link carry then?
+# 2. **A different model on every rank.** A colleague forgets the broadcast, and all ranks happen to use the same
+#    seed. What works, and what will break it one day?
+# 3. **One bucket or fifty.** For which network, model, and number of GPUs would you make the buckets larger than
+#    25 MB, and when smaller?
+# 4. **Twice the GPUs.** You may double your cluster. Would you keep the global batch, or the batch per GPU? What do
+#    you have to know about the model to decide?
+
+# %% [markdown]
+# ## Cleanup
+#
+# Cancel your jobs, and delete the checkpoint. Keep `mytrainer/`: the next labs add to it.
+
+# %% tags=["explore"]
+!scancel --user=$USER
+!rm -rf megatron/checkpoints/my_ddp
+!ls mytrainer
+
+# %% [markdown]
+# ## What you have built
+#
+# You can now answer the question of the first page. Four GPUs were as slow as one, because each all-reduced
+# 498 MB of gradients through a link of 3 GB/s, with too little computation to hide it behind. The remedies are
+# those that you built or measured: a faster network, fewer and larger messages, overlap, and more samples per
+# GPU before each all-reduce.
+#
+# One thing is left. Every GPU still holds *all* parameters, gradients, and optimizer state, so plain data
+# parallelism saves time and no memory. ZeRO shards them over the same ranks, with the reduce-scatter and the
+# all-gather that you already know.
+#
+# ## Read next
+#
+# - [Patarasuk and Yuan, 2009](https://doi.org/10.1016/j.jpdc.2008.09.002), *Bandwidth optimal all-reduce
+#   algorithms for clusters of workstations*: the ring, and the proof that no algorithm sends less.
+# - [Gibiansky, 2017](http://research.baidu.com/bringing-hpc-techniques-deep-learning/), *Bringing HPC techniques
+#   to deep learning*: the post from Baidu that brought the ring to the field, with pictures.
+# - [Li et al., 2020](https://arxiv.org/abs/2006.15704), *PyTorch Distributed: experiences on accelerating data
+#   parallel training*: the design of DistributedDataParallel, and measurements of buckets and overlap.
+# - [Goyal et al., 2017](https://arxiv.org/abs/1706.02677), *Accurate, large minibatch SGD*: how the learning rate
+#   must change with the batch, and ImageNet in an hour on 256 GPUs at about 90% efficiency.
+# - [McCandlish et al., 2018](https://arxiv.org/abs/1812.06162), *An empirical model of large-batch training*: the
+#   critical batch size, and how to measure it from gradient noise.
+# - [NCCL's user guide](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/index.html): what each collective
+#   does, and `NCCL_DEBUG`, `NCCL_ALGO`, and the other variables for debugging it.

@@ -50,8 +50,7 @@ os.makedirs("mytrainer", exist_ok=True)
 from labkit import check
 
 # What answers cannot import: it would be the solution.
-check.mask("layout_estimator", "minimegatron", "torch.distributed.fsdp.FullyShardedDataParallel",
-           "torch.distributed.fsdp.fully_shard", "torch.nn.parallel.DistributedDataParallel")
+check.mask("layout_estimator", "minimegatron", "torch.nn.parallel.DistributedDataParallel")
 
 # %% tags=["explore"]
 from lab.notebook import collectives, jobs, replicas
@@ -289,50 +288,49 @@ def ring_sum_of_group(members, length):
     return tensor
 
 # %% check="collectives" points=6
-with check.parts():
-    with check.part(3, "sums over all ranks, whatever the length"):
-        check.ranks(
-            ring_sum, cases=[{"shape": [4]}, {"shape": [6]}, {"shape": [2]}], ranks=4,
-            expected=[[[0.0, 10.0, 20.0, 30.0]] * 4,
-                      [[0.0, 10.0, 20.0, 30.0, 40.0, 50.0]] * 4,
-                      [[0.0, 10.0]] * 4],
-            hints={"Only one chunk of each rank is complete. The complete chunks must travel, too.":
-                       [[[0.0, 10.0, 16.0, 15.0], [0.0, 2.0, 20.0, 21.0], [0.0, 5.0, 6.0, 30.0],
-                         [0.0, 9.0, 14.0, 12.0]], [], []],
-                   "The last elements are not summed: the length is not divisible by the number of "
-                   "ranks.":
-                       [[], [[0.0, 10.0, 20.0, 30.0, 4.0, 5.0], [0.0, 10.0, 20.0, 30.0, 8.0, 10.0],
-                             [0.0, 10.0, 20.0, 30.0, 12.0, 15.0], [0.0, 10.0, 20.0, 30.0, 16.0, 20.0]],
-                        []],
-                   "Every rank waits to receive. Start the send first.": "deadlock"})
-        ### BEGIN HIDDEN TESTS
-        import numpy as np
+# It sums over all ranks, whatever the length.
+check.ranks(
+    ring_sum, cases=[{"shape": [4]}, {"shape": [6]}, {"shape": [2]}], ranks=4,
+    expected=[[[0.0, 10.0, 20.0, 30.0]] * 4,
+              [[0.0, 10.0, 20.0, 30.0, 40.0, 50.0]] * 4,
+              [[0.0, 10.0]] * 4],
+    hints={"Only one chunk of each rank is complete. The complete chunks must travel, too.":
+               [[[0.0, 10.0, 16.0, 15.0], [0.0, 2.0, 20.0, 21.0], [0.0, 5.0, 6.0, 30.0],
+                 [0.0, 9.0, 14.0, 12.0]], [], []],
+           "The last elements are not summed: the length is not divisible by the number of "
+           "ranks.":
+               [[], [[0.0, 10.0, 20.0, 30.0, 4.0, 5.0], [0.0, 10.0, 20.0, 30.0, 8.0, 10.0],
+                     [0.0, 10.0, 20.0, 30.0, 12.0, 15.0], [0.0, 10.0, 20.0, 30.0, 16.0, 20.0]],
+                []],
+           "Every rank waits to receive. Start the send first.": "deadlock"})
+### BEGIN HIDDEN TESTS
+import numpy as np
 
-        check.ranks(ring_sum, cases=check.draw(2, shape=[(1,), (7,), (3, 5), (64,), (2, 3, 3)]),
-                    ranks=[1, 2, 3],
-                    expected=lambda ranks, shape: [
-                        np.arange(np.prod(shape)).reshape(shape) * ranks * (ranks + 1) / 2] * ranks)
-        ### END HIDDEN TESTS
-    with check.part(2, "sends 2(n - 1)/n of the tensor, and to the right neighbor only"):
-        (run,) = check.ranks(
-            ring_sum, cases=[{"shape": [8]}], ranks=4,
-            expected=[[[0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0]] * 4])
-        for rank in range(4):
-            used = {call.op for call in run.calls(rank)}
-            check.that(used <= {"send", "recv"},
-                       f"The record shows {', '.join(sorted(used - {'send', 'recv'}))}. "
-                       "Use sends and receives only.")
-            targets = {call.peer for call in run.calls(rank, "send")}
-            check.that(targets == {(rank + 1) % 4},
-                       f"Rank {rank} sends to {', '.join(map(str, sorted(targets)))}. Send to the "
-                       "right neighbor only.")
-            check.that(run.bytes(rank, "send") == 48,
-                       f"Rank {rank} sends {run.bytes(rank, 'send')} bytes. Of a tensor of 32 bytes, "
-                       "a ring of four ranks sends 48: one chunk in each step.")
-    with check.part(1, "sums over a process group of some of the ranks"):
-        check.ranks(ring_sum_of_group, cases=[{"members": [1, 3], "length": 3}], ranks=4,
-                    expected=[[[0.0, 1.0, 2.0], [0.0, 6.0, 12.0], [0.0, 3.0, 6.0],
-                               [0.0, 6.0, 12.0]]])
+check.ranks(ring_sum, cases=check.draw(2, shape=[(1,), (7,), (3, 5), (64,), (2, 3, 3)]),
+            ranks=[1, 2, 3],
+            expected=lambda ranks, shape: [
+                np.arange(np.prod(shape)).reshape(shape) * ranks * (ranks + 1) / 2] * ranks)
+### END HIDDEN TESTS
+# It sends 2(n - 1)/n of the tensor, and to the right neighbor only.
+(run,) = check.ranks(
+    ring_sum, cases=[{"shape": [8]}], ranks=4,
+    expected=[[[0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0]] * 4])
+for rank in range(4):
+    used = {call.op for call in run.calls(rank)}
+    check.that(used <= {"send", "recv"},
+               f"The record shows {', '.join(sorted(used - {'send', 'recv'}))}. "
+               "Use sends and receives only.")
+    targets = {call.peer for call in run.calls(rank, "send")}
+    check.that(targets == {(rank + 1) % 4},
+               f"Rank {rank} sends to {', '.join(map(str, sorted(targets)))}. Send to the "
+               "right neighbor only.")
+    check.that(run.bytes(rank, "send") == 48,
+               f"Rank {rank} sends {run.bytes(rank, 'send')} bytes. Of a tensor of 32 bytes, "
+               "a ring of four ranks sends 48: one chunk in each step.")
+# It sums over a process group of some of the ranks.
+check.ranks(ring_sum_of_group, cases=[{"members": [1, 3], "length": 3}], ranks=4,
+            expected=[[[0.0, 1.0, 2.0], [0.0, 6.0, 12.0], [0.0, 3.0, 6.0],
+                       [0.0, 6.0, 12.0]]])
 
 # %% [raw] mutant="collectives" hint="The complete chunks must travel"
 # -    for step in range(2 * (ranks - 1)):
@@ -832,33 +830,32 @@ def bucketed_step(bucket_mb):
     average_in_buckets(list(model.parameters()), bucket_mb)
 
 # %% check="buckets" points=4
-with check.parts():
-    with check.part(2, "averages, with one all-reduce for each bucket"):
-        (run,) = check.ranks(
-            bucketed, cases=[{"sizes": [3, 0, 2, 5, 1], "bucket_mb": 0.00003}], ranks=2,
-            expected=[[[4.5, 0.0, 5.5, 30.0, 4.0]] * 2],
-            hints={"These are sums over the ranks.": [[[9.0, 0.0, 11.0, 60.0, 8.0]] * 2]})
-        used = [call.bytes for call in run.calls(0, "all_reduce")]
-        check.that(sorted(used) == [20, 24], f"There are {len(used)} all-reduces, of {used} bytes. A bucket of 31 "
-                   "bytes has room for the gradients of 12 and 8 bytes, and the next one for 20 and 4.")
-        ### BEGIN HIDDEN TESTS
-        for case in check.draw(2, sizes=[(8, 8, 8, 8), (100, 1, 1, 0, 50), (7, 0, 0, 9, 30, 2)],
-                               bucket_mb=[0.00002, 0.0001, 0.001]):
-            (run,) = check.ranks(bucketed, cases=[case], ranks=3, expected=lambda ranks, sizes, **_: [
-                [size * (size - 1) / 2 * (ranks + 1) / 2 + number * size
-                 for number, size in enumerate(sizes)]] * ranks)
-            limit = case["bucket_mb"] * 2**20
-            used = [call.bytes for call in run.calls(0, "all_reduce")]
-            check.that(max(used) <= max(limit, 4 * max(case["sizes"]))
-                       and len(used) <= 2 * sum(used) / limit + 1,
-                       f"A bucket of {limit:.0f} bytes has room for the gradients of other sizes: for "
-                       f"{case['sizes']} elements of 4 bytes, you have buckets of {used} bytes.")
-        ### END HIDDEN TESTS
-    with check.part(2, "is fast on 1,024 virtual H100s"):
-        cost = check.gpus(bucketed_step, {"bucket_mb": 8}, "h100:8", nodes=128, present=[0],
-                          least={"flops": 599 * 2 * 4096 * 256**2, "communicated": 200 * 4 * 256**2})
-        check.that(cost.milliseconds < 20, f"{cost.milliseconds:.1f} ms: most of it is "
-                   "the latency of many small all-reduces.")
+# It averages, with one all-reduce for each bucket.
+(run,) = check.ranks(
+    bucketed, cases=[{"sizes": [3, 0, 2, 5, 1], "bucket_mb": 0.00003}], ranks=2,
+    expected=[[[4.5, 0.0, 5.5, 30.0, 4.0]] * 2],
+    hints={"These are sums over the ranks.": [[[9.0, 0.0, 11.0, 60.0, 8.0]] * 2]})
+used = [call.bytes for call in run.calls(0, "all_reduce")]
+check.that(sorted(used) == [20, 24], f"There are {len(used)} all-reduces, of {used} bytes. A bucket of 31 "
+           "bytes has room for the gradients of 12 and 8 bytes, and the next one for 20 and 4.")
+### BEGIN HIDDEN TESTS
+for case in check.draw(2, sizes=[(8, 8, 8, 8), (100, 1, 1, 0, 50), (7, 0, 0, 9, 30, 2)],
+                       bucket_mb=[0.00002, 0.0001, 0.001]):
+    (run,) = check.ranks(bucketed, cases=[case], ranks=3, expected=lambda ranks, sizes, **_: [
+        [size * (size - 1) / 2 * (ranks + 1) / 2 + number * size
+         for number, size in enumerate(sizes)]] * ranks)
+    limit = case["bucket_mb"] * 2**20
+    used = [call.bytes for call in run.calls(0, "all_reduce")]
+    check.that(max(used) <= max(limit, 4 * max(case["sizes"]))
+               and len(used) <= 2 * sum(used) / limit + 1,
+               f"A bucket of {limit:.0f} bytes has room for the gradients of other sizes: for "
+               f"{case['sizes']} elements of 4 bytes, you have buckets of {used} bytes.")
+### END HIDDEN TESTS
+# It is fast on 1,024 virtual H100s.
+cost = check.gpus(bucketed_step, {"bucket_mb": 8}, "h100:8", nodes=128, present=[0],
+                  least={"flops": 599 * 2 * 4096 * 256**2, "communicated": 200 * 4 * 256**2})
+check.that(cost.milliseconds < 20, f"{cost.milliseconds:.1f} ms: most of it is "
+           "the latency of many small all-reduces.")
 
 # %% [raw] mutant="buckets" hint="sums over the ranks"
 # -        flat /= dist.get_world_size()
@@ -1090,47 +1087,44 @@ def ddp_steps(width, layers, tokens, micro_batches, bucket_mb, steps):
         model.finish()
 
 # %% check="ddp" points=8
-with check.parts():
-    with check.part(3, "trains like one process: tied, frozen, and unused parameters, no_sync"):
-        check.ranks(
-            ddp_losses, ranks=4, rel=1e-4,
-            cases=[{"kind": "tied", "seed": 1, "samples": 8, "steps": 2},
-                   {"kind": "unused", "seed": 1, "samples": 16, "steps": 2, "micro_batches": 2}],
-            expected=[[[1.120694, 0.8408098]] * 4, [[0.7214913, 0.6482313]] * 4],
-            hints={"These are the losses with the sum of the gradients.":
-                       [[[0.6407421, 0.5319858]] * 4, [[0.5530772, 0.5129853]] * 4],
-                   "The ranks have different losses: they did not start with the same parameters.":
-                       [[[1.394794, 1.17076], [1.2722, 1.025351], [1.015773, 0.8557937], [0.8661528, 0.8098922]], []]})
-        ### BEGIN HIDDEN TESTS
-        from lab.notebook import replicas as small
+# It trains like one process: tied, frozen, and unused parameters, no_sync.
+check.ranks(
+    ddp_losses, ranks=4, rel=1e-4,
+    cases=[{"kind": "tied", "seed": 1, "samples": 8, "steps": 2},
+           {"kind": "unused", "seed": 1, "samples": 16, "steps": 2, "micro_batches": 2}],
+    expected=[[[1.120694, 0.8408098]] * 4, [[0.7214913, 0.6482313]] * 4],
+    hints={"These are the losses with the sum of the gradients.":
+               [[[0.6407421, 0.5319858]] * 4, [[0.5530772, 0.5129853]] * 4],
+           "The ranks have different losses: they did not start with the same parameters.":
+               [[[1.394794, 1.17076], [1.2722, 1.025351], [1.015773, 0.8557937], [0.8661528, 0.8098922]], []]})
+### BEGIN HIDDEN TESTS
+from lab.notebook import replicas as small
 
-        check.ranks(ddp_losses, ranks=[1, 3], rel=1e-4,
-                    cases=check.draw(2, kind=["plain", "tied", "frozen", "unused"], seed=range(2, 90),
-                                     samples=[12, 24], steps=[2, 3], micro_batches=[1, 2]),
-                    expected=lambda ranks, micro_batches, **case: [
-                        small.losses_of_one_process(**case)] * ranks)
-        ### END HIDDEN TESTS
-    with check.part(2, "starts each bucket when its last gradient is ready"):
-        (run,) = check.ranks(one_backward_pass, cases=[{"layers": 8, "bucket_mb": 0.002}], ranks=4,
-                             expected=[[[2560.0] * 8] * 4])
-        flops, calls = run.records[0].flops, run.calls(0, "all_reduce")
-        check.that(len(calls) == 4, f"There are {len(calls)} all-reduces. Eight gradients of 1 KiB fill "
-                   "four buckets of 2 KiB.")
-        begun = [call.started / flops for call in calls]
-        check.that(begun[0] < 0.7, f"The first all-reduce starts after {begun[0]:.0%} of the step's "
-                   "FLOPs. Two of eight gradients are ready after half of them: do not wait for the rest.")
-        check.that(all((call.finished or 0) >= 0.999 * flops for call in calls),
-                   "An all-reduce is waited for before the backward pass ends. Wait in finish().")
-    with check.part(3, "exposes at most 10% of a step on 32 virtual H100s"):
-        one, two = [check.gpus(
-            ddp_steps, {"width": 4096, "layers": 16, "tokens": 8192, "micro_batches": 1,
-                        "bucket_mb": 100, "steps": steps}, "h100:8", nodes=4, present=[0],
-            least={"flops": steps * 47 * 2 * 8192 * 4096**2,
-                   "communicated": steps * 16 * 4 * 4096**2}) for steps in (1, 2)]
-        step = two.milliseconds - one.milliseconds
-        waiting = (two.exposed * two.milliseconds - one.exposed * one.milliseconds) / step
-        check.that(waiting < 0.1, f"The second step takes {step:.1f} ms, and {waiting:.0%} of it is "
-                   "exposed communication. The GPU has enough to do meanwhile.")
+check.ranks(ddp_losses, ranks=[1, 3], rel=1e-4,
+            cases=check.draw(2, kind=["plain", "tied", "frozen", "unused"], seed=range(2, 90),
+                             samples=[12, 24], steps=[2, 3], micro_batches=[1, 2]),
+            expected=lambda ranks, micro_batches, **case: [
+                small.losses_of_one_process(**case)] * ranks)
+### END HIDDEN TESTS
+# It starts each bucket when its last gradient is ready.
+(run,) = check.ranks(one_backward_pass, cases=[{"layers": 8, "bucket_mb": 0.002}], ranks=4,
+                     expected=[[[2560.0] * 8] * 4])
+flops, calls = run.records[0].flops, run.calls(0, "all_reduce")
+check.that(len(calls) == 4, f"There are {len(calls)} all-reduces. Eight gradients of 1 KiB fill "
+           "four buckets of 2 KiB.")
+begun = [call.started / flops for call in calls]
+check.that(begun[0] < 0.7, f"The first all-reduce starts after {begun[0]:.0%} of the step's "
+           "FLOPs. Two of eight gradients are ready after half of them: do not wait for the rest.")
+# It exposes at most 10% of a step on 32 virtual H100s.
+one, two = [check.gpus(
+    ddp_steps, {"width": 4096, "layers": 16, "tokens": 8192, "micro_batches": 1,
+                "bucket_mb": 100, "steps": steps}, "h100:8", nodes=4, present=[0],
+    least={"flops": steps * 47 * 2 * 8192 * 4096**2,
+           "communicated": steps * 16 * 4 * 4096**2}) for steps in (1, 2)]
+step = two.milliseconds - one.milliseconds
+waiting = (two.exposed * two.milliseconds - one.exposed * one.milliseconds) / step
+check.that(waiting < 0.1, f"The second step takes {step:.1f} ms, and {waiting:.0%} of it is "
+           "exposed communication. Start each all-reduce early, and wait in finish().")
 
 # %% [raw] mutant="ddp" hint="sum of the gradients"
 # -            flat /= dist.get_world_size()
@@ -1143,7 +1137,7 @@ with check.parts():
 # -        while len(self.started) < len(self.buckets):
 # -            self._start()
 
-# %% [raw] mutant="ddp" hint="Wait in finish()"
+# %% [raw] mutant="ddp" hint="wait in finish()"
 # -        self.started.append((flat, dist.all_reduce(flat, async_op=True)))
 # +        work = dist.all_reduce(flat, async_op=True)
 # +        work.wait()
@@ -1444,30 +1438,29 @@ exit "$status"
 ### END SOLUTION
 
 # %% check="script" points=5
-with check.parts():
-    with check.part(2, "starts four ranks on two nodes with a c10d rendezvous"):
-        job = check.program("code/my_ddp.sh", "train_ddp.py")
-        check.that((job.nodes, job.ranks_per_node) == (2, 2),
-                   f"It starts {job.nodes} x {job.ranks_per_node} ranks instead of 2 x 2.")
-        check.that(job.run.backend == "c10d", "Use the c10d rendezvous, which numbers the nodes itself.")
-        check.that("--checkpoint" in job.run.arguments, "Pass --checkpoint to the program.")
-    with check.part(1, "asks Slurm for a signal to the ranks, and for requeueing"):
-        job = check.program("code/my_ddp.sh", "train_ddp.py")
-        check.that(job.directives.get("signal", "").removeprefix("SIG").partition("@")[0] in ("TERM", "15"),
-                   "Ask for SIGTERM to all processes of srun, some time before the limit.")
-        check.that("requeue" in job.directives, "Slurm requeues the job only if its header allows it.")
-    with check.part(2, "requeues after a signal, and never after a failure"):
-        stopped = check.program("code/my_ddp.sh", "train_ddp.py", ends=1,
-                                writes=["megatron/checkpoints/my_ddp/stopped"])
-        check.that(stopped.requeues, "The program was stopped by the signal and left the file stopped; the "
-                   "script does not requeue the job.")
-        done = check.program("code/my_ddp.sh", "train_ddp.py")
-        check.that(not done.requeues, "The program is done, and the script requeues the job.")
-        failed = check.program("code/my_ddp.sh", "train_ddp.py", ends=1)
-        check.that(not failed.requeues, "The program failed and saved nothing, and the script requeues the "
-                   "job: it would fail forever.")
-        check.that(failed.status == 1, "The program failed, and the script hides that: sacct would show "
-                   "COMPLETED.")
+# It starts four ranks on two nodes with a c10d rendezvous.
+job = check.program("code/my_ddp.sh", "train_ddp.py")
+check.that((job.nodes, job.ranks_per_node) == (2, 2),
+           f"It starts {job.nodes} x {job.ranks_per_node} ranks instead of 2 x 2.")
+check.that(job.run.backend == "c10d", "Use the c10d rendezvous, which numbers the nodes itself.")
+check.that("--checkpoint" in job.run.arguments, "Pass --checkpoint to the program.")
+# It asks Slurm for a signal to the ranks, and for requeueing.
+job = check.program("code/my_ddp.sh", "train_ddp.py")
+check.that(job.directives.get("signal", "").removeprefix("SIG").partition("@")[0] in ("TERM", "15"),
+           "Ask for SIGTERM to all processes of srun, some time before the limit.")
+check.that("requeue" in job.directives, "Slurm requeues the job only if its header allows it.")
+# It requeues after a signal, and never after a failure.
+stopped = check.program("code/my_ddp.sh", "train_ddp.py", ends=1,
+                        writes=["megatron/checkpoints/my_ddp/stopped"])
+check.that(stopped.requeues, "The program was stopped by the signal and left the file stopped; the "
+           "script does not requeue the job.")
+done = check.program("code/my_ddp.sh", "train_ddp.py")
+check.that(not done.requeues, "The program is done, and the script requeues the job.")
+failed = check.program("code/my_ddp.sh", "train_ddp.py", ends=1)
+check.that(not failed.requeues, "The program failed and saved nothing, and the script requeues the "
+           "job: it would fail forever.")
+check.that(failed.status == 1, "The program failed, and the script hides that: sacct would show "
+           "COMPLETED.")
 
 # %% [raw] mutant="script" hint="instead of 2 x 2"
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 2 \

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from labcore.workspace import CODE
+from lab.mytrainer.worked import FOLDER_OF_WORKED
+from labcore.workspace import CHECKOUT, CODE
 from tests.lab.mytrainer.program import SCRIPT, main
 from tests.minimegatron.conftest import Run, checked, dataset, train  # noqa: F401  fixtures
 from warmranks import ForkServer
 
-WORKED = Path(__file__).with_name("worked")
+WORKED = CHECKOUT / FOLDER_OF_WORKED
 
 
 class Student:

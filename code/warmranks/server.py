@@ -26,7 +26,7 @@ TORCH = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo",
          "warmranks.recorder")
 START = ("import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
          "from warmranks.forking import main; main()")
-STALL = 3.0  # seconds
+STALL = 1.0  # seconds
 # A library that starts threads when it is imported would make every fork unsafe.
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
                                      "NUMEXPR_NUM_THREADS")}

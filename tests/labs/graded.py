@@ -106,13 +106,18 @@ def text(error: Exception | None) -> str:
     return COLORS.sub("", str(error))
 
 
-def unproven(lab: Lab, home: Path) -> list[str]:
-    """A sentence for every mutant that the checks accept, or reject without its hint, or break
-    on."""
+def unproven(lab: Lab, home: Path, *names: str) -> list[str]:
+    """A sentence for every mutant that the checks accept, or reject without its hint, or break on.
+
+    Args:
+        lab: the lab.
+        home: a workspace.
+        *names: only mutants of these answers; none: of all.
+    """
     found = []
-    for name, mutants in lab.mutants.items():
+    for name in names or lab.mutants:
         checks = {cell.grade_id for cell in lab.tested_by[name]}
-        for mutant in mutants:
+        for mutant in lab.mutants[name]:
             outcome = run(lab, home, lambda cell, name=name, mutant=mutant:
                           mutant.source if cell.grade_id == name else cell.source, checks)
             errors = [error for error in outcome.checks.values() if error is not None]

@@ -69,9 +69,11 @@ def test_the_untouched_release_has_no_marks_and_says_what_to_do(path, home):
 
 
 @pytest.mark.slow
-@each_lab
-def test_every_mutant_is_rejected_with_its_hint(path, home):
-    assert graded.unproven(lab_of(path), home) == []
+@pytest.mark.parametrize(("path", "answer"), [
+    pytest.param(path, name, id=f"{path.stem}-{name}")
+    for path in SOLUTIONS for name in lab_of(path).mutants])
+def test_every_mutant_is_rejected_with_its_hint(path, answer, home):
+    assert graded.unproven(lab_of(path), home, answer) == []
 
 
 @each_lab

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 from collections.abc import Sequence
 
+from labcore.html import render
 from pipeline_schedules import Drawing
 
 
@@ -30,20 +30,6 @@ class Flipbook:
 
     def _repr_html_(self) -> str:
         name = "flip" + hashlib.sha256(repr(self).encode()).hexdigest()[:8]
-        numbers = range(len(self.drawings))
-        shown = ",".join(f"#{name}-{at}:checked~.{name}-{at}" for at in numbers)
-        buttons = "".join(
-            f'<input type="radio" name="{name}" id="{name}-{at}"{" checked" if at == 0 else ""}>'
-            f'<label for="{name}-{at}" style="margin-right:1em">{html.escape(self.label)} {at}'
-            "</label>" for at in numbers)
-        frames = "".join(f'<div class="{name}-all {name}-{at}">{_image(drawing)}</div>'
-                         for at, drawing in enumerate(self.drawings))
-        return (f"<style>.{name}-all{{display:none}}{shown}{{display:block}}</style>"
-                f'<div role="group" aria-label="{html.escape(self.label)}s">{buttons}{frames}'
-                "</div>")
-
-
-def _image(drawing: Drawing) -> str:
-    data = base64.b64encode(drawing.svg()).decode()
-    return (f'<img style="max-width:100%;background:white" alt="{html.escape(drawing.alt)}" '
-            f'src="data:image/svg+xml;base64,{data}">')
+        frames = [{"alt": drawing.alt, "data": base64.b64encode(drawing.svg()).decode()}
+                  for drawing in self.drawings]
+        return render("lab/notebook/flipbook.html.j2", name=name, label=self.label, frames=frames)

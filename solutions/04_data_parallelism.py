@@ -87,9 +87,9 @@ costs.show(opening)
 check.compare("milliseconds on four GPUs (virtual)", guess_four, opening[2].milliseconds)
 
 # %% [markdown]
-# Two GPUs are nearly twice as fast as one. Four GPUs are nearly twice as *slow* as two. The column with the
-# communication says what happened: most of the time, the GPUs wait for the network. What do they send, and
-# must they really wait for it? Begin with the smallest possible piece of communication.
+# Two GPUs are nearly twice as fast as one. Four GPUs are nearly twice as *slow* as two. The last column shows why:
+# most of the time, the GPUs wait for communication. What do they send, and must they really wait for it? Begin with
+# the smallest possible piece of communication.
 
 # %% [markdown]
 # ## Send and receive
@@ -892,8 +892,8 @@ for bucket_mb in [0.25, 1, 4, 16, 64]:
 # has become **bandwidth-bound**. One bucket for everything is as good as any, so far. It is the next idea that
 # makes small buckets valuable again.
 #
-# You can feel the latency on this machine, too. `lab cluster link 100mbit --latency 5ms`, in a terminal, slows
-# down the real network between the two nodes of your cluster; `lab cluster link off` restores it.
+# Bandwidth you can throttle for real: in a terminal, `lab cluster link 100mbit` slows down the network between the
+# two nodes of your cluster, and `lab cluster link unlimited` restores it.
 
 # %% [markdown]
 # ## Overlap: hide communication behind the backward pass
@@ -1349,8 +1349,8 @@ first, both = [check.gpus(
     ddp_steps, {**model, "tokens": 16_384, "micro_batches": 1, "steps": steps}, "h100:1",
     least={"flops": steps * 143 * 2 * 16_384 * 2048**2}) for steps in (1, 2)]
 one, two = [check.gpus(
-    ddp_steps, {**model, "tokens": tokens, "micro_batches": max(1, tokens // 16_384),
-                "steps": steps}, "h100:8", nodes=gpus // 8, present=[0],
+    ddp_steps, {**model, "tokens": int(tokens), "micro_batches": max(1, int(tokens) // 16_384),
+                "steps": steps}, "h100:8", nodes=int(gpus) // 8, present=[0],
     least={"flops": steps * 143 * 2 * tokens * 2048**2,
            "communicated": steps * 48 * 4 * 2048**2}) for steps in (1, 2)]
 alone, step = both.milliseconds - first.milliseconds, two.milliseconds - one.milliseconds

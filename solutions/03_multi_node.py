@@ -1293,8 +1293,8 @@ traces.show(traces.read("megatron/tensorboard/virtual_v100/run_four", 0))
 # - Tensor parallelism stays inside a node, the pipeline goes between nodes, and enough micro-batches keep
 #   it full. A flat top of the memory curve is either the logits at work, or a stage that waits.
 #
-# **Next:** [05 training optimizations](05_training_optimizations.ipynb) makes all this cheaper: half
-# precision, recomputation, gradient accumulation, and the bill.
+# **Next:** in [04 data parallelism](04_data_parallelism.ipynb), you build what kept these replicas equal:
+# an all-reduce, and a DistributedDataParallel that hides it behind the backward pass.
 #
 # **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded. Your
 # scripts are in it.

@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # Data parallelism, built by you
+# # Build your own data parallelism
 #
 # Twice the GPUs, and the step got slower. Why?
 #
@@ -26,13 +26,12 @@
 # and a job script that survives its time limit. At the end, your code trains on two nodes and scales to
 # 1,024 virtual H100s.
 #
-# **How it works.** Run the cells from top to bottom with <kbd>Shift</kbd>+<kbd>Enter</kbd>. Where it says
-# *Your turn*, replace that line with your answer; the cell below checks it at once. Retry as often as you
-# like; attempts are not counted. Your answers run in two places. Real **ranks** (processes of
-# torch.distributed on this machine's CPU) show whether the values are right. **Virtual GPUs** show time and
-# memory: they are modeled from data sheets and published measurements, so their figures are the same on
-# every machine. Two of your answers are files in `mytrainer/`, the trainer that you build during the rest
-# of this course.
+# **How it works.** Run the cells from top to bottom with <kbd>Shift</kbd>+<kbd>Enter</kbd>. Where it says *Your
+# turn*, replace that line with your answer; the cell below checks it at once. Retry as often as you like; attempts
+# are not counted. Your code runs in two settings. Real **ranks**, which are `torch.distributed` processes on this
+# machine's CPU, check your values. **Virtual GPUs** model time and memory from data sheets and published
+# measurements, so their numbers are the same on every machine. Two of your answers are files in `mytrainer/`, the
+# trainer that you build during the rest of this course.
 
 # %% tags=["setup"]
 import contextlib
@@ -67,7 +66,7 @@ jobs.connect()
 # 1,024 tokens, however many GPUs there are. So with two GPUs, each has two samples, and with four GPUs, each has
 # only one. Two GPUs share a node, and 25 Gbit/s Ethernet connects the nodes.
 #
-# One GPU takes about 370 ms per step. How many milliseconds do four GPUs on two nodes take? Commit to a
+# One GPU takes about 370 ms per step. What is the step time on four GPUs across two nodes, in milliseconds? Commit to a
 # number before you run the next cell.
 
 # %% answer="guess-four"
@@ -87,16 +86,18 @@ costs.show(opening)
 check.compare("milliseconds on four GPUs (virtual)", guess_four, opening[2].milliseconds)
 
 # %% [markdown]
-# Two GPUs are nearly twice as fast as one. Four GPUs are nearly twice as *slow* as two. The last column shows why:
-# most of the time, the GPUs wait for communication. What do they send, and must they really wait for it? Begin with
-# the smallest possible piece of communication.
+# Two GPUs are nearly twice as fast as one. Four GPUs are nearly twice as *slow* as two. The column `waiting`
+# shows why: the GPUs spend most of the step waiting for the network. What do they send, and do they have to wait for
+# it? Start with the simplest communication there is.
 
 # %% [markdown]
 # ## Send and receive
 #
-# Every rank runs the same program, and its number tells it what to do. `dist.get_rank()` is that number, and
-# `dist.get_world_size()` is how many ranks there are. Two functions move data between two ranks. They are the
-# **point-to-point (P2P)** operations:
+# Every rank runs the same program, and its rank tells it what to do. `dist.get_rank()` returns it, and
+# `dist.get_world_size()` returns the number of ranks. First, every process calls `dist.init_process_group(backend)`,
+# with the backend `gloo` for CPUs or `nccl` for GPUs; for the ranks of this lab, that has been done. It creates the
+# default **process group**, which contains all ranks; `dist.new_group([0, 2, 4])` creates another one, of some of the
+# ranks. Two functions move data between two ranks. They are the **point-to-point (P2P)** operations:
 #
 # ```python
 # dist.send(tensor, dst=3)     # returns when the tensor may be overwritten
@@ -104,7 +105,7 @@ check.compare("milliseconds on four GPUs (virtual)", guess_four, opening[2].mill
 # ```
 #
 # Suppose that the ranks form a **ring**: every rank passes a tensor to its right neighbor, and the last one to
-# rank 0. The next cell does so on four real ranks. Before you run it, follow rank 0 by hand, line by line.
+# rank 0. The next cell does this on four real ranks. Before you run it, follow rank 0 by hand, line by line.
 
 # %% tags=["explore"]
 def receive_first(length):
@@ -116,25 +117,32 @@ def receive_first(length):
 
 
 try:
-    record_ranks(receive_first, 4, 3)
+    record_ranks(receive_first, 4, 3)  # calls receive_first(3) on 4 ranks
 except RanksDeadlock as error:
     print(error)
 
 # %% [markdown]
 # This is a **deadlock**: a cycle of ranks, each of which waits for the next. On a real cluster, the job would hang
-# without a message until a timeout killed it, often after ten minutes or more. This lab notices that all ranks are
-# waiting, stops them, and prints who waits for whom and in which line.
+# without a message until a timeout killed it. PyTorch's default is 10 minutes for NCCL and 30 for other backends;
+# `init_process_group(timeout=...)` changes it. This lab notices that all ranks are waiting, stops them, and prints
+# which rank waits for which, and on which line.
 #
-# Swapping the two lines does not help: a `send` of a large tensor cannot return before its receiver is ready to take
-# the data, so now every rank waits in `send`. Two things break the cycle. Either some ranks receive first while the
-# others send first, or every rank does both at once: `dist.isend` and `dist.irecv` return immediately with a **work
-# handle**, and `handle.wait()` blocks until the operation is done.
+# Swapping the two lines does not help: with Gloo, no `send` returns before its receiver is ready, so now every rank
+# waits in `send`. Other libraries buffer small tensors, so the deadlock appears only when the tensors grow. Two
+# things break the cycle. Either some ranks receive first while the others send first, or every rank does both at
+# once: `dist.isend` and `dist.irecv` return immediately with a **work handle**, and `handle.wait()` blocks until the
+# operation is done. Keep the handle until you have waited for it.
+#
+# On GPUs, two things differ. With NCCL, `wait()` does not block the CPU: it makes the current CUDA stream wait. And
+# NCCL requires sends and receives that must progress together to be
+# [grouped](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/p2p.html), which
+# `dist.batch_isend_irecv` does.
 
 # %% [markdown]
 # ### Exercise 1: fix the deadlock
 #
 # Write `shift`. Every rank sends `tensor` to its right neighbor and returns what it received from its left
-# neighbor, in a new tensor. It must work on any number of ranks from two up, odd numbers included.
+# neighbor, in a new tensor. It must work on any number of ranks, two or more, odd or even.
 
 # %% answer="shift"
 def shift(tensor):
@@ -195,11 +203,11 @@ check.ranks(shifted, cases=check.draw(1, length=range(1000, 3000)), ranks=[2, 5]
 # **all-reduce**: every rank passes in a tensor, and every rank gets the sum of all of them.
 #
 # The obvious way is to send everything to rank 0, which adds it up and sends the sum back. With $n$ ranks and
-# a tensor of $S$ bytes, rank 0 then receives $(n-1)S$ bytes and sends as many. The more ranks there are, the
+# a tensor of $S$ bytes, rank 0 then receives $(n-1)S$ bytes and sends just as many. The more ranks there are, the
 # longer they wait for this one link.
 #
 # The **ring all-reduce** ([Patarasuk and Yuan, 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)) keeps every
-# link equally busy. Cut the tensor into $n$ chunks. In every step, each rank sends one chunk to its right
+# link equally busy. Split the tensor into $n$ chunks. In every step, each rank sends one chunk to its right
 # neighbor and receives one from its left. In the first $n-1$ steps, the **reduce-scatter**, the receiver adds
 # the chunk to its own. Then each rank has the complete sum of one chunk. In the last $n-1$ steps, the
 # **all-gather**, the complete chunks travel around the ring, and the receiver stores them. Step through it:
@@ -212,23 +220,26 @@ collectives.ring(4)
 #
 # $$ 2\,\frac{n-1}{n}\,S \quad\text{bytes}, $$
 #
-# which is less than $2S$, however many ranks there are. No algorithm needs fewer bytes. If a link has the
-# bandwidth $B$ and every message adds a **latency** $\alpha$, the all-reduce takes
+# which is less than $2S$, however many ranks there are. No algorithm in which only the ranks add can send less.
+# (Switches that add can: SHARP on InfiniBand, and NVLink SHARP inside an H100 node.) If a link has bandwidth $B$ and
+# every transfer adds a **latency** $\alpha$, the all-reduce takes
 #
 # $$ T_\text{ring}(S) = 2(n-1)\,\alpha + 2\,\frac{n-1}{n}\,\frac{S}{B}. $$
 #
-# The second term hardly depends on $n$, but the first one grows with it. Most of this lab follows from this formula.
+# The second term hardly depends on $n$, but the first one grows with it. Remember these two
+# terms: you will meet both, with a ring and with a better algorithm for many ranks.
 
 # %% [markdown]
 # ### Exercise 2: ring all-reduce
 #
-# Write it, into your trainer's first file. `tensor` is contiguous, may have any shape and any length (also
-# fewer elements than there are ranks), and is summed **in place**. Send to the right neighbor only, with
+# Write it in the first file of your trainer. `tensor` is contiguous, may have any shape and any length, even
+# fewer elements than ranks, and is summed **in place**. Send to the right neighbor only, with
 # `isend`, and receive from the left one. `group` is a process group, `None` for all ranks.
 #
-# In a process group of some of the ranks, `dist.get_rank(group)` counts from 0 within the group. But `dst` and
-# `src` are ranks of the whole job, and `dist.get_global_rank(group, 2)` translates. `torch.tensor_split`
-# splits a tensor into views of nearly equal length, some of which may be empty.
+# In a subgroup, `dist.get_rank(group)` counts from 0 within the group. But `dst` and `src` are ranks of the
+# whole job, and `dist.get_global_rank(group, 2)` translates. With `group=None`, the numbers are already global:
+# do not translate them. Pass `group` to `isend` and `recv`, too. `torch.tensor_split` splits a tensor into views of
+# nearly equal length, some of which may be empty; sending an empty tensor is allowed.
 
 # %% answer="collectives"
 %%writefile mytrainer/collectives.py
@@ -423,12 +434,18 @@ for ranks in (2, 4, 8):
           f"{result(f'{sent / 400_000:.2f}')} times the tensor")
 
 # %% [markdown]
-# The factor approaches 2 and never gets there. NCCL, the library that carries the collectives of real GPUs,
-# uses the same ring for large tensors. For small ones it uses a tree, which has $\log_2 n$ steps instead of
-# $n - 1$ ([its documentation](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/index.html)).
+# The factor approaches 2 but never reaches it. NCCL, NVIDIA's collective library, has the same ring. Between many
+# nodes it prefers a double binary tree
+# ([Jeaugey, 2019](https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4/)), which needs
+# about $\log_2 n$ steps up and as many down:
+#
+# $$ T_\text{tree}(S) \approx 2\alpha\log_2 n + 2\,\frac{S}{B}. $$
+#
+# Its bandwidth term is the ring's, and its latency hardly grows. The virtual network takes whichever is faster, too.
 #
 # Now you know what the four V100s of the first job did. Each sends $2 \cdot \frac34 \cdot 498$ MB of fp32
-# gradients per step, and the slowest link of the ring, with its 3.1 GB/s, sets the pace.
+# gradients per step, which is 746 MB. The slowest link of the ring sets the pace, and its line rate is
+# 25 Gbit/s / 8 = 3.125 GB/s. Real transfers reach a little less than the line rate: the model assumes 92%.
 
 # %% tags=["explore"]
 gradients = 4 * 124.4e6  # bytes
@@ -439,15 +456,17 @@ print(f"{opening[2].communication * opening[2].milliseconds:.0f} ms of waiting i
 # %% [markdown]
 # ## Naive data parallelism
 #
-# How does an all-reduce turn $n$ processes into one training? The loss is a mean over the samples of the
-# batch. If each of the $n$ ranks has the same number of samples, the mean over all of them is the mean of the
-# ranks' means, and the same holds for the gradient:
+# How does an all-reduce turn $n$ processes into one training run? The loss is a mean over the samples of the batch.
+# If each of the $n$ ranks has the same number of samples, and of tokens that count toward the loss, the mean over all
+# of them is the mean of the ranks' means, and the same holds for the gradient:
 #
 # $$ \nabla L = \frac1n \sum_{r=0}^{n-1} \nabla L_r. $$
 #
-# So if all replicas begin with equal parameters and average their gradients after every backward pass, they
-# all take the same step and remain equal forever. Splitting the batch across ranks does not change what the
-# model learns. It takes two ingredients:
+# So if all replicas start with identical parameters and average their gradients after every backward pass, they
+# all take the same step and stay identical. Up to rounding, splitting the batch across ranks does not change what the
+# model learns. The exceptions are batch norm, whose statistics each rank computes from its own samples, dropout, and
+# padded or ignored tokens: if ranks have different numbers of tokens that count, the mean of the means is wrong. The
+# same is true of micro-batches. It takes two ingredients:
 #
 # - **Equal parameters at the start.** Each rank initializes its model with random numbers of its own. So rank 0
 #   broadcasts its parameters to the others: `dist.broadcast(tensor, src=0)` overwrites the tensor on all other
@@ -560,11 +579,12 @@ for rank, record in enumerate(record_ranks(losses_of_my_ranks, 4)):
 # %% [markdown]
 # ## Accumulate first, communicate once
 #
-# The first job waited 260 ms for 100 ms of computation. One remedy is to compute more before each all-reduce.
+# In the first job, each GPU computed for 100 ms and then waited 260 ms. One remedy is to compute more before each
+# all-reduce, with a larger global batch. (Whether you may enlarge it is the topic of the last section.)
 # With **gradient accumulation**, a rank works through several micro-batches before the optimizer takes a step.
 # PyTorch adds their gradients up in `.grad` anyway, and only the sum must be all-reduced.
 #
-# So DDP needs to know which backward pass is the last one. PyTorch's way to say so is a context manager:
+# So DDP needs to know which backward pass is the last one. You tell PyTorch with a context manager:
 # within `with model.no_sync():`, gradients accumulate locally and nothing is sent.
 #
 # ```python
@@ -573,9 +593,10 @@ for rank, record in enumerate(record_ranks(losses_of_my_ranks, 4)):
 # (loss(model, micro_batches[1]) / 2).backward()        # this one all-reduces
 # ```
 #
-# The division by 2 is part of it: the loss of the batch is the mean over its micro-batches.
+# Don't forget the division by 2: the loss of the batch is the mean over its micro-batches.
 #
-# This also needs a DDP that acts *during* the backward pass, because the call to `backward` is all it sees.
+# This requires a DDP that communicates *during* the backward pass, because it sees nothing but the call to
+# `backward`.
 # PyTorch has a **hook** for that.
 # [`parameter.register_post_accumulate_grad_hook(function)`](https://docs.pytorch.org/docs/stable/generated/torch.Tensor.register_post_accumulate_grad_hook.html)
 # calls `function(parameter)` in every backward pass, as soon as that parameter's gradient has been added to
@@ -586,7 +607,8 @@ for rank, record in enumerate(record_ranks(losses_of_my_ranks, 4)):
 #
 # `HookedDDP` averages each gradient in a hook. Write the hook, `average`, and `no_sync`. A function decorated with
 # `contextlib.contextmanager` has one `yield`: the code before it runs when the `with` block begins, and the code
-# after it when the block ends. Put the latter into a `finally` clause, so that it also runs after an error.
+# after it when the block ends. Put the second part in a `finally` clause, so that it also
+# runs after an error. Two `no_sync` blocks may be nested: the end of the inner one does not end the outer one.
 
 # %% answer="no-sync"
 class HookedDDP(torch.nn.Module):
@@ -686,20 +708,22 @@ check.ranks(accumulated_norms, ranks=[2, 3], rel=1e-4,
 # %% [markdown]
 # ### Exercise 5: read the gradient norm
 #
-# Some mistakes do not crash. The loss even goes down, because Adam hardly cares about the scale of a gradient.
-# But the **gradient norm** in the log gives them away, provided that you know the norm of a correct run with
-# the same global batch, for example on one GPU. Here are four broken jobs, each with 8 ranks and 4
+# Some bugs don't crash the job. The loss even goes down, because Adam divides each gradient by its running size, so
+# it hardly cares about the scale, until gradient clipping or its $\epsilon$ comes into play. But the **gradient
+# norm** in the log, the L2 norm of all gradients together, gives them away, provided that you know the norm of a
+# correct run with the same global batch, for example on one GPU. Here are four broken jobs, each with 8 ranks and 4
 # micro-batches per step. The correct norm is 1.60.
 #
 # | job | gradient norm | |
 # |---|---|---|
-# | A | 12.80 on all ranks | the ranks' gradients are summed, and nobody divides |
+# | A | 12.80 on all ranks | the ranks' gradients are summed, and never divided |
 # | B | 0.20 on all ranks | DDP averages, and then the training loop divides by the number of ranks *again* |
 # | C | 6.40 on all ranks | the loss of each micro-batch is not divided by the number of micro-batches |
 # | D | 2.31, 2.07, 2.55, ... | each rank has its own norm: the last backward pass was within `no_sync`, too |
 #
-# Write the diagnosis as a function, which could watch the logs of your jobs. `norms` lists the norm of each
-# rank. Norms that differ by less than one percent count as equal.
+# Write a function that makes this diagnosis; it could monitor your job logs. `norms` lists the norm of each
+# rank. Norms that differ by less than one percent count as equal. The numbers of ranks and of micro-batches are never
+# the same.
 
 # %% answer="diagnose"
 def diagnose(norms, correct, micro_batches):
@@ -708,7 +732,7 @@ def diagnose(norms, correct, micro_batches):
     Args:
         norms: the gradient norm that each rank logs.
         correct: the norm of a correct run.
-        micro_batches: that each rank accumulates in a step.
+        micro_batches: number of micro-batches each rank accumulates per step.
 
     Returns "correct", "summed", "averaged twice", "not scaled", "not synchronized", or "unknown".
     """
@@ -761,16 +785,17 @@ for case in check.draw(12, ranks=[2, 8, 16, 64], micro_batches=[3, 5, 7], correc
 # %% [markdown]
 # ## Buckets: pay the latency less often
 #
-# One all-reduce for each gradient is easy to write, and slow. GPT-2 small has 148 parameters; most of them
-# are biases and layer norms of a few kilobytes. Look at the formula again: each of these calls costs
-# $2(n-1)\,\alpha$, whether it carries a kilobyte or a gigabyte. A call is **latency-bound** when that term is
-# larger than the other one, so when
+# One all-reduce for each gradient is easy to write, and slow. GPT-2 small has 148 parameter tensors; most of them
+# are biases and layer norms of a few kilobytes. Look at the formulas again: each of these calls costs
+# its latency, whether it carries a kilobyte or a gigabyte. A call is **latency-bound** when that term is larger than
+# the other one, so when
 #
-# $$ S < n\,\alpha\,B. $$
+# $$ S < n\,\alpha\,B \;\text{ (ring)} \qquad\text{or}\qquad S < \alpha\,B\,\log_2 n \;\text{ (tree)}. $$
 #
-# The more ranks there are, the larger a message must be. The remedy is a **bucket**: copy several gradients
-# into one flat tensor, all-reduce that, and copy the parts back
-# ([Li et al., 2020](https://arxiv.org/abs/2006.15704)). PyTorch's buckets hold up to 25 MB each.
+# The more ranks there are, the more data each call must carry to be **bandwidth-bound**. The remedy is a **bucket**:
+# copy several gradients into one flat tensor, all-reduce that, and copy the parts back ([Li et al.,
+# 2020](https://arxiv.org/abs/2006.15704)). PyTorch's buckets hold up to 25 MiB each, except the first, of 1 MiB,
+# which can start early.
 #
 # After the exercise, you will run one backward pass on 1,024 virtual H100s, with 200 gradients of 256 KiB. (One
 # process simulates all ranks, because they all do the same.) Which bucket size do you expect to be the fastest?
@@ -780,8 +805,8 @@ for case in check.draw(12, ranks=[2, 8, 16, 64], micro_batches=[3, 5, 7], correc
 #
 # Write `average_in_buckets`, which averages gradients over all ranks after the backward pass. Fill a bucket
 # with consecutive gradients, and begin the next one when another gradient would make it larger than
-# `bucket_mb`. A gradient that is larger than that has a bucket of its own. One all-reduce for each bucket, none
-# for a parameter without a gradient. `torch.cat` and `split` do the copying.
+# `bucket_mb`. A larger gradient gets its own bucket. Call all-reduce once per bucket, and skip parameters without a
+# gradient; here, they lack it on all ranks. Use `torch.cat` to copy in, and `split` and `copy_` to copy out.
 
 # %% answer="buckets"
 def average_in_buckets(parameters, bucket_mb):
@@ -888,9 +913,10 @@ for bucket_mb in [0.25, 1, 4, 16, 64]:
     print(f"buckets of {bucket_mb:5} MB: {result(f'{1000 * rank.seconds:.2f} ms')} (virtual)")
 
 # %% [markdown]
-# From 256 KiB to a few MB, every doubling of the bucket nearly halves the time. Then the curve is flat: a call
-# has become **bandwidth-bound**. One bucket for everything is as good as any, so far. It is the next idea that
-# makes small buckets valuable again.
+# About 11 ms are computation and bandwidth, which no bucket size saves. What is above them is overhead per call, and
+# with four times the bucket there is a quarter of it. From about 8 MB on, nothing is left to save. The tree's formula
+# fits: with a ring, a single call on 1,024 GPUs would take about 5.5 ms, and the 200 calls of the first line more than
+# a second. So far, one bucket for everything is as good as any. The next section shows when smaller ones win.
 #
 # Bandwidth you can throttle for real: in a terminal, `lab cluster link 100mbit` slows down the network between the
 # two nodes of your cluster, and `lab cluster link unlimited` restores it.
@@ -898,14 +924,18 @@ for bucket_mb in [0.25, 1, 4, 16, 64]:
 # %% [markdown]
 # ## Overlap: hide communication behind the backward pass
 #
-# The backward pass computes the gradients of the *last* layer first. From then on that gradient does not change,
-# so nothing is gained by waiting: its all-reduce can travel over the network while the GPU computes the
-# gradients of the other layers. With **overlap**, a step takes about
+# The backward pass computes the gradients of the *last* layer first. From then on that gradient does not change, so
+# its all-reduce can start right away, while the GPU computes the gradients of the other layers. With **overlap**, a
+# step takes about
 #
-# $$ T_\text{step} \approx T_\text{forward} + \max(T_\text{backward},\; T_\text{comm}) + T_\text{last bucket} $$
+# $$ T_\text{step} \approx T_\text{forward} +
+#    \max(T_\text{backward} + T_\text{last bucket},\; t_\text{first bucket} + T_\text{comm}) $$
 #
-# instead of the sum. What the GPU still waits for is the **exposed communication**. The last bucket is always
-# exposed, because no computation is left to hide it. That is why buckets should be small enough.
+# instead of the sum, where $t_\text{first bucket}$ is the time of the backward pass until the first bucket is full,
+# and $T_\text{comm}$ is the time of all all-reduces. What the GPU still waits for is the **exposed communication**. In
+# DDP the last bucket is always exposed, because no backward pass is left to hide it. That is why buckets should be
+# small enough. Overlap is not quite free: NCCL's kernels occupy some of the GPU's SMs and memory bandwidth, which the
+# virtual GPUs do not model.
 #
 # ![Three timelines of a step, each with a forward and a backward pass. With one all-reduce for each gradient, twelve
 # short all-reduces follow the backward pass, and all of their time is exposed. With one bucket, a single, shorter
@@ -920,27 +950,34 @@ collectives.overlap(6, 2)
 # %% [markdown]
 # Three things make it work:
 #
-# - **Hooks.** The post-accumulate hook of each gradient counts its bucket down. The last one starts the
-#   all-reduce.
+# - **Hooks.** The post-accumulate hook of each gradient decrements its bucket's counter, and the last gradient starts
+#   the all-reduce. Hooks run inside `no_sync()`, too: do not count there, and reset the counters for the next step.
 # - **Asynchronous collectives.** `work = dist.all_reduce(flat, async_op=True)` returns immediately, and
-#   `work.wait()` waits. Keep the flat tensor alive and untouched until then.
-# - **The same order on all ranks.** Collectives have no tags: the first call on one rank belongs to the first
-#   call on the others. Gradients become ready in the reverse order of the forward pass, roughly. So fill the
-#   buckets with the parameters in *reverse* order, and start bucket $i$ only after bucket $i-1$.
+#   `work.wait()` waits (on GPUs, the CUDA stream waits). Keep the flat tensor alive and untouched until then.
+# - **The same order on all ranks.** Within a process group, collectives have no tags: the first call on one rank is
+#   matched with the first call on the others. Gradients become ready in the reverse order of the forward pass.
+#   `parameters()` lists them in the order in which `__init__` registers them, which is usually that of the forward
+#   pass. So fill the buckets with the parameters in *reverse* order, and start bucket $i$ only after bucket $i-1$.
+#   (PyTorch records the order in the first iteration and then rebuilds its buckets.)
 
 # %% [markdown]
 # ### Exercise 7: DataParallel
 #
 # This is the second file of your trainer. Everything from this lab comes together:
 #
-# - `__init__` makes the replicas equal and fills the buckets, of at most `bucket_mb` MB each, with the
-#   parameters that require a gradient;
+# - `__init__` makes the replicas equal, parameters and buffers (such as batch-norm statistics), and fills the
+#   buckets by the rule of Exercise 6, with the parameters that require a gradient; a bucket has one dtype;
 # - a bucket is all-reduced as soon as its last gradient is ready, except within `no_sync()`;
-# - `finish()` waits for all buckets and leaves the averaged gradients in `.grad`. It also all-reduces what no
-#   hook has started: a parameter that took no part in the forward pass has no gradient, so its bucket would
-#   never be complete. For such a parameter, leave zeros (or `None`).
+# - `finish()` waits for all buckets and leaves the averaged gradients in `.grad`. It also all-reduces any bucket that
+#   no hook has started: a parameter that took no part in the forward pass has no gradient, so its bucket would
+#   never be complete. Another rank may have used it, so every rank always contributes the whole bucket, with zeros
+#   for missing gradients. A parameter that no rank has used may be left with zeros or `None`.
 #
-# It is judged on four ranks, by the values and by the order in which the calls begin, and on 32 virtual H100s,
+# `.grad` may be `None` at the start of any backward pass. PyTorch needs no `finish()`, because its C++ code queues a
+# callback for the end of the backward pass; and it raises an error for unused parameters unless you pass
+# `find_unused_parameters=True`.
+#
+# It is graded on four real ranks, for its values and for when each all-reduce starts, and on 32 virtual H100s,
 # where at most 10% of a step may be exposed communication.
 
 # %% answer="ddp"
@@ -1073,7 +1110,7 @@ def one_backward_pass(layers, bucket_mb):
 
 
 def ddp_steps(width, layers, tokens, micro_batches, bucket_mb, steps):
-    """Run steps of mixed-precision training on a GPU, each with so many tokens per rank."""
+    """Run steps of mixed-precision training on a GPU, `tokens` tokens per rank in each."""
     from mytrainer.ddp import DataParallel
 
     model = DataParallel(torch.nn.Sequential(*[
@@ -1183,12 +1220,12 @@ check.that(waiting < 0.1, f"The second step takes {step:.1f} ms, and {waiting:.0
 #         pass
 
 # %% [markdown]
-# ### Against PyTorch's own
+# ### Compare with PyTorch's DDP
 #
-# How good is it? Compare three versions on both kinds of hardware: no overlap, yours, and
-# `torch.nn.parallel.DistributedDataParallel`. First on four real ranks. The figure shows when each all-reduce of
-# rank 0 began and when it was waited for. (PyTorch's C++ code waits for its own, so there the end is unknown and
-# drawn at the end of the step.)
+# How does yours compare? Run three versions, first on four real ranks and then on virtual H100s: no overlap, yours,
+# and `torch.nn.parallel.DistributedDataParallel`. The figure shows when each all-reduce of rank 0 began and when it
+# was waited for; its axis is the share of the step's FLOPs that the rank had done. PyTorch waits in C++, where this
+# lab cannot record it, so its bars extend to the end of the step.
 
 # %% tags=["explore"]
 import time
@@ -1219,7 +1256,8 @@ KINDS = ("no overlap", "yours", "torch's DDP")
 collectives.timeline({kind: record_ranks(traced_step, 4, kind)[0] for kind in KINDS})
 
 # %% [markdown]
-# Then on 32 virtual H100s, with a model of 268 million parameters. The clock of the program shows virtual time.
+# Then on 32 virtual H100s, with a model of 268 million parameters. There,
+# `time.perf_counter()` returns virtual time.
 
 # %% tags=["explore"]
 def virtual_step(kind):
@@ -1256,7 +1294,7 @@ for kind in KINDS:
 # %% [markdown]
 # ## Strong and weak scaling to 1,024 GPUs
 #
-# **Strong scaling** keeps the global batch fixed, so $n$ GPUs should take an $n$-th of the time. **Weak scaling**
+# **Strong scaling** keeps the global batch fixed, so $n$ GPUs should take $1/n$ of the time. **Weak scaling**
 # keeps the batch per GPU fixed, so $n$ GPUs should take as long as one. The **scaling efficiency** is
 #
 # $$ E_\text{strong}(n) = \frac{T(1)}{n\,T(n)}, \qquad E_\text{weak}(n) = \frac{T(1)}{T(n)}. $$
@@ -1275,8 +1313,8 @@ def seconds_per_step(gpus, tokens, bucket_mb=25):
     """Return the virtual seconds of a step of your DataParallel.
 
     Args:
-        gpus: how many.
-        tokens: of each GPU in a step.
+        gpus: number of GPUs.
+        tokens: tokens per GPU and step.
         bucket_mb: the size of a bucket.
     """
     def program(steps):
@@ -1297,29 +1335,32 @@ for gpus in (1, 4, 16, 64, 256, 1024):
 collectives.efficiency({"strong scaling": strong, "weak scaling": weak})
 
 # %% [markdown]
-# Weak scaling is nearly perfect, because the backward pass of 16,384 tokens is long enough to hide the all-reduce on any
-# number of GPUs. Strong scaling collapses, for three reasons that take effect one after the other:
+# Weak scaling is nearly perfect, because the backward pass of 16,384 tokens is long enough to hide the all-reduce on
+# any number of GPUs. That is a property of the model, which has no jitter, stragglers, or failures. Real jobs lose
+# more: [Goyal et al., 2017](https://arxiv.org/abs/1706.02677) report about 90% efficiency when going from 8 to 256
+# GPUs. Strong scaling collapses, for three reasons, in this order as $n$ grows:
 #
 # - **Bandwidth.** The bytes per rank stay the same, $2\frac{n-1}{n}S$, while the computation to hide them
 #   behind shrinks like $1/n$. From some $n$ on, the step takes as long as the all-reduce, and more GPUs do not
 #   help.
-# - **Latency.** The $2(n-1)\alpha$ of each bucket grows with $n$ (more slowly with trees). Now small buckets
-#   hurt.
-# - **Batch size.** With 256 tokens per GPU, a GEMM no longer fills the GPU, and the time that the CPU needs to
-#   launch kernels shows. This has nothing to do with the network: check it with one GPU and 256 tokens.
+# - **Latency.** Each bucket costs $2(n-1)\alpha$ with a ring and $2\alpha\log_2 n$ with a tree. Both grow with $n$.
+# - **Batch size.** With 256 tokens per GPU, a GEMM no longer fills the GPU, and the step becomes launch-bound. This has
+#   nothing to do with the network: `seconds_per_step(1, 256)` is far more than 1/64 of `seconds_per_step(1, 16_384)`.
 #
-# So always scale weakly? That makes the global batch grow with $n$: 1,024 GPUs with 16,384 tokens each take a
-# step after every 17 million tokens. A larger batch makes the gradient less noisy, but beyond a certain size,
+# So should you always use weak scaling? That makes the global batch grow with $n$: 1,024 GPUs with 16,384 tokens each
+# take a step after every 17 million tokens. A larger batch makes the gradient less noisy, but beyond a certain size,
 # the noise is no longer what limits progress, and twice the batch does not halve the number of steps. This is the
-# **critical batch size** $B_\text{crit}$ ([McCandlish et al., 2018](https://arxiv.org/abs/1812.06162)). To reach
-# a given loss with the batch size $B$, training takes
+# **critical batch size** $B_\text{crit}$ ([McCandlish et al., 2018](https://arxiv.org/abs/1812.06162)). To reach a
+# given loss with the batch size $B$, training takes approximately
 #
 # $$ \frac{\text{steps}}{\text{fewest steps}} = 1 + \frac{B_\text{crit}}{B}, \qquad
 #    \frac{\text{tokens}}{\text{fewest tokens}} = 1 + \frac{B}{B_\text{crit}}. $$
 #
 # At $B = B_\text{crit}$, training takes twice the fewest steps and twice the fewest tokens. Far above it, a larger
-# batch costs tokens and saves hardly any steps. This is what finally limits data parallelism, and why larger jobs
-# combine it with tensor and pipeline parallelism.
+# batch costs tokens and saves hardly any steps. $B_\text{crit}$ is not one number per model: it starts near zero and
+# grows during training ([Merrill et al., 2025](https://arxiv.org/abs/2505.23971)). And the learning rate must follow
+# the batch: in proportion for SGD, with a warm-up (Goyal et al.), and roughly with the square root for Adam. This is
+# what finally limits data parallelism, and why larger jobs combine it with tensor and pipeline parallelism.
 
 # %% [markdown]
 # ### Exercise 8: how many GPUs are worth it?
@@ -1377,19 +1418,25 @@ check.that(efficiency > 0.55, f"A step takes {step:.1f} ms, at an efficiency of 
 #     return {"gpus": 2000, "tokens_per_gpu": 128, "bucket_mb": 25}
 
 # %% [markdown]
-# ## On the cluster, until it is done
+# ## Run it on the cluster, across time limits
 #
 # Time to train something. `code/train_ddp.py` trains a small language model with your `mytrainer/ddp.py`. Read
-# it: it is the loop that you know by now. Two details are for the cluster.
+# it: you already know the loop. Two things are new.
 #
 # - **Rendezvous.** `torchrun` starts the ranks of one node. With `--rdzv_backend c10d`, the launchers of all
-#   nodes **rendezvous** at one address, where they agree on who is who: no launcher needs to know its node's
-#   rank. Choose the first node of the job, and a port and an ID that no other job uses.
-# - **Preemption.** A long run is a chain of jobs, each shorter than the time limit. Slurm can send a signal
-#   before the limit: `#SBATCH --signal=TERM@60` sends SIGTERM to the processes that `srun` started, 60 s
-#   before. (`B:TERM@60` would send it to the batch script alone.) `torchrun` passes the signal on to its ranks,
-#   waits for them, and exits with a nonzero code. The program finishes its step on all ranks, saves a checkpoint,
-#   and leaves an empty file, `stopped`, beside it.
+#   nodes **rendezvous** at one address, where they agree on node ranks and the world size: no launcher needs to
+#   know its node's rank. The options are `--rdzv_backend c10d --rdzv_endpoint HOST:PORT --rdzv_id ID`. Choose the
+#   first node of the job, which all nodes must be able to resolve, and a port and an ID that no other job uses. Lab 03
+#   shows how to find both: `scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1` prints the first node.
+# - **Time limit.** A long run is a chain of jobs, each shorter than the time limit. Slurm can send a signal before
+#   the limit: `#SBATCH --signal=TERM@60` sends SIGTERM to the processes that `srun` started, 60 s before, or up to 60
+#   s earlier ([sbatch](https://slurm.schedmd.com/sbatch.html#OPT_signal)). (`B:TERM@60` would send it to the batch
+#   script alone.) `torchrun` passes the signal on to its ranks, waits for them, and exits with a nonzero code. But it
+#   waits for [only 30 s](https://github.com/pytorch/pytorch/pull/61602) and then sends SIGKILL, so a step and a
+#   checkpoint must fit in 30 s, whatever the limit. The program finishes its step on all ranks, saves a checkpoint,
+#   and leaves an empty file, `stopped`, beside it. It writes the checkpoint under another name first and then renames
+#   it, so that SIGKILL cannot corrupt the only one. Preemption by a higher-priority job looks much the same to your
+#   program: SIGTERM, a grace period, SIGKILL ([Slurm](https://slurm.schedmd.com/preempt.html)).
 
 # %% tags=["explore"]
 !sed -n '/^def train/,/^def main/p' code/train_ddp.py
@@ -1397,7 +1444,8 @@ check.that(efficiency > 0.55, f"A step takes {step:.1f} ms, at an efficiency of 
 # %% [markdown]
 # ### Exercise 9: a job that requeues itself
 #
-# Complete the job script, from the rest of its header on. It runs on two nodes and starts one `torchrun` per node,
+# Complete the job script: finish the `#SBATCH` directives (the nodes, the signal, requeueing, and `--open-mode`) and
+# write the body. It runs on two nodes and starts one `torchrun` per node,
 # with two ranks each and a `c10d` rendezvous. The program's flags are `--checkpoint megatron/checkpoints/my_ddp`
 # and the script's own arguments, `"$@"`.
 #
@@ -1521,11 +1569,11 @@ log = workspace.home() / "megatron" / "logs" / f"my_ddp_{job.job}.txt"
 
 
 def wait_for(text, times=1, seconds=50):
-    """Wait until the job's log has a text so many times, and print its last lines."""
+    """Wait until the job's log contains a string `times` times, and print its last lines."""
     end = time.monotonic() + seconds
     while not log.exists() or log.read_text().count(text) < times:
         if time.monotonic() > end:
-            print("not yet; run this cell again")
+            print(f"The log does not contain {text!r} {times} times yet; run this cell again.")
             return
         time.sleep(0.3)
     print("\n".join(log.read_text().splitlines()[-3:]))
@@ -1543,15 +1591,15 @@ time.sleep(2)
 !squeue -o "%i %j %t %r"
 
 # %% [markdown]
-# The job is pending again (`PD`), and the reason is `BeginTime`, because Slurm lets a requeued job wait for two
-# minutes. Tell Slurm that its time has come:
+# The job is pending again (`PD`), and the reason is `BeginTime`, because by default, Slurm makes a requeued job
+# wait for two minutes. Move its start time up to now:
 
 # %% tags=["explore"]
 !scontrol update JobId={job.job} StartTime=now
 wait_for("ranks train", 2)
 
 # %% [markdown]
-# The second run resumes at the step after which the first one stopped, with the same parameters and optimizer
+# The second run resumes where the first one stopped, with the same parameters and optimizer
 # state.
 
 # %% [markdown]
@@ -1560,10 +1608,10 @@ wait_for("ranks train", 2)
 # 1. **The slowest link.** Two of the four hops of the first job's ring stay within a node, at more than 100 GB/s.
 #    How would you all-reduce with two levels, first within each node and then between the nodes, and what does
 #    the slow link carry then?
-# 2. **A different model on every rank.** A colleague forgets the broadcast, and all ranks happen to use the same
+# 2. **A forgotten broadcast.** A colleague forgets the broadcast, and all ranks happen to use the same
 #    seed. What works, and what will break it one day?
-# 3. **One bucket or fifty.** For which network, model, and number of GPUs would you make the buckets larger than
-#    25 MB, and when smaller?
+# 3. **One bucket or fifty.** For which network, model, and number of GPUs would you make buckets larger than
+#    25 MiB, and for which smaller?
 # 4. **Twice the GPUs.** You may double your cluster. Would you keep the global batch, or the batch per GPU? What do
 #    you have to know about the model to decide?
 
@@ -1580,25 +1628,27 @@ wait_for("ranks train", 2)
 # %% [markdown]
 # ## What you have built
 #
-# You can now answer the question of the first page. Four GPUs were as slow as one, because each all-reduced
+# You can now answer the question you started with. Four GPUs were as slow as one, because each all-reduced
 # 498 MB of gradients through a link of 3 GB/s, with too little computation to hide it behind. The remedies are
-# those that you built or measured: a faster network, fewer and larger messages, overlap, and more samples per
+# those that you built or measured: a faster network, fewer, larger all-reduces, overlap, and more samples per
 # GPU before each all-reduce.
 #
-# One thing is left. Every GPU still holds *all* parameters, gradients, and optimizer state, so plain data
-# parallelism saves time and no memory. ZeRO shards them over the same ranks, with the reduce-scatter and the
-# all-gather that you already know.
+# One problem remains. Every GPU still holds *all* parameters, gradients, and optimizer state, so plain data
+# parallelism saves time but no memory. ZeRO ([Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054)) shards
+# them over the same ranks, with the reduce-scatter and the all-gather that you already know.
 #
 # ## Read next
 #
 # - [Patarasuk and Yuan, 2009](https://doi.org/10.1016/j.jpdc.2008.09.002), *Bandwidth optimal all-reduce
-#   algorithms for clusters of workstations*: the ring, and the proof that no algorithm sends less.
+#   algorithms for clusters of workstations*: the ring, and the proof that no algorithm in which only
+#   the ranks add sends less.
 # - [Gibiansky, 2017](http://research.baidu.com/bringing-hpc-techniques-deep-learning/), *Bringing HPC techniques
 #   to deep learning*: the post from Baidu that brought the ring to the field, with pictures.
 # - [Li et al., 2020](https://arxiv.org/abs/2006.15704), *PyTorch Distributed: experiences on accelerating data
 #   parallel training*: the design of DistributedDataParallel, and measurements of buckets and overlap.
 # - [Goyal et al., 2017](https://arxiv.org/abs/1706.02677), *Accurate, large minibatch SGD*: how the learning rate
-#   must change with the batch, and ImageNet in an hour on 256 GPUs at about 90% efficiency.
+#   must change with the batch, and ImageNet in an hour, at about 90% efficiency when
+#   going from 8 to 256 GPUs.
 # - [McCandlish et al., 2018](https://arxiv.org/abs/1812.06162), *An empirical model of large-batch training*: the
 #   critical batch size, and how to measure it from gradient noise.
 # - [NCCL's user guide](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/index.html): what each collective

@@ -43,6 +43,18 @@ def batch(text, step, rank, ranks):
     return windows[:, :-1], windows[:, -1]
 
 
+def save(state, path):
+    """Write a checkpoint under a temporary name first, because SIGKILL may interrupt the writing.
+
+    Args:
+        state: what to save.
+        path: the checkpoint, which is the old or the new one at any time, and always complete.
+    """
+    written = path.with_name(path.name + ".tmp")
+    torch.save(state, written)
+    os.replace(written, path)
+
+
 def train(arguments):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     asked = []
@@ -80,8 +92,8 @@ def train(arguments):
             print(f"step {step + 1}: loss {shared[0]:.4f}", flush=True)
         if shared[1] > 0 or step + 1 == arguments.steps:
             if rank == 0:
-                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
-                            "step": step + 1}, saved)
+                save({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                      "step": step + 1}, saved)
                 if shared[1] > 0:
                     stopped.touch()
                     print(f"stopped by SIGTERM after step {step + 1}", flush=True)

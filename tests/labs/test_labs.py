@@ -22,7 +22,6 @@ each_lab = pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path.stem
 first_and_last_lab = pytest.mark.parametrize("path", [
     path if path in (SOLUTIONS[0], SOLUTIONS[-1]) else pytest.param(path, marks=pytest.mark.stress)
     for path in SOLUTIONS], ids=lambda path: path.stem)
-MINUTES = {"04_data_parallelism"}  # labs whose mutants run on ranks for minutes
 lab_of = cache(read)
 
 
@@ -72,8 +71,7 @@ def test_the_untouched_release_has_no_marks_and_says_what_to_do(path, home):
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # a mutant whose ranks never end takes 40 s
 @pytest.mark.parametrize(("path", "answer"), [
-    pytest.param(path, name, id=f"{path.stem}-{name}",
-                 marks=pytest.mark.stress if path.stem in MINUTES else ())
+    pytest.param(path, name, id=f"{path.stem}-{name}")
     for path in SOLUTIONS for name in lab_of(path).mutants])
 def test_every_mutant_is_rejected_with_its_hint(path, answer, home):
     assert graded.unproven(lab_of(path), home, answer) == []

@@ -22,6 +22,7 @@ from slurmbox import control
 from slurmbox.install import locate
 from slurmbox.layout import Layout
 from warmranks import preload
+from warmranks.server import TORCH
 
 from . import sharing
 
@@ -36,7 +37,7 @@ pytest_plugins = ["tests.needs", "tests.browser.fixtures", "tests.labs.report"]
 
 # Before torch is imported: threads that spin while they wait take the cores from the other tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-preload("torch", "torch.distributed", "minimegatron.training", "layout_estimator.planner",
+preload(*TORCH, "minimegatron.training", "layout_estimator.planner",
         "torch.fx.experimental.symbolic_shapes")  # needed by any virtual GPU
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("untimed")

@@ -40,11 +40,11 @@ class DataParallel(torch.nn.Module):
     @contextlib.contextmanager
     def no_sync(self):
         """Accumulate gradients locally within a `with` block."""
-        self.synchronizes = False
+        before, self.synchronizes = self.synchronizes, False
         try:
             yield
         finally:
-            self.synchronizes = True
+            self.synchronizes = before
 
     def finish(self):
         """Wait until every gradient is the mean over all ranks. Call it after the last backward."""

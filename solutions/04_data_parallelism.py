@@ -818,7 +818,7 @@ check.function(
               "correct", "not synchronized"],
     hints={"Compare the norms of the ranks with each other first. Rank 0's may be right by chance.":
                ["summed", "averaged twice", "not scaled", "correct", "correct", "unknown", "correct",
-                "correct"],
+                None],
            "Norms within one percent of each other count as equal.":
                ["summed", "averaged twice", "not scaled", "correct", "not synchronized", "unknown",
                 "not synchronized", "not synchronized"],

@@ -19,11 +19,16 @@ def merged(folder: Path, machine: dict[str, str], outcomes: dict[str, Outcome]
         loaded = json.loads((folder / JSON).read_text())
         if loaded["machine"] != machine:
             return outcomes
-        earlier = {name: Outcome(**{**one, "result": Result.from_json(json.dumps(one["result"]))})
-                   for name, one in loaded["parts"].items()}
+        earlier = outcomes_of(loaded)
     except (OSError, ValueError, KeyError, TypeError):
         return outcomes
     return dict(sorted({**earlier, **outcomes}.items()))
+
+
+def outcomes_of(loaded: dict) -> dict[str, Outcome]:
+    """Return the parts in the contents of a result's JSON file."""
+    return {name: Outcome(**{**one, "result": Result.from_json(json.dumps(one["result"]))})
+            for name, one in loaded["parts"].items()}
 
 
 def write(folder: Path, machine: dict[str, str], outcomes: dict[str, Outcome]) -> None:

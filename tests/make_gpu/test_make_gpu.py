@@ -12,8 +12,10 @@ from benchmarks.gpu import machine, page, parts
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.result import Result, Table
 from benchmarks.gpu.runner import run_parts
+from labcore.workspace import CHECKOUT
 
 FAKES = "tests.make_gpu.parts"
+RESULTS = CHECKOUT / "benchmarks" / "results"
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +88,10 @@ def test_a_failed_part_makes_the_exit_code_1(monkeypatch, tmp_path, capsys):
     assert main(["--out", str(tmp_path), "--parts", "raises,works"]) == 1
     assert "raises: FAILED (1)" in capsys.readouterr().out
     assert "## raises" in (tmp_path / page.PAGE).read_text()
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("gpu_*.json")), ids=lambda path: path.stem)
+def test_a_published_page_is_that_of_its_figures(path):
+    found = json.loads(path.read_text())
+    assert path.with_suffix(".md").read_text() == page.render(
+        found["machine"], page.outcomes_of(found))

@@ -110,6 +110,22 @@ def _lay_out(home: Path, scratch: Path) -> None:
             shutil.copyfile(path, scratch / "code" / path.name)
 
 
+def _stand_ins(programs: Path, written: Path) -> None:
+    """Write the programs that record their command lines instead of running.
+
+    Args:
+        programs: the folder for them.
+        written: the file that they write to.
+    """
+    programs.mkdir()
+    for name in NAMES:
+        wrapper = programs / name
+        words = shlex.join([sys.executable, "-I", "-S", str(STAND_IN), name])
+        wrapper.write_text(f'#!/bin/sh\nexport LAB_RECORD={shlex.quote(str(written))}\n'
+                           f'exec {words} "$@"\n')
+        wrapper.chmod(0o755)
+
+
 def _run(script: str, folder: Path, scratch: Path, found: dict[str, str], notes: list[str],
          ending: dict[str, str]) -> tuple[list[dict[str, Any]], int | None, str]:
     """Return the launches, the exit status (None: out of time), and the end of the output.
@@ -123,13 +139,7 @@ def _run(script: str, folder: Path, scratch: Path, found: dict[str, str], notes:
         ending: variables that tell the stand-ins how the programs end.
     """
     programs, written = folder / "programs", folder / "record"
-    programs.mkdir()
-    for name in NAMES:
-        wrapper = programs / name
-        words = shlex.join([sys.executable, "-I", "-S", str(STAND_IN), name])
-        wrapper.write_text(f'#!/bin/sh\nexport LAB_RECORD={shlex.quote(str(written))}\n'
-                           f'exec {words} "$@"\n')
-        wrapper.chmod(0o755)
+    _stand_ins(programs, written)
     # Classic scripts name the workspace /dli.
     script = re.sub(r"/dli(?=[/\s'\"]|$)", str(scratch), script, flags=re.M)
     (folder / "script").write_text(BY_PATH.sub(rf"{programs}/\1", script))

@@ -1,0 +1,48 @@
+"""A job script that starts another program than the trainer, and how it ends."""
+
+import pytest
+
+from labkit import check
+from labkit.check.checks import Failed
+
+from .test_script import FIRST, SHEBANG, TWO_NODES, home  # noqa: F401
+
+REQUEUE = (SHEBANG + TWO_NODES + FIRST + "status=0\nsrun torchrun --nnodes 2 --nproc_per_node 2 "
+           "--rdzv_backend c10d --rdzv_endpoint $MASTER_ADDR:6000 code/mine.py --x || status=$?\n"
+           "if [ -e saved/stopped ]; then scontrol requeue $SLURM_JOB_ID; fi\nexit $status\n")
+
+
+@pytest.fixture
+def program(home):  # noqa: F811
+    def write(text: str, **options):
+        (home / "code" / "mine.sh").write_text(text)
+        return check.program("code/mine.sh", "mine.py", **options)
+
+    return write
+
+
+def test_a_script_may_start_another_program(program):
+    job = program(REQUEUE)
+    assert (job.nodes, job.ranks_per_node, job.run.backend) == (2, 2, "c10d")
+    assert job.run.arguments == ("--x",) and job.run.flags is None
+    assert (job.requeues, job.status) == (False, 0)
+    with pytest.raises(Failed, match="does not start pretrain"):
+        check.program("code/mine.sh", "pretrain_gpt.py")
+
+
+@pytest.mark.parametrize(("ends", "writes", "requeues"), [
+    (0, [], False), (3, [], False), (1, ["saved/stopped"], True), (0, ["saved/stopped"], True)])
+def test_a_script_is_told_how_its_program_ended(home, program, ends, writes, requeues):  # noqa: F811
+    job = program(REQUEUE, ends=ends, writes=writes)
+    assert (job.requeues, job.status) == (requeues, ends)
+    assert not (home / "saved").exists()
+
+
+@pytest.mark.parametrize(("old", "new", "says"), [
+    ("exit $status", "exit 7", "exit code 7"), ("mine.py", "other.py", "does not start mine.py"),
+    ("$MASTER_ADDR:6000", "localhost:6000", "meet at localhost"),
+    ("exit $status", "srun torchrun --nnodes 2 --rdzv_backend c10d --rdzv_endpoint "
+     "$MASTER_ADDR:6000 code/mine.py", "starts mine.py 2 times")])
+def test_a_program_that_would_go_wrong_is_no_job(program, old, new, says):
+    with pytest.raises(Failed, match=says):
+        program(REQUEUE.replace(old, new), ends=1)

@@ -44,7 +44,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     def there(path: str, uri: str = "") -> File:
         return File.generated(config, uri or path, abs_src_path=str(ROOT / path))
 
-    found = [there(path) for path in matching(*PAGES, "docs/*.md", *STATIC)]
+    found = [there(path) for path in matching(*PAGES, "docs/**/*.md", *STATIC)]
     found += [there(f"tools/docs_site/{name}", f"assets/{name}") for name in ASSETS]
     for path in matching(LABS):
         text = labs.to_markdown((ROOT / path).read_text(), path)

@@ -110,7 +110,7 @@ def leaves(nav):
 def test_the_navigation_has_every_page_and_no_other():
     config = load_config(str(ROOT / "mkdocs.yml"))
     named = list(leaves(site_hooks.on_config(config).nav))
-    there = matching(*PAGES, "docs/*.md", LABS)
+    there = matching(*PAGES, "docs/**/*.md", LABS)
     assert not set(there) - set(named), "not in nav of mkdocs.yml"
     assert not set(named) - set(there), "in nav of mkdocs.yml only"
     assert len(named) == len(there)

@@ -16,7 +16,7 @@ from markdown_it import MarkdownIt
 from docs_site import LABS, PAGES, ROOT, labs, matching
 
 pytestmark = pytest.mark.slow
-TEXTS = matching(*PAGES, "docs/*.md")
+TEXTS = matching(*PAGES, "docs/**/*.md")
 # They explain markers and checks by examples, which labs use as well.
 GUIDES = ("docs/writing-labs", "docs/first-lab")
 MARKERS = ("BEGIN SOLUTION", "BEGIN HIDDEN", "END SOLUTION", "END HIDDEN")

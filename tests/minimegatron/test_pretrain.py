@@ -92,6 +92,14 @@ PARITY = {
 }
 
 
+@pytest.mark.parametrize("device", ["cpu", "virtual:v100"])
+def test_a_cold_start_does_not_import_the_compiler(pretrain, device):
+    run = pretrain(f"--device {device} --train-iters 1 --eval-iters 0",
+                   env={"PYTHONPROFILEIMPORTTIME": "1"})
+    imported = {line.rpartition("|")[2].strip() for line in run.err.splitlines()}
+    assert "minimegatron.training" in imported and "torch._dynamo" not in imported
+
+
 @pytest.mark.parametrize("how", PARITY)
 def test_many_ranks_equal_one_process(pretrain, train, alone, how):
     """Loss, gradient norm, and validation loss over 6 steps, dropout on. The launchers start cold

@@ -64,7 +64,7 @@ def assert_sound(ranks):
     for rank in ranks:
         assert rank["values"] == [None] * 2 * STEPS  # no loss, no norm
         assert rank["closing"] == []  # every operation has a cost
-        assert not rank["back"] and not rank["compiler"]
+        assert not rank["back"]
         # A step is like the one before, in time and in memory.
         assert rank["seconds"][-1] == pytest.approx(rank["seconds"][-2], rel=1e-6)
         assert len(set(rank["live"])) == len(set(rank["peak"])) == 1

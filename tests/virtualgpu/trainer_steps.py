@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -100,8 +99,7 @@ def steps(ctx: Context, even: bool) -> dict:
         out["busy"] = [seconds / 1e3 for seconds in recorded.busy]
     return {**out, "clock": [time.hex() for time in clock], "parameters": parameters,
             "reserved": device.gpu.memory.peak_reserved, "closing": device.closing(),
-            "back": clock != sorted(clock), "card": device.gpu.card.name,
-            "compiler": "torch._dynamo" in sys.modules}
+            "back": clock != sorted(clock), "card": device.gpu.card.name}
 
 
 def run_case(case: str, folder: str) -> dict:

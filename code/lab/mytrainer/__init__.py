@@ -1,7 +1,7 @@
-"""What the course provides around `mytrainer/`, the trainer that students write in their workspace.
+"""What the course provides around `mytrainer/`, the trainer students write in their workspace.
 
-code/jobs/my_trainer.py is the training loop. It finds the student's files with pieces.py and reads
-the command line with flags.py. `lab mytrainer` (cli.py) lists the pieces (status.py), tests them on
-two ranks (selfcheck.py), and measures on virtual GPUs what they buy (gain.py); worked.py puts the
-course's own version of a piece in place. Begin with pieces.py.
+code/jobs/my_trainer.py is the training loop. It imports the student's files through pieces.py and
+parses its command line with flags.py. The command `lab mytrainer` (cli.py) tests each piece on two
+ranks (selfcheck.py) and measures on virtual GPUs what the pieces gain (gain.py); with `--worked`,
+it installs the course's own version of a piece (worked.py). Start reading at pieces.py.
 """

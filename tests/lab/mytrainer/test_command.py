@@ -68,6 +68,19 @@ def test_stubs_are_not_broken(lab, student):
                                     "measures what it buys.")
 
 
+def test_a_stub_that_another_piece_calls_does_not_make_that_piece_unfinished(lab, student):
+    student.write("collectives", STUB)
+    student.change("ddp", "dist.all_reduce(flat, async_op=True)", "reduced(flat)")
+    text = (student.folder / "ddp.py").read_text()
+    student.write("ddp", text + "\n\nfrom mytrainer.collectives import all_reduce as reduced\n")
+    code, out, err = lab()
+    assert code == 1
+    assert "ring all-reduce    not written yet: lab 04 has the exercise" in out
+    assert "data parallelism   does not work" in out
+    assert re.search(r"^  mytrainer/collectives.py, line 2: NotImplementedError: Your turn", err,
+                     re.M)
+
+
 def test_broken_pieces_are_named_and_nothing_is_measured(lab, student):
     student.write("collectives", STUB)
     student.change("ddp", "waiting.discard(parameter)", "waiting.drop(parameter)")
@@ -140,5 +153,14 @@ def test_a_course_without_worked_pieces_says_so(lab, student, checkout):
     assert list(student.folder.iterdir()) == []
 
 
-def test_the_solutions_pass_their_self_checks():
+def test_the_solutions_pass_their_self_checks(student):
     assert {path.stem for path in WORKED.glob("*.py")} == set(PIECES) == set(selfcheck.TESTS)
+    student.solve(*PIECES)
+    assert {name: selfcheck.problem(piece) for name, piece in PIECES.items()} == dict.fromkeys(
+        PIECES)
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_a_piece_that_only_raises_fails_its_self_check(student, name):
+    student.write(name, f"def {PIECES[name].defines}(*_, **__):\n    raise ValueError('mine')\n")
+    assert selfcheck.problem(PIECES[name]) == f"mytrainer/{name}.py, line 2: ValueError: mine"

@@ -1,5 +1,5 @@
-"""Everything that needs CUDA, on whatever GPUs this machine has: `make gpu`.
+"""`make gpu`: run everything that needs CUDA on the GPUs of this machine.
 
-Each module here that defines `run(quick)` is one part: parts.py finds them, runner.py runs each in
-a process of its own, and page.py writes the results as Markdown. result.py is what a part returns.
+Each module that defines `run(quick)` is one part and returns a Result (result.py). parts.py finds
+the parts, runner.py runs each one in its own process, and page.py writes the results as Markdown.
 """

@@ -13,14 +13,20 @@ from benchmarks.gpu.runner import run_parts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the parts and write the result. Returns 1 where a part failed, 2 for wrong options."""
+    """Run the parts and write their results.
+
+    Returns:
+        0 on success or without a GPU, 1 if a part failed, 2 for invalid options.
+    """
     parts = find_parts()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("gpu-results"), metavar="DIR",
-                        help=f"where {page.JSON}, {page.PAGE}, and each part's log are written; "
-                        "parts of an earlier run on the same machine stay (default: %(default)s)")
-    parser.add_argument("--parts", metavar="A,B", help=f"only these of {', '.join(parts)}")
-    parser.add_argument("--quick", action="store_true", help="shorter runs")
+                        help=f"folder for {page.JSON}, {page.PAGE}, and each part's log; results "
+                        "of other parts from the same machine are kept (default: %(default)s)")
+    parser.add_argument("--parts", metavar="A,B",
+                        help=f"run only these of the parts {', '.join(parts)}")
+    parser.add_argument("--quick", action="store_true",
+                        help="fewer cases in every part that takes more than a few seconds")
     given = parser.parse_args(argv)
     try:
         chosen = choose(parts, given.parts)
@@ -29,17 +35,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     problem = machine.cuda_problem()
     if problem is not None:
-        print(f"make gpu: nothing to do, there is no GPU here ({problem})")
+        print(f"make gpu: nothing to do without a GPU ({problem})")
         return 0
     try:
         given.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        print(f"error: --out {given.out}: not a folder that can be written to "
-              f"({error.strerror}); nearest: --out gpu-results", file=sys.stderr)
+        print(f"error: --out {given.out}: cannot create this folder ({error.strerror}); "
+              "nearest: --out gpu-results", file=sys.stderr)
         return 2
     header = machine.describe()
     outcomes = {}
-    for part in chosen:  # after each part, so that an interrupted run leaves what it measured
+    for part in chosen:  # written after each part, so an interrupted run keeps what it measured
         outcomes |= run_parts([part], given.out, given.quick)
         page.write(given.out, header, page.merged(given.out, header, outcomes))
     print(f"results: {given.out / page.JSON}, {given.out / page.PAGE}")

@@ -1,4 +1,4 @@
-"""Which kernel scaled_dot_product_attention chooses, for many shapes."""
+"""The kernel that scaled_dot_product_attention chooses, for many shapes and masks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from virtualgpu.pytorch.attention import choose_backend
 
 NAMES = {0: "math", 1: "flash", 2: "efficient", 3: "cuDNN", -1: "error"}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-# Heads of queries and of keys, tokens of each, widths of queries and of values.
+# Heads of queries and of keys; tokens of queries and of keys; head size of queries and of values.
 SHAPES = {
     "plain": (8, 8, 128, 128, 64, 64), "head of 8": (8, 8, 128, 128, 8, 8),
     "head of 36": (8, 8, 128, 128, 36, 36), "head of 40": (8, 8, 128, 128, 40, 40),
@@ -31,7 +31,7 @@ CONTEXTS = {"all": None, "flash only": [SDPBackend.FLASH_ATTENTION],
 
 
 def evaluate() -> dict[str, str]:
-    """Return the name of the kernel by dtype, shape, mask, and what is enabled."""
+    """Return the chosen kernel by dtype, shape, mask, and enabled backends."""
     found = {}
     for dtype in DTYPES:
         for shape in SHAPES:
@@ -50,13 +50,13 @@ def evaluate() -> dict[str, str]:
 
 
 def choice(dtype: str, shape: str, mask: str, gradient: bool) -> str:
-    """Ask for one choice.
+    """Return the kernel that is chosen for one call, or "error" if there is none.
 
     Args:
         dtype: a key of DTYPES.
         shape: a key of SHAPES.
         mask: one of MASKS.
-        gradient: whether the operands need one.
+        gradient: whether the operands require gradients.
     """
     heads, groups, rows, columns, width, narrow = SHAPES[shape]
     make = {"device": "cuda", "dtype": DTYPES[dtype], "requires_grad": gradient}

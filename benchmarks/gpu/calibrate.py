@@ -1,6 +1,6 @@
-"""A GPU file in the format of virtualgpu/core/cards, from the rates of this machine's GPU
+"""A GPU model in the format of virtualgpu/core/cards, fitted to this machine's GPU
 
-It is only printed: nothing is applied. Change a model's file by hand, and name the source there.
+The file is only printed. To apply it, edit the GPU model's file by hand and cite the source there.
 """
 
 from __future__ import annotations
@@ -18,31 +18,37 @@ KINDS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 
 def run(quick: bool) -> Result:
-    """Propose a GPU model."""
+    """Measure the GPU's rates, and propose a GPU model.
+
+    Args:
+        quick: time fewer cases.
+    """
     found = measure(quick)
     proposed = propose(found)
     table = Table("Proposed figures", ["figure", f"virtual {found.card.name}", "proposed"])
     old, new = found.card.efficiency, proposed.efficiency
     for kind in sorted({*old.matmul, *new.matmul}):
-        table.add(f"matmul, {kind}, share of the peak", old.matmul.get(kind), new.matmul.get(kind))
+        table.add(f"matmul, {kind}, fraction of the peak", old.matmul.get(kind),
+                  new.matmul.get(kind))
     for name in ("vector", "attention", "kernel", "dispatch"):
         table.add(name, getattr(old, name), getattr(new, name))
     for name in ("memory", "context", "sms", "bandwidth", "pcie"):
         table.add(name, getattr(found.card, name), getattr(proposed, name))
     file = Table("The file", ["line"], [[line] for line in source(proposed).splitlines()])
     return Result([table, file], [
-        "Shares are of the data sheet's peaks, which this part does not measure. The matmul shares "
-        f"are medians over multiplications of at least {LARGE:.0e} FLOPs with sizes divisible "
-        "by 8, in bursts of some milliseconds: a GPU that runs for minutes is slower. The launch "
-        "cost is that of a small addition; most operations cost the host more (rates).",
+        "Fractions are relative to the data sheet's peaks, which this part does not measure. The "
+        f"matmul fractions are medians over multiplications of more than {LARGE:.0e} FLOPs with "
+        "sizes divisible by 8, in bursts of a few milliseconds; a GPU under load for minutes is "
+        "slower. `dispatch` is the launch overhead of a small addition; most operations cost the "
+        "CPU more (see `rates`).",
         "Nothing was applied."])
 
 
 def propose(found: Measured) -> Card:
-    """The GPU model with the figures that were measured."""
+    """Return the GPU model with the measured figures in place of its own."""
     card, sheet = found.card, found.sheet
-    matmul = {kind: share for kind in KINDS if kind in card.tflops
-              and (share := share_of(found, kind)) is not None}
+    matmul = {kind: fraction for kind in KINDS if kind in card.tflops
+              and (fraction := fraction_of_peak(found, kind)) is not None}
     vector = [one.case.bytes / one.measured / card.bandwidth for one in ran(found, BANDWIDTH)
               if one.case.name.startswith(("copy", "add", "mul by", "GELU")) and
               one.case.bytes > 2**28]
@@ -67,37 +73,37 @@ def propose(found: Measured) -> Card:
 
 
 def ran(found: Measured, group: str) -> list[Rate]:
-    """The cases of a group that ran."""
+    """Return the cases of a group that ran on the GPU."""
     return [one for one in found.rates
             if one.case.group == group and not isinstance(one.measured, str)]
 
 
-def share_of(found: Measured, kind: str) -> float | None:
-    """The share of the peak that large, aligned matrix multiplications reach."""
-    shares = [one.case.flops / one.measured / (found.card.tflops[kind] * 1e12)
-              for one in ran(found, MATMUL) if one.case.dtype == kind and one.case.flops > LARGE
-              and all(int(word) % 8 == 0 for word in one.case.name.split() if word.isdigit())]
-    return round(median(shares), 3) if shares else None
+def fraction_of_peak(found: Measured, kind: str) -> float | None:
+    """Return the fraction of the peak that large, aligned matrix multiplications reach."""
+    reached = [one.case.flops / one.measured / (found.card.tflops[kind] * 1e12)
+               for one in ran(found, MATMUL) if one.case.dtype == kind and one.case.flops > LARGE
+               and all(int(word) % 8 == 0 for word in one.case.name.split() if word.isdigit())]
+    return round(median(reached), 3) if reached else None
 
 
 def memory_speed(sheet: dict[str, float]) -> float | None:
-    """Bytes/s from the clock and width of the memory; two transfers per cycle."""
+    """Return the bytes/s of memory with this clock and bus width, at two transfers per cycle."""
     clock, width = sheet.get("memory_clock_rate"), sheet.get("memory_bus_width")
     return 2 * clock * 1e3 * width / 8 if clock and width else None
 
 
 def source(card: Card) -> str:
-    """A Python file for core/cards."""
+    """Return a GPU model as the source code of its file in virtualgpu/core/cards."""
     best = card.efficiency
     fields = {name: getattr(card, name) for name in (
         "name", "product", "architecture", "memory", "bandwidth", "tflops", "half", "sms", "nvlink",
         "pcie", "peer", "network", "context")}
-    shares = {name: getattr(best, name) for name in (
+    efficiency = {name: getattr(best, name) for name in (
         "matmul", "vector", "attention", "kernel", "dispatch", "link", "p2p", "pace")}
     lines = [f'"""{card.product}, as measured."""', "",
              "from virtualgpu.core.card import Card, Efficiency", "", "CARD = Card("]
     lines += [f"    {name}={value!r}," for name, value in fields.items()]
     lines += ["    efficiency=Efficiency("]
-    lines += [f"        {name}={value!r}," for name, value in shares.items()]
+    lines += [f"        {name}={value!r}," for name, value in efficiency.items()]
     lines += ["    ),", f"    sources={card.sources!r},", ")"]
     return "\n".join(lines)

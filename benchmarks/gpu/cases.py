@@ -1,4 +1,4 @@
-"""The calls whose speed `rates` measures, each on its own."""
+"""The single calls that `rates` times."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ MATMUL, ATTENTION, BANDWIDTH, OPTIMIZER = "matmul", "attention", "bandwidth", "o
 
 @dataclass(frozen=True)
 class Case:
-    """One call.
+    """One call to time.
 
     Attributes:
         group: MATMUL, ATTENTION, BANDWIDTH, or OPTIMIZER.
-        name: what is called, with its shape.
-        dtype: of the arithmetic: a key of the GPU model's `tflops`.
-        make: makes fresh operands on the GPU and returns the call.
-        flops: of the call; 0 where bytes limit it.
-        bytes: that the call must read and write, once each.
+        name: the operation and its shape.
+        dtype: arithmetic of the call, a key of the GPU model's `tflops`.
+        make: creates operands on the GPU and returns the call.
+        flops: FLOPs of the call, or 0 if it is bandwidth-bound.
+        bytes: bytes that the call must read and write, each counted once.
     """
 
     group: str
@@ -36,16 +36,16 @@ class Case:
     bytes: int = 0
 
 
-def product(dtype: str, m: int, n: int, k: int, layout: str = "NT") -> Case:
-    """A matrix multiplication [m, k] x [k, n].
+def matmul(dtype: str, m: int, n: int, k: int, layout: str = "NT") -> Case:
+    """Return the case of a matrix multiplication, [m, k] x [k, n].
 
     Args:
         dtype: "fp32", "tf32", "bf16", "fp16", or "fp8".
         m: rows of the result.
         n: columns of the result.
-        k: the inner dimension.
-        layout: whether each operand is stored as it is (N) or transposed (T). NT is a linear
-            layer's forward pass, NN the gradient of its input, and TN the one of its weight.
+        k: inner dimension.
+        layout: one letter per operand, N for stored as is and T for transposed. NT is a linear
+            layer's forward pass, NN the gradient of its input, and TN the gradient of its weight.
     """
     kind = {"bf16": BF16, "fp16": FP16, "fp8": BF16}.get(dtype, FP32)
 
@@ -66,17 +66,17 @@ def product(dtype: str, m: int, n: int, k: int, layout: str = "NT") -> Case:
 
 def attention(backend: SDPBackend | None, dtype: str, batch: int, heads: int, sequence: int,
               width: int, causal: bool, backward: bool) -> Case:
-    """scaled_dot_product_attention.
+    """Return the case of a scaled_dot_product_attention call.
 
     Args:
-        backend: which kernel; None: what torch chooses.
+        backend: the kernel, or None for PyTorch's choice.
         dtype: "bf16" or "fp32".
-        batch: sequences.
-        heads: of the queries, keys, and values.
-        sequence: tokens.
-        width: of a head.
-        causal: whether tokens see only those before them.
-        backward: whether the backward pass is timed instead of the forward pass.
+        batch: number of sequences.
+        heads: number of heads of the queries, keys, and values.
+        sequence: tokens per sequence.
+        width: size of a head.
+        causal: apply a causal mask.
+        backward: time the backward pass instead of the forward pass.
     """
     def make() -> Call:
         shape = {"size": (batch, sequence, heads, width), "device": "cuda",
@@ -105,15 +105,15 @@ def attention(backend: SDPBackend | None, dtype: str, batch: int, heads: int, se
 
 def bandwidth(name: str, shape: tuple[int, ...], dtype: torch.dtype, passes: float,
               make: Callable[[torch.Tensor], Call], group: str = BANDWIDTH) -> Case:
-    """A call that the memory limits.
+    """Return the case of a bandwidth-bound call.
 
     Args:
-        name: what is called.
-        shape: of its main operand, which `make` gets.
-        dtype: of it.
-        passes: how often as many bytes as the operand has must be read or written.
-        make: returns the call.
-        group: of the case.
+        name: the operation.
+        shape: shape of its main operand.
+        dtype: dtype of its main operand.
+        passes: bytes read and written, as a multiple of the main operand's size.
+        make: takes the main operand and returns the call.
+        group: BANDWIDTH or OPTIMIZER.
     """
     short = {BF16: "bf16", FP32: "fp32", FP16: "fp16"}[dtype]
     size = int(passes * torch.Size(shape).numel() * dtype.itemsize)
@@ -121,11 +121,11 @@ def bandwidth(name: str, shape: tuple[int, ...], dtype: torch.dtype, passes: flo
                 lambda: make(torch.randn(shape, device="cuda", dtype=dtype)), 0, size)
 
 
-def backward(of: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], Call]:
-    """Make a call that runs the backward pass of a function of one tensor."""
+def backward(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], Call]:
+    """Return a `make` whose call is the backward pass of a function of one tensor."""
     def make(x: torch.Tensor) -> Call:
         x.requires_grad_()
-        out = of(x)
+        out = function(x)
         grad = torch.randn_like(out)
         return lambda: torch.autograd.grad(out, x, grad, retain_graph=True)
     return make
@@ -165,7 +165,7 @@ def embedding_backward(x: torch.Tensor) -> Call:
 
 
 def adamw(**options: bool) -> Callable[[torch.Tensor], Call]:
-    """Make a step of AdamW over 48 tensors that hold all of x's elements together."""
+    """Return a `make` whose call is a step of AdamW; 48 parameters share the operand's elements."""
     def make(x: torch.Tensor) -> Call:
         parameters = [nn.Parameter(part.clone()) for part in x.chunk(48)]
         for one in parameters:
@@ -181,25 +181,25 @@ def matmuls(quick: bool) -> Iterator[Case]:
     for dtype in ("fp32", "tf32", "bf16", "fp16", "fp8"):
         for size in sizes:
             if size <= (8192 if dtype == "fp32" else 16384):
-                yield product(dtype, size, size, size)
+                yield matmul(dtype, size, size, size)
     for layout in ("NN", "TN", "TT"):
         for dtype in ("bf16", "fp32"):
-            yield product(dtype, 4096, 4096, 4096, layout)
+            yield matmul(dtype, 4096, 4096, 4096, layout)
     models = ((768, 8192),) if quick else ((768, 8192), (1024, 8192), (2048, 8192), (4096, 8192),
                                            (5120, 8192), (768, 1024), (4096, 1024), (4096, 128))
     for width, tokens in models:  # a GPT's linear layers
         for n, k in ((3 * width, width), (width, width), (4 * width, width), (width, 4 * width)):
-            yield product("bf16", tokens, n, k)
-        yield product("bf16", tokens, width, 4 * width, "NN")
-        yield product("bf16", 4 * width, width, tokens, "TN")
+            yield matmul("bf16", tokens, n, k)
+        yield matmul("bf16", tokens, width, 4 * width, "NN")
+        yield matmul("bf16", 4 * width, width, tokens, "TN")
     for vocabulary in (50257, 50304):
         for dtype in ("bf16", "fp32", "tf32"):
-            yield product(dtype, 8192, vocabulary, 768)
-        yield product("bf16", 8192, 768, vocabulary, "NN")
-        yield product("bf16", vocabulary, 768, 8192, "TN")
+            yield matmul(dtype, 8192, vocabulary, 768)
+        yield matmul("bf16", 8192, 768, vocabulary, "NN")
+        yield matmul("bf16", vocabulary, 768, 8192, "TN")
     for m, n, k in ((4095, 4096, 4096), (4096, 4095, 4096), (4096, 4096, 4095),
                     (4095, 4095, 4095), (4100, 4100, 4100), (4104, 4104, 4104)):
-        yield product("bf16", m, n, k)
+        yield matmul("bf16", m, n, k)
 
 
 def attentions(quick: bool) -> Iterator[Case]:
@@ -226,7 +226,7 @@ def others(quick: bool) -> Iterator[Case]:
     for dtype in (FP32, BF16):
         yield bandwidth("copy", wide, dtype, 2, lambda x: lambda: x.clone())
         yield bandwidth("add", wide, dtype, 3, add)
-        yield bandwidth("mul by a number", wide, dtype, 2, lambda x: lambda: x * 2.0)
+        yield bandwidth("mul by a scalar", wide, dtype, 2, lambda x: lambda: x * 2.0)
         yield bandwidth("add in place", wide, dtype, 2, lambda x: lambda: x.add_(1.0))
         yield bandwidth("GELU", wide, dtype, 2, lambda x: lambda: F.gelu(x))
         yield bandwidth("GELU backward", wide, dtype, 3, backward(F.gelu))
@@ -269,5 +269,5 @@ def others(quick: bool) -> Iterator[Case]:
 
 
 def cases(quick: bool) -> list[Case]:
-    """Every case; with `quick`, a few of each group."""
+    """Return all cases, or with `quick` a few of each group."""
     return [*matmuls(quick), *attentions(quick), *others(quick)]

@@ -1,4 +1,4 @@
-"""The dtype of every operation's result under autocast, op by op."""
+"""The dtype of each operation's result, with and without autocast."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch.nn import functional as F
 
-# An operation per line: a, b are matrices [16, 16], positive; v is a vector [16]; x is [2, 16, 16];
-# c is an image [2, 16, 8, 8]; t are class indices [16]; m is a bool mask [16, 16].
+# Operations, separated by semicolons. Operands: a and b are positive [16, 16]; v is [16]; x is
+# [2, 16, 16]; c is an image [2, 16, 8, 8]; t holds class indices [16]; m is a bool mask [16, 16].
 OPERATIONS = """
 a @ b; torch.mm(a, b); torch.matmul(x, a); torch.bmm(x, x); torch.addmm(a, a, b); torch.mv(a, v)
 torch.addmv(v, a, v); torch.addr(a, v, v); torch.baddbmm(x, x, x); torch.addbmm(a, x, x)
@@ -65,7 +65,7 @@ def operations() -> list[str]:
 
 
 def settings() -> dict[str, tuple[torch.dtype | None, torch.dtype, torch.dtype]]:
-    """The dtype of autocast, of the operands, and of `b`, by name."""
+    """Return the dtypes of autocast, of the operands, and of `b`, by setting."""
     return {f"autocast {to or 'off'}, {mix}": (to, *dtypes)
             for to in (None, torch.float16, torch.bfloat16) for mix, dtypes in MIXES.items()}
 
@@ -73,7 +73,8 @@ def settings() -> dict[str, tuple[torch.dtype | None, torch.dtype, torch.dtype]]
 def evaluate(names: Iterable[str] | None = None) -> dict[str, str]:
     """Return the dtype of each operation's result, or its error, by setting and operation.
 
-    With `names`, only in those settings.
+    Args:
+        names: the settings, or None for all.
     """
     every = settings()
     return {f"{name}: {text}": outcome(text, *every[name])
@@ -81,12 +82,12 @@ def evaluate(names: Iterable[str] | None = None) -> dict[str, str]:
 
 
 def outcome(text: str, to: torch.dtype | None, one: torch.dtype, other: torch.dtype) -> str:
-    """Evaluate one operation.
+    """Return the dtype of one operation's result, or its error.
 
     Args:
-        text: the operation.
-        to: dtype of autocast; None: it is off.
-        one: dtype of the operands.
+        text: the operation as a Python expression.
+        to: dtype of autocast, or None if it is off.
+        one: dtype of all operands but `b`.
         other: dtype of `b`.
     """
     make = {"device": "cuda", "dtype": one}

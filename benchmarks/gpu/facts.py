@@ -1,4 +1,4 @@
-"""What a program sees of CUDA: properties, statistics, streams, and the text of errors."""
+"""What a program can see of CUDA: properties, statistics, streams, and error messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def properties() -> dict[str, object]:
-    """Attributes of the device's properties, without those that differ from one GPU to the next."""
+    """Return the device's properties, without those that identify a single GPU."""
     found = torch.cuda.get_device_properties(0)
     return {name: getattr(found, name) for name in dir(found)
             if not name.startswith("_") and name not in (
@@ -48,7 +48,7 @@ def error_of(run: Callable[[], object]) -> str:
 
 def stream_facts() -> dict[str, object]:
     side, event = torch.cuda.Stream(), torch.cuda.Event(enable_timing=True)
-    found = {"an event nobody recorded": event.query(), "default": (
+    found = {"an event that was never recorded": event.query(), "default": (
         torch.cuda.current_stream() == torch.cuda.default_stream()),
         "default's handle": torch.cuda.default_stream().cuda_stream,
         "priority": side.priority, "repr of default": repr(torch.cuda.default_stream()),
@@ -77,7 +77,7 @@ def stream_facts() -> dict[str, object]:
 
 
 def asynchronous() -> bool:
-    """Whether launching returns before the kernel is over."""
+    """Return whether a launch returns before its kernel has finished."""
     big = torch.randn(8192, 8192, device="cuda")
     big @ big
     torch.cuda.synchronize()
@@ -213,7 +213,7 @@ FACTS: dict[str, Fact] = {
 
 
 def evaluate() -> dict[str, object]:
-    """Return every fact, flattened to one row each."""
+    """Return every fact by name; a fact with several values becomes several entries."""
     found: dict[str, object] = {}
     for name, fact in FACTS.items():
         try:

@@ -1,4 +1,4 @@
-"""What the host spends: launches, copies across the bus, and allocations."""
+"""CPU time of launches, of copies over PCIe, and of allocations."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-Costs = dict[tuple[str, str], float]  # by name and unit
+Costs = dict[tuple[str, str], float]  # by (operation, unit)
 MIB = 2**20
 
 
 def host_seconds(call: Callable[[], object], calls: int = 200, repeats: int = 7) -> float:
-    """Time of the host per call, while the GPU is not waited for."""
+    """Return the CPU time per call in seconds, without waiting for the GPU.
+
+    Args:
+        call: the call to time.
+        calls: calls per repeat.
+        repeats: repeats, of which the median is returned.
+    """
     found = []
     for _ in range(repeats):
         call()
@@ -29,7 +35,7 @@ def host_seconds(call: Callable[[], object], calls: int = 200, repeats: int = 7)
 
 
 def launches() -> Costs:
-    """Microseconds of the host per eager call on tiny tensors."""
+    """Return the CPU time of eager calls on tiny tensors, in microseconds."""
     x, w = torch.randn(64, 64, device="cuda"), torch.randn(64, 64, device="cuda")
     b, t = torch.randn(64, device="cuda"), torch.randint(64, (64,), device="cuda")
     layer, out = nn.Linear(64, 64, device="cuda"), torch.empty_like(x)
@@ -65,13 +71,13 @@ def launches() -> Costs:
 
 
 def copies() -> Costs:
-    """GB/s between the host and the GPU, and the time of reading a number."""
+    """Return the bandwidth between the CPU and the GPU, and the time to read one number."""
     found: Costs = {}
     for size in (64 * 2**10, 4 * MIB, 256 * MIB):
         there = torch.empty(size, dtype=torch.uint8, device="cuda")
         plain = torch.ones(size, dtype=torch.uint8)
         for how, here in (("pageable", plain), ("pinned", plain.pin_memory())):
-            for way, into, source in (("to the GPU", there, here), ("to the host", here, there)):
+            for way, into, source in (("to the GPU", there, here), ("to the CPU", here, there)):
                 def copy(into=into, source=source) -> None:
                     into.copy_(source)
                     torch.cuda.synchronize()
@@ -85,7 +91,7 @@ def copies() -> Costs:
 
 
 def allocations() -> Costs:
-    """Microseconds of an allocation, from the cache and from CUDA."""
+    """Return the CPU time of allocations, from the cache and from CUDA, in microseconds."""
     found: Costs = {}
     for size in (512, 2 * MIB, 64 * MIB, 1024 * MIB):
         def make(size=size) -> torch.Tensor:
@@ -105,7 +111,7 @@ def allocations() -> Costs:
 
 
 HOST: dict[str, Callable[[], Costs]] = {
-    "The host's time per eager call": launches,
-    "Copies between the host and the GPU": copies,
+    "CPU time per eager call": launches,
+    "Copies between the CPU and the GPU": copies,
     "Allocations": allocations,
 }

@@ -1,4 +1,4 @@
-"""What the results were measured on: GPUs, driver, libraries, topology."""
+"""The machine of a result: GPUs, driver, libraries, and topology."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ QUERY = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,power.limit
 
 
 def cuda_problem() -> str | None:
-    """Return why nothing here can run on a GPU; None where torch finds one."""
+    """Return why PyTorch cannot use a GPU here, or None if it can."""
     import torch
 
     if torch.cuda.is_available():
@@ -23,7 +23,7 @@ def cuda_problem() -> str | None:
 
 
 def describe() -> dict[str, str]:
-    """Return the header of a result, in the order in which it is shown."""
+    """Return the header of a result, in display order."""
     import torch
 
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -41,7 +41,7 @@ def describe() -> dict[str, str]:
 
 
 def output(command: list[str]) -> str:
-    """Return what a command prints, or why it cannot be run."""
+    """Return the output of a command, or "unknown" with the reason why it did not run."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired) as error:

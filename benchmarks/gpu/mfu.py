@@ -1,4 +1,4 @@
-"""Step time, MFU, and peak memory of whole models, beside what virtual GPUs say"""
+"""Step time, MFU, and peak memory of whole models, measured and modeled"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from virtualgpu.core import cards
 from virtualgpu.core.card import Card
 
 LIMIT = 600
-ITERATIONS, WARM = 10, 4  # the median counts the steps from number WARM on
+ITERATIONS, WARM = 10, 4  # step times are medians over iterations WARM to ITERATIONS
 LENGTH = 1024
 COMMON = ("--eval-iters 0 --lr 1e-4 --log-interval 1 --hidden-dropout 0 --attention-dropout 0 "
           "--make-vocab-size-divisible-by 50304 --log-throughput ")
@@ -25,14 +25,21 @@ SIZES = {  # GPT-2 small and medium (Radford et al. 2019), GPT-3 XL (Brown et al
 }
 PRECISIONS = {"fp32": "", "TF32": "", "bf16": "--bf16", "fp16": "--fp16"}
 FLASH = "--use-flash-attn"
-TF32 = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}  # cuBLAS only, which is all that multiplies here
+TF32 = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}  # all matmuls of the trainer are in cuBLAS
 COLUMNS = ["model", "precision", "tokens/s", "step (ms)", "virtual step (ms)", "step error", "MFU",
            "allocated (GB)", "virtual allocated (GB)", "allocated error", "reserved (GB)",
            "virtual reserved (GB)", "reserved error"]
 
 
 def sequences(length: int, micro: int, batch: int, iterations: int = ITERATIONS) -> str:
-    """Return the flags of the batch: `batch` sequences of `length`, `micro` at a time."""
+    """Return the flags of the batch size and the number of steps.
+
+    Args:
+        length: tokens per sequence.
+        micro: micro-batch size.
+        batch: global batch size.
+        iterations: training steps.
+    """
     return (f"--seq-length {length} --max-position-embeddings {length} --micro-batch-size {micro} "
             f"--global-batch-size {batch} --train-iters {iterations} ")
 
@@ -55,17 +62,21 @@ def cases(quick: bool) -> dict[tuple[str, str], str]:
 
 
 def run(quick: bool) -> Result:
-    """Train each model on GPU 0 and on its virtual twin."""
+    """Train each model on GPU 0 and on its virtual twin.
+
+    Args:
+        quick: train only the largest model.
+    """
     product, result = torch.cuda.get_device_name(0), Result()
     card = cards.card_of(product)
     result.notes += [
-        "Medians of steps 4 to 10 of one run per row. A step includes the time between its kernels "
-        "and the batches' transfer. MFU: model FLOPs (causal attention counts half) over the data "
-        "sheet's dense peak.",
-        "TF32 is switched on in cuBLAS; fp32 rows compute in full fp32. GB are 10^9 bytes of "
-        "PyTorch's peaks (allocated, reserved).",
-        f"Virtual rows: the same command line with --device virtual:{card.name}." if card else
-        f"No virtual GPU models a {product}: its columns are empty."]
+        f"Step times are medians over steps {WARM} to {ITERATIONS} of a single run. They include "
+        "idle time between kernels and the transfer of each batch. MFU is the model FLOP/s "
+        "(causal attention counts half) divided by the data sheet's dense peak.",
+        "TF32 rows switch TF32 on in cuBLAS; fp32 rows compute in full fp32. 1 GB is 10^9 bytes. "
+        "Allocated and reserved memory are PyTorch's peaks.",
+        f"Virtual columns come from the same command line with --device virtual:{card.name}."
+        if card else f"There is no GPU model of a {product}, so the virtual columns are empty."]
     table = Table(f"The trainer on one {product}", COLUMNS)
     result.tables.append(table)
     with data_flags() as data:
@@ -84,9 +95,15 @@ def run(quick: bool) -> Result:
 
 def virtual_runs(card: Card, flags: dict[tuple[str, str], str], result: Result
                  ) -> dict[tuple[str, str], Run]:
-    """Run every row on a virtual GPU, several at once, before the real runs need the CPU."""
+    """Train every row on a virtual GPU, several at a time, before the real runs need the CPU.
+
+    Args:
+        card: the GPU model.
+        flags: command lines by (model, precision).
+        result: receives a failure for each run that failed.
+    """
     def one(key: tuple[str, str]) -> Run | None:
-        try:  # a virtual GPU has no flag for TF32
+        try:  # the trainer has no flag for TF32 on a virtual GPU
             return None if key[1] == "TF32" else train(flags[key], f"virtual:{card.name}")
         except TrainerFailed as error:
             result.failures.append(f"{', '.join(key)}, on a virtual {card.name}: {error}")
@@ -99,12 +116,21 @@ def virtual_runs(card: Card, flags: dict[tuple[str, str], str], result: Result
 
 def add(table: Table, key: tuple[str, str], flags: str, real: Run, twin: Run | None,
         card: Card | None) -> None:
-    """Add one row: measured, modeled, and the relative error of the model."""
+    """Add one row: measured and modeled figures, and the relative error of the model.
+
+    Args:
+        table: receives the row.
+        key: (model, precision).
+        flags: command line of the run.
+        real: the run on the GPU.
+        twin: the run on the virtual GPU, if there is one.
+        card: the GPU model, if there is one.
+    """
     step = real.milliseconds(WARM)
     tokens = number(flags, "--global-batch-size") * number(flags, "--seq-length")
     peak = card and card.tflops.get(key[1].lower())
     rate = re.findall(r"model TFLOP/s per device: (\S+)", real.text)
-    # The log's rate is of its own step: the median step's is inverse to the time.
+    # The logged rate is that of the last step; scale it to the median step time.
     last = max(real.steps)
     rate = float(rate[-1].rstrip(",")) * real.steps[last].milliseconds / step if rate else None
     cells: list = [*key, round(1000 * tokens / step), step]
@@ -122,5 +148,5 @@ def add(table: Table, key: tuple[str, str], flags: str, real: Run, twin: Run | N
 
 
 def number(flags: str, name: str) -> int:
-    """Return the value of a flag on a command line."""
+    """Return the value of an integer flag on a command line."""
     return int(re.search(rf"{name} (\d+)", flags)[1])

@@ -1,4 +1,4 @@
-"""The trainer's process groups over NCCL with one rank: every collective, and its values"""
+"""Every collective of the trainer's process groups, over NCCL with one rank"""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ SIZE = 1 << 20
 
 
 def run(quick: bool) -> Result:
-    """Call every method of a Group on GPU 0; alone, each must give back what it was given."""
+    """Call every collective of a Group on GPU 0; with one rank, the output must equal the input.
+
+    Args:
+        quick: without effect, because most of these few seconds are startup.
+    """
     result = Result()
     os.environ.pop("RANK", None)
     torch.cuda.set_device(0)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group = make_group([(0,)], "nccl")
-    table = Table("Collectives of one NCCL rank", ["collective", "dtype", "values are right"])
+    table = Table("Collectives over NCCL with one rank",
+                  ["collective", "dtype", "output equals input"])
     result.tables.append(table)
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64):
         given = torch.arange(SIZE, device="cuda").remainder(251).to(dtype)
@@ -33,9 +38,9 @@ def run(quick: bool) -> Result:
         for name, made in (("all_reduce", summed), ("start_all_reduce", started),
                            ("start_reduce_scatter", part), ("all_gather", group.all_gather(given)),
                            ("reduce_scatter", group.reduce_scatter(given))):
-            right = bool(torch.equal(made, given))
-            table.add(name, str(dtype).removeprefix("torch."), right)
-            if not right:
-                result.failures.append(f"{name} of {dtype} changed its values")
+            equal = bool(torch.equal(made, given))
+            table.add(name, str(dtype).removeprefix("torch."), equal)
+            if not equal:
+                result.failures.append(f"{name} of {dtype}: the output differs from the input")
     dist.destroy_process_group()
     return result

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Import the part, run it, and save what it returns."""
+    """Import a part, run it, and save its result."""
     parser = argparse.ArgumentParser()
     parser.add_argument("module")
     parser.add_argument("result", type=Path)

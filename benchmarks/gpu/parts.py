@@ -1,4 +1,4 @@
-"""Find the parts: modules that define `run`, without importing them."""
+"""Find the parts, which are the modules that define `run`, without importing them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
-SECONDS = 600  # a part's time limit, unless its module says LIMIT = seconds
+SECONDS = 600  # default time limit of a part; LIMIT = seconds in its module overrides it
 
 
 class UnknownPart(Exception):
-    """A name in --parts is not the name of a part."""
+    """--parts has a name that no part has."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part.
+    """A part of `make gpu`.
 
     Attributes:
-        name: what --parts calls it.
-        module: its dotted name, for a process that imports it.
-        title: the first line of its docstring.
-        limit: seconds after which it is stopped.
+        name: its name in --parts.
+        module: dotted name of its module.
+        title: first line of the module's docstring.
+        limit: time limit in seconds.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Part:
 
 
 def find_parts(package: str = "benchmarks.gpu") -> dict[str, Part]:
-    """Return the parts in a package by name, in alphabetical order."""
+    """Return the parts of a package by name, in alphabetical order."""
     folder = Path(next(iter(importlib.util.find_spec(package).submodule_search_locations)))
     found = (_part(path, package) for path in sorted(folder.glob("*.py")))
     return {part.name: part for part in found if part is not None}
@@ -51,14 +51,14 @@ def _part(path: Path, package: str) -> Part | None:
 
 
 def choose(parts: dict[str, Part], names: str | None) -> list[Part]:
-    """Return the parts that --parts names, in its order, or all of them.
+    """Return the parts that --parts selects, in that order.
 
     Args:
-        parts: what there is.
-        names: the value of --parts, separated by commas; None for all.
+        parts: all parts by name.
+        names: value of --parts, names separated by commas, or None for all parts.
 
     Raises:
-        UnknownPart: a name is not a part's; the message has the nearest one.
+        UnknownPart: No part has one of the names; the message suggests the nearest.
     """
     if names is None:
         return list(parts.values())

@@ -1,4 +1,4 @@
-"""What only a real GPU shows: out of memory, the profiler, status files, signals, messages"""
+"""Out-of-memory errors, profiles, status files, and signals of the trainer on a real GPU"""
 
 from __future__ import annotations
 
@@ -14,14 +14,7 @@ import torch
 
 from benchmarks.gpu import mfu
 from benchmarks.gpu.result import Result, Table
-from benchmarks.gpu.trainer import (
-    SECONDS,
-    Run,
-    data_flags,
-    small_model,
-    start,
-    train,
-)
+from benchmarks.gpu.trainer import SECONDS, Run, data_flags, small_model, start, train
 from job_monitor import ranks
 
 LIMIT = 400
@@ -29,17 +22,23 @@ VOCABULARY = 50304
 
 
 class Wrong(Exception):
-    """A run did not do what it should; the message says what."""
+    """A run did not behave as documented; the message says how."""
 
 
 def expect(condition: bool, wrong: str, run: Run | None = None) -> None:
-    """Raise Wrong with the end of the run's log unless `condition` holds."""
+    """Raise Wrong unless a condition holds.
+
+    Args:
+        condition: what must hold.
+        wrong: message of the error.
+        run: a run whose last log lines are appended to the message.
+    """
     if not condition:
         raise Wrong("\n".join([wrong, *(run.text.splitlines()[-8:] if run else [])]))
 
 
 def out_of_memory(folder: Path) -> str:
-    """A model that cannot fit: a message in PyTorch's words, a nonzero exit, a status file."""
+    """Check that a run that exceeds the memory reports PyTorch's error and exits with 1."""
     total = torch.cuda.get_device_properties(0).total_memory
     batch = total // (4 * mfu.LENGTH * VOCABULARY) + 1  # its fp32 logits alone are larger
     with data_flags() as data:
@@ -49,14 +48,14 @@ def out_of_memory(folder: Path) -> str:
     expect(run.code == 1, f"exit code {run.code}, not 1", run)
     lines = [line for line in run.text.splitlines() if line.startswith("[rank 0]")]
     expect(len(lines) == 1 and "CUDA out of memory. Tried to allocate" in lines[0],
-           "not one line of rank 0 that says so", run)
+           "rank 0 did not print PyTorch's out-of-memory error on exactly one line", run)
     status = json.loads((folder / "0.json").read_text())
-    expect(status["state"] == "failed", f"the status file says {status['state']!r}")
+    expect(status["state"] == "failed", f"the status file has state {status['state']!r}")
     return lines[0]
 
 
 def status_file(folder: Path) -> str:
-    """The status file that `lab top` reads, against what torch says of the GPU."""
+    """Compare the status file that `lab top` reads with what PyTorch reports."""
     with small_model() as model:
         train(model, RANK_STATUS=str(folder))
     rank = ranks.read(folder)[0]
@@ -72,51 +71,53 @@ def status_file(folder: Path) -> str:
 
 
 def profile(folder: Path) -> str:
-    """--profile-execution: a trace with the GPU's kernels, which the course's readers open."""
+    """Check that --profile-execution writes a trace with kernels that the course's tools open."""
     with small_model() as model:
         train(f"{model} --tensorboard-dir {folder} --profile-execution yes --eval-iters 2 "
               "--eval-interval 5 --log-memory-to-tensorboard")
     found = list((folder / "run_default").glob("run_default_gpu0.*.pt.trace.json*"))
-    expect(len(found) == 1, f"not one trace: {sorted(path.name for path in folder.rglob('*'))}")
+    expect(len(found) == 1, "expected one trace, found "
+           f"{sorted(path.name for path in folder.rglob('*'))}")
     loaded = json.loads(found[0].read_text())
     events = loaded["traceEvents"]
     count = sum(event.get("cat") == "kernel" for event in events)
     expect(count > 0, "the trace has no event of category kernel")
     expect(bool(loaded.get("deviceProperties")), "the trace has no deviceProperties")
-    from job_monitor import traces  # and not above: it needs packages that other checks do not
+    from job_monitor import traces  # here, because the other checks need none of its packages
 
-    peak = traces.parse(0, events).peak  # raises LabError without memory events of the GPU
+    peak = traces.parse(0, events).peak  # LabError if the trace has no GPU memory events
     size = found[0].stat().st_size
-    return (f"{count} kernels, {peak:.2f} GiB at the peak, in a file of {size / 1e6:.1f} MB; "
+    return (f"{count} kernels, peak memory {peak:.2f} GiB, a file of {size / 1e6:.1f} MB; "
             f"{opened(folder)}")
 
 
 def opened(folder: Path) -> str:
-    """Open the trace with torch_tb_profiler, where it is installed."""
+    """Open the trace with torch_tb_profiler if it is installed."""
     try:
         from torch_tb_profiler.profiler.loader import RunLoader
         from torch_tb_profiler.run import RunProfile  # noqa: F401
     except ImportError:
-        return "torch_tb_profiler is not installed, so it did not open the trace"
+        return "not opened with torch_tb_profiler, which is not installed"
     from torch_tb_profiler.io.cache import Cache
 
     run = RunLoader("run_default", str(folder / "run_default"), Cache()).load()
-    expect(len(run.profiles) == 1, "torch_tb_profiler does not open the trace")
+    expect(len(run.profiles) == 1, "torch_tb_profiler cannot open the trace")
     return "torch_tb_profiler opens it"
 
 
 def kernel_table(folder: Path) -> str:
-    """The same trace in the lab's reader of kernels."""
+    """Check that the labs' kernel table can read a trace."""
     with small_model() as model:
         train(f"{model} --bf16 --tensorboard-dir {folder} --profile-execution yes")
     from job_monitor import kernels
 
     read = kernels.read("bf16", folder / "run_default")
+    expect(sum(read.milliseconds.values()) > 0, "the table has no kernel time")
     return f"{len(read.milliseconds)} kernels, {sum(read.milliseconds.values()):.1f} ms per step"
 
 
 def timeline(folder: Path) -> str:
-    """--timeline and all timers."""
+    """Check that --timeline writes a figure, with all timers switched on."""
     with small_model() as model:
         run = train(f"{model} --timeline {folder} --timing-log-level 2 --log-params-norm "
                     "--log-num-zeros-in-grad")
@@ -126,7 +127,7 @@ def timeline(folder: Path) -> str:
 
 
 def sigterm(folder: Path) -> str:
-    """SIGTERM with --exit-signal-handler: a checkpoint, and exit code 0."""
+    """Check that --exit-signal-handler saves a checkpoint on SIGTERM and exits with 0."""
     with small_model(iterations=100_000) as model:
         process, = start(f"{model} --exit-signal-handler --save {folder} --save-interval 100000 "
                          "--log-interval 1", "cuda")
@@ -145,23 +146,23 @@ def sigterm(folder: Path) -> str:
 
 
 def no_such_gpu(folder: Path) -> str:
-    """A local rank beyond the last GPU."""
+    """Check the error of a local rank that has no GPU."""
     count = torch.cuda.device_count()
     with small_model() as model:
         run = train(model, check=False, LOCAL_RANK=str(count))
     wanted = f"local rank {count} has no GPU: this node shows {count}"
-    expect(run.code == 1 and wanted in run.text, "not the message", run)
+    expect(run.code == 1 and wanted in run.text, f"the error is not {wanted!r}", run)
     return wanted
 
 
 def instead_of_cpu(folder: Path) -> str:
-    """DEVICE_INSTEAD_OF_CPU=cuda, and --device auto."""
+    """Check that DEVICE_INSTEAD_OF_CPU=cuda and --device auto use the GPU."""
     with small_model() as model:
         run = train(model, "cpu", DEVICE_INSTEAD_OF_CPU="cuda", RANK_STATUS=str(folder))
-        expect("CUDA is used instead" in run.text, "no word of it", run)
+        expect("CUDA is used instead" in run.text, "the log does not mention it", run)
         expect(ranks.read(folder)[0].on_card, "it ran on the CPU")
         train(model, "auto", RANK_STATUS=str(folder / "auto"))
-    expect(ranks.read(folder / "auto")[0].on_card, "--device auto does not take the GPU")
+    expect(ranks.read(folder / "auto")[0].on_card, "--device auto did not choose the GPU")
     return "both ran on the GPU"
 
 
@@ -170,12 +171,18 @@ CHECKS: dict[str, Callable[[Path], str]] = {
     "kernels of a profile": kernel_table, "timeline and timers": timeline, "SIGTERM": sigterm,
     "a rank without a GPU": no_such_gpu, "--device cpu and auto": instead_of_cpu,
 }
+QUICK = ("out of memory", "status file", "SIGTERM")  # the checks that --quick keeps
 
 
 def run(quick: bool) -> Result:
-    """Run the checks, several at a time: most of each is Python that starts."""
+    """Run the checks, several at a time, because most of each is startup.
+
+    Args:
+        quick: run only the checks in QUICK.
+    """
     result = Result()
-    table = Table("Each check, and what it found", ["check", "outcome", "elapsed time (s)"])
+    names = [name for name in CHECKS if not quick or name in QUICK]
+    table = Table("Checks", ["check", "outcome", "elapsed time (s)"])
     result.tables.append(table)
 
     def one(name: str) -> tuple[str, float, str | None]:
@@ -183,15 +190,14 @@ def run(quick: bool) -> Result:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 return CHECKS[name](Path(folder)), time.monotonic() - started, None
-            except Exception as error:  # whatever it is, the other checks go on
+            except Exception as error:  # any failure: the other checks must still run
                 wrong = f"{name}: {type(error).__name__}: {error}"
                 return "FAILED", time.monotonic() - started, wrong
 
-    first = next(iter(CHECKS))  # alone: it takes all of the memory
-    with ThreadPoolExecutor(6) as pool:
-        outcomes = [one(first), *pool.map(one, list(CHECKS)[1:])]
-    for name, (said, seconds, wrong) in zip(CHECKS, outcomes, strict=True):
-        table.add(name, said, seconds)
+    with ThreadPoolExecutor(6) as pool:  # the first check runs alone: it fills the GPU's memory
+        outcomes = [one(names[0]), *pool.map(one, names[1:])]
+    for name, (found, seconds, wrong) in zip(names, outcomes, strict=True):
+        table.add(name, found, seconds)
         if wrong:
             result.failures.append(wrong)
     return result

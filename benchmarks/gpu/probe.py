@@ -1,4 +1,4 @@
-"""What is observed of a program, in the same way on a real GPU and on a virtual one."""
+"""Observe a program's memory, kernels, and step time, on a real GPU and on a virtual one alike."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Launch(NamedTuple):
     """An operation that launched kernels.
 
     Attributes:
-        op: its name, such as "aten.mm", with one name for what CUDA runs alike.
-        kernels: short names of its kernels; on a virtual GPU as many "?" as it launches.
-        shapes: sizes of its first operands.
+        op: canonical name, such as "aten.mm".
+        kernels: short names of its kernels; on a virtual GPU, one "?" per kernel.
+        shapes: shapes of its first operands.
     """
 
     op: str
@@ -30,7 +30,7 @@ class Launch(NamedTuple):
 
 
 class Probe:
-    """Memory at the points that a program marks, in bytes."""
+    """Records memory, in bytes, at the points that a program marks."""
 
     def __init__(self) -> None:
         self.marks: list[tuple[str, tuple[int, ...]]] = []
@@ -44,23 +44,23 @@ class Probe:
 
 
 class Silent(Probe):
-    """Notes nothing."""
+    """Ignores all marks."""
 
     def mark(self, name: str) -> None:
         pass
 
 
 def is_virtual() -> bool:
-    """Whether this process runs on a virtual GPU."""
+    """Return whether this process runs on a virtual GPU."""
     return Ledger.current is not None
 
 
 def observe(build: Callable[[], Callable[[Probe], None]], steps: int = 7) -> dict:
-    """Run a program, and return its memory, its launches in one step, and its seconds per step.
+    """Run a program, and return its memory, the launches of one step, and the seconds per step.
 
     Args:
         build: one of programs.PROGRAMS.
-        steps: how many are timed.
+        steps: number of timed steps.
     """
     probe, silent = Probe(), Silent()
     probe.mark("before anything")
@@ -83,14 +83,15 @@ def observe(build: Callable[[], Callable[[Probe], None]], steps: int = 7) -> dic
 
 
 def launched(run: Callable[[], None]) -> list[Launch]:
-    """The operations that launch kernels, in order."""
+    """Return the operations that launch kernels while `run` runs, in order."""
     return _modeled(run) if is_virtual() else _profiled(run)
 
 
 def _modeled(run: Callable[[], None]) -> list[Launch]:
     gpu, found = Ledger.current.gpu, []
     start, launch = gpu.start, gpu.launch
-    inside: list[tuple[tuple[int, ...], ...]] = [()]  # shapes of the operation that launches now
+    # Operand shapes of the running operations, the innermost last.
+    inside: list[tuple[tuple[int, ...], ...]] = [()]
 
     def started(func, args, kwargs, plan, out) -> None:
         inside.append(tuple(tuple(item.shape) for item in args[:3]
@@ -130,14 +131,16 @@ def _profiled(run: Callable[[], None]) -> list[Launch]:
 
 
 def short(kernel: str) -> str:
-    """A kernel's name without its return type, namespaces, template arguments, and parameters;
-    names that are made of options, such as cuBLAS's, are cut to their first words."""
+    """Return a kernel's name without return type, namespaces, template arguments, and parameters.
+
+    Names that consist of options, such as cuBLAS's, are cut to their first words.
+    """
     name = kernel.removeprefix("void ").split("(anonymous namespace)::")[-1]
     name = re.split(r"[<(]", name)[0].split("::")[-1].strip() or kernel[:40]
     return "_".join(name.split("_")[:6])[:60]
 
 
-# What CUDA runs with the same kernels has one name.
+# Operations that CUDA runs with the same kernels share one canonical name.
 SAME = {
     "aten._to_copy": "aten.copy_", "aten.clone": "aten.copy_", "aten.zeros": "aten.fill_",
     "aten.zero_": "aten.fill_", "aten.ones": "aten.fill_", "aten.full": "aten.fill_",
@@ -161,7 +164,7 @@ SAME = {
 
 
 def canonical(name: str) -> str:
-    """The name under which both sides are compared: in-place variants count as the plain one."""
+    """Return the name used for comparison; an in-place variant has that of the plain operation."""
     name = SAME.get(name, name)
     stem = name.removesuffix("_") if not name.endswith("__") else name
     return "aten." + stem.split(".")[-1] if "." in stem else stem

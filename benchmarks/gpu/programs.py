@@ -1,7 +1,7 @@
-"""Programs that run both on a real GPU and on a virtual one.
+"""Programs that run on a real GPU and on a virtual one.
 
-Each function builds its model and returns a step: a function that takes a `Probe` and marks the
-points at which memory is compared.
+Each function builds a model and returns its step, which marks the points at which memory is
+compared on the `Probe` that it is called with.
 """
 
 from __future__ import annotations
@@ -13,59 +13,12 @@ from contextlib import nullcontext
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
+from benchmarks.gpu.models import Gpt
 from benchmarks.gpu.probe import Probe
 
 Step = Callable[[Probe], None]
 DEVICE = "cuda"
-
-
-class Block(nn.Module):
-    """A transformer layer; `attention` is "sdpa" or "written"."""
-
-    def __init__(self, width: int, dropout: float, attention: str) -> None:
-        super().__init__()
-        self.heads, self.attention = width // 64, attention
-        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        b, s, width = x.shape
-        q, k, v = (part.view(b, s, self.heads, -1).transpose(1, 2)
-                   for part in self.qkv(self.norm_1(x)).split(width, dim=2))
-        if self.attention == "sdpa":
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        else:
-            scores = q @ k.transpose(-2, -1) * (1.0 / k.shape[-1] ** 0.5)
-            mask = torch.ones(s, s, dtype=torch.bool, device=x.device).tril()
-            y = scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
-        x = x + self.dropout(self.out(y.transpose(1, 2).contiguous().view(b, s, width)))
-        return x + self.dropout(self.down(F.gelu(self.up(self.norm_2(x)))))
-
-
-class Gpt(nn.Module):
-    """A nanoGPT-like model with tied embeddings."""
-
-    def __init__(self, layers: int = 4, width: int = 768, context: int = 1024,
-                 vocabulary: int = 50304, dropout: float = 0.0, attention: str = "sdpa",
-                 recompute: bool = False) -> None:
-        super().__init__()
-        self.words = nn.Embedding(vocabulary, width)
-        self.places = nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, dropout, attention) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, vocabulary, bias=False)
-        self.words.weight = self.head.weight
-        self.recompute = recompute
-
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
 
 
 def gpt(dtype: torch.dtype | None = torch.bfloat16, tf32: bool = False, batch: int = 8,
@@ -75,14 +28,14 @@ def gpt(dtype: torch.dtype | None = torch.bfloat16, tf32: bool = False, batch: i
     """Return a training step of a GPT.
 
     Args:
-        dtype: of autocast; None for fp32.
-        tf32: whether fp32 matrix multiplications may use TF32.
-        batch: sequences.
+        dtype: dtype of autocast, or None for fp32.
+        tf32: allow TF32 in fp32 matrix multiplications.
+        batch: number of sequences.
         context: tokens per sequence.
-        vocabulary: rows of the embedding.
+        vocabulary: number of tokens in the vocabulary.
         optimizer: options of AdamW.
-        model: wraps the model, as DistributedDataParallel does.
-        clip: whether gradients are clipped.
+        model: wraps the model, for example in DistributedDataParallel.
+        clip: clip the gradient norm.
         shape: other arguments of Gpt.
     """
     torch.manual_seed(1)
@@ -119,9 +72,9 @@ def train(model: nn.Module, loss_of: Callable[[], torch.Tensor],
     """Return a plain training step.
 
     Args:
-        model: on the GPU.
-        loss_of: makes a batch and computes its loss.
-        optimizer: over its parameters.
+        model: the model, on the GPU.
+        loss_of: returns the loss of a batch.
+        optimizer: updates the model's parameters.
     """
     def step(probe: Probe) -> None:
         loss = loss_of()
@@ -136,6 +89,7 @@ def train(model: nn.Module, loss_of: Callable[[], torch.Tensor],
 
 
 def hugging_face(kind: str) -> Step:
+    """Return a training step of "llama" or "gpt2" from transformers, in bf16."""
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(1)
@@ -153,6 +107,7 @@ def hugging_face(kind: str) -> Step:
 
 
 def mlp(optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]) -> Step:
+    """Return a training step of six linear layers, with an optimizer to choose."""
     torch.manual_seed(1)
     model = nn.Sequential(*(layer for _ in range(6) for layer in (
         nn.Linear(1024, 1024), nn.GELU(approximate="tanh")))).to(DEVICE)
@@ -161,6 +116,7 @@ def mlp(optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]) ->
 
 
 def convolutions(channels_last: bool = False) -> Step:
+    """Return a training step of three convolutions with batch norm, under fp16 autocast."""
     torch.manual_seed(1)
     layers: list[nn.Module] = []
     for before, after in ((3, 64), (64, 128), (128, 256)):
@@ -179,7 +135,7 @@ def convolutions(channels_last: bool = False) -> Step:
 
 
 def encoder() -> Step:
-    """torch's own encoder over image patches, as in a ViT."""
+    """Return a training step of PyTorch's TransformerEncoder on image patches, as in a ViT."""
     torch.manual_seed(1)
     layer = nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True, norm_first=True)
     model = nn.Sequential(nn.Linear(768, 768), nn.TransformerEncoder(
@@ -194,13 +150,13 @@ def encoder() -> Step:
 
 
 def attention(dtype: torch.dtype, mask: str = "", dropout: float = 0.0, groups: int = 16) -> Step:
-    """scaled_dot_product_attention alone, forward and backward.
+    """Return the forward and backward pass of scaled_dot_product_attention with 16 heads.
 
     Args:
-        dtype: of the operands.
+        dtype: dtype of the operands.
         mask: "", "causal", "bool", or "bias".
-        dropout: probability.
-        groups: heads of keys and values.
+        dropout: dropout probability.
+        groups: number of heads of the keys and values.
     """
     torch.manual_seed(1)
     make = {"device": DEVICE, "dtype": dtype}
@@ -222,7 +178,7 @@ def attention(dtype: torch.dtype, mask: str = "", dropout: float = 0.0, groups: 
 
 
 def distributed(kind: str) -> Step:
-    """A GPT under DistributedDataParallel or FSDP2 with one rank."""
+    """Return a training step of a GPT with one rank, under "ddp" or "fsdp2"."""
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
@@ -241,6 +197,7 @@ def distributed(kind: str) -> Step:
 
 
 def inference() -> Step:
+    """Return a forward pass of a GPT under inference_mode."""
     torch.manual_seed(1)
     model = Gpt().to(DEVICE, torch.bfloat16).eval()
     tokens = torch.randint(50304, (8, 1024), device=DEVICE)
@@ -255,6 +212,7 @@ def inference() -> Step:
 
 
 def scaled() -> Step:
+    """Return an fp8 matrix multiplication with scaled operands."""
     a, b = (torch.randn(4096, 4096, device=DEVICE).to(torch.float8_e4m3fn) for _ in range(2))
     one = torch.ones((), device=DEVICE)
 
@@ -267,7 +225,7 @@ def scaled() -> Step:
 
 
 def out_of_memory() -> Step:
-    """Halve the request until it fits."""
+    """Return an allocation that halves its size after each out-of-memory error until it fits."""
     def step(probe: Probe) -> None:
         size = 2**40
         while True:

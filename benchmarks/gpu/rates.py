@@ -1,13 +1,12 @@
-"""Rates of single calls, and what the virtual GPU predicts for them
+"""Throughput of single calls, measured and predicted by the virtual GPU
 
-Each call is timed with CUDA events around many launches that the host has queued beforehand, after
-a warm-up, on random operands that rotate through more memory than the L2 cache holds. The median
-of the repeats counts. The virtual GPU runs the same code.
+After a warm-up, CUDA events time a batch of launches that the host queued beforehand, on random
+operands that rotate through more memory than the L2 cache holds. The result is the median of the
+repeats. The virtual GPU runs the same code.
 """
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,19 +25,19 @@ ROTATED = 2**27  # bytes: the L2 cache of an H100 holds 50 MB
 MOST_SETS = 24
 BATCH = 8e-3  # seconds of kernels between two events
 REPEATS = 5
-CYCLES = 1.7e9  # of the GPU's clock in a second, roughly: how long it sleeps while the host queues
+CYCLES = 1.7e9  # rough GPU clock rate in Hz, for the sleep during which the host queues launches
 TITLES = {MATMUL: "Matrix multiplication, m x n x k", ATTENTION: "Attention",
-          BANDWIDTH: "Calls that the memory limits", OPTIMIZER: "Optimizer steps"}
+          BANDWIDTH: "Bandwidth-bound calls", OPTIMIZER: "Optimizer steps"}
 
 
 @dataclass(frozen=True)
 class Rate:
-    """One case, measured and predicted, in seconds; a text where it did not run.
+    """Time of one case in seconds, or the error message if it did not run.
 
     Attributes:
-        case: what was called.
-        measured: on the GPU.
-        predicted: by the virtual GPU.
+        case: the call.
+        measured: time on the GPU.
+        predicted: time modeled by the virtual GPU.
     """
 
     case: Case
@@ -48,14 +47,14 @@ class Rate:
 
 @dataclass(frozen=True)
 class Measured:
-    """All rates of a machine.
+    """Everything measured on one machine.
 
     Attributes:
         product: the GPU's name.
-        card: the GPU model that it was compared with.
-        rates: of single calls.
-        host: measured and predicted costs of the host, by name.
-        sheet: the GPU's own properties.
+        card: the GPU model to compare with.
+        rates: times of single calls.
+        host: measured and predicted CPU costs, by table title.
+        sheet: properties that CUDA reports.
     """
 
     product: str
@@ -66,7 +65,7 @@ class Measured:
 
 
 def seconds_on_gpu(case: Case) -> float:
-    """Return the time of one call on a real GPU."""
+    """Return the time of one call on a real GPU, in seconds."""
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     calls = [case.make()]
@@ -78,9 +77,13 @@ def seconds_on_gpu(case: Case) -> float:
 
 
 def _timed(calls: list[Callable[[], object]], launches: int) -> float:
-    """Seconds per call, with so many launches between two events.
+    """Return the seconds per call of a batch of launches between two events.
 
-    The GPU sleeps while the host queues them, so that no launch is late.
+    The GPU sleeps while the host queues the batch, so it never waits for a launch.
+
+    Args:
+        calls: the same call on different operands, used in turn.
+        launches: size of the batch.
     """
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     calls[0]()
@@ -98,7 +101,7 @@ def _timed(calls: list[Callable[[], object]], launches: int) -> float:
 
 
 def seconds_of_model(case: Case) -> float:
-    """Return the modeled time of one call's kernels."""
+    """Return the modeled time of one call's kernels, in seconds."""
     gpu = Ledger.current.gpu
     call = case.make()
     call()
@@ -108,7 +111,12 @@ def seconds_of_model(case: Case) -> float:
 
 
 def each(quick: bool, seconds: Callable[[Case], float]) -> list[float | str]:
-    """The time of every case, or why it did not run."""
+    """Return the time of every case, or the error message if it did not run.
+
+    Args:
+        quick: time fewer cases.
+        seconds: times one case.
+    """
     found: list[float | str] = []
     for case in cases(quick):
         try:
@@ -119,7 +127,7 @@ def each(quick: bool, seconds: Callable[[Case], float]) -> list[float | str]:
 
 
 def sheet() -> dict[str, float]:
-    """What CUDA reports of the GPU."""
+    """Return the properties that CUDA reports for the GPU, and the memory of its context."""
     torch.ones(1, device="cuda")
     free, total = torch.cuda.mem_get_info()
     found = torch.cuda.get_device_properties(0)
@@ -129,9 +137,12 @@ def sheet() -> dict[str, float]:
     return {**named, "total": total, "context": total - free - torch.cuda.memory_reserved()}
 
 
-@functools.cache
 def measure(quick: bool) -> Measured:
-    """Measure this machine's first GPU. Raises sides.Failed without one."""
+    """Measure this machine's first GPU, and run the same cases on its virtual twin.
+
+    Raises:
+        sides.Failed: The machine has no GPU, or no GPU model matches it.
+    """
     product = sides.product()
     card = sides.model_of(product)
     host = {name: (sides.on_cuda(cost), sides.on_virtual(cost, card))
@@ -144,34 +155,66 @@ def measure(quick: bool) -> Measured:
 
 
 def run(quick: bool) -> Result:
-    """Measure, and compare with the virtual GPU."""
+    """Compare measured times with the virtual GPU's predictions.
+
+    Args:
+        quick: time fewer cases.
+    """
     began = time.perf_counter()
     found = measure(quick)
-    tables = [table(group, [one for one in found.rates if one.case.group == group])
-              for group in TITLES]
-    tables += [host_table(name, *costs) for name, costs in found.host.items()]
-    notes = [f"{found.product}, compared with virtual {found.card.name}; "
-             f"torch {torch.__version__}. The error is predicted / measured - 1."]
-    for group, title in TITLES.items():
-        errors = [error for one in found.rates if one.case.group == group
-                  if (error := error_of(one)) is not None]
-        if errors:
-            notes.append(f"{title}: mean absolute error of the time "
-                         f"{mean(map(abs, errors)):.1%}, bias {mean(errors):+.1%}, in "
-                         f"{len(errors)} rows.")
-    notes.append(f"The part took {time.perf_counter() - began:.0f} s.")
-    return Result(tables, notes, [])
+    result = Result(notes=[
+        f"{found.product}, compared with virtual {found.card.name}; torch {torch.__version__}. "
+        "The error is predicted / measured - 1."])
+    for group in TITLES:
+        assess(group, [one for one in found.rates if one.case.group == group], result)
+    result.tables += [host_table(name, *costs) for name, costs in found.host.items()]
+    result.notes.append(f"The part took {time.perf_counter() - began:.0f} s.")
+    return result
+
+
+def assess(group: str, rates: list[Rate], result: Result) -> None:
+    """Add the table of a group, its mean error, and a failure for each case that failed.
+
+    A case that both sides refuse is no failure, such as fp8 on a GPU without fp8 arithmetic.
+
+    Args:
+        group: one of TITLES.
+        rates: times of the group's cases.
+        result: receives the table, notes, and failures.
+    """
+    title = TITLES[group]
+    result.tables.append(table(group, rates))
+    errors = [error for one in rates if (error := error_of(one)) is not None]
+    if errors:
+        result.notes.append(f"{title}: mean absolute error of the time "
+                            f"{mean(map(abs, errors)):.1%}, bias {mean(errors):+.1%}, in "
+                            f"{len(errors)} rows.")
+    else:
+        result.failures.append(f"{title}: no case ran on both sides")
+    refused = []
+    for one in rates:
+        wrong = {side: value for side, value in (
+            ("the GPU", one.measured), ("the virtual GPU", one.predicted))
+            if isinstance(value, str)}
+        if len(wrong) == 2 and all(map(sides.refused, wrong.values())):
+            refused.append(one.case.name)
+        else:
+            result.failures += [f"{one.case.name} did not run on {side}: {error}"
+                                for side, error in wrong.items()]
+    if refused:
+        result.notes.append(f"{title}: {len(refused)} cases that both sides refuse: "
+                            f"{'; '.join(refused)}.")
 
 
 def error_of(rate: Rate) -> float | None:
-    """Relative error of the predicted time; None where one of the two did not run."""
+    """Return the relative error of the predicted time, or None if either side did not run."""
     if isinstance(rate.measured, str) or isinstance(rate.predicted, str):
         return None
     return rate.predicted / rate.measured - 1
 
 
 def table(group: str, rates: list[Rate]) -> Table:
-    """The rows of one group."""
+    """Return the table of one group's cases."""
     by_flops = group in (MATMUL, ATTENTION)
     unit = "TFLOP/s" if by_flops else "GB/s"
     made = Table(TITLES[group], ["call", "measured, us", "predicted, us", "error",
@@ -187,8 +230,8 @@ def table(group: str, rates: list[Rate]) -> Table:
 
 
 def host_table(title: str, measured: Costs, predicted: Costs) -> Table:
-    """Costs of the host."""
-    made = Table(title, ["what", "unit", "measured", "predicted", "error"])
+    """Return a table of CPU costs, measured beside predicted."""
+    made = Table(title, ["operation", "unit", "measured", "predicted", "error"])
     for (name, unit), value in measured.items():
         guess = predicted.get((name, unit))
         error = None if not guess or not value else f"{guess / value - 1:+.1%}"

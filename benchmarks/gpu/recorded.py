@@ -1,4 +1,4 @@
-"""Write what a real GPU did as a file that tests compare virtual GPUs with."""
+"""Record what programs do on a real GPU, in a file that tests compare virtual GPUs with."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def record(path: Path, product: str, observations: dict[str, dict], dtypes: dict
     """Write what was observed on a real GPU as JSON.
 
     Args:
-        path: of the file.
+        path: the file to write.
         product: the GPU's name.
-        observations: of probe.observe, by program.
-        dtypes: of dtypes.evaluate.
-        choices: of attention_choice.evaluate.
+        observations: results of probe.observe, by program.
+        dtypes: result of dtypes.evaluate.
+        choices: result of attention_choice.evaluate.
     """
     names: dict[str, int] = {}
     programs = {}
@@ -41,8 +41,10 @@ def record(path: Path, product: str, observations: dict[str, dict], dtypes: dict
 
 
 def grouped(dtypes: dict[str, str]) -> dict[str, dict[str, list[int]]]:
-    """Numbers of operations by setting and dtype, which take little space; an error is its type
-    alone."""
+    """Return the numbers of the operations by setting and dtype, which takes little space.
+
+    Of an error, only the type is kept.
+    """
     numbers = {text: number for number, text in enumerate(operations())}
     made: dict[str, dict[str, list[int]]] = {}
     for key, dtype in dtypes.items():
@@ -52,18 +54,18 @@ def grouped(dtypes: dict[str, str]) -> dict[str, dict[str, list[int]]]:
 
 
 def ungrouped(groups: dict[str, dict[str, list[int]]], texts: list[str]) -> dict[str, str]:
-    """The inverse of `grouped`.
+    """Invert `grouped`.
 
     Args:
-        groups: what it returned.
-        texts: the operations, by number.
+        groups: the result of `grouped`.
+        texts: operations by number.
     """
     return {f"{setting}: {texts[number]}": dtype for setting, found in groups.items()
             for dtype, numbers in found.items() for number in numbers}
 
 
 def dump(value: dict) -> str:
-    """JSON with one line per entry of its dictionaries and of `launches`."""
+    """Return JSON with one line per entry of the top-level dictionaries and lists."""
     parts = []
     for key, item in value.items():
         if isinstance(item, dict):
@@ -77,7 +79,7 @@ def dump(value: dict) -> str:
 
 
 def driver() -> str:
-    """The driver's version; "" where it cannot be asked."""
+    """Return the driver's version, or "" without nvidia-smi."""
     try:
         return subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
                               capture_output=True, text=True, timeout=20).stdout.strip()

@@ -1,4 +1,4 @@
-"""What a part of `make gpu` returns: tables, notes, and failures, as JSON on disk."""
+"""The result of a part of `make gpu`: tables, notes, and failures, saved as JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-SO_FAR = "GPU_PART_RESULT"  # environment variable: the file of `save_so_far`
+SO_FAR = "GPU_PART_RESULT"  # environment variable: the file that `save_so_far` writes
 Cell = str | int | float | bool | None
 
 
@@ -18,7 +18,7 @@ class Table:
     Attributes:
         title: what was measured, and how.
         columns: the headers, with units.
-        rows: one list of cells per row, as long as `columns`. None is shown as a dash.
+        rows: lists of cells, each as long as `columns`. None is shown as a dash.
     """
 
     title: str
@@ -26,7 +26,7 @@ class Table:
     rows: list[list[Cell]] = field(default_factory=list)
 
     def add(self, *cells: Cell) -> None:
-        """Append a row. Raises ValueError when it does not have one cell per column."""
+        """Append a row; raise ValueError unless it has one cell per column."""
         if len(cells) != len(self.columns):
             raise ValueError(f"{self.title}: a row of {len(cells)} cells for "
                              f"{len(self.columns)} columns: {cells}")
@@ -35,12 +35,12 @@ class Table:
 
 @dataclass
 class Result:
-    """The outcome of one part.
+    """The result of one part.
 
     Attributes:
-        tables: the measurements.
-        notes: what a reader must know to interpret them, including everything that did not run.
-        failures: one sentence for each check that failed. A part with failures failed.
+        tables: measurements.
+        notes: context for the reader, including everything that was left out.
+        failures: one message per failed check. A part fails if there is any.
     """
 
     tables: list[Table] = field(default_factory=list)
@@ -48,30 +48,30 @@ class Result:
     failures: list[str] = field(default_factory=list)
 
     def to_json(self) -> str:
-        """Return the result as JSON text; a number that is not finite becomes a string."""
+        """Return the result as JSON; NaN and infinity become strings."""
         return json.dumps(_plain(asdict(self)), indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Result:
-        """Read what `to_json` wrote. Raises ValueError, KeyError, or TypeError for other text."""
+        """Parse the output of `to_json`; raise ValueError, KeyError, or TypeError otherwise."""
         loaded = json.loads(text)
         return cls([Table(**table) for table in loaded["tables"]], list(loaded["notes"]),
                    list(loaded["failures"]))
 
     def save_so_far(self) -> None:
-        """Keep what is measured so far, in case the part crashes or meets its time limit."""
+        """Save the measurements so far, in case the part crashes or reaches its time limit."""
         if SO_FAR in os.environ:
             self.save(Path(os.environ[SO_FAR]))
 
     def save(self, path: Path) -> None:
-        """Write the result so that a reader finds all of it or none."""
+        """Write the result to a file atomically."""
         unfinished = path.with_suffix(".unfinished")
         unfinished.write_text(self.to_json())
         unfinished.replace(path)
 
 
 def _plain(value: object) -> object:
-    """Return `value` with NaN and infinity as strings, which JSON has no numbers for."""
+    """Return a value with NaN and infinity as strings, because JSON has no such numbers."""
     if isinstance(value, float) and value - value != 0:
         return str(value)
     if isinstance(value, list):

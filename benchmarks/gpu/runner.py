@@ -1,4 +1,4 @@
-"""Run parts one after the other, each in a process of its own: none can stop the others."""
+"""Run parts one after another, each in its own process, so that none can stop the others."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from benchmarks.gpu.parts import Part
 from benchmarks.gpu.result import SO_FAR, Result
 
 ROOT = Path(__file__).resolve().parents[2]
-GRACE = 10.0  # seconds between asking a part to end and killing it
-LAST_LINES = 12  # of a part's log, shown where it crashed
+GRACE = 10.0  # seconds between SIGTERM and SIGKILL
+LAST_LINES = 12  # lines of a part's log that are shown if it failed
 
 
 @dataclass
 class Outcome:
-    """What became of one part.
+    """The outcome of running one part.
 
     Attributes:
         title: the part's title.
         finished: when it ended, in UTC.
-        seconds: its elapsed time.
-        result: what it returned; a crash or a timeout is one of its failures.
+        seconds: elapsed time.
+        result: the part's result, with a crash or a timeout added to its failures.
     """
 
     title: str
@@ -39,12 +39,12 @@ class Outcome:
 
 
 def run_parts(parts: Iterable[Part], folder: Path, quick: bool = False) -> dict[str, Outcome]:
-    """Run the parts, and print one line for each when it is done.
+    """Run parts in this order, and print the outcome of each.
 
     Args:
-        parts: which, in this order.
-        folder: where PART.log, the output of each, is written.
-        quick: shorter runs.
+        parts: the parts to run.
+        folder: where each part's output is written, as PART.log.
+        quick: let the parts run fewer cases.
     """
     outcomes = {}
     for part in parts:
@@ -59,7 +59,13 @@ def run_parts(parts: Iterable[Part], folder: Path, quick: bool = False) -> dict[
 
 
 def run_part(part: Part, log: Path, quick: bool) -> Outcome:
-    """Run one part to its end or its time limit, and collect its result."""
+    """Run one part to its end or its time limit, and return its outcome.
+
+    Args:
+        part: the part to run.
+        log: receives its output.
+        quick: let it run fewer cases.
+    """
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         saved = Path(name) / "result.json"
@@ -77,10 +83,10 @@ def run_part(part: Part, log: Path, quick: bool) -> Outcome:
             finally:
                 end_session(process)
         result = Result()
-        try:  # after a crash or a timeout: what it had by then
+        try:  # after a crash or a timeout, this is what save_so_far saved
             result = Result.from_json(saved.read_text())
         except (OSError, ValueError, KeyError, TypeError) as error:
-            wrong = wrong or f"its result cannot be read ({error})"
+            wrong = wrong or f"its result is missing or unreadable ({error})"
     if wrong is not None:
         result.failures.append(f"{part.name}: {wrong}; the last lines of its log:\n"
                                + "\n".join(log.read_text(errors="replace").splitlines()
@@ -90,14 +96,14 @@ def run_part(part: Part, log: Path, quick: bool) -> Outcome:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a part: the checkout's packages come first."""
+    """Return the environment of a part, in which this checkout's packages come first."""
     path = [str(ROOT / "code"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path)),
             "PYTHONUNBUFFERED": "1"}
 
 
 def end_session(process: subprocess.Popen) -> None:
-    """End a part and every process that it started in its session."""
+    """Terminate a part and all processes that it started."""
     for number, patience in ((signal.SIGTERM, GRACE), (signal.SIGKILL, None)):
         try:
             os.killpg(process.pid, number)

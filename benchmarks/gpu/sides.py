@@ -1,6 +1,6 @@
-"""Run a function on the real GPU, or on the virtual GPU of the same model, in a process of its own.
+"""Run a function on the real GPU, or on a virtual GPU of the same model, in its own process.
 
-The calling process never touches CUDA, so every process that it forks can.
+The calling process never initializes CUDA, so the processes that it forks can use CUDA.
 """
 
 from __future__ import annotations
@@ -13,21 +13,28 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import torch
-import torch._dynamo  # optimizers do, and every fork would again
+import torch._dynamo  # optimizers import it; importing it here saves time in every fork
 
 import virtualgpu
 from virtualgpu.core import cards
 from virtualgpu.core.card import Card
 
-LIMIT = 180.0  # seconds of a function
+LIMIT = 180.0  # time limit of a function in seconds
+# Errors by which a GPU refuses an operation. Any other error is a bug in the benchmark.
+REFUSALS = ("RuntimeError", "OutOfMemoryError", "NotImplementedError", "NoValue")
 
 
 class Failed(Exception):
-    """The function raised an error, or took too long; the text says which."""
+    """The function raised an error or timed out; the message says which."""
+
+
+def refused(error: str) -> bool:
+    """Return whether "TYPE: MESSAGE" is a GPU's refusal of an operation."""
+    return error.partition(":")[0] in REFUSALS
 
 
 def product() -> str:
-    """Return the name of this machine's first GPU. Raises Failed without one."""
+    """Return the name of this machine's first GPU; raise Failed if there is none."""
     return on_cuda(_name)
 
 
@@ -38,7 +45,7 @@ def _name() -> str:
 
 
 def model_of(name: str) -> Card:
-    """The GPU model to compare with. Raises Failed where there is none."""
+    """Return the GPU model of a product; raise Failed if there is none."""
     card = cards.card_of(name)
     if card is None:
         raise Failed(f"virtualgpu has no model of {name!r}; it has {', '.join(cards.CARDS)}")
@@ -46,7 +53,7 @@ def model_of(name: str) -> Card:
 
 
 class Running:
-    """A function that runs in a forked process, which may use CUDA."""
+    """A function that is running in a forked process, where it may use CUDA."""
 
     def __init__(self, function: Callable[[], object]) -> None:
         context = multiprocessing.get_context("fork")
@@ -56,14 +63,14 @@ class Running:
         there.close()
 
     def result(self, limit: float = LIMIT) -> object:
-        """Wait so many seconds for what the function returns. Raises Failed."""
+        """Wait for the function's result; raise Failed on an error or after `limit` seconds."""
         try:
             if not self.pipe.poll(limit):
-                raise Failed(f"it took longer than {limit:.0f} s")
+                raise Failed(f"still running after {limit:.0f} s")
             succeeded, value = self.pipe.recv()
         except EOFError:
             self.child.join(5)
-            raise Failed(f"its process ended with status {self.child.exitcode}") from None
+            raise Failed(f"the process ended with exit code {self.child.exitcode}") from None
         finally:
             self.child.join(5)
             if self.child.is_alive():
@@ -75,11 +82,14 @@ class Running:
 
 
 def on_cuda(function: Callable[[], object], limit: float = LIMIT) -> object:
-    """Run a function in a process that may use CUDA, and return its result. Raises Failed.
+    """Run a function in a process that may use CUDA, and return its result.
 
     Args:
-        function: what to run; its result must be picklable.
-        limit: seconds until the process is ended.
+        function: returns something picklable.
+        limit: time limit in seconds.
+
+    Raises:
+        Failed: The function raised an error or timed out.
     """
     return Running(function).result(limit)
 
@@ -96,17 +106,18 @@ def _child(function: Callable[[], object], pipe: Connection) -> None:
 
 
 def on_virtual(function: Callable[[], object], card: Card, values: str = "1MiB") -> object:
-    """Run a function on one virtual GPU.
+    """Run a function on one virtual GPU, and return its result.
 
     Args:
-        function: what to run.
+        function: returns something picklable.
         card: the GPU model.
-        values: the largest tensor whose values are computed.
+        values: size of the largest tensor whose values are computed.
 
-    Raises Failed.
+    Raises:
+        Failed: The function raised an error.
     """
     def hidden() -> object:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # only the model is used
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # hide the real GPU
         return function()
 
     (rank,) = virtualgpu.run(hidden, card.name, values=values)

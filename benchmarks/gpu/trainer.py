@@ -1,4 +1,4 @@
-"""Runs of the trainer: start pretrain_gpt.py, and read what it logs."""
+"""Run the trainer (pretrain_gpt.py), and parse its log."""
 
 from __future__ import annotations
 
@@ -10,81 +10,70 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import median
 
 from benchmarks.gpu.runner import ROOT, environment
+from job_monitor import logs
+from job_monitor.logs import Iteration
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from runs import data_flags
 
-__all__ = ["Run", "Step", "TrainerFailed", "data_flags", "start", "train"]
+__all__ = ["Run", "TrainerFailed", "data_flags", "small_model", "start", "train"]
 
-ITERATION = re.compile(r"^ iteration +(\d+)/.*$", re.M)
-FIELDS = {"loss": r"lm loss: (\S+)", "norm": r"grad norm: (\S+)", "scale": r"loss scale: (\S+)",
-          "milliseconds": r"elapsed time per iteration \(ms\): (\S+)"}
 MEMORY = re.compile(r"^\[Rank 0\].*\| allocated: (\S+) \| max allocated: (\S+) \| "
                     r"reserved: (\S+) \| max reserved: (\S+)", re.M)
-SECONDS = 240  # the longest that one run may take
+SECONDS = 240  # time limit of one run
 LAST_LINES = 6
 
 
 class TrainerFailed(Exception):
-    """A run of the trainer did not exit with 0; the message has its last lines."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One iteration line; None for what it does not show (a skipped step has no loss)."""
-
-    loss: float | None
-    norm: float | None
-    scale: float | None
-    milliseconds: float | None
+    """A run failed or timed out; the message ends with the last lines of its log."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run printed.
+    """A finished run and its parsed log.
 
     Attributes:
-        text: standard output and error.
-        code: the exit code.
-        steps: the iteration lines by number.
-        allocated, reserved: rank 0's peaks in bytes after the first steps; None without the line.
+        text: standard output and standard error of all ranks.
+        code: exit code, that of the first failed rank if any failed.
+        steps: iteration lines by iteration number.
+        allocated: rank 0's peak of allocated memory in bytes, or None if it was not logged.
+        reserved: rank 0's peak of reserved memory in bytes, or None if it was not logged.
     """
 
     text: str
     code: int
-    steps: dict[int, Step] = field(default_factory=dict)
+    steps: dict[int, Iteration] = field(default_factory=dict)
     allocated: float | None = None
     reserved: float | None = None
 
     def milliseconds(self, first: int) -> float:
         """Return the median step time from iteration `first` on."""
-        times = sorted(step.milliseconds for number, step in self.steps.items()
-                       if number >= first)
-        return times[len(times) // 2]
+        return median(step.milliseconds for number, step in self.steps.items() if number >= first)
 
 
 def train(flags: str, device: str = "cuda", ranks: int = 1, check: bool = True,
           shared_gpu: bool = False, **variables: str) -> Run:
-    """Run the trainer and return what it printed.
+    """Run the trainer to its end, and parse its log.
 
     Args:
-        flags: its command line, without --device.
-        device: for --device.
-        ranks: how many processes; each has a GPU of its own unless `shared_gpu`.
-        check: whether a failed run raises TrainerFailed.
-        shared_gpu: whether all ranks use GPU 0.
-        variables: added to the environment.
+        flags: command line of the trainer, without --device.
+        device: value of --device.
+        ranks: number of processes; each has its own GPU unless `shared_gpu` is set.
+        check: raise TrainerFailed if the exit code is not 0.
+        shared_gpu: let all ranks use GPU 0.
+        variables: environment variables to add.
 
     Raises:
-        TrainerFailed: the run failed or took longer than SECONDS.
+        TrainerFailed: The run failed or took longer than SECONDS.
     """
     processes = start(flags, device, ranks, shared_gpu, **variables)
     try:
         texts = [process.communicate(timeout=SECONDS)[0] for process in processes]
     except subprocess.TimeoutExpired as error:
-        raise TrainerFailed(f"not finished after {SECONDS} s: --device {device} {flags}"
+        raise TrainerFailed(f"still running after {SECONDS} s: --device {device} {flags}"
                             ) from error
     finally:
         for process in processes:
@@ -99,29 +88,25 @@ def train(flags: str, device: str = "cuda", ranks: int = 1, check: bool = True,
 
 def start(flags: str, device: str, ranks: int = 1, shared_gpu: bool = False, **variables: str
           ) -> list[subprocess.Popen]:
-    """Start the ranks of a run; the arguments are those of `train`."""
+    """Start the ranks of a run without waiting for them; `train` documents the arguments."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, str(ROOT / "code" / "pretrain_gpt.py"), "--device", device,
                *flags.split()]
-    meeting = {} if ranks == 1 else {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                                     "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    rendezvous = {} if ranks == 1 else {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                                        "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     places = [{"RANK": str(rank), "LOCAL_RANK": str(0 if shared_gpu else rank)}
               if ranks > 1 else {} for rank in range(ranks)]
     return [subprocess.Popen(
         command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         env={**environment(), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "4"),
-             **meeting, **place, **variables}) for place in places]
+             **rendezvous, **place, **variables}) for place in places]
 
 
 def parse(text: str, code: int) -> Run:
-    """Read a log."""
-    steps = {}
-    for line in ITERATION.finditer(text):
-        found = {name: re.search(pattern, line[0]) for name, pattern in FIELDS.items()}
-        steps[int(line[1])] = Step(**{name: match and float(match[1])
-                                      for name, match in found.items()})
+    """Parse the log of a run that ended with this exit code."""
+    steps = {step.iteration: step for step in logs.parse(text.splitlines()).iterations}
     memory = MEMORY.search(text)
     peaks = (float(memory[2]) * 2**20, float(memory[4]) * 2**20) if memory else (None, None)
     return Run(text, code, steps, *peaks)
@@ -129,7 +114,7 @@ def parse(text: str, code: int) -> Run:
 
 @contextmanager
 def small_model(iterations: int = 10) -> Iterator[str]:
-    """Flags of a small GPT with dropout and of its data, as long as the context lasts."""
+    """Yield the flags of a small GPT with dropout; its data set is deleted on exit."""
     with data_flags() as data:
         yield ("--num-layers 4 --hidden-size 256 --num-attention-heads 8 --seq-length 256 "
                "--max-position-embeddings 256 --micro-batch-size 4 --global-batch-size 8 "

@@ -10,7 +10,7 @@ from pathlib import Path
 from labcore import workspace
 from labcore.errors import LabError
 
-NUMBER = r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf))"
+NUMBER = r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|(?i:nan|inf)))"  # the format "E" prints NAN and INF
 FIELDS = {"iteration": r"iteration +(\d+)/", "samples": r"consumed samples: +(\d+)",
           "milliseconds": rf"elapsed time per iteration \(ms\): {NUMBER}",
           "learning_rate": rf"learning rate: {NUMBER}",

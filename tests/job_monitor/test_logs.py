@@ -1,5 +1,6 @@
 """A trainer's log as numbers, and as a figure."""
 
+import functools
 import math
 
 import pytest
@@ -39,13 +40,14 @@ def test_a_line_without_loss_is_a_line_all_the_same():
     assert logs.parse_line("elapsed time: 3") is None
 
 
-def test_the_trainers_own_lines_are_understood(pretrain_line):
-    parsed = logs.parse_line(pretrain_line)
+def test_the_trainers_own_lines_are_understood(line_with):
+    parsed = logs.parse_line(line_with(loss=5.25))
     assert parsed.iteration == 7 and parsed.loss == 5.25 and parsed.milliseconds == 12.5
 
 
 @pytest.fixture(params=["2021", "core"])
-def pretrain_line(request):
+def line_with(request):
+    """Return the trainer's line for a loss, in either log format."""
     from minimegatron.arguments import parse_arguments
     from minimegatron.report import iteration_line
 
@@ -53,8 +55,14 @@ def pretrain_line(request):
         "--num-layers 1 --hidden-size 8 --num-attention-heads 1 --seq-length 8 "
         "--max-position-embeddings 8 --micro-batch-size 1 --train-iters 9 --lr 1e-3 --data-path a "
         f"--vocab-file v --merge-file m --log-format {request.param}".split(), {})
-    return iteration_line(config, iteration=7, consumed=7, milliseconds=12.5, lr=1e-3, loss=5.25,
-                          norm=1.0, zeros=None, params_norm=None, nans=0)
+    return functools.partial(
+        iteration_line, config, iteration=7, consumed=7, milliseconds=12.5, lr=1e-3, norm=1.0,
+        zeros=None, params_norm=None, nans=0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_diverged_is_read_from_the_trainers_own_line(line_with, value):
+    assert repr(logs.parse_line(line_with(loss=value)).loss) == repr(value)
 
 
 def test_a_missing_log_is_named(log):

@@ -69,7 +69,7 @@ def test_without_a_gpu_it_prints_one_line_and_exits_0(monkeypatch, capsys, tmp_p
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["--out", str(tmp_path / "results")]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("make gpu: nothing to do, there is no GPU here (torch ")
+    assert said.startswith("make gpu: nothing to do without a GPU (torch ")
     assert said.count("\n") == 1 and not (tmp_path / "results").exists()
 
 

@@ -12,29 +12,31 @@
 # ---
 
 # %% [markdown]
-# # Training optimizations: precision, memory and the bill
+# # Training optimizations: precision, memory, and the bill
 #
-# Your training runs on several nodes. Now make it cheap: numbers with fewer bits, activations that are
-# computed twice instead of kept, several small batches for one exchange of gradients. Each of these
-# buys something and costs something else. In this lab you find out what. At the end you work out what
-# a training costs in days, GPU-hours and dollars, up to a model with a trillion parameters.
+# Your training runs on several nodes, and now somebody asks what it costs. Three techniques make it cheaper.
+# Mixed precision computes with 16-bit numbers, activation checkpointing recomputes activations instead of
+# storing them, and gradient accumulation communicates less often. Each of them costs something in return: one
+# silently stops the training when you misuse it, one makes every step slower, and one changes the batch. In
+# this lab you measure what each technique buys and what you pay for it. At the end you estimate the days,
+# GPU-hours, and dollars of a training run, up to a model with a trillion parameters.
 #
 # **You will be able to**
 #
-# - train in half precision, and read in the log what the loss scale does;
-# - say when half precision saves memory, and when it takes more;
-# - choose what is recomputed so that a model just fits a card, in the least time;
+# - train in mixed precision, and read from the log what the loss scale does;
+# - say when fp16 saves memory, and when it needs more;
+# - choose which layers to recompute so that a model just fits a GPU with the shortest step time;
 # - choose the number of micro-batches for a slow network;
-# - count a transformer's parameters and FLOPs, and the share of a card's peak that a run reaches;
-# - estimate days, GPU-hours, dollars, and the number of GPUs for a deadline.
+# - count a transformer's parameters and FLOPs, and compute the MFU of a run;
+# - estimate days, GPU-hours, dollars, and the number of GPUs that a deadline requires.
 #
-# **How it works.** Cells run with <kbd>Shift</kbd>+<kbd>Enter</kbd>, from top to bottom. Where it
-# says *Your turn*, you replace a line by your answer; the cell below it checks the answer at once.
-# Where you are asked for a guess, guess *before* you run: it gives no marks.
+# **How it works.** Run the cells with <kbd>Shift</kbd>+<kbd>Enter</kbd>, from top to bottom. Where a cell
+# says *Your turn*, replace that line with your answer; the cell below checks it at once. Where you are asked
+# to guess, guess *before* you run. Guesses are not graded.
 #
-# **Real and virtual.** What the loss scale does is real here: the numbers are those of half precision,
-# on your CPU. Time and memory on GPUs are **virtual**: modeled from data sheets and published
-# measurements. They are the same on every machine.
+# **Real and virtual.** What the loss scale does is real here: your CPU computes with real fp16 numbers. Time
+# and memory on GPUs are **virtual**: modeled from data sheets and published measurements, and the same on
+# every machine.
 
 # %% tags=["setup"]
 import math
@@ -44,7 +46,7 @@ from labcore import workspace
 from virtualgpu.core.cards import CARDS
 
 os.chdir(workspace.home())  # all paths in this lab begin at the workspace
-PEAKS = {name: card.tflops for name, card in CARDS.items()}  # TFLOP/s by card and precision
+PEAKS = {name: card.tflops for name, card in CARDS.items()}  # TFLOP/s by GPU and precision
 
 # %% tags=["check-setup"]
 from labkit import check
@@ -66,11 +68,11 @@ jobs.connect()
 !scancel --user=$USER
 
 # %% [markdown]
-# ## Half precision
+# ## Mixed precision
 #
-# A number in **fp32** has 32 bits. In **fp16**, half precision, it has 16: it takes half the memory,
-# and on a GPU the *Tensor Cores* multiply such numbers many times as fast. The price is a narrow range and
-# fewer digits. Look at what becomes of some numbers:
+# A number in **fp32** has 32 bits. In **fp16**, half precision, it has 16. It takes half the memory, and a GPU's
+# **Tensor Cores** multiply fp16 matrices several times faster than fp32 ones. But fp16 has a narrow range and few
+# significant digits. Look at what happens to some numbers:
 
 # %% tags=["explore"]
 import torch
@@ -80,29 +82,30 @@ for number in (1.0, 0.1, 1e-6, 1e-9, 65_504.0, 100_000.0):
     print(f"{number:>10g} in fp16: {bad(kept) if kept in (0, math.inf) else f'{kept:g}'}")
 
 # %% [markdown]
-# Two things go wrong, in red. Too large becomes `inf`: an **overflow**. Too small becomes 0: an
-# **underflow**.
+# Two things go wrong, shown in red. A number that is too large becomes `inf`, which is an **overflow**. One that
+# is too small becomes 0, which is an **underflow**.
 #
-# A third thing happens to almost every number: it is rounded, and 0.1 becomes 0.0999756. fp16 keeps 11
-# significant bits, about three decimal digits, and fp32 keeps 24, about seven. When an update is too small for
-# the last digit of its weight, the weight does not change at all. So the trainer updates a copy of the weights
-# in fp32, the **master weights**. You will meet them in exercise 4.
+# A third thing happens to almost every number: it is rounded, so 0.1 becomes 0.0999756. fp16 has 11 significant
+# bits, about three decimal digits; fp32 has 24, about seven. When an update is smaller than the last digit of its
+# weight, the weight does not change at all. So the trainer applies updates to a copy of the weights in fp32, the
+# **master weights**. You will meet them again in Exercise 4.
 #
-# The narrow range is a problem for the gradients. They are often tiny, so without help many of them would
-# simply vanish. The help is the **loss scale**: the loss is multiplied by a large number before the backward
-# pass, so all gradients are larger by that factor. They are divided by it in fp32, where there is room,
-# before the step is made.
+# The narrow range is a problem for gradients. They are often tiny, so many of them would underflow to zero.
+# **Loss scaling** prevents this: the loss is multiplied by a large factor before the backward pass, which
+# multiplies every gradient by the same factor. The gradients are divided by it again in fp32, where they no
+# longer underflow, before the optimizer step. Training with fp16 matrix multiplications, fp32 master weights, and
+# loss scaling is called **mixed precision** ([Micikevicius et al. 2018](https://arxiv.org/abs/1710.03740)).
 
 # %% [markdown]
-# ### Exercise 1: what becomes of a gradient?
+# ### Exercise 1: what happens to a gradient?
 #
-# What becomes of a gradient in fp16 when the loss is multiplied by `scale`? The largest number in fp16
-# is 65504, and the smallest above 0 is `2**-24`. (Leave rounding aside: what is smaller is 0, what is
-# larger is infinite.)
+# What does a gradient become in fp16 when the loss is multiplied by `scale`? The largest fp16 number is 65504,
+# and the smallest above 0 is `2**-24`. Ignore rounding: anything smaller becomes 0, and anything larger becomes
+# infinite.
 
 # %% nbgrader={"grade": false, "grade_id": "fate", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def fate(gradient, scale):
-    """What the scaled gradient is in fp16: "zero", "fine" or "inf". Gradients may be negative."""
+    """Return what the scaled gradient is in fp16: "zero", "fine", or "inf". It may be negative."""
     ### BEGIN SOLUTION
     size = abs(gradient * scale)
     if size > 65504:
@@ -117,11 +120,11 @@ check.function(
            (-0.5, 1048576.0)],
     expected=["inf", "zero", "fine", "inf", "fine", "inf"],
     hints={
-        "Far below zero is not small: look at the size, without the sign.":
+        "A large negative number is not small: look at the magnitude.":
             ["inf", "zero", "fine", "inf", "fine", "zero"],
-        "That is the gradient without the scale: all gradients grow by that factor.":
+        "That ignores the scale: it multiplies every gradient.":
             ["inf", "zero", "zero", "fine", "fine", "fine"],
-        "The scale is divided by afterwards, in fp32. In fp16 the gradient is multiplied by it.":
+        "The gradient is multiplied by the scale in fp16, and divided by it later, in fp32.":
             ["fine", "zero", "zero", "fine", "fine", "fine"],
     })
 ### BEGIN HIDDEN TESTS
@@ -135,17 +138,17 @@ check.function(
               for case in drawn])
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="fate" hint="look at the size"
+# %% [raw] tags=["mutant"] answer="fate" hint="look at the magnitude"
 # def fate(gradient, scale):
 #     size = gradient * scale
 #     return "inf" if size > 65504 else "fine" if size >= 2**-24 else "zero"
 
-# %% [raw] tags=["mutant"] answer="fate" hint="without the scale"
+# %% [raw] tags=["mutant"] answer="fate" hint="ignores the scale"
 # def fate(gradient, scale):
 #     size = abs(gradient)
 #     return "inf" if size > 65504 else "fine" if size >= 2**-24 else "zero"
 
-# %% [raw] tags=["mutant"] answer="fate" hint="divided by afterwards"
+# %% [raw] tags=["mutant"] answer="fate" hint="divided by it later"
 # def fate(gradient, scale):
 #     size = abs(gradient / scale)
 #     return "inf" if size > 65504 else "fine" if size >= 2**-24 else "zero"
@@ -153,13 +156,13 @@ check.function(
 # %% [markdown]
 # ### Which scale is right?
 #
-# Nobody knows beforehand: it depends on the model, on the data, and on how far the training is. So the
-# trainer tries. It begins with a scale that is far too high. When any gradient overflows, it throws the
-# step away (a **skipped iteration**), halves the scale and goes on. After a number of good steps in a
-# row, the *window*, it dares to double the scale again.
+# Nobody knows in advance. The right scale depends on the model, the data, and how far training has come, so the
+# trainer searches for it. This is called **dynamic loss scaling**. The scale starts far too high. Whenever a
+# gradient overflows, the trainer discards the step (a **skipped iteration**) and halves the scale. After a
+# number of good steps in a row, the *window*, it doubles the scale again.
 #
-# The next job trains the small GPT in fp16 and begins at the scale 2^30. At which power of 2 will the
-# first step be good? Guess.
+# The next job trains the small GPT in fp16 and starts at a scale of 2^30. At which power of 2 will the first
+# step succeed? Guess.
 
 # %% nbgrader={"grade": false, "grade_id": "guess-power", "locked": false, "schema_version": 3, "solution": true, "task": false}
 ### BEGIN SOLUTION
@@ -182,15 +185,15 @@ if made:
 plots.loss_scale(log)
 
 # %% [markdown]
-# TensorBoard draws the same curve, under `loss-scale`, for every training in fp16:
+# TensorBoard shows the same curve under `loss-scale`, for every fp16 run:
 
 # %% tags=["explore"]
 tensorboard.link()
 
 # %% [markdown]
-# Every cross is a step that was computed and thrown away. Look at one such line of the log, and at the
-# line of the first good step: the skipped one has no loss and no norm, and its learning rate did not move.
-# (The loss scale in a line is the one that is left after the step.)
+# Every cross is a step that was computed and then discarded. Compare the log line of such a step with that of the
+# first good step. The skipped one has no loss and no gradient norm, and its learning rate did not advance. The
+# loss scale in a line is the one in effect after that step.
 
 # %% tags=["explore"]
 lines = logs.lines(job.log, "elapsed time")
@@ -198,19 +201,23 @@ for line in [lines[0], *(lines[log.iterations.index(one)] for one in made[:1])]:
     print(mark(line, r"loss scale: [^ |]+", r"number of skipped iterations: +\d+"))
 
 # %% [markdown]
-# ### Exercise 2: the rules of the scale
+# ### Exercise 2: a dynamic loss scaler
 #
-# Write the rules down. The function is called after every step and gives the scale for the next one and
-# how many good steps there have been in a row since the scale last changed.
+# Implement these rules. The function is called after every step. It returns the scale for the next step, and the
+# number of consecutive good steps since the scale last changed.
 #
-# - After an overflow: half the scale, but never less than 1; the count begins again at 0.
-# - After a good step: one more. When `window` are reached: twice the scale, and the count begins again.
+# - After an overflow, halve the scale, but never below 1, and reset the count to 0.
+# - After a good step, add one to the count. When it reaches `window`, double the scale and reset the count.
 
 # %% nbgrader={"grade": false, "grade_id": "next-scale", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def next_scale(scale, good_steps, overflow, window):
-    """(scale, good steps in a row) after a step: a float and an int.
+    """Return the next scale (a float) and the number of consecutive good steps (an int).
 
-    good_steps: those before this step.   overflow: whether this step overflowed.
+    Args:
+        scale: the loss scale of this step.
+        good_steps: consecutive good steps before this one.
+        overflow: whether this step overflowed.
+        window: consecutive good steps after which the scale doubles.
     """
     ### BEGIN SOLUTION
     if overflow:
@@ -227,12 +234,12 @@ check.function(
            (1.0, 0, True, 6)],
     expected=[(32768.0, 0), (65536.0, 4), (131072.0, 0), (1.0, 0)],
     hints={
-        "Good steps in a row: what becomes of the count after an overflow?":
+        "Consecutive good steps: what happens to the count after an overflow?":
             [(32768.0, 3), (65536.0, 4), (131072.0, 0), (1.0, 0)],
-        "The count goes on after the scale was doubled: then it never reaches the window again.":
+        "Your count continues after the scale doubles, so it never reaches the window again.":
             [(32768.0, 0), (65536.0, 4), (131072.0, 6), (1.0, 0)],
-        "The scale goes below 1.": [(32768.0, 0), (65536.0, 4), (131072.0, 0), (0.5, 0)],
-        "One step late: this step is a good one, too.":
+        "Your scale falls below 1.": [(32768.0, 0), (65536.0, 4), (131072.0, 0), (0.5, 0)],
+        "One step late: this step counts as a good one, too.":
             [(32768.0, 0), (65536.0, 4), (65536.0, 6), (1.0, 0)],
     })
 ### BEGIN HIDDEN TESTS
@@ -258,7 +265,7 @@ check.function(next_scale, cases=cases, expected=[right(*case) for case in cases
 # -        return scale * 2, 0
 # +        return scale * 2, good_steps + 1
 
-# %% [raw] tags=["mutant"] answer="next-scale" hint="below 1"
+# %% [raw] tags=["mutant"] answer="next-scale" hint="falls below 1"
 # -        return max(scale / 2, 1.0), 0
 # +        return scale / 2, 0
 
@@ -269,14 +276,14 @@ check.function(next_scale, cases=cases, expected=[right(*case) for case in cases
 # %% [markdown]
 # ### Exercise 3: how many steps are lost?
 #
-# Say that nothing overflows at `highest_good`, and that at twice that scale everything does. How many
-# steps are skipped until the first good one? One detail more: with `--hysteresis 2` the first overflow
-# is forgiven (the step is skipped, and the scale stays), with `--hysteresis 3` the first two are, and so
-# on. Once they are used up, every overflow halves the scale.
+# Suppose that nothing overflows at `highest_good`, and everything does at twice that scale. How many steps are
+# skipped before the first good one? There is one more rule. With `--hysteresis 2` the first overflow skips its
+# step but leaves the scale as it is; with `--hysteresis 3` the first two do, and so on. After that, every
+# overflow halves the scale.
 
 # %% nbgrader={"grade": false, "grade_id": "skipped-steps", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def skipped_steps(initial_scale, highest_good, hysteresis=1):
-    """Steps that are skipped before the first good one (an int). Both scales are powers of 2."""
+    """Return the number of steps skipped before the first good one. Scales are powers of 2."""
     ### BEGIN SOLUTION
     if initial_scale <= highest_good:
         return 0
@@ -291,13 +298,13 @@ check.function(
            {"initial_scale": 4096.0, "highest_good": 131072.0, "hysteresis": 2}],
     expected=[13, 16, 0],
     hints={
-        "What the hysteresis forgives is a skipped step all the same.": [13, 15, 0],
-        "Only the first overflows are forgiven; once that is used up, each one halves the scale.":
+        "Hysteresis keeps the scale, but the step is still skipped.": [13, 15, 0],
+        "Hysteresis applies only to the first overflows; after those, each one halves the scale.":
             [13, 30, 0],
-        "A scale that is low enough from the beginning loses no steps.": [13, 16, -4],
-        "That is how many times as large the first scale is. How often is it halved?":
+        "A scale that starts low enough skips no steps.": [13, 16, -4],
+        "That is the ratio of the two scales. How many times must the scale be halved?":
             [8192, 32769, 0],
-        "One too many: at the last of these scales the step is good.": [14, 17, 0],
+        "One too many: at the last of these scales the step succeeds.": [14, 17, 0],
     })
 ### BEGIN HIDDEN TESTS
 drawn = check.draw(20, initial=range(33), good=range(20), hysteresis=[1, 2, 3, 4])
@@ -308,19 +315,19 @@ check.function(
               if case["initial"] > case["good"] else 0 for case in drawn])
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="skipped-steps" hint="a skipped step all the same"
+# %% [raw] tags=["mutant"] answer="skipped-steps" hint="still skipped"
 # -    return round(math.log2(initial_scale / highest_good)) + hysteresis - 1
 # +    return round(math.log2(initial_scale / highest_good))
 
-# %% [raw] tags=["mutant"] answer="skipped-steps" hint="Only the first overflows"
+# %% [raw] tags=["mutant"] answer="skipped-steps" hint="only to the first overflows"
 # -    return round(math.log2(initial_scale / highest_good)) + hysteresis - 1
 # +    return round(math.log2(initial_scale / highest_good)) * hysteresis
 
-# %% [raw] tags=["mutant"] answer="skipped-steps" hint="low enough from the beginning"
+# %% [raw] tags=["mutant"] answer="skipped-steps" hint="starts low enough"
 # def skipped_steps(initial_scale, highest_good, hysteresis=1):
 #     return round(math.log2(initial_scale / highest_good)) + hysteresis - 1
 
-# %% [raw] tags=["mutant"] answer="skipped-steps" hint="How often is it halved?"
+# %% [raw] tags=["mutant"] answer="skipped-steps" hint="must the scale be halved"
 # -    return round(math.log2(initial_scale / highest_good)) + hysteresis - 1
 # +    return round(initial_scale / highest_good) + hysteresis - 1
 
@@ -329,7 +336,7 @@ check.function(
 # +    return round(math.log2(initial_scale / highest_good)) + hysteresis
 
 # %% [markdown]
-# Does your function say the same as the log of your own job?
+# Does your function agree with the log of your own job?
 
 # %% tags=["explore"]
 if made:
@@ -337,14 +344,14 @@ if made:
 print("the log:      ", result(sum(one.skipped for one in log.iterations)))
 
 # %% [markdown]
-# If the log has more: somewhere later a doubled scale was too high again. That goes on for the whole
-# training, and costs a step every now and then.
+# If the log shows more skipped steps than your function predicts, the scale was doubled later and overflowed
+# again. This goes on for the whole training run, and costs a step now and then.
 
 # %% [markdown]
-# ### A scale that is too high, for good
+# ### A scale that stays too high
 #
-# > **Watch out: the next job is meant to go wrong, and you will not be told.** `--loss-scale` fixes the
-# > scale. This one is too high, and nothing lowers it.
+# > **The next job goes wrong on purpose, and nothing will tell you.** `--loss-scale` fixes the scale. This
+# > one is too high, and nothing lowers it.
 
 # %% tags=["explore"] short={"--fp16": "--fp16 --num-layers 2 --hidden-size 64 --seq-length 64"}
 !sbatch code/dp_single_node.sh --train-iters 6 --log-interval 2 --eval-iters 0 --global-batch-size 4 \
@@ -360,27 +367,25 @@ for one in logs.read(silent.log).iterations:
           f"loss {one.loss}")
 
 # %% [markdown]
-# The job is `COMPLETED`, Slurm is content, and the model has learned nothing: every step was skipped.
-# This is why the number of skipped iterations stands in every line. **A few at the beginning are
-# healthy. Many, or a scale that falls and falls, mean that something is wrong.**
+# The job is `COMPLETED`, so Slurm reports no problem, but the model has learned nothing: every step was
+# skipped. This is why every log line includes the number of skipped iterations. **A few at the beginning are
+# healthy. Many of them, or a scale that keeps falling, mean that something is wrong.**
 #
-# **bf16** is another format with 16 bits: the range of fp32, and even fewer digits. It needs no loss scale,
-# and newer cards have it. A V100 does not.
+# **bf16** is another 16-bit format. It has the range of fp32 and even fewer significant digits than fp16. It
+# needs no loss scaling. GPUs support it since the A100; a V100 does not.
 
 # %% [markdown]
-# ## What half precision buys
+# ## What mixed precision buys
 #
-# Now to the time and the memory, on a **virtual** V100. The model is as large as GPT-2 small: 12 layers, a
-# hidden size of 768, and 1,024 positions. But it has 32 attention heads, and GPT-2 small has 12. The number
-# of heads does not change the number of parameters, but the attention scores of 32 heads take 2.7 times the
-# memory of 12. The data sheet has a promise:
+# Now look at time and memory on a **virtual** V100, with GPT-2 small: 12 layers, 12 heads, a hidden size of 768,
+# and 1,024 positions. This is what the data sheet promises:
 
 # %% tags=["explore"]
 for precision, peak in PEAKS["v100-sxm2-16gb"].items():
     print(f"data sheet, V100, {precision}: {peak:g} TFLOP/s")
 
 # %% [markdown]
-# How many times as fast will an iteration in fp16 be, at the same micro-batch? Guess.
+# How many times faster will a step in fp16 be, at the same micro-batch size? Guess.
 
 # %% nbgrader={"grade": false, "grade_id": "guess-speedup", "locked": false, "schema_version": 3, "solution": true, "task": false}
 ### BEGIN SOLUTION
@@ -388,7 +393,7 @@ guess_speedup = 5
 ### END SOLUTION
 
 # %% tags=["explore"]
-GPT2 = ("--device virtual:v100 --num-layers 12 --hidden-size 768 --num-attention-heads 32 "
+GPT2 = ("--device virtual:v100 --num-layers 12 --hidden-size 768 --num-attention-heads 12 "
         "--seq-length 1024 --max-position-embeddings 1024 ")
 precisions = costs.of({"fp32, micro-batch 2": "--micro-batch-size 2",
                        "fp16, micro-batch 2": "--micro-batch-size 2 --fp16",
@@ -399,21 +404,21 @@ fp32, fp16 = precisions[:2]
 check.compare("times as fast (virtual V100)", guess_speedup, fp32.milliseconds / fp16.milliseconds)
 
 # %% [markdown]
-# Read the first two rows slowly, they hold three surprises. (The column `waiting` is for later.)
+# Read the first two rows slowly, because they hold three surprises. (The column `waiting` comes later.)
 #
-# - **Time.** It is faster, but by far not as the data sheet says. Why? You will see below.
-# - **Share of the peak** (`of peak`). It *falls*, although everything is faster: the peak grew more than
+# - **Step time.** It is faster, but nowhere near what the data sheet promises. You will see why below.
+# - **Share of the peak** (`of peak`). It *falls*, although everything is faster: the peak grew by more than
 #   the speed did.
-# - **Memory.** The activations (`activ.`) shrink, but not quite to half: the dropout masks stay bytes, and
-#   the loss is computed in fp32. And `states`, which are the weights, the gradients and the optimizer's,
-#   *grow*! (`all` also holds what CUDA takes for itself.)
+# - **Memory.** The activations (`activ.`) shrink, but not quite to half: dropout masks still take one byte
+#   each, and the loss is computed in fp32. And `states`, which are weights, gradients, and optimizer state,
+#   *grow*. (`all` also includes the memory of the CUDA context.)
 
 # %% [markdown]
 # ### What runs on Tensor Cores?
 #
-# A program that runs on a GPU is called a **kernel**: a matrix product is one, a softmax is another. The
-# **profiler** notes when each of them begins and ends. Let it look at the first two rows of the table: the
-# same model on one virtual V100, first in fp32, then in fp16.
+# A program that runs on a GPU is called a **kernel**. A matrix multiplication (a **GEMM**) is one kernel, and a
+# softmax is another. The **profiler** records when each kernel starts and ends. Profile the first two rows of the
+# table: the same model on one virtual V100, first in fp32, then in fp16.
 
 # %% tags=["explore"]
 PROFILE = ("--nodes=1 --gpus-per-node=1 code/virtual_v100.sh --device virtual:v100 --train-iters 4 "
@@ -430,8 +435,8 @@ in_fp32 = jobs.wait()
 in_fp16 = jobs.wait()
 
 # %% [markdown]
-# In fp32 no kernel uses Tensor Cores. In fp16 all matrix products do, since the shapes of this model suit
-# them. Which **per cent** of the kernels' time will that be? Guess.
+# In fp32 no kernel of a V100 uses Tensor Cores. In fp16 all matrix multiplications do. What **percentage** of the
+# kernels' time will that be? Guess.
 
 # %% nbgrader={"grade": false, "grade_id": "guess-tensor-cores", "locked": false, "schema_version": 3, "solution": true, "task": false}
 ### BEGIN SOLUTION
@@ -441,55 +446,58 @@ guess_tensor_cores = 80
 # %% tags=["explore"]
 single = kernels.read("fp32 (virtual V100)", "megatron/tensorboard/precision/run_fp32")
 half = kernels.read("fp16 (virtual V100)", "megatron/tensorboard/precision/run_fp16")
-check.compare("per cent of the kernels' time on Tensor Cores", guess_tensor_cores,
+check.compare("percentage of kernel time on Tensor Cores", guess_tensor_cores,
               100 * half.tensor_core_share)
 single.show()
 half.show()
 kernels.plot(single, half)
 
 # %% [markdown]
-# (`gemm` in a kernel's name is a matrix product: `sgemm` in fp32, `s884gemm` on a V100's Tensor Cores.)
+# (`gemm` in a kernel's name means matrix multiplication: `sgemm` in fp32, `s884gemm` on a V100's Tensor Cores.)
 #
-# So that is where the promise went. The products became much faster, but they are only a part of the step.
-# The others (dropout, softmax, the masks) wait for the memory and move half as many bytes now, so they take
-# about half as long, no less. What would the best Tensor Cores in the world change?
+# So this is where the promised speedup went. The matrix multiplications became much faster, but they are only
+# part of the step. The other kernels (dropout, softmax, masks) are **memory-bound**: they wait for the memory, and
+# because they now move half as many bytes, they take about half as long and no less. How much could even
+# infinitely fast Tensor Cores gain? This is Amdahl's law.
 
 # %% tags=["explore"]
 rest, whole = half.of("rest"), single.total
-for what, factor in {"the matrix products": single.of("other") / half.of("tensor"),
+for what, factor in {"the matrix multiplications": single.of("other") / half.of("tensor"),
                      "everything else": single.of("rest") / rest,
                      "all kernels together": whole / half.total,
-                     "all, if products took no time": whole / rest}.items():
-    print(f"{what:30} {result(f'{factor:.1f}')} times as fast (virtual)")
+                     "all, if GEMMs took no time": whole / rest}.items():
+    print(f"{what:30} {result(f'{factor:.1f}')} x as fast (virtual)")
 
 # %% [markdown]
 # The profiler's own pages show the same. Open the link, and choose `precision/run_fp16` under *Runs*. The
 # last line of *GPU Summary* (scroll down in that box) is *Kernel Time using Tensor Cores*. Then choose *GPU
-# Kernel* under *Views*: the circle on the right has the same share, and in the table below it the column
-# *Tensor Cores Used* says Yes or No for every kernel. Compare with `precision/run_fp32`. There the first
-# page also has some advice for you, under *Performance Recommendation*.
+# Kernel* under *Views*. The pie chart on the right shows the same share, and in the table below it, the column
+# *Tensor Cores Used* says Yes or No for every kernel. Compare with `precision/run_fp32`, whose first page also
+# has advice for you under *Performance Recommendation*.
 
 # %% tags=["explore"]
 tensorboard.link("profiler")
 
 # %% [markdown]
-# ### Exercise 4: what a parameter takes
+# ### Exercise 4: bytes per parameter
 #
-# Why do the states grow? This is what the trainer, like Megatron-LM in 2021, keeps of **each parameter**:
+# Why do the states grow? This is what the trainer stores for **each parameter**, as Megatron-LM did in 2021:
 #
 # | | fp32 | fp16 | bf16 |
 # |---|---|---|---|
-# | the weight that the model computes with | 4 bytes | 2 bytes | 2 bytes |
-# | its gradient | fp32 | fp16 | fp32, since sums need digits |
-# | a copy of the weight in fp32 (*master weight*): steps are too small for 16 bits | no | yes | yes |
-# | a copy of the gradient in fp32, divided by the scale | no | yes | no: it is fp32 already |
+# | the weight used in the forward and backward pass | 4 bytes | 2 bytes | 2 bytes |
+# | its gradient | fp32 | fp16 | fp32, because sums need digits |
+# | a master weight in fp32, because updates are too small for 16 bits | no | yes | yes |
+# | a copy of the gradient in fp32, divided by the loss scale | no | yes | no: it is fp32 already |
 # | Adam's two moments | fp32 | fp32 | fp32 |
 
 # %% nbgrader={"grade": false, "grade_id": "state-bytes", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def state_bytes(parameters, precision):
-    """Bytes of weights, gradients and the optimizer's states together.
+    """Return the bytes of weights, gradients, and optimizer state together.
 
-    precision: "fp32", "fp16" or "bf16".
+    Args:
+        parameters: number of parameters.
+        precision: "fp32", "fp16", or "bf16".
     """
     ### BEGIN SOLUTION
     each = {"fp32": 4 + 4 + 4 + 4, "fp16": 2 + 2 + 4 + 4 + 4 + 4, "bf16": 2 + 4 + 4 + 4 + 4}
@@ -502,10 +510,10 @@ check.function(
     cases=[(1_000_000, "fp32"), (1_000_000, "bf16"), (1_000_000, "fp16")],
     expected=[16_000_000.0, 18_000_000.0, 20_000_000.0],
     hints={
-        "Half of everything would be too good: which of it stays in fp32?":
+        "Not everything shrinks to half: which tensors stay in fp32?":
             [16_000_000.0, 8_000_000.0, 8_000_000.0],
-        "In fp16 there is a copy of the gradient, too.": [16_000_000.0, 18_000_000.0, 16_000_000.0],
-        "The master weights are missing: a step is often too small to change a number of 16 bits.":
+        "fp16 also needs a copy of the gradient in fp32.": [16_000_000.0, 18_000_000.0, 16_000_000.0],
+        "The master weights are missing: an update is often too small for 16 bits.":
             [16_000_000.0, 14_000_000.0, 16_000_000.0],
         "Adam has two moments.": [12_000_000.0, 14_000_000.0, 16_000_000.0],
     })
@@ -516,7 +524,7 @@ check.function(
         float(parameters * formulas.state_bytes(precision).total))
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="state-bytes" hint="too good"
+# %% [raw] tags=["mutant"] answer="state-bytes" hint="Not everything shrinks"
 # def state_bytes(parameters, precision):
 #     return parameters * {"fp32": 16, "fp16": 8, "bf16": 8}[precision]
 
@@ -524,7 +532,7 @@ check.function(
 # def state_bytes(parameters, precision):
 #     return parameters * {"fp32": 16, "fp16": 16, "bf16": 14}[precision]
 
-# %% [raw] tags=["mutant"] answer="state-bytes" hint="a copy of the gradient"
+# %% [raw] tags=["mutant"] answer="state-bytes" hint="also needs a copy of the gradient"
 # def state_bytes(parameters, precision):
 #     return parameters * {"fp32": 16, "fp16": 16, "bf16": 18}[precision]
 
@@ -541,13 +549,13 @@ check.function(
 # %% [markdown]
 # ### Exercise 5: does fp16 save memory?
 #
-# Put both together: at **equal micro-batch** the activations fall to half (take it as exact here), and the
-# states grow by what you have just found. How many bytes does fp16 save, for a given model and given activations? If it takes
-# more, the answer is negative.
+# Put both together. At the **same micro-batch size** the activations shrink to half (assume exactly half here),
+# and the states grow by what you have just found. How many bytes does fp16 save, for a given model and given
+# activations? If it needs more memory, the answer is negative.
 
 # %% nbgrader={"grade": false, "grade_id": "fp16-saves", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def fp16_saves(parameters, activation_bytes_fp32):
-    """Bytes that fp16 saves against fp32 (a float), at the same micro-batch."""
+    """Return the bytes that fp16 saves over fp32 (a float), at the same micro-batch size."""
     ### BEGIN SOLUTION
     more = state_bytes(parameters, "fp16") - state_bytes(parameters, "fp32")
     return activation_bytes_fp32 / 2 - more
@@ -559,11 +567,11 @@ check.function(
     cases=[(124_000_000, 8_000_000_000), (1_000_000_000, 2_000_000_000), (1_000_000, 8_000_000)],
     expected=[3_504_000_000.0, -3_000_000_000.0, 0.0],
     hints={
-        "That is what the activations save; and the states?":
+        "That counts the activations only. What do the states do?":
             [4_000_000_000.0, 1_000_000_000.0, 4_000_000.0],
-        "The sign is the wrong way round: what is saved is positive.":
+        "The sign is wrong: saved memory is positive.":
             [-3_504_000_000.0, 3_000_000_000.0, 0.0],
-        "The activations are still there, at half their size.":
+        "fp16 does not remove the activations; it halves them.":
             [7_504_000_000.0, -2_000_000_000.0, 4_000_000.0],
         "The states do not shrink to half: they grow.":
             [4_992_000_000.0, 9_000_000_000.0, 12_000_000.0],
@@ -576,15 +584,15 @@ check.function(
         activation_bytes_fp32 / 2 - 4.0 * parameters)
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="fp16-saves" hint="and the states?"
+# %% [raw] tags=["mutant"] answer="fp16-saves" hint="What do the states do?"
 # def fp16_saves(parameters, activation_bytes_fp32):
 #     return activation_bytes_fp32 / 2
 
-# %% [raw] tags=["mutant"] answer="fp16-saves" hint="wrong way round"
+# %% [raw] tags=["mutant"] answer="fp16-saves" hint="sign is wrong"
 # def fp16_saves(parameters, activation_bytes_fp32):
 #     return 4 * parameters - activation_bytes_fp32 / 2
 
-# %% [raw] tags=["mutant"] answer="fp16-saves" hint="still there"
+# %% [raw] tags=["mutant"] answer="fp16-saves" hint="halves them"
 # def fp16_saves(parameters, activation_bytes_fp32):
 #     return activation_bytes_fp32 - 4 * parameters
 
@@ -593,8 +601,8 @@ check.function(
 #     return activation_bytes_fp32 / 2 + 8 * parameters
 
 # %% [markdown]
-# A sentence that one often hears is "in fp16 the memory went up". Look at the table again before you go
-# on: which two of its rows would make somebody say so? And which two should be compared?
+# People often report that memory *increased* with fp16. Before you go on, look at the table again. Which two of
+# its rows would lead somebody to that conclusion, and which two should be compared?
 
 # %% tags=["explore"]
 larger = precisions[2]
@@ -602,36 +610,43 @@ print(f"same micro-batch:   {fp32.total:.2f} -> {result(f'{fp16.total:.2f}')} Gi
 print(f"twice the samples:  {fp32.total:.2f} -> {result(f'{larger.total:.2f}')} GiB (virtual)")
 
 # %% [markdown]
-# Both are true, but the second line changes two things at once. People switch fp16 on, enjoy the room,
-# double the micro-batch, and read the memory then. **Change one thing at a time**, and say at which batch.
+# Both lines are true, but the second changes two things at once. People turn fp16 on, notice the free memory,
+# double the micro-batch size, and only then read the peak memory. **Change one thing at a time**, and state the
+# batch size with every measurement.
 
 # %% [markdown]
 # ## Activation checkpointing
 #
-# The activations of the forward pass are kept because the backward pass needs them. They are most of the
-# memory. **Activation checkpointing** keeps only the *input* of a layer, and runs the layer's forward
-# pass once more when the backward pass gets there. There are two methods for this:
+# The activations of the forward pass are saved because the backward pass needs them, and they take most of the
+# memory. **Activation checkpointing**, or recomputation ([Chen et al. 2016](https://arxiv.org/abs/1604.06174)),
+# saves only the *input* of a layer. When the backward pass reaches that layer, its forward pass runs again. The
+# trainer has two methods:
 #
-# - `--recompute-method uniform`: *all* layers are recomputed, in groups of `--recompute-num-layers`. Of
-#   each group only the input of its first layer is kept.
-# - `--recompute-method block`: only the *first* `--recompute-num-layers` layers are recomputed, one by
-#   one. All others keep everything.
+# - `--recompute-method uniform` recomputes *all* layers, in groups of `--recompute-num-layers`. Only the input of
+#   each group's first layer is saved.
+# - `--recompute-method block` recomputes only the *first* `--recompute-num-layers` layers, one by one. All others
+#   save everything.
 #
 # ![Three rows of six layers, after the forward pass. Nothing recomputed: all layers keep their inputs and
 # all activations. Uniform, groups of two: only the inputs of layers 0, 2 and 4 are kept. Block, the first
 # two layers: layers 0 and 1 keep their inputs, layers 2 to 5 keep everything.](../images/recompute_layers.svg)
 
 # %% [markdown]
-# ### Exercise 6: what is kept
+# ### Exercise 6: bytes saved for backward
 #
-# How many bytes do the layers keep after the forward pass? A layer that is not recomputed keeps `kept`
-# bytes (its input is among them), and an input alone has `input_bytes`.
+# How many bytes do the layers hold after the forward pass? A layer that is not recomputed saves `kept` bytes,
+# which include its input. An input alone takes `input_bytes`.
 
 # %% nbgrader={"grade": false, "grade_id": "kept-bytes", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def kept_bytes(layers, kept, input_bytes, method=None, size=1):
-    """Bytes that all layers keep of one micro-batch, when its forward pass is over.
+    """Return the bytes that all layers hold after the forward pass of one micro-batch.
 
-    method: None, "uniform" or "block".   size: --recompute-num-layers.
+    Args:
+        layers: number of layers.
+        kept: bytes that a layer saves without recomputation.
+        input_bytes: bytes of a layer's input.
+        method: None, "uniform", or "block".
+        size: --recompute-num-layers.
     """
     ### BEGIN SOLUTION
     if method == "uniform":
@@ -648,15 +663,15 @@ check.function(
            (12, 100, 4, "uniform", 7), (12, 100, 4, "block", 4), (12, 100, 4, "block", 20)],
     expected=[1200.0, 48.0, 12.0, 8.0, 816.0, 48.0],
     hints={
-        "The last group may be smaller, but it has an input as well.":
+        "The last group may be smaller, but its input is saved too.":
             [1200.0, 48.0, 12.0, 4.0, 816.0, 48.0],
-        "With block the first layers are the ones that are recomputed, not the ones that are kept.":
+        "`block` recomputes the first layers. The others save everything.":
             [1200.0, 48.0, 12.0, 8.0, 432.0, 1200.0],
-        "A layer that is recomputed starts from its input: where is that?":
+        "A recomputed layer starts from its input, which must be saved.":
             [1200.0, 48.0, 12.0, 8.0, 800.0, 0.0],
-        "No more layers can be recomputed than there are.":
+        "You cannot recompute more layers than the model has.":
             [1200.0, 48.0, 12.0, 8.0, 816.0, -720.0],
-        "Uniform keeps one input for each group, not for each layer.":
+        "`uniform` saves one input per group, not per layer.":
             [1200.0, 48.0, 48.0, 48.0, 816.0, 48.0],
     })
 ### BEGIN HIDDEN TESTS
@@ -668,30 +683,29 @@ check.function(
         float(formulas.stage_activations(layers, kept, input_bytes, method, size)))
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="kept-bytes" hint="has an input as well"
+# %% [raw] tags=["mutant"] answer="kept-bytes" hint="its input is saved too"
 # -        groups = -(-layers // size)  # the last one may be smaller
 # +        groups = layers // size
 
-# %% [raw] tags=["mutant"] answer="kept-bytes" hint="not the ones that are kept"
+# %% [raw] tags=["mutant"] answer="kept-bytes" hint="The others save everything"
 # -    return again * input_bytes + (layers - again) * kept
 # +    return again * kept + (layers - again) * (input_bytes if method else kept)
 
-# %% [raw] tags=["mutant"] answer="kept-bytes" hint="where is that?"
+# %% [raw] tags=["mutant"] answer="kept-bytes" hint="must be saved"
 # -    return again * input_bytes + (layers - again) * kept
 # +    return (layers - again) * kept
 
-# %% [raw] tags=["mutant"] answer="kept-bytes" hint="than there are"
+# %% [raw] tags=["mutant"] answer="kept-bytes" hint="than the model has"
 # -    again = min(size, layers) if method == "block" else 0
 # +    again = size if method == "block" else 0
 
-# %% [raw] tags=["mutant"] answer="kept-bytes" hint="not for each layer"
+# %% [raw] tags=["mutant"] answer="kept-bytes" hint="not per layer"
 # -        return groups * input_bytes
 # +        return layers * input_bytes
 
 # %% [markdown]
-# What does it cost in time? A forward pass is about a third of an iteration's work, so recomputing all of
-# them should cost about a third more. Guess: how many per cent longer does an iteration take with
-# `uniform`, on the virtual V100?
+# What does it cost in time? A forward pass is about a third of a step's computation, so recomputing all of it
+# should cost about a third more. Guess: by what percentage does `uniform` lengthen a step on the virtual V100?
 
 # %% nbgrader={"grade": false, "grade_id": "guess-longer", "locked": false, "schema_version": 3, "solution": true, "task": false}
 ### BEGIN SOLUTION
@@ -704,26 +718,26 @@ settings = {"nothing": "", "selective": "--recompute-granularity selective",
             "uniform 1": FULL + "uniform", "uniform 4": FULL + "uniform --recompute-num-layers 4",
             "block 3": FULL + "block --recompute-num-layers 3",
             "block 9": FULL + "block --recompute-num-layers 9"}
-recomputed = costs.of(settings, GPT2 + "--fp16 --micro-batch-size 8")
+recomputed = costs.of(settings, GPT2 + "--fp16 --micro-batch-size 16")
 costs.show(recomputed)
-check.compare("per cent longer (virtual V100)", guess_longer,
+check.compare("percent longer (virtual V100)", guess_longer,
               100 * (recomputed[2].milliseconds / recomputed[0].milliseconds - 1))
 
 # %% tags=["explore"]
 costs.plot(recomputed)
 
 # %% [markdown]
-# Without recomputation a micro-batch of 8 does not fit. `uniform` makes it fit with a lot of room to spare,
-# and room that nobody uses is time that was given away. `block` is the dial in between: as many layers as
-# must be recomputed, and no more. (`selective` is a later invention: it recomputes only the attention's
-# inner part, which is large and quickly computed.)
+# Without recomputation, this micro-batch does not fit. `uniform` makes it fit with a lot of room to spare, but
+# unused memory is step time given away. `block` is the dial in between: recompute as many layers as you must,
+# and no more. (`selective` recomputes only the inner part of attention, which is large and cheap to compute;
+# see [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198).)
 
 # %% [markdown]
-# ### Exercise 7: the best setting for the card
+# ### Exercise 7: the best setting for the GPU
 #
-# Fill in `MEMORY`: the flags with which this model trains in fp16 with a micro-batch of 8 on **one** V100 of
-# 16 GB. It has to fit, and an iteration must take less than **289 ms**. Leave everything else as it is.
-# (FlashAttention would change the game, but its kernels want a newer card than this one.)
+# Fill in `MEMORY` with the flags that train this model in fp16 with a micro-batch of 16 on **one** V100 with 16 GB.
+# It has to fit, and a step must take less than **405 ms**. Leave everything else as it is. (FlashAttention would
+# make this easy, but its kernels need a newer GPU than a V100.)
 
 # %% nbgrader={"grade": false, "grade_id": "my-recompute", "locked": false, "schema_version": 3, "solution": true, "task": false}
 %%writefile code/my_recompute.sh
@@ -738,11 +752,11 @@ set -euo pipefail
 
 export OMP_NUM_THREADS=1
 DATA=$LAB_HOME/data/GPT-2_assets
-MODEL="--fp16 --num-layers 12 --hidden-size 768 --num-attention-heads 32 \
+MODEL="--fp16 --num-layers 12 --hidden-size 768 --num-attention-heads 12 \
        --seq-length 1024 --max-position-embeddings 1024"
-BATCH="--micro-batch-size 8 --global-batch-size 8 --train-iters 6 --lr 1.5e-4"
+BATCH="--micro-batch-size 16 --global-batch-size 16 --train-iters 6 --lr 1.5e-4"
 ### BEGIN SOLUTION
-MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 5"
+MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 6"
 ### END SOLUTION
 TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
       --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
@@ -755,45 +769,41 @@ srun torchrun --standalone --nproc_per_node 1 \
 script = check.script("code/my_recompute.sh", only=[
     "--recompute-granularity", "--recompute-method", "--recompute-num-layers"])
 cost = check.figures(script, "virtual:v100")
-check.that(cost.fits, "It does not fit. What takes the memory, and what else can be recomputed?")
-check.that(cost.milliseconds < 289, "It fits, but an iteration takes longer than asked for. Is "
-           "anything recomputed that there would be room for?")
+check.that(cost.fits, "It does not fit. Which activations take the memory, and which of them can you recompute?")
+check.that(cost.milliseconds < 405, "It fits, but a step takes too long. Do you recompute "
+           "activations that would fit?")
 
 # %% [raw] tags=["mutant"] answer="my-recompute" hint="It does not fit"
-# -MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 5"
+# -MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 6"
 # +MEMORY=""
 
-# %% [raw] tags=["mutant"] answer="my-recompute" hint="It fits, but"
-# -MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 5"
-# +MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 6"
+# %% [raw] tags=["mutant"] answer="my-recompute" hint="It fits, but a step"
+# -MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 6"
+# +MEMORY="--recompute-granularity full --recompute-method uniform"
 
 # %% [raw] tags=["mutant"] answer="my-recompute" hint="This would go wrong"
-# -MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 5"
-# +MEMORY="--recompute-granularity full --recompute-num-layers 5 --recompute-method blocks"
+# -MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 6"
+# +MEMORY="--recompute-granularity full --recompute-num-layers 6 --recompute-method blocks"
 
 # %% [raw] tags=["mutant"] answer="my-recompute" hint="--num-layers 6; the exercise uses 12"
-# -MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 5"
+# -MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 6"
 # +MEMORY="--num-layers 6"
 
 # %% [raw] tags=["mutant"] answer="my-recompute" hint="--use-flash-attn; the exercise does not use it"
-# -MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 5"
+# -MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 6"
 # +MEMORY="--use-flash-attn --attention-dropout 0"
 
-# %% [raw] tags=["mutant"] answer="my-recompute" hint="--micro-batch-size 4; the exercise uses 8"
-# -MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 5"
-# +MEMORY="--micro-batch-size 4"
+# %% [raw] tags=["mutant"] answer="my-recompute" hint="--micro-batch-size 8; the exercise uses 16"
+# -MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 6"
+# +MEMORY="--micro-batch-size 8"
 
 # %% [raw] tags=["mutant"] answer="my-recompute" hint="--ffn-hidden-size 1; the exercise uses 3072"
-# -MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 5"
+# -MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 6"
 # +MEMORY="--ffn-hidden-size 1 --kv-channels 1"
 
 # %% [markdown]
-# The check estimated it. Does a job with virtual cards say the same? Submit it. The second job has twice
-# the micro-batch.
-#
-# > **Watch out: the second job is meant to fail**, with the most common last words of a training.
-#
-# (There are no numbers in a virtual card, so nothing overflows, and its loss scale stays where it begins.)
+# The check used an estimate. Does a job on a virtual GPU agree? Submit it. The second job has twice the
+# micro-batch size.
 
 # %% tags=["explore"] short={"my_recompute.sh": "my_recompute.sh --train-iters 2"}
 !sbatch code/my_recompute.sh
@@ -803,24 +813,24 @@ fitted = jobs.wait()
 print(mark(logs.lines(fitted.log, "elapsed time")[-1], r"iteration \(ms\): [^ |]+"))
 
 # %% tags=["explore"]
-!sbatch code/my_recompute.sh --micro-batch-size 16 --global-batch-size 16
+!sbatch code/my_recompute.sh --micro-batch-size 32 --global-batch-size 32
 
 # %% tags=["explore"]
 full = jobs.wait()
 print(bad(logs.lines(full.log, "out of memory")[-1]))
 
 # %% [markdown]
-# It says how much it wanted at last, how much the card has, and how much was taken by then. A real card
-# says so in the same words.
+# The message states how much the job tried to allocate, how large the GPU is, and how much was already allocated.
+# A real GPU reports this in the same words.
 
 # %% [markdown]
 # ## Gradient accumulation
 #
-# A rank can work through several micro-batches before the step is made: it adds their gradients up. The
-# memory is that of *one* micro-batch, the step is that of the whole batch. Is that the same training? Try
-# it, for real: a global batch of 8 on two ranks, first in micro-batches of 4, then of 1. (Dropout may stay
-# on: in this trainer a sample's mask belongs to the sample, in whatever micro-batch it is. Other trainers
-# roll one row of dice for all samples, and there the two runs would differ.)
+# A rank can process several micro-batches before the optimizer step, and add up their gradients. It needs the
+# memory of *one* micro-batch, but takes the step of the whole batch. Is that the same training? Try it with real
+# numbers: a global batch of 8 on two ranks, first in micro-batches of 4, then of 1. (Dropout may stay on. In this
+# trainer a sample's dropout mask depends on the sample and not on its micro-batch. Most trainers draw masks from one
+# generator, and there the two runs would differ.)
 
 # %% tags=["explore"] short={"iters 4": "iters 4 --num-layers 2 --hidden-size 64 --seq-length 64"}
 !sbatch code/accumulation.sh --train-iters 4 --log-interval 1 --eval-iters 0 \
@@ -844,12 +854,12 @@ for one, other in both:
     print(f"iteration {one.iteration}: loss {result(one.loss)} at once, {result(other.loss)} in turn")
 
 # %% [markdown]
-# The log says how many micro-batches a step has, and the losses are the same. (A last digit may differ: it
-# depends on the order in which numbers are added.)
+# The log prints the number of micro-batches in a step, and the losses agree. (The last digit may differ, because it
+# depends on the order of additions.)
 #
-# Why would one do so? For memory, and for the network: the gradients are exchanged **once per step**,
-# however many micro-batches it had. Here are four virtual V100s on two nodes with an Ethernet of 25 Gbit/s
-# between them. `waiting` is the share of the time in which a card waits for the others' gradients.
+# Why would you do this? To save memory, and to communicate less: the gradients are all-reduced **once per step**,
+# however many micro-batches the step has. Here are four virtual V100s on two nodes, with 25 Gbit/s Ethernet
+# between the nodes. `waiting` is the share of the time in which a GPU waits for communication.
 
 # %% tags=["explore"]
 FOUR = (GPT2 + "--fp16 --micro-batch-size 4 --world-size 4 --gpus-per-node 2 "
@@ -859,18 +869,17 @@ accumulated = costs.of({f"global batch {size}": f"--global-batch-size {size}"
 costs.show(accumulated)
 
 # %% [markdown]
-# The memory does not move, and the tokens per second rise. Why not take a global batch of a thousand
-# then? Because a step of the optimizer is a step: with a larger batch there are fewer of them for the same
-# text. Beyond the **critical batch size** ([McCandlish et al. 2018](https://arxiv.org/abs/1812.06162)), a step
-# on a larger batch lowers the loss hardly more than a step on a smaller one, so most of the extra text
-# is wasted.
+# Memory stays the same, and the throughput rises. Why not use a global batch of a thousand, then? Because each
+# optimizer step is only one update: with a larger batch, the same text gives fewer updates. Beyond the **critical
+# batch size** ([McCandlish et al. 2018](https://arxiv.org/abs/1812.06162)), a step on a larger batch lowers the
+# loss hardly more than a step on a smaller one, so most of the extra text is wasted.
 
 # %% [markdown]
 # ### Exercise 8: as much accumulation as it takes
 #
-# So take the *smallest* global batch with which these four cards wait for **less than 15%** of the time.
-# The micro-batch stays 4. Fill in `BATCH`. (The exchange takes the same time in every row of the table.
-# You can calculate the answer from two of them, or look for it.)
+# Find the *smallest* global batch with which these four GPUs wait for **less than 25%** of the time, and fill in
+# `BATCH`. The micro-batch size stays 4. (Communication takes the same time in every row of the table. You can
+# calculate the answer from two of them, or search for it.)
 
 # %% nbgrader={"grade": false, "grade_id": "my-accumulation", "locked": false, "schema_version": 3, "solution": true, "task": false}
 %%writefile code/my_accumulation.sh
@@ -885,10 +894,10 @@ set -euo pipefail
 
 export OMP_NUM_THREADS=1
 DATA=$LAB_HOME/data/GPT-2_assets
-MODEL="--fp16 --num-layers 12 --hidden-size 768 --num-attention-heads 32 \
+MODEL="--fp16 --num-layers 12 --hidden-size 768 --num-attention-heads 12 \
        --seq-length 1024 --max-position-embeddings 1024"
 ### BEGIN SOLUTION
-BATCH="--micro-batch-size 4 --global-batch-size 96"
+BATCH="--micro-batch-size 4 --global-batch-size 80"
 ### END SOLUTION
 TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
       --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
@@ -905,32 +914,33 @@ srun --kill-on-bad-exit=1 bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@
 script = check.script("code/my_accumulation.sh", only=["--global-batch-size"])
 flags = script.flags
 cost = check.figures(script, "virtual:v100", network="ethernet:25gbit")
-check.that(cost.communication < 0.15, "The cards wait too long: more work for each exchange.")
-check.that(flags.global_batch_size <= 96, "They wait little enough, but so they would with a "
-           "smaller global batch.")
+check.that(cost.communication < 0.25, "The GPUs wait too long. They need more computation for "
+           "each all-reduce.")
+check.that(flags.global_batch_size <= 112, "They wait for less than 25% of the time, but a smaller "
+           "global batch would achieve that as well.")
 
-# %% [raw] tags=["mutant"] answer="my-accumulation" hint="wait too long"
-# -BATCH="--micro-batch-size 4 --global-batch-size 96"
-# +BATCH="--micro-batch-size 4 --global-batch-size 80"
+# %% [raw] tags=["mutant"] answer="my-accumulation" hint="more computation"
+# -BATCH="--micro-batch-size 4 --global-batch-size 80"
+# +BATCH="--micro-batch-size 4 --global-batch-size 64"
 
-# %% [raw] tags=["mutant"] answer="my-accumulation" hint="smaller global batch"
-# -BATCH="--micro-batch-size 4 --global-batch-size 96"
+# %% [raw] tags=["mutant"] answer="my-accumulation" hint="would achieve that"
+# -BATCH="--micro-batch-size 4 --global-batch-size 80"
 # +BATCH="--micro-batch-size 4 --global-batch-size 128"
 
 # %% [raw] tags=["mutant"] answer="my-accumulation" hint="--micro-batch-size 8; the exercise uses 4"
-# -BATCH="--micro-batch-size 4 --global-batch-size 96"
-# +BATCH="--micro-batch-size 8 --global-batch-size 96"
+# -BATCH="--micro-batch-size 4 --global-batch-size 80"
+# +BATCH="--micro-batch-size 8 --global-batch-size 80"
 
 # %% [raw] tags=["mutant"] answer="my-accumulation" hint="--tensor-model-parallel-size 2; the exercise uses 1"
-# -BATCH="--micro-batch-size 4 --global-batch-size 96"
+# -BATCH="--micro-batch-size 4 --global-batch-size 80"
 # +BATCH="--micro-batch-size 4 --global-batch-size 48 --tensor-model-parallel-size 2"
 
 # %% [raw] tags=["mutant"] answer="my-accumulation" hint="This would go wrong"
-# -BATCH="--micro-batch-size 4 --global-batch-size 96"
+# -BATCH="--micro-batch-size 4 --global-batch-size 80"
 # +BATCH="--micro-batch-size 4 --global-batch-size 90"
 
 # %% [raw] tags=["mutant"] answer="my-accumulation" hint="--make-vocab-size-divisible-by 1; the exercise uses 128"
-# -BATCH="--micro-batch-size 4 --global-batch-size 96"
+# -BATCH="--micro-batch-size 4 --global-batch-size 80"
 # +BATCH="--micro-batch-size 4 --global-batch-size 48 --ffn-hidden-size 1 --make-vocab-size-divisible-by 1"
 
 # %% tags=["explore"] short={"my_accumulation.sh": "my_accumulation.sh --train-iters 1"}
@@ -943,20 +953,19 @@ print(mark(logs.lines(accumulating.log, "elapsed time")[-1], r"iteration \(ms\):
 # %% [markdown]
 # ## The math
 #
-# So far you have looked at what a run costs. Now work it out on paper, so that you can say it before
-# anything runs. Start with the model.
+# So far you have measured what a run costs. Now work it out on paper, so that you know it before anything runs.
+# Start with the model.
 
 # %% [markdown]
 # ### Exercise 9: the padded vocabulary
 #
-# A vocabulary can have any number of entries. GPT-2's has 50257, which is not even divisible by 2. That makes
-# the embedding an awkward matrix, both for Tensor Cores and for tensor-parallel ranks. So the trainer
-# **pads** it: up to the next multiple of `--make-vocab-size-divisible-by` *times* the tensor-parallel
-# size.
+# A vocabulary can have any size. GPT-2's has 50257 entries, which is not even divisible by 2. This makes the
+# embedding an awkward matrix, both for Tensor Cores and for tensor parallelism. So the trainer **pads** the
+# vocabulary to the next multiple of `--make-vocab-size-divisible-by` *times* the tensor-parallel size.
 
 # %% nbgrader={"grade": false, "grade_id": "padded", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def padded(vocabulary, divisible_by=128, tensor_parallel=1):
-    """Entries of the vocabulary after padding (an int)."""
+    """Return the size of the padded vocabulary (an int)."""
     ### BEGIN SOLUTION
     multiple = divisible_by * tensor_parallel
     return -(-vocabulary // multiple) * multiple
@@ -969,10 +978,10 @@ check.function(
            {"vocabulary": 4096}],
     expected=[50304, 51200, 4096],
     hints={
-        "Every tensor-parallel rank's part has to be such a multiple.": [50304, 50304, 4096],
-        "That is smaller than the vocabulary: some words would have no place.":
+        "Each tensor-parallel rank's shard has to be a multiple.": [50304, 50304, 4096],
+        "That is smaller than the vocabulary: some tokens would have no row.":
             [50176, 50176, 4096],
-        "A vocabulary that is a multiple already stays as it is.": [50304, 51200, 4224],
+        "A vocabulary that already is a multiple does not change.": [50304, 51200, 4224],
     })
 ### BEGIN HIDDEN TESTS
 check.function(
@@ -982,15 +991,15 @@ check.function(
         -(-vocabulary // (divisible_by * tensor_parallel)) * divisible_by * tensor_parallel)
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="padded" hint="tensor-parallel rank's part"
+# %% [raw] tags=["mutant"] answer="padded" hint="rank's shard"
 # def padded(vocabulary, divisible_by=128, tensor_parallel=1):
 #     return -(-vocabulary // divisible_by) * divisible_by
 
-# %% [raw] tags=["mutant"] answer="padded" hint="no place"
+# %% [raw] tags=["mutant"] answer="padded" hint="no row"
 # def padded(vocabulary, divisible_by=128, tensor_parallel=1):
 #     return vocabulary // (divisible_by * tensor_parallel) * divisible_by * tensor_parallel
 
-# %% [raw] tags=["mutant"] answer="padded" hint="stays as it is"
+# %% [raw] tags=["mutant"] answer="padded" hint="does not change"
 # def padded(vocabulary, divisible_by=128, tensor_parallel=1):
 #     multiple = divisible_by * tensor_parallel
 #     return (vocabulary // multiple + 1) * multiple
@@ -1013,7 +1022,7 @@ check.function(
 
 # %% nbgrader={"grade": false, "grade_id": "gpt-parameters", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def gpt_parameters(layers, hidden, sequence, vocabulary):
-    """All parameters of a GPT (an int); `vocabulary` is not padded yet (to a multiple of 128)."""
+    """Return the number of parameters of a GPT; pad `vocabulary` to a multiple of 128 first."""
     ### BEGIN SOLUTION
     attention = 4 * hidden**2 + 4 * hidden
     mlp = 8 * hidden**2 + 5 * hidden
@@ -1030,14 +1039,14 @@ check.function(
            {"layers": 2, "hidden": 64, "sequence": 128, "vocabulary": 1000}],
     expected=[4_273_664, 124_475_904, 173_824],
     hints={
-        "The vocabulary is padded: the embedding has more rows than there are words.":
+        "The vocabulary is padded: the embedding has more rows than the vocabulary has tokens.":
             [4_273_664, 124_439_808, 172_288],
-        "Those are the large matrices only: there are biases and norms as well.":
+        "Those are the large matrices only. Add the biases and norms.":
             [4_259_840, 124_354_560, 172_032],
-        "The output matrix is the word embedding: the same numbers are not counted twice.":
+        "The output matrix is the word embedding: count tied parameters once.":
             [5_322_240, 163_109_376, 239_360],
-        "The positions are missing.": [4_208_128, 123_689_472, 165_632],
-        "There is one more norm, after the last layer.": [4_273_152, 124_474_368, 173_696],
+        "The position embeddings are missing.": [4_208_128, 123_689_472, 165_632],
+        "One more layer norm follows the last layer.": [4_273_152, 124_474_368, 173_696],
     })
 ### BEGIN HIDDEN TESTS
 check.function(
@@ -1048,29 +1057,29 @@ check.function(
         formulas.parameters(formulas.Gpt(layers, hidden, 1, sequence, -(-vocabulary // 128) * 128)))
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="gpt-parameters" hint="more rows than there are words"
+# %% [raw] tags=["mutant"] answer="gpt-parameters" hint="more rows than the vocabulary"
 # -    embeddings = (padded(vocabulary) + sequence) * hidden
 # +    embeddings = (vocabulary + sequence) * hidden
 
-# %% [raw] tags=["mutant"] answer="gpt-parameters" hint="biases and norms as well"
+# %% [raw] tags=["mutant"] answer="gpt-parameters" hint="Add the biases and norms"
 # -    return layers * (attention + mlp + norms) + embeddings + 2 * hidden
 # +    return layers * 12 * hidden**2 + embeddings
 
-# %% [raw] tags=["mutant"] answer="gpt-parameters" hint="not counted twice"
+# %% [raw] tags=["mutant"] answer="gpt-parameters" hint="count tied parameters once"
 # -    embeddings = (padded(vocabulary) + sequence) * hidden
 # +    embeddings = (2 * padded(vocabulary) + sequence) * hidden
 
-# %% [raw] tags=["mutant"] answer="gpt-parameters" hint="positions are missing"
+# %% [raw] tags=["mutant"] answer="gpt-parameters" hint="position embeddings are missing"
 # -    embeddings = (padded(vocabulary) + sequence) * hidden
 # +    embeddings = padded(vocabulary) * hidden
 
-# %% [raw] tags=["mutant"] answer="gpt-parameters" hint="one more norm"
+# %% [raw] tags=["mutant"] answer="gpt-parameters" hint="One more layer norm"
 # -    return layers * (attention + mlp + norms) + embeddings + 2 * hidden
 # +    return layers * (attention + mlp + norms) + embeddings
 
 # %% [markdown]
-# Does the trainer count the same? These are the arguments of your first job of this lab (its vocabulary
-# has 4096 entries), and the job has said how many parameters it holds:
+# Does the trainer's count agree? These are the arguments of your first job of this lab, whose vocabulary has 4096
+# entries, and this is the number of parameters that the job printed:
 
 # %% tags=["explore"]
 !grep --after-context=1 "^MODEL" code/fp16.sh
@@ -1079,25 +1088,31 @@ print("your function:", result(counted))
 print("the trainer:  ", mark(logs.lines(job.log, "number of parameters")[0], r"\d+ *$"))
 
 # %% [markdown]
-# ### Exercise 11: FLOPs of an iteration
+# ### Exercise 11: FLOPs per step
 #
-# Almost all of the work is in matrix products. A product of an `m` x `k` and a `k` x `n` matrix takes
-# `2 m k n` FLOPs, a multiplication and an addition each time. So in the **forward pass** each token takes
+# Almost all of the computation is in matrix multiplications. Multiplying an `m` x `k` matrix by a `k` x `n` matrix
+# takes `2 m k n` FLOPs: a multiplication and an addition each time. So in the **forward pass** each token takes
 #
 # - two FLOPs for each of the `12 h^2` weights in a layer's matrices;
-# - in each layer's attention, `2 s h` for the products of its query with all keys, and `2 s h` for the
+# - in each layer's attention, `2 s h` for the dot products of its query with all keys, and `2 s h` for the
 #   weighted sum of all values;
 # - once, two FLOPs for each entry of the output matrix, `V` x `h`.
 #
-# The **backward pass** takes twice as much as the forward pass: it needs the gradients of the weights and
-# of the inputs. If the layers are **recomputed** (fully), their forward pass runs once more; the output
-# matrix is not in a layer.
+# The **backward pass** takes twice as much as the forward pass, because it computes the gradients of both the
+# weights and the inputs. With (full) **recomputation**, the layers' forward pass runs once more; the output matrix is
+# not part of a layer.
 
 # %% nbgrader={"grade": false, "grade_id": "iteration-flops", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def iteration_flops(layers, hidden, sequence, vocabulary, batch, recompute=False):
-    """FLOPs of one iteration over `batch` samples of `sequence` tokens, all GPUs together.
+    """Return the FLOPs of one step over `batch` samples of `sequence` tokens, on all GPUs together.
 
-    vocabulary: padded already.   recompute: whether all layers are recomputed.
+    Args:
+        layers: number of layers.
+        hidden: hidden size.
+        sequence: tokens per sample.
+        vocabulary: size of the padded vocabulary.
+        batch: samples per step.
+        recompute: whether all layers are recomputed.
     """
     ### BEGIN SOLUTION
     layer = 2 * 12 * hidden**2 + 4 * sequence * hidden
@@ -1115,17 +1130,17 @@ check.function(
             "recompute": True}],
     expected=[57982058496.0, 14002667126784.0, 17404281225216.0],
     hints={
-        "That is the forward pass alone: the backward pass takes twice as much again.":
+        "That is the forward pass only. The backward pass takes twice as much.":
             [19327352832.0, 4667555708928.0, 8069169807360.0],
         "A multiplication and an addition are two FLOPs.":
             [28991029248.0, 7001333563392.0, 8702140612608.0],
-        "The attention's products are missing: every token meets all the others.":
+        "Attention is missing: every token attends to all the others.":
             [51539607552.0, 12147241254912.0, 14930380062720.0],
-        "Only layers are recomputed; the output matrix is not in one.":
+        "Only the layers are recomputed, and the output matrix is not part of a layer.":
             [57982058496.0, 14002667126784.0, 18670222835712.0],
-        "The output matrix is missing: it has a row for every word.":
+        "The output matrix is missing: it has a row for every token of the vocabulary.":
             [45097156608.0, 10204842295296.0, 13606456393728.0],
-        "What is recomputed is work, too.":
+        "Recomputation takes FLOPs, too.":
             [57982058496.0, 14002667126784.0, 14002667126784.0],
     })
 ### BEGIN HIDDEN TESTS
@@ -1139,7 +1154,7 @@ check.function(
                             "full" if recompute else None)))
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="iteration-flops" hint="forward pass alone"
+# %% [raw] tags=["mutant"] answer="iteration-flops" hint="forward pass only"
 # -    token = layers * layer * (4 if recompute else 3) + 3 * output
 # +    token = layers * layer * (2 if recompute else 1) + output
 
@@ -1147,11 +1162,11 @@ check.function(
 # -    return batch * sequence * token
 # +    return batch * sequence * token / 2
 
-# %% [raw] tags=["mutant"] answer="iteration-flops" hint="attention's products are missing"
+# %% [raw] tags=["mutant"] answer="iteration-flops" hint="Attention is missing"
 # -    layer = 2 * 12 * hidden**2 + 4 * sequence * hidden
 # +    layer = 2 * 12 * hidden**2
 
-# %% [raw] tags=["mutant"] answer="iteration-flops" hint="Only layers are recomputed"
+# %% [raw] tags=["mutant"] answer="iteration-flops" hint="Only the layers are recomputed"
 # -    token = layers * layer * (4 if recompute else 3) + 3 * output
 # +    token = (layers * layer + output) * (4 if recompute else 3)
 
@@ -1159,18 +1174,19 @@ check.function(
 # -    token = layers * layer * (4 if recompute else 3) + 3 * output
 # +    token = layers * layer * (4 if recompute else 3)
 
-# %% [raw] tags=["mutant"] answer="iteration-flops" hint="is work, too"
+# %% [raw] tags=["mutant"] answer="iteration-flops" hint="takes FLOPs, too"
 # -    token = layers * layer * (4 if recompute else 3) + 3 * output
 # +    token = layers * layer * 3 + 3 * output
 
 # %% [markdown]
-# ### Exercise 12: what share of the peak?
+# ### Exercise 12: MFU and HFU
 #
-# Divide by the time and by the number of GPUs, and you have the FLOP/s that each GPU achieves. As a share
-# of what its data sheet promises, this is the figure by which runs on different machines are compared.
-# When the FLOPs are the model's, without recomputation, it is called **MFU** (*model FLOPs utilization*);
-# with what is recomputed it is **HFU** (*hardware*). The promise depends on the card **and** on the
-# precision: look it up in `PEAKS`, which the first cell of this lab made.
+# Divide the FLOPs by the step time and by the number of GPUs, and you have the FLOP/s that each GPU achieves. As a
+# share of the data sheet's peak, this is the figure that compares runs on different machines. When the FLOPs
+# are the model's, without recomputation, it is called **MFU** (*model FLOPs utilization*,
+# [Chowdhery et al. 2022](https://arxiv.org/abs/2204.02311)); when recomputation is included, it is **HFU**
+# (*hardware*). The peak depends on the GPU **and** on the precision: look it up in `PEAKS`, which the first cell
+# of this lab defines.
 
 # %% tags=["explore"]
 for name in ("v100-sxm2-16gb", "a100-80gb", "h100-80gb"):
@@ -1178,9 +1194,14 @@ for name in ("v100-sxm2-16gb", "a100-80gb", "h100-80gb"):
 
 # %% nbgrader={"grade": false, "grade_id": "achieved", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def achieved(flops, milliseconds, gpus, card, precision):
-    """(TFLOP/s of each GPU, share of its peak; 1.0 is the whole peak): two floats.
+    """Return TFLOP/s per GPU, and that as a share of its peak (1.0 is the peak): two floats.
 
-    flops, milliseconds: of an iteration, of all GPUs together.
+    Args:
+        flops: FLOPs of one step, on all GPUs together.
+        milliseconds: step time.
+        gpus: number of GPUs.
+        card: a key of `PEAKS`.
+        precision: "fp32" or "fp16".
     """
     ### BEGIN SOLUTION
     teraflops = flops / (milliseconds / 1000) / gpus / 1e12
@@ -1195,13 +1216,13 @@ check.function(
            (2.0e15, 800.0, 16, "a100-80gb", "bf16")],
     expected=[(40.0, 0.32), (12.0, 0.7643312), (156.25, 0.5008013)],
     hints={
-        "That is what all GPUs achieve together.":
+        "That is the rate of all GPUs together.":
             [(160.0, 1.28), (12.0, 0.7643312), (2500.0, 8.012821)],
-        "The time is given in milliseconds, FLOP/s are per second.":
+        "The time is in milliseconds, but FLOP/s are per second.":
             [(0.04, 0.00032), (0.012, 0.0007643312), (0.15625, 0.0005008013)],
-        "The peak in fp32 is another one than that in fp16.":
+        "The peak depends on the precision.":
             [(40.0, 0.32), (12.0, 0.096), (156.25, 0.5008013)],
-        "The share is in per cent; 1.0 is the whole peak.":
+        "That is a percentage; return 1.0 for the whole peak.":
             [(40.0, 32.0), (12.0, 76.43312), (156.25, 50.08013)],
     })
 ### BEGIN HIDDEN TESTS
@@ -1216,27 +1237,27 @@ check.function(
         flops / milliseconds / gpus / 1e9 / CARDS[card].tflops[precision]))
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="achieved" hint="all GPUs achieve together"
+# %% [raw] tags=["mutant"] answer="achieved" hint="all GPUs together"
 # -    teraflops = flops / (milliseconds / 1000) / gpus / 1e12
 # +    teraflops = flops / (milliseconds / 1000) / 1e12
 
-# %% [raw] tags=["mutant"] answer="achieved" hint="given in milliseconds"
+# %% [raw] tags=["mutant"] answer="achieved" hint="in milliseconds"
 # -    teraflops = flops / (milliseconds / 1000) / gpus / 1e12
 # +    teraflops = flops / milliseconds / gpus / 1e12
 
-# %% [raw] tags=["mutant"] answer="achieved" hint="is another one"
+# %% [raw] tags=["mutant"] answer="achieved" hint="depends on the precision"
 # -    return teraflops, teraflops / PEAKS[card][precision]
 # +    return teraflops, teraflops / PEAKS[card]["fp16"]
 
-# %% [raw] tags=["mutant"] answer="achieved" hint="in per cent"
+# %% [raw] tags=["mutant"] answer="achieved" hint="a percentage"
 # -    return teraflops, teraflops / PEAKS[card][precision]
 # +    return teraflops, 100 * teraflops / PEAKS[card][precision]
 
 # %% [markdown]
-# Put the last exercises together for the virtual V100, from its milliseconds alone. The table further up
-# has a smaller share: the trainer counts the attention's products at half, as newer versions of
-# Megatron-LM do, because a token looks only at those before it. **A share of the peak means nothing until
-# one knows what was counted.**
+# Put the last exercises together for the virtual V100, from its step time alone. The table above shows a smaller
+# share, because the trainer counts only half of attention's FLOPs, as newer versions of Megatron-LM do: a causal
+# mask lets each token attend only to earlier ones. **A share of the peak means nothing unless you know which
+# FLOPs were counted.**
 
 # %% tags=["explore"]
 for cost, precision in zip(precisions[:2], ("fp32", "fp16"), strict=True):
@@ -1248,21 +1269,26 @@ for cost, precision in zip(precisions[:2], ("fp32", "fp16"), strict=True):
 # %% [markdown]
 # ### Exercise 13: days, GPU-hours, dollars
 #
-# For large models one formula is enough. A token takes about 6 FLOPs for each parameter: two in the
-# forward pass, four in the backward pass. With full recomputation it is 8. So a training takes
+# For large models one formula is enough. A token takes about 6 FLOPs per parameter: two in the forward pass, four
+# in the backward pass. With full recomputation it is 8. So for $N$ parameters and $D$ tokens on $G$ GPUs that
+# achieve $F$ FLOP/s each, training takes
 #
-# ```
-# seconds = 6 * tokens * parameters / (GPUs * FLOP/s per GPU)
-# ```
+# $$\text{seconds} = \frac{6 N D}{G F}$$
 #
-# with 8 in place of 6 when the layers are recomputed and the FLOP/s count what is recomputed. One GPU for
-# one hour is a **GPU-hour**; that is what clouds charge for.
+# with 8 in place of 6 when all layers are recomputed and $F$ includes the recomputed FLOPs. One GPU for one hour is
+# a **GPU-hour**, which is what cloud providers charge for.
 
 # %% nbgrader={"grade": false, "grade_id": "bill", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def bill(parameters, tokens, gpus, teraflops_per_gpu, dollars_per_hour, recompute=False):
-    """(days, GPU-hours, dollars): three floats.
+    """Return days, GPU-hours, and dollars: three floats.
 
-    teraflops_per_gpu: what each GPU achieves, in units of 1e12 FLOP/s.
+    Args:
+        parameters: number of parameters.
+        tokens: number of tokens to train on.
+        gpus: number of GPUs.
+        teraflops_per_gpu: what each GPU achieves, in TFLOP/s.
+        dollars_per_hour: price of one GPU-hour.
+        recompute: whether all layers are recomputed.
     """
     ### BEGIN SOLUTION
     flops = (8 if recompute else 6) * tokens * parameters
@@ -1277,13 +1303,13 @@ check.function(
     cases=[(1e9, 20e9, 8, 50.0, 3.0), (175e9, 300e9, 1024, 140.0, 2.0, True)],
     expected=[(3.472222, 666.6667, 2000.0), (33.90842, 833333.3, 1666666.7)],
     hints={
-        "What is recomputed takes time as well.":
+        "Recomputation takes time as well.":
             [(3.472222, 666.6667, 2000.0), (25.43132, 625000.0, 1250000.0)],
-        "Those are hours of the whole machine; every GPU is paid for.":
+        "Those are hours of the whole cluster; you pay for every GPU.":
             [(3.472222, 83.33333, 250.0), (33.90842, 813.8021, 1627.604)],
-        "That is the forward pass alone.":
+        "That is the forward pass only.":
             [(1.157407, 222.2222, 666.6667), (16.95421, 416666.7, 833333.3)],
-        "The first one is in hours, not in days.":
+        "The first value is in hours, not days.":
             [(83.33333, 666.6667, 2000.0), (813.8021, 833333.3, 1666666.7)],
     })
 ### BEGIN HIDDEN TESTS
@@ -1304,22 +1330,22 @@ check.function(
 # -    flops = (8 if recompute else 6) * tokens * parameters
 # +    flops = 6 * tokens * parameters
 
-# %% [raw] tags=["mutant"] answer="bill" hint="every GPU is paid for"
+# %% [raw] tags=["mutant"] answer="bill" hint="pay for every GPU"
 # -    gpu_hours = seconds / 3600 * gpus
 # +    gpu_hours = seconds / 3600
 
-# %% [raw] tags=["mutant"] answer="bill" hint="forward pass alone"
+# %% [raw] tags=["mutant"] answer="bill" hint="forward pass only"
 # -    flops = (8 if recompute else 6) * tokens * parameters
 # +    flops = (4 if recompute else 2) * tokens * parameters
 
-# %% [raw] tags=["mutant"] answer="bill" hint="not in days"
+# %% [raw] tags=["mutant"] answer="bill" hint="not days"
 # -    return seconds / 86400, gpu_hours, gpu_hours * dollars_per_hour
 # +    return seconds / 3600, gpu_hours, gpu_hours * dollars_per_hour
 
 # %% [markdown]
-# What would *our* text cost? An **epoch** is one pass over all of it. Put in the model of this lab, the text
-# in your workspace, and one virtual V100 at the rate that it reached above. And what would the 300 billion
-# tokens cost that GPT-3 has read, with the same card?
+# What would *our* text cost? One pass over all of it is an **epoch**. Use this lab's model, the text in your
+# workspace, and one virtual V100 at the throughput measured above. And what would GPT-3's 300 billion tokens cost
+# on the same GPU?
 
 # %% tags=["explore"]
 from layout_estimator.prices import DOLLARS_PER_HOUR
@@ -1334,12 +1360,12 @@ for count in (tokens, 300 * 10**9):
 # %% [markdown]
 # ### Exercise 14: how many GPUs for a month?
 #
-# The question that a project begins with: it has to be ready in so many days. How many GPUs does it take?
-# One rents whole nodes only.
+# Projects begin with this question: the model has to be ready in a given number of days, so how many GPUs does that
+# take? Assume that you can only rent whole nodes.
 
 # %% nbgrader={"grade": false, "grade_id": "gpus-for", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def gpus_for(days, parameters, tokens, teraflops_per_gpu, gpus_per_node=8, recompute=False):
-    """The smallest number of GPUs (an int), in whole nodes, that is ready within `days`."""
+    """Return the smallest number of GPUs, in whole nodes, that finishes within `days`."""
     ### BEGIN SOLUTION
     flops = (8 if recompute else 6) * tokens * parameters
     gpus = flops / (teraflops_per_gpu * 1e12 * days * 86400)
@@ -1356,10 +1382,10 @@ check.function(
             "gpus_per_node": 4}],
     expected=[1160, 8, 116],
     hints={
-        "One rents whole nodes: what becomes of the rest?": [1158, 1, 114],
-        "Not ready in time: round up.": [1152, 0, 112],
-        "Those are nodes.": [145, 1, 29],
-        "What is recomputed takes time as well.": [872, 8, 116],
+        "You can only rent whole nodes. What happens to a partial one?": [1158, 1, 114],
+        "This is too few to finish in time: round up.": [1152, 0, 112],
+        "That is the number of nodes, not GPUs.": [145, 1, 29],
+        "Recomputation takes time as well.": [872, 8, 116],
     })
 ### BEGIN HIDDEN TESTS
 from math import ceil
@@ -1374,7 +1400,7 @@ check.function(
             teraflops_per_gpu * 1e12 * days * 86400 * gpus_per_node)) * gpus_per_node)
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="gpus-for" hint="what becomes of the rest?"
+# %% [raw] tags=["mutant"] answer="gpus-for" hint="happens to a partial one"
 # -    return math.ceil(gpus / gpus_per_node) * gpus_per_node
 # +    return math.ceil(gpus)
 
@@ -1382,7 +1408,7 @@ check.function(
 # -    return math.ceil(gpus / gpus_per_node) * gpus_per_node
 # +    return math.floor(gpus / gpus_per_node) * gpus_per_node
 
-# %% [raw] tags=["mutant"] answer="gpus-for" hint="Those are nodes"
+# %% [raw] tags=["mutant"] answer="gpus-for" hint="number of nodes"
 # -    return math.ceil(gpus / gpus_per_node) * gpus_per_node
 # +    return math.ceil(gpus / gpus_per_node)
 
@@ -1394,10 +1420,10 @@ check.function(
 # ## A trillion parameters
 #
 # In 2021, [Narayanan et al.](https://arxiv.org/abs/2104.04473) ran a model with a trillion parameters on 3,072
-# A100s, with a global batch of 3,072 sequences, to see how fast it would be. You do not need 3,072 A100s to plan
-# it. The trainer's flag `--estimate` builds every stage of the pipeline on virtual GPUs and prints what it would
-# cost. (Tensor parallelism divides each layer among the GPUs of a node, pipeline parallelism divides the layers
-# among nodes.) First your guess: how many days for 450 billion tokens?
+# A100s, with a global batch of 3,072 sequences, to measure its throughput. You do not need 3,072 A100s to plan such a
+# run. The trainer's flag `--estimate` builds every stage of the pipeline on virtual GPUs and prints its cost. (Tensor
+# parallelism splits each layer across the GPUs of a node; pipeline parallelism splits the layers across nodes.) First
+# your guess: how many days for 450 billion tokens?
 
 # %% nbgrader={"grade": false, "grade_id": "guess-days", "locked": false, "schema_version": 3, "solution": true, "task": false}
 ### BEGIN SOLUTION
@@ -1405,7 +1431,7 @@ guess_days = 84
 ### END SOLUTION
 
 # %% [markdown]
-# The estimate takes about half a minute. (`pretrain_gpt.py --estimate` with these flags says the same in a
+# The estimate takes about half a minute. (`pretrain_gpt.py --estimate` with these flags prints the same in a
 # terminal.)
 
 # %% tags=["explore"] short={"pipeline-model-parallel-size 64": "pipeline-model-parallel-size 8", "batch-size 3072": "batch-size 384"}
@@ -1435,29 +1461,28 @@ gpt3 = bill(175e9, 300e9, 1024, 140, DOLLARS_PER_HOUR["a100-80gb"], recompute=Tr
 print(f"GPT-3 on 1,024 A100s: on paper {result(f'{gpt3[0]:.0f} days')}, published 34 days")
 
 # %% [markdown]
-# The numbers should be close: your formulas are all that you need for a first plan. The published ones are
-# from the same paper. Its authors measured 163 TFLOP/s per GPU for the trillion parameters, and 140 TFLOP/s
-# for GPT-3, and they used the same formula for the days. (The share of the peak in the table is smaller than
-# your HFU. You know both reasons by now: what is recomputed does not count there, and causal attention counts
-# by half.)
+# The numbers should be close: your formulas are all you need for a first plan. The published figures are from
+# the same paper. Its authors measured 163 TFLOP/s per GPU for the trillion parameters and 140 TFLOP/s for GPT-3,
+# and computed the days with the same formula. (The share of the peak in the table is smaller than your HFU. You
+# know both reasons by now: it excludes recomputation, and it counts half of attention's FLOPs.)
 
 # %% [markdown]
 # ## Discuss
 #
-# 1. **Fewer inputs, more memory.** `uniform` in groups of 4 keeps fewer inputs than in groups of 1, and
+# 1. **Fewer inputs, more memory.** `uniform` in groups of 4 saves fewer inputs than in groups of 1, and
 #    yet its peak in the table is higher. How can that be?
 # 2. **The memory went up.** A colleague reports: "we switched to fp16, and the memory went up by a fifth."
 #    What do you ask?
-# 3. **More GPUs or more micro-batches?** The cards wait for the network half of the time. Compare a faster
-#    network, a larger global batch, and fewer cards.
+# 3. **More GPUs or more micro-batches?** The GPUs wait for the network half of the time. Compare a faster
+#    network, a larger global batch, and fewer GPUs.
 # 4. **What the bill leaves out.** The formula says how many days it takes. Why will the training take
 #    longer, and what would you plan for it?
 
 # %% [markdown]
-# ## Clean up
+# ## Cleanup
 #
-# Nothing of yours should go on running, and checkpoints and profiles are large. (In fp16 a checkpoint holds
-# the master weights and the moments, too.) When you have looked at the profiles, delete them.
+# Cancel jobs that still run. Checkpoints and profiles are large (in fp16 a checkpoint also holds the master weights
+# and the moments), so delete the profiles when you have looked at them.
 
 # %% tags=["explore"]
 !scancel --user=$USER
@@ -1469,21 +1494,35 @@ print(f"GPT-3 on 1,024 A100s: on paper {result(f'{gpt3[0]:.0f} days')}, publishe
 # %% [markdown]
 # ## Summary
 #
-# - fp16 has a narrow range and few digits. The loss scale moves the gradients into the range; a few skipped
-#   steps are healthy, many are not, and no job fails because of them. Master weights in fp32 keep the digits
+# - fp16 has a narrow range and few digits. Loss scaling shifts the gradients into its range. A few skipped
+#   steps are healthy and many are not, but no job fails because of them. Master weights in fp32 keep the digits
 #   that small updates need.
-# - Tensor Cores make the matrix products faster, and nothing else. What they leave is most of the step.
-# - At equal micro-batch, fp16 nearly halves the activations. What each parameter takes depends on the recipe:
-#   20 bytes here, as in Megatron-LM in 2021, and 16 in ZeRO and with autocast. Compare at equal batch.
-# - Recompute as little as makes the model fit: `block` is the dial.
-# - Gradient accumulation leaves the memory as it is, and exchanges the gradients once for more work. Its
-#   price is the larger global batch.
-# - 6 FLOPs for each parameter and token, 8 with recomputation. A share of the peak needs to say what was
-#   counted, and on which card and precision.
+# - Tensor Cores make matrix multiplications faster, and nothing else. What remains is most of the step.
+# - At the same micro-batch size, fp16 nearly halves the activations. The bytes per parameter depend on the
+#   recipe: 20 here, as in Megatron-LM in 2021, and 16 in ZeRO and with autocast. Compare at equal batch size.
+# - Recompute no more than the model needs to fit: `block` is the dial.
+# - Gradient accumulation leaves memory unchanged and all-reduces the gradients once for more work. You pay
+#   for it with a larger global batch.
+# - A token takes 6 FLOPs per parameter, 8 with recomputation. With every share of the peak, state which FLOPs
+#   were counted, and on which GPU and precision.
+#
+# ## Read next
+#
+# - [Micikevicius et al. 2018, Mixed Precision Training](https://arxiv.org/abs/1710.03740): master weights and loss
+#   scaling, with the histogram of gradients that motivates them.
+# - [Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost](https://arxiv.org/abs/1604.06174): activation
+#   checkpointing, and how to place the checkpoints.
+# - [Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer
+#   Models](https://arxiv.org/abs/2205.05198): counts a layer's activations byte by byte, and recomputes only
+#   attention.
+# - [McCandlish et al. 2018, An Empirical Model of Large-Batch Training](https://arxiv.org/abs/1812.06162): where the
+#   critical batch size comes from, and how to measure it.
+# - [Narayanan et al. 2021, Efficient Large-Scale Language Model Training on GPU Clusters Using
+#   Megatron-LM](https://arxiv.org/abs/2104.04473): the trillion parameters, with the formulas of this lab.
 #
 # **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded. Your
 # scripts are in it.
 #
-# **The way on:** so far every rank held a whole model, and you made it smaller and faster. Now
-# take the model itself apart: what a pipeline of stages is, and how to keep all of its stages busy, in
-# [Pipeline I](10_pipeline_1.ipynb).
+# **Next:** so far every rank held a whole model, and you made it smaller and faster. Now split the model itself:
+# what a pipeline of stages is, and how to keep all of its stages busy, in [Pipeline I](10_pipeline_1.ipynb).
+

@@ -14,27 +14,27 @@
 # %% [markdown]
 # # Pipeline I: from one device at a time to GPipe
 #
-# A model that is too large for one GPU can be cut between its layers: the first layers live on one
-# GPU, the next ones on another. This is **inter-layer model parallelism**. It is easy to do, and easy to do
-# badly, for then all GPUs but one stand idle. In this lab you see that happen, and write the cure
-# yourself: GPipe, the first of the pipeline schedules. The trainer runs what you wrote.
+# A model that is too large for one GPU can be split between its layers: the first layers live on one GPU, the next
+# ones on another. This is **inter-layer model parallelism**. It is easy to do, and easy to do badly, because then all
+# GPUs but one are idle. In this lab you see that happen, and then fix it: you write GPipe, the first of the pipeline
+# schedules, and the trainer runs what you wrote.
 #
 # **You will be able to**
 #
-# - cut a training step in two, so that only numbers cross the cut;
-# - split a mini-batch into micro-batches and still get the very same gradient;
-# - write GPipe's schedule for any number of stages, see it as a timeline, and train with it;
-# - derive the bubble, and choose the number of micro-batches for it;
-# - say what a pipeline keeps in memory, and what recomputation costs and saves there;
-# - use `torchgpipe`, which does all this in one process.
+# - split a training step in two, so that only tensors cross the boundary;
+# - split a mini-batch into micro-batches and still get exactly the same gradient;
+# - write GPipe's schedule for any number of stages, view it as a timeline, and train with it;
+# - derive the bubble fraction, and choose the number of micro-batches for it;
+# - compute a pipeline's peak memory, and what recomputation costs and saves there;
+# - use `torchgpipe`, which does all of this in one process.
 #
-# **How it works.** Cells run with <kbd>Shift</kbd>+<kbd>Enter</kbd>, from top to bottom. Where it
-# says *Your turn*, you replace a line by your answer; the cell below it checks the answer at once.
-# Where you are asked for a guess, guess *before* you run: it gives no marks.
+# **How it works.** Run the cells with <kbd>Shift</kbd>+<kbd>Enter</kbd>, from top to bottom. Where a cell says
+# *Your turn*, replace that line with your answer; the cell below it checks it at once. Where you are asked to guess,
+# guess *before* you run. Guesses are not graded.
 #
-# **Real and virtual.** The trainings on the CPU are real: their losses are those of your schedule. Where
-# the stages should each have a GPU to themselves, the GPUs are **virtual**: modeled from data sheets and
-# published measurements, the same on every machine.
+# **Real and virtual.** Training on the CPU is real: its losses come from your schedule. Where each stage should have
+# a GPU of its own, the GPUs are **virtual**: modeled from data sheets and published measurements, and the same on every
+# machine.
 
 # %% tags=["setup"]
 import math
@@ -67,14 +67,13 @@ jobs.connect()
 # ![A model of six layers is cut into three stages of two layers, each on a GPU of its own. Activations go
 # from stage to stage in the forward pass, gradients of activations come back in the backward pass.](../images/pipeline_stages.svg)
 #
-# Each part of the model is a **stage**, and each stage has its device. In the **forward pass** a stage
-# computes its layers and sends the result, its *activations*, to the next one. The last stage computes the loss.
-# In the **backward pass** each stage gets the gradient of what it sent, computes the gradients of its own
-# weights, and sends the gradient of its input back.
+# Each part of the model is a **stage**, and each stage has its own device. In the **forward pass** a stage computes its
+# layers and sends the result, its *activations*, to the next stage. The last stage computes the loss. In the
+# **backward pass** each stage receives the gradient of what it sent, computes the gradients of its own weights, and
+# sends the gradient of its input back.
 #
-# Let us cut a GPT into four stages, on two nodes with two **virtual** V100s each, and send one batch of 8
-# samples through. The GPT is as large as GPT-2 small, but has 32 attention heads instead of 12. Which share of the
-# time will the four cards work, on average? Guess, from 0 to 1.
+# Split GPT-2 small into four stages, on two nodes with two **virtual** V100s each, and send one batch of 8 samples
+# through. What share of the time will the four GPUs be busy, on average? Guess, from 0 to 1.
 
 # %% nbgrader={"grade": false, "grade_id": "guess-share", "locked": false, "schema_version": 3, "solution": true, "task": false}
 ### BEGIN SOLUTION
@@ -94,27 +93,27 @@ check.compare("share of the time that a card works (virtual)", guess_share, 1 - 
 plots.pipeline("megatron/timeline/one_at_a_time", "One batch, four stages")
 
 # %% [markdown]
-# Read the figure from left to right. Each row is a stage, `F0` is the forward pass of batch 0, `B0` its backward
-# pass. At any moment **one** card works and the others wait: for the activations in the first half, for the
-# gradients in the second. Four cards, and not even as quick as one that had the memory: the messages came on top.
+# Read the figure from left to right. Each row is a stage, `F0` is the forward pass of batch 0, and `B0` its backward
+# pass. At any moment **one** GPU computes and the others wait, for activations in the first half and for gradients in
+# the second. Four GPUs are even slower than one GPU with enough memory would be, because of communication overhead.
 #
-# The grey part is called the **bubble**. Backward boxes are about twice as long as forward boxes: the
-# backward pass has two matrix products for each one of the forward pass. The last stage's are longer
-# still, since it also computes the logits and the loss.
+# The gray part is called the **bubble**. Backward boxes are about twice as long as forward boxes: the backward
+# pass has two matrix multiplications for each one in the forward pass. The last stage's boxes are longer still,
+# because it also computes the logits and the loss.
 
 # %% [markdown]
 # ### Exercise 1: a schedule as data
 #
-# From now on a **schedule** is a list with one text per stage: what the stage computes, in order. For
-# one batch and two stages it is `["F0 B0", "F0 B0"]`. Who waits for whom need not be said: `F0` of stage 1 needs
-# `F0` of stage 0, and `B0` of stage 0 needs `B0` of stage 1.
+# From now on a **schedule** is a list with one string per stage, which lists what the stage computes, in order. For
+# one batch and two stages it is `["F0 B0", "F0 B0"]`. Dependencies are implied: `F0` of stage 1 needs `F0` of stage 0,
+# and `B0` of stage 0 needs `B0` of stage 1.
 #
-# Write the schedule in which `batches` batches go through the stages one at a time: a batch begins when
-# the backward pass of the one before is over.
+# Write the schedule in which `batches` batches go through the stages one at a time. Each batch starts when the
+# previous one has finished its backward pass.
 
 # %% nbgrader={"grade": false, "grade_id": "one-by-one", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def one_by_one(stages, batches):
-    """A list with the text of each stage, such as ["F0 B0", "F0 B0"] for 2 stages and 1 batch."""
+    """Return one string per stage, such as ["F0 B0", "F0 B0"] for 2 stages and 1 batch."""
     ### BEGIN SOLUTION
     return [" ".join(f"F{k} B{k}" for k in range(batches))] * stages
     ### END SOLUTION
@@ -125,8 +124,8 @@ check.schedule(
     cases=[(2, 1), (2, 3), (4, 2)],
     live=[1, 1, 1],
     hints={"All forwards come before the backwards here: so the batches overlap. One at a time!": "gpipe",
-           "A list with one text for each stage: how many are there?": "wrong stages",
-           "Batches count from 0, and every batch needs one F and one B on every stage.": "incomplete"})
+           "Return a list with one string per stage. How many stages are there?": "wrong stages",
+           "Batches are numbered from 0, and each needs one F and one B on every stage.": "incomplete"})
 ### BEGIN HIDDEN TESTS
 check.schedule(one_by_one, cases=check.draw(12, stages=range(1, 9), batches=range(1, 9)), live=lambda stages, batches: 1)
 ### END HIDDEN TESTS
@@ -135,17 +134,16 @@ check.schedule(one_by_one, cases=check.draw(12, stages=range(1, 9), batches=rang
 # def one_by_one(stages, batches):
 #     return [" ".join([f"F{k}" for k in range(batches)] + [f"B{k}" for k in range(batches)])] * stages
 
-# %% [raw] tags=["mutant"] answer="one-by-one" hint="how many are there"
+# %% [raw] tags=["mutant"] answer="one-by-one" hint="Return a list with"
 # def one_by_one(stages, batches):
 #     return [" ".join(f"F{k} B{k}" for k in range(batches))] * batches
 
-# %% [raw] tags=["mutant"] answer="one-by-one" hint="Batches count from 0"
+# %% [raw] tags=["mutant"] answer="one-by-one" hint="Batches are numbered from"
 # def one_by_one(stages, batches):
 #     return [" ".join(f"F{k} B{k}" for k in range(1, batches + 1))] * stages
 
 # %% [markdown]
-# Now look at yours, with a backward pass twice as long as the forward pass. The slider goes through it step by
-# step:
+# Now look at yours, with a backward pass twice as long as the forward pass. Step through it with the slider:
 
 # %% tags=["explore"]
 from pipeline_schedules import Durations, parse, problems, simulate
@@ -155,15 +153,15 @@ if one_by_one(3, 2):
     display(plots.pipeline(simulate(parse(one_by_one(3, 2)), CLOCK), "One at a time", steps=True))
 
 # %% [markdown]
-# ### Exercise 2: how many cards are you paying for?
+# ### Exercise 2: how many GPUs do you pay for?
 #
-# Say that all stages take the same time, and messages none. Which share of the time does a card work when the
-# batches go through `stages` stages one at a time? And how many GPU-hours does a training take that takes
-# `hours` on one (imaginary, large enough) card?
+# Assume that all stages take the same time and communication takes none. What share of the time is a GPU busy when the
+# batches go through `stages` stages one at a time? And how many GPU-hours does a training run take that would need
+# `hours` on one (imaginary, large enough) GPU?
 
 # %% nbgrader={"grade": false, "grade_id": "naive-costs", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def naive_costs(stages, hours):
-    """(share of the time that a card works, 0 to 1; GPU-hours that are paid for)."""
+    """Return the share of the time a GPU is busy (0 to 1), and the GPU-hours paid for."""
     ### BEGIN SOLUTION
     return 1 / stages, float(hours * stages)
     ### END SOLUTION
@@ -174,7 +172,7 @@ check.function(
     cases=[(4, 100), (1, 10), (2, 50)],
     expected=[(0.25, 400.0), (1.0, 10.0), (0.5, 100.0)],
     hints={"That is the share in which a card waits.": [(0.75, 400.0), (0.0, 10.0), (0.5, 100.0)],
-           "The training does not get quicker: only one card works at a time. And all of them are paid for.":
+           "Training does not get faster, because one GPU works at a time. And you pay for all of them.":
                [(0.25, 100.0), (1.0, 10.0), (0.5, 50.0)]})
 ### BEGIN HIDDEN TESTS
 check.function(naive_costs, cases=check.draw(10, stages=range(1, 65), hours=range(1, 1000)),
@@ -185,27 +183,27 @@ check.function(naive_costs, cases=check.draw(10, stages=range(1, 65), hours=rang
 # -    return 1 / stages, float(hours * stages)
 # +    return (stages - 1) / stages, float(hours * stages)
 
-# %% [raw] tags=["mutant"] answer="naive-costs" hint="all of them are paid for"
+# %% [raw] tags=["mutant"] answer="naive-costs" hint="Training does not get"
 # -    return 1 / stages, float(hours * stages)
 # +    return 1 / stages, float(hours)
 
 # %% [markdown]
-# ## Cutting a step in two
+# ## Splitting a step in two
 #
-# Inside one process, PyTorch follows every tensor from the loss back to the first layer. Over a network it
-# cannot: what arrives are numbers, without a history. So each stage runs its own small backward pass, and
-# somebody has to hand the gradient over. That is you:
+# Within one process, autograd follows every tensor from the loss back to the first layer. Across a network it
+# cannot: a received tensor has no history. So each stage runs its own backward pass, and somebody has to hand the
+# gradient over. That is you:
 #
-# - a tensor that arrived is a new beginning: `arrived.requires_grad_()` asks PyTorch to compute its gradient,
-#   which is in `arrived.grad` after the backward pass;
-# - `out.backward(gradient)` starts the backward pass at `out`, which is no loss: `gradient` says how the loss
-#   depends on it.
+# - A received tensor is a new leaf: `arrived.requires_grad_()` asks PyTorch to compute its gradient, which is in
+#   `arrived.grad` after the backward pass.
+# - `out.backward(gradient)` starts the backward pass at `out`, which is not a loss; `gradient` is the gradient of the
+#   loss with respect to `out`.
 
 # %% [markdown]
-# ### Exercise 3: only numbers cross the cut
+# ### Exercise 3: only tensors cross the boundary
 #
-# Run one training step over two stages. `send(tensor)` stands for the network: it returns what arrives at the
-# other stage, a copy without a history. Leave the gradients in the weights (`.grad`), and return the two
+# Run one training step over two stages. `send(tensor)` stands for the network: it returns what the other stage
+# receives, a copy without a history. Leave the gradients in the weights (`.grad`), and return the two
 # tensors that you sent.
 
 # %% nbgrader={"grade": false, "grade_id": "train-step", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -247,10 +245,10 @@ check.function(
     expected=[{"sent forward": [[2.0]], "sent back": [[6.0]],
                "gradient of the first": [[6.0]], "gradient of the second": [[4.0]]}],
     hints={
-        "The first stage has no gradients: its backward pass begins at what it sent, with the gradient that came back.":
+        "The first stage has no gradients. Its backward pass starts at what it sent, with the gradient it received.":
             [{"sent forward": [[2.0]], "sent back": [[6.0]],
               "gradient of the first": None, "gradient of the second": [[4.0]]}],
-        "Back goes the gradient of what arrived, not what arrived.":
+        "Send back the gradient of what arrived, not what arrived.":
             [{"sent forward": [[2.0]], "sent back": [[2.0]],
               "gradient of the first": [[2.0]], "gradient of the second": [[4.0]]}],
     })
@@ -278,33 +276,33 @@ check.function(step_over_the_cut, cases=[matrices(**case) for case in check.draw
 # -    out.backward(send(arrived.grad))
 # +    send(arrived.grad)
 
-# %% [raw] tags=["mutant"] answer="train-step" hint="Back goes the gradient of what arrived"
+# %% [raw] tags=["mutant"] answer="train-step" hint="Send back the gradient"
 # -    out.backward(send(arrived.grad))
 # -    return out, arrived.grad
 # +    out.backward(send(arrived.detach()))
 # +    return out, arrived.detach()
 
 # %% [markdown]
-# This is all that a pipeline sends: activations forward, their gradients back, both of the same shape, `samples x
-# sequence length x hidden size` numbers. No weights, no gradients of weights.
+# This is all that a pipeline sends: activations forward and their gradients back, both of shape `[samples, sequence
+# length, hidden size]`. No weights cross the boundary, and no gradients of weights.
 #
 # ## Micro-batches
 #
-# Now the idea of **GPipe** (Huang et al. 2019). Cut the batch, now called the **mini-batch**, into
-# **micro-batches**. When stage 0 has sent the first micro-batch on, it does not wait: it takes the second one.
-# The gradients of the micro-batches add up in `.grad`, and the optimizer makes one step for all. Is that still the
-# same training? It is, if the sum is taken with care.
+# Now comes the idea of **GPipe** ([Huang et al. 2019](https://arxiv.org/abs/1811.06965)). Split the batch, now called
+# the **mini-batch**, into **micro-batches**. When stage 0 has sent the first micro-batch on, it does not wait but starts
+# the second one. The gradients of the micro-batches accumulate in `.grad`, and the optimizer takes one step for all of
+# them. Is that still the same training? It is, if you average with care.
 
 # %% [markdown]
 # ### Exercise 4: the gradient of the whole mini-batch
 #
-# `loss_of` returns the *mean* over the samples it is given. Add the gradients of all micro-batches up so that
+# `loss_of` returns the *mean* over the samples it is given. Accumulate the gradients of all micro-batches so that
 # `.grad` holds what one backward pass over the whole mini-batch would give. The last micro-batch may be smaller
 # than the others.
 
 # %% nbgrader={"grade": false, "grade_id": "accumulate", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def accumulate(model, loss_of, micro_batches):
-    """Leave the mini-batch's gradient in the weights. micro_batches: a list of (x, y); len(x) samples each."""
+    """Leave the mini-batch's gradient in `.grad`. micro_batches: a list of (x, y), len(x) samples each."""
     ### BEGIN SOLUTION
     samples = sum(len(x) for x, _ in micro_batches)
     for x, y in micro_batches:
@@ -329,9 +327,9 @@ check.function(
     cases=[{"weight": [[1.0]], "x": [[1.0], [1.0], [4.0]], "y": [[0.0], [0.0], [0.0]], "size": 2}],
     expected=[[[12.0]]],
     hints={
-        "That is the sum over the micro-batches; the loss of the mini-batch is a mean.": [[[34.0]]],
-        "That is the mean over the micro-batches. The small one counts as much as the large one: should it?": [[[17.0]]],
-        "That is the last micro-batch alone: nothing may be reset between micro-batches.": [[[32.0 / 3]]],
+        "That is the sum over the micro-batches, but the loss of the mini-batch is a mean.": [[[34.0]]],
+        "That is the mean over the micro-batches. Should the small one count as much as the large one?": [[[17.0]]],
+        "That is the last micro-batch alone. Do not zero gradients between micro-batches.": [[[32.0 / 3]]],
     })
 ### BEGIN HIDDEN TESTS
 def drawn_samples(seed, samples, inputs, size):
@@ -354,36 +352,36 @@ check.function(accumulated, cases=[drawn_samples(**case) for case in check.draw(
 # -        (loss * len(x) / samples).backward()
 # +        loss.backward()
 
-# %% [raw] tags=["mutant"] answer="accumulate" hint="should it?"
+# %% [raw] tags=["mutant"] answer="accumulate" hint="That is the mean"
 # -        (loss * len(x) / samples).backward()
 # +        (loss / len(micro_batches)).backward()
 
-# %% [raw] tags=["mutant"] answer="accumulate" hint="nothing may be reset"
+# %% [raw] tags=["mutant"] answer="accumulate" hint="That is the last"
 # -        loss = loss_of(model(x), y)
 # +        model.zero_grad()
 # +        loss = loss_of(model(x), y)
 
 # %% [markdown]
-# (With text it is tokens that count, not samples: padding has no loss. The trainer divides by the number of
-# tokens, too.)
+# (For text, count tokens instead of samples, because padding has no loss. The trainer also divides by the number of
+# tokens.)
 #
 # ## GPipe
 #
-# GPipe's order is simple. Every stage runs the forward passes of **all** micro-batches; then it runs all backward
-# passes; then the optimizer makes its step. The next mini-batch enters only after that step, so the pipeline
-# runs empty in between. This is the **pipeline flush**. Because of it, every pass of a mini-batch uses the same
+# GPipe's order is simple. Every stage runs the forward passes of **all** micro-batches and then all backward
+# passes; then the optimizer takes its step. The next mini-batch enters only after that step, so the pipeline drains
+# between two mini-batches. This is the **pipeline flush**. Because of it, every pass of a mini-batch uses the same
 # weights, and the result is the same as without a pipeline.
 
 # %% [markdown]
 # ### Exercise 5: write GPipe
 #
-# Write the schedule for any number of stages and micro-batches, in the same form as above: a text per stage. There is
-# more than one right answer; yours is judged by what it does. Is every micro-batch there? Does nobody wait for
-# each other in a circle? Do the stages work at the same time?
+# Write the schedule for any number of stages and micro-batches, in the same form as above: one string per stage.
+# Several answers are correct; yours is judged by its behavior. Is every micro-batch there? Does it run without a
+# deadlock? Do the stages compute at the same time?
 
 # %% nbgrader={"grade": false, "grade_id": "my-gpipe", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def my_gpipe(stages, micro_batches):
-    """GPipe as a list with the text of each stage: all forwards, then all backwards."""
+    """Return GPipe's schedule, one string per stage: all forward passes, then all backward passes."""
     ### BEGIN SOLUTION
     forwards = [f"F{k}" for k in range(micro_batches)]
     backwards = [f"B{k}" for k in reversed(range(micro_batches))]  # the last one's activations are fresh
@@ -396,14 +394,14 @@ check.schedule(
     cases=[{"stages": 4, "micro_batches": 8}, {"stages": 2, "micro_batches": 3}, {"stages": 1, "micro_batches": 2}],
     like="gpipe",
     hints={
-        "It is right for some pipelines: which number did you write out?": "some sizes",
-        "One micro-batch at a time: that is what GPipe does away with. Who works meanwhile?": "one at a time",
-        "The stages wait for each other in a circle. Follow micro-batch 0 by hand: in which order do its forwards "
-        "and backwards reach you?": "deadlock",
-        "The micro-batches come in an order in which no two stages work at once. A stage should take them as they "
+        "It works for some pipelines only. Which number did you hard-code?": "some sizes",
+        "One micro-batch at a time is what GPipe avoids. Which stages are busy meanwhile?": "one at a time",
+        "The stages deadlock. Follow micro-batch 0 by hand: in which order do its forward and backward "
+        "passes reach each stage?": "deadlock",
+        "No two stages are ever busy at once in this order. A stage should process micro-batches in the order in which they "
         "arrive.": "no overlap",
-        "A backward pass stands before a forward pass: in GPipe all forwards come first.": "forwards first",
-        "Each stage needs an F and a B of each micro-batch, and these count from 0.": "incomplete",
+        "A backward pass precedes a forward pass. In GPipe all forward passes come first.": "forwards first",
+        "Each stage needs an F and a B of each micro-batch, numbered from 0.": "incomplete",
     })
 ### BEGIN HIDDEN TESTS
 check.schedule(my_gpipe, cases=check.draw(16, stages=range(1, 9), micro_batches=range(1, 17)), like="gpipe")
@@ -413,18 +411,18 @@ check.schedule(my_gpipe, cases=check.draw(16, stages=range(1, 9), micro_batches=
 # def my_gpipe(stages, micro_batches):
 #     return [" ".join(f"F{k} B{k}" for k in range(micro_batches))] * stages
 
-# %% [raw] tags=["mutant"] answer="my-gpipe" hint="which number did you write out"
+# %% [raw] tags=["mutant"] answer="my-gpipe" hint="It works for some"
 # def my_gpipe(stages, micro_batches):
 #     order = [f"F{k}" for k in range(micro_batches)] + [f"B{k}" for k in range(micro_batches)]
 #     return [" ".join(order)] * 4
 
-# %% [raw] tags=["mutant"] answer="my-gpipe" hint="wait for each other in a circle"
+# %% [raw] tags=["mutant"] answer="my-gpipe" hint="The stages deadlock. Follow"
 # def my_gpipe(stages, micro_batches):
 #     last = [f"F{k}" for k in range(micro_batches)] + [f"B{k}" for k in range(micro_batches)]
 #     others = [f"F{k} B{k}" for k in range(micro_batches)]
 #     return [" ".join(others)] * (stages - 1) + [" ".join(last)]
 
-# %% [raw] tags=["mutant"] answer="my-gpipe" hint="no two stages work at once"
+# %% [raw] tags=["mutant"] answer="my-gpipe" hint="No two stages are"
 # def my_gpipe(stages, micro_batches):
 #     forwards, backwards = range(micro_batches), range(micro_batches)
 #     text = []
@@ -433,7 +431,7 @@ check.schedule(my_gpipe, cases=check.draw(16, stages=range(1, 9), micro_batches=
 #         text.append(" ".join([f"F{k}" for k in order] + [f"B{k}" for k in backwards]))
 #     return text
 
-# %% [raw] tags=["mutant"] answer="my-gpipe" hint="all forwards come first"
+# %% [raw] tags=["mutant"] answer="my-gpipe" hint="A backward pass precedes"
 # def my_gpipe(stages, micro_batches):
 #     text = []
 #     for stage in range(stages):
@@ -445,21 +443,21 @@ check.schedule(my_gpipe, cases=check.draw(16, stages=range(1, 9), micro_batches=
 #         text.append(" ".join(order))
 #     return text
 
-# %% [raw] tags=["mutant"] answer="my-gpipe" hint="these count from 0"
+# %% [raw] tags=["mutant"] answer="my-gpipe" hint="Each stage needs an"
 # -    forwards = [f"F{k}" for k in range(micro_batches)]
 # +    forwards = [f"F{k}" for k in range(1, micro_batches)]
 
 # %% [markdown]
-# Look at it. Move the slider and count how many stages work at each moment. Below each stage you see how many
-# micro-batches' activations it keeps: more about them later.
+# Look at it. Move the slider and count how many stages are busy at each moment. Below each stage you see how many
+# micro-batches' activations it holds, which matters later.
 
 # %% tags=["explore"]
 if my_gpipe(4, 6):
     display(plots.pipeline(simulate(parse(my_gpipe(4, 6)), CLOCK), "My GPipe", steps=True))
 
 # %% [markdown]
-# The trainer checks every schedule before it runs it, in words. This one is wrong on purpose: stage 0 insists
-# on finishing micro-batch 0, and stage 1 wants micro-batch 1 first.
+# The trainer validates every schedule before running it, and explains what is wrong. This one is wrong on purpose:
+# stage 0 insists on finishing micro-batch 0, and stage 1 wants micro-batch 1 first.
 
 # %% tags=["explore"]
 for problem in problems(parse(["F0 B0 F1 B1", "F0 F1 B0 B1"])):
@@ -468,8 +466,8 @@ for problem in problems(parse(["F0 B0 F1 B1", "F0 F1 B0 B1"])):
 # %% [markdown]
 # ### Train with it
 #
-# Your function goes into a file, and the trainer takes it with `--schedule`. The small GPT on four ranks, on the CPU
-# of two nodes: first with the trainer's own GPipe, then with yours. Then yours with two stages, on one
+# Your function goes into a file, and the trainer loads it with `--schedule`. Train the small GPT on four ranks, on
+# the CPUs of two nodes, first with the trainer's own GPipe and then with yours. Then use yours with two stages, on one
 # node.
 
 # %% tags=["explore"]
@@ -504,17 +502,16 @@ for lines in zip(*(logs.read(job.log).iterations for job in (built_in, mine, two
     print(f"{lines[0].iteration:9}" + "".join(f"{line.loss or math.nan:11.6f}" for line in lines))
 
 # %% [markdown]
-# The same losses, up to rounding: the order of the work is yours, the result is the mini-batch's. That holds for four
-# stages as for two. And this is how it ran, with what the clock of the schedule says below it, for the same mean times:
+# The losses agree up to rounding: the order of the passes does not change the mini-batch's gradient. This holds
+# for four stages and for two. Here is the real run, and below it the simulated schedule with the same mean durations:
 
 # %% tags=["explore"]
 plots.pipeline("megatron/timeline/mine", "My GPipe", simulated=True)
 
 # %% [markdown]
-# Do not be surprised if the real one is ragged. All the ranks share this machine's cores, so a stage that works alone is
-# quicker than four that work at once. Four stages would need four devices to show what a pipeline is good for.
-# Here they are, virtual: the same batch of 8 samples as in the beginning, now in 8 micro-batches. How many times as
-# fast will it be?
+# Do not be surprised if the real timeline is ragged. All ranks share this machine's cores, so a stage that runs alone
+# is faster than four that run at once. Only four devices can show what a pipeline is good for. Here they are, virtual:
+# the same batch of 8 samples as in the beginning, now in 8 micro-batches. How many times faster will the step be?
 
 # %% nbgrader={"grade": false, "grade_id": "guess-times", "locked": false, "schema_version": 3, "solution": true, "task": false}
 ### BEGIN SOLUTION
@@ -536,24 +533,25 @@ plots.pipelines(one_batch="megatron/timeline/one_at_a_time", eight_micro_batches
 # %% [markdown]
 # ## The bubble
 #
-# How large is the grey part that is left? Count in units of one micro-batch on one stage, with *p* stages and *m*
-# micro-batches. Look at one row of your GPipe:
+# How large is the gray part that remains? Measure time in units of one micro-batch on one stage, with $p$ stages and
+# $m$ micro-batches. Look at one row of your GPipe:
 #
-# - a stage **works** for *m* forwards and *m* backwards;
-# - the last stage's first forward waits until *p - 1* stages have done theirs, and at the end stage 0 waits for as
-#   many backwards. Each stage loses as much, at the beginning, in the middle or at the end.
+# - A stage is **busy** for $m$ forward and $m$ backward passes.
+# - The last stage's first forward pass waits until the $p - 1$ stages before it have finished theirs, and at the end
+#   stage 0 waits for as many backward passes. Every stage loses the same time, at the beginning, in the middle, or at
+#   the end.
 #
-# So everything takes as long as *m + p - 1* micro-batches, of which *m* are work. The **bubble fraction** is the idle
-# share of the whole time.
+# So a step takes as long as $m + p - 1$ micro-batches, of which $m$ are useful. The **bubble fraction** is the idle
+# share of the whole step.
 
 # %% [markdown]
 # ### Exercise 6: the bubble fraction
 #
-# When all stages take the same time, and messages take none:
+# Assume that all stages take the same time and communication takes none:
 
 # %% nbgrader={"grade": false, "grade_id": "bubble", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def bubble(p, m):
-    """The share of the time in which a stage is idle, 0 to 1, in GPipe with p stages and m micro-batches."""
+    """Return the bubble fraction of GPipe, 0 to 1, for p stages and m micro-batches."""
     ### BEGIN SOLUTION
     return (p - 1) / (m + p - 1)
     ### END SOLUTION
@@ -564,11 +562,11 @@ check.function(
     cases=[(4, 1), (4, 7), (1, 5), (5, 16)],
     expected=[0.75, 0.3, 0.0, 0.2],
     hints={
-        "That is idle time for each unit of work, the bubble overhead. The fraction is idle time in all the time.":
+        "That is the bubble overhead, idle time per useful time. The bubble fraction divides by the whole step.":
             [3.0, 3 / 7, 0.0, 0.25],
-        "That is the share of the time in which a stage works.": [0.25, 0.7, 1.0, 0.8],
-        "All the stages but one wait, in the beginning: how many are those?": [0.8, 4 / 11, 1 / 6, 5 / 21],
-        "One number for all pipelines? More micro-batches must make it smaller.": [0.75, 0.75, 0.75, 0.75],
+        "That is the share of the time in which a stage is busy.": [0.25, 0.7, 1.0, 0.8],
+        "At the start all stages but one wait. How many are those?": [0.8, 4 / 11, 1 / 6, 5 / 21],
+        "That ignores the number of micro-batches: more of them must make the bubble smaller.": [0.75, 0.75, 0.75, 0.75],
     })
 ### BEGIN HIDDEN TESTS
 check.function(bubble, cases=check.draw(20, p=range(1, 65), m=range(1, 257)),
@@ -579,15 +577,15 @@ check.function(bubble, cases=check.draw(20, p=range(1, 65), m=range(1, 257)),
 # -    return (p - 1) / (m + p - 1)
 # +    return (p - 1) / m
 
-# %% [raw] tags=["mutant"] answer="bubble" hint="in which a stage works"
+# %% [raw] tags=["mutant"] answer="bubble" hint="That is the share"
 # -    return (p - 1) / (m + p - 1)
 # +    return m / (m + p - 1)
 
-# %% [raw] tags=["mutant"] answer="bubble" hint="how many are those"
+# %% [raw] tags=["mutant"] answer="bubble" hint="At the start all"
 # -    return (p - 1) / (m + p - 1)
 # +    return p / (m + p)
 
-# %% [raw] tags=["mutant"] answer="bubble" hint="One number for all pipelines"
+# %% [raw] tags=["mutant"] answer="bubble" hint="That ignores the number"
 # -    return (p - 1) / (m + p - 1)
 # +    return 0.75
 
@@ -595,11 +593,11 @@ check.function(bubble, cases=check.draw(20, p=range(1, 65), m=range(1, 257)),
 curves.bubbles(bubble)
 
 # %% [markdown]
-# Each line is a number of stages. What counts is how many micro-batches there are *for each stage*: with four times as many
-# micro-batches as stages the bubble is below a fifth.
+# Each line is a number of stages. What matters is the number of micro-batches *per stage*: with four times as many
+# micro-batches as stages, the bubble fraction is below a fifth.
 #
-# Does the formula hold in the runs? The last stage of the virtual ones is slower than the others, and the real one
-# shares its cores:
+# Does the formula hold for the runs? The last virtual stage is slower than the others, and the real stages share their
+# cores:
 
 # %% tags=["explore"]
 if bubble(4, 1) is not None:
@@ -609,18 +607,18 @@ if bubble(4, 1) is not None:
         print(f"{name:40} formula {bubble(4, m):6.1%}   run {measured:6.1%}")
 
 # %% [markdown]
-# With one batch in flight it does not matter how long the stages are. With eight it does: the formula is for equal stages,
-# and whoever waits for a slower one is idle, too. Exercise 8 gets this right.
+# With one batch in flight, unequal stages do not matter. With eight they do: the formula assumes equal stages, and a
+# stage that waits for a slower one is idle, too. Exercise 8 accounts for that.
 
 # %% [markdown]
 # ### Exercise 7: how many micro-batches?
 #
-# How many micro-batches does a pipeline of `p` stages need at least so that the bubble is not more than `percent`
-# percent of the time? (Whole numbers can be compared without rounding: `100 * (p - 1) <= percent * (m + p - 1)`.)
+# What is the smallest number of micro-batches with which a pipeline of `p` stages has a bubble of at most `percent`
+# percent? (Compare whole numbers to avoid rounding errors.)
 
 # %% nbgrader={"grade": false, "grade_id": "micro-batches-for", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def micro_batches_for(p, percent):
-    """The smallest number of micro-batches, at least 1. percent: a whole number, 1 to 100."""
+    """Return the smallest number of micro-batches, at least 1. percent: an int from 1 to 100."""
     ### BEGIN SOLUTION
     m = 1
     while 100 * (p - 1) > percent * (m + p - 1):
@@ -634,10 +632,10 @@ check.function(
     cases=[(4, 20), (8, 10), (5, 30), (1, 5), (2, 60)],
     expected=[12, 63, 10, 1, 1],
     hints={
-        "One fewer is enough: at exactly that share it is not *more* than that.": [13, 64, 10, 1, 1],
-        "Rounded down, it is not enough: a bit more bubble than asked for.": [12, 63, 9, 1, 1],
-        "That is m + p - 1, the length of everything: how many of these are micro-batches?": [15, 70, 14, 1, 2],
-        "A pipeline runs at least one micro-batch.": [12, 63, 10, 0, 1],
+        "One fewer is enough: a bubble of exactly `percent` is allowed.": [13, 64, 10, 1, 1],
+        "Rounding down leaves a slightly larger bubble than allowed.": [12, 63, 9, 1, 1],
+        "That is m + p - 1, the length of the whole step. How many of these are micro-batches?": [15, 70, 14, 1, 2],
+        "A pipeline needs at least one micro-batch.": [12, 63, 10, 0, 1],
     })
 ### BEGIN HIDDEN TESTS
 check.function(micro_batches_for, cases=check.draw(20, p=range(1, 65), percent=range(1, 101)),
@@ -648,11 +646,11 @@ check.function(micro_batches_for, cases=check.draw(20, p=range(1, 65), percent=r
 # -    while 100 * (p - 1) > percent * (m + p - 1):
 # +    while p > 1 and 100 * (p - 1) >= percent * (m + p - 1):
 
-# %% [raw] tags=["mutant"] answer="micro-batches-for" hint="Rounded down"
+# %% [raw] tags=["mutant"] answer="micro-batches-for" hint="Rounding down leaves a"
 # def micro_batches_for(p, percent):
 #     return max(1, 100 * (p - 1) // percent - (p - 1))
 
-# %% [raw] tags=["mutant"] answer="micro-batches-for" hint="the length of everything"
+# %% [raw] tags=["mutant"] answer="micro-batches-for" hint="That is m +"
 # def micro_batches_for(p, percent):
 #     return max(1, -(-100 * (p - 1) // percent))
 
@@ -661,17 +659,17 @@ check.function(micro_batches_for, cases=check.draw(20, p=range(1, 65), percent=r
 # +    m = 0 if p == 1 else 1
 
 # %% [markdown]
-# ### Exercise 8: stages that are not equal
+# ### Exercise 8: unequal stages
 #
-# Real stages differ: the last one has the logits. Follow the micro-batches through the forward phase. The first one takes
-# the time of every stage, one after the other. Each of the others comes out of the pipeline one *slowest stage* later than the
-# one before. The backward phase goes the same way, in the other direction.
+# Real stages differ: the last one computes the logits. Follow the micro-batches through the forward phase. The first one
+# takes the time of every stage, one after the other. Each later one leaves the pipeline one *slowest stage* after the
+# previous one. The backward phase works the same way, in the other direction.
 #
 # How long does a step of GPipe take?
 
 # %% nbgrader={"grade": false, "grade_id": "step-time", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def step_time(forward, backward, m):
-    """Milliseconds of a step with m micro-batches. forward, backward: a list with each stage's milliseconds."""
+    """Return the step time, in ms, with m micro-batches. forward, backward: ms of each stage."""
     ### BEGIN SOLUTION
     return sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
     ### END SOLUTION
@@ -682,11 +680,11 @@ check.function(
     cases=[([10, 10], [20, 20], 1), ([10, 10], [20, 20], 4), ([10, 10, 16], [20, 20, 40], 5), ([10, 14], [30, 20], 2)],
     expected=[60, 150, 340, 118],
     hints={
-        "That is without the pipeline's filling and emptying: only the slowest stage's work.": [30, 120, 280, 88],
-        "That is all of it one after the other: the stages work at the same time.": [60, 240, 580, 148],
-        "All stages as slow as the slowest? The first micro-batch takes every stage's own time.": [60, 150, 392, 132],
-        "The forward and the backward phase have each their own slowest stage.": [60, 150, 340, 114],
-        "m micro-batches: how many come after the first?": [90, 180, 396, 162],
+        "That omits the pipeline's warm-up and cool-down: it is the slowest stage's time only.": [30, 120, 280, 88],
+        "That runs all passes one after the other, but the stages run at the same time.": [60, 240, 580, 148],
+        "Not every stage is as slow as the slowest: the first micro-batch takes each stage's own time.": [60, 150, 392, 132],
+        "The forward and the backward phase each have their own slowest stage.": [60, 150, 340, 114],
+        "Of m micro-batches, how many follow the first?": [90, 180, 396, 162],
     })
 ### BEGIN HIDDEN TESTS
 drawn = check.draw(20, m=range(1, 33), stages=range(1, 9), seed=range(10**6))
@@ -698,32 +696,32 @@ check.function(step_time, cases=cases, expected=lambda forward, backward, m: (
     sum(forward) + sum(backward) + (m - 1) * (max(forward) + max(backward))))
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="step-time" hint="filling and emptying"
+# %% [raw] tags=["mutant"] answer="step-time" hint="That omits the pipeline's"
 # -    return sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
 # +    return m * (max(forward) + max(backward))
 
-# %% [raw] tags=["mutant"] answer="step-time" hint="all of it one after the other"
+# %% [raw] tags=["mutant"] answer="step-time" hint="That runs all passes"
 # -    return sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
 # +    return m * (sum(forward) + sum(backward))
 
-# %% [raw] tags=["mutant"] answer="step-time" hint="every stage's own time"
+# %% [raw] tags=["mutant"] answer="step-time" hint="Not every stage is"
 # -    return sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
 # +    return (m + len(forward) - 1) * (max(forward) + max(backward))
 
-# %% [raw] tags=["mutant"] answer="step-time" hint="each their own slowest stage"
+# %% [raw] tags=["mutant"] answer="step-time" hint="The forward and the"
 # -    return sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
 # +    return sum(forward) + sum(backward) + (m - 1) * max(f + b for f, b in zip(forward, backward))
 
-# %% [raw] tags=["mutant"] answer="step-time" hint="how many come after the first"
+# %% [raw] tags=["mutant"] answer="step-time" hint="Of m micro-batches, how"
 # -    return sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
 # +    return sum(forward) + m * max(forward) + sum(backward) + m * max(backward)
 
 # %% [markdown]
-# Try it on your virtual run: the mean times of its stages give the whole.
+# Try it on your virtual run: the mean durations of its stages should predict the step time.
 
 # %% tags=["explore"]
 def mean_time(run, kind):
-    """Mean milliseconds of such an action, for each stage."""
+    """Return the mean duration of this kind of action on each stage, in ms."""
     return [float(sum(span.end - span.start for span in spans if span.kind == kind))
             / sum(span.kind == kind for span in spans) for spans in run.spans.values()]
 
@@ -735,30 +733,32 @@ if step_time([1], [1], 1):
     print(f"the run:       {float(parts.total):.1f} ms")
 
 # %% [markdown]
-# What is missing are the messages: each cut adds the time of one message in the forward phase, and of one in the backward phase.
+# The difference is communication: each boundary adds one send in the forward phase and one in the backward phase.
 #
-# ## What GPipe keeps
+# ## What GPipe stores
 #
-# A micro-batch's activations are needed in its backward pass, and GPipe begins with these only when all forwards are
-# done. So every stage keeps the activations of **all** micro-batches at once: the strips in the figures above
-# rise up to *m*. Cutting a mini-batch into more micro-batches does not help the memory at all, and the pipeline
-# wants many of them.
+# A micro-batch's activations are needed in its backward pass, and GPipe starts the backward passes only after all
+# forward passes. So every stage holds the activations of **all** micro-batches at once: the strips in the figures
+# above rise to $m$. Splitting a mini-batch into more micro-batches does not save any memory, but the pipeline wants
+# many of them.
 #
-# GPipe therefore came with **checkpointing**: a stage keeps only its *input* of each micro-batch, and computes the rest
-# again just before the backward pass. `torchgpipe` has three modes:
+# GPipe therefore came with **activation checkpointing**: a stage saves only its *input* for each micro-batch, and
+# recomputes the rest just before the backward pass. `torchgpipe` ([Kim et al.
+# 2020](https://arxiv.org/abs/2004.09910)) has three modes:
 #
-# | `checkpoint=` | keeps after the forward pass |
+# | `checkpoint=` | saved after the forward pass |
 # |---|---|
-# | `"never"` | everything, of every micro-batch |
-# | `"always"` | the input only, of every micro-batch |
-# | `"except_last"` | the input only, but everything of the last micro-batch: its backward pass comes next, so it need not be computed again |
+# | `"never"` | everything, for every micro-batch |
+# | `"always"` | only the input, for every micro-batch |
+# | `"except_last"` | only the input, but everything for the last micro-batch: its backward pass comes next |
 
 # %% [markdown]
-# ### Exercise 9: activations at the peak
+# ### Exercise 9: peak activation memory
 #
-# How many bytes does a stage keep at most? In GPipe's backward phase the last micro-batch comes first. Before a
-# checkpointed micro-batch's backward pass its activations are computed again, from its input, which stays until the end of that pass.
-# After the backward pass of a micro-batch nothing of it is left. (Count the input as a part of its own, besides `everything`.)
+# How many bytes does a stage hold at its peak? In GPipe's backward phase the last micro-batch comes first. Before a
+# checkpointed micro-batch's backward pass, its activations are recomputed from its input, which is freed after that
+# pass. After the backward pass of a micro-batch, nothing of it remains. (Count the input separately, in addition to
+# `everything`.)
 
 # %% nbgrader={"grade": false, "grade_id": "kept-bytes", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def kept_bytes(mode, m, everything, input):
@@ -777,12 +777,12 @@ check.function(
     cases=[("never", 8, 100, 5), ("always", 8, 100, 5), ("except_last", 8, 100, 5), ("always", 1, 70, 3)],
     expected=[840, 140, 140, 73],
     hints={
-        "The inputs are kept, too.": [800, 100, 100, 70],
-        "While one micro-batch goes backward, its activations are there again, however checkpointed it is.":
+        "The inputs are saved, too.": [800, 100, 100, 70],
+        "During a micro-batch's backward pass its activations are in memory again, even with checkpointing.":
             [840, 40, 140, 3],
-        "Two at once? The last micro-batch's activations are gone when the next is computed again.":
+        "That counts two at once, but the last micro-batch's activations are freed before the next is recomputed.":
             [840, 140, 240, 73],
-        "Checkpointing is the other way round: without it everything is kept.": [140, 840, 840, 73],
+        "You have the modes reversed: without checkpointing everything is saved.": [140, 840, 840, 73],
     })
 ### BEGIN HIDDEN TESTS
 check.function(kept_bytes, cases=check.draw(24, mode=["never", "always", "except_last"], m=range(1, 65),
@@ -790,31 +790,31 @@ check.function(kept_bytes, cases=check.draw(24, mode=["never", "always", "except
                expected=lambda mode, m, everything, input: m * input + (m if mode == "never" else 1) * everything)
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="kept-bytes" hint="The inputs are kept, too"
+# %% [raw] tags=["mutant"] answer="kept-bytes" hint="The inputs are saved"
 # -    return m * input + whole * everything
 # +    return whole * everything
 
-# %% [raw] tags=["mutant"] answer="kept-bytes" hint="its activations are there again"
+# %% [raw] tags=["mutant"] answer="kept-bytes" hint="During a micro-batch's backward"
 # -    whole = m if mode == "never" else 1
 # +    whole = {"never": m, "always": 0, "except_last": 1}[mode]
 
-# %% [raw] tags=["mutant"] answer="kept-bytes" hint="Two at once?"
+# %% [raw] tags=["mutant"] answer="kept-bytes" hint="That counts two at"
 # -    whole = m if mode == "never" else 1
 # +    whole = {"never": m, "always": 1, "except_last": 2}[mode]
 
-# %% [raw] tags=["mutant"] answer="kept-bytes" hint="the other way round"
+# %% [raw] tags=["mutant"] answer="kept-bytes" hint="You have the modes"
 # -    whole = m if mode == "never" else 1
 # +    whole = 1 if mode == "never" else m
 
 # %% [markdown]
-# ### Exercise 10: the price
+# ### Exercise 10: the cost of recomputation
 #
-# Computing again costs time. Say that the backward pass takes twice as long as the forward pass. How many times as much
-# work is a step, compared with `"never"`?
+# Recomputation costs time. Assume that the backward pass takes twice as long as the forward pass. How much computation
+# does a step take, relative to `"never"`?
 
 # %% nbgrader={"grade": false, "grade_id": "extra-work", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def extra_work(mode, m):
-    """1.0 is the work without checkpointing. mode: "never", "always" or "except_last"; m: micro-batches."""
+    """Return a step's computation; 1.0 is "never". mode: "never", "always", or "except_last"."""
     ### BEGIN SOLUTION
     again = {"never": 0, "always": m, "except_last": m - 1}[mode]
     return (3 * m + again) / (3 * m)
@@ -826,9 +826,9 @@ check.function(
     cases=[("never", 4), ("always", 4), ("except_last", 4), ("except_last", 1)],
     expected=[1.0, 4 / 3, 1.25, 1.0],
     hints={
-        "Only the forward pass is computed again, not the whole step.": [1.0, 2.0, 1.75, 1.0],
-        "Forward and backward are not equally long here.": [1.0, 1.5, 1.375, 1.0],
-        "One micro-batch need not be computed again.": [1.0, 4 / 3, 4 / 3, 4 / 3],
+        "Only the forward pass is recomputed, not the whole step.": [1.0, 2.0, 1.75, 1.0],
+        "The forward and backward pass do not take equally long here.": [1.0, 1.5, 1.375, 1.0],
+        "One micro-batch is not recomputed.": [1.0, 4 / 3, 4 / 3, 4 / 3],
     })
 ### BEGIN HIDDEN TESTS
 check.function(extra_work, cases=check.draw(20, mode=["never", "always", "except_last"], m=range(1, 65)),
@@ -839,34 +839,35 @@ check.function(extra_work, cases=check.draw(20, mode=["never", "always", "except
 # -    return (3 * m + again) / (3 * m)
 # +    return (m + again) / m
 
-# %% [raw] tags=["mutant"] answer="extra-work" hint="not equally long"
+# %% [raw] tags=["mutant"] answer="extra-work" hint="The forward and backward"
 # -    return (3 * m + again) / (3 * m)
 # +    return (2 * m + again) / (2 * m)
 
-# %% [raw] tags=["mutant"] answer="extra-work" hint="One micro-batch need not"
+# %% [raw] tags=["mutant"] answer="extra-work" hint="One micro-batch is not"
 # -    again = {"never": 0, "always": m, "except_last": m - 1}[mode]
 # +    again = 0 if mode == "never" else m
 
 # %% [markdown]
 # ### Exercise 11: a pipeline that fits
 #
-# Now for a card: the same GPT in fp16 on four **virtual** V100s of 16 GB, two on each node, with GPipe and 32
-# samples for each step. Which micro-batch, and how many of each stage's three layers should be computed again?
-# Look at what the trainer estimates (`block N`: N layers of each stage are computed again):
+# Now at full size: GPT-2 small in fp16 on four **virtual** V100s with 16 GB, two on each node, with GPipe and 48
+# samples per step. Which micro-batch size do you choose, and how many of each stage's three layers do you recompute?
+# This is what the trainer estimates (`block N` recomputes N layers of each stage):
 
 # %% tags=["explore"]
 PIPELINE = ("--device virtual:v100 --virtual-network ethernet:25gbit --world-size 4 --gpus-per-node 2 "
-            "--pipeline-model-parallel-size 4 --schedule gpipe --fp16 --global-batch-size 32 --num-layers 12 "
-            "--hidden-size 768 --num-attention-heads 32 --seq-length 1024 --max-position-embeddings 1024")
+            "--pipeline-model-parallel-size 4 --schedule gpipe --fp16 --global-batch-size 48 --num-layers 12 "
+            "--hidden-size 768 --num-attention-heads 12 --seq-length 1024 --max-position-embeddings 1024")
 BLOCK = " --recompute-granularity full --recompute-method block --recompute-num-layers 3"
-costs.show(costs.of({"micro-batch 4, nothing again": "--micro-batch-size 4",
-                     "micro-batch 1, nothing again": "--micro-batch-size 1",
+costs.show(costs.of({"micro-batch 4, nothing": "--micro-batch-size 4",
+                     "micro-batch 1, nothing": "--micro-batch-size 1",
                      "micro-batch 4, block 3": "--micro-batch-size 4" + BLOCK,
                      "micro-batch 16, block 3": "--micro-batch-size 16" + BLOCK}, PIPELINE))
 
 # %% [markdown]
-# The first two lines show it: smaller micro-batches save time, and no memory. Now write it so that an iteration takes **less than
-# 545 ms** and fits. *Your turn:* write a line `BATCH="..."` with the micro-batch size and the recomputation flags.
+# The first two lines show that smaller micro-batches save time, but no memory. Now write a job that fits, with a step
+# time of **less than 650 ms**. *Your turn:* write a line `BATCH="..."` with the micro-batch size and the recomputation
+# flags.
 
 # %% nbgrader={"grade": false, "grade_id": "my-pipeline", "locked": false, "schema_version": 3, "solution": true, "task": false}
 %%writefile code/my_pipeline.sh
@@ -881,9 +882,9 @@ set -euo pipefail
 
 export OMP_NUM_THREADS=1
 DATA=$LAB_HOME/data/GPT-2_assets
-MODEL="--fp16 --num-layers 12 --hidden-size 768 --num-attention-heads 32 \
+MODEL="--fp16 --num-layers 12 --hidden-size 768 --num-attention-heads 12 \
        --seq-length 1024 --max-position-embeddings 1024"
-LAYOUT="--pipeline-model-parallel-size 4 --schedule gpipe --global-batch-size 32"
+LAYOUT="--pipeline-model-parallel-size 4 --schedule gpipe --global-batch-size 48"
 ### BEGIN SOLUTION
 BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
 ### END SOLUTION
@@ -902,17 +903,17 @@ srun --kill-on-bad-exit=1 bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@
 script = check.script("code/my_pipeline.sh", only=[
     "--micro-batch-size", "--recompute-granularity", "--recompute-method", "--recompute-num-layers"])
 cost = check.figures(script, "virtual:v100", network="ethernet:25gbit")
-check.that(cost.fits, "It does not fit. A smaller micro-batch does not help: GPipe keeps all of them. What does?")
-check.that(cost.milliseconds < 545, "It fits, but it takes too long. Two things cost time: the bubble, and whatever "
-           "is computed again without need.")
+check.that(cost.fits, "It does not fit. A smaller micro-batch does not help, because GPipe holds all of them. What does?")
+check.that(cost.milliseconds < 650, "It fits, but it takes too long. Two things cost time: the bubble, and every "
+           "layer that you recompute without need.")
 
-# %% [raw] tags=["mutant"] answer="my-pipeline" hint="GPipe keeps all of them"
+# %% [raw] tags=["mutant"] answer="my-pipeline" hint="It does not fit"
 # -BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
 # +BATCH="--micro-batch-size 1"
 
 # %% [raw] tags=["mutant"] answer="my-pipeline" hint="it takes too long"
 # -BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
-# +BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method uniform"
+# +BATCH="--micro-batch-size 16 --recompute-granularity full --recompute-method uniform"
 
 # %% [raw] tags=["mutant"] answer="my-pipeline" hint="it takes too long"
 # -BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
@@ -922,11 +923,11 @@ check.that(cost.milliseconds < 545, "It fits, but it takes too long. Two things 
 # -BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
 # +BATCH="--micro-batch-size 5 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
 
-# %% [raw] tags=["mutant"] answer="my-pipeline" hint="--global-batch-size 8; the exercise uses 32"
+# %% [raw] tags=["mutant"] answer="my-pipeline" hint="--global-batch-size 8; the exercise uses 48"
 # -BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
 # +BATCH="--micro-batch-size 1 --global-batch-size 8"
 
-# %% [raw] tags=["mutant"] answer="my-pipeline" hint="--kv-channels 1; the exercise uses 24"
+# %% [raw] tags=["mutant"] answer="my-pipeline" hint="--kv-channels 1; the exercise uses 64"
 # -BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
 # +BATCH="--micro-batch-size 1 --ffn-hidden-size 1 --kv-channels 1"
 
@@ -942,9 +943,9 @@ fitting = jobs.wait()
 # %% [markdown]
 # ## torchgpipe: a pipeline in one process
 #
-# [torchgpipe](https://torchgpipe.readthedocs.io) is GPipe as a library. One process drives all the devices, with a thread for
-# each. It wants the model as an `nn.Sequential`, and the **balance**: how many of its layers each device gets.
-# Here are eight blocks of a GPT, on four devices, which are all this CPU:
+# [torchgpipe](https://torchgpipe.readthedocs.io) is a library that implements GPipe. One process drives all devices,
+# with a thread for each. It needs the model as an `nn.Sequential`, and the **balance**: the number of layers on each
+# device. Here are eight GPT blocks on four devices, all of which are this CPU:
 
 # %% tags=["explore"]
 import copy
@@ -970,11 +971,11 @@ worst = max((one.grad - other.grad).abs().max().item() for one, other in pairs)
 print(f"largest difference between the gradients: {worst:.1e}")
 
 # %% [markdown]
-# The same gradient, up to rounding. You did not have to say anything about messages: on GPUs the library copies from device to
-# device.
+# The gradient is the same, up to rounding. You did not have to write any communication: on GPUs, the library copies
+# from device to device.
 #
-# The workspace has a whole program with it, `code/examples/gpipe.py`: it trains a GPT of 14 layers (the
-# embedding, 12 blocks, the head) on four devices, with the balance `[4, 3, 3, 4]`. First with one chunk, then
+# The workspace has a complete program that uses it, `code/examples/gpipe.py`. It trains a GPT of 14 layers (the
+# embedding, 12 blocks, the head) on four devices, with the balance `[4, 3, 3, 4]`. Run it first with one chunk, then
 # with four, without and with checkpointing:
 
 # %% tags=["explore"] short={"--iterations 3": "--iterations 1 --batch-size 4 --seq-length 32"}
@@ -988,11 +989,11 @@ RUN = "python code/examples/gpipe.py --preset tiny --iterations 3"
 !{RUN} --chunks 4 --checkpoint always | tail -n 3
 
 # %% [markdown]
-# Compare the three: the loss, the time, the activations. (Seconds are your machine's: stages that share a few cores
-# have little to gain. The memory is counted, tensor by tensor.)
+# Compare the loss, the time, and the activations of the three. (The time is your machine's: stages that share a few
+# cores gain little. The memory is counted tensor by tensor.)
 #
-# The library can also choose the balance: by the time that the layers take, or by their size (activations, weights, and what the
-# optimizer keeps). Here are the eight blocks once more, with a large matrix behind them, as in the last stage of a GPT. Where
+# The library can also choose the balance, by the layers' time or by their size (activations, parameters, and
+# optimizer state). Here are the eight blocks again, followed by a large matrix, as in the last stage of a GPT. Where
 # do the nine layers go? (The program has `--balance time` and `--balance size`.)
 
 # %% tags=["explore"]
@@ -1007,13 +1008,13 @@ print("layers on each device, balanced by size:",
 # %% [markdown]
 # ### Exercise 12: chunks
 #
-# `chunks` is torchgpipe's word for the number of micro-batches. It cuts as `torch.chunk` does: all chunks get
-# `samples / chunks`, rounded *up*; the last one gets what is left; and if nothing is left, there are fewer chunks. Which sizes do the
-# micro-batches have?
+# `chunks` is torchgpipe's word for the number of micro-batches. It splits as `torch.chunk` does. Every chunk gets
+# `samples / chunks` samples, rounded *up*, and the last one gets the remainder. If nothing remains, there are fewer
+# chunks. What are the sizes of the micro-batches?
 
 # %% nbgrader={"grade": false, "grade_id": "chunk-sizes", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def chunk_sizes(samples, chunks):
-    """The sizes of the micro-batches, a list of ints. samples: of the mini-batch."""
+    """Return the sizes of the micro-batches, a list of ints. samples: the mini-batch size."""
     ### BEGIN SOLUTION
     size = math.ceil(samples / chunks)
     return [min(size, samples - begin) for begin in range(0, samples, size)]
@@ -1025,11 +1026,11 @@ check.function(
     cases=[(8, 4), (10, 4), (9, 4), (3, 4)],
     expected=[[2, 2, 2, 2], [3, 3, 3, 1], [3, 3, 3], [1, 1, 1]],
     hints={
-        "As even as can be, but that is not how it cuts: every chunk but the last has the rounded-up size.":
+        "That is as even as possible, but torch.chunk gives every chunk but the last the rounded-up size.":
             [[2, 2, 2, 2], [3, 3, 2, 2], [3, 2, 2, 2], [1, 1, 1, 0]],
-        "Samples are missing: rounded down, the rest has no place.": [[2, 2, 2, 2], [2, 2, 2, 2], [2, 2, 2, 2], [0, 0, 0, 0]],
-        "An empty chunk is left out.": [[2, 2, 2, 2], [3, 3, 3, 1], [3, 3, 3, 0], [1, 1, 1, 0]],
-        "More samples than there are: the last chunk gets what is left.":
+        "Samples are missing, because you rounded down.": [[2, 2, 2, 2], [2, 2, 2, 2], [2, 2, 2, 2], [0, 0, 0, 0]],
+        "There are no empty chunks.": [[2, 2, 2, 2], [3, 3, 3, 1], [3, 3, 3, 0], [1, 1, 1, 0]],
+        "That is more samples than you have: the last chunk gets the remainder.":
             [[2, 2, 2, 2], [3, 3, 3, 3], [3, 3, 3, 3], [1, 1, 1, 1]],
     })
 ### BEGIN HIDDEN TESTS
@@ -1041,7 +1042,7 @@ def cut(samples, chunks):
 check.function(chunk_sizes, cases=check.draw(24, samples=range(1, 200), chunks=range(1, 40)), expected=cut)
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="chunk-sizes" hint="As even as can be"
+# %% [raw] tags=["mutant"] answer="chunk-sizes" hint="That is as even"
 # def chunk_sizes(samples, chunks):
 #     return [samples // chunks + (k < samples % chunks) for k in range(chunks)]
 
@@ -1049,29 +1050,31 @@ check.function(chunk_sizes, cases=check.draw(24, samples=range(1, 200), chunks=r
 # def chunk_sizes(samples, chunks):
 #     return [samples // chunks] * chunks
 
-# %% [raw] tags=["mutant"] answer="chunk-sizes" hint="An empty chunk is left out"
+# %% [raw] tags=["mutant"] answer="chunk-sizes" hint="There are no empty"
 # def chunk_sizes(samples, chunks):
 #     size = math.ceil(samples / chunks)
 #     return [max(0, min(size, samples - k * size)) for k in range(chunks)]
 
-# %% [raw] tags=["mutant"] answer="chunk-sizes" hint="More samples than there are"
+# %% [raw] tags=["mutant"] answer="chunk-sizes" hint="That is more samples"
 # def chunk_sizes(samples, chunks):
 #     return [math.ceil(samples / chunks)] * chunks
 
 # %% [markdown]
 # ## Discuss
 #
-# 1. **More micro-batches for nothing?** The bubble shrinks with every micro-batch more. Why does nobody take a thousand?
-# 2. **Two ways to four GPUs.** The model fits one card. Would you rather use data parallelism or a pipeline? And if the network is
-#    slow?
-# 3. **The price of the flush.** The bubble exists because the pipeline runs empty at every step. What would happen if
+# 1. **More micro-batches for nothing?** The bubble shrinks with every micro-batch you add. Why does nobody use a
+#    thousand?
+# 2. **Two ways to four GPUs.** The model fits on one GPU. Would you rather use data parallelism or a pipeline? And if
+#    the network is slow?
+# 3. **The price of the flush.** The bubble exists because the pipeline drains at every step. What would happen if
 #    the next mini-batch simply followed?
-# 4. **A batch in the wrong order.** Your GPipe runs the backwards in some order. Does it change the gradient? The memory?
+# 4. **A batch in the wrong order.** Your GPipe runs the backward passes in some order. Does it change the gradient? The
+#    memory?
 
 # %% [markdown]
-# ## Clean up
+# ## Cleanup
 #
-# Nothing of yours should go on running, and checkpoints are large.
+# Cancel jobs that still run, and delete checkpoints, because they are large.
 
 # %% tags=["explore"]
 !scancel --user=$USER
@@ -1081,14 +1084,28 @@ check.function(chunk_sizes, cases=check.draw(24, samples=range(1, 200), chunks=r
 # %% [markdown]
 # ## Summary
 #
-# - Cut between layers, one device works at a time. Only activations and their gradients cross the cut.
-# - Micro-batches let the stages work at the same time; their gradients add up to the mini-batch's, if each counts by its
-#   size.
-# - GPipe: all forwards, all backwards, flush. Its bubble is *p - 1* out of *m + p - 1*.
+# - If you split a model between layers, one device works at a time. Only activations and their gradients cross the
+#   boundary.
+# - Micro-batches let the stages compute at the same time. Their gradients add up to the mini-batch's if each is
+#   weighted by its size.
+# - GPipe runs all forward passes, then all backward passes, then flushes. Its bubble fraction is
+#   $(p - 1) / (m + p - 1)$.
 # - The slowest stage sets the pace. Balance by time, not by the number of layers.
-# - Every stage keeps all *m* micro-batches. Checkpointing keeps their inputs instead, for a third more work at most.
+# - Every stage holds the activations of all $m$ micro-batches. Checkpointing saves their inputs instead, for at most a
+#   third more computation.
+#
+# ## Read next
+#
+# - [Huang et al. 2019, GPipe](https://arxiv.org/abs/1811.06965): micro-batches, the flush, and recomputation, on giant
+#   image and translation models.
+# - [Kim et al. 2020, torchgpipe](https://arxiv.org/abs/2004.09910): how a pipeline fits into PyTorch's autograd and
+#   streams.
+# - [Narayanan et al. 2021, Efficient Large-Scale Language Model Training on GPU Clusters Using
+#   Megatron-LM](https://arxiv.org/abs/2104.04473): section 2.2 compares the bubble of GPipe with that of later
+#   schedules.
 #
 # **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded. Your
 # scripts are in it.
 #
-# **The way on:** the same bubble with less memory, and then less bubble: [Pipeline II](11_pipeline_2.ipynb).
+# **Next:** the same bubble with less memory, and then a smaller bubble: [Pipeline II](11_pipeline_2.ipynb).
+

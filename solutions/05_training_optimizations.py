@@ -929,7 +929,7 @@ check.that(flags.global_batch_size <= 112, "They wait for less than 25% of the t
 
 # %% [raw] tags=["mutant"] answer="my-accumulation" hint="--micro-batch-size 8; the exercise uses 4"
 # -BATCH="--micro-batch-size 4 --global-batch-size 80"
-# +BATCH="--micro-batch-size 8 --global-batch-size 80"
+# +BATCH="--micro-batch-size 8 --global-batch-size 96"
 
 # %% [raw] tags=["mutant"] answer="my-accumulation" hint="--tensor-model-parallel-size 2; the exercise uses 1"
 # -BATCH="--micro-batch-size 4 --global-batch-size 80"
@@ -1525,4 +1525,3 @@ print(f"GPT-3 on 1,024 A100s: on paper {result(f'{gpt3[0]:.0f} days')}, publishe
 #
 # **Next:** so far every rank held a whole model, and you made it smaller and faster. Now split the model itself:
 # what a pipeline of stages is, and how to keep all of its stages busy, in [Pipeline I](10_pipeline_1.ipynb).
-

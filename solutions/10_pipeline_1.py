@@ -32,9 +32,9 @@
 # *Your turn*, replace that line with your answer; the cell below it checks it at once. Where you are asked to guess,
 # guess *before* you run. Guesses are not graded.
 #
-# **Real and virtual.** Training on the CPU is real: its losses come from your schedule. Where each stage should have
-# a GPU of its own, the GPUs are **virtual**: modeled from data sheets and published measurements, and the same on every
-# machine.
+# **Real and virtual.** Training on the CPU is real: its losses come from your schedule. Where each stage should
+# have a GPU of its own, the GPUs are **virtual**: modeled from data sheets and published measurements, and the
+# same on every machine.
 
 # %% tags=["setup"]
 import math
@@ -67,10 +67,10 @@ jobs.connect()
 # ![A model of six layers is cut into three stages of two layers, each on a GPU of its own. Activations go
 # from stage to stage in the forward pass, gradients of activations come back in the backward pass.](../images/pipeline_stages.svg)
 #
-# Each part of the model is a **stage**, and each stage has its own device. In the **forward pass** a stage computes its
-# layers and sends the result, its *activations*, to the next stage. The last stage computes the loss. In the
-# **backward pass** each stage receives the gradient of what it sent, computes the gradients of its own weights, and
-# sends the gradient of its input back.
+# Each part of the model is a **stage**, and each stage has its own device. In the **forward pass** a stage
+# computes its layers and sends the result, its *activations*, to the next stage. The last stage computes the
+# loss. In the **backward pass** each stage receives the gradient of what it sent, computes the gradients of its
+# own weights, and sends the gradient of its input back.
 #
 # Split GPT-2 small into four stages, on two nodes with two **virtual** V100s each, and send one batch of 8 samples
 # through. What share of the time will the four GPUs be busy, on average? Guess, from 0 to 1.
@@ -104,9 +104,9 @@ plots.pipeline("megatron/timeline/one_at_a_time", "One batch, four stages")
 # %% [markdown]
 # ### Exercise 1: a schedule as data
 #
-# From now on a **schedule** is a list with one string per stage, which lists what the stage computes, in order. For
-# one batch and two stages it is `["F0 B0", "F0 B0"]`. Dependencies are implied: `F0` of stage 1 needs `F0` of stage 0,
-# and `B0` of stage 0 needs `B0` of stage 1.
+# From now on a **schedule** is a list with one string per stage, which lists what the stage computes, in order.
+# For one batch and two stages it is `["F0 B0", "F0 B0"]`. Dependencies are implied: `F0` of stage 1 needs `F0` of
+# stage 0, and `B0` of stage 0 needs `B0` of stage 1.
 #
 # Write the schedule in which `batches` batches go through the stages one at a time. Each batch starts when the
 # previous one has finished its backward pass.
@@ -155,9 +155,9 @@ if one_by_one(3, 2):
 # %% [markdown]
 # ### Exercise 2: how many GPUs do you pay for?
 #
-# Assume that all stages take the same time and communication takes none. What share of the time is a GPU busy when the
-# batches go through `stages` stages one at a time? And how many GPU-hours does a training run take that would need
-# `hours` on one (imaginary, large enough) GPU?
+# Assume that all stages take the same time and communication takes none. What share of the time is a GPU busy
+# when the batches go through `stages` stages one at a time? And how many GPU-hours does a training run take that
+# would need `hours` on one (imaginary, large enough) GPU?
 
 # %% nbgrader={"grade": false, "grade_id": "naive-costs", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def naive_costs(stages, hours):
@@ -288,10 +288,10 @@ check.function(step_over_the_cut, cases=[matrices(**case) for case in check.draw
 #
 # ## Micro-batches
 #
-# Now comes the idea of **GPipe** ([Huang et al. 2019](https://arxiv.org/abs/1811.06965)). Split the batch, now called
-# the **mini-batch**, into **micro-batches**. When stage 0 has sent the first micro-batch on, it does not wait but starts
-# the second one. The gradients of the micro-batches accumulate in `.grad`, and the optimizer takes one step for all of
-# them. Is that still the same training? It is, if you average with care.
+# Now comes the idea of **GPipe** ([Huang et al. 2019](https://arxiv.org/abs/1811.06965)). Split the batch, now
+# called the **mini-batch**, into **micro-batches**. When stage 0 has sent the first micro-batch on, it does not
+# wait but starts the second one. The gradients of the micro-batches accumulate in `.grad`, and the optimizer
+# takes one step for all of them. Is that still the same training? It is, if you average with care.
 
 # %% [markdown]
 # ### Exercise 4: the gradient of the whole mini-batch
@@ -466,9 +466,9 @@ for problem in problems(parse(["F0 B0 F1 B1", "F0 F1 B0 B1"])):
 # %% [markdown]
 # ### Train with it
 #
-# Your function goes into a file, and the trainer loads it with `--schedule`. Train the small GPT on four ranks, on
-# the CPUs of two nodes, first with the trainer's own GPipe and then with yours. Then use yours with two stages, on one
-# node.
+# Your function goes into a file, and the trainer loads it with `--schedule`. Train the small GPT on four ranks,
+# on the CPUs of two nodes, first with the trainer's own GPipe and then with yours. Then use yours with two
+# stages, on one node.
 
 # %% tags=["explore"]
 import inspect
@@ -509,9 +509,10 @@ for lines in zip(*(logs.read(job.log).iterations for job in (built_in, mine, two
 plots.pipeline("megatron/timeline/mine", "My GPipe", simulated=True)
 
 # %% [markdown]
-# Do not be surprised if the real timeline is ragged. All ranks share this machine's cores, so a stage that runs alone
-# is faster than four that run at once. Only four devices can show what a pipeline is good for. Here they are, virtual:
-# the same batch of 8 samples as in the beginning, now in 8 micro-batches. How many times faster will the step be?
+# Do not be surprised if the real timeline is ragged. All ranks share this machine's cores, so a stage that runs
+# alone is faster than four that run at once. Only four devices can show what a pipeline is good for. Here they
+# are, virtual: the same batch of 8 samples as in the beginning, now in 8 micro-batches. How many times faster
+# will the step be?
 
 # %% nbgrader={"grade": false, "grade_id": "guess-times", "locked": false, "schema_version": 3, "solution": true, "task": false}
 ### BEGIN SOLUTION
@@ -596,8 +597,8 @@ curves.bubbles(bubble)
 # Each line is a number of stages. What matters is the number of micro-batches *per stage*: with four times as many
 # micro-batches as stages, the bubble fraction is below a fifth.
 #
-# Does the formula hold for the runs? The last virtual stage is slower than the others, and the real stages share their
-# cores:
+# Does the formula hold for the runs? The last virtual stage is slower than the others, and the real stages share
+# their cores:
 
 # %% tags=["explore"]
 if bubble(4, 1) is not None:
@@ -661,9 +662,9 @@ check.function(micro_batches_for, cases=check.draw(20, p=range(1, 65), percent=r
 # %% [markdown]
 # ### Exercise 8: unequal stages
 #
-# Real stages differ: the last one computes the logits. Follow the micro-batches through the forward phase. The first one
-# takes the time of every stage, one after the other. Each later one leaves the pipeline one *slowest stage* after the
-# previous one. The backward phase works the same way, in the other direction.
+# Real stages differ: the last one computes the logits. Follow the micro-batches through the forward phase. The
+# first one takes the time of every stage, one after the other. Each later one leaves the pipeline one *slowest
+# stage* after the previous one. The backward phase works the same way, in the other direction.
 #
 # How long does a step of GPipe take?
 
@@ -809,8 +810,8 @@ check.function(kept_bytes, cases=check.draw(24, mode=["never", "always", "except
 # %% [markdown]
 # ### Exercise 10: the cost of recomputation
 #
-# Recomputation costs time. Assume that the backward pass takes twice as long as the forward pass. How much computation
-# does a step take, relative to `"never"`?
+# Recomputation costs time. Assume that the backward pass takes twice as long as the forward pass. How much
+# computation does a step take, relative to `"never"`?
 
 # %% nbgrader={"grade": false, "grade_id": "extra-work", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def extra_work(mode, m):
@@ -865,9 +866,9 @@ costs.show(costs.of({"micro-batch 4, nothing": "--micro-batch-size 4",
                      "micro-batch 16, block 3": "--micro-batch-size 16" + BLOCK}, PIPELINE))
 
 # %% [markdown]
-# The first two lines show that smaller micro-batches save time, but no memory. Now write a job that fits, with a step
-# time of **less than 650 ms**. *Your turn:* write a line `BATCH="..."` with the micro-batch size and the recomputation
-# flags.
+# The first two lines show that smaller micro-batches save time, but no memory. Now write a job that fits, with a
+# step time of **less than 650 ms**. *Your turn:* write a line `BATCH="..."` with the micro-batch size and the
+# recomputation flags.
 
 # %% nbgrader={"grade": false, "grade_id": "my-pipeline", "locked": false, "schema_version": 3, "solution": true, "task": false}
 %%writefile code/my_pipeline.sh
@@ -917,7 +918,7 @@ check.that(cost.milliseconds < 650, "It fits, but it takes too long. Two things 
 
 # %% [raw] tags=["mutant"] answer="my-pipeline" hint="it takes too long"
 # -BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
-# +BATCH="--micro-batch-size 8 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
+# +BATCH="--micro-batch-size 8 --recompute-granularity full --recompute-method block --recompute-num-layers 3"
 
 # %% [raw] tags=["mutant"] answer="my-pipeline" hint="This would go wrong"
 # -BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
@@ -1064,12 +1065,12 @@ check.function(chunk_sizes, cases=check.draw(24, samples=range(1, 200), chunks=r
 #
 # 1. **More micro-batches for nothing?** The bubble shrinks with every micro-batch you add. Why does nobody use a
 #    thousand?
-# 2. **Two ways to four GPUs.** The model fits on one GPU. Would you rather use data parallelism or a pipeline? And if
-#    the network is slow?
+# 2. **Two ways to four GPUs.** The model fits on one GPU. Would you rather use data parallelism or a pipeline?
+#    And if the network is slow?
 # 3. **The price of the flush.** The bubble exists because the pipeline drains at every step. What would happen if
 #    the next mini-batch simply followed?
-# 4. **A batch in the wrong order.** Your GPipe runs the backward passes in some order. Does it change the gradient? The
-#    memory?
+# 4. **A batch in the wrong order.** Your GPipe runs the backward passes in some order. Does it change the
+#    gradient? The memory?
 
 # %% [markdown]
 # ## Cleanup
@@ -1084,22 +1085,22 @@ check.function(chunk_sizes, cases=check.draw(24, samples=range(1, 200), chunks=r
 # %% [markdown]
 # ## Summary
 #
-# - If you split a model between layers, one device works at a time. Only activations and their gradients cross the
-#   boundary.
+# - If you split a model between layers, one device works at a time. Only activations and their gradients cross
+#   the boundary.
 # - Micro-batches let the stages compute at the same time. Their gradients add up to the mini-batch's if each is
 #   weighted by its size.
-# - GPipe runs all forward passes, then all backward passes, then flushes. Its bubble fraction is
-#   $(p - 1) / (m + p - 1)$.
+# - GPipe runs all forward passes, then all backward passes, then flushes. Its bubble fraction is $(p - 1) / (m +
+#   p - 1)$.
 # - The slowest stage sets the pace. Balance by time, not by the number of layers.
-# - Every stage holds the activations of all $m$ micro-batches. Checkpointing saves their inputs instead, for at most a
-#   third more computation.
+# - Every stage holds the activations of all $m$ micro-batches. Checkpointing saves their inputs instead, for at
+#   most a third more computation.
 #
 # ## Read next
 #
-# - [Huang et al. 2019, GPipe](https://arxiv.org/abs/1811.06965): micro-batches, the flush, and recomputation, on giant
-#   image and translation models.
-# - [Kim et al. 2020, torchgpipe](https://arxiv.org/abs/2004.09910): how a pipeline fits into PyTorch's autograd and
-#   streams.
+# - [Huang et al. 2019, GPipe](https://arxiv.org/abs/1811.06965): micro-batches, the flush, and recomputation, on
+#   giant image and translation models.
+# - [Kim et al. 2020, torchgpipe](https://arxiv.org/abs/2004.09910): how a pipeline fits into PyTorch's autograd
+#   and streams.
 # - [Narayanan et al. 2021, Efficient Large-Scale Language Model Training on GPU Clusters Using
 #   Megatron-LM](https://arxiv.org/abs/2104.04473): section 2.2 compares the bubble of GPipe with that of later
 #   schedules.
@@ -1108,4 +1109,3 @@ check.function(chunk_sizes, cases=check.draw(24, samples=range(1, 200), chunks=r
 # scripts are in it.
 #
 # **Next:** the same bubble with less memory, and then a smaller bubble: [Pipeline II](11_pipeline_2.ipynb).
-

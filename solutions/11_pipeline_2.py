@@ -14,25 +14,26 @@
 # %% [markdown]
 # # Pipeline II: less memory, less waiting
 #
-# You know GPipe, micro-batches and the bubble from [Pipeline I](10_pipeline_1.ipynb). GPipe keeps the
-# activations of *all* micro-batches until the last forward pass is done. In this lab you write **1F1B**, which
-# keeps far less, and train with it. Then you find out what else can be bought, and what it costs: never to
-# wait for an update, to cut the model where the time is, to give every stage several small pieces.
+# You know GPipe, micro-batches, and the bubble from [Pipeline I](10_pipeline_1.ipynb). GPipe holds the
+# activations of *all* micro-batches until the last forward pass is done, so it runs out of memory just when more
+# micro-batches would shrink the bubble. In this lab you write **1F1B**, which holds far fewer, and train with it.
+# Then you explore what else you can buy, and at what price: updates without waiting, stages of equal time, and
+# several small chunks per stage.
 #
 # **You will be able to**
 #
-# - say what autograd keeps for the backward pass, and write a function that keeps less;
-# - write 1F1B and interleaved 1F1B as schedules, and predict their bubble, memory and messages;
-# - explain why a pipeline without a flush needs versions of its weights, and count them;
+# - say what autograd saves for the backward pass, and write a function that saves less;
+# - write 1F1B and interleaved 1F1B as schedules, and predict their bubble, memory, and communication;
+# - explain why a pipeline without a flush needs weight versions, and count them;
 # - find the best split of a model into stages, exactly;
 # - read DeepSpeed's schedule and its configuration, and start it on a cluster.
 #
-# **How it works.** Cells run with <kbd>Shift</kbd>+<kbd>Enter</kbd>, from top to bottom. Where it
-# says *Your turn*, you replace a line by your answer; the cell below it checks the answer at once.
-# Where you are asked for a guess, guess *before* you run: it gives no marks.
+# **How it works.** Run the cells with <kbd>Shift</kbd>+<kbd>Enter</kbd>, from top to bottom. Where a cell says
+# *Your turn*, replace that line with your answer; the cell below it checks it at once. Where you are asked to guess,
+# guess *before* you run. Guesses are not graded.
 #
-# **Real and virtual.** The small GPTs train for real, on CPUs. Time and memory of GPUs are **virtual**:
-# modeled, and the same on every machine.
+# **Real and virtual.** The small GPTs train for real, on CPUs. Time and memory of GPUs are **virtual**: modeled, and
+# the same on every machine.
 
 # %% tags=["setup"]
 import os
@@ -63,13 +64,13 @@ jobs.connect()
 !scancel --user=$USER
 
 # %% [markdown]
-# ## What a stage keeps
+# ## What a stage saves for backward
 #
-# The backward pass of an operation needs something from its forward pass: a linear layer its input, to
-# compute the gradient of its weight. Autograd keeps it from the forward pass to the backward pass. That
-# is all that **activation memory** is. You can watch it: PyTorch tells a hook about every tensor that it
-# saves. First the MLP of a transformer, with two different functions in the middle (the weights are left
-# out: they are there anyway).
+# The backward pass of an operation needs something from its forward pass. A linear layer, for example, needs its
+# input to compute the gradient of its weight. Autograd saves it from the forward to the backward pass, and that
+# is all that **activation memory** is. You can watch it, because PyTorch reports every saved tensor to a hook.
+# Start with the MLP of a transformer, with two different functions in the middle. (The weights are left out,
+# because they are in memory anyway.)
 
 # %% tags=["explore"]
 expand, shrink = torch.nn.Linear(64, 256), torch.nn.Linear(256, 64)
@@ -82,18 +83,18 @@ print("Linear, GELU, Linear")
 saved.show(lambda x: shrink(torch.nn.functional.gelu(expand(x))), x, weights=weights);
 
 # %% [markdown]
-# Why does GELU take more? For its gradient, ReLU only has to know where its *output* is above 0. And its
-# output is the next layer's input, which is kept anyway: one tensor serves both. GELU needs its *input*.
+# Why does GELU take more? For its gradient, ReLU only needs to know where its *output* is above 0. Its output is the
+# next layer's input, which is saved anyway, so one tensor serves both. GELU needs its *input*.
 
 # %% [markdown]
-# ### Exercise 1: bytes that are kept
+# ### Exercise 1: bytes saved for backward
 #
-# Count the bytes that are kept of `Linear(hidden, wide)`, an activation function, `Linear(wide, hidden)`.
-# No weights; a tensor that serves two operations counts once.
+# Count the bytes that `Linear(hidden, wide)`, an activation function, and `Linear(wide, hidden)` save. Leave out the
+# weights, and count a tensor that serves two operations once.
 
 # %% nbgrader={"grade": false, "grade_id": "mlp-kept", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def mlp_kept(rows, hidden, wide, activation, bytes_each=4):
-    """Bytes that are kept of an input of `rows` x `hidden` numbers.
+    """Return the bytes saved for backward, for an input `[rows, hidden]`.
 
     activation: "relu" or "gelu".
     """
@@ -108,11 +109,11 @@ check.function(
     cases=[(8, 64, 256, "relu"), (8, 64, 256, "gelu"), (100, 10, 40, "gelu", 2)],
     expected=[10240, 18432, 18000],
     hints={
-        "The result of the whole is kept by whoever uses it, not here.": [12288, 20480, 20000],
+        "The final result is saved by the operation that uses it, not here.": [12288, 20480, 20000],
         "ReLU's output and the next layer's input are one tensor.": [18432, 18432, 18000],
-        "The first layer needs its input, too: for the gradient of its weight.":
+        "The first layer also needs its input, for the gradient of its weight.":
             [8192, 16384, 16000],
-        "A number takes bytes_each bytes.": [2560, 4608, 9000],
+        "Each element takes bytes_each bytes.": [2560, 4608, 9000],
     })
 ### BEGIN HIDDEN TESTS
 check.function(
@@ -122,7 +123,7 @@ check.function(
         bytes_each * rows * (hidden + wide * (2 if activation == "gelu" else 1)))
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="mlp-kept" hint="by whoever uses it"
+# %% [raw] tags=["mutant"] answer="mlp-kept" hint="The final result is"
 # -    return rows * (hidden + in_the_middle * wide) * bytes_each
 # +    return rows * (2 * hidden + in_the_middle * wide) * bytes_each
 
@@ -130,7 +131,7 @@ check.function(
 # -    in_the_middle = {"relu": 1, "gelu": 2}[activation]
 # +    in_the_middle = 2
 
-# %% [raw] tags=["mutant"] answer="mlp-kept" hint="needs its input, too"
+# %% [raw] tags=["mutant"] answer="mlp-kept" hint="The first layer also"
 # -    return rows * (hidden + in_the_middle * wide) * bytes_each
 # +    return rows * in_the_middle * wide * bytes_each
 
@@ -139,15 +140,15 @@ check.function(
 # +    return rows * (hidden + in_the_middle * wide)
 
 # %% [markdown]
-# ### Exercise 2: a function that keeps little
+# ### Exercise 2: a function that saves little
 #
-# **Max-pooling** takes the largest of every `size` neighbors. Which of them was the largest is all that
-# its backward pass has to know: this one gets the gradient, the others get 0. `MaxPool` below is a
-# **custom autograd function**: `forward` computes and says what is to be kept, `backward` gets the
-# gradient of the result and gives that of the input. Write `backward`.
+# **Max-pooling** takes the maximum of every `size` neighbors. Its backward pass only needs to know which of them was
+# the maximum: that one gets the gradient, and the others get 0. `MaxPool` below is a **custom autograd function**:
+# `forward` computes the result and chooses what to save, and `backward` turns the gradient of the result into
+# the gradient of the input. Write `backward`.
 #
-# For example with `size` 3: of `[1, 5, 2, 7, 3, 0]` the result is `[5, 7]`. When the gradient of that is
-# `[10, 20]`, that of the input is `[0, 10, 0, 20, 0, 0]`.
+# For example, with `size` 3, the result for `[1, 5, 2, 7, 3, 0]` is `[5, 7]`. When its gradient is `[10, 20]`, the
+# gradient of the input is `[0, 10, 0, 20, 0, 0]`.
 
 # %% nbgrader={"grade": false, "grade_id": "max-pool", "locked": false, "schema_version": 3, "solution": true, "task": false}
 class MaxPool(torch.autograd.Function):
@@ -160,7 +161,7 @@ class MaxPool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        """gradient: of the result. Returns that of x, as long as x was, and None for size."""
+        """Return the gradient of x, as long as x, and None for size. gradient: of the result."""
         (place,) = ctx.saved_tensors
         ### BEGIN SOLUTION
         groups = torch.zeros(len(place), ctx.size, dtype=gradient.dtype)
@@ -181,11 +182,11 @@ check.function(
            ([-4.0, -2.0, -1.0, -3.0], [1.0, -1.0], 2)],
     expected=[[0.0, 10.0, 0.0, 20.0, 0.0, 0.0], [0.0, 1.0, -1.0, 0.0]],
     hints={
-        "Only the largest had a part in the result: the others get 0.":
+        "Only the maximum contributed to the result: the others get 0.":
             [[10.0, 10.0, 10.0, 20.0, 20.0, 20.0], [1.0, 1.0, -1.0, -1.0]],
-        "place counts within each group: where does the group begin?":
+        "place counts within each group. Where does the group begin?":
             [[20.0, 10.0, 0.0, 0.0, 0.0, 0.0], [-1.0, 1.0, 0.0, 0.0]],
-        "Pass the gradient on that came, not only where it goes.":
+        "Pass on the incoming gradient, not just its position.":
             [[0.0, 1.0, 0.0, 1.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0]],
     })
 ### BEGIN HIDDEN TESTS
@@ -213,7 +214,7 @@ check.function(pooled_gradient, cases=drawn, expected=right_gradient)
 # -        return groups.view(-1), None
 # +        return gradient.repeat_interleave(ctx.size), None
 
-# %% [raw] tags=["mutant"] answer="max-pool" hint="where does the group begin?"
+# %% [raw] tags=["mutant"] answer="max-pool" hint="place counts within each"
 # -        groups = torch.zeros(len(place), ctx.size, dtype=gradient.dtype)
 # -        groups[torch.arange(len(place)), place] = gradient
 # -        return groups.view(-1), None
@@ -221,12 +222,12 @@ check.function(pooled_gradient, cases=drawn, expected=right_gradient)
 # +        of_x[place] = gradient
 # +        return of_x, None
 
-# %% [raw] tags=["mutant"] answer="max-pool" hint="Pass the gradient on"
+# %% [raw] tags=["mutant"] answer="max-pool" hint="Pass on the incoming"
 # -        groups[torch.arange(len(place)), place] = gradient
 # +        groups[torch.arange(len(place)), place] = 1.0
 
 # %% [markdown]
-# PyTorch's own pooling keeps its whole input as well. Compare:
+# PyTorch's own pooling also saves its whole input. Compare:
 
 # %% tags=["explore"]
 x = torch.randn(1, 4096, requires_grad=True)
@@ -237,32 +238,32 @@ yours = saved.show(lambda x: MaxPool.apply(x.view(-1), 4), x)
 print(f"yours keeps {result(f'{yours / theirs:.0%}')} of it")
 
 # %% [markdown]
-# A place between 0 and 3 would fit into a byte, and yet it takes eight. Such savings are what fused kernels
-# are made of. But there is a larger lever: *how long* things are kept. That is for the schedule to say.
+# An index between 0 and 3 would fit into one byte, and yet it takes eight. Fused kernels save memory in exactly this
+# way. But there is a bigger lever: *how long* tensors are held. The schedule decides that.
 
 # %% [markdown]
 # ## 1F1B: one forward, one backward
 #
-# A stage keeps the activations of a micro-batch from its forward to its backward pass; between the two the
-# micro-batch is **in flight**, its activations are **live**. GPipe runs all forwards first. Here it is with
-# 4 stages and 8 micro-batches; a backward takes twice as long as a forward. The curve below a stage is the
-# number of live micro-batches.
+# A stage holds the activations of a micro-batch from its forward to its backward pass. In between, the micro-batch is
+# **in flight**. GPipe runs all forward passes first. Here it is with 4 stages and 8 micro-batches; a backward pass
+# takes twice as long as a forward pass. The curve below a stage is the number of in-flight micro-batches.
 
 # %% tags=["explore"]
 plots.pipeline(load("gpipe", 4, 8), "GPipe")
 
 # %% [markdown]
-# The last stage could run the backward of micro-batch 0 right after its forward. It keeps that work for
-# later, for no reason. **1F1B** runs a backward as soon as there is one. Each stage goes through three
-# phases:
+# The last stage could run the backward pass of micro-batch 0 right after its forward pass, but GPipe postpones it
+# for no reason. **1F1B** ([Narayanan et al. 2019](https://doi.org/10.1145/3341301.3359646), with a flush in
+# [Narayanan et al. 2021](https://arxiv.org/abs/2104.04473)) runs a backward pass as soon as it can. Each stage goes
+# through three phases:
 #
-# 1. **warm-up**: as many forwards as there are stages *behind* this one (and never more than there are
+# 1. **warm-up**: as many forward passes as there are stages *behind* this one (and never more than there are
 #    micro-batches);
-# 2. **steady state**: one forward, one backward, in turn, as long as there are forwards;
-# 3. **cool-down**: the backwards that are left.
+# 2. **steady state**: one forward, one backward, in turn, as long as there are forward passes left;
+# 3. **cool-down**: the remaining backward passes.
 #
-# Backwards run in the order of the forwards. Will the bubble be smaller than GPipe's? Guess: 1F1B's idle
-# time for GPipe's 1.0.
+# Backward passes run in the order of the forward passes. Will the bubble be smaller than GPipe's? Guess 1F1B's idle
+# time, relative to GPipe's 1.0.
 
 # %% nbgrader={"grade": false, "grade_id": "guess-bubble", "locked": false, "schema_version": 3, "solution": true, "task": false}
 ### BEGIN SOLUTION
@@ -272,13 +273,13 @@ guess_bubble = 1.0
 # %% [markdown]
 # ### Exercise 3: write 1F1B
 #
-# Return a list with one entry per stage: a text such as `"F0 F1 B0 B1"`, or a list of such words. `F3` is
-# the forward pass of micro-batch 3, `B3` its backward pass. It must work for any number of stages and
-# micro-batches, also for fewer micro-batches than stages.
+# Return a list with one entry per stage, either a string such as `"F0 F1 B0 B1"` or a list of such words. `F3` is
+# the forward pass of micro-batch 3, `B3` its backward pass. Your schedule must work for any number of stages and
+# micro-batches, including fewer micro-batches than stages.
 
 # %% nbgrader={"grade": false, "grade_id": "one-f-one-b", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def one_f_one_b(stages, micro_batches):
-    """What every stage does, in order: a list of texts, or of lists of words."""
+    """Return what every stage does, in order: a list of strings, or of lists of words."""
     ### BEGIN SOLUTION
     schedule = []
     for stage in range(stages):
@@ -297,16 +298,16 @@ check.schedule(
     one_f_one_b,
     cases=[(4, 8), (2, 4), (4, 2), (3, 7), (1, 3)], like="1f1b",
     hints={
-        "This is right for some sizes. Which number in it should be `stages` or `micro_batches`?":
+        "This works for some sizes only. Which number in it should be `stages` or `micro_batches`?":
             "some sizes",
-        "That is GPipe's memory: run a backward as soon as there is one.": "gpipe",
-        "Every stage waits for a neighbor. What does the stage behind this one need before it can "
-        "give back a gradient?": "deadlock",
-        "One micro-batch at a time: who works while it is elsewhere?": "one at a time",
-        "It keeps more than it has to: count the forwards of the warm-up.": "memory",
-        "The stages wait longer than they have to: does the pipeline run empty in between?":
+        "That has GPipe's memory. Run a backward pass as soon as you can.": "gpipe",
+        "Every stage waits for a neighbor. What does the next stage need before it can send back "
+        "a gradient?": "deadlock",
+        "One micro-batch at a time: which stages are busy meanwhile?": "one at a time",
+        "More micro-batches are in flight than necessary. Count the forward passes of the warm-up.": "memory",
+        "The stages wait longer than necessary. Does the pipeline drain in between?":
             "bubble",
-        "Count forwards and backwards of every stage: each micro-batch has one of both.":
+        "Count the passes of every stage: each micro-batch has one forward and one backward pass.":
             "incomplete",
     })
 ### BEGIN HIDDEN TESTS
@@ -322,7 +323,7 @@ check.schedule(one_f_one_b, cases=check.draw(12, stages=range(1, 10), micro_batc
 # -        warm_up = min(stages - stage - 1, micro_batches)
 # +        warm_up = min(stage, micro_batches)
 
-# %% [raw] tags=["mutant"] answer="one-f-one-b" hint="right for some sizes"
+# %% [raw] tags=["mutant"] answer="one-f-one-b" hint="This works for some"
 # -        warm_up = min(stages - stage - 1, micro_batches)
 # +        warm_up = min(4 - stage - 1, micro_batches)
 
@@ -330,11 +331,11 @@ check.schedule(one_f_one_b, cases=check.draw(12, stages=range(1, 10), micro_batc
 # -        warm_up = min(stages - stage - 1, micro_batches)
 # +        warm_up = 0
 
-# %% [raw] tags=["mutant"] answer="one-f-one-b" hint="It keeps more than it has to"
+# %% [raw] tags=["mutant"] answer="one-f-one-b" hint="More micro-batches are in"
 # -        warm_up = min(stages - stage - 1, micro_batches)
 # +        warm_up = min(stages - stage, micro_batches)
 
-# %% [raw] tags=["mutant"] answer="one-f-one-b" hint="wait longer than they have to"
+# %% [raw] tags=["mutant"] answer="one-f-one-b" hint="The stages wait longer"
 # def one_f_one_b(stages, micro_batches):
 #     half = max(1, micro_batches // 2)
 #     schedule = []
@@ -348,7 +349,7 @@ check.schedule(one_f_one_b, cases=check.draw(12, stages=range(1, 10), micro_batc
 #         schedule.append(actions)
 #     return schedule
 
-# %% [raw] tags=["mutant"] answer="one-f-one-b" hint="Count forwards and backwards"
+# %% [raw] tags=["mutant"] answer="one-f-one-b" hint="Count the passes of"
 # -            actions.append(f"B{k}")
 # +            if warm_up + k < micro_batches:
 # +                actions.append(f"B{k}")
@@ -359,18 +360,18 @@ check.compare("idle time, GPipe's is 1.0", guess_bubble, idle[0] / idle[1])
 plots.pipeline(one_f_one_b(4, 8), "My 1F1B", steps=True)
 
 # %% [markdown]
-# **Same bubble, less memory.** Many people believe that 1F1B waits less. It does not: the first
-# stage still has to wait until the last one has handed its first gradient all the way back. (Move the slider,
-# step by step, and see who waits for what.) What is gained is the peak of live activations.
+# **Same bubble, less memory.** Many people believe that 1F1B has a smaller bubble. It does not: the first stage
+# still waits until the last one has sent its first gradient all the way back. (Step through it with the slider,
+# and see which stage waits for which.) What 1F1B reduces is the peak number of in-flight micro-batches.
 
 # %% [markdown]
-# ### Exercise 4: how many are live?
+# ### Exercise 4: how many are in flight?
 #
-# How many micro-batches are live at the peak, on a given stage (counted from 0)?
+# How many micro-batches are in flight at the peak, on a given stage (counted from 0)?
 
 # %% nbgrader={"grade": false, "grade_id": "live", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def live(schedule, stages, stage, micro_batches):
-    """The most micro-batches in flight on `stage` at one time (an int).
+    """Return the peak number of in-flight micro-batches on `stage` (an int).
 
     schedule: "gpipe" or "1f1b".
     """
@@ -386,12 +387,12 @@ check.function(
     cases=[("gpipe", 4, 0, 8), ("1f1b", 4, 0, 8), ("1f1b", 4, 1, 8), ("1f1b", 8, 1, 4)],
     expected=[8, 4, 3, 4],
     hints={
-        "The forward after the warm-up comes before the first backward: it counts, too.":
+        "The forward pass after the warm-up precedes the first backward pass, so it counts, too.":
             [8, 3, 2, 4],
-        "There cannot be more in flight than there are micro-batches.": [8, 4, 3, 7],
-        "Every stage has another number of stages behind it.": [8, 4, 4, 4],
-        "The first stage keeps the most: it waits longest for its gradients.": [8, 1, 2, 2],
-        "GPipe keeps all: its backwards begin after the last forward.": [4, 4, 3, 4],
+        "No more micro-batches can be in flight than there are.": [8, 4, 3, 7],
+        "The number of stages behind it differs from stage to stage.": [8, 4, 4, 4],
+        "The first stage holds the most, because it waits longest for its gradients.": [8, 1, 2, 2],
+        "That is GPipe, which starts its backward passes after the last forward pass.": [4, 4, 3, 4],
     })
 ### BEGIN HIDDEN TESTS
 drawn = check.draw(24, schedule=["gpipe", "1f1b", "1f1b"], stages=range(1, 20), back=range(19),
@@ -404,11 +405,11 @@ check.function(
               for schedule, p, stage, m in cases])
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="live" hint="GPipe keeps all"
+# %% [raw] tags=["mutant"] answer="live" hint="That is GPipe, which"
 # -        return micro_batches
 # +        return min(stages - stage, micro_batches)
 
-# %% [raw] tags=["mutant"] answer="live" hint="GPipe keeps all"
+# %% [raw] tags=["mutant"] answer="live" hint="That is GPipe, which"
 # def live(schedule, stages, stage, micro_batches):
 #     return 4
 
@@ -416,7 +417,7 @@ check.function(
 # -    return min(stages - stage, micro_batches)
 # +    return min(stages - stage - 1, micro_batches)
 
-# %% [raw] tags=["mutant"] answer="live" hint="than there are micro-batches"
+# %% [raw] tags=["mutant"] answer="live" hint="No more micro-batches can"
 # -    return min(stages - stage, micro_batches)
 # +    return stages - stage
 
@@ -429,8 +430,8 @@ check.function(
 # +    return min(stages, micro_batches)
 
 # %% [markdown]
-# Is it true of gigabytes as well? A GPT of 24 layers on 4 virtual V100s, 16 micro-batches. The last stage has
-# the loss besides, whose activations are as large as the vocabulary, so it does not follow the rule.
+# Does this hold for gigabytes, too? Here is a GPT of 24 layers on 4 virtual V100s, with 16 micro-batches. The last
+# stage also computes the loss, whose activations are as large as the vocabulary, so it does not follow the rule.
 
 # %% tags=["explore"]
 GPT = ("--device virtual:v100 --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --fp16 "
@@ -447,16 +448,15 @@ for cost in flushed:
               f"predicted {one * live(cost.name, 4, stage, 16):5.2f}")
 
 # %% [markdown]
-# (The prediction takes the first stage's figure as given and follows from it for the others.) Same time,
-# and a fraction of the memory. With GPipe, more micro-batches mean a smaller bubble and more memory.
-# **With 1F1B the memory does not depend on the number of micro-batches**, so one may have as many as the
-# batch has.
+# (The prediction scales the first stage's value to the other stages.) The step time is the same, with a fraction of
+# the memory. With GPipe, more micro-batches mean a smaller bubble and more memory. **With 1F1B the memory does not
+# depend on the number of micro-batches**, so you can have as many as the batch allows.
 
 # %% [markdown]
 # ### On real ranks
 #
-# The trainer takes your schedule: write it to a file, and give the file to `--schedule`. This job has four
-# ranks on two nodes, a stage each, and 8 micro-batches in every step. `--timeline` records one step.
+# The trainer takes your schedule: write it to a file, and pass the file to `--schedule`. This job has four ranks
+# on two nodes, one stage each, and 8 micro-batches per step. `--timeline` records one step.
 
 # %% tags=["explore"] short={"--train-iters 3": "--train-iters 1 --timeline-iteration 1 --seq-length 64"}
 import json
@@ -475,26 +475,26 @@ for one in logs.read(mine.log).iterations:
 plots.pipeline("megatron/timeline/my_1f1b", "My 1F1B", simulated=True)
 
 # %% [markdown]
-# Below stands the same order, simulated with the mean times of that run: what the run takes longer is messages, and
-# passes that did not take the same time (four ranks may share fewer cores). The last stage has the output
-# matrix and the loss besides its layer. But the live activations are exactly those that you predicted.
-# (Does it learn the same as with GPipe? Put `--schedule gpipe` into the cell and see: a schedule says *when*, not
-# *what*.)
+# The lower timeline is the same schedule, simulated with the mean durations of that run. The real run takes
+# longer because of communication, and because passes vary (four ranks may share fewer cores). The last stage
+# computes the output matrix and the loss in addition to its layer. But the in-flight micro-batches are exactly
+# those that you predicted. (Does it learn the same as with GPipe? Put `--schedule gpipe` into the cell and see. A
+# schedule decides *when* to compute, not *what*.)
 
 # %% [markdown]
 # ## Without a flush
 #
-# The bubble is there because the pipeline runs **empty** at the end of every step: no micro-batch of
-# the next step may start before the weights are updated. This is called a **flush**. What if nobody waited?
-# **PipeDream** does not: the micro-batches come in an endless stream, in the order of 1F1B, and every stage
-# updates its weights after each of its backward passes. The bubble is gone (but for the first micro-batches).
-# What does it cost?
+# The bubble exists because the pipeline **drains** at the end of every step: no micro-batch of the next step may
+# start before the weights are updated. This is the **pipeline flush**. What if no stage waited? **PipeDream**
+# does not wait: micro-batches arrive in an endless stream, in the order of 1F1B, and every stage updates its
+# weights after each of its backward passes. The bubble is gone, except at the very beginning. What does that
+# cost?
 #
-# Take the forward pass of a micro-batch on the first stage. Until its gradient comes back, the stage runs
-# backward passes of earlier micro-batches, and updates after each. So **the backward pass meets other weights
+# Take the forward pass of a micro-batch on the first stage. Until its gradient comes back, the stage runs backward
+# passes of earlier micro-batches, and updates its weights after each. So **the backward pass sees different weights
 # than the forward pass did.** PyTorch notices when you try:
 #
-# > **Watch out: the next backward pass is meant to fail.** The cell catches the error and prints it.
+# > **The next backward pass fails on purpose.** The cell catches the error and prints it.
 
 # %% tags=["explore"]
 weight = torch.randn(4, 4, requires_grad=True)
@@ -507,12 +507,12 @@ except RuntimeError as error:
     print(bad("RuntimeError:"), str(error).partition(";")[0])
 
 # %% [markdown]
-# The kept activations belong to the old weight, and the product rule needs the old weight, too. Who
-# goes around this (`weight.data -= ...` would), gets numbers all the same. What are they?
+# The saved activations belong to the old weights, and the chain rule needs the old weights, too. If you work
+# around this (`weight.data -= ...` would), you still get a result. What is it?
 #
-# `async_pipeline` is a small pipeline in one process, a layer per stage, which you can look into
-# (`async_pipeline.run??` shows it). The policy `naive` has one weight per stage and always uses the newest
-# one. For each micro-batch it notes which version of the weight each stage's forward and backward pass used.
+# `async_pipeline` is a small pipeline in one process, with one layer per stage, whose source you can read
+# (`async_pipeline.run??` shows it). The policy `naive` keeps one weight per stage and always uses the newest one. For
+# each micro-batch it records which weight version each stage's forward and backward pass used.
 
 # %% tags=["explore"]
 naive = async_pipeline.run("naive", stages=3, micro_batches=4, batches=1)
@@ -521,9 +521,10 @@ for number, used in enumerate(naive.used):
     print(f"micro-batch {number}: {used}")
 
 # %% [markdown]
-# Look at micro-batch 3. Is its gradient that of *some* weights, at least? We compute the true gradient, with
-# autograd, at **every** combination of versions that the three stages ever had, and take the nearest. A
-# distance of 0 would mean: it is the gradient of these weights. 1 would be as far off as the gradient is long.
+# Look at micro-batch 3. Is its gradient at least the gradient at *some* weights? The next cell computes the true
+# gradient, with autograd, at **every** combination of versions that the three stages ever had, and takes the
+# nearest. A relative distance of 0 would mean that it is the gradient at these weights; 1 is as far off as the
+# gradient is long.
 
 # %% tags=["explore"]
 stashed = async_pipeline.run("pipedream", stages=3, micro_batches=4, batches=1)
@@ -533,11 +534,11 @@ for name, found in (("naive", naive), ("PipeDream", stashed)):
     print(f"{name:9}: nearest at versions {versions}, distance {mark(f'{distance:.1e}')}")
 
 # %% [markdown]
-# **The naive gradient belongs to no weights at all.** It is not the gradient of the loss, neither at the
-# old weights nor at the new ones, and no theory says that such steps lead downhill. (Often they do, for a
-# while. That makes it worse: nothing fails.) PipeDream's remedy is **weight stashing**: with the
-# activations of a micro-batch, a stage keeps the *version* of the weight that its forward pass used. The backward
-# pass takes that one; the step is made from the newest.
+# **The naive gradient is not the gradient at any weights.** It is the gradient of the loss neither at the old
+# weights nor at the new ones, and no theory says that such steps go downhill. (Often they do, for a while. That
+# makes it worse: nothing fails.) PipeDream's remedy is **weight stashing**: together with the activations of a
+# micro-batch, a stage stores the *version* of the weights that the forward pass used. The backward pass uses that
+# version, and the update applies to the newest.
 #
 # ![A timeline of three stages under PipeDream. Every box is a forward or backward pass of a micro-batch and
 # names the version of the weight that it uses. On stage 0 micro-batch 3 runs forward with version 1 and
@@ -545,22 +546,22 @@ for name, found in (("naive", naive), ("PipeDream", stashed)):
 # backward right after its forward, so the newest version is the only one.](../images/weight_versions.svg)
 #
 # Read the line for PipeDream once more. The gradient is exact, but at version 1 on stage 0, version 2 on stage 1,
-# and version 3 on stage 2. These weights never were one model: stage 0 had made one update, stage 1 two, and
+# and version 3 on stage 2. These weights were never one model: stage 0 had made one update, stage 1 two, and
 # stage 2 three. PipeDream ([Narayanan et al. 2019](https://doi.org/10.1145/3341301.3359646)) can prevent
 # that with **vertical sync**: every stage uses the version with which the micro-batch entered the pipeline at
-# stage 0. It is off by default, because it takes more bookkeeping on every stage.
+# stage 0. It is off by default, because every stage must then store more metadata.
 
 # %% [markdown]
 # ### Exercise 5: weight versions
 #
-# Follow one stage. Version 0 is there at the beginning, and every backward pass makes the next version. A
-# forward pass uses the newest; a backward pass the one that its forward used. Versions that no micro-batch
-# in flight needs are dropped, but never the newest. Return the version that each action uses, and the
-# largest number of versions that are kept after any action.
+# Follow one stage. It starts with version 0, and every backward pass creates the next version. A forward pass
+# uses the newest version; a backward pass uses the one that its forward pass used. Versions that no in-flight
+# micro-batch needs are dropped, but never the newest. Return the version that each action uses, and the largest
+# number of versions stored after any action.
 
 # %% nbgrader={"grade": false, "grade_id": "stash", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def stash(actions):
-    """(version of every action: a list, the most versions kept: an int).
+    """Return the version of every action (a list) and the largest number of stored versions (an int).
 
     actions: of one stage, such as ["F0", "F1", "B0", "F2", "B1", "B2"].
     """
@@ -587,16 +588,16 @@ check.function(
     expected=[([0, 0, 0, 1, 0, 2, 1, 2], 2), ([0, 0, 1, 1], 1),
               ([0, 0, 0, 0, 1, 0, 2, 0, 1, 2], 3), ([0, 0, 0, 0], 2)],
     hints={
-        "That backward pass met a newer weight than its forward pass: nobody's gradient.":
+        "That backward pass used newer weights than its forward pass, so its result is no gradient.":
             [([0, 0, 0, 1, 1, 2, 2, 3], 1), ([0, 0, 1, 1], 1),
              ([0, 0, 0, 0, 1, 1, 2, 2, 3, 4], 1), ([0, 0, 0, 1], 1)],
-        "The newest version is kept, too, even if nobody in flight uses it.":
+        "The newest version is stored, too, even if no in-flight micro-batch uses it.":
             [([0, 0, 0, 1, 0, 2, 1, 2], 2), ([0, 0, 1, 1], 1),
              ([0, 0, 0, 0, 1, 0, 2, 0, 1, 2], 3), ([0, 0, 0, 0], 1)],
-        "Those are all versions that there ever were. Which of them does nobody need any more?":
+        "Those are all versions that ever existed. Which of them are no longer needed?":
             [([0, 0, 0, 1, 0, 2, 1, 2], 5), ([0, 0, 1, 1], 3),
              ([0, 0, 0, 0, 1, 0, 2, 0, 1, 2], 6), ([0, 0, 0, 0], 3)],
-        "Micro-batches that share a version share one copy.":
+        "Micro-batches with the same version share one copy.":
             [([0, 0, 0, 1, 0, 2, 1, 2], 3), ([0, 0, 1, 1], 2),
              ([0, 0, 0, 0, 1, 0, 2, 0, 1, 2], 4), ([0, 0, 0, 0], 3)],
     })
@@ -628,7 +629,7 @@ check.function(stash, cases=[[words] for words in drawn],
                expected=[followed(words) for words in drawn])
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="stash" hint="nobody's gradient"
+# %% [raw] tags=["mutant"] answer="stash" hint="That backward pass used"
 # def stash(actions):
 #     newest, used = 0, []
 #     for action in actions:
@@ -636,11 +637,11 @@ check.function(stash, cases=[[words] for words in drawn],
 #         newest += action[0] == "B"
 #     return used, 1
 
-# %% [raw] tags=["mutant"] answer="stash" hint="The newest version is kept, too"
+# %% [raw] tags=["mutant"] answer="stash" hint="The newest version is"
 # -        most = max(most, len({newest, *in_flight.values()}))
 # +        most = max(most, len(set(in_flight.values())))
 
-# %% [raw] tags=["mutant"] answer="stash" hint="that there ever were"
+# %% [raw] tags=["mutant"] answer="stash" hint="Those are all versions"
 # -    return used, most
 # +    return used, newest + 1
 
@@ -649,26 +650,26 @@ check.function(stash, cases=[[words] for words in drawn],
 # +        most = max(most, len([newest, *in_flight.values()]))
 
 # %% [markdown]
-# How many does each stage keep, then? Use your own functions:
+# How many versions does each stage store? Use your own functions:
 
 # %% tags=["explore"]
 for stage, actions in enumerate(to_text(parse(one_f_one_b(4, 16)))):
     print(f"stage {stage} of 4 keeps {result(stash(actions.split())[1])} versions")
 
 # %% [markdown]
-# The first stage keeps as many versions as there are stages: for a large model that is a lot of memory.
-# **PipeDream-2BW** (*double-buffered weights*) keeps **two** on every stage. It adds up the gradients of a
-# batch of at least as many micro-batches as there are stages, and updates once per batch. All micro-batches
-# of a batch use the same version: that of all batches before but the last one, which is still under way. So
-# each gradient is a true one, of weights that are one update old. With a **flush** one version is enough, and
-# nothing is old.
+# The first stage stores as many versions as there are stages, which is a lot of memory for a large model.
+# **PipeDream-2BW** (*double-buffered weights*, [Narayanan et al. 2021](https://arxiv.org/abs/2006.09503)) stores
+# **two** on every stage. It accumulates the gradients of a batch of at least as many micro-batches as there are
+# stages, and updates once per batch. All micro-batches of a batch use the same version: the one from before the
+# previous batch, which is still in flight. So each gradient is a true one, at weights that are one update old.
+# With a **flush**, one version is enough, and no weights are stale.
 #
 # ### Fill in the table
 #
-# For 4 stages and 8 micro-batches in a batch, fill in what the **first** stage keeps, versions and
-# live micro-batches, and what share of the time stages wait when *three* batches are trained one after
-# another. For the last column: the stream of 24 micro-batches without a flush is one long 1F1B, with a
-# flush it is three short ones. Write it as
+# For 4 stages and 8 micro-batches per batch, fill in what the **first** stage stores (weight versions and
+# in-flight micro-batches), and the bubble fraction when *three* batches are trained one after another. For the
+# last column: without a flush, the stream of 24 micro-batches is one long 1F1B; with a flush it is three short
+# ones. Write it as
 #
 # ```python
 # guess_table = {"flush": (versions, live, idle), "pipedream": (...), "2bw": (...)}
@@ -690,13 +691,13 @@ for policy, guess in guess_table.items():
 # %% [markdown]
 # ### Exercise 6: memory of a stage
 #
-# Put it together. What does a stage need for its weights (all versions of them) and its activations? There
-# are at least as many micro-batches in a batch as stages. (Gradients and the optimizer's states come on top,
-# the same for all.)
+# Put it together. How much memory does a stage need for its weights (all versions) and its activations? A batch has
+# at least as many micro-batches as there are stages. (Gradients and optimizer state come on top, and are the same for
+# all.)
 
 # %% nbgrader={"grade": false, "grade_id": "stage-memory", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def stage_memory(policy, stages, stage, micro_batches, weights, activations):
-    """Bytes of a stage (counted from 0) at the peak.
+    """Return the peak memory of a stage (counted from 0), in bytes.
 
     policy: "gpipe", "1f1b" (both with a flush), "pipedream" or "2bw".
     weights: bytes of one version.   activations: bytes of one micro-batch.
@@ -716,13 +717,13 @@ check.function(
            ("pipedream", 4, 3, 8, 1000, 100)],
     expected=[1800, 1300, 3300, 2300, 1100],
     hints={
-        "Every stage has another number of stages behind it.": [1800, 1400, 4400, 2400, 4400],
-        "Without a flush the micro-batches that are in flight are as many as in 1F1B.":
+        "The number of stages behind it differs from stage to stage.": [1800, 1400, 4400, 2400, 4400],
+        "Without a flush, as many micro-batches are in flight as with 1F1B.":
             [1800, 1300, 3800, 2800, 1800],
-        "With a flush one version is enough.": [2800, 2300, 3300, 2300, 1100],
-        "2BW keeps two versions: of the weights, not of the activations.":
+        "With a flush, one version is enough.": [2800, 2300, 3300, 2300, 1100],
+        "2BW stores two versions of the weights, not of the activations.":
             [1800, 1300, 3300, 2200, 1100],
-        "It is the first stage that keeps the most versions.": [1800, 1200, 2200, 2200, 4400],
+        "The first stage stores the most versions.": [1800, 1200, 2200, 2200, 4400],
     })
 ### BEGIN HIDDEN TESTS
 drawn = check.draw(24, policy=["gpipe", "1f1b", "pipedream", "2bw"], stages=range(1, 16),
@@ -736,11 +737,11 @@ check.function(
               + (m if policy == "gpipe" else p - s) * a for policy, p, s, m, w, a in cases])
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="stage-memory" hint="Every stage has another"
+# %% [raw] tags=["mutant"] answer="stage-memory" hint="The number of stages"
 # -    behind = stages - stage
 # +    behind = stages
 
-# %% [raw] tags=["mutant"] answer="stage-memory" hint="as many as in 1F1B"
+# %% [raw] tags=["mutant"] answer="stage-memory" hint="Without a flush, as"
 # -    in_flight = micro_batches if policy == "gpipe" else behind
 # +    in_flight = behind if policy == "1f1b" else micro_batches
 
@@ -752,21 +753,22 @@ check.function(
 # -    in_flight = micro_batches if policy == "gpipe" else behind
 # +    in_flight = micro_batches if policy == "gpipe" else 2 if policy == "2bw" else behind
 
-# %% [raw] tags=["mutant"] answer="stage-memory" hint="first stage that keeps the most"
+# %% [raw] tags=["mutant"] answer="stage-memory" hint="The first stage stores"
 # -    behind = stages - stage
 # +    behind = stage + 1
 
 # %% [markdown]
-# Large language models are trained **with** a flush today: a run should be the same training on any number
-# of stages, and old weights are one more thing that could be wrong. The price is the bubble, and the rest
-# of this lab is about making it smaller.
+# Large language models are trained **with** a flush today: the same run should give the same model on any number
+# of stages, and stale weights are one more thing that can go wrong. The price is the bubble, and the rest of this
+# lab is about making it smaller.
 
 # %% [markdown]
-# ## Where to cut
+# ## Where to split
 #
-# In a pipeline all wait for the slowest stage. Layers that are cut evenly are not *time* that is cut evenly:
-# the last stage also multiplies with the output matrix, which has a row for every word, and computes the
-# loss. First **profile**: what does each layer take for one micro-batch? On a virtual V100, for GPT-2:
+# In a pipeline, all stages wait for the slowest one. An even split of the *layers* is not an even split of the
+# *time*: the last stage also multiplies by the output matrix, which has a row for every token of the vocabulary,
+# and computes the loss. So **profile** first: how long does each layer take for one micro-batch? Here is GPT-2
+# small on a virtual V100:
 
 # %% tags=["explore"]
 GPT2 = ("--device virtual:v100 --num-layers 12 --hidden-size 768 --num-attention-heads 12 --fp16 "
@@ -775,8 +777,8 @@ gpt2_times = layers.virtual(GPT2)
 layers.table(gpt2_times)
 
 # %% [markdown]
-# And for a small GPT of four layers, on your CPU? `--balance 0-2-2-0` gives the first stage the embedding alone
-# and the last one the head alone. One run shows what all parts take.
+# And a small GPT of four layers, on your CPU? `--balance 0-2-2-0` puts the embedding alone on the first stage and
+# the head alone on the last one, so one run shows the time of every part.
 
 # %% tags=["explore"]
 !sbatch code/uneven_pipeline.sh --num-layers 4 --balance 0-2-2-0 {SHORT} megatron/timeline/profile
@@ -791,19 +793,19 @@ layers.table(my_times)
 # %% [markdown]
 # ### Exercise 7: the best split
 #
-# Given the times of all parts, in their order: cut them into stages such that the **slowest stage is as
-# quick as possible**. Every stage gets at least one part. To fill one stage after the other up to the average
-# is quick to write, and often not the best. Trying all cuts is exact, and takes for ever with many parts.
-# **Dynamic programming** is exact and quick:
+# Given the times of all parts, in order, split them into stages such that the **slowest stage is as fast as
+# possible**. Every stage gets at least one part. Filling one stage after the other up to the average is easy to
+# write, and often not optimal. Trying all splits is exact, but takes too long with many parts. **Dynamic
+# programming** is exact and fast:
 #
-# - let `best[s][n]` be the slowest stage's time of the best split of the *first* `n` parts into `s` stages;
-# - the last of these stages begins at some part `b`; the `b` parts before it are split in the best way into
-#   `s - 1` stages. So `best[s][n]` is the smallest, over all `b`, of `max(best[s - 1][b], sum(times[b:n]))`;
-# - note which `b` it was: from the end, these tell the split.
+# - Let `best[s][n]` be the slowest stage's time in the best split of the *first* `n` parts into `s` stages.
+# - The last of these stages starts at some part `b`, and the `b` parts before it are split optimally into `s - 1`
+#   stages. So `best[s][n]` is the minimum, over all `b`, of `max(best[s - 1][b], sum(times[b:n]))`.
+# - Store the `b` that gave the minimum. Starting from the end, these values give the split.
 
 # %% nbgrader={"grade": false, "grade_id": "best-split", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def best_split(times, stages):
-    """How many parts each stage gets: a list of `stages` numbers of at least 1."""
+    """Return the number of parts of each stage: `stages` ints of at least 1."""
     ### BEGIN SOLUTION
     parts = len(times)
     before = [0.0]  # before[n]: of the first n parts
@@ -826,7 +828,7 @@ def best_split(times, stages):
 
 # %% tags=["check-setup"]
 def slowest(times, split):
-    """The time of the slowest stage."""
+    """Return the time of the slowest stage."""
     found, begin = 0, 0
     for count in split:
         found = max(found, sum(times[begin:begin + count]))
@@ -835,19 +837,19 @@ def slowest(times, split):
 
 
 def is_split(split, times, stages):
-    """Whether it is a list that gives every stage a part, and gives all of them away."""
+    """Return whether the split gives every stage a part, and uses all parts."""
     return (isinstance(split, list | tuple) and len(split) == stages
             and all(type(count) is int and count >= 1 for count in split)
             and sum(split) == len(times))
 
 
 def even(parts, stages):
-    """As many for each stage; the first ones get the rest."""
+    """Split evenly; the first stages get the remainder."""
     return [parts // stages + (stage < parts % stages) for stage in range(stages)]
 
 
 def greedy(times, stages):
-    """Fill every stage up to the average."""
+    """Fill each stage up to the average time."""
     average, split, filled = sum(times) / stages, [0], 0
     for number, time in enumerate(times):
         needed = stages - len(split)  # stages that have nothing yet
@@ -875,7 +877,7 @@ from math import inf
 
 
 def least_of(times, stages):
-    """The slowest stage of the best split."""
+    """Return the slowest stage's time in the best split."""
     best = [0] + [inf] * len(times)
     for _ in range(stages):
         best = [inf] + [min(max(best[begin], sum(times[begin:end])) for begin in range(end))
@@ -918,7 +920,7 @@ for times, stages in [*problems, ([4 + 3 * number % 7 for number in range(60)], 
 #     return [1] * (stages - 1) + [len(times) - stages + 1]
 
 # %% [markdown]
-# Against **brute force**, which tries all cuts of GPT-2's parts into four stages:
+# Compare it with **brute force**, which tries all splits of GPT-2's parts into four stages:
 
 # %% tags=["explore"]
 import itertools
@@ -948,13 +950,13 @@ spelled = ", ".join(f"{one:.0f} ms" for one in stage_times(my_times, my_split))
 print(f"the small GPT on your CPU: {my_split}, stages of {spelled}")
 
 # %% [markdown]
-# The two may differ in the split, where several are equally good. Never in the slowest stage.
+# The two may return different splits, when several are equally good, but never a different slowest stage.
 
 # %% [markdown]
 # ### Exercise 8: balance a real layout
 #
-# Fill in `LAYOUT`: GPT-2 on four V100s of one node, in a pipeline of four stages. With three layers on every
-# stage it takes this long:
+# Fill in `LAYOUT` for GPT-2 small on four V100s of one node, in a pipeline of four stages. With three layers on every
+# stage, a step takes this long:
 
 # %% tags=["explore"]
 evenly = costs.of({"3-3-3-3": "--balance 3-3-3-3"}, GPT2 + "--world-size 4 --gpus-per-node 4 "
@@ -962,8 +964,8 @@ evenly = costs.of({"3-3-3-3": "--balance 3-3-3-3"}, GPT2 + "--world-size 4 --gpu
 costs.show(evenly)
 
 # %% [markdown]
-# Less than **275 ms** is possible. `--balance` counts the *layers* of each stage only: the first stage has
-# the embedding besides, and the last one the head. Either of them may have none (`0`).
+# Less than **275 ms** is possible. `--balance` counts only the *layers* of each stage: the first stage also has the
+# embedding, and the last one the head. Either of them may have no layers at all (`0`).
 
 # %% nbgrader={"grade": false, "grade_id": "my-balance", "locked": false, "schema_version": 3, "solution": true, "task": false}
 %%writefile code/my_balance.sh
@@ -998,16 +1000,16 @@ flags = script.flags
 check.that(flags.pipeline_model_parallel_size == 4,
            "The pipeline has four stages here: --pipeline-model-parallel-size 4.")
 check.that(flags.schedule in ("1f1b", "gpipe") and flags.chunks == 1,
-           "The schedule stays 1F1B, with one chunk per stage: it is the cut that counts here.")
+           "The schedule stays 1F1B, with one chunk per stage: this exercise is about the split.")
 cost = check.figures(script, "virtual:v100")
-check.that(cost.milliseconds < 275, "Too slow: all wait for one stage. Which one is it, and who "
-           "could take what it has too much?")
+check.that(cost.milliseconds < 275, "Too slow: all stages wait for one. Which one is it, and which "
+           "stages could take over some of its layers?")
 
-# %% [raw] tags=["mutant"] answer="my-balance" hint="all wait for one stage"
+# %% [raw] tags=["mutant"] answer="my-balance" hint="Too slow: all stages"
 # -LAYOUT="--pipeline-model-parallel-size 4 --balance 4-4-4-0"
 # +LAYOUT="--pipeline-model-parallel-size 4"
 
-# %% [raw] tags=["mutant"] answer="my-balance" hint="all wait for one stage"
+# %% [raw] tags=["mutant"] answer="my-balance" hint="Too slow: all stages"
 # -LAYOUT="--pipeline-model-parallel-size 4 --balance 4-4-4-0"
 # +LAYOUT="--pipeline-model-parallel-size 4 --balance 4-4-3-1"
 
@@ -1034,9 +1036,9 @@ check.that(cost.milliseconds < 275, "Too slow: all wait for one stage. Which one
 # %% [markdown]
 # ## The same in DeepSpeed
 #
-# You will meet 1F1B in libraries. **DeepSpeed** has it in its `PipelineModule`: the model is a list of layers,
-# cut into stages. `code/examples/pipe_dream.py` trains a GPT with it: the embedding, 12 blocks and the head,
-# 14 layers in all. Its script starts one process for each stage with `srun`, here four on two nodes.
+# You will find 1F1B in libraries. **DeepSpeed** has it in its `PipelineModule`: the model is a list of layers,
+# split into stages. `code/examples/pipe_dream.py` trains a GPT with it, of 14 layers: the embedding, 12 blocks,
+# and the head. Its script starts one process per stage with `srun`, here four on two nodes.
 
 # %% tags=["explore"] short={"code/examples/pipe_dream.sh --iterations 3": "--ntasks-per-node=1 code/examples/pipe_dream.sh --balance 7,7 --iterations 1 --seq-length 32"}
 !sbatch code/examples/pipe_dream.sh --iterations 3
@@ -1046,9 +1048,9 @@ four = jobs.wait()
 !grep -E "DeepSpeed|stage|iteration|speed" {four.log}
 
 # %% [markdown]
-# The log begins with how the layers were cut (`[4, 3, 3, 4]`) and with DeepSpeed's own schedule.
-# At the end each stage says how much it kept. Compare with what you know: which stage keeps the most? Now two
-# stages, cut in the middle:
+# The log begins with the split of the layers (`[4, 3, 3, 4]`) and with DeepSpeed's own schedule. At the end each
+# stage prints its peak activation memory. Compare that with what you know: which stage holds the most? Now try
+# two stages, split in the middle:
 
 # %% tags=["explore"] short={"--iterations 3": "--iterations 1 --seq-length 32"}
 !sbatch --ntasks-per-node=1 code/examples/pipe_dream.sh --balance 7,7 --iterations 3
@@ -1061,25 +1063,24 @@ for one, other in pairs:
     print(f"{number}: 4 stages {loss}, {norm}; 2 stages {', '.join(other.split(' | ')[1:3])}")
 
 # %% [markdown]
-# The same losses again, but for the last digits: where the model is cut does not matter.
+# The losses agree again, except for the last digits: where the model is split does not matter.
 #
-# **How it is started.** DeepSpeed has a launcher of its own, `deepspeed`. It starts one process for each GPU
-# and tells them their ranks, as `torchrun` does, and reaches further nodes from a list of host names
-# (`--hostfile`) with ssh. Under Slurm nobody needs it, since `srun` starts processes on all nodes, and many
-# clusters do not allow ssh. On one machine it would be
-# `deepspeed --num_accelerators 2 code/examples/pipe_dream.py --balance 7,7`.
+# **Starting it.** DeepSpeed has a launcher of its own, `deepspeed`. It starts one process per GPU and tells each its
+# rank, as `torchrun` does, and reaches further nodes from a list of host names (`--hostfile`) over ssh. Under
+# Slurm you do not need it, because `srun` starts processes on all nodes, and many clusters do not allow ssh. On one
+# machine it would be `deepspeed --num_accelerators 2 code/examples/pipe_dream.py --balance 7,7`.
 #
-# **How it is configured.** In a JSON file. This is the one of the two jobs:
+# **Configuring it.** DeepSpeed reads a JSON file. This is the one of the two jobs:
 
 # %% tags=["explore"]
 !cat code/examples/pipe_dream.json
 
 # %% [markdown]
-# DeepSpeed makes the optimizer, clips the gradient, and asks the data loader for as many micro-batches as one step
-# needs: all that the program does is `engine.train_batch(batches)`. (`torch_adam` takes PyTorch's own Adam; the
-# usual one would be compiled first. `steps_per_print` keeps it quiet.) On GPUs the same file would also have
-# `"fp16": {"enabled": true}`, and it could have `"zero_optimization": {"stage": 1}`, which shards the optimizer
-# states. DeepSpeed's pipeline refuses ZeRO's stages 2 and 3.
+# DeepSpeed creates the optimizer, clips the gradient, and asks the data loader for as many micro-batches as one
+# step needs, so all the program does is call `engine.train_batch(batches)`. (`torch_adam` selects PyTorch's own
+# Adam; the default one would have to be compiled first. `steps_per_print` keeps it quiet.) On GPUs the same file
+# would also have `"fp16": {"enabled": true}`, and it could have `"zero_optimization": {"stage": 1}`, which shards
+# the optimizer states. DeepSpeed's pipeline rejects ZeRO stages 2 and 3.
 
 # %% [markdown]
 # And its schedule, in its own words? This is what the last of four stages does first:
@@ -1101,13 +1102,13 @@ print("\n".join(commands_of(4, 3, 8)[:10]))
 # %% [markdown]
 # ### Exercise 9: read DeepSpeed's schedule
 #
-# A **buffer** is a place for the activations of a micro-batch. It is used again when the micro-batch is done,
-# so its number is *not* the micro-batch's. Micro-batches come in their order, forward and backward. Translate
-# the commands of one stage into our words, and leave out what is not computing.
+# A **buffer** holds the activations of one micro-batch. It is reused when the micro-batch is done, so its number
+# is *not* the micro-batch's. Micro-batches come in order, forward and backward. Translate the commands of one
+# stage into our words, and leave out everything that is not computation.
 
 # %% nbgrader={"grade": false, "grade_id": "from-deepspeed", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def from_deepspeed(commands):
-    """Our words, such as ["F0", "F1", "B0", "B1"], for a list of texts."""
+    """Translate a list of commands into our words, such as ["F0", "F1", "B0", "B1"]."""
     ### BEGIN SOLUTION
     words, seen = [], {"F": 0, "B": 0}
     for command in commands:
@@ -1129,16 +1130,16 @@ check.function(
              "BackwardPass(buffer_id=0)", "ReduceTiedGrads()", "ReduceGrads()", "OptimizerStep()"]]],
     expected=[["F0", "F1", "B0", "F2", "B1", "B2"]],
     hints={
-        "Those are the numbers of the buffers: buffer 0 is used a second time.":
+        "Those are buffer numbers, and buffer 0 is reused.":
             [["F0", "F1", "B0", "F0", "B1", "B0"]],
-        "Forwards and backwards are counted each for itself: B0 belongs to F0.":
+        "Count forward and backward passes separately: B0 belongs to F0.":
             [["F0", "F1", "B2", "F3", "B4", "B5"]],
-        "Messages are not computing: only ForwardPass and BackwardPass.":
+        "Sends and receives are not computation: translate only ForwardPass and BackwardPass.":
             [["F0", "F1", "B0", "B1", "F2", "B2", "B3", "B4", "B5"]],
     })
 ### BEGIN HIDDEN TESTS
 def as_deepspeed(stages, stage, micro_batches):
-    """(commands, our words) of one stage."""
+    """Return the commands of one stage, and the same in our words."""
     ahead, buffers = min(stages - stage - 1, micro_batches), max(2, stages - stage)
     words = [f"F{k}" for k in range(ahead)]
     for k in range(micro_batches):
@@ -1158,15 +1159,15 @@ check.function(from_deepspeed, cases=[[commands] for commands, _ in drawn],
                expected=[words for _, words in drawn])
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="from-deepspeed" hint="numbers of the buffers"
+# %% [raw] tags=["mutant"] answer="from-deepspeed" hint="Those are buffer numbers"
 # -            words.append(f"{kind}{seen[kind]}")
 # +            words.append(f"{kind}{command.partition('=')[2].rstrip(')')}")
 
-# %% [raw] tags=["mutant"] answer="from-deepspeed" hint="each for itself"
+# %% [raw] tags=["mutant"] answer="from-deepspeed" hint="Count forward and backward"
 # -            words.append(f"{kind}{seen[kind]}")
 # +            words.append(f"{kind}{len(words)}")
 
-# %% [raw] tags=["mutant"] answer="from-deepspeed" hint="Messages are not computing"
+# %% [raw] tags=["mutant"] answer="from-deepspeed" hint="Sends and receives are"
 # -        kind = {"ForwardPass": "F", "BackwardPass": "B"}.get(command.partition("(")[0])
 # +        kind = {"ForwardPass": "F", "BackwardPass": "B", "RecvGrad": "B"}.get(
 # +            command.partition("(")[0])
@@ -1179,18 +1180,18 @@ for stage, mine in enumerate(to_text(parse(one_f_one_b(4, 8)))):
 # %% [markdown]
 # ### Exercise 10: three numbers that must agree
 #
-# DeepSpeed is configured by a JSON file. Three of its entries say the same thing twice:
+# DeepSpeed is configured by a JSON file, and three of its entries are redundant:
 #
-# - `train_micro_batch_size_per_gpu`: samples of a micro-batch;
-# - `gradient_accumulation_steps`: micro-batches of a step that *each pipeline* works through;
-# - `train_batch_size`: samples of a step, of all pipelines together.
+# - `train_micro_batch_size_per_gpu`: samples per micro-batch;
+# - `gradient_accumulation_steps`: micro-batches per step that *each pipeline* processes;
+# - `train_batch_size`: samples per step, of all pipelines together.
 #
-# With 8 ranks and 4 stages there are two pipelines (data-parallel). If the three do not agree, DeepSpeed
+# With 8 ranks and 4 stages there are two (data-parallel) pipelines. If the three entries disagree, DeepSpeed
 # refuses to start. Write them.
 
 # %% nbgrader={"grade": false, "grade_id": "batch-config", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def batch_config(global_batch, micro_batch, ranks, stages):
-    """The three entries, as a dict of ints. Raises ValueError where they cannot agree."""
+    """Return the three entries, a dict of ints; raise ValueError if they cannot agree."""
     ### BEGIN SOLUTION
     samples = micro_batch * (ranks // stages)
     if ranks % stages or global_batch % samples:
@@ -1208,12 +1209,12 @@ check.function(
               {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4,
                "gradient_accumulation_steps": 8}],
     hints={
-        "The ranks of one pipeline work on the same samples: how many pipelines are there?":
+        "The ranks of one pipeline process the same samples. How many pipelines are there?":
             [{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2,
               "gradient_accumulation_steps": 4},
              {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4,
               "gradient_accumulation_steps": 2}],
-        "Each pipeline has a share of the batch only.":
+        "Each pipeline processes only its share of the batch.":
             [{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2,
               "gradient_accumulation_steps": 32},
              {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4,
@@ -1235,11 +1236,11 @@ check.raises(batch_config, ValueError, (64, 2, 6, 4), hint="6 ranks are no whole
              "pipelines of 4.")
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="batch-config" hint="how many pipelines are there?"
+# %% [raw] tags=["mutant"] answer="batch-config" hint="The ranks of one"
 # -    samples = micro_batch * (ranks // stages)
 # +    samples = micro_batch * ranks
 
-# %% [raw] tags=["mutant"] answer="batch-config" hint="a share of the batch"
+# %% [raw] tags=["mutant"] answer="batch-config" hint="Each pipeline processes only"
 # -    samples = micro_batch * (ranks // stages)
 # +    samples = micro_batch
 
@@ -1254,31 +1255,33 @@ check.raises(batch_config, ValueError, (64, 2, 6, 4), hint="6 ranks are no whole
 # %% [markdown]
 # ## Interleaving
 #
-# The bubble is as long as it takes to get through the pipeline: filling it, then emptying it. With
-# *shorter* stages that is quicker. **Interleaving** gives every stage several small pieces of the model,
-# **chunks**, in place of one large piece. With 2 chunks on each of 4 stages the layers are cut into 8 pieces: stage 0 has
-# pieces 0 and 4, stage 1 has 1 and 5, and so on. A micro-batch passes every stage once per chunk.
+# The bubble lasts as long as it takes to fill the pipeline and then to drain it. With *shorter* stages both are
+# faster. **Interleaving** ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473)) gives every stage several
+# small pieces of the model, called **chunks**, instead of one large piece. With 2 chunks on each of 4 stages, the
+# layers are split into 8 pieces: stage 0 has pieces 0 and 4, stage 1 has 1 and 5, and so on. A micro-batch passes
+# through every stage once per chunk.
 #
-# `F3.1` is the forward pass of micro-batch 3 on chunk 1 of this stage. The micro-batches go in groups of as
-# many as there are stages. A group passes chunk 0, then the same group chunk 1, and so on; then comes the
-# next group. With 2 stages, 4 micro-batches and 2 chunks, the forwards of every stage are
+# `F3.1` is the forward pass of micro-batch 3 on chunk 1 of this stage. Micro-batches are processed in groups, and
+# a group has as many micro-batches as there are stages. A group goes through chunk 0, then the same group through
+# chunk 1, and so on; then comes the next group. With 2 stages, 4 micro-batches, and 2 chunks, the forward passes
+# of every stage are
 #
 # ```
 # F0.0 F1.0 F0.1 F1.1   F2.0 F3.0 F2.1 F3.1
 # ```
 #
-# Backwards go in the same way, with the chunks from last to first: `B0.1 B1.1 B0.0 B1.0  B2.1 ...`
+# Backward passes go in the same way, with the chunks from last to first: `B0.1 B1.1 B0.0 B1.0  B2.1 ...`
 # The phases are those of 1F1B, but stage `s` warms up with `2 * (stages - s - 1) + (chunks - 1) * stages`
-# forwards (and never more than there are).
+# forward passes (and never more than there are).
 
 # %% [markdown]
 # ### Exercise 11: write interleaved 1F1B
 #
-# The number of micro-batches is a multiple of the stages, and there are at least 2 chunks.
+# The number of micro-batches is divisible by the number of stages, and there are at least 2 chunks.
 
 # %% nbgrader={"grade": false, "grade_id": "interleaved", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def interleaved(stages, micro_batches, chunks):
-    """What every stage does, in order: a list of texts, or of lists of words such as "F3.1"."""
+    """Return what every stage does, in order: strings, or lists of words such as "F3.1"."""
     ### BEGIN SOLUTION
     order = [(group + k, chunk) for group in range(0, micro_batches, stages)
              for chunk in range(chunks) for k in range(stages)]
@@ -1299,13 +1302,13 @@ check.schedule(
     interleaved,
     cases=[(4, 8, 2), (2, 4, 2), (2, 6, 3), (3, 6, 2)], like="interleaved",
     hints={
-        "This is right for some sizes. Which number in it should depend on the sizes?": "some sizes",
-        "Stages wait for each other: in which order do the chunks run backward, and how many forwards "
+        "This works for some sizes only. Which number in it should depend on the sizes?": "some sizes",
+        "The stages deadlock. In which order do the chunks run backward, and how many forward passes "
         "come first?": "deadlock",
-        "It keeps more than it has to: count the forwards of the warm-up.": "memory",
-        "The stages wait longer than they have to: does the pipeline run empty after each group?":
+        "More micro-batches are in flight than necessary. Count the forward passes of the warm-up.": "memory",
+        "The stages wait longer than necessary. Does the pipeline drain after each group?":
             "bubble",
-        "Every micro-batch has a forward and a backward on *each* chunk of a stage.": "incomplete",
+        "Every micro-batch has a forward and a backward pass on *each* chunk of a stage.": "incomplete",
     })
 ### BEGIN HIDDEN TESTS
 drawn = check.draw(8, stages=range(1, 7), groups=range(1, 5), chunks=range(2, 5))
@@ -1313,17 +1316,17 @@ check.schedule(interleaved, cases=[(case["stages"], case["stages"] * case["group
                                    for case in drawn], like="interleaved")
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="interleaved" hint="keeps more than it has to"
+# %% [raw] tags=["mutant"] answer="interleaved" hint="More micro-batches are in"
 # -        warm_up = min(2 * (stages - stage - 1) + (chunks - 1) * stages, len(forwards))
 # +        warm_up = len(forwards)
 
-# %% [raw] tags=["mutant"] answer="interleaved" hint="right for some sizes"
+# %% [raw] tags=["mutant"] answer="interleaved" hint="This works for some"
 # -    order = [(group + k, chunk) for group in range(0, micro_batches, stages)
 # -             for chunk in range(chunks) for k in range(stages)]
 # +    order = [(group + k, chunk) for group in range(0, micro_batches, 4)
 # +             for chunk in range(chunks) for k in range(4)]
 
-# %% [raw] tags=["mutant"] answer="interleaved" hint="Stages wait for each other"
+# %% [raw] tags=["mutant"] answer="interleaved" hint="The stages deadlock. In"
 # -    order = [(group + k, chunk) for group in range(0, micro_batches, stages)
 # -             for chunk in range(chunks) for k in range(stages)]
 # +    order = [(k, chunk) for k in range(micro_batches) for chunk in range(chunks)]
@@ -1332,7 +1335,7 @@ check.schedule(interleaved, cases=[(case["stages"], case["stages"] * case["group
 # -             for chunk in range(chunks) for k in range(stages)]
 # +             for chunk in [0] for k in range(stages)]
 
-# %% [raw] tags=["mutant"] answer="interleaved" hint="run empty after each group"
+# %% [raw] tags=["mutant"] answer="interleaved" hint="The stages wait longer"
 # def interleaved(stages, micro_batches, chunks):
 #     actions = []
 #     for group in range(0, micro_batches, stages):
@@ -1345,20 +1348,20 @@ check.schedule(interleaved, cases=[(case["stages"], case["stages"] * case["group
 plots.pipelines(one_f_one_b=one_f_one_b(4, 8), interleaved=interleaved(4, 8, 2))
 
 # %% [markdown]
-# The bubble is smaller, and more is live on the first stage (each of them is a half now). That is not the only
+# The bubble is smaller, and the first stage has more chunks in flight, each half as large. That is not the only
 # price.
 
 # %% [markdown]
 # ### Exercise 12: what interleaving buys, and what it costs
 #
-# How large is the bubble, and how many messages pass between stages in a step? The **bubble overhead** is
-# idle time against computing time; with one chunk it is `(stages - 1) / micro_batches`. A message is what one
-# piece of the model hands to the next one, for one micro-batch: an activation forward, or a gradient
-# backward. (With one stage there is nobody to send to; take at least 2 stages.)
+# How large is the bubble, and how many sends between stages does a step have? The **bubble overhead** is idle
+# time divided by computing time; with one chunk it is `(stages - 1) / micro_batches`. One send hands one
+# micro-batch from a piece of the model to the next: an activation forward, or a gradient backward. (With one
+# stage there is nothing to send, so assume at least 2 stages.)
 
 # %% nbgrader={"grade": false, "grade_id": "interleaving", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def interleaving(stages, micro_batches, chunks):
-    """(bubble overhead: a float, messages of a step: an int)."""
+    """Return the bubble overhead (a float) and the number of sends per step (an int)."""
     ### BEGIN SOLUTION
     pieces = stages * chunks
     return (stages - 1) / (chunks * micro_batches), 2 * micro_batches * (pieces - 1)
@@ -1370,17 +1373,17 @@ check.function(
     cases=[(4, 8, 1), (4, 8, 2), (2, 8, 4)],
     expected=[(0.375, 48), (0.1875, 112), (0.03125, 112)],
     hints={
-        "That is the bubble's share of the whole time. The overhead is against computing only.":
+        "That is the bubble fraction. The overhead divides by the computing time only.":
             [(0.2727272727, 48), (0.1578947368, 112), (0.0303030303, 112)],
-        "Gradients come back the same way: those are messages, too.":
+        "Gradients travel back the same way, and those are sends, too.":
             [(0.375, 24), (0.1875, 56), (0.03125, 56)],
-        "From the last stage it goes on to the first one, to its next chunk: that is a message, too.":
+        "The last stage sends on to the first stage's next chunk, and that is a send, too.":
             [(0.375, 48), (0.1875, 96), (0.03125, 64)],
         "The bubble shrinks with the number of chunks.":
             [(0.375, 48), (0.375, 112), (0.125, 112)],
-        "The last piece has nobody to send its output to.":
+        "The last piece does not send its output anywhere.":
             [(0.375, 64), (0.1875, 128), (0.03125, 128)],
-        "Those are the figures of one pipeline: they depend on the arguments.":
+        "Those are the values for one pipeline only. They depend on the arguments.":
             [(0.1875, 112), (0.1875, 112), (0.1875, 112)],
     })
 ### BEGIN HIDDEN TESTS
@@ -1392,20 +1395,20 @@ check.function(
         2 * micro_batches * (stages * chunks - 1)))
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="interleaving" hint="against computing only"
+# %% [raw] tags=["mutant"] answer="interleaving" hint="That is the bubble"
 # -    return (stages - 1) / (chunks * micro_batches), 2 * micro_batches * (pieces - 1)
 # +    idle = (stages - 1) / (chunks * micro_batches + stages - 1)
 # +    return idle, 2 * micro_batches * (pieces - 1)
 
-# %% [raw] tags=["mutant"] answer="interleaving" hint="figures of one pipeline"
+# %% [raw] tags=["mutant"] answer="interleaving" hint="Those are the values"
 # def interleaving(stages, micro_batches, chunks):
 #     return 0.1875, 112
 
-# %% [raw] tags=["mutant"] answer="interleaving" hint="Gradients come back"
+# %% [raw] tags=["mutant"] answer="interleaving" hint="Gradients travel back the"
 # -    return (stages - 1) / (chunks * micro_batches), 2 * micro_batches * (pieces - 1)
 # +    return (stages - 1) / (chunks * micro_batches), micro_batches * (pieces - 1)
 
-# %% [raw] tags=["mutant"] answer="interleaving" hint="on to the first one"
+# %% [raw] tags=["mutant"] answer="interleaving" hint="The last stage sends"
 # -    return (stages - 1) / (chunks * micro_batches), 2 * micro_batches * (pieces - 1)
 # +    return (stages - 1) / (chunks * micro_batches), 2 * micro_batches * chunks * (stages - 1)
 
@@ -1413,15 +1416,15 @@ check.function(
 # -    return (stages - 1) / (chunks * micro_batches), 2 * micro_batches * (pieces - 1)
 # +    return (stages - 1) / micro_batches, 2 * micro_batches * (pieces - 1)
 
-# %% [raw] tags=["mutant"] answer="interleaving" hint="nobody to send"
+# %% [raw] tags=["mutant"] answer="interleaving" hint="The last piece does"
 # -    return (stages - 1) / (chunks * micro_batches), 2 * micro_batches * (pieces - 1)
 # +    return (stages - 1) / (chunks * micro_batches), 2 * micro_batches * pieces
 
 # %% [markdown]
-# So there are more messages, each as large as before, and each stage computes for a shorter time between
-# two of them. Whether that pays depends on the links. Here are four virtual V100s with the GPT of 24 layers,
-# once on one node (NVLink), once on four nodes with an Ethernet of 25 Gbit/s. Which number of chunks will be
-# the fastest on the **slow** network, of 1, 2, 3 and 6? Guess.
+# So there are more sends, each as large as before, and each stage computes for a shorter time between two of them.
+# Whether that pays off depends on the links. Here are four virtual V100s with the GPT of 24 layers, once on one node
+# (NVLink) and once on four nodes with 25 Gbit/s Ethernet. Which number of chunks will be the fastest on the **slow**
+# network: 1, 2, 3, or 6? Guess.
 
 # %% nbgrader={"grade": false, "grade_id": "guess-chunks", "locked": false, "schema_version": 3, "solution": true, "task": false}
 ### BEGIN SOLUTION
@@ -1439,21 +1442,20 @@ fast = costs.of({f"{chunks} chunks": flags for chunks, flags in CHUNKS.items()},
 slow = costs.of({f"{chunks} chunks": flags for chunks, flags in CHUNKS.items()},
                 SMALL_BATCH + "--gpus-per-node 1 --virtual-network ethernet:25gbit")
 for chunks, one, other in zip(CHUNKS, fast, slow, strict=True):
-    print(f"chunks {chunks}, messages {interleaving(4, 8, chunks)[1]:3}: NVLink "
+    print(f"{chunks} chunks, {interleaving(4, 8, chunks)[1]:3} sends: NVLink "
           f"{one.milliseconds:.0f} ms, Ethernet {other.milliseconds:.0f} ms (virtual)")
 best = min(zip(slow, CHUNKS, strict=True), key=lambda pair: pair[0].milliseconds)
 check.compare("the best number of chunks on the slow network", guess_chunks, best[1])
 
 # %% [markdown]
-# On the fast link every further chunk helps, a little less each time. On the slow one a few chunks help; with
-# too many, the messages take more time than the bubble gives back.
+# On the fast link every additional chunk helps, a little less each time. On the slow one a few chunks help; with too
+# many, communication takes more time than the smaller bubble saves.
 
 # %% [markdown]
 # ### Exercise 13: interleave for the slow network
 #
-# Fill in `LAYOUT` for four nodes with one V100 each and an Ethernet of 25 Gbit/s: a pipeline of four stages in
-# which an iteration takes less than **245 ms**. Use `--num-layers-per-virtual-pipeline-stage`, the layers of
-# one chunk.
+# Fill in `LAYOUT` for four nodes with one V100 each and 25 Gbit/s Ethernet: a pipeline of four stages with a step
+# time of less than **245 ms**. Use `--num-layers-per-virtual-pipeline-stage`, the number of layers in one chunk.
 
 # %% nbgrader={"grade": false, "grade_id": "my-interleaving", "locked": false, "schema_version": 3, "solution": true, "task": false}
 %%writefile code/my_interleaving.sh
@@ -1492,12 +1494,12 @@ flags = script.flags
 check.that(flags.pipeline_model_parallel_size == 4,
            "The pipeline has four stages here: --pipeline-model-parallel-size 4.")
 check.that(flags.chunks > 1 and flags.schedule == "interleaved",
-           "That is not interleaved: how many chunks has a stage?")
+           "That is not interleaved. How many chunks does a stage have?")
 cost = check.figures(script, "virtual:v100", network="ethernet:25gbit")
-check.that(cost.milliseconds < 245, "It takes too long: so many chunks pay on a fast link only. "
+check.that(cost.milliseconds < 245, "It takes too long: this many chunks pay off on a fast link only. "
            "What do the stages wait for?")
 
-# %% [raw] tags=["mutant"] answer="my-interleaving" hint="pay on a fast link only"
+# %% [raw] tags=["mutant"] answer="my-interleaving" hint="It takes too long"
 # -LAYOUT="--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3"
 # +LAYOUT="--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1"
 
@@ -1522,16 +1524,17 @@ check.that(cost.milliseconds < 245, "It takes too long: so many chunks pay on a 
 # +LAYOUT="--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 6"
 
 # %% [markdown]
-# (The course's cluster has two nodes unless you start it with more, so `sbatch` refuses this job at once:
+# (The course's cluster has two nodes unless you start it with more, so `sbatch` rejects this job at once with
 # `Node count specification invalid`. The estimate does not need the nodes.)
 
 # %% [markdown]
-# ## Where does the last bubble go?
+# ## Zero-bubble schedules
 #
-# A backward pass does two things. It computes the gradient of the **inputs** (`B`), for which the stage before
-# waits. And it computes the gradient of the **weights** (`W`), for which nobody waits until the step is made.
-# **Zero-bubble** schedules take them apart, hand on the first at once, and do the second when there is
-# nothing else to do. Guess: what share of 1F1B's idle time is left, if F, B and W take the same time?
+# A backward pass does two things. It computes the gradient of the **inputs** (`B`), which the previous stage
+# waits for. It also computes the gradient of the **weights** (`W`), which nothing waits for until the optimizer
+# step. **Zero-bubble** schedules ([Qi et al. 2023](https://arxiv.org/abs/2401.10241)) separate the two: they send
+# the first on at once, and compute the second when there is nothing else to do. Guess: what share of 1F1B's idle
+# time is left, if F, B, and W take the same time?
 
 # %% nbgrader={"grade": false, "grade_id": "guess-left", "locked": false, "schema_version": 3, "solution": true, "task": false}
 ### BEGIN SOLUTION
@@ -1545,12 +1548,12 @@ check.compare("share of 1F1B's idle time", guess_left, idle[0] / idle[1])
 plots.pipeline(load("zb-h1", 4, 8), "Zero-bubble (ZB-H1)")
 
 # %% [markdown]
-# The hatched boxes fill the end of the pipeline, and the way back is shorter, since only B is on it. The
-# memory is that of 1F1B's first stage, now on every stage: what W still needs stays live. What is left is at the
-# beginning, where the first micro-batch fills the pipeline. Its authors let that go, too: with more forwards
-# at the start, in exchange for about twice the memory (ZB-H2), and with a step of the optimizer that does not
-# wait for all stages. The trainer has ZB-H1: `--schedule zb-h1`. **No schedule is free: waiting, memory
-# and messages are traded for each other.**
+# The hatched boxes fill the end of the pipeline, and the way back is shorter, because only B is on it. Peak
+# memory is that of 1F1B's first stage, now on every stage, because the tensors that W needs stay in memory. The
+# remaining bubble is at the beginning, where the first micro-batch fills the pipeline. The authors remove that,
+# too: with more forward passes at the start, in exchange for about twice the memory (ZB-H2), and with an
+# optimizer step that does not wait for all stages. The trainer has ZB-H1: `--schedule zb-h1`. **No schedule is
+# free: each trades idle time, memory, and communication for one another.**
 
 # %% tags=["explore"]
 for name in ("gpipe", "1f1b", "interleaved", "zb-h1"):
@@ -1566,16 +1569,16 @@ for name in ("gpipe", "1f1b", "interleaved", "zb-h1"):
 # 1. **The flush.** A colleague wants to train without one: "the bubble is 20 %, that is 20 % for free". What
 #    do you ask, and what do you try first?
 # 2. **More micro-batches.** With 1F1B the memory does not grow with their number, and the bubble shrinks. Why
-#    not take a thousand?
-# 3. **The best split.** `best_split` makes the slowest stage as quick as possible, and then the first stage
+#    not use a thousand?
+# 3. **The best split.** `best_split` makes the slowest stage as fast as possible, and then the first stage
 #    runs out of memory. Why the first one, and how would you change the search?
-# 4. **Chunks or stages.** 16 cards, 48 layers. Compare 16 stages with 4 stages of 4 chunks each (and 4
+# 4. **Chunks or stages.** You have 16 GPUs and 48 layers. Compare 16 stages with 4 stages of 4 chunks each (and 4
 #    pipelines).
 
 # %% [markdown]
-# ## Clean up
+# ## Cleanup
 #
-# Nothing of yours should go on running, and checkpoints are large.
+# Cancel jobs that still run, and delete checkpoints, because they are large.
 
 # %% tags=["explore"]
 !scancel --user=$USER
@@ -1585,14 +1588,25 @@ for name in ("gpipe", "1f1b", "interleaved", "zb-h1"):
 # %% [markdown]
 # ## Summary
 #
-# - Activation memory is what autograd keeps from forward to backward: how much is the operation's affair, how
-#   long the schedule's.
-# - 1F1B has GPipe's bubble; it keeps at most as many micro-batches as there are stages, whatever the batch.
-# - Without a flush a backward pass must use its forward's weights, or its gradient belongs to no weights. That
-#   takes versions: as many as stages (PipeDream), two (2BW), or one and a bubble (flush).
-# - All wait for the slowest stage: profile, then cut by time.
-# - Interleaving divides the bubble by the chunks and multiplies the messages; it pays where links are fast.
-# - What nobody waits for, the gradient of the weights, can fill what is left.
+# - Activation memory is what autograd saves from forward to backward. The operation decides how much, the schedule
+#   how long.
+# - 1F1B has GPipe's bubble, but at most as many micro-batches in flight as there are stages, whatever the batch.
+# - Without a flush, a backward pass must use its forward pass's weights, or its result is not a gradient. That takes
+#   weight versions: as many as stages (PipeDream), two (2BW), or one and a bubble (flush).
+# - All stages wait for the slowest one: profile, then split by time.
+# - Interleaving divides the bubble by the number of chunks and multiplies the sends; it pays off on fast links.
+# - The gradient of the weights, which nothing waits for, can fill the remaining bubble.
+#
+# ## Read next
+#
+# - [Narayanan et al. 2019, PipeDream](https://doi.org/10.1145/3341301.3359646): 1F1B, weight stashing, and
+#   vertical sync.
+# - [Narayanan et al. 2021, Memory-Efficient Pipeline-Parallel DNN Training](https://arxiv.org/abs/2006.09503):
+#   PipeDream-Flush and 2BW.
+# - [Narayanan et al. 2021, Efficient Large-Scale Language Model Training on GPU Clusters Using
+#   Megatron-LM](https://arxiv.org/abs/2104.04473): interleaving, with measurements on up to 3,072 GPUs.
+# - [Qi et al. 2023, Zero Bubble Pipeline Parallelism](https://arxiv.org/abs/2401.10241): B and W apart, and
+#   schedules found by a solver.
 #
 # **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded. Your
 # scripts are in it.

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import torch
 
+from benchmarks.gpu import machine
 from benchmarks.gpu.dtypes import operations
 from benchmarks.gpu.sides import on_cuda
 
 
-def record(path: Path, product: str, observations: dict[str, dict], dtypes: dict[str, str],
+def record(path: Path, observations: dict[str, dict], dtypes: dict[str, str],
            choices: dict[str, str]) -> None:
     """Write what was observed on a real GPU as JSON.
 
     Args:
         path: the file to write.
-        product: the GPU's name.
         observations: results of probe.observe, by program.
         dtypes: result of dtypes.evaluate.
         choices: result of attention_choice.evaluate.
@@ -31,8 +30,7 @@ def record(path: Path, product: str, observations: dict[str, dict], dtypes: dict
         programs[name] = {
             "marks": seen["marks"], "seconds": seen["seconds"],
             "launches": [names.setdefault(text, len(names)) for text in launches]}
-    head = {"gpu": product, "torch": torch.__version__, "cuda": torch.version.cuda,
-            "cudnn": on_cuda(torch.backends.cudnn.version), "driver": driver()}
+    head = {**on_cuda(machine.describe), "cuDNN": on_cuda(torch.backends.cudnn.version)}
     path.write_text(dump({"recorded on": head, "launches": list(map(json.loads, names)),
                           "programs": programs, "operations": operations(),
                           "dtypes": grouped(dtypes), "attention": {
@@ -76,12 +74,3 @@ def dump(value: dict) -> str:
             lines = ",\n".join("  " + json.dumps(one, separators=(",", ":")) for one in item)
             parts.append(f"{json.dumps(key)}: [\n{lines}]")
     return "{" + ",\n".join(parts) + "}\n"
-
-
-def driver() -> str:
-    """Return the driver's version, or "" without nvidia-smi."""
-    try:
-        return subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-                              capture_output=True, text=True, timeout=20).stdout.strip()
-    except OSError:
-        return ""

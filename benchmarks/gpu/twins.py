@@ -54,7 +54,7 @@ def run(quick: bool) -> Result:
                       launch_table(observations),
                       *(difference_table(title, both) for title, both in seen.items())]
     if RECORD in os.environ:
-        record(Path(os.environ[RECORD]), product,
+        record(Path(os.environ[RECORD]),
                {name: pair[0] for name, pair in observations.items()},
                seen[DTYPES][0], seen[CHOICES][0])
     if RAW in os.environ:

@@ -16,6 +16,9 @@ import numpy
 import torch
 import torch.distributed as dist
 
+if "LAB_HOME" not in os.environ:
+    sys.exit("train_ddp.py: LAB_HOME is not set, so mytrainer/ and data/ cannot be found: start it "
+             "from the workspace's terminal or in a job, or `export LAB_HOME=FOLDER`")
 sys.path.insert(0, os.environ["LAB_HOME"])
 from mytrainer.ddp import DataParallel
 
@@ -106,9 +109,12 @@ def main():
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--log-interval", type=int, default=20)
+    arguments = parser.parse_args()  # before the rendezvous, so a mistake ends every rank at once
+    if arguments.log_interval < 1:
+        parser.error(f"--log-interval {arguments.log_interval}: give a number of steps from 1")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    train(parser.parse_args())
+    train(arguments)
     dist.destroy_process_group()
 
 

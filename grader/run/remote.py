@@ -17,7 +17,7 @@ from grader.run.proxies import name_of
 from labcore.errors import LabError
 from labkit.check import on_gpus, on_ranks, wire
 from labkit.check.kernel import Kernel
-from labkit.check.sides import LONGEST_NAME, MOST_NAMES, Raised
+from labkit.check.sides import LONGEST_NAME, MOST_NAMES, USUAL, Raised, Trial
 from labkit.guest import protocol
 
 MOST_TEXT = 2_000  # characters of an exception's text, or of a reason why a value cannot cross
@@ -65,13 +65,7 @@ class Remote:
         name = name_of(function)
         if name is None:  # the check's own function
             return Kernel().call(function, arguments, keywords)
-        for given in (*arguments, *keywords.values()):
-            if name_of(given):
-                raise wire.CannotCross(f"{name_of(given)} is the student's: it cannot be an "
-                                       "argument, only what is called")
-        return self._arrived(self._request(
-            "call", name=name, arguments=wire.dumps(tuple(arguments)).decode(),
-            keywords=wire.dumps(dict(keywords)).decode()))
+        return self._arrived(self._request("call", name=name, **_encoded(arguments, keywords)))
 
     def ranks(self, function: Any, ranks: int, arguments: Sequence[Any],
               keywords: Mapping[str, Any], seconds: float) -> on_ranks.Run:
@@ -80,8 +74,7 @@ class Remote:
             return Kernel().ranks(function, ranks, arguments, keywords, seconds)
         return self._driven(
             lambda outcome: on_ranks.read(outcome, ranks), "ranks", f"{ranks} ranks", name=name,
-            ranks=ranks, arguments=wire.dumps(tuple(arguments)).decode(),
-            keywords=wire.dumps(dict(keywords)).decode(), limit=seconds)
+            ranks=ranks, **_encoded(arguments, keywords), limit=seconds)
 
     def gpus(self, function: Any, cluster: on_gpus.Cluster, arguments: Sequence[Any],
              keywords: Mapping[str, Any], seconds: float) -> on_gpus.Modeled:
@@ -90,8 +83,7 @@ class Remote:
             return Kernel().gpus(function, cluster, arguments, keywords, seconds)
         return self._driven(
             lambda outcome: on_gpus.read(outcome, cluster), "gpus", "virtual GPUs", name=name,
-            **asdict(cluster), arguments=wire.dumps(tuple(arguments)).decode(),
-            keywords=wire.dumps(dict(keywords)).decode(), limit=seconds)
+            **asdict(cluster), **_encoded(arguments, keywords), limit=seconds)
 
     def _driven(self, read: Callable[[Any], Any], do: str, where: str, **fields: Any) -> Any:
         """Return the outcome of a driver that ran on several processes.
@@ -125,8 +117,8 @@ class Remote:
             raise self._broken()
         return cleaning.line(found, MOST_TITLE)
 
-    def script(self, path: str, ends: int = 0, writes: Sequence[str] = ()) -> dict[str, Any]:
-        response = self._request("script", path=path, ends=ends, writes=list(writes))
+    def script(self, path: str, trial: Trial = USUAL) -> dict[str, Any]:
+        response = self._request("script", path=path, **asdict(trial))
         if isinstance(response.get("record"), dict):
             return response["record"]
         if isinstance(response.get("error"), str):
@@ -162,6 +154,23 @@ class Remote:
         if error is None:
             raise self._broken()
         return error
+
+
+def _encoded(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, str]:
+    """Return the arguments of a student's function as fields of a request.
+
+    Args:
+        arguments: the positional ones.
+        keywords: the keyword arguments.
+
+    Raises labkit.check.wire.CannotCross for a student's name, or a value that is not plain.
+    """
+    for given in (*arguments, *keywords.values()):
+        if name_of(given):
+            raise wire.CannotCross(f"{name_of(given)} is the student's: it cannot be an argument, "
+                                   "only what is called")
+    return {"arguments": wire.dumps(tuple(arguments)).decode(),
+            "keywords": wire.dumps(dict(keywords)).decode()}
 
 
 def as_raised(sent: Any) -> Raised | None:

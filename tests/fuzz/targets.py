@@ -17,7 +17,7 @@ from grader.run.attempt import Attempt, Damaged
 from grader.run.copies import merged
 from grader.run.rebuild import Unusable, parse, rebuild
 from labcore.errors import LabError
-from labkit.check import options, torchrun, wire
+from labkit.check import on_ranks, options, torchrun, wire
 from labkit.check.job import resolve
 from labkit.check.measure import printed, read
 from labkit.contest.contests import pipelines
@@ -66,6 +66,8 @@ PIPELINE = {"stages": 2, "micro_batches": 2, "chunks": [1, 2], "forward": [1, 2]
             "memory": [20, 15]}
 SCHEDULES = [["F0 F1 B0 B1", "F0 B0 F1 B1"], [["F0", "B0", "W0", "F1", "B1", "W1"]] * 2,
              ["F0 F0.1 B0.1 B0 F1 F1.1 B1.1 B1"] * 2]
+RANKS = {"state": "returned", "text": "", "values": [0.0, [1]], "flops": [0.0, 1.0],
+         "calls": [[["send", [0, 1], 1, 4, 0.0, 0.0]], [["recv", [0, 1], 0, 4, 0.0, None]]]}
 PLAYED = {"attempts": [{"digest": "d", "received": "2026-01-01T00:00:00+00:00", "played_at": "",
                         "made_with": "m", "reason": "",
                         "outcomes": [{"case": "even 1", "group": "even", "score": 0.5, "note": "",
@@ -179,6 +181,13 @@ def record(random: Random) -> Any:
     return {**RECORD, "launches": [{**LAUNCH, "arguments": started}]}
 
 
+def _ranks(outcome: Any) -> None:
+    run = on_ranks.read(outcome, 2)
+    if run.state == on_ranks.RETURNED:
+        assert all(run.bytes(rank) >= 0 and record.flops / (record.flops + 1) <= 1
+                   for rank, record in enumerate(run.records))
+
+
 TARGETS = {
     "notebook": Target(hostile_json(NOTEBOOK, MARKS, b'{"cells":['), _notebook, (Unusable,)),
     "homes": Target(hostile_json(NOTEBOOK, MARKS, b'{"cells":['),
@@ -195,5 +204,7 @@ TARGETS = {
                                  b'{"dict":[[1,2],[1,2]]}'), _value, (wire.CannotCross,)),
     "schedule": Target(schedule, _schedule, (Disqualified,)),
     "played": Target(hostile_json(PLAYED, (*PLAYED, *PLAYED["attempts"][0])), _played, ()),
+    "ranks": Target(lambda random: changed(random, RANKS, (*RANKS, "send", "late")), _ranks,
+                    (on_ranks.Forged,)),
     "estimate": Target(hostile_json(ESTIMATE, tuple(ESTIMATE)), _estimate, (LabError,)),
 }

@@ -13,6 +13,8 @@ from labkit.check.wire import CannotCross
 Case = Mapping[str, Any] | Sequence[Any]
 Answers = Sequence[Any] | Callable[..., Any]  # a value per case, or a function of the case
 HIDDEN_FAILED = "a hidden test failed: it tries other cases than those you can see."
+NO_RETURN = "(does the function end without `return`? print hands nothing back)"
+UNANSWERED = "The cell above still waits for your answer."
 MOST_SHOWN = 300  # characters of a value in a message
 
 
@@ -94,7 +96,7 @@ def function(f: Any, cases: Sequence[Case], expected: Answers,
             where = f"{spelled(f, arguments, keywords)} returned {shown(got)}"
             hint = _hint(got, hints or {}, cases, number, rel)
             if got is None and not hint:
-                found += " (does the function end without `return`? print hands nothing back)"
+                found += f" {NO_RETURN}"
             raise Failed(f"{where}. {hint}" if hint else f"{where}: {found}.")
     passed(f"{side().title(f)}: right in {len(cases)} case{'s' if len(cases) > 1 else ''}")
 
@@ -186,7 +188,7 @@ def spelled(f: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> str
 
 def _advice(result: Raised) -> str:
     if "NotImplementedError" in result.names:
-        return "\nThe cell above still waits for your answer."
+        return f"\n{UNANSWERED}"
     if "TypeError" in result.names and "argument" in result.text:
         return "\nKeep the line that begins with def as it was."
     return ""

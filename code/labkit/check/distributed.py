@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from labkit.check.checks import Case, Failed, arguments_of, passed, shown, spelled
+from labkit.check.checks import NO_RETURN, Case, Failed, arguments_of, passed, shown, spelled
+from labkit.check.driving import drive, explained
 from labkit.check.on_ranks import DEADLOCK, LATE, MOST_RANKS, RETURNED, Run
 from labkit.check.same import NEAR, difference
 from labkit.check.sides import side
-from labkit.check.wire import CannotCross
 
 SECONDS = 40.0  # for the ranks of one case; a deadlock is found long before
 Expected = Sequence[Sequence[Any]] | Callable[..., Sequence[Any]]
@@ -60,22 +60,15 @@ def ranks(driver: Any, cases: Sequence[Case], expected: Expected, *,
 
 def _run(driver: Any, number: int, case: Case, seconds: float, hints: Mapping[str, Any]) -> Run:
     """Run one case. Raises Failed where it does not return on all ranks."""
-    arguments, keywords = arguments_of(case)
-    what = f"{spelled(driver, arguments, keywords)} on {number} ranks"
-    try:
-        done = side().ranks(driver, number, arguments, keywords, seconds)
-    except CannotCross as error:
-        raise Failed(f"{what}: {error}") from None
+    where = f"on {number} rank{'s' if number > 1 else ''}"
+    what, done = drive(driver, case, where, lambda arguments, keywords: (
+        side().ranks(driver, number, arguments, keywords, seconds)))
     if done.state == RETURNED:
         return done
     if done.state == DEADLOCK:
         advice = "".join(f"\n{text}" for text, wrong in hints.items() if wrong == DEADLOCK)
         raise Failed(f"{what} is a deadlock: {done.text}{advice}")
-    if done.state == LATE:
-        raise Failed(f"{what}: {done.text}")
-    advice = ("\nThe cell above still waits for your answer."
-              if "NotImplementedError" in done.text else "")
-    raise Failed(f"{what}: {done.text}{advice}")
+    raise Failed(f"{what}: {done.text if done.state == LATE else explained(done.text)}")
 
 
 def _judge(driver: Any, number: int, case: Case, place: int, done: Run, expected: Expected,
@@ -103,7 +96,7 @@ def _judge(driver: Any, number: int, case: Case, place: int, done: Run, expected
         for text, wrong in hints.items():
             if wrong != DEADLOCK and _is(done.values, wrong, number, case, place, rel):
                 raise Failed(f"{where}. {text}")
-        raise Failed(f"{where}: {found}.")
+        raise Failed(f"{where}: {found}{'' if got is not None else f' {NO_RETURN}'}.")
 
 
 def _values(expected: Expected, number: int, case: Case, place: int) -> Sequence[Any]:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from labcore import workspace
 from labkit.check import wire
-from labkit.check.sides import SEED_VARIABLE, Raised, called, title, use_by_default
+from labkit.check.sides import (
+    SEED_VARIABLE,
+    USUAL,
+    Raised,
+    Trial,
+    called,
+    title,
+    use_by_default,
+)
 
 if TYPE_CHECKING:
     from labkit.check.masking import Masks
@@ -57,10 +65,10 @@ class Kernel:
     def title(self, function: Any) -> str:
         return title(function)
 
-    def script(self, path: str, ends: int = 0, writes: Sequence[str] = ()) -> dict[str, Any]:
+    def script(self, path: str, trial: Trial = USUAL) -> dict[str, Any]:
         from labkit.check.record import record
 
-        return record(workspace.home(), path, ends, writes)
+        return record(workspace.home(), path, trial)
 
     def mask(self, names: Sequence[str]) -> None:
         from labkit.check.masking import Masks

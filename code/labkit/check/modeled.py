@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.check.checks import Case, Failed, arguments_of, passed, spelled
+from labkit.check.checks import Case, Failed, passed
+from labkit.check.driving import drive, explained
 from labkit.check.on_gpus import MOST_PROCESSES, Cluster
-from labkit.check.on_ranks import RETURNED
+from labkit.check.on_ranks import LATE, RETURNED
 from labkit.check.sides import side
-from labkit.check.wire import CannotCross
 
 if TYPE_CHECKING:
     from virtualgpu.replay import Priced
@@ -89,7 +89,7 @@ def gpus(driver: Any, case: Case = (), gpus: str = "h100:8", *, nodes: int = 1,
             less than `least`).
         seconds: of real time, until the driver is ended.
 
-    Raises Failed where it does not run, or does less than `least`.
+    Raises Failed where it does not run, or does nothing on the GPUs or less than `least`.
     """
     from virtualgpu.replay import TooLittle, require
 
@@ -97,15 +97,15 @@ def gpus(driver: Any, case: Case = (), gpus: str = "h100:8", *, nodes: int = 1,
     if not 1 <= len(cluster.ranks()) <= MOST_PROCESSES:
         raise ValueError(f"check.gpus: {len(cluster.ranks())} ranks would be simulated: give at "
                          f"most {MOST_PROCESSES} in `present`")
-    arguments, keywords = arguments_of(case)
-    what = f"{spelled(driver, arguments, keywords)} on {nodes} x {gpus}"
-    try:
-        done = side().gpus(driver, cluster, arguments, keywords, seconds)
-    except CannotCross as error:
-        raise Failed(f"{what}: {error}") from None
+    what, done = drive(driver, case, f"on {nodes} x {gpus}", lambda arguments, keywords: (
+        side().gpus(driver, cluster, arguments, keywords, seconds)))
     if done.state != RETURNED:
         full = MEMORY if "OutOfMemoryError" in done.text else ""
-        raise Failed(f"{what}: {done.text}{_advice(hints, full)}")
+        text = done.text if done.state == LATE else explained(done.text)
+        raise Failed(f"{what}: {text}{_advice(hints, full)}")
+    if not any(rank.seconds for rank in done.priced):
+        raise Failed(f"{what}: it does nothing on the GPUs: no kernel runs there, and no rank "
+                     f"communicates.{_advice(hints, LITTLE)}")
     try:
         require(done.priced, **(least or {}))
     except TooLittle as error:

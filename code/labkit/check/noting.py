@@ -17,21 +17,27 @@ KEPT = (*SETTINGS, "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PO
 BACKGROUND_SECONDS = 0.5
 
 
-def write_down(program: str, arguments: list[str]) -> None:
-    """Append one line of JSON to the record, in one piece: several stand-ins may write at once."""
+def write_down(record: str, program: str, arguments: list[str]) -> None:
+    """Append one line of JSON to the record, in one piece: several stand-ins may write at once.
+
+    Args:
+        record: its path.
+        program: the name of what would run.
+        arguments: of the program.
+    """
     variables = [f"{_json(name)}: {_json(value)}" for name, value in os.environ.items()
                  if name in KEPT or name.startswith("PET_")]
     entry = {"program": _json(program), "arguments": f"[{', '.join(map(_json, arguments))}]",
              # -1: the script itself
-             "step": str(int(os.environ.get("LAB_RECORD_STEP", "-1"))),
+             "step": str(int(os.environ.get("SLURM_STEP_ID", "-1"))),
              "task": str(int(os.environ.get("SLURM_PROCID", "0"))),
              "host": _json(os.environ.get("SLURMD_NODENAME", "")),
              "background": "true" if in_background() else "false",
              "variables": f"{{{', '.join(variables)}}}"}
     line = "{" + ", ".join(f'"{name}": {value}' for name, value in entry.items()) + "}\n"
-    record = os.open(os.environ["LAB_RECORD"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(record, line.encode())
-    os.close(record)
+    file = os.open(record, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, line.encode())
+    os.close(file)
 
 
 def _json(text: str) -> str:
@@ -47,11 +53,11 @@ def in_background() -> bool:
     return _signal.getsignal(_signal.SIGQUIT) == _signal.SIG_IGN
 
 
-def linger() -> None:
+def linger(record: str) -> None:
     """What runs in the background takes its time, so that a script which does not wait for it
     ends before it has started anything, as the job would."""
     if in_background():
-        mark = f"{os.environ['LAB_RECORD']}.running{os.getpid()}"
+        mark = f"{record}.running{os.getpid()}"
         os.mkdir(mark)
         time.sleep(BACKGROUND_SECONDS)
         os.rmdir(mark)

@@ -10,13 +10,12 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.check.on_ranks import LATE, MOST_TEXT, RAISED, RETURNED, watched
+from labkit.check.on_ranks import LATE, MOST_TEXT, RAISED, RETURNED, shortened, watched
 
 if TYPE_CHECKING:
     from virtualgpu.replay import Priced
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 MOST_PROCESSES = 8  # ranks that are simulated at a time
 MOST_PACKED = 900_000  # characters of all records, packed: what may cross
 MOST_UNPACKED = 24_000_000  # bytes of all records, unpacked: a few hundred MB of Python objects
-OURS = re.compile(r'  File "[^"]*/labkit/check/on_\w+\.py".*\n.*\n')  # frames of a traceback
 
 
 class BadRecords(ValueError):
@@ -93,9 +91,9 @@ def record(function: Callable, cluster: Cluster, arguments: Sequence[Any],
     except warmranks.RanksTimeout as error:
         return {"state": LATE, "text": str(error)[:MOST_TEXT]}
     except (warmranks.RankError, TypeError) as error:
-        return {"state": RAISED, "text": str(error)[-MOST_TEXT:]}
+        return {"state": RAISED, "text": shortened(str(error))}
     if isinstance(found, str):
-        return {"state": RAISED, "text": found[-MOST_TEXT:]}
+        return {"state": RAISED, "text": shortened(found)}
     if sum(map(len, found)) > MOST_PACKED:
         return {"state": RAISED, "text": "it does too much to be recorded: more than "
                                          f"{MOST_PACKED:,} characters"}
@@ -126,7 +124,10 @@ def _recorded(function: Callable, cluster: Cluster, arguments: tuple[Any, ...],
     if failed:
         own = [one for one in failed if not one.error.startswith(STOPPED)]
         first = (own or failed)[0]
-        return f"rank {first.rank}: {OURS.sub('', first.message or first.error)}"
+        text = first.message or first.error
+        if not text.startswith("Traceback"):  # in one line, such as those of virtualgpu
+            return f"rank {first.rank}: {text}"
+        return f"rank {first.rank} raised {first.error.splitlines()[0]}\n\n{text}"
     return [pack(one.record) for one in found]
 
 
@@ -145,6 +146,8 @@ def unpack(packed: Any, most: int = MOST_UNPACKED) -> str:
     """
     if not isinstance(packed, str) or len(packed) > MOST_PACKED:
         raise BadRecords("a record is not packed text")
+    if most <= 0:  # zlib would take it for "no limit"
+        raise BadRecords("the records are too long")
     try:
         unzip = zlib.decompressobj()
         content = unzip.decompress(base64.b64decode(packed, validate=True), most)
@@ -167,7 +170,9 @@ def read(outcome: Any, cluster: Cluster) -> Modeled:
     if not isinstance(outcome, dict):
         raise BadRecords("no dict")
     state, text = outcome.get("state"), outcome.get("text")
-    if state in (RAISED, LATE) and isinstance(text, str):
+    if not (isinstance(state, str) and state in (RETURNED, RAISED, LATE)):
+        raise BadRecords("no state")
+    if state != RETURNED and isinstance(text, str):
         return Modeled(state, text[:MOST_TEXT])
     if state != RETURNED:
         raise BadRecords("neither records nor an error")
@@ -187,9 +192,13 @@ def _priced(records: Any, cluster: Cluster) -> list[Priced]:
         for one in records:
             text = unpack(one, left)
             made.append(replay.read(text))
-            left -= len(text)
+            left -= len(text.encode())
         if [one.rank for one in made] != expected:
             raise BadRecords(f"records of ranks {[one.rank for one in made]}, not {expected}")
         return replay.price(made, parse(cluster.gpus, cluster.nodes, cluster.link).topology())
+    except BadRecords:
+        raise
     except (VirtualGpuError, RecursionError) as error:
         raise BadRecords(str(error)) from error
+    except Exception as error:  # no program on virtual GPUs leaves a record that breaks its reader
+        raise BadRecords(f"{type(error).__name__}: {error}") from error

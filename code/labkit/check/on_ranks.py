@@ -6,7 +6,6 @@ Run of what came back, which a sandbox may have forged.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
 MOST_RANKS, MOST_TEXT = 16, 8_000
 MOST_CALLS = 5_000  # of all ranks in all, that may cross
+MOST_COUNT = 1e30  # FLOPs or bytes; an int beyond the largest float would break whatever divides it
 RETURNED, RAISED, DEADLOCK, LATE = "returned", "raised", "deadlock", "late"
 OPS = frozenset((
     "all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "gather", "scatter",
@@ -88,12 +88,18 @@ def run(function: Callable, ranks: int, arguments: Sequence[Any], keywords: Mapp
     except warmranks.RanksTimeout as error:
         return {"state": LATE, "text": str(error)[:MOST_TEXT]}
     except (warmranks.RankError, TypeError) as error:
-        return {"state": RAISED, "text": str(error)[-MOST_TEXT:]}
+        return {"state": RAISED, "text": shortened(str(error))}
     if sum(len(record.calls) for record in records) > MOST_CALLS:
         raise wire.CannotCross(f"the ranks called torch.distributed more than {MOST_CALLS:,} times")
     return {"state": RETURNED, "values": [wire.copy(record.value) for record in records],
             "flops": [record.flops for record in records],
             "calls": [[list(vars(call).values()) for call in record.calls] for record in records]}
+
+
+def shortened(text: str) -> str:
+    """Return the beginning and the end of an error, at most MOST_TEXT characters."""
+    half = MOST_TEXT // 2 - 10
+    return text if len(text) <= MOST_TEXT else f"{text[:half]}\n...\n{text[-half:]}"
 
 
 def watched(masked: tuple[str, ...], function: Callable, arguments: tuple[Any, ...],
@@ -117,9 +123,11 @@ def read(outcome: Any, ranks: int) -> Run:
     """
     if not isinstance(outcome, dict):
         raise Forged("no dict")
-    state = outcome.get("state")
-    if state in (RAISED, DEADLOCK, LATE) and isinstance(outcome.get("text"), str):
-        return Run(state, outcome["text"][:MOST_TEXT])
+    state, text = outcome.get("state"), outcome.get("text")
+    if not isinstance(state, str):  # an array compares with a string element by element
+        raise Forged("no state")
+    if state in (RAISED, DEADLOCK, LATE) and isinstance(text, str):
+        return Run(state, text[:MOST_TEXT])
     lists = [outcome.get(name) for name in ("values", "flops", "calls")]
     if state != RETURNED or not all(isinstance(one, list) and len(one) == ranks for one in lists):
         raise Forged("not one value and one record for each rank")
@@ -141,9 +149,10 @@ def _call(sent: Any, ranks: int) -> Call:
     if not (isinstance(sent, list) and len(sent) == 6):
         raise Forged("a call")
     op, group, peer, size, started, finished = sent
-    sound = (op in OPS and isinstance(group, list | tuple) and 0 < len(group) <= ranks
+    sound = (type(op) is str and op in OPS
+             and isinstance(group, list | tuple) and 0 < len(group) <= ranks
              and all(_is_rank(one, ranks) for one in group)
-             and (peer is None or _is_rank(peer, ranks)) and type(size) is int and size >= 0
+             and (peer is None or _is_rank(peer, ranks)) and type(size) is int and _is_count(size)
              and _is_count(started) and (finished is None or _is_count(finished)))
     if not sound:
         raise Forged("a call's fields")
@@ -155,4 +164,4 @@ def _is_rank(value: Any, ranks: int) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and value >= 0
+    return type(value) in (int, float) and 0 <= value <= MOST_COUNT

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from labcore.errors import LabError
 from labkit.check.checks import Failed, passed
 from labkit.check.job import Job, resolve
-from labkit.check.sides import side
+from labkit.check.sides import Trial, side
 
 
-def program(path: str, trainer: str, *, ends: int = 0, writes: Sequence[str] = ()) -> Job:
+def program(path: str, trainer: str, *, arguments: Sequence[str] = (), finds: Sequence[str] = (),
+            writes: Sequence[str] = (), ends: int = 0) -> Job:
     """Return the job that a student's script would run, if the program ended in a certain way.
 
     The script runs with stand-ins for srun, torchrun, and python, as in check.script. The program
@@ -19,13 +20,16 @@ def program(path: str, trainer: str, *, ends: int = 0, writes: Sequence[str] = (
     Args:
         path: the script, relative to the workspace.
         trainer: the file name of the program, such as "train_ddp.py".
-        ends: the exit code of the program, and of torchrun. The script may end with it.
+        arguments: the script's own arguments, such as ["--steps", "7"].
+        finds: empty files, relative to the workspace, that exist before the script starts.
         writes: empty files, relative to the workspace, that the program leaves.
+        ends: the exit code of the program, and of torchrun. The script may end with it.
 
     Raises Failed if the script cannot be read, does not start the program once, or would go wrong.
     """
     try:
-        job = resolve(side().script(path, ends, writes), trainer, ends)
+        trial = Trial(tuple(arguments), tuple(finds), tuple(writes), ends)
+        job = resolve(side().script(path, trial), trainer, ends)
     except LabError as error:
         raise Failed(str(error)) from None
     if len(job.runs) != 1:

@@ -15,12 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from labcore.errors import LabError
 from labkit.check import options
+from labkit.check.sides import USUAL, Trial
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 16)))
@@ -42,14 +42,13 @@ START = ("import os, signal, sys; signal.signal(signal.SIGQUIT, signal.SIG_DFL);
 FILE_BLOCKS = 32 * 1024  # of 1,024 bytes: what the script may write into one file
 
 
-def record(home: Path, path: str, ends: int = 0, writes: Sequence[str] = ()) -> dict[str, Any]:
+def record(home: Path, path: str, trial: Trial = USUAL) -> dict[str, Any]:
     """Return what a script would run.
 
     Args:
         home: the workspace.
         path: the script, relative to it.
-        ends: the exit code of the programs that it starts with torchrun or python.
-        writes: empty files, relative to the workspace, that those programs leave.
+        trial: its arguments, what it finds, and how its programs end.
 
     {"directives": {...}, "notes": [...], "launches": [...], "exit": int | None, "output": str},
     where `exit` is None when it was still running after SECONDS, and paths in the workspace
@@ -64,8 +63,10 @@ def record(home: Path, path: str, ends: int = 0, writes: Sequence[str] = ()) -> 
     with tempfile.TemporaryDirectory(prefix="lab-script-") as folder:
         scratch = Path(folder) / "workspace"
         _lay_out(home, scratch)
-        ending = {"LAB_RECORD_EXIT": str(ends), "LAB_RECORD_WRITES": "\n".join(writes)}
-        launches, status, output = _run(script, Path(folder), scratch, found, notes, ending)
+        for name in trial.finds:
+            (scratch / name).parent.mkdir(parents=True, exist_ok=True)
+            (scratch / name).touch()
+        launches, status, output = _run(script, Path(folder), scratch, found, notes, trial)
     for entry in launches:
         entry["arguments"] = [_unscratched(word, scratch) for word in entry["arguments"]]
     return {"directives": found, "notes": notes, "launches": launches, "exit": status,
@@ -110,24 +111,29 @@ def _lay_out(home: Path, scratch: Path) -> None:
             shutil.copyfile(path, scratch / "code" / path.name)
 
 
-def _stand_ins(programs: Path, written: Path) -> None:
+def _stand_ins(programs: Path, written: Path, scratch: Path, trial: Trial) -> None:
     """Write the programs that record their command lines instead of running.
+
+    What they need to know is in their own text, because a script can read and change its
+    environment.
 
     Args:
         programs: the folder for them.
         written: the file that they write to.
+        scratch: the copy of the workspace's layout.
+        trial: how the programs end.
     """
     programs.mkdir()
     for name in NAMES:
         wrapper = programs / name
-        words = shlex.join([sys.executable, "-I", "-S", str(STAND_IN), name])
-        wrapper.write_text(f'#!/bin/sh\nexport LAB_RECORD={shlex.quote(str(written))}\n'
-                           f'exec {words} "$@"\n')
+        words = shlex.join([sys.executable, "-I", "-S", str(STAND_IN), str(written), str(scratch),
+                            "\n".join(trial.writes), str(trial.ends), name])
+        wrapper.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
         wrapper.chmod(0o755)
 
 
 def _run(script: str, folder: Path, scratch: Path, found: dict[str, str], notes: list[str],
-         ending: dict[str, str]) -> tuple[list[dict[str, Any]], int | None, str]:
+         trial: Trial) -> tuple[list[dict[str, Any]], int | None, str]:
     """Return the launches, the exit status (None: out of time), and the end of the output.
 
     Args:
@@ -136,21 +142,21 @@ def _run(script: str, folder: Path, scratch: Path, found: dict[str, str], notes:
         scratch: the copy of the workspace's layout.
         found: the directives.
         notes: takes what would go wrong.
-        ending: variables that tell the stand-ins how the programs end.
+        trial: its arguments, and how its programs end.
     """
     programs, written = folder / "programs", folder / "record"
-    _stand_ins(programs, written)
+    _stand_ins(programs, written, scratch, trial)
     # Classic scripts name the workspace /dli.
     script = re.sub(r"/dli(?=[/\s'\"]|$)", str(scratch), script, flags=re.M)
     (folder / "script").write_text(BY_PATH.sub(rf"{programs}/\1", script))
     env = _allocation(found, notes) | {
         "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin", "HOME": str(scratch),
-        "LAB_HOME": str(scratch), "SLURM_SUBMIT_DIR": str(scratch), "LAB_RECORD": str(written),
-        **ending}
+        "LAB_HOME": str(scratch), "SLURM_SUBMIT_DIR": str(scratch)}
     env = options.exported(found.get("export"), env)
     if "ALL" not in found.get("export", "ALL").split(","):
         env["SLURM_EXPORT_ENV"] = found["export"]
-    limited = f"ulimit -f {FILE_BLOCKS}; exec bash {shlex.quote(str(folder / 'script'))}"
+    command = shlex.join(["bash", str(folder / "script"), *trial.arguments])
+    limited = f"ulimit -f {FILE_BLOCKS}; exec {command}"
     words = ["bash", "-c", limited]
     if signal.getsignal(signal.SIGQUIT) is not signal.SIG_DFL:
         words = [sys.executable, "-I", "-S", "-c", START, limited]

@@ -31,6 +31,26 @@ class Raised:
         return f"{self.names[0]}: {self.text}" if self.text else self.names[0]
 
 
+@dataclass(frozen=True)
+class Trial:
+    """The conditions under which a job script is recorded.
+
+    Attributes:
+        arguments: the script's own arguments, as after its name on sbatch's command line.
+        finds: empty files, relative to the workspace, that exist before it starts.
+        writes: empty files, relative to the workspace, that the programs it starts leave.
+        ends: the exit code of the programs that it starts with torchrun or python.
+    """
+
+    arguments: tuple[str, ...] = ()
+    finds: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    ends: int = 0
+
+
+USUAL = Trial()  # no arguments, and every program succeeds
+
+
 class Side(Protocol):
     """Each method returns plain copies, and raises labkit.check.wire.CannotCross where there is
     none."""
@@ -57,7 +77,7 @@ class Side(Protocol):
     def title(self, function: Any) -> str:
         """What the student calls this function."""
 
-    def script(self, path: str, ends: int = 0, writes: Sequence[str] = ()) -> dict[str, Any]:
+    def script(self, path: str, trial: Trial = USUAL) -> dict[str, Any]:
         """Return what a job script would run: the result of labkit.check.record.record, which
         takes the same arguments. Raises LabError when it cannot be read."""
 

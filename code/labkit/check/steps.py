@@ -44,34 +44,39 @@ def layout(asked: dict[str, str]) -> list[int]:
     return [share + (node < rest) for node in range(nodes)]
 
 
-def srun(arguments: list[str]) -> int:
-    """Run the command once per task. Return srun's exit code."""
+def srun(record: str, arguments: list[str]) -> int:
+    """Run the command once per task. Return srun's exit code.
+
+    Args:
+        record: the path of the record.
+        arguments: of srun.
+    """
     try:
-        return _srun(arguments)
+        return _srun(record, arguments)
     except options.BadOption as error:
-        write_down("srun-refused", [str(error)])
+        write_down(record, "srun-refused", [str(error)])
         print(f"srun: error: {error}", file=sys.stderr)
         return 1
 
 
-def _srun(arguments: list[str]) -> int:
+def _srun(record: str, arguments: list[str]) -> int:
     if "SLURM_JOB_NODELIST" not in os.environ:
         raise options.BadOption("it does not know its job: the SLURM_ variables are gone (env -i?)")
     asked, command = options.parse(arguments, "srun")
     tasks, names = layout(asked), hosts_of(asked)
     if not command or sum(tasks) > MOST_TASKS:
-        write_down("srun-refused", [f"{sum(tasks)} tasks of {command[:1]}"])
+        write_down(record, "srun-refused", [f"{sum(tasks)} tasks of {command[:1]}"])
         return 1
     if len(names) < len(tasks):
         raise options.BadOption(f"{len(tasks)} node(s) are asked for, {len(names)} are left")
-    linger()
-    step = next_step()
+    linger(record)
+    step = next_step(record)
     task = status = 0
     whole = options.exported(asked.get("export") or os.environ.get("SLURM_EXPORT_ENV"),
                              dict(os.environ))
     for node, here in enumerate(tasks):
         for local in range(here):
-            env = {**whole, "LAB_RECORD_STEP": str(step), "SLURM_STEP_ID": str(step),
+            env = {**whole, "SLURM_STEP_ID": str(step),
                    "SLURM_NNODES": str(len(tasks)), "SLURM_STEP_NUM_NODES": str(len(tasks)),
                    "SLURM_PROCID": str(task), "SLURM_NODEID": str(node),
                    "SLURM_LOCALID": str(local), "SLURM_NTASKS": str(sum(tasks)),
@@ -81,23 +86,29 @@ def _srun(arguments: list[str]) -> int:
     return status
 
 
-def next_step() -> int:
+def next_step(record: str) -> int:
     """Steps that run side by side (srun ... &) must not get one number."""
     number = 0
     while True:
         try:
-            os.mkdir(f"{os.environ['LAB_RECORD']}.step{number}")
+            os.mkdir(f"{record}.step{number}")
             return number
         except FileExistsError:
             number += 1
 
 
-def scontrol(arguments: list[str]) -> int:
+def scontrol(record: str, arguments: list[str]) -> int:
+    """Print the names of nodes, and note a requeue. Return scontrol's exit code.
+
+    Args:
+        record: the path of the record.
+        arguments: of scontrol.
+    """
     if arguments[:2] in (["show", "hostnames"], ["show", "hostname"]):
         hosts = arguments[2] if len(arguments) > 2 else os.environ["SLURM_JOB_NODELIST"]
         print("\n".join(options.expand(hosts)))
     elif arguments[:2] == ["show", "hostlist"] and len(arguments) > 2:
         print(arguments[2])
     elif arguments[:1] == ["requeue"]:
-        write_down("scontrol", arguments)
+        write_down(record, "scontrol", arguments)
     return 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from labkit.check import wire
-from labkit.check.sides import Raised, called, raised, title
+from labkit.check.sides import Raised, Trial, called, raised, title
 from labkit.guest import protocol
 
 if TYPE_CHECKING:  # importing IPython takes longer than everything else together
@@ -107,13 +107,13 @@ class Guest:
     def title(self, name: str) -> dict[str, Any]:
         return {"title": title(self.shell.user_ns.get(name))}
 
-    def script(self, path: str, ends: int = 0, writes: Sequence[str] = ()) -> dict[str, Any]:
+    def script(self, path: str, **trial: Any) -> dict[str, Any]:
         from labcore import workspace
         from labcore.errors import LabError
         from labkit.check.record import record
 
         try:
-            return {"record": record(workspace.home(), path, ends, writes)}
+            return {"record": record(workspace.home(), path, Trial(**trial))}
         except LabError as error:
             return {"error": str(error)}
 

@@ -42,8 +42,8 @@ for turn in 1 2 3; do
   echo
   printf '{"program": "torchrun", "arguments": ["\\ud800", "\\u001b[2J", "<script>pwned()"],'
   printf ' "step": 1e999, "task": NaN, "host": "\x1b]0;pwned\x07", "variables": {}}\n'
-done >> "$LAB_RECORD"
-yes '{"program": "torchrun", "arguments": []}' | head -c 20000000 >> "$LAB_RECORD"
+done >> "$LAB_HOME/../record"
+yes '{"program": "torchrun", "arguments": []}' | head -c 20000000 >> "$LAB_HOME/../record"
 '''
 
 HUNG = "while :; do :; done\n"

@@ -7,6 +7,7 @@ import json
 import zlib
 from typing import Any
 
+import numpy as np
 import pytest
 
 from grader.run.proxies import Function
@@ -44,11 +45,17 @@ def backward(width, layers, overlap):
 def idle(width, layers, overlap):
     model(width, layers)
 
+def nothing():
+    pass
+
 def too_large():
     torch.empty(2**40, device="cuda")
 
 def unanswered():
     raise NotImplementedError
+
+def misspelled():
+    model(8, 1)[0].wieght
 
 def second_rank_fails():
     if dist.get_rank() == 1:
@@ -87,9 +94,11 @@ def test_overlap_shows_in_exposed_communication(student, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize(("driver", "case", "words"), [
     ("idle", (512, 2, False), ["0 FLOPs, at least 10 are needed", "Where is the work?"]),
+    ("nothing", (), ["nothing() on 1 x h100:2: it does nothing on the GPUs", "Where is the work?"]),
     ("too_large", (), ["CUDA out of memory", "in too_large", "Shard it."]),
     ("unanswered", (), ["NotImplementedError"]),
-    ("second_rank_fails", (), ["rank 1: ", "ValueError: no rank 1"])])
+    ("second_rank_fails", (), ["rank 1 raised ValueError: no rank 1", "<cell 1>"]),
+    ("misspelled", (), ["Linear has no `wieght`", "in misspelled"])])
 def test_a_wrong_answer_is_told_what_is_wrong(student, driver, case, words, capfd):
     with pytest.raises(Failed) as caught:
         check.gpus(student[driver], case, "h100:2", least={"flops": 10},
@@ -139,13 +148,38 @@ def test_a_forged_record_is_no_verdict(recorded):
                   for one in (first, second))
     assert on_gpus.read(recorded | {"records": [large, second]}, cluster).priced
     answers += [{"records": [large, too]}, {"records": [first]}, {"records": None},
-                {"state": "passed"}]
+                {"state": "passed"}, {"state": np.zeros(2)}, {"state": ["late"]},
+                {"records": np.zeros(2)}, {"records": [first, np.zeros(2)]},
+                {"records": [changed(first, lambda one: one["entries"].append(["z", 10**400])),
+                             second]}]
     for answer in answers:
         with pytest.raises(on_gpus.BadRecords):
             on_gpus.read(recorded | answer, cluster)
     side = remote(lambda do, **fields: {"value": wire.dumps(recorded | answers[0]).decode()})
     with pytest.raises(Lost):
         side.gpus(Function("driver", side), cluster, (), {}, 10)
+
+
+def test_what_is_left_for_the_second_record_is_counted_in_bytes(monkeypatch):
+    """With nothing left, zlib would unpack without a limit."""
+    read = []
+    monkeypatch.setattr("virtualgpu.replay.read", read.append)
+    cluster = on_gpus.Cluster("h100:2")
+    for first in (" " * on_gpus.MOST_UNPACKED, "é" * (on_gpus.MOST_UNPACKED // 2)):
+        records = [on_gpus.pack(first), on_gpus.pack(" " * (on_gpus.MOST_UNPACKED // 2))]
+        with pytest.raises(on_gpus.BadRecords, match="too long"):
+            on_gpus.read({"state": "returned", "records": records}, cluster)
+    assert list(map(len, read)) == [on_gpus.MOST_UNPACKED, on_gpus.MOST_UNPACKED // 2]
+
+
+def test_whatever_breaks_the_reader_is_no_verdict(monkeypatch):
+    def breaks(text: str) -> None:
+        raise KeyError("a bug in the reader")
+
+    monkeypatch.setattr("virtualgpu.replay.read", breaks)
+    with pytest.raises(on_gpus.BadRecords, match="KeyError: 'a bug in the reader'"):
+        on_gpus.read({"state": "returned", "records": [on_gpus.pack("{}")] * 2},
+                     on_gpus.Cluster("h100:2"))
 
 
 @pytest.mark.slow

@@ -38,6 +38,25 @@ def test_a_script_is_told_how_its_program_ended(home, program, ends, writes, req
     assert not (home / "saved").exists()
 
 
+def test_a_script_can_neither_see_nor_change_how_its_program_ends(program):
+    hidden = REQUEUE.replace("status=0\n", """
+export LAB_RECORD_EXIT=0 LAB_RECORD_WRITES= LAB_HOME=/nowhere
+seen="$(srun bash -c env; env; python3 -c 'import os; print(os.environ)')"
+case "$seen" in *saved/stopped*|*/record*) exit 9;; esac
+status=0
+""").replace("saved/stopped ]", "$SLURM_SUBMIT_DIR/saved/stopped ]")
+    job = program(hidden, ends=1, writes=["saved/stopped"])
+    assert (job.requeues, job.status) == (True, 1)
+
+
+def test_a_script_gets_its_arguments_and_finds_files(program):
+    job = program(REQUEUE.replace("--x", '"$@"'), arguments=["--steps", "7 8"])
+    assert job.run.arguments == ("--steps", "7 8")
+    assert program(REQUEUE, ends=1, finds=["saved/stopped"]).requeues
+    assert not program(REQUEUE.replace("status=0", "rm -f saved/stopped; status=0"), ends=1,
+                       finds=["saved/stopped"]).requeues
+
+
 @pytest.mark.parametrize(("old", "new", "says"), [
     ("exit $status", "exit 7", "exit code 7"), ("mine.py", "other.py", "does not start mine.py"),
     ("$MASTER_ADDR:6000", "localhost:6000", "meet at localhost"),

@@ -6,14 +6,16 @@ import copy
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from grader.run.channel import Died
 from grader.run.proxies import Function
 from grader.run.remote import Lost, Remote
 from labkit import check
-from labkit.check import on_ranks, wire
+from labkit.check import on_gpus, on_ranks, wire
 from labkit.check.checks import Failed
+from labkit.check.driving import INNER
 from labkit.check.masking import Masks
 from labkit.check.sides import checking_on, side
 from labkit.guest.serving import Guest
@@ -111,6 +113,48 @@ def test_a_wrong_answer_is_told_what_is_wrong(body, words):
         assert word in said
 
 
+MISTAKES = [
+    ("return", "x = all_reduce(x)\n    return x", "does the function end without `return`?"),
+    ("return", "return all_reduce(x).tolist()", "Something is None here."),
+    ("x.sumup()", "", "Tensor has no `sumup`, which the line below uses."),
+    ("x += torch.ones(len(x) + 1)", "", "shapes that do not fit together"),
+    ("x.view(-1) @ torch.ones(len(x), dtype=torch.float64)", "", "different dtypes here"),
+    ("all_reduce(x, 1)", "", "the line that begins with def"),
+    ("from torch import sumup", "", "torch does not define `sumup`")]
+
+
+@pytest.mark.parametrize(("body", "end", "says"), MISTAKES, ids=[says for *_, says in MISTAKES])
+def test_common_mistakes_are_explained(body, end, says):
+    names = student(body)
+    exec(compile(STUDENT.format(body=body).replace("all_reduce(x)\n    return x", end or
+                 "all_reduce(x)\n    return x"), "<cell 1>", "exec"), names)
+    said = failure(names["driver"], CASES[:1], expected, ranks=1)
+    assert says in said
+    assert not INNER.search(said)
+    if "Error" in said:
+        assert said.index("rank 0 of 1 raised ") < said.index(says) < said.index("<cell 1>")
+
+
+def test_a_rank_that_receives_too_much_is_told_so():
+    body = """if dist.get_rank() == 0:
+        dist.send(torch.zeros(9), 1)
+    else:
+        dist.recv(x, 0)"""
+    assert "Sender and receiver need tensors of the same shape" in failure(
+        student(body)["driver"], CASES[:1], expected, ranks=2)
+
+
+def test_a_students_name_is_no_argument_of_a_driver():
+    side = remote(lambda do, **fields: {})
+    driver, other = Function("driver", side), Function("other", side)
+    for ask in (lambda *given: side.call(driver, *given),
+                lambda *given: side.ranks(driver, 2, *given, 10),
+                lambda *given: side.gpus(driver, on_gpus.Cluster("h100:2"), *given, 10)):
+        for given in (((other,), {}), ((), {"x": other})):
+            with pytest.raises(wire.CannotCross, match="other is the student's: it cannot be an"):
+                ask(*given)
+
+
 def test_what_cannot_cross_is_named():
     names = student("pass")
     exec("def driver(length): return {1, 2}", names)
@@ -148,12 +192,17 @@ GOOD = {"state": "returned", "values": [0.0, 0.0], "flops": [0.0, 1.0],
 
 @pytest.mark.parametrize("change", [
     {"state": "passed"}, {"state": "raised", "text": 1}, {"values": [0.0]}, {"flops": [0.0, -1.0]},
-    {"flops": [0.0, float("nan")]}, {"calls": [[], [], []]},
+    {"flops": [0.0, float("nan")]}, {"calls": [[], [], []]}, {"state": np.zeros(2)},
+    {"flops": [0.0, 10**400]}, {"flops": [True, 0.0]}, {"flops": [0.0, 1e31]},
     *({"calls": [[call], []]} for call in (
         ["send", [0, 1], 2, 4, 0.0, 0.0], ["send", [], 1, 4, 0.0, 0.0],
         ["send", [0, 0, 1], 1, 4, 0.0, 0.0], ["send", [0, 1], 1, -4, 0.0, 0.0],
         ["send", [0, 1], 1, 4, float("inf"), 0.0], ["send", [0, 1], True, 4, 0.0, 0.0],
-        ["sends", [0, 1], 1, 4, 0.0, 0.0], ["send", [0, 1], 1, 4, 0.0], "send", None))])
+        ["sends", [0, 1], 1, 4, 0.0, 0.0], ["send", [0, 1], 1, 4, 0.0], "send", None,
+        [["send"], [0, 1], 1, 4, 0.0, 0.0], [{"a": 1}, [0, 1], 1, 4, 0.0, 0.0],
+        ["send", [0, 1], 1, 10**400, 0.0, 0.0], ["send", [0, 1], 1, 4, 10**400, 0.0],
+        ["send", [0, 1], 1, 4, 0.0, 10**400], ["send", np.zeros(2), 1, 4, 0.0, 0.0],
+        ["send", [0, 1], np.zeros(2), 4, 0.0, 0.0]))])
 def test_a_forged_outcome_is_no_verdict(change):
     assert on_ranks.read(copy.deepcopy(GOOD), 2).values == [0.0, 0.0]
     with pytest.raises(on_ranks.Forged):
@@ -169,9 +218,3 @@ def test_ranks_that_were_too_slow_are_no_verdict_when_graded():
     with pytest.raises(Lost):
         other.ranks(Function("driver", other), 2, (), {}, 40)
     assert other.unmeasured == "out of time on 2 ranks (40 s)"
-
-
-def _function(side: Remote) -> Any:
-    from grader.run.proxies import Function
-
-    return Function("driver", side)

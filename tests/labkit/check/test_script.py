@@ -161,12 +161,13 @@ NO_RUN = [
     ("export A=1\nsrun --export=NONE bash -c 'torchrun x/pretrain_gpt.py ${A:?is gone}'\n",
      "is gone"),
     ("srun --ntask 2 torchrun x/pretrain_gpt.py\n", "did you mean --ntasks"),
-    ("echo nonsense > $LAB_RECORD\n", "wrote into the record"),
+    ("echo nonsense > $LAB_HOME/../record\n", "wrote into the record"),
     # Python runs something else than the trainer.
     ("python -V x/pretrain_gpt.py --lr 1\n", "does not start the trainer"),
     ("python -cexit x/pretrain_gpt.py --lr 1\n", "does not start the trainer"),
     ("python -mmine/pretrain_gpt.py --lr 1\n", "does not start the trainer"),
-    ("torchrun x/pretrain_gpt.py\nyes '' | head -c 1000001 >> $LAB_RECORD\n", "is too long"),
+    ("torchrun x/pretrain_gpt.py\nyes '' | head -c 1000001 >> $LAB_HOME/../record\n",
+     "is too long"),
 ]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import resource
-import socket
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,19 +16,16 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from minimegatron import neighbors
 from minimegatron.arguments import Config
 from minimegatron.arguments.device import INSTEAD_OF_CPU, instead_of_cpu, virtual_card, virtual_link
-from minimegatron.console import emit
 from minimegatron.errors import UserError
-from minimegatron.gloo import debug_asked
 from virtualgpu.core import cards, slots
 from virtualgpu.core import kernels as modeled  # noqa: F401 (for ops.py)
 from virtualgpu.core.card import Card
 from virtualgpu.core.gpu import VirtualGpu
-from virtualgpu.core.memory import amount
 from virtualgpu.export import profiler, trace
 from virtualgpu.net import collectives, network
-from virtualgpu.net.backend import register
 from virtualgpu.net.group import BACKEND, VirtualGroup
 from virtualgpu.net.nccl import buffer_bytes
 from virtualgpu.net.topology import Topology
@@ -196,24 +192,7 @@ class VirtualDevice(Device):
                 "memory_total": memory.capacity, "virtual_seconds": now, "utilization": share}
 
     def connect(self) -> list[str]:
-        """Ranks tell each other where they sit, and on what."""
-        seats: list[tuple] = [()] * dist.get_world_size()
-        mine = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-        dist.all_gather_object(seats, (mine, self.gpu.card.name, self.link, self.slot))
-        nodes, names, links, numbers = zip(*seats, strict=True)
-        links = dict.fromkeys(links)
-        if len(links) > 1:
-            # Mixed nodes: a message is as fast as the slower end.
-            link = min((network.parse(link) for link in links), key=lambda one: one.effective)
-        else:
-            link = network.parse(self.link)
-        ranks_cards = tuple(map(cards.find, names))
-        topology = Topology(nodes, ranks_cards, link, numbers)
-        register(self.gpu, topology, emit if debug_asked() else None)
-        return [f"{title(card)} on rank(s) {ranks_of(card, ranks_cards)}"
-                for card in dict.fromkeys(ranks_cards)
-                ] + [f"virtual links: {topology.describe()}; times and memory are modeled, "
-                     "nothing is learned"]
+        return neighbors.connect(self.gpu, self.link, self.slot)
 
     def imagine(self, world_size: int, per_node: int) -> Topology:
         """Sit in a cluster of such cards that is not there, `per_node` of them on a node."""
@@ -241,15 +220,6 @@ class VirtualDevice(Device):
         """Raises VirtualGpuError when too much of the time is a guess."""
         line = self.gpu.unknown_costs()
         return [line] if line else []
-
-
-def title(card: Card) -> str:
-    return (f"using virtual {card.name} ({card.product}, {amount(card.memory)}, "
-            f"{card.bandwidth / 1e9:g} GB/s)")
-
-
-def ranks_of(card: Card, everyone: tuple[Card, ...]) -> str:
-    return ",".join(str(rank) for rank, other in enumerate(everyone) if other is card)
 
 
 def choose_device(config: Config, local_rank: int) -> tuple[Device, list[str]]:

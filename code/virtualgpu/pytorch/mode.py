@@ -27,7 +27,7 @@ from virtualgpu.core.plan import (
 )
 from virtualgpu.core.rules import Work, tensors
 from virtualgpu.export.blocks import OTHER
-from virtualgpu.pytorch import host_memory
+from virtualgpu.pytorch import downloads, host_memory
 from virtualgpu.pytorch.assumptions import Decisions
 from virtualgpu.pytorch.values import (
     EMPTY,
@@ -130,7 +130,9 @@ class CudaGpu(VirtualGpu):
                 if Space.HOST in spaces:
                     return host_memory.operate(self, func, args, kwargs)
                 return self._own(func, args, kwargs)
-        if func in COPIES or func is ITEM:
+        if func is ITEM:
+            return self._by_value(func, args, kwargs)
+        if func in COPIES:
             return self._copy(func, args, kwargs)
         if target is not None and target.type == "cpu":  # empty_like(x, device="cpu")
             like = [torch.empty_strided(item.shape, item.stride(), dtype=item.dtype)
@@ -174,42 +176,18 @@ class CudaGpu(VirtualGpu):
         return out
 
     def _copy(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict):
-        """Between the GPU and the host, or within one of them."""
-        source = args[1] if func is aten.copy_.default else args[0]
-        here = space_of(self, source)
-        if func is ITEM:
-            return self._by_value(func, args, kwargs)
+        """Copy a tensor between the GPU and the host, or within one of them."""
         if func is aten.copy_.default:
-            away = space_of(self, args[0]) is not Space.GPU
+            source, away = args[1], space_of(self, args[0]) is not Space.GPU
         else:
-            away = kwargs.get("device") is not None and kwargs["device"].type == "cpu"
-        if not away or here is not Space.GPU:
-            if here is Space.OWN:
-                raise NotImplementedError("Cannot copy out of meta tensor; no data!")
-            return self._on_gpu(func, args, kwargs, {here})
-        self._to_host(source, bool(kwargs.get("non_blocking") or args[2:3] == (True,)))
-        known = self.values.known(source)
-        if func is aten.copy_.default:
-            if not args[0].is_meta and known:
-                args[0].copy_(self.values.value(source))
-                self.values.regain(args[0])
-            elif not args[0].is_meta:
-                self.values.lose(args[0])
-            return args[0]
-        dtype = kwargs.get("dtype") or source.dtype
-        form = kwargs.get("memory_format") or torch.preserve_format
-        if known:
-            return self.values.value(source).to(dtype, copy=True, memory_format=form)
-        if form is not torch.preserve_format:
-            source = torch.empty(source.shape, device=META, memory_format=form)
-        return host_memory.unknown(self, source, dtype, not host_memory.autograd_wants_cpu())
-
-    def _to_host(self, source: torch.Tensor, asynchronous: bool) -> None:
-        if self.journal is not None:
-            self.journal.to_host(source)
-        self.download(source.nbytes)
-        if not asynchronous:
-            self.wait_for_stream()
+            target = kwargs.get("device")
+            source, away = args[0], target is not None and target.type == "cpu"
+        space = space_of(self, source)
+        if away and space is Space.GPU:
+            return downloads.copy(self, func, args, kwargs)
+        if space is Space.OWN:
+            raise NotImplementedError("Cannot copy out of meta tensor; no data!")
+        return self._on_gpu(func, args, kwargs, {space})
 
     def wait_for_stream(self) -> None:
         """The host waits for the current stream, and reads a few bytes."""

@@ -1,0 +1,62 @@
+"""Tell every rank which virtual GPU and which node each of the others has."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import torch.distributed as dist
+
+from minimegatron.console import emit
+from minimegatron.gloo import debug_asked
+from virtualgpu.core import cards
+from virtualgpu.core.card import Card
+from virtualgpu.core.gpu import VirtualGpu
+from virtualgpu.core.memory import amount
+from virtualgpu.net import network
+from virtualgpu.net.backend import register
+from virtualgpu.net.topology import Topology
+
+
+def connect(gpu: VirtualGpu, link: str, slot: int | None) -> list[str]:
+    """Exchange GPU models, nodes, and links, and register the backend that models their links.
+
+    Every rank must call it.
+
+    Args:
+        gpu: this rank's virtual GPU.
+        link: network of this rank's node.
+        slot: number of the GPU on its node, if Slurm assigned one.
+
+    Returns:
+        Lines that describe the GPUs and the links.
+    """
+    seats: list[tuple] = [()] * dist.get_world_size()
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    dist.all_gather_object(seats, (node, gpu.card.name, link, slot))
+    nodes, names, links, slots = zip(*seats, strict=True)
+    # Between nodes with different networks, communication is as fast as the slower one.
+    slowest = min(map(network.parse, dict.fromkeys(links)), key=lambda one: one.effective)
+    models = tuple(map(cards.find, names))
+    topology = Topology(nodes, models, slowest, slots)
+    register(gpu, topology, emit if debug_asked() else None)
+    return [f"{title(card)} on rank(s) {ranks_of(card, models)}"
+            for card in dict.fromkeys(models)
+            ] + [f"virtual links: {topology.describe()}; times and memory are modeled, "
+                 "nothing is learned"]
+
+
+def title(card: Card) -> str:
+    """Return the line that introduces a GPU model in the log."""
+    return (f"using virtual {card.name} ({card.product}, {amount(card.memory)}, "
+            f"{card.bandwidth / 1e9:g} GB/s)")
+
+
+def ranks_of(card: Card, models: tuple[Card, ...]) -> str:
+    """Return the ranks with this GPU model, separated by commas.
+
+    Args:
+        card: the GPU model.
+        models: the GPU model of each rank.
+    """
+    return ",".join(str(rank) for rank, other in enumerate(models) if other is card)

@@ -1,0 +1,54 @@
+"""Copies from the GPU to the host, which wait for the GPU unless they are asynchronous."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from virtualgpu.pytorch import host_memory
+from virtualgpu.pytorch.visible import META
+
+if TYPE_CHECKING:
+    from virtualgpu.pytorch.mode import CudaGpu
+
+COPY = torch.ops.aten.copy_.default
+
+
+def copy(gpu: CudaGpu, func: torch._ops.OpOverload, args: Sequence, kwargs: dict) -> torch.Tensor:
+    """Copy a tensor from the GPU to the host, with its values if they are known.
+
+    Args:
+        gpu: the GPU of this process.
+        func: aten.copy_ into a tensor on the host, or aten._to_copy to the CPU.
+        args: positional arguments of the operation.
+        kwargs: keyword arguments of the operation.
+    """
+    source = args[1] if func is COPY else args[0]
+    _download(gpu, source, bool(kwargs.get("non_blocking") or args[2:3] == (True,)))
+    known = gpu.values.known(source)
+    if func is COPY:
+        into = args[0]
+        if not into.is_meta and known:
+            into.copy_(gpu.values.value(source))
+            gpu.values.regain(into)
+        elif not into.is_meta:
+            gpu.values.lose(into)
+        return into
+    dtype = kwargs.get("dtype") or source.dtype
+    layout = kwargs.get("memory_format") or torch.preserve_format
+    if known:
+        return gpu.values.value(source).to(dtype, copy=True, memory_format=layout)
+    if layout is not torch.preserve_format:
+        source = torch.empty(source.shape, device=META, memory_format=layout)
+    return host_memory.unknown(gpu, source, dtype, not host_memory.autograd_wants_cpu())
+
+
+def _download(gpu: CudaGpu, source: torch.Tensor, asynchronous: bool) -> None:
+    """Charge the GPU for the transfer, and make the host wait for it unless asynchronous."""
+    if gpu.journal is not None:
+        gpu.journal.to_host(source)
+    gpu.download(source.nbytes)
+    if not asynchronous:
+        gpu.wait_for_stream()

@@ -690,7 +690,8 @@ print(f"sent: in the layers, by your formula {result(f'{in_layers / 1e6:,.0f}')}
       f"record of the run {result(f'{tp.megabytes:,.0f}')} MB")
 
 # %% [markdown]
-# Far more on the wire than under data parallelism, and yet only a little slower: over NVLink. The
+# That is far more communication than under data parallelism, and it costs time even over NVLink: these two
+# GPUs of a DGX-1 share one NVLink of 25 GB/s in each direction, of the six that each GPU has. The
 # rest of what was sent are the sums behind the word embedding and before the output matrix, one each
 # in a micro-batch. What is new is the **memory**: each GPU holds half of the parameters, of their
 # gradients and of the optimizer's numbers, and half of most activations.
@@ -1036,9 +1037,9 @@ cost = check.figures(script, "virtual:v100")
 check.that(cost.fits, "This ends in CUDA out of memory: a micro-batch's activations are what you can "
            "make smaller. Or divide them.")
 check.that(cost.bubble < 0.02, "It fits. But the stages wait for each other.")
-check.that(cost.communication < 0.02,
+check.that(cost.communication < 0.07,
            "It fits. But the cards wait for messages in every layer: which way sends less often?")
-check.that(cost.milliseconds < 955,
+check.that(cost.milliseconds < 980,
            "It fits, and nobody waits long. But there is a faster way: larger micro-batches make larger "
            "products, as long as they fit, and what is computed twice takes time.")
 
@@ -1129,7 +1130,7 @@ print(bad(failures[-1]))
 # ### Exercise 9: make it fit, and fast
 #
 # Train this model on the same two cards with a global batch of 16. All of the script is there, but
-# for the layout and the micro-batch. It has to fit, and to be within a few per cent of the fastest
+# for the layout and the micro-batch. It has to fit, and to be within ten percent of the fastest
 # that we know. Think first: which of the three ways saves parameters, and which activations?
 # (`--sequence-parallel` is worth a try with tensor parallelism, and so is `--recompute-activations`
 # anywhere: it saves memory and costs time.) Numbers stay in fp32.
@@ -1176,7 +1177,7 @@ check.that(cost.fits or flags.pipeline_model_parallel_size == 1,
            "This ends in CUDA out of memory: the first stage keeps the activations of two micro-batches.")
 check.that(cost.fits, "This ends in CUDA out of memory: it is divided well; but how large is the "
            "micro-batch, and is everything divided that could be?")
-check.that(cost.milliseconds < 4300,
+check.that(cost.milliseconds < 4900,
            "It fits. But there is a faster way: do the stages wait, or is something computed twice?")
 
 # %% [raw] tags=["mutant"] answer="large" hint="each card holds the whole model"

@@ -86,7 +86,7 @@ costs.show(opening)
 check.compare("milliseconds on four GPUs (virtual)", guess_four, opening[2].milliseconds)
 
 # %% [markdown]
-# Two GPUs are nearly twice as fast as one. Four GPUs are nearly twice as *slow* as two. The column `waiting`
+# Two GPUs are much faster than one, but four GPUs are hardly faster than one. The column `waiting`
 # shows why: the GPUs spend most of the step waiting for the network. What do they send, and do they have to wait for
 # it? Start with the simplest communication there is.
 

@@ -97,7 +97,7 @@ def source(card: Card) -> str:
     best = card.efficiency
     fields = {name: getattr(card, name) for name in (
         "name", "product", "architecture", "memory", "bandwidth", "tflops", "half", "sms", "nvlink",
-        "pcie", "peer", "network", "context")}
+        "pcie", "peer", "network", "node", "context")}
     efficiency = {name: getattr(best, name) for name in (
         "matmul", "vector", "attention", "kernel", "dispatch", "link", "p2p", "pace")}
     lines = [f'"""{card.product}, as measured."""', "",

@@ -11,6 +11,7 @@ MAX_NODES = 64
 MAX_GPUS = 8
 CPUS = 32
 PARTITION = "slurmpar"
+UNLIMITED = "unlimited"
 MODES = ("auto", "namespaces", "loopback")
 CUDA, CUDA_NODE = "cuda", "slurmgpu1"  # the type of a GPU that is there, its partition; its node
 UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
@@ -44,7 +45,7 @@ class Node:
 class Profile:
     nodes: tuple[Node, ...]
     gpus: str = "v100:2"
-    link: str = "unlimited"
+    link: str = UNLIMITED
     accounting: bool = False
     mode: str = "auto"
     cuda: int = 0  # GPUs of a further node that has real ones
@@ -84,7 +85,7 @@ def make(nodes: int | None = None, gpus: str | None = None, link: str | None = N
     gpus = gpus or "v100:2"
     real = (Node(CUDA_NODE, CUDA, cuda),) if cuda else ()
     return Profile(nodes=parse_nodes(nodes, gpus) + real, gpus=gpus.lower(), cuda=cuda,
-                   link=parse_link(link or "unlimited"), accounting=accounting, mode=mode)
+                   link=parse_link(link or UNLIMITED), accounting=accounting, mode=mode)
 
 
 def from_json(record: dict) -> Profile:
@@ -163,7 +164,7 @@ def _check_type(text: str, kind: str) -> None:
 def parse_link(text: str) -> str:
     """A rate such as `25gbit`, in Slurm's neighbor `tc`'s spelling, or `unlimited`."""
     rate = text.strip().lower()
-    if rate == "unlimited":
+    if rate == UNLIMITED:
         return rate
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
     if not match:
@@ -183,7 +184,7 @@ def bits_per_second(rate: str) -> int:
 
 def virtual_network(rate: str) -> str:
     """What virtual GPUs are told of links of this rate; empty for `unlimited`."""
-    if rate == "unlimited":
+    if rate == UNLIMITED:
         return ""
     if rate.endswith("kbit"):
         rate = f"{float(rate[:-4]) / 1000:g}mbit"

@@ -114,7 +114,8 @@ def test_a_run_takes_as_long_as_its_schedule_simulated(four, case):
 def test_all_ranks_end_a_step_together(four):
     for case in FOUR:
         last = [float.fromhex(rank["clock"][-1]) for rank in four[case]]
-        assert max(last) - min(last) <= 0.01 * max(last), case
+        # At the end, the stages gather different numbers of parameters.
+        assert max(last) - min(last) <= 0.02 * max(last), case
 
 
 def test_model_states_are_the_formulas(alone, four):
@@ -151,10 +152,10 @@ def test_a_faster_card_is_faster(alone):
 
 
 def test_the_slower_card_of_a_mixed_job_decides(four):
-    """Data-parallel: the quick ones wait."""
+    """Data-parallel: the fast ones wait, and no NVLink connects different models."""
     slow, mixed, quick = (four[case][0]["seconds"][-1] for case in (
         ON.strip(), f"{ON}cards=v100,v100,a100,a100", f"{ON}cards=a100,a100,a100,a100"))
-    assert mixed == pytest.approx(slow, rel=1e-3) and quick < 0.9 * slow
+    assert mixed > slow and quick < 0.9 * slow
     ranks = four[f"{ON}cards=v100,v100,a100,a100"]
     assert [rank["card"] for rank in ranks] == ["v100-sxm2-16gb"] * 2 + ["a100-80gb"] * 2
     assert [line.rpartition(" on ")[2] for line in ranks[0]["said"][:2]] == [

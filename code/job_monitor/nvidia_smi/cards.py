@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from labcore import rankfiles
-from slurmbox.profile import from_json
+from slurmbox.profile import UNLIMITED, from_json
 from virtualgpu.core.card import Card
 from virtualgpu.core.cards import CARDS
 from virtualgpu.core.slots import bus
@@ -36,13 +36,23 @@ class Rank:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One card. number: on its node. index: as shown, from 0 (fewer are shown inside a job)."""
+    """One GPU.
+
+    Attributes:
+        node: its node's name.
+        number: on its node.
+        index: as shown, from 0; inside a job, fewer are shown.
+        card: the GPU model.
+        rank: the process on it, if any.
+        fabric: whether the node has the InfiniBand adapters of its type.
+    """
 
     node: str
     number: int
     index: int
     card: Card
     rank: Rank | None = None
+    fabric: bool = False
 
     @property
     def product(self) -> str:
@@ -78,6 +88,11 @@ def nodes_of(record: dict) -> dict[str, list[Card]]:
     """{node: its cards} of the running cluster's record; an empty list where it has none."""
     return {node.name: [CARDS[node.card]] * node.gpus if node.card else []
             for node in from_json(record["profile"]).nodes}
+
+
+def has_fabric(record: dict) -> bool:
+    """Return whether the nodes have their usual network, as no other one was declared."""
+    return from_json(record["profile"]).link == UNLIMITED
 
 
 def running(folder: Path, proc: Path) -> list[Rank]:
@@ -141,14 +156,21 @@ def is_alive(proc: Path, rank: Rank) -> bool:
     return b"SLURM_JOB_ID=%d" % rank.job in words
 
 
-def place(nodes: dict[str, list[Card]], ranks: Iterable[Rank]) -> dict[str, list[Gpu]]:
-    """{node: its cards, in order}, with one rank at most on each.
+def place(nodes: dict[str, list[Card]], ranks: Iterable[Rank], fabric: bool = False
+          ) -> dict[str, list[Gpu]]:
+    """{node: its GPUs, in order}, with one rank at most on each.
 
     A rank sits where Slurm put it. Jobs that asked for no GPU all count theirs from 0: in the order
     of the jobs they take the first free ones; where a node declares too few, more are shown.
+
+    Args:
+        nodes: the GPU models of each node.
+        ranks: those that live.
+        fabric: see has_fabric.
     """
     placed: dict[str, dict[int, Gpu]] = {
-        name: {number: Gpu(name, number, number, card) for number, card in enumerate(cards)}
+        name: {number: Gpu(name, number, number, card, fabric=fabric)
+               for number, card in enumerate(cards)}
         for name, cards in nodes.items()}
     for rank in sorted(ranks, key=lambda rank: (rank.slot is None, rank.job, rank.local)):
         gpus = placed.get(rank.node)
@@ -159,7 +181,7 @@ def place(nodes: dict[str, list[Card]], ranks: Iterable[Rank]) -> dict[str, list
         if number is None or number in taken or number not in gpus:
             number = next(free for free in range(len(taken) + 1) if free not in taken)
         # What a job models counts, if it asked for another card than its node declares.
-        gpus[number] = Gpu(rank.node, number, number, rank.card, rank)
+        gpus[number] = Gpu(rank.node, number, number, rank.card, rank, fabric)
     return {name: [gpus[number] for number in sorted(gpus)] for name, gpus in placed.items()}
 
 

@@ -128,7 +128,8 @@ def check_query(options: argparse.Namespace) -> None:
 def look(state: Path, proc: Path, node: str | None) -> dict[str, list[Gpu]]:
     """{node: cards to show} now. Raises Stop."""
     try:
-        declared = cards.nodes_of(json.loads((state / "running.json").read_text()))
+        record = json.loads((state / "running.json").read_text())
+        declared, fabric = cards.nodes_of(record), cards.has_fabric(record)
     except (OSError, ValueError) as error:
         raise Stop(NO_DRIVER, "nvidia-smi: error: the cluster is not running: lab cluster up"
                    ) from error
@@ -141,7 +142,7 @@ def look(state: Path, proc: Path, node: str | None) -> dict[str, list[Gpu]]:
     if wanted is not None and wanted not in declared:
         raise Stop(NOT_FOUND, f"ERROR: --node {wanted}: no such node; nearest: "
                               f"{nearest(wanted, declared)[0]}")
-    shown = cards.place(declared, cards.running(state / "ranks", proc))
+    shown = cards.place(declared, cards.running(state / "ranks", proc), fabric)
     if wanted is not None:
         shown = {wanted: shown[wanted]}
     if inside is not None and wanted == inside:
@@ -168,7 +169,7 @@ def text(options: argparse.Namespace, shown: dict[str, list[Gpu]], first: bool) 
         if not gpus:
             parts.append(f"{node}: no GPUs\n")
         elif options.topology:
-            parts.append(title + table.matrix(gpus))
+            parts.append(title + table.matrix(gpus, gpus[0].fabric))
         elif options.list_gpus:
             parts.append(title + table.listing(gpus))
         else:

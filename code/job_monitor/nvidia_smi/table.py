@@ -6,10 +6,12 @@ from datetime import datetime
 
 from job_monitor.nvidia_smi.cards import Gpu
 from slurmbox.profile import CPUS
-from virtualgpu.net.network import PCIE, SHARED_MEMORY, within_node
+from virtualgpu.net import inside
+from virtualgpu.net.inside import Seat
+from virtualgpu.net.nodes import NODES, NodeType, Place
 
 MODELED = "virtual cards: modeled, no hardware"
-NVLINK_RATE = 25e9  # bytes/s per direction of each NVLink of the V100, the A100 and the H100
+SELF = " X "
 WIDTH = 87
 RULE = f"+{'-' * 41}+{'-' * 22}+{'-' * 22}+"
 HEAD = f"""\
@@ -30,11 +32,14 @@ LEGEND = """
 Legend:
 
   X    = Self
-  SYS  = Connection traversing PCIe as well as the host's memory
+  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes \
+(e.g., QPI/UPI)
+  NODE = Connection traversing PCIe as well as the interconnect between PCIe Host Bridges \
+within a NUMA node
   PHB  = Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)
+  PXB  = Connection traversing multiple PCIe bridges (without traversing the PCIe Host Bridge)
+  PIX  = Connection traversing at most a single PCIe bridge
   NV#  = Connection traversing a bonded set of # NVLinks
-
-The cards are virtual, and these the links that are modeled.
 """
 
 
@@ -61,20 +66,52 @@ def listing(gpus: list[Gpu]) -> str:
     return "".join(f"GPU {gpu.index}: {gpu.product} (UUID: {gpu.uuid})\n" for gpu in gpus)
 
 
-def matrix(gpus: list[Gpu]) -> str:
-    """How the cards of one node reach each other, as they are modeled."""
-    names = [f"GPU{gpu.index}" for gpu in gpus]
-    lines = ["\t".join(["", *names, "CPU Affinity", "NUMA Affinity"])]
-    for name, gpu in zip(names, gpus, strict=True):
-        cells = [" X " if gpu is other else link(gpu, other) for other in gpus]
-        lines.append("\t".join([name, *cells, f"0-{CPUS - 1}", "N/A"]))
-    return "\n".join(lines) + "\n" + LEGEND
+def matrix(gpus: list[Gpu], adapters: bool = False) -> str:
+    """Return how the devices of one node are connected.
+
+    Args:
+        gpus: the node's GPUs that are shown.
+        adapters: whether the node has the InfiniBand adapters of its type.
+    """
+    node = NODES[gpus[0].card.node]
+    seats = [Seat(gpu.card, gpu.number) for gpu in gpus]
+    nics = node.adapters if adapters else ()
+    names = [*(f"GPU{gpu.index}" for gpu in gpus), *(f"NIC{index}" for index in range(len(nics)))]
+    lines = ["\t".join(["", *names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"])]
+    for name, one in zip(names, seats, strict=False):
+        cells = [*(link(one, other) for other in seats), *(to_adapter(one, nic) for nic in nics)]
+        lines.append("\t".join([name, *cells, *affinity(one), "", "N/A"]))
+    for number, one in enumerate(nics):
+        cells = [*(to_adapter(seat, one) for seat in seats),
+                 *(node.path(one, other) for other in nics)]
+        cells[len(seats) + number] = SELF
+        lines.append("\t".join([names[len(seats) + number], *cells]))
+    names_of_nics = "".join(f"  NIC{number}: mlx5_{number}\n" for number in range(len(nics)))
+    return "\n".join(lines) + "\n" + LEGEND + (
+        f"\nNIC Legend:\n\n{names_of_nics}" if nics else "") + f"\n{about(node)}"
 
 
-def link(one: Gpu, other: Gpu) -> str:
-    kinds = {within_node(gpu.card).name for gpu in (one, other)}
-    if SHARED_MEMORY in kinds:
-        return "SYS"
-    if PCIE in kinds:
-        return "PHB"
-    return f"NV{round(min(one.card.nvlink, other.card.nvlink) / NVLINK_RATE)}"
+def link(one: Seat, other: Seat) -> str:
+    """Return the cell of two GPUs."""
+    if one == other:
+        return SELF
+    count = inside.nvlinks(one, other)
+    return f"NV{count}" if count else inside.path(one, other)
+
+
+def to_adapter(seat: Seat, nic: Place) -> str:
+    """Return the cell of a GPU and an InfiniBand adapter."""
+    node = NODES[seat.card.node]
+    return node.path(node.place(seat.slot), nic)
+
+
+def affinity(seat: Seat) -> tuple[str, str]:
+    """Return the CPUs next to a GPU, and their NUMA node."""
+    node = NODES[seat.card.node]
+    numa = node.place(seat.slot).numa % node.numa_nodes
+    each = CPUS // node.numa_nodes
+    return f"{numa * each}-{(numa + 1) * each - 1}", str(numa)
+
+
+def about(node: NodeType) -> str:
+    return f"The GPUs are virtual, and the node is modeled: {node.title}.\n"

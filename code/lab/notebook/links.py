@@ -75,7 +75,8 @@ def virtual(card: str, network: str | None = None) -> Curve:
     from virtualgpu.core import cards
     from virtualgpu.core.errors import VirtualGpuError
     from virtualgpu.net.collectives import message
-    from virtualgpu.net.network import parse, within_node
+    from virtualgpu.net.inside import pair
+    from virtualgpu.net.network import parse
     from virtualgpu.net.topology import Topology
 
     try:
@@ -84,8 +85,9 @@ def virtual(card: str, network: str | None = None) -> Curve:
     except VirtualGpuError as error:
         raise LabError(str(error)) from error
     nodes = ("node1", "node1") if network is None else ("node1", "node2")
-    wire = Topology(nodes, (sheet, sheet), link).wire(0, 1)
-    title = f"{within_node(sheet).name} of a {sheet.name}" if network is None else link.name
+    topology = Topology(nodes, (sheet, sheet), link)
+    wire = topology.wire(0, 1)
+    title = f"{pair(*topology.seats).name} of a {sheet.name}" if network is None else link.name
     return Curve(f"virtual {title}", SIZES, tuple(message(wire, size) for size in SIZES))
 
 

@@ -41,8 +41,9 @@ class Card:
     arithmetic outside the Tensor Cores. sms: multiprocessors. nvlink: bytes/s per direction of all
     a card's NVLinks together, 0 where it has none. pcie: bytes/s per direction. peer: whether cards
     of a node reach each other's memory over PCIe (else messages pass through the host's).
-    network: between nodes where nothing else is said, as network.parse reads it. context: bytes
-    that CUDA, its libraries and their workspaces take of the memory.
+    network: between nodes where nothing else is said, as network.parse reads it. node: the kind of
+    node that it comes in, a key of net.nodes.NODES. context: bytes that CUDA, its libraries and
+    their workspaces take of the memory.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Card:
     pcie: float
     peer: bool
     network: str
+    node: str
     context: int
     efficiency: Efficiency
     sources: tuple[str, ...]

@@ -18,10 +18,17 @@ BARRIER = 4  # bytes that a barrier all-reduces
 
 @dataclass(frozen=True)
 class Path:
-    """What a group's ring passes.
+    """The links between the ranks of a group.
 
-    size: ranks. nodes: how many they are on. bandwidth: bytes/s of its slowest link. near, far:
-    latency of a hop within a node and between nodes (seconds). adapters: of a node, that it uses.
+    Attributes:
+        size: number of ranks.
+        nodes: number of nodes they are on.
+        bandwidth: bytes/s of all the group's rings together, at their slowest link.
+        near: latency of a hop within a node, in seconds.
+        far: latency of a hop between nodes, in seconds.
+        adapters: of a node, that the group uses.
+        port: bytes/s that a rank can send to all others together; None: as `bandwidth`.
+        pair: bytes/s between the two ranks of a node that have the least; None: as `bandwidth`.
     """
 
     size: int
@@ -30,6 +37,8 @@ class Path:
     near: float
     far: float
     adapters: int = 1
+    port: float | None = None
+    pair: float | None = None
 
     @property
     def round(self) -> float:
@@ -89,8 +98,7 @@ def gather(path: Path, size: int) -> float:
         path: between the ranks.
         size: bytes at the root, of all ranks together.
     """
-    others = (path.size - 1) / path.size
-    return LAUNCH + others * size / path.bandwidth + _hop(path)
+    return LAUNCH + _sends(path, size, (path.size - 1) / path.size) + _hop(path)
 
 
 def all_to_all(path: Path, size: int) -> float:
@@ -109,7 +117,21 @@ def all_to_all(path: Path, size: int) -> float:
     local = path.size / path.nodes
     leaving = local * (path.size - local) / path.size if path.nodes > 1 else 0.0
     passing = max(leaving, (path.size - 1) / path.size)
-    return LAUNCH + passing * size / path.bandwidth + _hop(path)
+    return LAUNCH + _sends(path, size, passing) + _hop(path)
+
+
+def _sends(path: Path, size: int, passing: float) -> float:
+    """Return the seconds of sends between many pairs at once, without latency.
+
+    Each pair has its own links, and all sends of a rank together have that rank's.
+
+    Args:
+        path: between the ranks.
+        size: bytes that the busiest rank sends or receives, including its own part.
+        passing: the share of `size` that passes the busiest port.
+    """
+    return max(passing * size / (path.port or path.bandwidth),
+               size / path.size / (path.pair or path.bandwidth))
 
 
 def _hop(path: Path) -> float:

@@ -1,7 +1,7 @@
 """A communicator's channels and buffers, and what NCCL_DEBUG=INFO prints when it is made.
 
-The text has the form of NCCL 2.8 to 2.11. Every channel is the same ring, since the links between
-a node's GPUs are modeled as alike. Trees are timed but not listed.
+The text has the form of NCCL 2.8 to 2.11. Channels take the communicator's rings in turn. Trees are
+timed but not listed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from virtualgpu.core.card import Card
 from virtualgpu.core.slots import bus
 from virtualgpu.net.collectives import Path
-from virtualgpu.net.network import SHARED_MEMORY, within_node
+from virtualgpu.net.inside import SHARED_MEMORY, pair
 from virtualgpu.net.topology import Topology
 
 # NCCL's buffers: three protocols' worth for each channel (NCCL_BUFFSIZE 4 MiB and as much again),
@@ -33,19 +33,12 @@ def buffer_bytes(card: Card, path: Path) -> int:
     return channels_of(card, path) * BUFFER
 
 
-def ring(topology: Topology, ranks: Sequence[int]) -> list[int]:
-    """Indices into `ranks` (of the job) in the order of the ring: a node's ranks are neighbors."""
-    nodes = list(dict.fromkeys(topology.nodes[rank] for rank in ranks))
-    return sorted(range(len(ranks)),
-                  key=lambda index: (nodes.index(topology.nodes[ranks[index]]), ranks[index]))
-
-
 def via(topology: Topology, one: int, other: int) -> str:
     """How two ranks of the job reach each other, in NCCL's words."""
     if topology.nodes[one] != topology.nodes[other]:
         return "NET/IB/0" if topology.network.name.startswith("infiniband") else "NET/Socket/0"
-    links = {within_node(topology.cards[rank]).name for rank in (one, other)}
-    return "SHM/direct/direct" if SHARED_MEMORY in links else "P2P/IPC"
+    link = pair(topology.seats[one], topology.seats[other])
+    return "SHM/direct/direct" if link.name == SHARED_MEMORY else "P2P/IPC"
 
 
 def lines(topology: Topology, ranks: Sequence[int], me: int, channels: int) -> list[str]:
@@ -58,9 +51,7 @@ def lines(topology: Topology, ranks: Sequence[int], me: int, channels: int) -> l
     node = topology.nodes[mine]
     head = (f"{node}:{os.getpid()}:{threading.get_native_id()} "
             f"[{topology.local_index(mine)}] NCCL INFO")
-    order = ring(topology, ranks)
-    at = order.index(me)
-    before, after = order[at - 1], order[(at + 1) % len(order)]
+    rings = topology.rings(ranks)
 
     def hop(channel: int, start: int, end: int, mark: str = "") -> str:
         names = [f"{index}[{bus(topology.slot(ranks[index])):x}000]" for index in (start, end)]
@@ -70,9 +61,13 @@ def lines(topology: Topology, ranks: Sequence[int], me: int, channels: int) -> l
     said = [f"virtual {topology.cards[mine].name}: a modeled communicator of the job's rank(s) "
             f"{','.join(map(str, ranks))}"]
     if me == 0:
-        row = "".join(f"{index:5d}" for index in order)
-        said += [f"Channel {channel:02d}/{channels:02d} :{row}" for channel in range(channels)]
+        rows = ["".join(f"{index:5d}" for index in ring) for ring in rings]
+        said += [f"Channel {channel:02d}/{channels:02d} :{rows[channel % len(rows)]}"
+                 for channel in range(channels)]
     for channel in range(channels):
+        order = rings[channel % len(rings)]
+        at = order.index(me)
+        before, after = order[at - 1], order[(at + 1) % len(order)]
         if topology.nodes[ranks[before]] != node:
             said.append(hop(channel, before, me, " [receive]"))
         away = topology.nodes[ranks[after]] != node

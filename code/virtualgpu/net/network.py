@@ -1,4 +1,4 @@
-"""What lies between cards: links within a node, and the network between nodes.
+"""Links, and the network between nodes.
 
 Bandwidths are bytes per second in one direction, latencies seconds of one hop.
 """
@@ -8,10 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from virtualgpu.core.card import Card
 from virtualgpu.core.errors import VirtualGpuError
-
-NVLINK, PCIE, SHARED_MEMORY = "NVLink", "PCIe", "shared memory"
 
 
 @dataclass(frozen=True)
@@ -72,13 +69,3 @@ def parse(text: str) -> Link:
     times = f"{adapters} x " if adapters > 1 else ""
     title = f"{kind} {times}{found[3]} {found[4][0].upper()}bit/s"
     return Link(title, adapters * float(found[3]) * UNITS[found[4]], latency, share, adapters)
-
-
-def within_node(card: Card) -> Link:
-    """How cards of one node reach each other."""
-    if card.nvlink:
-        return Link(NVLINK, card.nvlink, 2.5e-6, card.efficiency.link)
-    if card.peer:
-        return Link(PCIE, card.pcie, 5e-6, card.efficiency.link)
-    # Through the host's memory every byte passes the bus twice.
-    return Link(SHARED_MEMORY, card.pcie / 2, 8e-6, card.efficiency.link)

@@ -1,14 +1,17 @@
-"""Where ranks sit, and what lies between those of a group."""
+"""Where ranks sit, and the links between those of a group."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 from virtualgpu.core.card import Card
+from virtualgpu.net import inside
 from virtualgpu.net.collectives import Path
-from virtualgpu.net.network import Link, within_node
+from virtualgpu.net.inside import Seat
+from virtualgpu.net.network import Link
 
 
 @dataclass(frozen=True)
@@ -24,25 +27,32 @@ class Topology:
     def path(self, ranks: Sequence[int]) -> Path:
         """Return the path that a collective of these ranks of the job takes.
 
-        A node's adapters are shared: when a group has k of a node's n ranks, n / k groups like it
-        (the other tensor-parallel ranks' replicas, say) talk at the same time, if there are so
-        many that lie on the same nodes. A rank sends through one adapter, the nearest: with one
-        H100 per node, an all-reduce over four adapters of 50 GB/s reaches 50 GB/s
-        (github.com/NVIDIA/nccl-tests issue 232).
+        Within a node, the group has the NVLinks that its GPUs share (inside.ring). A node's
+        adapters are shared: when a group has k of a node's n ranks, n / k groups like it (the
+        other tensor-parallel ranks' replicas, say) communicate at the same time, if that many lie
+        on the same nodes. A rank sends through one adapter, the nearest: with one H100 per node, an
+        all-reduce over four adapters of 50 GB/s reaches 50 GB/s (github.com/NVIDIA/nccl-tests
+        issue 232).
         """
-        near = [within_node(self.cards[rank]) for rank in ranks]
-        mine = Counter(self.nodes[rank] for rank in ranks)
-        local = max(mine.values())
-        bandwidth = min((link.effective for link in near), default=0.0)
-        if len(mine) > 1:
+        mine: dict[str, list[Seat]] = {}
+        for rank in ranks:
+            mine.setdefault(self.nodes[rank], []).append(self.seats[rank])
+        groups = [tuple(seats) for seats in mine.values()]
+        near = [inside.ring(seats) for seats in groups]
+        shared = [seats for seats in groups if len(seats) > 1]
+        fewest = min(map(len, groups))
+        bandwidth = min(link.effective for link in near)
+        port = min(inside.port(self.cards[rank]).effective for rank in ranks)
+        if len(groups) > 1:
             everyone = Counter(self.nodes)
-            alike = min(max(everyone[node] / count for node, count in mine.items()),
+            alike = min(max(everyone[node] / len(seats) for node, seats in mine.items()),
                         self._shifted(ranks, max(everyone.values())))
-            wire = min(self.network.effective / alike,
-                       self.network.per_adapter * min(mine.values()))
-            bandwidth = min(bandwidth, wire) if local > 1 else wire
-        return Path(len(ranks), len(mine), bandwidth, max(link.latency for link in near),
-                    self.network.latency, min(self.network.adapters, *mine.values()))
+            port = min(self.network.effective / alike, self.network.per_adapter * fewest)
+            bandwidth = min([port, *(inside.ring(seats).effective for seats in shared)])
+        return Path(
+            len(ranks), len(groups), bandwidth, max(link.latency for link in near),
+            self.network.latency, min(self.network.adapters, fewest), port=port,
+            pair=min(map(inside.slowest_pair, shared), default=port))
 
     def _shifted(self, ranks: Sequence[int], furthest: int) -> int:
         """How many groups of the same form lie on the same nodes rank by rank."""
@@ -50,13 +60,47 @@ class Topology:
         return sum(all(0 <= rank + by < last and nodes[rank + by] == nodes[rank] for rank in ranks)
                    for by in range(1 - furthest, furthest))
 
+    @cached_property
+    def seats(self) -> tuple[Seat, ...]:
+        """Each rank's GPU and its slot; ranks have them in order unless all slots are known."""
+        order: list[int] = []
+        taken: Counter[str] = Counter()
+        for node in self.nodes:
+            order.append(taken[node])
+            taken[node] += 1
+        known = None not in (self.slots or (None,)) and (
+            len({*zip(self.nodes, self.slots, strict=True)}) == len(self.nodes))
+        return tuple(map(Seat, self.cards, self.slots if known else order))
+
     def local_index(self, rank: int) -> int:
         """Among the ranks of its node."""
         return self.nodes[:rank].count(self.nodes[rank])
 
     def slot(self, rank: int) -> int:
-        """The number of its card on its node; ranks have them in order unless all are known."""
-        return self.local_index(rank) if None in (self.slots or (None,)) else self.slots[rank]
+        """Return the number of a rank's GPU on its node."""
+        return self.seats[rank].slot
+
+    def rings(self, ranks: Sequence[int]) -> list[list[int]]:
+        """Return the orders in which a communicator's rings pass its ranks, as indices into them.
+
+        A node's ranks are neighbors, and follow its NVLinks where these close rings. A ring that
+        leaves a node passes each node's GPUs as the node's first ring would.
+
+        Args:
+            ranks: of the communicator, in the job's numbers.
+        """
+        groups: dict[str, list[int]] = {}
+        for index, rank in enumerate(ranks):
+            groups.setdefault(self.nodes[rank], []).append(index)
+        found: list[list[list[int]]] = []
+        for indices in groups.values():
+            by_slot = {self.slot(ranks[index]): index for index in indices}
+            orders = inside.rings([self.seats[ranks[index]] for index in indices])
+            found.append([[by_slot[slot] for slot in order] for order in dict.fromkeys(orders)] or [
+                sorted(indices, key=lambda index: ranks[index])])
+        if len(found) == 1:
+            return found[0]
+        return [[index for orders in found for index in orders[0]]]
 
     def wire(self, source: int, target: int) -> Path:
         """Return the path of a point-to-point send.
@@ -69,13 +113,17 @@ class Topology:
         if path.nodes > 1:
             return path
         share = min(self.cards[rank].efficiency.p2p for rank in (source, target))
-        return replace(path, bandwidth=share * path.bandwidth)
+        link = inside.pair(self.seats[source], self.seats[target])
+        return Path(2, 1, share * link.effective, link.latency, path.far)
 
     def describe(self) -> str:
         """The links, in a few words."""
-        kinds = dict.fromkeys(f"{link.name} {link.bandwidth / 1e9:g} GB/s"
-                              for link in map(within_node, dict.fromkeys(self.cards)))
-        within = "within a node " + " or ".join(kinds)
-        if len(set(self.nodes)) == 1:
-            return within
-        return f"{within}, between nodes {self.network.name}"
+        mine: dict[str, list[Seat]] = {}
+        for node, seat in zip(self.nodes, self.seats, strict=True):
+            mine.setdefault(node, []).append(seat)
+        links = [inside.ring(tuple(seats)) for seats in mine.values() if len(seats) > 1]
+        kinds = dict.fromkeys(f"{link.name} {link.bandwidth / 1e9:g} GB/s" for link in links)
+        said = [f"within a node {' or '.join(kinds)}"] if kinds else []
+        if len(mine) > 1:
+            said.append(f"between nodes {self.network.name}")
+        return ", ".join(said) or "none, with a single GPU"

@@ -56,12 +56,13 @@ def make(tmp_path, monkeypatch):
                  "SLURM_JOB_ID"):
         monkeypatch.delenv(name, raising=False)
 
-    def make(gpus="v100:2", nodes=2):
+    def make(gpus="v100:2", nodes=2, link=None):
         state, proc = tmp_path / ".cluster", tmp_path / "proc"
         state.mkdir()
         proc.mkdir()
+        wanted = profile.make(nodes, gpus, link).to_json()
         (state / "running.json").write_text(json.dumps(
-            {"profile": profile.make(nodes, gpus).to_json(), "place": {"mode": "namespaces"}}))
+            {"profile": wanted, "place": {"mode": "namespaces"}}))
         return Cluster(state, proc)
 
     return make

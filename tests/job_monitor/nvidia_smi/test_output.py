@@ -60,15 +60,49 @@ def test_the_list_has_names_that_stay(cluster, capsys):
     assert bytes.fromhex(uuids[0][4:22].replace("-", "")).startswith(b"virtual")
 
 
-@pytest.mark.parametrize(("name", "link"), [
-    ("v100", "NV6"), ("a100", "NV12"), ("h100", "NV18"), ("h200", "NV18"), ("t4", "PHB"),
-    ("h100-pcie", "PHB"), ("rtx3090", "SYS")])
-def test_the_matrix_of_links(make, capsys, name, link):
-    assert make(f"{name}:3", 1).main("topo", "-m") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split("\t") == ["", "GPU0", "GPU1", "GPU2", "CPU Affinity", "NUMA Affinity"]
-    assert lines[2].split("\t") == ["GPU1", link, " X ", link, "0-31", "N/A"]
-    assert any(line.startswith("  NV#  = ") for line in lines) and "virtual" in lines[-1]
+def matrix(capsys, cluster):
+    """The rows of `nvidia-smi topo -m` as lists of cells, and the lines below them."""
+    assert cluster.main("topo", "-m") == 0
+    rows, _, below = capsys.readouterr().out.partition("\n\n")
+    return [row.split("\t") for row in rows.splitlines()], below.splitlines()
+
+
+@pytest.mark.parametrize(("name", "cells"), [
+    ("a100", "NV12 X NV12 NV12 NV12 NV12 NV12 NV12 12-15 3"),
+    ("h100", "NV18 X NV18 NV18 NV18 NV18 NV18 NV18 0-15 0"),
+    ("v100-pcie", "PIX X NODE NODE SYS SYS SYS SYS 0-15 0"),
+    ("h100-pcie", "PIX X NODE NODE SYS SYS SYS SYS 0-15 0"),
+    ("t4", "NODE X NODE NODE SYS SYS SYS SYS 0-15 0"),
+    ("rtx3090", "PHB X PHB PHB PHB PHB PHB PHB 0-31 0")])
+def test_the_matrix_of_links(make, capsys, name, cells):
+    rows, below = matrix(capsys, make(f"{name}:8", 1, link="25gbit"))
+    assert rows[0] == ["", *(f"GPU{gpu}" for gpu in range(8)), "CPU Affinity", "NUMA Affinity",
+                       "GPU NUMA ID"]
+    assert [cell.strip() for cell in rows[2]] == ["GPU1", *cells.split(), "", "N/A"]
+    assert any(line.startswith("  NV#  = ") for line in below) and "virtual" in below[-1]
+
+
+def test_a_node_of_v100s_is_a_dgx_1(make, capsys):
+    """As nvidia-smi prints a real one, with an InfiniBand adapter for each pair of GPUs."""
+    rows, below = matrix(capsys, make("v100:8", 1))
+    cells = [[cell.strip() for cell in row] for row in rows]
+    assert [" ".join(row[1:9]) for row in cells[1:9]] == [
+        "X NV1 NV1 NV2 NV2 SYS SYS SYS", "NV1 X NV2 NV1 SYS NV2 SYS SYS",
+        "NV1 NV2 X NV2 SYS SYS NV1 SYS", "NV2 NV1 NV2 X SYS SYS SYS NV1",
+        "NV2 SYS SYS SYS X NV1 NV1 NV2", "SYS NV2 SYS SYS NV1 X NV2 NV1",
+        "SYS SYS NV1 SYS NV1 NV2 X NV2", "SYS SYS SYS NV1 NV2 NV1 NV2 X"]
+    assert cells[0][9:13] == ["NIC0", "NIC1", "NIC2", "NIC3"] and cells[0][13] == "CPU Affinity"
+    assert [row[9:13] for row in (cells[1], cells[8])] == [
+        ["PIX", "PHB", "SYS", "SYS"], ["SYS", "SYS", "PHB", "PIX"]]
+    assert cells[9] == ["NIC0", "PIX", "PIX", "PHB", "PHB", *4 * ["SYS"], "X", "PHB", "SYS", "SYS"]
+    assert "  NIC3: mlx5_3" in below
+
+
+def test_a_job_sees_how_its_own_gpus_are_connected(make, capsys, monkeypatch):
+    monkeypatch.setenv("SLURMD_NODENAME", "slurmnode1")
+    monkeypatch.setenv("SLURM_JOB_GPUS", "0,3")
+    rows, _ = matrix(capsys, make("v100:8", 1))
+    assert [row[:3] for row in rows[1:3]] == [["GPU0", " X ", "NV2"], ["GPU1", "NV2", " X "]]
 
 
 def test_a_query_in_nvidia_s_format(cluster, capsys):
@@ -143,4 +177,5 @@ def test_help(cluster, capsys):
 
 
 def test_the_legend_explains_every_link():
-    assert all(f"  {word} " in table.LEGEND for word in ("SYS", "PHB", "NV#", "X"))
+    words = ("SYS", "NODE", "PHB", "PXB", "PIX", "NV#", "X")
+    assert all(f"  {word} " in table.LEGEND for word in words)

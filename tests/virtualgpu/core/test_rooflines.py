@@ -22,7 +22,7 @@ from virtualgpu.core.rules import RULES, Work
 CARD = Card(
     name="round", product="Round", architecture="ampere", memory=2**34, bandwidth=1e12,
     tflops={"fp32": 10.0, "fp16": 100.0}, half=20.0, sms=100, nvlink=100e9, pcie=10e9, peer=True,
-    network="ethernet:10gbit", context=0, sources=(),
+    network="ethernet:10gbit", node="dgx-a100", context=0, sources=(),
     efficiency=Efficiency(matmul={"fp32": 0.8, "fp16": 0.5}, vector=0.5, attention=0.25,
                           kernel=1e-6, dispatch=4e-6, link=0.8))
 RAMP = 37  # steps of k that a tile's start and end cost, as matmul.py says

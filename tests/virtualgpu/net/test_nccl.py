@@ -54,7 +54,7 @@ def test_every_line_names_the_node_the_process_and_its_card():
     ("aabb", [1, 3], [0, 1]),  # numbered anew
 ])
 def test_the_ring_s_order(nodes, ranks, order):
-    assert nccl.ring(place(nodes), ranks) == order
+    assert place(nodes).rings(ranks) == [order]
 
 
 @pytest.mark.parametrize("nodes", ["aabb", "abab", "abcabc", "aaaa"])

@@ -15,6 +15,7 @@ CARD = Card(
     pcie=32e9,
     peer=True,
     network="ethernet:100gbit",
+    node="pcie-switches",
     context=320 * 2**20,
     efficiency=Efficiency(
         matmul={"fp32": 0.45, "tf32": 0.45, "bf16": 0.45, "fp16": 0.45},

@@ -15,6 +15,7 @@ CARD = Card(
     pcie=32e9,
     peer=True,
     network="infiniband:8x200gbit",
+    node="dgx-a100",
     context=460 * 2**20,
     efficiency=Efficiency(
         matmul={"fp32": 0.97, "tf32": 0.74, "bf16": 0.74, "fp16": 0.74},

@@ -15,6 +15,7 @@ CARD = Card(
     pcie=64e9,
     peer=True,
     network="infiniband:8x400gbit",
+    node="dgx-h100",
     context=520 * 2**20,
     efficiency=Efficiency(
         matmul={"fp32": 0.79, "tf32": 0.8, "bf16": 0.8, "fp16": 0.8, "fp8": 0.71},

@@ -15,6 +15,7 @@ CARD = Card(
     pcie=32e9,
     peer=False,
     network="ethernet:10gbit",
+    node="workstation",
     context=320 * 2**20,
     efficiency=Efficiency(
         matmul={"fp32": 0.76, "tf32": 1.0, "bf16": 1.0, "fp16": 1.0},

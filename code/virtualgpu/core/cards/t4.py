@@ -15,6 +15,7 @@ CARD = Card(
     pcie=16e9,
     peer=True,
     network="ethernet:50gbit",
+    node="pcie",
     context=120 * 2**20,
     efficiency=Efficiency(
         matmul={"fp32": 0.49, "fp16": 0.49},

@@ -12,6 +12,7 @@ CARD = replace(
     half=28.0,
     nvlink=0.0,
     network="ethernet:25gbit",
+    node="pcie-switches",
     efficiency=replace(V100.efficiency, link=0.77),
     sources=(
         "data sheet: NVIDIA Tesla V100 GPU Accelerator, March 2018; the network is that of common "

@@ -15,6 +15,7 @@ CARD = Card(
     pcie=16e9,
     peer=True,
     network="infiniband:4x100gbit",
+    node="dgx-1",
     context=380 * 2**20,
     efficiency=Efficiency(
         matmul={"fp32": 0.89, "fp16": 0.76},

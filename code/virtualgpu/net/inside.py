@@ -1,0 +1,129 @@
+"""The links between the GPUs of one node, and what rings and sends reach over them.
+
+One rule prices them all: an NVLink carries an equal share of its GPU's NVLink bandwidth (25 GB/s
+per direction on a V100, an A100 and an H100), and a ring or a send has the links that it uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import combinations
+from typing import NamedTuple
+
+from virtualgpu.core.card import Card
+from virtualgpu.net import nodes
+from virtualgpu.net.network import Link
+from virtualgpu.net.nodes import NODES, SYS
+
+NVLINK, PCIE, SHARED_MEMORY = "NVLink", "PCIe", "shared memory"
+
+
+class Seat(NamedTuple):
+    """A GPU, and the slot of its node that it is in."""
+
+    card: Card
+    slot: int
+
+
+def nvlinks(one: Seat, other: Seat) -> int:
+    """Return how many NVLinks connect two GPUs of a node."""
+    if one.card.node != other.card.node or not (one.card.nvlink and other.card.nvlink):
+        return 0
+    return NODES[one.card.node].links_between(one.slot, other.slot)
+
+
+def path(one: Seat, other: Seat) -> str:
+    """Return how PCIe connects two GPUs of a node, in nvidia-smi's words."""
+    if one.card.node != other.card.node:  # models that no real node has side by side
+        return SYS
+    node = NODES[one.card.node]
+    return node.path(node.place(one.slot), node.place(other.slot))
+
+
+def pair(one: Seat, other: Seat) -> Link:
+    """Return the link that a send between two GPUs of a node uses."""
+    count = nvlinks(one, other)
+    return _nvlink((one, other), count) if count else _bus(one, other)
+
+
+@lru_cache(maxsize=4096)
+def ring(seats: tuple[Seat, ...]) -> Link:
+    """Return the bandwidth of all rings through the GPUs of a node, as one link.
+
+    Where NVLinks close no ring through the GPUs, NCCL uses PCIe instead (Wang et al. 2020, Blink,
+    arXiv:1910.04940), and the ring is as fast as its slowest hop.
+
+    Args:
+        seats: the GPUs; the link of a single one is all that it has.
+    """
+    if len(seats) == 1:
+        return port(seats[0].card)
+    count = len(rings(seats))
+    if count:
+        return _nvlink(seats, count)
+    order = sorted(seats, key=lambda seat: seat.slot)
+    hops = [_bus(one, other) for one, other in zip(order, order[1:] + order[:1], strict=True)]
+    return replace(min(hops, key=lambda link: link.effective),
+                   latency=max(link.latency for link in hops))
+
+
+def rings(seats: Sequence[Seat]) -> tuple[tuple[int, ...], ...]:
+    """Return the rings over NVLinks through the GPUs of a node, as slots; see nodes.rings."""
+    kinds = {seat.card.node for seat in seats}
+    if len(seats) < 2 or len(kinds) > 1 or not all(seat.card.nvlink for seat in seats):
+        return ()
+    return nodes.rings(kinds.pop(), tuple(seat.slot for seat in seats))
+
+
+@lru_cache(maxsize=4096)
+def slowest_pair(seats: tuple[Seat, ...]) -> float:
+    """Return the bytes/s that any two GPUs of a node's group reach.
+
+    Two GPUs without an NVLink between them send through another GPU of the group that both have
+    one with (NCCL calls this path NVB).
+
+    Args:
+        seats: the GPUs of the group, two or more.
+    """
+    def reached(one: Seat, other: Seat) -> float:
+        through = max(min(nvlinks(one, middle), nvlinks(middle, other))
+                      for middle in seats) if not nvlinks(one, other) else 0
+        link = _nvlink((one, other), through) if through else pair(one, other)
+        return link.effective
+
+    return min(reached(one, other) for one, other in combinations(seats, 2))
+
+
+def port(card: Card) -> Link:
+    """Return all links of one GPU to the others of its node together."""
+    if card.nvlink:
+        return _nvlink((Seat(card, 0),), NODES[card.node].nvlinks)
+    return _bus(Seat(card, 0), Seat(card, 0))
+
+
+def _nvlink(seats: Sequence[Seat], count: int) -> Link:
+    slowest = min((seat.card for seat in seats),
+                  key=lambda card: card.nvlink * card.efficiency.link)
+    each = slowest.nvlink / NODES[slowest.node].nvlinks
+    return Link(NVLINK, count * each, 2.5e-6, slowest.efficiency.link)
+
+
+def _bus(one: Seat, other: Seat) -> Link:
+    """Return the link over PCIe, or through the host's memory where NCCL does not use P2P.
+
+    NCCL uses P2P within a socket and the host's memory between sockets (ncclTopoCheckP2p in
+    github.com/NVIDIA/nccl, src/graph/paths.cc, on Intel CPUs). Without peer access, every byte
+    passes the bus of the host's memory twice.
+    """
+    slowest = min((one.card, other.card), key=lambda card: card.pcie * card.efficiency.link)
+    share, far = slowest.efficiency.link, path(one, other) == SYS
+    if one.card.peer and other.card.peer and not far:
+        return Link(PCIE, slowest.pcie, 5e-6, share)
+    peer = one.card.peer and other.card.peer
+    memory = Link(SHARED_MEMORY, slowest.pcie if peer else slowest.pcie / 2, 8e-6, share)
+    if not far:
+        return memory
+    slow = min(NODES[seat.card.node].interconnect for seat in (one, other))
+    return min(memory, Link(SHARED_MEMORY, slow, 8e-6, 1.0), key=lambda link: link.effective)

@@ -1,0 +1,180 @@
+"""The nodes that GPUs are sold in: NVLinks, PCIe switches, sockets, and adapters, as data.
+
+A virtual node has the topology of the real node that its GPU model usually comes in, and its GPUs
+are the first ones of that node. `nvidia-smi topo -m` prints it, and inside.py prices it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+PIX, PXB, PHB, NODE, SYS = "PIX", "PXB", "PHB", "NODE", "SYS"  # nvidia-smi's words
+
+
+class Place(NamedTuple):
+    """Where a device is plugged in.
+
+    Attributes:
+        numa: the NUMA node of its CPUs.
+        bridge: the PCIe host bridge, counted within the NUMA node.
+        switch: the PCIe switch, counted within the host bridge; None: directly below the bridge.
+    """
+
+    numa: int
+    bridge: int = 0
+    switch: int | None = None
+
+
+@dataclass(frozen=True)
+class NodeType:
+    """One kind of node.
+
+    Attributes:
+        title: its name.
+        slots: where its GPUs are plugged in, in the order that CUDA numbers them.
+        adapters: where its InfiniBand adapters are plugged in.
+        numa_nodes: how many it has.
+        nvlinks: NVLinks of each GPU; 0: none.
+        mesh: NVLinks of each pair of GPUs, by their slots; None: all NVLinks lead to switches,
+            through which any two GPUs reach each other at the full rate.
+        below_switch: the path between two devices below the same PCIe switch, PIX or PXB.
+        interconnect: bytes/s that NCCL expects in one direction between two sockets, and so
+            between NUMA nodes.
+        source: where this is published.
+    """
+
+    title: str
+    slots: tuple[Place, ...]
+    numa_nodes: int
+    interconnect: float
+    source: str
+    adapters: tuple[Place, ...] = ()
+    nvlinks: int = 0
+    mesh: Mapping[tuple[int, int], int] | None = None
+    below_switch: str = PIX
+
+    def place(self, slot: int) -> Place:
+        """Return where a GPU is plugged in; slots beyond the last are those of another box."""
+        box, number = divmod(slot, len(self.slots))
+        place = self.slots[number]
+        return place._replace(numa=place.numa + box * self.numa_nodes)
+
+    def links_between(self, one: int, other: int) -> int:
+        """Return how many NVLinks connect the GPUs in two different slots."""
+        if self.mesh is None:
+            return self.nvlinks
+        box, number = divmod(min(one, other), len(self.slots))
+        far, last = divmod(max(one, other), len(self.slots))
+        return self.mesh.get((number, last), 0) if box == far else 0
+
+    def path(self, one: Place, other: Place) -> str:
+        """Return how PCIe connects two devices: PIX, PXB, PHB, NODE or SYS."""
+        if one.numa != other.numa:
+            return SYS
+        if one.bridge != other.bridge:
+            return NODE
+        same = one.switch is not None and one.switch == other.switch
+        return self.below_switch if same else PHB
+
+
+# GPU pairs of the hybrid cube mesh. Each quad is fully connected, and each GPU has one neighbor in
+# the other quad: 16 pairs, half of them with two NVLinks.
+CUBE_MESH = {
+    (0, 1): 1, (0, 2): 1, (0, 3): 2, (1, 2): 2, (1, 3): 1, (2, 3): 2,
+    (4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 2,
+    (0, 4): 2, (1, 5): 2, (2, 6): 1, (3, 7): 1}
+
+# By the name that a GPU model's `node` has. Rates between sockets are those that NCCL's search
+# assumes (github.com/NVIDIA/nccl, src/graph/topo.h): 6 GB/s on Broadwell, 10 on Skylake, 16 on AMD,
+# 22 on Sapphire Rapids.
+NODES: dict[str, NodeType] = {
+    "dgx-1": NodeType(
+        title="DGX-1 with V100",
+        slots=tuple(Place(gpu // 4, 0, gpu // 2 % 2) for gpu in range(8)),
+        adapters=tuple(Place(nic // 2, 0, nic % 2) for nic in range(4)),
+        numa_nodes=2, interconnect=6e9, nvlinks=6, mesh=CUBE_MESH,
+        source="NVIDIA DGX-1 With Tesla V100 System Architecture, WP-08437-002, 2017; the count of "
+               "each pair as NCCL detects it in github.com/NVIDIA/nccl issue 671"),
+    "dgx-a100": NodeType(
+        title="DGX A100",
+        slots=tuple(Place(numa, 0, 0) for numa in (3, 3, 1, 1, 7, 7, 5, 5)),
+        adapters=tuple(Place(numa, 0, 0) for numa in (3, 3, 1, 1, 7, 7, 5, 5)),
+        numa_nodes=8, interconnect=16e9, nvlinks=12, below_switch=PXB,
+        source="nvidia-smi topo -m of a DGX A100, github.com/NVIDIA/nccl issue 1505"),
+    "dgx-h100": NodeType(
+        title="DGX H100",
+        slots=tuple(Place(gpu // 4, gpu, 0) for gpu in range(8)),
+        adapters=tuple(Place(nic // 4, nic, 0) for nic in range(8)),
+        numa_nodes=2, interconnect=22e9, nvlinks=18, below_switch=PXB,
+        source="nvidia-smi topo -m of a DGX H100, github.com/vllm-project/vllm issue 13855"),
+    "pcie-switches": NodeType(
+        title="two sockets, each with two PCIe switches of two GPUs",
+        slots=tuple(Place(gpu // 4, gpu // 2, 0) for gpu in range(8)),
+        numa_nodes=2, interconnect=10e9,
+        source="assumed, as in common 8-GPU servers"),
+    "pcie": NodeType(
+        title="two sockets, each with four GPUs on PCIe ports of their own",
+        slots=tuple(Place(gpu // 4, gpu) for gpu in range(8)),
+        numa_nodes=2, interconnect=10e9,
+        source="assumed, as in common servers without PCIe switches"),
+    "workstation": NodeType(
+        title="a workstation with one socket",
+        slots=(Place(0),) * 8,
+        numa_nodes=1, interconnect=16e9,
+        source="nvidia-smi topo -m of a workstation, github.com/noonghunna/club-3090 issue 1229"),
+}
+
+
+@lru_cache(maxsize=1024)
+def rings(name: str, slots: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Return rings over NVLinks through GPUs of one node, as many as fit.
+
+    A ring passes every GPU once, and no two rings use the same direction of the same NVLink. So six
+    rings pass all 8 GPUs of a DGX-1, one passes two GPUs that share one NVLink, and none passes
+    GPUs 0, 1 and 6.
+
+    Args:
+        name: a key of NODES.
+        slots: of two GPUs or more.
+    """
+    node, starting = NODES[name], sorted(slots)
+    if node.mesh is None:
+        return (tuple(starting),) * node.nvlinks
+    found = list(_cycles(node, starting))
+    steps = [[(ring[at - 1], ring[at]) for at in range(len(ring))] for ring in found]
+    free = {(one, other): node.links_between(one, other)
+            for one in slots for other in slots if one != other}
+    best: list[int] = []
+
+    def add(chosen: list[int]) -> None:
+        nonlocal best
+        if len(chosen) > len(best):
+            best = chosen
+        # What the GPU with the fewest free NVLinks could still carry.
+        room = min(sum(free[one, other] for other in slots if other != one) for one in slots)
+        if len(chosen) + room <= len(best):
+            return
+        for index in range(chosen[-1] if chosen else 0, len(found)):
+            if all(free[step] for step in steps[index]):
+                for step in steps[index]:
+                    free[step] -= 1
+                add([*chosen, index])
+                for step in steps[index]:
+                    free[step] += 1
+
+    add([])
+    return tuple(found[index] for index in best)
+
+
+def _cycles(node: NodeType, slots: list[int]) -> list[tuple[int, ...]]:
+    """Return every way around all GPUs over NVLinks, in both directions, from the first GPU."""
+    paths = [(slots[0],)]
+    for _ in slots[1:]:
+        paths = [(*path, slot) for path in paths for slot in slots
+                 if slot not in path and node.links_between(path[-1], slot)]
+    return [path for path in paths
+            if all(node.links_between(*pair) for pair in pairwise((*path, path[0])))]

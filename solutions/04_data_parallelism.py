@@ -1277,7 +1277,7 @@ for bucket, call in enumerate(calls):
 one, two = [check.gpus(
     ddp_steps, {"width": 4096, "layers": 16, "tokens": 8192, "micro_batches": 1,
                 "bucket_mb": 100, "steps": steps}, "h100:8", nodes=4, present=[0],
-    least={"flops": steps * 47 * 2 * 8192 * 4096**2,
+    least={"flops": steps * 47 * 2 * 8192 * 4096**2, "dtype": "bf16",
            "communicated": steps * 16 * 4 * 4096**2}) for steps in (1, 2)]
 step = two.milliseconds - one.milliseconds
 waiting = (two.exposed * two.milliseconds - one.exposed * one.milliseconds) / step
@@ -1535,7 +1535,7 @@ check.that(gpus * tokens == 262_144, f"{gpus} GPUs with {tokens} tokens each do 
 model = {"width": 2048, "layers": 48, "bucket_mb": bucket}
 first, both = [check.gpus(
     ddp_steps, {**model, "tokens": 16_384, "micro_batches": 1, "steps": steps}, "h100:1",
-    least={"flops": steps * 143 * 2 * 16_384 * 2048**2}) for steps in (1, 2)]
+    least={"flops": steps * 143 * 2 * 16_384 * 2048**2, "dtype": "bf16"}) for steps in (1, 2)]
 alone = both.milliseconds - first.milliseconds
 # The plan must be efficient enough, and the same batch on twice the GPUs must not be.
 for count in dict.fromkeys((int(gpus), min(2 * int(gpus), 1024))):
@@ -1543,7 +1543,7 @@ for count in dict.fromkeys((int(gpus), min(2 * int(gpus), 1024))):
     one, two = [check.gpus(
         ddp_steps, {**model, "tokens": share, "micro_batches": -(-share // 16_384), "steps": steps},
         "h100:8", nodes=count // 8, present=[0],
-        least={"flops": steps * 143 * 2 * share * 2048**2,
+        least={"flops": steps * 143 * 2 * share * 2048**2, "dtype": "bf16",
                "communicated": steps * 48 * 4 * 2048**2}) for steps in (1, 2)]
     step = two.milliseconds - one.milliseconds
     efficiency = share / 16_384 * alone / step

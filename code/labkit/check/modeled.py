@@ -83,8 +83,9 @@ def gpus(driver: Any, case: Case = (), gpus: str = "h100:8", *, nodes: int = 1,
         nodes: how many nodes.
         link: the network between them, such as "ethernet:25gbit"; None: what is usual.
         present: the ranks to simulate, where the others do the same; None: all.
-        least: "flops", "bytes", "live", or "communicated": at least so much on every rank, because
-            a record could leave something out. Derive it from the task.
+        least: lower bounds for every rank, because a record could leave something out: "flops",
+            "bytes", "live", or "communicated". FLOPs count only in "dtype" ("fp32" by default) and
+            in dtypes of higher precision. Derive the bounds from the task.
         hints: texts with what each is for: "memory" (it runs out of memory) or "little" (it does
             less than `least`).
         seconds: of real time, until the driver is ended.

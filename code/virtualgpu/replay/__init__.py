@@ -27,15 +27,15 @@ the entry or the operation:
             collective; an out-of-memory error where there was room; waits for something later;
             collectives, sends, and receives that do not match between ranks; deadlocks;
             communication that never completes; ranks that occur twice, or another world size
-    require (TooLittle) fewer FLOPs, fewer bytes moved or communicated, or less live memory at the
-            peak than the task needs, on any rank
+    require (TooLittle) fewer FLOPs in the task's dtype, fewer bytes moved or communicated, or less
+            live memory at the peak than the task needs, on any rank
 
 Left to the caller: the values, which must be checked separately, on real ranks; which ranks must
-have a record, since ranks without one count as symmetric to those with one; the dtype of FLOPs; and
-a time limit, because a record of the largest size takes long to price. The shapes of results that
-depend on values, such as those of nonzero, are taken as they are. Kernels on different streams are
-priced as if they did not slow each other down, and the order of kernels on different streams is not
-compared with what they read and write.
+have a record, since ranks without one count as symmetric to those with one; and a time limit,
+because a record of the largest size takes long to price. The shapes of results that depend on
+values, such as those of nonzero, are taken as they are. Kernels on different streams are priced as
+if they did not slow each other down, and the order of kernels on different streams is not compared
+with what they read and write.
 
 journal.py writes a record, and operations.py describes operations in it. reading.py reads and
 validates one. player.py repeats one rank on a fresh virtual

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -27,7 +27,8 @@ class Player:
     Attributes:
         gpu: with the clock, the memory, and the busy seconds.
         index: of the entry that comes next.
-        flops, bytes, communicated: sums so far.
+        flops: FLOPs of its kernels so far, by dtype.
+        bytes, communicated: sums so far.
         streams: seconds of kernels by stream.
     """
 
@@ -36,7 +37,8 @@ class Player:
         self.gpu = VirtualGpu(topology.cards[record.rank])
         self.buffers = Buffers(self.gpu)
         self.links = Communication(record, topology, exchange, self.gpu, self.buffers)
-        self.flops = self.bytes = self.communicated = 0
+        self.flops: Counter[str] = Counter()
+        self.bytes = self.communicated = 0
         self.streams: defaultdict[str, float] = defaultdict(float)
         self.costs: dict[int, tuple] = {}  # by operation
         self.index = self.allocations = 0
@@ -93,7 +95,10 @@ class Player:
                 raise BadRecord(f"{self.where}: a tensor of {operation.func} lies in the host's "
                                 "memory and on the GPU")
             self.buffers.use(storage, offset, size, writes, at, self.where)
-        self.flops += work.product.flops if work.product is not None else work.flops
+        if work.product is not None:
+            self.flops[work.product.dtype] += work.product.flops
+        elif work.flops:
+            self.flops[work.dtype] += work.flops
         self.bytes += work.bytes
         if rule_of(operation.func) is None:
             self.gpu.unknown[name] += 1

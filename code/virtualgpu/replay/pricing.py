@@ -12,6 +12,8 @@ from virtualgpu.replay.exchange import Exchange
 from virtualgpu.replay.player import Player
 from virtualgpu.replay.reading import Record
 
+PRECISION = {"fp64": 4, "fp32": 3, "tf32": 2, "bf16": 1, "fp16": 1, "fp8": 0}
+
 
 @dataclass(frozen=True)
 class Priced:
@@ -26,7 +28,7 @@ class Priced:
         peak: bytes of memory allocated at the peak, as PyTorch counts them.
         reserved: bytes that PyTorch reserved at the peak.
         live: bytes of all live tensors at the peak, without rounding.
-        flops: of all kernels.
+        flops_by_dtype: FLOPs of all kernels, by the dtype of their operands.
         bytes: that kernels moved between memory and the chip.
         communicated: bytes of the buffers of its collectives, and of its sends.
         unknown: calls by operation that have no cost rule.
@@ -40,10 +42,20 @@ class Priced:
     peak: int
     reserved: int
     live: int
-    flops: int
+    flops_by_dtype: dict[str, int]
     bytes: int
     communicated: int
     unknown: dict[str, int]
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of all kernels."""
+        return sum(self.flops_by_dtype.values())
+
+    def flops_in(self, dtype: str) -> int:
+        """Return the FLOPs in this dtype and in those of higher precision, which cost no less."""
+        return sum(flops for other, flops in self.flops_by_dtype.items()
+                   if PRECISION[other] >= PRECISION[dtype])
 
     @property
     def exposed_compute(self) -> float:
@@ -87,5 +99,5 @@ def _priced(player: Player) -> Priced:
     return Priced(
         player.record.rank, gpu.clock.host, dict(gpu.clock.exposed), dict(gpu.busy),
         dict(player.streams), gpu.memory.peak, gpu.memory.peak_reserved,
-        gpu.memory.peak_requested, player.flops, player.bytes, player.communicated,
+        gpu.memory.peak_requested, dict(player.flops), player.bytes, player.communicated,
         dict(gpu.unknown))

@@ -93,7 +93,8 @@ def test_overlap_shows_in_exposed_communication(student, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("driver", "case", "words"), [
-    ("idle", (512, 2, False), ["0 FLOPs, at least 10 are needed", "Where is the work?"]),
+    ("idle", (512, 2, False), ["0 FLOPs in fp32 or higher precision, at least 10 are needed",
+                               "Where is the work?"]),
     ("nothing", (), ["nothing() on 1 x h100:2: it does nothing on the GPUs", "Where is the work?"]),
     ("too_large", (), ["CUDA out of memory", "in too_large", "Shard it."]),
     ("unanswered", (), ["NotImplementedError"]),

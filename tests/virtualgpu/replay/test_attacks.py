@@ -78,6 +78,14 @@ def shrink_products(record: dict) -> None:
             item["fresh"] = [[[1, 1], [1, 1], "float32"]]
 
 
+def cast_products(record: dict) -> None:
+    """The same matrix multiplications, but in bf16."""
+    for item in record["operations"]:
+        if item["name"].startswith(("aten.mm", "aten.addmm")):
+            for tensor in (*(one["tensor"] for one in item["args"]), *item["fresh"]):
+                tensor[2] = "bfloat16"
+
+
 def drop_steps(record: dict) -> None:
     """All kernels, and all memory that can be freed at once."""
     for entry in record["entries"]:
@@ -85,13 +93,14 @@ def drop_steps(record: dict) -> None:
             skip(entry)
 
 
-@pytest.mark.parametrize("forge", [drop_products, shrink_products, drop_steps])
+@pytest.mark.parametrize("forge", [drop_products, shrink_products, cast_products, drop_steps])
 def test_less_work_than_needed_is_refused(forge):
     honest = texts(run(programs.ddp))
     needed = 22 * 2 * programs.ROWS * programs.WIDTH**2
     require(priced(honest), flops=needed)
     forged = [edited(text, forge) for text in honest]
-    with pytest.raises(TooLittle, match=rf"rank 0: .* FLOPs, at least {needed:,} are needed"):
+    with pytest.raises(TooLittle, match=rf"rank 0: .* FLOPs in fp32 or higher "
+                       rf"precision, at least {needed:,} are needed"):
         require(priced(forged), flops=needed)
 
 

@@ -12,28 +12,27 @@
 # ---
 
 # %% [markdown]
-# # Welcome: your first job
+# # Welcome: your first jobs
 #
-# This course is about training models that are too large for one computer. Such training runs on a
-# **cluster**: many computers, called **nodes**, that one program hands out to many people. That program
-# is called **Slurm** here, as on most of the large machines of the world. You know PyTorch; you need to
-# know nothing about Slurm yet.
+# Your training job has been waiting since yesterday. Will it ever start? Another job is marked as completed, but it
+# left no result, and its log holds a hundred lines of errors from four processes. Which of them failed first?
 #
-# **You will be able to**
+# Large models are trained on a **cluster**: many computers, called **nodes**, that many people share. A
+# **scheduler** decides which program runs where, and when. Ours is **Slurm**
+# ([Yoo, Jette, and Grondona, 2003](https://doi.org/10.1007/10968987_3)), the scheduler of most clusters that you are
+# likely to meet. Waiting and failing are everyday events there: in 54 days, the training of Llama 3 405B was
+# interrupted 466 times ([Grattafiori et al., 2024](https://arxiv.org/abs/2407.21783)).
 #
-# - hand a training to Slurm, watch it, read what it says, and stop it;
-# - find your way round the workspace, and say where a job's log lies;
-# - tell from one line of a log how long a training will go on;
-# - find out why a job failed;
-# - write a job script of your own;
-# - answer exercises, read hints, and hand your work in.
+# You know PyTorch, and nothing about Slurm yet. In this lab you submit your first jobs, find out from one line of a
+# log how long a training run will take, and solve the two cases above. At the end, you write a job script of your own.
 #
-# **How it works.** Cells run with <kbd>Shift</kbd>+<kbd>Enter</kbd>, from top to bottom. Run every one
-# of them: most rest on those above. A `NameError` means that a cell further up has not run yet. Start
-# with these two, which tell this notebook where your files are and how answers are checked.
+# **How it works.** Run the cells from top to bottom with <kbd>Shift</kbd>+<kbd>Enter</kbd>. Most cells need those
+# above them: a `NameError` means that you skipped one. The first two tell this notebook where your files are and how
+# your answers are checked.
 
 # %% tags=["setup"]
 import os
+import re
 
 from labcore import workspace
 
@@ -42,18 +41,20 @@ os.chdir(workspace.home())  # all paths in this lab begin at the workspace
 # %% tags=["check-setup"]
 from labkit import check
 
-# What answers cannot import: they would hold the solution.
-check.mask("job_monitor.logs", "lab.notebook.jobs", "layout_estimator", "minimegatron",
-           "pipeline_schedules", "slurmbox")
+# What answers cannot import: it would be the solution.
+check.mask("job_monitor", "lab.notebook.jobs", "layout_estimator", "minimegatron", "pipeline_schedules",
+           "slurmbox")
 
 # %% [markdown]
-# ## A job in one minute
+# ## Your first job
 #
-# First connect this notebook to the cluster, and ask Slurm which nodes there are.
+# Connect this notebook to the cluster, and list its nodes.
 
 # %% tags=["explore"]
+import time
+from subprocess import check_output
+
 from job_monitor import logs
-from lab import tensorboard
 from lab.notebook import jobs, plots
 from labcore.colors import mark, result
 
@@ -61,107 +62,101 @@ jobs.connect()
 !sinfo
 
 # %% [markdown]
-# `NODES` says how many, `NODELIST` what they are called (`slurmnode[1-2]` is short for `slurmnode1`
-# and `slurmnode2`), and `STATE` what they do: `idle` means that they wait for work.
+# Each row is a group of nodes. `NODELIST` has their names: `slurmnode[1-2]` is short for `slurmnode1` and
+# `slurmnode2`. `STATE` is what they do, and `idle` nodes are free. A **partition** is a set of nodes that you can
+# submit jobs to. The one with the asterisk is the default.
 #
-# So give them some. `code/dp_single_node.sh` is a script that trains a small GPT for real, on this
-# machine's CPU. How many seconds will it take until it is over, with 20 steps of training? Guess
-# before you run: nobody counts how far off you were, but you will remember it. In place of the line
-# below write `guess_seconds = ` and your number.
+# Time to use them. `code/dp_single_node.sh` trains a small GPT on one node. It really trains, on this machine's
+# CPU. How many minutes will 1,000 steps take? Commit to a number before you run the job. Predictions are not graded,
+# but you will remember the answer better.
 
-# %% nbgrader={"grade": false, "grade_id": "guess-seconds", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% answer="guess-minutes"
 ### BEGIN SOLUTION
-guess_seconds = 30
+guess_minutes = 5.0
 ### END SOLUTION
 
 # %% [markdown]
-# Now submit it. The `!` in front hands the line to a shell, as if you had typed it in a terminal. What
-# follows the script's name goes to the training.
+# The `!` passes a line to the shell, as if you had typed it in a terminal. Everything after the script's name goes to
+# the training program.
 
-# %% tags=["explore"] short={"iters 20": "iters 4"}
-!sbatch code/dp_single_node.sh --train-iters 20 --log-interval 1 --global-batch-size 4 --eval-iters 0
+# %% tags=["explore"] short={"iters 1000": "iters 4"}
+!sbatch code/dp_single_node.sh --train-iters 1000 --log-interval 1 --global-batch-size 4 --eval-iters 0
 !squeue
 
 # %% [markdown]
-# That was quick: `sbatch` does not wait for the training. It put your script into a queue and gave you
-# its number. `squeue` shows the queue. This cell waits for your latest job; if it says that the job is
-# not over yet, run it again.
-
-# %% tags=["explore"]
-job = jobs.wait()
-
-# %% tags=["explore"]
-check.compare("seconds of the first job", guess_seconds, job.seconds)
-
-# %% [markdown]
-# Your job is done. All that it printed went into a file, its **log**: what it understood of its flags,
-# what it did, and one line for every step of the training. These are the last few lines:
-
-# %% tags=["explore"]
-!tail -n 5 {job.log}
-
-# %% [markdown]
-# Did the model learn anything? The **loss** says how surprised it is by the text it reads; lower is
-# better. `logs.read` collects the losses from the log, and `plots.loss` draws them.
-
-# %% tags=["explore"]
-plots.loss(first_job=logs.read(job.log))
-
-# %% [markdown]
-# The loss falls: the model has begun to learn which pieces of text follow which. That is a training on
-# a cluster. The rest of this lab looks at each part of it again, slowly.
+# `sbatch` did not wait for the training. It put your script into the queue, printed its **job ID**, and returned.
+# `squeue` shows the queue; `ST` is the job's **state**. `PD` means pending: the job waits. `R` means running, and
+# `CG` completing. A job that has ended is not in the queue anymore, but `sacct` lists it.
 #
-# ![The way of a job, from left to right. Your notebook hands a script to sbatch. Slurm puts it into a
-# queue, where it is pending. When enough is free, it starts on a node, where it is running. What it
-# prints goes into a log file in the workspace, which the notebook
-# reads.](../images/way_of_a_job.svg)
+# ![The path of a job, from left to right. Your notebook passes a script to sbatch. Slurm puts it into a queue, where
+# it is pending. When enough resources are free, it starts on a node, where it is running. Its output goes to a log
+# file in the workspace, which the notebook reads.](../images/way_of_a_job.svg)
+#
+# Everything that a job prints goes to a file, its **log**. The next cell waits until your job has trained for a few
+# steps, and prints what it has logged.
+
+# %% tags=["explore"] short={"seconds = 50": "seconds = 300"}
+first = jobs.show()
+seconds = 50
+for _ in range(2 * seconds):
+    if first.log.is_file() and first.log.read_text().count("elapsed time") > 2:
+        break
+    time.sleep(0.5)
+else:
+    print("It has not trained three steps yet: run this cell again.")
+for line in logs.lines(first.log, "elapsed time")[-2:]:
+    print(mark(line, r"iteration +\d+/ *\d+", r"iteration \(ms\): [^ |]+", r"batch size: +\d+", "lm loss: [^ |]+"))
 
 # %% [markdown]
+# Leave it running. While it trains, find out how this course checks your answers.
+#
 # ## Answers and checks
 #
-# In an exercise you replace a line that says *Your turn* by your answer, run the cell, and run the cell
-# below it, which checks your answer at once. Try it the wrong way first: **answer the next exercise
-# wrongly on purpose**, and see what a hint looks like. You may check as often as you like, and wrong
-# tries cost nothing.
+# In an exercise, replace the line that says *Your turn* with your answer, and run that cell. The cell below it checks
+# your answer at once. Retry as often as you like; attempts are not counted. Put everything that your answer needs,
+# such as an `import` or a helper function, into the answer's own cell, because cells that you add are not graded.
 #
-# Write all that your answer needs (an `import`, a function that helps) into the answer's own cell:
-# cells that you add are not graded. Where your course has left them in, links above the answers lead
-# to worked ones. You learn more if you follow them late.
-#
-# When your notebook is graded, your answers run once more. Each of them meets the check that you see,
-# and others of the same kind with other numbers: what passes here because it knows these numbers does
-# not pass there. You hand in the notebook itself; how, is at its end.
+# When your notebook is graded, your answers run again, with the checks that you see and with hidden ones, which ask
+# the same question with other numbers. So an answer that is right in general passes, and one hard-coded to the visible
+# numbers does not. If your course includes worked solutions, a link above each answer opens one.
 
 # %% [markdown]
 # ### Exercise 1: from tokens to steps
 #
-# A language model reads **tokens**, pieces of words. A **sample** is a row of tokens, as long as the
-# *sequence length*. In each step (the log calls it an *iteration*) the training reads as many samples
-# as the *global batch* has. How many steps does it take to read **at least** a given number of tokens?
+# This one is a warm-up. **Give a wrong answer first, on purpose,** to see what a hint looks like.
+#
+# A language model reads **tokens**, which are pieces of words. A **sample** is a row of tokens, and its length is the
+# *sequence length*. In each step, also called an **iteration**, the model trains on a *global batch* of samples.
+# How many steps does it take to train on **at least** a given number of tokens?
 
-# %% nbgrader={"grade": false, "grade_id": "steps-for", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% answer="steps-for"
 def steps_for(tokens, global_batch, sequence_length):
-    """The smallest number of steps (an int) that reads at least so many tokens."""
+    """Return the smallest number of steps that trains on at least `tokens` tokens.
+
+    Args:
+        tokens: how many tokens to train on.
+        global_batch: samples per step.
+        sequence_length: tokens per sample.
+    """
     ### BEGIN SOLUTION
     per_step = global_batch * sequence_length
-    return -(-tokens // per_step)  # a division that rounds up
+    return -(-tokens // per_step)  # integer division that rounds up
     ### END SOLUTION
 
-# %% nbgrader={"grade": true, "grade_id": "steps-for-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
+# %% check="steps-for" points=1
 check.function(
     steps_for,
     cases=[{"tokens": 1_000_000, "global_batch": 4, "sequence_length": 256},
            {"tokens": 8192, "global_batch": 8, "sequence_length": 256}],
     expected=[977, 4],
     hints={
-        "Not enough: the last step is needed although it will read more than what is left. "
-        "Round up.": [976, 4],
-        "Those would be steps that read one token of each sample; a sample has as many tokens as the "
-        "sequence is long.": [250_000, 1024],
-        "Those would be steps that read one sample each; a step reads a whole global batch.":
+        "That is not enough: after these steps, some tokens are left. Round up.": [976, 4],
+        "That would be steps that train on one token of each sample. How many tokens does a sample have?":
+            [250_000, 1024],
+        "That would be steps that train on one sample each. How many samples does a step have?":
             [3907, 32],
-        "A number of steps is whole: this is a fraction of one.": [976.5625, 4.0],
-        "One too many where it comes out even.": [977, 5],
+        "A fraction of a step cannot run: return an int.": [976.5625, 4.0],
+        "That is one step too many if the division comes out even.": [977, 5],
     })
 ### BEGIN HIDDEN TESTS
 check.function(
@@ -177,486 +172,743 @@ check.function(
     expected=[3, 4])
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="steps-for" hint="Round up"
+# %% [raw] mutant="steps-for" hint="Round up"
 # def steps_for(tokens, global_batch, sequence_length):
 #     return tokens // (global_batch * sequence_length)
 
-# %% [raw] tags=["mutant"] answer="steps-for" hint="one token of each sample"
+# %% [raw] mutant="steps-for" hint="one token of each sample"
 # def steps_for(tokens, global_batch, sequence_length):
 #     return -(-tokens // global_batch)
 
-# %% [raw] tags=["mutant"] answer="steps-for" hint="one sample each"
+# %% [raw] mutant="steps-for" hint="one sample each"
 # def steps_for(tokens, global_batch, sequence_length):
 #     return -(-tokens // sequence_length)
 
-# %% [raw] tags=["mutant"] answer="steps-for" hint="a fraction of one"
+# %% [raw] mutant="steps-for" hint="return an int"
 # def steps_for(tokens, global_batch, sequence_length):
 #     return tokens / (global_batch * sequence_length)
 
-# %% [raw] tags=["mutant"] answer="steps-for" hint="where it comes out even"
+# %% [raw] mutant="steps-for" hint="comes out even"
 # def steps_for(tokens, global_batch, sequence_length):
 #     return tokens // (global_batch * sequence_length) + 1
 
 # %% [markdown]
-# A large model reads some hundred billion tokens. Your first job read rather less:
+# Models are trained on trillions of tokens: Llama 3 405B was trained on 15.6 trillion. With your job's batch, that
+# would take a while:
 
 # %% tags=["explore"]
-first = logs.read(job.log).iterations[-1]
-print(f"your job: {first.iteration} steps, {first.samples} samples, {first.samples * 256:,} tokens")
-print(f"300 billion tokens like that: {result(f'{steps_for(300 * 10**9, 4, 256):,} steps')}")
+steps = steps_for(156 * 10**11, 4, 256)
+print(f"15.6 trillion tokens at 4 samples of 256 tokens per step: {result(f'{steps:,}')} steps")
 
 # %% [markdown]
-# ## The workspace
+# ## How fast, and how much longer?
 #
-# Your files are in the **workspace**. The shell variable `LAB_HOME` says where it is, in this notebook,
-# in terminals, and inside every job.
-
-# %% tags=["explore"]
-!echo $LAB_HOME
-!ls --group-directories-first
+# Go back to the log lines of your job. Each of these long lines describes one step: from left to right, the
+# iteration and how many there will be, the samples consumed so far, the **step time** in
+# milliseconds, the learning rate, the global batch size, and the **loss**. (With `--log-interval 10`, each line would
+# be about ten steps, and the step time would be their mean.) Two numbers that you will look for in every log are not
+# in the line, but follow from it: the **throughput** in tokens per second, and the time that is left.
 
 # %% [markdown]
-# | folder | what is in it |
-# |---|---|
-# | `notebooks` | the labs. What you change is kept when the course is updated |
-# | `code` | job scripts: ours, and those that you will write |
-# | `data` | text to train on, made from what is on this machine |
-# | `megatron/logs` | what jobs print |
-# | `megatron/tensorboard`, `megatron/checkpoints` | curves, and models that were saved |
-# | `images` | the drawings in the labs |
+# ### Exercise 2: read the pace from one line
 #
-# A path such as `code/dp_single_node.sh` is **relative**: it begins at the folder you are in. A path
-# that begins with `/` is **absolute**: it means the same file wherever you are. A job starts in the
-# folder in which `sbatch` was called, so a relative path means something else when you submit from
-# somewhere else. Our scripts write `$LAB_HOME/data/...` for this reason: that works from everywhere,
-# and also on a colleague's machine.
+# Write the function that returns both numbers, if the run keeps its pace.
 
-# %% [markdown]
-# ### Exercise 2: where is my log?
-#
-# A job script says in a line such as `#SBATCH --output=megatron/logs/%x_%j.txt` where the log goes.
-# Slurm puts the job's name for `%x` and its number for `%j`. If that is a relative path, it begins at
-# the folder in which `sbatch` was called. Write the function that gives the **absolute** path.
+# %% answer="progress"
+def progress(line, sequence_length):
+    """Read the throughput and the remaining time from an iteration line of a log.
 
-# %% nbgrader={"grade": false, "grade_id": "log-path", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def log_path(output, name, number, folder):
-    """The absolute path of a job's log (a str).
+    Args:
+        line: the line, a string.
+        sequence_length: tokens per sample.
 
-    output: what #SBATCH --output= says.   name, number: of the job (a str, an int).
-    folder: where sbatch was called, absolute, without a / at its end.
+    Returns a tuple of two floats: tokens per second, and the minutes that are left.
     """
     ### BEGIN SOLUTION
-    path = output.replace("%x", name).replace("%j", str(number))
-    return path if path.startswith("/") else f"{folder}/{path}"
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "log-path-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    log_path,
-    cases=[{"output": "megatron/logs/%x_%j.txt", "name": "first", "number": 12,
-            "folder": "/work/ada"},
-           {"output": "%j.out", "name": "second", "number": 7, "folder": "/work/ada"},
-           {"output": "/scratch/%x-%j", "name": "third", "number": 8, "folder": "/work/ada"}],
-    expected=["/work/ada/megatron/logs/first_12.txt", "/work/ada/7.out", "/scratch/third-8"],
-    hints={
-        "That is a relative path: where does it begin?":
-            ["megatron/logs/first_12.txt", "7.out", "/scratch/third-8"],
-        "%x is the name and %j is the number: they have changed places.":
-            ["/work/ada/megatron/logs/12_first.txt", "/work/ada/second.out", "/scratch/8-third"],
-        "A path that begins with / is absolute already: nothing comes before it.":
-            ["/work/ada/megatron/logs/first_12.txt", "/work/ada/7.out",
-             "/work/ada//scratch/third-8"],
-        "Slurm puts the job's name and number for %x and %j.":
-            ["/work/ada/megatron/logs/%x_%j.txt", "/work/ada/%j.out", "/scratch/%x-%j"],
-    })
-### BEGIN HIDDEN TESTS
-check.function(
-    log_path,
-    cases=check.draw(
-        20, output=["%x_%j.txt", "logs/%j-%x.out", "/scratch/%x/%j", "/tmp/log", "out.%j", "%x"],
-        name=["dp_two_nodes", "a", "gpt2"], number=range(1, 10**6),
-        folder=["/work/grace", "/scratch/me/run 2"]),
-    expected=lambda output, name, number, folder:
-        ("" if output.startswith("/") else f"{folder}/")
-        + output.replace("%x", name).replace("%j", str(number)))
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="log-path" hint="where does it begin?"
-# def log_path(output, name, number, folder):
-#     return output.replace("%x", name).replace("%j", str(number))
-
-# %% [raw] tags=["mutant"] answer="log-path" hint="changed places"
-# def log_path(output, name, number, folder):
-#     path = output.replace("%x", str(number)).replace("%j", name)
-#     return path if path.startswith("/") else f"{folder}/{path}"
-
-# %% [raw] tags=["mutant"] answer="log-path" hint="nothing comes before it"
-# def log_path(output, name, number, folder):
-#     return f"{folder}/" + output.replace("%x", name).replace("%j", str(number))
-
-# %% [raw] tags=["mutant"] answer="log-path" hint="Slurm puts the job's name"
-# def log_path(output, name, number, folder):
-#     return output if output.startswith("/") else f"{folder}/{output}"
-
-# %% [markdown]
-# Does your function find the log of your own job?
-
-# %% tags=["explore"]
-found = log_path("megatron/logs/%x_%j.txt", job.name, job.job, os.getcwd())
-print(found)
-!ls -l {found}
-
-# %% [markdown]
-# ## The queue
-#
-# On a real cluster many people wait for the same nodes. Make it crowded: the first of these jobs takes
-# both nodes for itself (`--exclusive`) and does nothing for five minutes. The second one wants a node,
-# too. (`--wrap` makes a script of one line.)
-
-# %% tags=["explore"]
-!sbatch --job-name=big --nodes=2 --exclusive --output=megatron/logs/%x_%j.txt --wrap "sleep 300"
-!sbatch --job-name=late --exclusive --output=megatron/logs/%x_%j.txt --wrap "sleep 300"
-!sleep 2
-!squeue
-
-# %% [markdown]
-# The column `ST` is the job's **state**:
-#
-# | state | means | what to do |
-# |---|---|---|
-# | `PD` | pending: it waits, and the last column says what for | wait. `(Resources)`: nothing is free. `(Priority)`: others come first |
-# | `R` | running, on the nodes in the last column | read its log |
-# | `CG` | completing: it is over, and Slurm cleans up | wait a moment |
-# | (not there) | over | `sacct` lists it; read its log |
-#
-# Five minutes are too long. `scancel` and a job's number end it; the option `--user` ends all of yours.
-
-# %% tags=["explore"]
-!scancel --user=$USER
-!sleep 1
-!squeue
-!sacct --format=JobID,JobName,State,Elapsed
-
-# %% [markdown]
-# ### Exercise 3: who waits?
-#
-# Given what `squeue` printed, which jobs are in a given state? Return their numbers in the table's
-# order.
-
-# %% nbgrader={"grade": false, "grade_id": "jobs-in", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def jobs_in(state, table):
-    """The numbers (a list of ints) of the jobs in `state`, such as "PD".
-
-    table: what squeue printed, a str of several lines; the first is its head.
-    """
-    ### BEGIN SOLUTION
-    rows = [line.split() for line in table.splitlines()[1:]]
-    return [int(row[0]) for row in rows if row[4] == state]
-    ### END SOLUTION
-
-# %% tags=["check-setup"]
-def squeue_table(jobs):
-    """squeue's text for (number, name, state, time, nodes, where or why) in turn."""
-    rows = ["             JOBID PARTITION     NAME     USER ST       TIME  NODES NODELIST(REASON)"]
-    rows += [f"{number:18d}  slurmpar {name[:8]:>8}      ada {state:>2} {time:>10} {nodes:6d} {why}"
-             for number, name, state, time, nodes, why in jobs]
-    return "\n".join(rows) + "\n"
-
-# %% nbgrader={"grade": true, "grade_id": "jobs-in-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
-full = squeue_table([(11, "train", "R", "1:02:11", 2, "slurmnode[1-2]"),
-                     (12, "PD_test", "R", "0:10", 1, "slurmnode3"),
-                     (13, "eval", "PD", "0:00", 1, "(Resources)"),
-                     (14, "RUN", "PD", "0:00", 4, "(Priority)")])
-check.function(
-    jobs_in,
-    cases=[("PD", full), ("R", full), ("CG", full)],
-    expected=[[13, 14], [11, 12], []],
-    hints={
-        "Other columns can hold these letters, too (a job's name, for one): look at the column ST "
-        "alone.": [[12, 13, 14], [11, 12, 13, 14], []],
-        "Those are all jobs, whatever their state.":
-            [[11, 12, 13, 14], [11, 12, 13, 14], [11, 12, 13, 14]],
-        "A job's number is an int; these are texts.": [["13", "14"], ["11", "12"], []],
-        "Those are the jobs in any other state.": [[11, 12], [13, 14], [11, 12, 13, 14]],
-    })
-### BEGIN HIDDEN TESTS
-def any_queue(source):
-    """A queue drawn with a random.Random."""
-    rows = []
-    for number in sorted(source.sample(range(1, 9999), source.randrange(1, 9))):
-        state = source.choice(["PD", "PD", "R", "R", "CG"])
-        why = (f"slurmnode{source.randrange(1, 9)}" if state != "PD" else
-               source.choice(["(Resources)", "(Priority)", "(Dependency)"]))
-        name = source.choice(["gpt", "R", "PD_test", "RUN", "eval", "CG"])
-        rows.append((number, name, state, f"{source.randrange(60)}:00", source.randrange(1, 9), why))
-    return squeue_table(rows)
-
-
-drawn = check.draw(20, state=["PD", "R", "CG"], table=any_queue)
-check.function(
-    jobs_in, cases=drawn,
-    expected=[[int(line.split()[0]) for line in case["table"].splitlines()[1:]
-               if line.split()[4] == case["state"]] for case in drawn])
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="jobs-in" hint="look at the column ST"
-# def jobs_in(state, table):
-#     return [int(line.split()[0]) for line in table.splitlines()[1:] if state in line]
-
-# %% [raw] tags=["mutant"] answer="jobs-in" hint="whatever their state"
-# def jobs_in(state, table):
-#     return [int(line.split()[0]) for line in table.splitlines()[1:]]
-
-# %% [raw] tags=["mutant"] answer="jobs-in" hint="these are texts"
-# def jobs_in(state, table):
-#     rows = [line.split() for line in table.splitlines()[1:]]
-#     return [row[0] for row in rows if row[4] == state]
-
-# %% [raw] tags=["mutant"] answer="jobs-in" hint="in any other state"
-# def jobs_in(state, table):
-#     rows = [line.split() for line in table.splitlines()[1:]]
-#     return [int(row[0]) for row in rows if row[4] != state]
-
-# %% [markdown]
-# ### Exercise 4: how long is 2:00?
-#
-# Every job has a time limit, and Slurm ends it when that is over. So a limit that is too short costs
-# you the training. One that is too long makes you wait: short jobs slip into gaps between long ones.
-# People often read the limit's spelling wrongly. These are all there are:
-#
-# | `--time=` | means |
-# |---|---|
-# | `90` | 90 **minutes** |
-# | `2:30` | 2 minutes and 30 seconds |
-# | `2:30:00` | 2 hours and 30 minutes |
-# | `1-12` | 1 day and 12 **hours** |
-# | `1-12:30` | 1 day, 12 hours and 30 minutes |
-# | `1-12:30:00` | the same, with seconds |
-#
-# Write the function that gives the seconds. (Slurm then rounds up to whole minutes; you need not.)
-
-# %% nbgrader={"grade": false, "grade_id": "limit-seconds", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def limit_seconds(text):
-    """The seconds (an int) of a time limit as Slurm reads it."""
-    ### BEGIN SOLUTION
-    days, dash, clock = text.rpartition("-")
-    parts = [int(part) for part in clock.split(":")]
-    if dash or len(parts) == 3:
-        hours, minutes, seconds = parts + [0] * (3 - len(parts))
-    else:
-        hours, minutes, seconds = 0, parts[0], (parts[1:] or [0])[0]
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "limit-seconds-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    limit_seconds,
-    cases=[("20",), ("2:30",), ("01:00:00",), ("1-12",), ("2-00:30",), ("1-12:30:15",)],
-    expected=[1200, 150, 3600, 129_600, 174_600, 131_415],
-    hints={
-        "A number alone means minutes, not seconds.":
-            [20, 150, 3600, 129_600, 174_600, 131_415],
-        "Two numbers are minutes and seconds: to Slurm, 2:30 is short.":
-            [1200, 9000, 3600, 129_600, 174_600, 131_415],
-        "After a dash hours come first: 1-12 is a day and twelve hours.":
-            [1200, 150, 3600, 87_120, 172_830, 131_415],
-        "What stands before the dash are days.": [1200, 150, 3600, 43_200, 1800, 45_015],
-    })
-### BEGIN HIDDEN TESTS
-drawn = check.draw(12, d=range(1, 15), h=range(24), m=range(60), s=range(60))
-check.function(
-    limit_seconds,
-    cases=[(text.format(**case),) for case in drawn for text in (
-        "{m}", "{m}:{s:02d}", "{h}:{m:02d}:{s:02d}", "{d}-{h}", "{d}-{h:02d}:{m:02d}",
-        "{d}-{h:02d}:{m:02d}:{s:02d}")],
-    expected=[60 * (60 * (24 * one["d"] * d + one["h"] * h) + one["m"] * m) + one["s"] * s
-              for one in drawn for d, h, m, s in (
-        (0, 0, 1, 0), (0, 0, 1, 1), (0, 1, 1, 1), (1, 1, 0, 0), (1, 1, 1, 0), (1, 1, 1, 1))])
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="limit-seconds" hint="minutes, not seconds"
-# -        hours, minutes, seconds = 0, parts[0], (parts[1:] or [0])[0]
-# +        hours, minutes, seconds = [0] * (3 - len(parts)) + parts
-
-# %% [raw] tags=["mutant"] answer="limit-seconds" hint="2:30 is short"
-# -        hours, minutes, seconds = 0, parts[0], (parts[1:] or [0])[0]
-# +        hours, minutes, seconds = (0, parts[0], 0) if len(parts) == 1 else (*parts, 0)
-
-# %% [raw] tags=["mutant"] answer="limit-seconds" hint="After a dash hours come first"
-# -    if dash or len(parts) == 3:
-# +    if len(parts) == 3:
-
-# %% [raw] tags=["mutant"] answer="limit-seconds" hint="before the dash are days"
-# -    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
-# +    return (hours * 60 + minutes) * 60 + seconds
-
-# %% [markdown]
-# ## What a training says
-#
-# Start a longer job, and look at it while it runs.
-
-# %% tags=["explore"]
-!sbatch code/dp_single_node.sh --train-iters 2000 --log-interval 2 --global-batch-size 4
-
-# %% tags=["explore"] short={"range(90)": "range(500)"}
-import time
-
-watched = jobs.show()
-for _ in range(90):  # until it has something to say, a minute at most
-    if watched.log.is_file() and "elapsed time" in watched.log.read_text():
-        break
-    time.sleep(0.6)
-for one in logs.lines(watched.log, "elapsed time")[-2:]:
-    print(mark(one, r"iteration +\d+/ *\d+", r"iteration \(ms\): [^ |]+", "lm loss: [^ |]+"))
-
-# %% [markdown]
-# Each of these long lines (they may wrap) is about one moment of the training. From left to right: the
-# step and how many there will be, the samples that were read so far, the mean **time of one step** in
-# milliseconds, the learning rate, the global batch, the loss, and four more that you will meet later.
-# The three that people look at first are in color.
-#
-# `lab top` shows the same for all ranks. A **rank** is one process of the training; this job has two,
-# and each trains on samples of its own. In a terminal (*File*, *New*, *Terminal*) `lab top` goes on
-# until <kbd>Ctrl</kbd>+<kbd>C</kbd>; with `--once` it looks once.
-
-# %% tags=["explore"]
-!lab top --once
-
-# %% [markdown]
-# ### Exercise 5: how much longer?
-#
-# Read from such a line how many seconds the training still needs, if it goes on at this pace.
-
-# %% nbgrader={"grade": false, "grade_id": "seconds-left", "locked": false, "schema_version": 3, "solution": true, "task": false}
-line = (" iteration      200/     800 | consumed samples:        12800 | elapsed time per iteration "
-        "(ms): 512.0 | learning rate: 6.000E-05 | global batch size:    64 | lm loss: 6.114205E+00 | "
-        "loss scale: 1.0 | grad norm: 0.873 | number of skipped iterations:   0 | "
-        "number of nan iterations:   0 |")
-
-def seconds_left(line):
-    """Seconds (a float) that a training still needs, from a line of its log."""
-    ### BEGIN SOLUTION
-    before, after = line.split("|")[0].removeprefix(" iteration").split("/")
-    milliseconds = float(line.split("(ms):")[1].split("|")[0])
-    return (int(after) - int(before)) * milliseconds / 1000
+    step, last = re.search(r"iteration +(\d+)/ *(\d+)", line).groups()
+    seconds = float(re.search(r"\(ms\): ([\d.]+)", line)[1]) / 1000
+    batch = int(re.search(r"global batch size: +(\d+)", line)[1])
+    return batch * sequence_length / seconds, (int(last) - int(step)) * seconds / 60
     ### END SOLUTION
 
 # %% tags=["check-setup"]
 def iteration_line(iteration, last, milliseconds, batch=64):
-    """A log's line, as the trainer prints it."""
+    """Return an iteration line as the trainer logs it.
+
+    Args:
+        iteration: the step that the line is about.
+        last: the number of steps of the run.
+        milliseconds: the step time.
+        batch: the global batch size.
+    """
     return (f" iteration {iteration:8d}/{last:8d} | consumed samples: {iteration * batch:12d} | "
             f"elapsed time per iteration (ms): {milliseconds:.1f} | learning rate: 1.500E-04 | "
             f"global batch size: {batch:5d} | lm loss: 5.114205E+00 | loss scale: 1.0 | "
             "grad norm: 1.107 | number of skipped iterations:   0 | "
             "number of nan iterations:   0 |")
 
-# %% nbgrader={"grade": true, "grade_id": "seconds-left-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
+# %% check="progress" points=2
 check.function(
-    seconds_left, rel=1e-3,
-    cases=[(iteration_line(200, 800, 512.0),), (iteration_line(90, 100, 1640.5),),
-           (iteration_line(50, 50, 90.0),)],
-    expected=[307.2, 16.405, 0.0],
+    progress, rel=1e-3,
+    cases=[(iteration_line(200, 800, 512.0), 1024), (iteration_line(90, 100, 1640.5, 8), 256),
+           (iteration_line(50, 50, 64.0), 128)],
+    expected=[(128_000.0, 5.12), (1248.4, 0.273417), (128_000.0, 0.0)],
     hints={
-        "That is the time of the whole training; a part of it is over.": [409.6, 164.05, 4.5],
-        "That is the time that is over; how many steps are still to come?": [102.4, 147.645, 4.5],
-        "Those are milliseconds.": [307_200.0, 16_405.0, 0.0],
-        "Those are steps; how long does each of them take?": [600, 10, 0],
+        "The first number counts samples per second. How many tokens does a sample have?":
+            [(125.0, 5.12), (4.87656, 0.273417), (1000.0, 0.0)],
+        "The first number counts the tokens of one sample per second. How many samples does a step have?":
+            [(2000.0, 5.12), (156.05, 0.273417), (2000.0, 0.0)],
+        "The second number is in seconds.":
+            [(128_000.0, 307.2), (1248.4, 16.405), (128_000.0, 0.0)],
+        "The step time in the log is in milliseconds.":
+            [(128.0, 5120.0), (1.2484, 273.417), (128.0, 0.0)],
+        "The second number is the time of the whole run. Part of it is over.":
+            [(128_000.0, 6.82667), (1248.4, 2.73417), (128_000.0, 0.0533333)],
+        "The second number is the time that has passed, not the time that is left.":
+            [(128_000.0, 1.70667), (1248.4, 2.46075), (128_000.0, 0.0533333)],
     })
 ### BEGIN HIDDEN TESTS
 drawn = check.draw(20, iteration=range(1, 10_000), more=range(1, 10_000), batch=[8, 48, 512],
-                   milliseconds=check.between(3.0, 9000.0, digits=1))
+                   milliseconds=check.between(3.0, 9000.0, digits=1), length=[256, 1024, 2048])
 check.function(
-    seconds_left, rel=1e-3,
-    cases=[(iteration_line(case["iteration"], case["iteration"] + case["more"],
-                           case["milliseconds"], case["batch"]),) for case in drawn],
-    expected=[case["more"] * case["milliseconds"] / 1000 for case in drawn])
+    progress, rel=1e-3,
+    cases=[(iteration_line(one["iteration"], one["iteration"] + one["more"], one["milliseconds"],
+                           one["batch"]), one["length"]) for one in drawn],
+    expected=[(1000 * one["batch"] * one["length"] / one["milliseconds"],
+               one["more"] * one["milliseconds"] / 60_000) for one in drawn])
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="seconds-left" hint="the time of the whole training"
-# -    return (int(after) - int(before)) * milliseconds / 1000
-# +    return int(after) * milliseconds / 1000
+# %% [raw] mutant="progress" hint="counts samples per second"
+# -    return batch * sequence_length / seconds, (int(last) - int(step)) * seconds / 60
+# +    return batch / seconds, (int(last) - int(step)) * seconds / 60
 
-# %% [raw] tags=["mutant"] answer="seconds-left" hint="the time that is over"
-# -    return (int(after) - int(before)) * milliseconds / 1000
-# +    return int(before) * milliseconds / 1000
+# %% [raw] mutant="progress" hint="tokens of one sample per second"
+# -    return batch * sequence_length / seconds, (int(last) - int(step)) * seconds / 60
+# +    return sequence_length / seconds, (int(last) - int(step)) * seconds / 60
 
-# %% [raw] tags=["mutant"] answer="seconds-left" hint="Those are milliseconds"
-# -    return (int(after) - int(before)) * milliseconds / 1000
-# +    return (int(after) - int(before)) * milliseconds
+# %% [raw] mutant="progress" hint="is in seconds"
+# -    return batch * sequence_length / seconds, (int(last) - int(step)) * seconds / 60
+# +    return batch * sequence_length / seconds, (int(last) - int(step)) * seconds
 
-# %% [raw] tags=["mutant"] answer="seconds-left" hint="Those are steps"
-# -    return (int(after) - int(before)) * milliseconds / 1000
-# +    return float(int(after) - int(before))
+# %% [raw] mutant="progress" hint="is in milliseconds"
+# -    seconds = float(re.search(r"\(ms\): ([\d.]+)", line)[1]) / 1000
+# +    seconds = float(re.search(r"\(ms\): ([\d.]+)", line)[1])
+
+# %% [raw] mutant="progress" hint="the time of the whole run"
+# -    return batch * sequence_length / seconds, (int(last) - int(step)) * seconds / 60
+# +    return batch * sequence_length / seconds, int(last) * seconds / 60
+
+# %% [raw] mutant="progress" hint="time that has passed"
+# -    return batch * sequence_length / seconds, (int(last) - int(step)) * seconds / 60
+# +    return batch * sequence_length / seconds, int(step) * seconds / 60
 
 # %% [markdown]
-# And your own job? If the answer is longer than you care to wait, stop it: a training can be stopped
-# at any time.
+# How fast is your own job, and how good was your prediction? The time that is left at step 0 is the time of the whole
+# run.
 
 # %% tags=["explore"]
-now = logs.lines(watched.log, "elapsed time")[-1]
-print(f"it would go on for {result(f'{seconds_left(now):,.0f} s')}")
-!scancel {watched.job}
+latest = logs.lines(first.log, "elapsed time")[-1]
+speed, left = progress(latest, 256)
+print(f"{result(f'{speed:,.0f}')} tokens/s, {result(f'{left:.1f}')} minutes left")
+total = progress(re.sub(r"iteration +\d+/", "iteration 0/", latest), 256)[1]
+check.compare("minutes for 1,000 steps", guess_minutes, total)
 
 # %% [markdown]
-# ### TensorBoard
+# `lab top` shows the same for each **rank**. A rank is one process of a distributed program. This job has two, and
+# each trains on its own samples. In a terminal (*File*, *New*, *Terminal*), `lab top` keeps updating until
+# <kbd>Ctrl</kbd>+<kbd>C</kbd>; with `--once`, it prints one picture.
 #
-# The figures in the log are also drawn while a job runs. The link opens TensorBoard in another tab
-# (the first time it needs a few seconds). Look for `lm loss`: your two jobs wrote into the same
-# folder, so the curves lie over each other.
+# You have seen enough of this run, so cancel it, as you may at any time. The **loss** measures how badly the model
+# predicts the next token. Has it fallen?
 
 # %% tags=["explore"]
-tensorboard.link()
+!lab top --once
+!scancel {first.job}
+plots.loss(first_job=logs.read(first.log))
 
 # %% [markdown]
-# ## A job that fails
+# ## Why does it not start?
 #
-# > **Watch out: the next job is meant to fail.** You will see many that fail without your asking for
-# > it, so it is good to have seen one in peace. Can you see what is wrong with it before you run it?
+# Now the first case. On a shared cluster, most jobs wait, and `squeue` gives a reason for each of them. Some reasons
+# go away by themselves. Others stay until somebody does something, and then your job may wait forever without a
+# message to anyone.
+#
+# The next two cells set up a busy morning. The first one writes a colleague's script, `code/count.sh`, which counts the
+# tokens of the training text with four processes. Read it, but do not change it yet.
 
 # %% tags=["explore"]
-!sbatch code/dp_single_node.sh --train-itters 20
+%%writefile code/count.sh
+#!/bin/bash
+# Count the tokens of the training text with four ranks.
+#SBATCH --job-name=count
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --nodelist=slurmnode2
+#SBATCH --time=00:05:00
+#SBATCH --output=%x_%j.txt
 
-# %% tags=["explore"]
-broken = jobs.wait()
+export OMP_NUM_THREADS=1
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 4 \
+    "$LAB_HOME/code/count_tokens.py" \
+    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result megatron/logs/tokens.json
+echo "done"
 
 # %% [markdown]
-# Read such an end from the bottom to the top, and it is a puzzle: all that the last lines know is that
-# somebody ended somebody. The cause comes **first**. `lab top` looks for it in the log:
+# A job script is a shell script. Its **header** consists of the lines that begin with `#SBATCH`, the **directives**:
+# they are comments for the shell, and tell Slurm what the job needs. Slurm runs the script on the job's first node.
+# `srun` then starts the job's **tasks** on its nodes, one here, and `torchrun` starts four ranks in it.
+#
+# The second cell submits seven jobs. It also **drains** `slurmnode2`, which means that no new job starts there. This
+# is what an administrator does before repairing a node. Here, the administrator is you.
 
 # %% tags=["explore"]
-!lab top --once {broken.job}
+%%bash
+submit() { sbatch --parsable --output=megatron/logs/%x_%j.txt "$@"; }  # prints only the job ID
+rm -f megatron/logs/tokens.json
+scontrol update NodeName=slurmnode2 State=DRAIN Reason="memory is being replaced"
+download=$(submit --job-name=download --wrap "exit 1")  # --wrap makes a script of one line
+submit --job-name=train --exclusive --wrap "sleep 900"
+submit --job-name=sweep --exclusive --wrap "sleep 900"
+submit --job-name=backup --begin=now+6hours --wrap "hostname"
+draft=$(submit --job-name=draft --hold --wrap "hostname")
+submit --job-name=evaluate --dependency=afterok:$draft --wrap "hostname"
+submit --job-name=tokenize --dependency=afterok:$download --wrap "hostname"
+cd code && sbatch count.sh
+sleep 3
+squeue
+sinfo --list-reasons
 
 # %% [markdown]
-# The trainer does not know that flag, and it names the one that was meant. `lab report` and the job's
-# number make a page about a job, with its script, its curves, its ranks and the first error. You find
-# it in `megatron/reports`, in the list of files on the left.
+# The table is made for people: it cuts long names, and its columns are hard to tell apart in a program. Ask `squeue`
+# for exactly what you need instead. `--noheader` leaves out the first row, `--states=PENDING` selects the waiting
+# jobs, and `--format` chooses the columns: `%i` is the job ID, `%j` the name, `%r` the reason, and `%E` the
+# dependencies that are not fulfilled yet.
 
 # %% tags=["explore"]
-!lab report {broken.job}
+!squeue --noheader --states=PENDING --format="%i|%j|%r|%E"
+
+# %% [markdown]
+# | reason | why the job waits | what makes it start |
+# |---|---|---|
+# | `Resources`, `Priority` | other jobs have the nodes, or come first | time |
+# | `BeginTime` | it was submitted with `--begin`, or requeued | time |
+# | `ReqNodeNotAvail, Reserved for maintenance` | the nodes are reserved, and it would not end before that | time |
+# | `Dependency` | it waits for other jobs (`--dependency`) | those jobs |
+# | `DependencyNeverSatisfied` | it waits for the success of a job that failed | nothing: cancel it with `scancel` |
+# | `JobHeldUser`, `JobHeldAdmin` | it is held | `scontrol release`, by you or by the administrator |
+# | `ReqNodeNotAvail, UnavailableNodes:...` | it needs nodes that are down or drained | a repair, or other nodes |
+# | `PartitionDown`, `PartitionTimeLimit` | its partition is closed, or its limit is shorter | the administrator, or a new request |
+#
+# Slurm shows one reason at a time, so another one may appear when the first is gone. And it never waits for what
+# cannot exist: `sbatch` refuses a job that asks for more CPUs, memory, or GPUs than any node has.
+
+# %% [markdown]
+# ### Exercise 3: which jobs will never start?
+#
+# Write a function that finds all pending jobs that cannot start unless somebody does something. There is more to it
+# than the reason. Look at `evaluate`: it waits for a job that is held, and nobody has released that. Yet its reason
+# is an innocent `Dependency`. So follow the dependencies, along chains of any length. A comma in that column means
+# that *all* of the dependencies must be fulfilled. A job that is not in the table is running, and will end.
+
+# %% answer="never-start"
+def never_start(table):
+    """Find the pending jobs that need somebody to act before they can start.
+
+    Args:
+        table: the output of squeue --noheader --states=PENDING --format="%i|%r|%E", a string with
+            a line for each job, such as "12|Dependency|afterok:9(unfulfilled),afterany:11(unfulfilled)".
+
+    Returns their job IDs, a list of ints, in the order of the table.
+    """
+    ### BEGIN SOLUTION
+    rows = [line.split("|") for line in table.splitlines()]
+    stuck = {int(job) for job, reason, _ in rows
+             if reason.startswith(("DependencyNever", "JobHeld", "Partition"))
+             or "UnavailableNodes" in reason}
+    size = -1
+    while size != len(stuck):  # until no more jobs are found
+        size = len(stuck)
+        stuck |= {int(job) for job, _, dependencies in rows
+                  if stuck & set(map(int, re.findall(r":(\d+)", dependencies)))}
+    return [int(job) for job, _, _ in rows if int(job) in stuck]
+    ### END SOLUTION
+
+# %% check="never-start" points=4
+reasons = """\
+31|Resources|(null)
+32|Priority|(null)
+33|BeginTime|(null)
+34|DependencyNeverSatisfied|afterok:29(failed)
+35|ReqNodeNotAvail, UnavailableNodes:slurmnode2|(null)
+36|ReqNodeNotAvail, Reserved for maintenance|(null)
+37|Dependency|afterok:30(unfulfilled)
+38|JobHeldUser|(null)
+39|JobHeldAdmin|(null)
+40|PartitionTimeLimit|(null)
+41|PartitionDown|(null)
+"""
+chains = """\
+7|Priority|(null)
+21|Dependency|afterok:19(unfulfilled)
+18|Dependency|afterok:5(unfulfilled),afterany:17(unfulfilled)
+19|Dependency|afterany:18(unfulfilled)
+20|Dependency|afterok:7(unfulfilled)
+170|Priority|(null)
+171|Dependency|afterok:170(unfulfilled)
+17|JobHeldUser|(null)
+"""
+check.function(
+    never_start, cases=[(reasons,), (chains,), ("",)],
+    expected=[[34, 35, 38, 39, 40, 41], [21, 18, 19, 17], []],
+    hints={
+        "A job whose dependency will never start will never start, either. Its own reason does not show that.":
+            [[34, 35, 38, 39, 40, 41], [17], []],
+        "You followed the dependencies one step. Chains can be longer.":
+            [[34, 35, 38, 39, 40, 41], [18, 17], []],
+        "Job 21 is above the job that it waits for: one pass from top to bottom is not enough.":
+            [[34, 35, 38, 39, 40, 41], [18, 19, 17], []],
+        "Reserved for maintenance: the nodes come back when the maintenance is over.":
+            [[34, 35, 36, 38, 39, 40, 41], [21, 18, 19, 17], []],
+        "BeginTime passes by itself.":
+            [[33, 34, 35, 38, 39, 40, 41], [21, 18, 19, 17], []],
+        "Not every dependency is lost. A job that is not in the table is running, and one with the reason "
+        "Priority will get its turn.":
+            [[34, 35, 37, 38, 39, 40, 41], [21, 18, 19, 20, 171, 17], []],
+        "Return job IDs as ints.":
+            [["34", "35", "38", "39", "40", "41"], ["21", "18", "19", "17"], []],
+        "Job 171 waits for job 170, which is not job 17.":
+            [[34, 35, 38, 39, 40, 41], [21, 18, 19, 171, 17], []],
+    })
+### BEGIN HIDDEN TESTS
+STUCK = ["DependencyNeverSatisfied", "JobHeldUser", "JobHeldAdmin", "PartitionDown", "PartitionTimeLimit",
+         "ReqNodeNotAvail, UnavailableNodes:slurmnode[3-4]", "ReqNodeNotAvail, UnavailableNodes:gpu7"]
+PATIENT = ["Resources", "Priority", "BeginTime", "ReqNodeNotAvail, Reserved for maintenance"]
+
+
+def any_queue(source):
+    """Draw a queue; return its table and the jobs that will never start."""
+    numbers = sorted(source.sample(range(1, 130), source.randrange(1, 14)))
+    stuck, rows = set(), []
+    for at, number in enumerate(numbers):
+        kind = source.choice(["stuck", "patient", "patient", "waits", "waits", "waits"])
+        if kind == "waits":
+            known = numbers[max(0, at - 4):at] + [number + 130]  # the last one is running
+            others = source.sample(known, source.randrange(1, min(3, len(known)) + 1))
+            rows.append((number, "Dependency", ",".join(
+                f"{source.choice(['afterok', 'afterany', 'afternotok'])}:{one}(unfulfilled)" for one in others)))
+            if stuck & set(others):
+                stuck.add(number)
+            continue
+        reason = source.choice(STUCK if kind == "stuck" else PATIENT)
+        if kind == "stuck":
+            stuck.add(number)
+        rows.append((number, reason, "afterok:400(failed)" if reason.startswith("Dependency") else "(null)"))
+    source.shuffle(rows)
+    return ("".join(f"{number}|{reason}|{dependencies}\n" for number, reason, dependencies in rows),
+            [number for number, _, _ in rows if number in stuck])
+
+
+drawn = check.draw(60, queue=any_queue)
+check.function(never_start, cases=[(one["queue"][0],) for one in drawn],
+               expected=[one["queue"][1] for one in drawn])
+### END HIDDEN TESTS
+
+# %% [raw] mutant="never-start" hint="Its own reason does not show that"
+# -    size = -1
+# -    while size != len(stuck):  # until no more jobs are found
+# -        size = len(stuck)
+# -        stuck |= {int(job) for job, _, dependencies in rows
+# -                  if stuck & set(map(int, re.findall(r":(\d+)", dependencies)))}
+
+# %% [raw] mutant="never-start" hint="Chains can be longer"
+# -    size = -1
+# -    while size != len(stuck):  # until no more jobs are found
+# -        size = len(stuck)
+# -        stuck |= {int(job) for job, _, dependencies in rows
+# -                  if stuck & set(map(int, re.findall(r":(\d+)", dependencies)))}
+# +    stuck |= {int(job) for job, _, dependencies in rows
+# +              if stuck & set(map(int, re.findall(r":(\d+)", dependencies)))}
+
+# %% [raw] mutant="never-start" hint="one pass from top to bottom"
+# -    size = -1
+# -    while size != len(stuck):  # until no more jobs are found
+# -        size = len(stuck)
+# -        stuck |= {int(job) for job, _, dependencies in rows
+# -                  if stuck & set(map(int, re.findall(r":(\d+)", dependencies)))}
+# +    for job, _, dependencies in rows:
+# +        if stuck & set(map(int, re.findall(r":(\d+)", dependencies))):
+# +            stuck.add(int(job))
+
+# %% [raw] mutant="never-start" hint="the maintenance is over"
+# -             or "UnavailableNodes" in reason}
+# +             or "ReqNodeNotAvail" in reason}
+
+# %% [raw] mutant="never-start" hint="BeginTime passes by itself"
+# -             if reason.startswith(("DependencyNever", "JobHeld", "Partition"))
+# +             if reason.startswith(("DependencyNever", "JobHeld", "Partition", "Begin"))
+
+# %% [raw] mutant="never-start" hint="Not every dependency is lost"
+# -             if reason.startswith(("DependencyNever", "JobHeld", "Partition"))
+# +             if reason.startswith(("Dependency", "JobHeld", "Partition"))
+
+# %% [raw] mutant="never-start" hint="Return job IDs as ints"
+# -    return [int(job) for job, _, _ in rows if int(job) in stuck]
+# +    return [job for job, _, _ in rows if int(job) in stuck]
+
+# %% [raw] mutant="never-start" hint="which is not job 17"
+# -                  if stuck & set(map(int, re.findall(r":(\d+)", dependencies)))}
+# +                  if any(f":{one}" in dependencies for one in stuck)}
+
+# %% [markdown]
+# What does your function say about the real queue?
+
+# %% tags=["explore"]
+queue = check_output(["squeue", "--noheader", "--states=PENDING", "--format=%i|%r|%E"], text=True)
+for job in never_start(queue):
+    name = check_output(["squeue", "--noheader", f"--jobs={job}", "--format=%j"], text=True).strip()
+    print("will never start:", job, result(name))
+
+# %% [markdown]
+# The count job is among them: its script names the node that is drained. Pinning a job to a node is rarely a good
+# idea. Ask for what the job needs, and let Slurm find a node that has it.
+#
+# Cancel the other jobs, and repair the node. Then nothing stands in the way of the count.
+
+# %% tags=["explore"]
+%%bash
+for name in train sweep backup draft evaluate download tokenize; do scancel --me --name=$name; done
+scontrol update NodeName=slurmnode2 State=RESUME
+squeue
+
+# %% tags=["explore"]
+count = jobs.wait()
+
+# %% [markdown]
+# ## Which rank failed first?
+#
+# The second case. `COMPLETED`, says Slurm. So where is the result?
+
+# %% tags=["explore"]
+!ls megatron/logs/tokens.json
+!wc -l {count.log}
+!tail -n 12 {count.log}
+
+# %% [markdown]
+# There is no result, but a long log. (It is in `code/`, because a relative path in `--output` begins in the folder in
+# which `sbatch` was called.) The job ended with `done`, so Slurm believes that all went well: the state and the exit
+# code of a job are those of its script, and the exit code of a script is that of its last command.
+#
+# The last lines of the log do not help much: they contain no error. In a distributed program, the ranks depend on
+# each other. When one of them fails, the others lose their connection to it, and each fails with an error of its own.
+# Then `torchrun` stops whatever is left and prints a summary, and `srun` reports the exit code. One cause, a hundred
+# lines. So do not read a log from its end. Look for the **first cause**: the first error that is not a consequence of
+# another one.
+#
+# PyTorch begins each line of a rank's error message with that rank, such as `[rank2]: `. The last line of each message
+# has the error itself. Find it for all four ranks:
+
+# %% tags=["explore"]
+!grep -nE "^\[rank[0-9]+\]: [A-Za-z]" {count.log}
+
+# %% [markdown]
+# Each message begins with a `Traceback` line, and its inner lines are indented. Consequences can be recognized by
+# their text. A rank that only lost another one prints one of these:
+#
+# | text in the error | who prints it |
+# |---|---|
+# | `Connection closed by peer`, `Connection reset by peer`, `Broken pipe` | Gloo, or the operating system |
+# | `Timed out waiting` | Gloo, after its timeout |
+# | `remote process exited` | NCCL, on GPUs |
+
+# %% [markdown]
+# ### Exercise 4: the first cause
+#
+# Write a function that finds the first cause in any such log. Consequences may come before it, because the lines of
+# several processes arrive in any order. If several ranks have errors of their own, the first one in the log counts.
+# The summary at the end does not help: every `torchrun` only knows which of its own ranks ended first, and that may
+# be one that lost a rank on another node.
+
+# %% answer="first-cause"
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting",
+        "remote process exited")
+
+def first_cause(log):
+    """Find the rank that failed first, and its error.
+
+    Args:
+        log: the text of a log, a string.
+
+    Returns a tuple of the rank, an int, and its error's line without the prefix, such as
+    (2, "ValueError: the batch is empty"); None if all errors of ranks are consequences.
+    """
+    ### BEGIN SOLUTION
+    for rank, text in re.findall(r"^\[rank(\d+)\]: (\w.*)$", log, re.M):
+        if not text.startswith("Traceback") and not any(words in text for words in LOST):
+            return int(rank), text
+    return None
+    ### END SOLUTION
+
+# %% tags=["check-setup"]
+def failed_log(errors, blamed, node="slurmnode1"):
+    """Return the log of a job whose ranks failed, as torchrun and srun leave it.
+
+    Args:
+        errors: the rank and the error of each failed rank, in the order of the log.
+        blamed: the rank that torchrun's summary names as the first to fail.
+        node: the node of that rank.
+    """
+    lines = ["using world size: 8", 
+             "[rank0]:[W1123 11:49:55.120 socket.cpp:760] [c10d] The IPv6 network addresses of (node1, 29500) "
+             "cannot be retrieved (gai error: -2 - Name or service not known)."]
+    for rank, error in errors:
+        lines += [f"[rank{rank}]: {text}" for text in (
+            "Traceback (most recent call last):", '  File "/work/ada/train.py", line 85, in <module>', "    main()",
+            '  File "/work/ada/train.py", line 61, in main', "    raise RuntimeError(message)",
+            "          ^^^^^^^^^^^^^^^^^^^^", error)]
+    lines += ["W1123 11:49:56.649 575 torch/distributed/elastic/api.py:1028] Sending process 602 closing signal",
+              "Traceback (most recent call last):", '  File "/usr/bin/torchrun", line 8, in <module>',
+              "    sys.exit(main())", "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+              "=" * 60, "train.py FAILED", "-" * 60, "Root Cause (first observed failure):", "[0]:",
+              f"  host      : {node}", f"  rank      : {blamed} (local_rank: {blamed % 4})",
+              "  exitcode  : 1 (pid: 601)", "=" * 60, f"srun: error: {node}: task 0: Exited with exit code 1"]
+    return "\n".join(lines) + "\n"
+
+# %% check="first-cause" points=4
+closed = "RuntimeError: Connection closed by peer"
+late = "RuntimeError: Timed out waiting 1800000ms"
+exited = "DistBackendError: NCCL error: remote process exited"
+check.function(
+    first_cause,
+    cases=[(failed_log([(0, "FileNotFoundError: no a.json"), (1, closed), (3, closed)], blamed=0),),
+           (failed_log([(1, closed), (2, "RuntimeError: the batch has 0 samples"), (4, "KeyError: 'lr'"),
+                        (0, "BrokenPipeError: [Errno 32] Broken pipe"), (6, "ValueError: the loss is NaN"),
+                        (3, late)], blamed=3),),
+           (failed_log([(5, exited), (17, "KeyError: 'text'"), (4, closed)], blamed=4),),
+           (failed_log([(5, closed), (7, "AssertionError")], blamed=5),),
+           (failed_log([(2, late), (0, closed)], blamed=2),)],
+    expected=[(0, "FileNotFoundError: no a.json"), (2, "RuntimeError: the batch has 0 samples"),
+              (17, "KeyError: 'text'"), (7, "AssertionError"), None],
+    hints={
+        "The rank is an int.": [("0", "FileNotFoundError: no a.json"), "", "", "", ""],
+        "That is a line of the program, which the traceback shows. The error itself is not indented.":
+            [(0, "    raise RuntimeError(message)"), "", "", "", ""],
+        "That is the first error in the log, and it is a consequence: this rank lost another one.":
+            ["", (1, "RuntimeError: Connection closed by peer"),
+             (5, "DistBackendError: NCCL error: remote process exited"),
+             (5, "RuntimeError: Connection closed by peer"), (2, "RuntimeError: Timed out waiting 1800000ms")],
+        "That is the rank that torchrun's summary names. It can be one that lost another rank.":
+            ["", (3, "RuntimeError: Timed out waiting 1800000ms"),
+             (4, "RuntimeError: Connection closed by peer"), "", ""],
+        "A RuntimeError can be a cause: look at its text, not at its type.":
+            ["", (4, "KeyError: 'lr'"), "", "", ""],
+        "That is the last cause in the log. The first one counts.":
+            ["", (6, "ValueError: the loss is NaN"), "", "", ""],
+        "A rank can have more than one digit.": ["", "", None, "", ""],
+        "An error without a message, such as AssertionError, has no colon.": ["", "", "", None, ""],
+        "All errors in this log are consequences, so the cause is not among them.":
+            ["", "", "", "", (0, "RuntimeError: Connection closed by peer")],
+    })
+### BEGIN HIDDEN TESTS
+OWN = ["ValueError: axes don't match array", "RuntimeError: CUDA error: device-side assert triggered",
+       "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "AssertionError",
+       "FileNotFoundError: [Errno 2] No such file or directory: 'b.txt'", "RuntimeError: shape '[4]' is invalid",
+       "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)", "KeyError: 'text'"]
+
+
+def any_log(source):
+    """Draw a log; return it and its first cause."""
+    ranks = source.sample(range(24), source.randrange(1, 7))
+    errors = [(rank, source.choice([*OWN, closed, late, exited, "RuntimeError: Connection reset by peer",
+                                    "BrokenPipeError: [Errno 32] Broken pipe"])) for rank in ranks]
+    causes = [(rank, error) for rank, error in errors if error in OWN]
+    return failed_log(errors, source.choice(ranks)), causes[0] if causes else None
+
+
+drawn = check.draw(60, log=any_log)
+check.function(first_cause, cases=[(one["log"][0],) for one in drawn],
+               expected=[one["log"][1] for one in drawn])
+### END HIDDEN TESTS
+
+# %% [raw] mutant="first-cause" hint="it is a consequence"
+# -        if not text.startswith("Traceback") and not any(words in text for words in LOST):
+# +        if not text.startswith("Traceback"):
+
+# %% [raw] mutant="first-cause" hint="summary names"
+# -    for rank, text in re.findall(r"^\[rank(\d+)\]: (\w.*)$", log, re.M):
+# -        if not text.startswith("Traceback") and not any(words in text for words in LOST):
+# -            return int(rank), text
+# -    return None
+# +    blamed = int(re.search(r"rank      : (\d+)", log)[1])
+# +    return blamed, re.findall(rf"^\[rank{blamed}\]: (\w.*)$", log, re.M)[-1]
+
+# %% [raw] mutant="first-cause" hint="not at its type"
+# -        if not text.startswith("Traceback") and not any(words in text for words in LOST):
+# +        if not text.startswith(("Traceback", "RuntimeError", *LOST)) and "Broken pipe" not in text:
+
+# %% [raw] mutant="first-cause" hint="The first one counts"
+# -    for rank, text in re.findall(r"^\[rank(\d+)\]: (\w.*)$", log, re.M):
+# +    for rank, text in reversed(re.findall(r"^\[rank(\d+)\]: (\w.*)$", log, re.M)):
+
+# %% [raw] mutant="first-cause" hint="more than one digit"
+# -    for rank, text in re.findall(r"^\[rank(\d+)\]: (\w.*)$", log, re.M):
+# +    for rank, text in re.findall(r"^\[rank(\d)\]: (\w.*)$", log, re.M):
+
+# %% [raw] mutant="first-cause" hint="has no colon"
+# -    for rank, text in re.findall(r"^\[rank(\d+)\]: (\w.*)$", log, re.M):
+# +    for rank, text in re.findall(r"^\[rank(\d+)\]: (\w[\w.]*: .*)$", log, re.M):
+
+# %% [raw] mutant="first-cause" hint="a line of the program"
+# -    for rank, text in re.findall(r"^\[rank(\d+)\]: (\w.*)$", log, re.M):
+# +    for rank, text in re.findall(r"^\[rank(\d+)\]: (.*Error.*)$", log, re.M):
+
+# %% [raw] mutant="first-cause" hint="The rank is an int"
+# -            return int(rank), text
+# +            return rank, text
+
+# %% [raw] mutant="first-cause" hint="All errors in this log are consequences"
+# -    return None
+# +    return int(rank), text
+
+# %% [markdown]
+# Now let it read the log of the count job.
+
+# %% tags=["explore"]
+print("first cause:", result(str(first_cause(count.log.read_text()))))
+
+# %% [markdown]
+# Rank 0 could not write the result. It is the only rank that writes; the others waited for it. But the file's folder,
+# `megatron/logs`, exists, as you can see in the file browser on the left. So why was it not found?
+#
+# Your files are in the **workspace**, and the variable `LAB_HOME` holds its path, here and in every job. A path such
+# as `megatron/logs/tokens.json` is **relative**: it begins in the current folder. A job starts in the folder in which
+# `sbatch` was called, which was `code/` this time. The script worked for your colleague, who always submits from the
+# workspace. An **absolute** path, such as `$LAB_HOME/megatron/logs/tokens.json`, works from everywhere.
+#
+# Relative paths in `--output` are worse. If the folder of the log does not exist, there is no place for an error
+# message, and the job fails without a log. When you see that, look at the exit code. `0:53` is typical:
+
+# %% tags=["explore"]
+!sbatch --output=no/such/folder/%j.txt --wrap hostname
+lost = jobs.wait()
+!sacct -j {lost.job} --format=JobID,JobName,State,ExitCode
+
+# %% [markdown]
+# ### Exercise 5: repair the script
+#
+# Write `code/my_count.sh`, a repaired copy of `code/count.sh` (it is above Exercise 3). It must
+#
+# 1. start on any free node;
+# 2. write the result to `megatron/logs/tokens.json` in the workspace, whichever folder it is submitted from;
+# 3. fail if the count fails. `set -euo pipefail` ends a script at the first command that fails, including those in a
+#    pipe, and also if a variable is not set.
+#
+# Everything else stays as it is. The check does not read the script's text. It runs the script with stand-ins for
+# `srun` and `torchrun`, and finds out what it would do.
+
+# %% answer="my-count"
+%%writefile code/my_count.sh
+#!/bin/bash
+# Count the tokens of the training text with four ranks, from any folder.
+### BEGIN SOLUTION
+#SBATCH --job-name=count
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --time=00:05:00
+#SBATCH --output=%x_%j.txt
+set -euo pipefail
+
+export OMP_NUM_THREADS=1
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 4 \
+    "$LAB_HOME/code/count_tokens.py" \
+    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result "$LAB_HOME/megatron/logs/tokens.json"
+echo "done"
+### END SOLUTION
+
+# %% check="my-count" points=2
+# It starts four ranks on any node.
+job = check.program("code/my_count.sh", "count_tokens.py")
+check.that((job.nodes, job.ranks_per_node) == (1, 4),
+           f"It starts {job.nodes} x {job.ranks_per_node} ranks instead of 1 x 4.")
+check.that("nodelist" not in job.directives and "exclude" not in job.directives,
+           "It still depends on certain nodes. When one of them is drained, the job may wait forever.")
+check.that(job.directives.get("output") in ("%x_%j.txt", "./%x_%j.txt"),
+           "The log is somewhere else now. --output=%x_%j.txt works from every folder.")
+# It reads and writes the right files.
+words = " ".join(job.run.arguments).replace("=", " ")
+check.that("--result megatron/logs/tokens.json" not in words,
+           "The result's path is still relative. Begin it at $LAB_HOME.")
+check.that("--result $LAB_HOME/megatron/logs/tokens.json" in words
+           and "--data $LAB_HOME/data/bpe-4096/text_document.bin" in words,
+           "The files are not those of the exercise: $LAB_HOME/data/bpe-4096/text_document.bin and "
+           "$LAB_HOME/megatron/logs/tokens.json.")
+# It fails if the program does.
+failed = check.program("code/my_count.sh", "count_tokens.py", ends=1)
+check.that(failed.status == 1, "The program failed with exit code 1, and the script ends with "
+           f"{failed.status}. Slurm would show COMPLETED.")
+
+# %% [raw] mutant="my-count" hint="depends on certain nodes"
+# -#SBATCH --cpus-per-task=4
+# +#SBATCH --cpus-per-task=4
+# +#SBATCH -w slurmnode1
+
+# %% [raw] mutant="my-count" hint="Begin it at $LAB_HOME"
+# -    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result "$LAB_HOME/megatron/logs/tokens.json"
+# +    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result megatron/logs/tokens.json
+
+# %% [raw] mutant="my-count" hint="not those of the exercise"
+# -    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result "$LAB_HOME/megatron/logs/tokens.json"
+# +    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result /work/ada/megatron/logs/tokens.json
+
+# %% [raw] mutant="my-count" hint="Slurm would show COMPLETED"
+# -set -euo pipefail
+
+# %% [raw] mutant="my-count" hint="instead of 1 x 4"
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 4 \
+# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 1 \
+
+# %% [raw] mutant="my-count" hint="works from every folder"
+# -#SBATCH --output=%x_%j.txt
+# +#SBATCH --output=megatron/logs/%x_%j.txt
+
+# %% [markdown]
+# Submit it from `code/` again:
+
+# %% tags=["explore"]
+!cd code && sbatch my_count.sh
+
+# %% tags=["explore"]
+repaired = jobs.wait()
+!cat megatron/logs/tokens.json
 
 # %% [markdown]
 # ## A script of your own
 #
-# ### Exercise 6: fill in the form
+# You have read and repaired scripts. Now write one. Two directives need a closer look.
 #
-# A job script is a shell script with a form on top. In its lines, which begin with `#SBATCH`, you ask
-# Slurm for what the job needs; the shell takes them for comments. Write a script that trains the small
-# GPT for 25 steps. The head and the model are there. Yours are
+# - **`--time`** is the time limit. When it expires, Slurm kills the job, so a limit that is too short costs you the
+#   run. One that is too long makes you wait: Slurm fits short jobs into gaps before longer ones, which is called
+#   **backfill**. `--time=90` means 90 minutes, `2:00` means two *minutes*, `2:00:00` two hours, and `1-12` a day and
+#   twelve hours.
+# - **`--cpus-per-task`** is how many CPUs each task has. Since Slurm 22.05, `srun` ignores it unless you pass it on,
+#   with `srun --cpus-per-task="$SLURM_CPUS_PER_TASK"`. If you forget that, all ranks of a task may share one CPU, and
+#   your job is slow without a message.
 #
-# 1. the form: the name `my_first`, **one** node, **one** task on it (`--ntasks-per-node`), **4** CPUs
-#    for the task, a time limit of **10 minutes**, and the log in `megatron/logs` under the job's name
-#    and number;
-# 2. `DATA`: where the text is, in the folder `data/bpe-4096` of the workspace, so that it is found
-#    from wherever the script is submitted;
-# 3. `BATCH`: `--micro-batch-size 2` (samples that a rank works on at a time), a global batch that
-#    gives each of the **two** ranks just one micro-batch per step, 25 steps, and a line in the log for
-#    each.
-#
-# `srun` starts the task on the job's node, and `torchrun` starts the two ranks there. Have a look at
-# `code/dp_single_node.sh` if you want an example. The check does not read your text: it finds out what
-# the script would do.
+# In `--output`, Slurm replaces `%x` with the job name and `%j` with the job ID, so no job overwrites another one's
+# log. Shell variables such as `$LAB_HOME` are not replaced in directives.
 
-# %% nbgrader={"grade": false, "grade_id": "my-first", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% [markdown]
+# ### Exercise 6: from an empty file to a job
+#
+# Write the header and the launch line of a script that trains the small GPT on two ranks:
+#
+# 1. the header: the name `my_first`, **one** node, **one** task per node, **4** CPUs per task, a time limit of
+#    **10 minutes**, and a log in `megatron/logs` with the job's name and ID in its name;
+# 2. the launch line: `srun` starts one `torchrun`, which starts **two** ranks of `"$PROGRAM"` with the flags
+#    `$FLAGS`, and passes the CPUs on.
+
+# %% answer="my-first"
 %%writefile code/my_first.sh
 #!/bin/bash
 ### BEGIN SOLUTION
@@ -670,100 +922,57 @@ broken = jobs.wait()
 set -euo pipefail
 
 export OMP_NUM_THREADS=2
-MODEL="--num-layers 4 --hidden-size 256 --num-attention-heads 8 \
-       --seq-length 256 --max-position-embeddings 256"
-OPTIMIZER="--lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-fraction 0.05"
-### BEGIN SOLUTION
+PROGRAM="$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py"
 DATA=$LAB_HOME/data/bpe-4096
-BATCH="--micro-batch-size 2 --global-batch-size 4 --train-iters 25 --log-interval 1"
+FLAGS="--device cpu --num-layers 4 --hidden-size 256 --num-attention-heads 8 \
+       --seq-length 256 --max-position-embeddings 256 \
+       --micro-batch-size 2 --global-batch-size 4 --train-iters 25 --log-interval 1 \
+       --lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-fraction 0.05 \
+       --data-path $DATA/text_document --vocab-file $DATA/vocab.json \
+       --merge-file $DATA/merges.txt --split 949,50,1 --eval-iters 0"
+### BEGIN SOLUTION
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
 ### END SOLUTION
-TEXT="--data-path $DATA/text_document --vocab-file $DATA/vocab.json \
-      --merge-file $DATA/merges.txt --split 949,50,1"
-OUTPUT="--eval-iters 0 --tensorboard-dir $LAB_HOME/megatron/tensorboard/my_first"
 
-srun torchrun --standalone --nproc_per_node 2 \
-    "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
-    --device cpu $MODEL $OPTIMIZER $BATCH $TEXT $OUTPUT
-
-# %% nbgrader={"grade": true, "grade_id": "my-first-check", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
-script = check.script("code/my_first.sh", only=[
-    "--micro-batch-size", "--global-batch-size", "--train-iters",
-    "--data-path", "--vocab-file", "--merge-file"])
-form = script.directives
+# %% check="my-first" points=3
+script = check.script("code/my_first.sh", only=[])
+header = script.directives
 asked = {"job-name": "my_first", "nodes": "1", "ntasks-per-node": "1", "cpus-per-task": "4"}
-wrong = [f"--{name} is {form.get(name, 'missing')}, asked for is {value}."
-         for name, value in asked.items() if form.get(name) != value]
-check.that(not wrong, "The form says something else. " + " ".join(wrong))
-check.that(form.get("time") in ("10", "10:00", "0:10:00", "00:10:00", "0-00:10", "0-00:10:00"),
-           "The time limit is not 10 minutes: look at the table in exercise 4 again.")
-output = form.get("output", "").replace("%x", "my_first")
+wrong = [f"--{name} is {header.get(name, 'missing')} instead of {value}."
+         for name, value in asked.items() if header.get(name) != value]
+check.that(not wrong, "The header differs from the exercise. " + " ".join(wrong))
+limit = header.get("time", "missing")
+check.that(limit in ("10", "10:00", "0:10:00", "00:10:00", "0-00:10", "0-00:10:00"),
+           f"The time limit is {limit}, which is not 10 minutes. Two numbers with a colon are minutes and seconds.")
+output = header.get("output", "").replace("%x", "my_first")
 check.that(output.startswith("megatron/logs/") and "my_first" in output and "%j" in output,
-           "The log is to go to megatron/logs, under the job's name (%x) and number (%j).")
-flags = script.flags
-folders = {path.rpartition("/")[0] for path in (flags.data_path, flags.vocab_file, flags.merge_file)}
-check.that(all(folder.startswith(("$LAB_HOME", "/")) for folder in folders),
-           "DATA is a relative path: from another folder nobody would find it. Begin at $LAB_HOME.")
-check.that(folders == {"$LAB_HOME/data/bpe-4096"},
-           "DATA leads somewhere else: the text is in data/bpe-4096 of the workspace, which begins at "
-           "$LAB_HOME on every machine.")
-check.that(flags.global_batch_size == flags.micro_batch_size * script.world_size,
-           "With this global batch each rank has more than one micro-batch per step.")
-check.that((flags.micro_batch_size, flags.train_iters, flags.log_interval) == (2, 25, 1),
-           "BATCH is not as asked: --micro-batch-size, --train-iters or --log-interval.")
+           "The log belongs in megatron/logs, with the job's name (%x) and ID (%j) in its name.")
 
-# %% [raw] tags=["mutant"] answer="my-first" hint="limit is not 10 minutes"
+# %% [raw] mutant="my-first" hint="which is not 10 minutes"
 # -#SBATCH --time=00:10:00
 # +#SBATCH --time=00:10
 
-# %% [raw] tags=["mutant"] answer="my-first" hint="This would go wrong"
+# %% [raw] mutant="my-first" hint="unbound variable"
 # -#SBATCH --cpus-per-task=4
 # +# SBATCH --cpus-per-task=4
 
-# %% [raw] tags=["mutant"] answer="my-first" hint="The form says something else"
+# %% [raw] mutant="my-first" hint="The header differs from the exercise"
 # -#SBATCH --ntasks-per-node=1
 
-# %% [raw] tags=["mutant"] answer="my-first" hint="under the job's name (%x)"
+# %% [raw] mutant="my-first" hint="The log belongs in megatron/logs"
 # -#SBATCH --output=megatron/logs/%x_%j.txt
 # +#SBATCH --output=megatron/logs/log.txt
 
-# %% [raw] tags=["mutant"] answer="my-first" hint="is a relative path"
-# -DATA=$LAB_HOME/data/bpe-4096
-# +DATA=data/bpe-4096
+# %% [raw] mutant="my-first" hint="nodes x ranks per node: 1 x 1; the exercise uses 1 x 2"
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
+# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 1 "$PROGRAM" $FLAGS
 
-# %% [raw] tags=["mutant"] answer="my-first" hint="leads somewhere else"
-# -DATA=$LAB_HOME/data/bpe-4096
-# +DATA=/work/ada/data/bpe-4096
-
-# %% [raw] tags=["mutant"] answer="my-first" hint="unbound variable"
-# -DATA=$LAB_HOME/data/bpe-4096
-# +DATA=$LABHOME/data/bpe-4096
-
-# %% [raw] tags=["mutant"] answer="my-first" hint="more than one micro-batch"
-# -BATCH="--micro-batch-size 2 --global-batch-size 4 --train-iters 25 --log-interval 1"
-# +BATCH="--micro-batch-size 2 --global-batch-size 8 --train-iters 25 --log-interval 1"
-
-# %% [raw] tags=["mutant"] answer="my-first" hint="BATCH is not as asked"
-# -BATCH="--micro-batch-size 2 --global-batch-size 4 --train-iters 25 --log-interval 1"
-# +BATCH="--micro-batch-size 2 --global-batch-size 4 --train-iters 20 --log-interval 1"
-
-# %% [raw] tags=["mutant"] answer="my-first" hint="nodes x ranks per node: 1 x 1; the exercise uses 1 x 2"
-# -srun torchrun --standalone --nproc_per_node 2 \
-# +srun torchrun --standalone --nproc_per_node 1 \
-# -BATCH="--micro-batch-size 2 --global-batch-size 4 --train-iters 25 --log-interval 1"
-# +BATCH="--micro-batch-size 2 --global-batch-size 2 --train-iters 25 --log-interval 1"
-
-# %% [raw] tags=["mutant"] answer="my-first" hint="--ffn-hidden-size 1; the exercise uses 1024"
-# -MODEL="--num-layers 4 --hidden-size 256 --num-attention-heads 8 \
-# +MODEL="--num-layers 4 --hidden-size 256 --num-attention-heads 8 --ffn-hidden-size 1 --kv-channels 1 \
+# %% [raw] mutant="my-first" hint="--ffn-hidden-size 1; the exercise uses 1024"
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
+# +srun torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS --ffn-hidden-size 1
 
 # %% [markdown]
-# Does it run? Your first job printed how long a step takes on your machine. How many seconds will the
-# 25 steps take?
-
-# %% nbgrader={"grade": false, "grade_id": "guess-training", "locked": false, "schema_version": 3, "solution": true, "task": false}
-### BEGIN SOLUTION
-guess_training = 10
-### END SOLUTION
+# Submit it. Where does the time go? The job is longer than its 25 steps.
 
 # %% tags=["explore"] short={"sbatch code/my_first.sh": "sed 's/iters 25/iters 4/' code/my_first.sh | sbatch"}
 !sbatch code/my_first.sh
@@ -772,52 +981,63 @@ guess_training = 10
 mine = jobs.wait()
 
 # %% tags=["explore"]
-steps = logs.read(mine.log).iterations
-check.compare("seconds of 25 steps", guess_training,
-              sum(step.milliseconds for step in steps) / 1000)
-print(f"from the job's start to its end: {result(f'{mine.seconds} s')}")
-plots.loss(my_first=logs.read(mine.log))
+log = logs.read(mine.log)
+training = sum(step.milliseconds for step in log.iterations) / 1000
+print(f"{result(f'{mine.seconds} s')} from start to end, of which {training:.1f} s are training steps")
+plots.loss(my_first=log)
 
 # %% [markdown]
-# The rest of the time went into starting Python and PyTorch on the node, and into opening the text.
-# In a training of weeks that is nothing; in a short test it is often most of the time.
+# The rest goes into starting Python and PyTorch, and into opening the text. In a run of weeks, that is nothing. In a
+# short test, it is often most of the time.
 
 # %% [markdown]
 # ## Discuss
 #
-# 1. **Why a queue?** You could log in to a node and start the training there. What would go wrong when
-#    ten people do so?
-# 2. **The time limit.** Your training needs between 3 and 5 hours. Which limit do you ask for, and what
-#    can the training itself do so that a limit that is too short costs little?
-# 3. **First, not last.** Why are the last lines of the log of a failed job so often of no use, when
-#    many ranks train together?
+# 1. **Why a queue?** You could log in to a node and start your training there. What would go wrong if ten people did
+#    that?
+# 2. **The time limit.** Your run needs between 3 and 5 hours. Which limit do you request, and what can the program do
+#    so that a limit that is too short costs little?
+# 3. **First, not last.** A job on 1,024 GPUs stops, and all 1,024 ranks log errors about lost connections only. What
+#    may have happened, and where do you look next?
 
 # %% [markdown]
-# ## Clean up
+# ## Cleanup
 #
-# Nothing of yours should go on running, and saved models are large: delete those that you do not need.
-# Logs and curves are small and may stay.
+# Leave nothing running, and no node drained. The logs in `megatron/logs` are small and may stay.
 
 # %% tags=["explore"]
-!scancel --user=$USER
-!du -sh megatron/checkpoints megatron/tensorboard megatron/logs
-!rm -rf megatron/checkpoints/dp_single_node
+!rm -rf megatron/checkpoints/dp_single_node code/count_*.txt
 !squeue
+!sinfo
 
 # %% [markdown]
-# ## Summary
+# ## What you have learned
 #
-# - `sbatch` puts a script into the queue and returns at once; `squeue` shows the queue, `scancel` ends
-#   a job, `sacct` lists those that are over, `sinfo` shows the nodes.
-# - The form on top of a script (`#SBATCH`) says what the job needs. `--time=2:00` are two minutes.
-# - Paths that begin at `$LAB_HOME` work from everywhere. `%x_%j` in `--output` keeps the logs of all
-#   jobs apart.
-# - The time of a step and the number of steps say how long a training goes on.
-# - When a job fails, look for the **first** error. `lab top` and `lab report` find it.
+# Both cases are solved. The first job would have waited forever, since nobody was going to give it the node that it
+# asked for by name. In the second one, rank 0 failed first; everything else in the log, and the state `COMPLETED`,
+# were consequences.
 #
-# **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded. Your
-# script is in it. Before you hand in, *Run*, *Restart Kernel and Run All Cells* shows whether all
-# checks pass from top to bottom. (The job that is meant to fail does not stop it.)
+# - `sbatch` submits a script, `squeue` shows the queue, `scancel` cancels a job, `sacct` lists jobs that have ended,
+#   and `sinfo` lists the nodes.
+# - A pending job has a reason. Some reasons pass with time; others need you.
+# - One line of a log tells you the throughput and the time that is left.
+# - When a job fails, look for the first cause. For jobs of the course's trainer, `lab top` and `lab report` do that.
 #
-# **The way on:** in [the next lab](01_cluster_and_hardware.ipynb) you look at what the cluster is made
-# of, and how fast it can be.
+# **To submit your work,** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>). This file is what is graded; it contains
+# your scripts. Before you submit it, *Run*, *Restart Kernel and Run All Cells* shows whether all checks pass from top
+# to bottom.
+#
+# In [the next lab](01_cluster_and_hardware.ipynb), you find out what the cluster is made of, and how fast it can be.
+#
+# ## Read next
+#
+# - [Yoo, Jette, and Grondona, 2003](https://doi.org/10.1007/10968987_3), *SLURM: Simple Linux Utility for Resource
+#   Management*: the paper behind the scheduler. Its design has hardly changed.
+# - [Slurm's quick start](https://slurm.schedmd.com/quickstart.html) and its
+#   [job reason codes](https://slurm.schedmd.com/job_reason_codes.html): all commands on one page, and all reasons.
+# - [Bekman, *Machine Learning Engineering*](https://github.com/stas00/ml-engineering/tree/master/orchestration/slurm):
+#   Slurm for people who train models, with the tricks that the manuals do not have.
+# - [Zhang et al., 2022](https://arxiv.org/abs/2205.01068), *OPT: Open Pre-trained Transformer Language Models*:
+#   Section 2.5 tells how a run of two months on 992 GPUs survived at least 35 manual restarts.
+# - [torchrun's documentation](https://docs.pytorch.org/docs/stable/elastic/run.html): what it starts, what it
+#   restarts, and how it propagates failures.

@@ -158,7 +158,7 @@ def become(request: dict[str, Any], descriptors: list[int], folder: str) -> None
             print(code, file=sys.stderr)
             code = 1
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())  # torch.distributed's names the rank in every line
         code = 1
     threading._shutdown()  # wait for its threads, as the interpreter does
     sys.stdout.flush()

@@ -658,7 +658,7 @@ def failed_log(errors, blamed, node="slurmnode1"):
         blamed: the rank that torchrun's summary names as the first to fail.
         node: the node of that rank.
     """
-    lines = ["using world size: 8", 
+    lines = ["using world size: 8",
              "[rank0]:[W1123 11:49:55.120 socket.cpp:760] [c10d] The IPv6 network addresses of (node1, 29500) "
              "cannot be retrieved (gai error: -2 - Name or service not known)."]
     for rank, error in errors:

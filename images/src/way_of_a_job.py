@@ -10,7 +10,8 @@ def draw() -> Figure:
     figure, axes = canvas(9.6, 3.5)
     box(axes, 0.1, 1.9, 1.75, 1.1, "your notebook\nor terminal", fill=PURPLE)
     box(axes, 3.2, 0.95, 2.3, 2.4, "Slurm's queue", fill="#f7f9fa", top=True)
-    for row, (text, fill) in enumerate((("someone else's job", "white"), ("your job  (PD)", ORANGE))):
+    jobs = ("someone else's job", "white"), ("your job  (PD)", ORANGE)
+    for row, (text, fill) in enumerate(jobs):
         box(axes, 3.4, 2.25 - 0.65 * row, 1.9, 0.5, text, fill=fill, size=10)
     axes.text(4.35, 1.25, "waits for free resources", ha="center", va="center", fontsize=9,
               color=GREY)

@@ -996,6 +996,7 @@ plots.loss(**small)
 %%writefile code/my_fastest.sh
 #!/bin/bash
 #SBATCH --job-name=my_fastest
+#SBATCH --gpus-per-node=2
 #SBATCH --time=00:10:00
 #SBATCH --output=megatron/logs/%x_%j.txt
 ### BEGIN SOLUTION
@@ -1142,6 +1143,7 @@ print(bad(failures[-1]))
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=2
+#SBATCH --gpus-per-node=2
 #SBATCH --time=00:10:00
 #SBATCH --output=megatron/logs/%x_%j.txt
 set -euo pipefail

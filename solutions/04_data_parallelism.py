@@ -1658,9 +1658,13 @@ job = check.program("code/my_ddp.sh", "train_ddp.py")
 check.that((job.nodes, job.ranks_per_node) == (2, 2),
            f"It starts {job.nodes} x {job.ranks_per_node} ranks instead of 2 x 2.")
 check.that(job.run.backend == "c10d", "Use the c10d rendezvous, which numbers the nodes itself.")
+check.that(job.run.rdzv_id != "none", "Give the rendezvous an ID that no other job uses: --rdzv_id.")
 words = " ".join(job.run.arguments).replace("=", " ").replace("$LAB_HOME/", "")
 check.that("--checkpoint megatron/checkpoints/my_ddp" in words,
            "Pass --checkpoint megatron/checkpoints/my_ddp to the program.")
+more = check.program("code/my_ddp.sh", "train_ddp.py", arguments=["--steps", "7"])
+check.that("--steps 7" in " ".join(more.run.arguments),
+           'The flags after `sbatch code/my_ddp.sh` do not reach the program. Pass on "$@".')
 # It asks Slurm for a signal to the ranks, and for requeueing.
 job = check.program("code/my_ddp.sh", "train_ddp.py")
 name, _, seconds = job.directives.get("signal", "").removeprefix("SIG").partition("@")
@@ -1683,6 +1687,10 @@ check.that(not failed.requeues, "The program failed and saved nothing, and the s
            "job: it would fail forever.")
 check.that(failed.status == 1, "The program failed, and the script hides that: sacct would show "
            "COMPLETED.")
+stale = check.program("code/my_ddp.sh", "train_ddp.py", ends=1,
+                      finds=["megatron/checkpoints/my_ddp/stopped"])
+check.that(not stale.requeues, "The program failed before it removed the stopped file of an earlier run, and "
+           "the script requeues the job. Delete the file first.")
 
 # %% [raw] mutant="script" hint="instead of 2 x 2"
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 2 \
@@ -1703,6 +1711,17 @@ check.that(failed.status == 1, "The program failed, and the script hides that: s
 # %% [raw] mutant="script" hint="Pass --checkpoint"
 # -    code/train_ddp.py --checkpoint "$CHECKPOINT" "$@" || status=$?
 # +    code/train_ddp.py "$@" || status=$?
+
+# %% [raw] mutant="script" hint="do not reach the program"
+# -    code/train_ddp.py --checkpoint "$CHECKPOINT" "$@" || status=$?
+# +    code/train_ddp.py --checkpoint "$CHECKPOINT" || status=$?
+
+# %% [raw] mutant="script" hint="Give the rendezvous an ID"
+# -    --rdzv_backend c10d --rdzv_endpoint "$FIRST_NODE:$PORT" --rdzv_id "$SLURM_JOB_ID" \
+# +    --rdzv_backend c10d --rdzv_endpoint "$FIRST_NODE:$PORT" \
+
+# %% [raw] mutant="script" hint="Delete the file first"
+# -rm -f "$CHECKPOINT/stopped"  # of an earlier run: this one may fail before it removes the file
 
 # %% [raw] mutant="script" hint="to all processes of srun"
 # -#SBATCH --signal=TERM@60

@@ -746,6 +746,7 @@ costs.plot(recomputed)
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=2
+#SBATCH --gpus-per-node=1
 #SBATCH --time=00:10:00
 #SBATCH --output=megatron/logs/%x_%j.txt
 set -euo pipefail
@@ -761,7 +762,7 @@ MEMORY="--recompute-granularity full --recompute-method block --recompute-num-la
 TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
       --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
 
-srun torchrun --standalone --nproc_per_node 1 \
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 1 \
     "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
     --device virtual:v100 $MODEL $BATCH $MEMORY $TEXT --log-interval 2 --eval-iters 0 "$@"
 
@@ -888,6 +889,7 @@ costs.show(accumulated)
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=4
+#SBATCH --gpus-per-node=2
 #SBATCH --time=00:10:00
 #SBATCH --output=megatron/logs/%x_%j.txt
 set -euo pipefail
@@ -904,7 +906,8 @@ TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 
-srun --kill-on-bad-exit=1 bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
+srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
+    bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
     --nnodes 2 --nproc_per_node 2 --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
     "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
     --device virtual:v100 --virtual-network ethernet:25gbit $MODEL $BATCH $TEXT \

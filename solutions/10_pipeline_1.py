@@ -877,6 +877,7 @@ costs.show(costs.of({"micro-batch 4, nothing": "--micro-batch-size 4",
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=4
+#SBATCH --gpus-per-node=2
 #SBATCH --time=00:10:00
 #SBATCH --output=megatron/logs/%x_%j.txt
 set -euo pipefail
@@ -894,7 +895,8 @@ TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 
-srun --kill-on-bad-exit=1 bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
+srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
+    bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
     --nnodes 2 --nproc_per_node 2 --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
     "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
     --device virtual:v100 --virtual-network ethernet:25gbit $MODEL $LAYOUT $BATCH $TEXT \

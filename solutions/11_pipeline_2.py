@@ -974,6 +974,7 @@ costs.show(evenly)
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=4
+#SBATCH --gpus-per-node=4
 #SBATCH --time=00:10:00
 #SBATCH --output=megatron/logs/%x_%j.txt
 set -euo pipefail
@@ -989,7 +990,7 @@ LAYOUT="--pipeline-model-parallel-size 4 --balance 4-4-4-0"
 TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
       --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
 
-srun torchrun --standalone --nproc_per_node 4 \
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 4 \
     "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
     --device virtual:v100 $MODEL $BATCH $LAYOUT $TEXT --log-interval 2 --eval-iters 0 "$@"
 
@@ -1032,6 +1033,10 @@ check.that(cost.milliseconds < 275, "Too slow: all stages wait for one. Which on
 # %% [raw] tags=["mutant"] answer="my-balance" hint="--ffn-hidden-size 1; the exercise uses 3072"
 # -LAYOUT="--pipeline-model-parallel-size 4 --balance 4-4-4-0"
 # +LAYOUT="--pipeline-model-parallel-size 4 --ffn-hidden-size 1"
+
+# %% [markdown]
+# (A node of the course's cluster has two GPUs unless you start it with `lab cluster up --gpus v100:4`, so `sbatch`
+# rejects this job at once. The estimate does not need the GPUs.)
 
 # %% [markdown]
 # ## The same in DeepSpeed
@@ -1464,6 +1469,7 @@ check.compare("the best number of chunks on the slow network", guess_chunks, bes
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=2
+#SBATCH --gpus-per-node=1
 #SBATCH --time=00:10:00
 #SBATCH --output=megatron/logs/%x_%j.txt
 set -euo pipefail
@@ -1481,7 +1487,8 @@ TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 
-srun --kill-on-bad-exit=1 bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
+srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
+    bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
     --nnodes 4 --nproc_per_node 1 --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
     "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
     --device virtual:v100 --virtual-network ethernet:25gbit $MODEL $BATCH $LAYOUT $TEXT \

@@ -11,4 +11,4 @@ set -euo pipefail
 
 export OMP_NUM_THREADS=1  # a stage is a thread, and each computes on one core
 
-srun python "$LAB_HOME/code/examples/gpipe.py" "$@"
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" python "$LAB_HOME/code/examples/gpipe.py" "$@"

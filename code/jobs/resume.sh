@@ -38,7 +38,7 @@ MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT WORLD_SIZE=$SLURM_NTASKS
 before=$(cat "$TRACKER" 2>/dev/null || echo 0)
-srun --kill-on-bad-exit=1 \
+srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
     bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec python -u "$@"' rank \
     "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
     --device cpu $MODEL $BATCH $OPTIMIZER $TEXT $OUTPUT "$@"

@@ -36,7 +36,8 @@ MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 
 # One task per node: its launcher knows which node it is on and starts that node's ranks.
 # --device virtual: the card that each node declares (lab cluster up --gpus v100:2).
-srun --kill-on-bad-exit=1 bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
+srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
+    bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
     --nnodes "$SLURM_NNODES" --nproc_per_node "$RANKS_PER_NODE" \
     --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
     "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from labcore.colors import strong
 from labcore.errors import LabError
-from labkit.check import record
+from labkit.check import options, record, resources
 from labkit.check.checks import Failed, passed
 from labkit.check.given import differences, report
 from labkit.check.launches import MOST_TEXT, Launch, launches_of
@@ -36,19 +37,17 @@ class Job:
     programs: tuple[str, ...]  # other programs it starts that could train a model
     requeues: bool = False  # it calls `scontrol requeue` with its own job ID
     status: int | None = 0  # its exit code; None if it was still running at the end
+    notes: tuple[str, ...] = ()  # what it had better do, although it works
 
     @property
     def allocated_nodes(self) -> int:
         """Return the number of nodes that its #SBATCH lines request."""
-        try:
-            return record.allocated(self.directives)[0]
-        except BadOption:  # resolved as one node, with a note
-            return 1
+        return allocated_nodes(self.directives)
 
     @property
     def gpus_per_node(self) -> int:
         """Return the number of GPUs per node that its #SBATCH lines request."""
-        return record.gpus_on_node(self.directives, self.allocated_nodes)
+        return options.gpus_of_nodes(self.directives, self.allocated_nodes)[0]
 
     @property
     def run(self) -> Run:
@@ -110,7 +109,22 @@ def script(path: str, *, only: Sequence[str] = (),
             raise Failed(report(found, path, only))
     size = f"{job.runs[0].nodes} x {job.runs[0].ranks_per_node}"
     passed(f"{path} starts {TRAINER} on {size} ranks")
+    say_notes(job)
     return job
+
+
+def say_notes(job: Job) -> None:
+    """Print what a job had better do."""
+    for note in job.notes:
+        print(f"{strong('Note')}: {note}.")
+
+
+def allocated_nodes(directives: dict[str, str]) -> int:
+    """Return the number of nodes that #SBATCH lines request."""
+    try:
+        return record.allocated(directives)[0]
+    except BadOption:  # resolved as one node, with a note
+        return 1
 
 
 def resolve(recorded: dict[str, Any], trainer: str = TRAINER, ends: int = 0) -> Job:
@@ -124,10 +138,17 @@ def resolve(recorded: dict[str, Any], trainer: str = TRAINER, ends: int = 0) -> 
     Raises LabError where the record is not one.
     """
     launches = launches_of(recorded)
-    problems = list(recorded["notes"])
-    runs: list[Run] = []
+    directives, nodes = dict(recorded["directives"]), allocated_nodes(recorded["directives"])
+    steps = {launch.step: launch for launch in launches if launch.program == "srun"}
+    launches = [launch for launch in launches if launch.program != "srun"]
+    problems, notes, runs = list(recorded["notes"]), [], []
     for group in together(launches):
-        runs += runs_of(group, problems, trainer)
+        srun = steps.get(group[0].step)
+        for run in runs_of(group, problems, trainer):
+            wrong, noted = resources.gpu_advice(run, directives, nodes)
+            notes += [*noted, *resources.cpu_notes(directives, srun)]
+            runs.append(replace(run, problems=(*run.problems, *wrong),
+                                cpus_per_task=resources.cpus_of_step(srun)))
         if len(runs) > MOST_RUNS:
             raise LabError(f"the script starts {trainer} more than {MOST_RUNS} times")
     status = recorded["exit"]
@@ -139,11 +160,12 @@ def resolve(recorded: dict[str, Any], trainer: str = TRAINER, ends: int = 0) -> 
                  if line.strip() and not line.startswith("+")]  # those with + come from set -x
         problems.append(f"the script ends with exit code {status}: " + " / ".join(lines[-3:]))
     problems += [problem for run in runs for problem in run.problems]
-    return Job(dict(recorded["directives"]), tuple(runs),
+    return Job(directives, tuple(runs),
                tuple(dict.fromkeys(problem[:MOST_TEXT] for problem in problems)),
                tuple(dict.fromkeys(_other_programs(launches, trainer))),
                any(launch.program == "scontrol" and launch.arguments == ("requeue", record.JOB)
-                   for launch in launches), status)
+                   for launch in launches), status,
+               tuple(dict.fromkeys(note[:MOST_TEXT] for note in notes)))
 
 
 def _other_programs(launches: list[Launch], trainer: str) -> Iterator[str]:

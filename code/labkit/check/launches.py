@@ -88,6 +88,8 @@ def _require_a_job(launches: list[Launch], directives: dict[str, str]) -> None:
     hosts = {f"{NODE}{number}" for number in range(1, min(nodes, MOST_LAUNCHES) + 1)} | {UNKNOWN}
     places: dict[tuple[int, int], str] = {}
     for launch in launches:
+        if launch.program == "srun" and launch.host in hosts:  # it starts the step, from outside
+            continue
         place = launch.step, launch.task
         if launch.step < -1 or not 0 <= launch.task < MOST_LAUNCHES:
             raise ValueError(f"step {launch.step}, task {launch.task}")

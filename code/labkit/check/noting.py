@@ -13,23 +13,26 @@ import time
 # Environment variables of the cluster. A script that sets one changes what the trainer computes.
 SETTINGS = ("VIRTUAL_GPU", "VIRTUAL_NETWORK", "DEVICE_INSTEAD_OF_CPU")
 KEPT = (*SETTINGS, "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT",
-        "NODE_RANK", "OMP_NUM_THREADS", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_VISIBLE_DEVICES")
+        "NODE_RANK", "OMP_NUM_THREADS", "SRUN_CPUS_PER_TASK",
+        "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_VISIBLE_DEVICES")
 BACKGROUND_SECONDS = 0.5
 
 
-def write_down(record: str, program: str, arguments: list[str]) -> None:
+def write_down(record: str, program: str, arguments: list[str], step: int | None = None) -> None:
     """Append one line of JSON to the record, in one piece: several stand-ins may write at once.
 
     Args:
         record: its path.
         program: the name of what would run.
         arguments: of the program.
+        step: of srun; None: the one that it runs in.
     """
+    if step is None:
+        step = int(os.environ.get("SLURM_STEP_ID", "-1"))  # -1: the script itself
     variables = [f"{_json(name)}: {_json(value)}" for name, value in os.environ.items()
                  if name in KEPT or name.startswith("PET_")]
     entry = {"program": _json(program), "arguments": f"[{', '.join(map(_json, arguments))}]",
-             # -1: the script itself
-             "step": str(int(os.environ.get("SLURM_STEP_ID", "-1"))),
+             "step": str(step),
              "task": str(int(os.environ.get("SLURM_PROCID", "0"))),
              "host": _json(os.environ.get("SLURMD_NODENAME", "")),
              "background": "true" if in_background() else "false",

@@ -150,6 +150,44 @@ def count(text: str | None, default: int) -> int:
     return int(match[1]) * (1024 if match[2] else 1)
 
 
+def gpus_of_nodes(directives: dict[str, str], nodes: int) -> tuple[int, int]:
+    """Return the GPUs of the first and of the last node.
+
+    --gpus-per-node=v100:2, --gres=gpu:v100:2, --gpus-per-task=1, and --gpus=4 of all nodes.
+
+    Args:
+        directives: the script's #SBATCH options.
+        nodes: how many nodes they request.
+    """
+    for option in ("gpus-per-node", "gres", "gpus-per-task", "gpus"):
+        parts = [part for part in directives.get(option, "").split(",")
+                 if part and (option != "gres" or part.startswith("gpu"))]
+        if not parts:
+            continue
+        gpus = sum(map(_gpus, parts))
+        if option == "gpus":
+            return -(-gpus // nodes), gpus // nodes
+        if option == "gpus-per-task":
+            gpus *= _tasks_per_node(directives, nodes)
+        return gpus, gpus
+    return 0, 0
+
+
+def _gpus(part: str) -> int:
+    """Return the number in "gpu:v100:2", "v100:2" or "2"; without one, Slurm takes 1."""
+    last = part.rpartition(":")[2]
+    return int(last) if last.isdecimal() and len(last) < 7 else 1
+
+
+def _tasks_per_node(directives: dict[str, str], nodes: int) -> int:
+    try:
+        if "ntasks" in directives:
+            return count(directives["ntasks"], 1) // nodes
+        return count(directives.get("ntasks-per-node"), 1)
+    except BadOption:  # a problem of its own
+        return 1
+
+
 def expand(hosts: str) -> list[str]:
     """The names in a host list: "slurmnode[1-2,5]" is slurmnode1, slurmnode2, slurmnode5."""
     names: list[str] = []

@@ -231,22 +231,10 @@ def _allocation(found: dict[str, str], notes: list[str]) -> dict[str, str]:
                          ("gpus-per-node", "SLURM_GPUS_PER_NODE"), ("gpus", "SLURM_GPUS")):
         if option in found:
             variables[name] = found[option]
-    gpus = gpus_on_node(found, nodes)
+    gpus, _ = options.gpus_of_nodes(found, nodes)
     if gpus:
         variables["SLURM_GPUS_ON_NODE"] = str(gpus)
     return variables
-
-
-def gpus_on_node(found: dict[str, str], nodes: int) -> int:
-    """GPUs of the first node: --gpus-per-node=v100:2, --gres=gpu:v100:2, --gpus=4 of all nodes."""
-    for option, of in (("gpus-per-node", 1), ("gres", 1), ("gpus", nodes)):
-        text = found.get(option, "")
-        if option == "gres" and text and not text.startswith("gpu"):
-            continue
-        last = text.rpartition(":")[2]
-        if text:
-            return -(-int(last) // of) if last.isdecimal() and len(last) < 7 else 1
-    return 0
 
 
 def _launches(written: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import contextlib
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from labkit.check.launches import MOST_TEXT, Launch
 from labkit.check.noting import SETTINGS
@@ -32,6 +32,8 @@ class Run:
     arguments: tuple[str, ...]  # of the trainer
     settings: dict[str, str]  # the environment variables of SETTINGS that the script sets
     backend: str = ""  # of torchrun's rendezvous, such as "c10d"; "static" without one
+    rdzv_id: str = ""  # of torchrun's rendezvous; "none" where its backend is not told one
+    cpus_per_task: str = ""  # that srun asks for: by --cpus-per-task or SRUN_CPUS_PER_TASK
 
     @property
     def world_size(self) -> int:
@@ -206,9 +208,10 @@ def _run(nodes: int, per_node: int, flags: Config | None, problems: list[str],
     assert at is not None
     settings = {name: value for launch in launches for name, value in launch.variables.items()
                 if name in SETTINGS}
+    made = Run(nodes, per_node, flags, tuple(problems), words[at], tuple(words[at + 1:]), settings)
     told = launches[0].torchrun if launches[0].program == "torchrun" else None
-    return Run(nodes, per_node, flags, tuple(problems), words[at], tuple(words[at + 1:]), settings,
-               told.backend if isinstance(told, Torchrun) else "")
+    return replace(made, backend=told.backend, rdzv_id=told.rdzv_id) if isinstance(
+        told, Torchrun) else made
 
 
 def _direct_meeting(launches: list[Launch], hosts: list[str]) -> list[str]:

@@ -71,6 +71,7 @@ def _srun(record: str, arguments: list[str]) -> int:
         raise options.BadOption(f"{len(tasks)} node(s) are asked for, {len(names)} are left")
     linger(record)
     step = next_step(record)
+    write_down(record, "srun", [f"--{name}={value}" for name, value in asked.items()], step)
     task = status = 0
     whole = options.exported(asked.get("export") or os.environ.get("SLURM_EXPORT_ENV"),
                              dict(os.environ))

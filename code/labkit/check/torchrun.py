@@ -31,6 +31,7 @@ class Torchrun:
     assigns_ranks: bool  # a rendezvous numbers the nodes itself; else --node_rank does
     program: tuple[str, ...]
     backend: str = "static"  # of the rendezvous
+    rdzv_id: str = ""  # of the rendezvous; "" with the backend "static"
 
 
 def parse(arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> Torchrun:
@@ -47,8 +48,9 @@ def parse(arguments: Sequence[str], variables: Mapping[str, str] | None = None) 
             address, port = port, "29400"
     address = address[1:-1] if address.startswith("[") else address  # IPv6
     meets_at = address, str(_number("master_port", port, most=65535))
-    if backend != "static":
-        meets_at = meets_at[0], f"{meets_at[1]}/{options.get('rdzv_id', 'none')}"
+    rdzv_id = "" if backend == "static" else options.get("rdzv_id", "none")
+    if rdzv_id:
+        meets_at = meets_at[0], f"{meets_at[1]}/{rdzv_id}"
     if "standalone" in options:
         meets_at = "localhost", "0"
     count = 1 if "standalone" in options else _number("nnodes", nnodes)
@@ -60,7 +62,7 @@ def parse(arguments: Sequence[str], variables: Mapping[str, str] | None = None) 
         nnodes=count, nproc_per_node=each,
         node_rank=_number("node_rank", options.get("node_rank", "0"), least=0),
         meets_at=meets_at, assigns_ranks=backend != "static", program=tuple(program),
-        backend=backend)
+        backend=backend, rdzv_id=rdzv_id)
 
 
 def _split(words: list[str]) -> tuple[dict[str, str], list[str]]:

@@ -5,7 +5,6 @@ import time
 import pytest
 
 from labcore.errors import LabError
-from labkit.check import record
 from labkit.check.job import resolve
 from tests.labkit.check.test_script import MODEL
 
@@ -80,11 +79,3 @@ def test_a_record_full_of_launches_is_read_at_once():
     assert time.process_time() - begun < 5
     with pytest.raises(LabError, match="more than 64 times"):
         resolve({**SOUND, "launches": [{**TRAIN, "step": -1}] * 1024})
-
-
-@pytest.mark.parametrize("directives, gpus", [
-    ({"gpus-per-node": "2"}, "2"), ({"gpus-per-node": "v100:2"}, "2"),
-    ({"gres": "gpu:v100:3"}, "3"), ({"gres": "gpu"}, "1"),
-    ({"gpus": "3", "nodes": "2"}, "2"), ({"gres": "license:7"}, None), ({}, None)])
-def test_a_script_is_told_the_gpus_that_it_asked_for(directives, gpus):
-    assert record._allocation(directives, []).get("SLURM_GPUS_ON_NODE") == gpus

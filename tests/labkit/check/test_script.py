@@ -209,7 +209,7 @@ def test_shipped_scripts_have_no_problems(home):
             found = check.program(f"code/{path.name}", "my_trainer.py")
         else:
             found = check.script(f"code/{path.name}", given=None)
-        assert found.problems == () and found.world_size >= 2
+        assert found.problems == found.notes == () and found.world_size >= 2
 
 
 def test_the_classic_script_is_understood(home):
@@ -217,3 +217,5 @@ def test_the_classic_script_is_understood(home):
     (home / "code" / "classic.sh").write_text(text)
     found = check.script("code/classic.sh", given=None)
     assert found.problems == () and found.world_size == 4
+    nccl, cpus = found.notes
+    assert "--gpus-per-node=2" in nccl and "--cpus-per-task=32" in cpus

@@ -1,0 +1,104 @@
+"""A script requests the GPUs that its ranks run on, and srun passes on the CPUs."""
+
+import pytest
+
+from labkit import check
+from labkit.check import options, record
+from labkit.check.checks import Failed
+
+from .test_script import FIRST, MODEL, SHEBANG, TRAINER, TWO_NODES, home, job  # noqa: F401
+
+GPUS = "#SBATCH --gpus-per-node=2\n"
+ONE = f"srun torchrun --nproc_per_node 2 {TRAINER} {MODEL} "
+TWO = (FIRST + "srun torchrun --nnodes 2 --nproc_per_node 2 --rdzv_backend c10d --rdzv_id 1 "
+       f"--rdzv_endpoint $MASTER_ADDR:6000 {TRAINER} {MODEL} ")
+VIRTUAL = "--device virtual:v100\n"
+NONE = "the job requests none, so a cluster gives it none: request them with #SBATCH "
+ENOUGH = [
+    (GPUS, ONE + VIRTUAL), ("#SBATCH --gres=gpu:v100:2\n", ONE + "--device virtual\n"),
+    ("#SBATCH --gres=license:7,gpu:2\n", ONE + VIRTUAL), ("#SBATCH -G 2\n", ONE + VIRTUAL),
+    ("#SBATCH --gpus-per-node=v100:1,a100:1\n", ONE + VIRTUAL),
+    ("#SBATCH --ntasks-per-node=1 --gpus-per-task=2\n", ONE + VIRTUAL),
+    ("#SBATCH --ntasks=2 --nodes=1 --gpus-per-task=1\n", ONE.replace("srun", "srun -n1") + VIRTUAL),
+    (TWO_NODES + GPUS, TWO + VIRTUAL), (TWO_NODES + "#SBATCH --gpus=4\n", TWO + VIRTUAL),
+    ("", ONE + "--device cpu\n"), ("", ONE + "\n")]
+SHORT = [
+    ("", ONE + VIRTUAL, f"run on GPUs (--device virtual:v100), and {NONE}--gpus-per-node=2"),
+    ("", ONE + "--device cuda\n", NONE), ("", ONE + "--device=cuda\n", NONE),
+    ("", f"export DEVICE_INSTEAD_OF_CPU=cuda\n{ONE}--device cpu\n", "DEVICE_INSTEAD_OF_CPU=cuda"),
+    ("#SBATCH --gres=license:2\n", ONE + VIRTUAL, NONE),
+    ("#SBATCH --gpus-per-node=0\n", ONE + VIRTUAL, NONE),
+    ("#SBATCH --gpus-per-node=1\n", ONE + VIRTUAL, "2 ranks per node run on GPUs (--device "
+     "virtual:v100), and the job requests 1 per node. Every rank needs its own: #SBATCH "
+     "--gpus-per-node=2 (or --gres=gpu:2, --gpus, --gpus-per-task)"),
+    ("#SBATCH --gres=gpu\n", ONE + VIRTUAL, "requests 1 per node"),
+    (TWO_NODES + "#SBATCH --gpus-per-task=1\n", TWO + VIRTUAL, "requests 1 per node"),
+    (TWO_NODES + "#SBATCH --gpus=3\n", TWO + VIRTUAL, "requests 1 per node")]
+
+
+@pytest.mark.parametrize(("header", "body"), ENOUGH, ids=range(len(ENOUGH)))
+def test_a_job_with_a_gpu_for_each_rank_has_no_problem(job, header, body):  # noqa: F811
+    assert job(SHEBANG + header + body).problems == ()
+
+
+@pytest.mark.parametrize(("header", "body", "says"), SHORT, ids=range(len(SHORT)))
+def test_a_job_with_too_few_gpus_is_told_what_to_request(job, header, body, says):  # noqa: F811
+    (problem,) = job(SHEBANG + header + body).problems
+    assert says in problem
+
+
+def test_nccl_without_a_device_only_prefers_gpus(job):  # noqa: F811
+    found = job(f"{SHEBANG}{ONE} --distributed-backend nccl\n")
+    assert found.problems == () and "(--distributed-backend nccl)" in found.notes[0]
+    assert job(f"{SHEBANG}{GPUS}{ONE} --distributed-backend nccl\n").notes == ()
+
+
+@pytest.mark.parametrize("flag", ["--device cuda", "--device=virtual", "--device virtual:h100"])
+def test_it_holds_for_other_programs(home, flag):  # noqa: F811
+    started = f"srun torchrun --nproc_per_node 2 code/mine.py --x {flag}\n"
+    (home / "code" / "mine.sh").write_text(SHEBANG + started)
+    with pytest.raises(Failed, match=r"This would go wrong.*request them with #SBATCH --gpus-per"):
+        check.program("code/mine.sh", "mine.py")
+    (home / "code" / "mine.sh").write_text(SHEBANG + GPUS + started)
+    assert check.program("code/mine.sh", "mine.py").gpus_per_node == 2
+
+
+CPUS = "#SBATCH --cpus-per-task=4\n"
+PASSED = [("srun --cpus-per-task=$SLURM_CPUS_PER_TASK", "4"), ("srun -c4", "4"),
+          ("export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK\nsrun", "4"), ("srun -l -c 2", "2")]
+
+
+@pytest.mark.parametrize(("srun", "cpus"), PASSED, ids=range(len(PASSED)))
+def test_srun_passes_the_cpus_on(job, srun, cpus):  # noqa: F811
+    found = job(SHEBANG + CPUS + ONE.replace("srun", srun) + "\n")
+    assert (found.notes, found.problems, found.run.cpus_per_task) == ((), (), cpus)
+
+
+@pytest.mark.parametrize(("header", "body", "noted"), [
+    (CPUS, ONE, True), (CPUS, "srun -c4 true\n" + ONE, True), (TWO_NODES + CPUS, TWO, True),
+    (TWO_NODES + CPUS, FIRST + "for n in 0 1; do srun -N1 -n1 -r$n " + TWO.partition("srun ")[2]
+     + " & done; wait", True),
+    (CPUS, "srun true\n" + ONE.replace("srun ", ""), False), ("", ONE, False),
+    (CPUS.replace("4", "1"), ONE, False)], ids=range(7))
+def test_cpus_that_srun_does_not_pass_on_are_a_note(job, capsys, header, body, noted):  # noqa: F811
+    found = job(f"{SHEBANG}{header}{body}\n")
+    assert found.problems == () and found.run.cpus_per_task == ""
+    printed = capsys.readouterr().out
+    assert len(found.notes) == noted and ("Note" in printed) == noted
+    assert all("Pass it on: srun --cpus-per-task=" in note and note in printed
+               for note in found.notes)
+
+
+@pytest.mark.parametrize("directives, gpus", [
+    ({"gpus-per-node": "2"}, "2"), ({"gpus-per-node": "v100:2"}, "2"),
+    ({"gres": "gpu:v100:3"}, "3"), ({"gres": "gpu"}, "1"),
+    ({"gpus": "3", "nodes": "2"}, "2"), ({"gres": "license:7"}, None), ({}, None)])
+def test_a_script_is_told_the_gpus_that_it_requested(directives, gpus):
+    assert record._allocation(directives, []).get("SLURM_GPUS_ON_NODE") == gpus
+
+
+@pytest.mark.parametrize("value", ["", "x", "9" * 5000, ",", "v100:", "-1", "\u00b2", "1k"])
+def test_whatever_a_forged_record_requests_is_a_number(value):
+    for option in ("gpus", "gres", "gpus-per-node", "gpus-per-task"):
+        first, last = options.gpus_of_nodes({option: value, "ntasks": value}, 2)
+        assert first >= last >= 0

@@ -1097,8 +1097,10 @@ check.that(cost.bubble < 0.20, "It fits, but the pipeline is empty for too long:
 # +LAYOUT="--tensor-model-parallel-size 2"
 
 # %% [raw] tags=["mutant"] answer="my-script" hint="Two nodes with two ranks each"
+# -LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
+# +LAYOUT="--tensor-model-parallel-size 2"
 # -    --nnodes 2 --nproc_per_node 2 --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
-# +    --nnodes 2 --nproc_per_node 4 --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
+# +    --nnodes 2 --nproc_per_node 1 --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
 
 # %% [raw] tags=["mutant"] answer="my-script" hint="--num-layers 6; the exercise uses 12"
 # -MODEL="--num-layers 12 --hidden-size 768 --num-attention-heads 32 \

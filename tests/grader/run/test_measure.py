@@ -102,7 +102,7 @@ def test_endless_output_ends():
 # An exercise: the largest micro-batch of GPT-2 small that fits on a V100.
 SCRIPT = """%%writefile code/mine.sh
 #!/bin/bash
-#SBATCH --nodes=1
+#SBATCH --nodes=1 --gpus-per-node=1
 torchrun --nproc_per_node 1 $LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py \\
     --num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 \\
     --max-position-embeddings 1024 --micro-batch-size 6 --lr 1e-4 --train-iters 5 \\

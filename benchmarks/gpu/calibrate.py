@@ -96,7 +96,7 @@ def source(card: Card) -> str:
     """Return a GPU model as the source code of its file in virtualgpu/core/cards."""
     best = card.efficiency
     fields = {name: getattr(card, name) for name in (
-        "name", "product", "architecture", "memory", "bandwidth", "tflops", "half", "sms", "nvlink",
+        "name", "product", "architecture", "memory", "bandwidth", "tflops", "sms", "nvlink",
         "pcie", "peer", "network", "node", "context")}
     efficiency = {name: getattr(best, name) for name in (
         "matmul", "vector", "attention", "kernel", "dispatch", "link", "p2p", "pace")}

@@ -92,7 +92,6 @@ def details(card: Card) -> list[str]:
         *(f"  {dtype:<12} {peak:g} TFLOP/s; programs reach {reached.matmul[dtype]:.0%}"
           for dtype, peak in card.tflops.items()),
         f"  attention    a fused kernel reaches {reached.attention:.0%} of the 16-bit peak",
-        f"  fp16 vectors {card.half:g} TFLOP/s outside the Tensor Cores",
         f"  links        {links(card)}{peer}; messages reach {reached.link:.0%}",
         f"  network      {card.network}, where the cluster says nothing else",
         f"  launch       {reached.kernel * 1e6:g} us the shortest kernel, "

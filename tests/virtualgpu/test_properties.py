@@ -25,7 +25,7 @@ sides = st.integers(1, 5000)
 
 def better(card, speed=1.0, bandwidth=1.0, links=1.0):
     """The same card with more of something."""
-    return replace(card, bandwidth=card.bandwidth * bandwidth, half=card.half * speed,
+    return replace(card, bandwidth=card.bandwidth * bandwidth,
                    tflops={name: peak * speed for name, peak in card.tflops.items()},
                    nvlink=card.nvlink * links, pcie=card.pcie * links)
 

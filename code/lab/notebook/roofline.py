@@ -84,6 +84,7 @@ def virtual(card: str, dtype: str, shapes: Sequence[tuple[int, int, int]]) -> Ma
     from virtualgpu.core import cards
     from virtualgpu.core.errors import VirtualGpuError
     from virtualgpu.core.gpu import VirtualGpu
+    from virtualgpu.core.matmul import alignment
     from virtualgpu.core.rules import Product as Shape
     from virtualgpu.core.rules import Work
 
@@ -95,11 +96,13 @@ def virtual(card: str, dtype: str, shapes: Sequence[tuple[int, int, int]]) -> Ma
         raise LabError(f"{sheet.name} has no {dtype}; nearest: "
                        f"{', '.join(name for name in sheet.tflops if name in BYTES)}")
     gpu = VirtualGpu(sheet)
+    item = BYTES[dtype]
     products = []
     for m, n, k in shapes:
         size = BYTES[dtype] * (m * k + k * n + m * n)
         products.append(Product(dtype, m, n, k,
-                                gpu.seconds(Work(size, product=Shape(dtype, 1, m, n, k)))))
+                                gpu.seconds(Work(size, product=Shape(
+                                    dtype, 1, m, n, k, alignment(item * n, item * k))))))
     return Machine(f"virtual {sheet.name}, {dtype}", sheet.tflops[dtype] * 1e12, sheet.bandwidth,
                    tuple(products))
 

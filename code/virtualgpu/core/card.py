@@ -37,13 +37,12 @@ class Card:
 
     memory: bytes, as CUDA reports the total. bandwidth: of the memory, bytes/s. tflops: dense peaks
     by dtype in TFLOP/s, sums in fp32, no sparsity; "fp32" is without TF32, a 16-bit one is of the
-    Tensor Cores; a dtype that is missing is one that the card lacks. half: TFLOP/s of 16-bit
-    arithmetic outside the Tensor Cores. sms: multiprocessors. nvlink: bytes/s per direction of all
-    a card's NVLinks together, 0 where it has none. pcie: bytes/s per direction. peer: whether cards
-    of a node reach each other's memory over PCIe (else messages pass through the host's).
-    network: between nodes where nothing else is said, as network.parse reads it. node: the kind of
-    node that it comes in, a key of net.nodes.NODES. context: bytes that CUDA, its libraries and
-    their workspaces take of the memory.
+    Tensor Cores; a dtype that is missing is one that the card lacks. sms: multiprocessors. nvlink:
+    bytes/s per direction of all a card's NVLinks together, 0 where it has none. pcie: bytes/s per
+    direction. peer: whether cards of a node reach each other's memory over PCIe (else messages pass
+    through the host's). network: between nodes where nothing else is said, as network.parse reads
+    it. node: the kind of node that it comes in, a key of net.nodes.NODES. context: bytes that CUDA,
+    its libraries and their workspaces take of the memory.
     """
 
     name: str
@@ -52,7 +51,6 @@ class Card:
     memory: int
     bandwidth: float
     tflops: Mapping[str, float]
-    half: float
     sms: int
     nvlink: float
     pcie: float

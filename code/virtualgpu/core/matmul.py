@@ -8,6 +8,7 @@ taken. (The scheme is the one NVIDIA's "Matrix Multiplication Background" guide 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from virtualgpu.core.card import Card
@@ -20,34 +21,69 @@ TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (6
 BEST, QUALITY = 256 * 128, 0.08
 RAMP = 37  # filling a tile's pipeline and writing it out take as long as so many steps of k
 SLICES = (1, 2, 4, 8)  # a long k may be divided among multiprocessors
-ALIGNED = 8  # elements of 16 bits that Tensor Cores want rows to be multiples of
+WIDEST = 16  # bytes of one load: rows that start at multiples of it are read at the full rate
+# The share of the full rate that Tensor Cores reach if the rows of a matrix are an odd multiple of
+# 2 bytes, and if they are a multiple of 4 or 8. cuBLAS uses Tensor Cores for all sizes since
+# version 11, and is fastest if the rows of all three matrices are multiples of 16 bytes, or 8
+# elements of 16 bits (NVIDIA, "Matrix Multiplication Background User's Guide", section 2.2).
+# Hopper: an H100 with torch 2.11 and CUDA 13 (benchmarks/results/gpu_h100.md). Six bf16 products
+# with odd rows reach 0.13 to 0.20 of the modeled rate, bf16 at order 4100 reaches 0.34, and TF32
+# with odd rows 0.35.
+# The others: an RTX 4090 in bf16, 111 TFLOP/s at the odd orders 2055, 2057, 2071 and 2073, and 156
+# at 2040 (github.com/pytorch/pytorch issue 181718).
+UNALIGNED = {"hopper": (0.17, 0.34)}
+OTHERS = (0.71, 0.71)
 
 
-def rate(card: Card, dtype: str, m: int, n: int, k: int) -> float:
-    """FLOP/s that large products of this type and alignment reach."""
-    share = card.efficiency.matmul
-    if dtype in ("fp16", "bf16") and (m % ALIGNED or n % ALIGNED or k % ALIGNED):
-        if card.architecture == "volta":
-            return card.half * 1e12 * share["fp32"]  # no Tensor Cores for such shapes
-        return card.tflops[dtype] * 1e12 * share[dtype] / 2
-    return card.tflops[dtype] * 1e12 * share[dtype]
+def alignment(*rows: int) -> int:
+    """Return the largest power of two, at most 16, that divides the matrices' rows, in bytes."""
+    return math.gcd(WIDEST, *rows)
 
 
-def matmul_seconds(card: Card, dtype: str, batch: int, m: int, n: int, k: int) -> float:
-    """Seconds of the arithmetic of `batch` products [m, k] x [k, n]; the caller adds what the
-    memory needs."""
-    return min(seconds for seconds, _ in choices(card, dtype, batch, m, n, k))
+def rate(card: Card, dtype: str, aligned: int = WIDEST) -> float:
+    """Return the FLOP/s that large products reach.
+
+    Args:
+        card: the GPU model.
+        dtype: of the operands.
+        aligned: what `alignment` finds.
+    """
+    full = card.tflops[dtype] * 1e12 * card.efficiency.matmul[dtype]
+    if aligned == WIDEST or dtype not in ("tf32", "fp16", "bf16"):
+        return full
+    odd, even = UNALIGNED.get(card.architecture, OTHERS)
+    return full * (odd if aligned <= 2 else even)
 
 
-def best_tile(card: Card, dtype: str, batch: int, m: int, n: int, k: int) -> tuple[int, int, int]:
-    """The quickest tile's rows and columns, and how many parts k is cut into."""
-    return min(choices(card, dtype, batch, m, n, k), key=lambda choice: choice[0])[1]
+def matmul_seconds(card: Card, dtype: str, batch: int, m: int, n: int, k: int,
+                   aligned: int = WIDEST) -> float:
+    """Return the seconds of the arithmetic of products [m, k] x [k, n], without the memory's.
+
+    Args:
+        card: the GPU model.
+        dtype: of the operands.
+        batch: how many products.
+        m: rows of the first operand.
+        n: columns of the second operand.
+        k: the inner dimension.
+        aligned: what `alignment` finds.
+    """
+    return min(seconds for seconds, _ in choices(card, dtype, batch, m, n, k, aligned))
 
 
-def choices(card: Card, dtype: str, batch: int, m: int, n: int, k: int
+def best_tile(card: Card, dtype: str, batch: int, m: int, n: int, k: int,
+              aligned: int = WIDEST) -> tuple[int, int, int]:
+    """Return the fastest tile's rows and columns, and how many parts k is cut into.
+
+    The arguments are those of matmul_seconds.
+    """
+    return min(choices(card, dtype, batch, m, n, k, aligned), key=lambda choice: choice[0])[1]
+
+
+def choices(card: Card, dtype: str, batch: int, m: int, n: int, k: int, aligned: int
             ) -> Iterator[tuple[float, tuple[int, int, int]]]:
-    """Seconds with each tile shape and number of slices."""
-    per_sm = rate(card, dtype, m, n, k) / card.sms
+    """Seconds with each tile shape and number of slices; arguments as of matmul_seconds."""
+    per_sm = rate(card, dtype, aligned) / card.sms
     for rows, columns in TILES:
         quality = (rows * columns / BEST) ** QUALITY
         tiles = batch * -(-m // rows) * -(-n // columns)

@@ -6,23 +6,27 @@ the chip once: what it reads and what it writes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+
+from virtualgpu.core.matmul import WIDEST, alignment
 
 DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
           torch.float64: "fp64"}
 
 
 class Product(NamedTuple):
-    """`batch` matrix products [m, k] x [k, n] of this type."""
+    """`batch` matrix products [m, k] x [k, n] of this type; aligned: matmul.alignment of them."""
 
     dtype: str
     batch: int
     m: int
     n: int
     k: int
+    aligned: int = WIDEST
 
     @property
     def flops(self) -> int:
@@ -105,9 +109,18 @@ def product(a: torch.Tensor, b: torch.Tensor, results: Sequence[torch.Tensor],
             addend: torch.Tensor | None = None) -> Work:
     """a [.., m, k] @ b [.., k, n]."""
     *batch, m, k = a.shape
-    shape = Product(DTYPES.get(a.dtype, "fp32"), batch[0] if batch else 1, m, b.shape[-1], k)
+    shape = Product(DTYPES.get(a.dtype, "fp32"), batch[0] if batch else 1, m, b.shape[-1], k,
+                    alignment(*map(row_bytes, (a, b, results[0]))))
     size = moved(a) + moved(b) + moved(results[0]) + (0 if addend is None else moved(addend))
     return Work(size, product=shape)
+
+
+def row_bytes(matrix: torch.Tensor) -> int:
+    """Return the bytes from one row to the next, or from one column to the next if these are
+    contiguous; a single row or column has none."""
+    return matrix.element_size() * math.gcd(*(
+        step for size, step in zip(matrix.shape, matrix.stride(), strict=True)
+        if size > 1 and step > 1))
 
 
 def attention_work(arguments: Sequence, results: Sequence[torch.Tensor], products: int) -> Work:

@@ -15,7 +15,7 @@ import torch
 
 from virtualgpu.core.card import Card
 from virtualgpu.core.cards.generations import generation
-from virtualgpu.core.matmul import ALIGNED, best_tile
+from virtualgpu.core.matmul import WIDEST, best_tile
 from virtualgpu.core.plan import Plan
 from virtualgpu.core.rules import Product
 
@@ -109,21 +109,19 @@ def gemm(card: Card, work: Product, tile: str, layout: str) -> str:
     """cuBLAS's names by generation: s884, s1688 and s16816 are the shapes of the Tensor Core
     instructions of Volta, Turing and Ampere."""
     dtype, by = work.dtype, card.architecture
-    aligned = not (work.m % ALIGNED or work.n % ALIGNED or work.k % ALIGNED)
+    load = 8 if work.aligned == WIDEST else 1
     if dtype == "fp64":
         return f"{by}_dgemm_{tile}_{layout}"
     if dtype == "fp32":
         return f"{'volta' if by in ('volta', 'turing') else 'ampere'}_sgemm_{tile}_{layout}"
-    if by == "volta" and not aligned:
-        return f"volta_hgemm_{tile}_{layout}"
     if by in ("volta", "turing"):
         shape = {"volta": "s884", "turing": "s1688"}[by]
-        return f"{by}_fp16_{shape}gemm_fp16_{tile}_ldg8_f2f_{layout}"
+        return f"{by}_fp16_{shape}gemm_fp16_{tile}_ldg{load}_f2f_{layout}"
     if by == "hopper":
         short = {"fp16": "f16f16_f16f32_f32", "bf16": "bf16bf16_bf16f32_f32",
                  "fp8": "e4m3e4m3_e4m3f32_f32"}[dtype]
         return f"sm90_xmma_gemm_{short}_{layout}_n_tilesize{tile}x64_warpgroupsize1x1x1_cublas"
-    return (f"ampere_{dtype}_s16816gemm_{dtype}_{tile}_ldg{8 if aligned else 1}_f2f_stages_64x3_"
+    return (f"ampere_{dtype}_s16816gemm_{dtype}_{tile}_ldg{load}_f2f_stages_64x3_"
             f"{layout}")
 
 

@@ -47,7 +47,6 @@ def test_half_precision_is_at_least_as_fast(card):
     assert peaks["fp16"] > peaks["fp32"]
     assert peaks.get("bf16", peaks["fp16"]) == peaks["fp16"]
     assert peaks.get("fp8", 1e9) > peaks["fp16"]
-    assert peaks["fp32"] <= card.half < peaks["fp16"]
 
 
 @pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)

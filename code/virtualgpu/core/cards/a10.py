@@ -9,7 +9,6 @@ CARD = Card(
     memory=22_557 * 2**20,
     bandwidth=600e9,
     tflops={"fp32": 31.2, "tf32": 62.5, "bf16": 125.0, "fp16": 125.0},
-    half=31.2,
     sms=72,
     nvlink=0.0,
     pcie=32e9,

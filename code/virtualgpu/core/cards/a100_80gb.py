@@ -9,7 +9,6 @@ CARD = Card(
     memory=81_152 * 2**20,
     bandwidth=2039e9,
     tflops={"fp32": 19.5, "tf32": 156.0, "bf16": 312.0, "fp16": 312.0},
-    half=78.0,
     sms=108,
     nvlink=300e9,
     pcie=32e9,

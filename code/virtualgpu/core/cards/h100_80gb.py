@@ -9,7 +9,6 @@ CARD = Card(
     memory=81_008 * 2**20,
     bandwidth=3352e9,
     tflops={"fp32": 67.0, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4, "fp8": 1978.9},
-    half=133.8,
     sms=132,
     nvlink=450e9,
     pcie=64e9,

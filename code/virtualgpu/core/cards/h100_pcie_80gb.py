@@ -11,7 +11,6 @@ CARD = replace(
     memory=81_008 * 2**20,
     bandwidth=2039e9,
     tflops={"fp32": 51.0, "tf32": 378.0, "bf16": 756.0, "fp16": 756.0, "fp8": 1513.0},
-    half=102.4,
     sms=114,
     nvlink=0.0,
     network="ethernet:100gbit",

@@ -9,7 +9,6 @@ CARD = Card(
     memory=22_563 * 2**20,
     bandwidth=300e9,
     tflops={"fp32": 30.3, "tf32": 60.0, "bf16": 121.0, "fp16": 121.0, "fp8": 242.5},
-    half=30.3,
     sms=58,
     nvlink=0.0,
     pcie=32e9,

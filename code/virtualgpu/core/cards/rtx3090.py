@@ -9,7 +9,6 @@ CARD = Card(
     memory=24_259 * 2**20,
     bandwidth=936e9,
     tflops={"fp32": 35.6, "tf32": 35.6, "bf16": 71.0, "fp16": 71.0},
-    half=35.6,
     sms=82,
     nvlink=0.0,
     pcie=32e9,

@@ -9,7 +9,6 @@ CARD = Card(
     memory=15_104 * 2**20,
     bandwidth=320e9,
     tflops={"fp32": 8.1, "fp16": 65.0},
-    half=16.2,
     sms=40,
     nvlink=0.0,
     pcie=16e9,

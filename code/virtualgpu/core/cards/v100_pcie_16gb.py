@@ -9,7 +9,6 @@ CARD = replace(
     name="v100-pcie-16gb",
     product="Tesla V100-PCIE-16GB",
     tflops={"fp32": 14.0, "fp16": 112.0},
-    half=28.0,
     nvlink=0.0,
     network="ethernet:25gbit",
     node="pcie-switches",

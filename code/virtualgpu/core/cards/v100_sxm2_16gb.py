@@ -9,7 +9,6 @@ CARD = Card(
     memory=16_160 * 2**20,
     bandwidth=900e9,
     tflops={"fp32": 15.7, "fp16": 125.0},
-    half=31.4,
     sms=80,
     nvlink=150e9,
     pcie=16e9,

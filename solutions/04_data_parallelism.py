@@ -52,7 +52,8 @@ from labkit import check
 check.mask("layout_estimator", "minimegatron", "torch.nn.parallel.DistributedDataParallel")
 
 # %% tags=["explore"]
-from lab.notebook import collectives, jobs, replicas
+from lab.mytrainer import gain
+from lab.notebook import collectives, jobs, replicas, scaling
 from labcore.colors import bad, good, result
 from layout_estimator import costs
 from warmranks import RanksDeadlock, record_ranks
@@ -62,11 +63,13 @@ jobs.connect()
 # %% [markdown]
 # ## Four GPUs as slow as one
 #
-# The job trains GPT-2 small (124 million parameters, fp32) on V100s. The global batch is four samples of
+# The job trains GPT-2 small (124 million parameters, fp32;
+# [Radford et al., 2019](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf))
+# on V100s. The global batch is four samples of
 # 1,024 tokens, however many GPUs there are. So with two GPUs, each has two samples, and with four GPUs, each has
 # only one. Two GPUs share a node, and 25 Gbit/s Ethernet connects the nodes.
 #
-# One GPU takes about 370 ms per step. What is the step time on four GPUs across two nodes, in milliseconds? Commit to a
+# One GPU takes about 330 ms per step. What is the step time on four GPUs across two nodes, in milliseconds? Commit to a
 # number before you run the next cell.
 
 # %% answer="guess-four"
@@ -75,20 +78,21 @@ guess_four = 120
 ### END SOLUTION
 
 # %% tags=["explore"]
-GPT2 = ("--device virtual:v100 --virtual-network ethernet:25gbit --num-layers 12 --hidden-size 768 "
-        "--num-attention-heads 12 --seq-length 1024 --max-position-embeddings 1024 "
-        "--global-batch-size 4 ")
+GPT2 = ("--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 "
+        "--max-position-embeddings 1024 --make-vocab-size-divisible-by 50304 "
+        "--use-flash-attn --attention-dropout 0 --hidden-dropout 0 ")
+V100 = GPT2 + "--device virtual:v100 --virtual-network ethernet:25gbit --global-batch-size 4 "
 opening = costs.of({
     "1 GPU": "--world-size 1 --gpus-per-node 1 --micro-batch-size 4",
     "2 GPUs, one node": "--world-size 2 --gpus-per-node 2 --micro-batch-size 2",
-    "4 GPUs, two nodes": "--world-size 4 --gpus-per-node 2 --micro-batch-size 1"}, GPT2)
+    "4 GPUs, two nodes": "--world-size 4 --gpus-per-node 2 --micro-batch-size 1"}, V100)
 costs.show(opening)
 check.compare("milliseconds on four GPUs (virtual)", guess_four, opening[2].milliseconds)
 
 # %% [markdown]
-# Two GPUs are much faster than one, but four GPUs are hardly faster than one. The column `waiting`
-# shows why: the GPUs spend most of the step waiting for the network. What do they send, and do they have to wait for
-# it? Start with the simplest communication there is.
+# The second GPU, in the same node, shortens the step considerably. With the other two, in a second node, the step takes
+# about as long as on a single GPU. The column `waiting` shows why: four GPUs spend most of the step waiting for the
+# network. What do they send, and do they have to wait for it? Start with the simplest communication there is.
 
 # %% [markdown]
 # ## Send and receive
@@ -318,6 +322,10 @@ check.ranks(
     hints={"Only one chunk of each rank is complete. The complete chunks must be passed around, too.":
                [[[0.0, 10.0, 16.0, 15.0], [0.0, 2.0, 20.0, 21.0], [0.0, 5.0, 6.0, 30.0],
                  [0.0, 9.0, 14.0, 12.0]], [], []],
+           "Each rank has the complete sum of only one chunk. The complete chunks must be passed "
+           "around, too.":
+               [[[0.0, 8.0, 10.0, 3.0], [0.0, 10.0, 14.0, 9.0], [0.0, 3.0, 20.0, 18.0],
+                 [0.0, 7.0, 8.0, 30.0]], [], []],
            "The last elements are not summed: the length is not divisible by the number of "
            "ranks.":
                [[], [[0.0, 10.0, 20.0, 30.0, 4.0, 5.0], [0.0, 10.0, 20.0, 30.0, 8.0, 10.0],
@@ -357,6 +365,14 @@ check.ranks(ring_sum_of_group, cases=[{"members": [0, 2, 4], "length": 3}], rank
 # %% [raw] mutant="collectives" hint="The complete chunks must be passed"
 # -    for step in range(2 * (ranks - 1)):
 # +    for step in range(ranks - 1):
+
+# %% [raw] mutant="collectives" hint="complete sum of only one chunk"
+# -    for step in range(2 * (ranks - 1)):
+# -        sending = dist.isend(chunks[(rank - step) % ranks], right, group)
+# -        target = chunks[(rank - step - 1) % ranks]
+# +    for step in range(ranks - 1):
+# +        sending = dist.isend(chunks[(rank - step - 1) % ranks], right, group)
+# +        target = chunks[(rank - step - 2) % ranks]
 
 # %% [raw] mutant="collectives" hint="the length is not divisible"
 # -    chunks = tensor.view(-1).tensor_split(ranks)
@@ -439,18 +455,24 @@ def mine_and_theirs(length):
     theirs = mine.clone()
     all_reduce(mine)
     dist.all_reduce(theirs)
-    return torch.allclose(mine, theirs, atol=1e-5)
+    return mine, theirs
 
 
 for ranks in (2, 4, 8):
     records = record_ranks(mine_and_theirs, ranks, 100_000)
     sent = sum(call.bytes for call in records[0].calls if call.op == "send")
-    same = good("equal") if all(record.value for record in records) else bad("different")
-    print(f"{ranks} ranks: {same} to dist.all_reduce; rank 0 sent {sent:,} bytes, which is "
-          f"{result(f'{sent / 400_000:.2f}')} times the tensor")
+    close = all(torch.allclose(*record.value, atol=1e-5) for record in records)
+    identical = all(torch.equal(record.value[0], records[0].value[0]) for record in records)
+    print(f"{ranks} ranks: {good('equal') if close else bad('not equal')} to dist.all_reduce, "
+          f"{good('the same bits') if identical else bad('different bits')} on every rank; rank 0 sent "
+          f"{sent:,} bytes, which is {result(f'{sent / 400_000:.2f}')} times the tensor")
 
 # %% [markdown]
-# The factor approaches 2 but never reaches it. NCCL, NVIDIA's collective library, has the same ring. Between many
+# The factor approaches 2 but never reaches it. All ranks have the same bits, too, because each chunk is added up once and
+# then copied. (If every rank added the tensors in an order of its own, the sums would differ slightly: floating-point
+# addition is not associative.)
+#
+# NCCL, NVIDIA's collective library, has the same ring. Between many
 # nodes it prefers a double binary tree
 # ([Jeaugey, 2019](https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4/)), which needs
 # about $\log_2 n$ steps up and as many down:
@@ -465,6 +487,7 @@ for ranks in (2, 4, 8):
 
 # %% tags=["explore"]
 gradients = 4 * 124.4e6  # bytes
+scaling.show_links("v100:2", 2, "ethernet:25gbit")
 print(f"{result(f'{1000 * 1.5 * gradients / 3.125e9:.0f} ms')} to all-reduce the gradients of GPT-2 "
       "small on four ranks at 25 Gbit/s")
 print(f"{opening[2].communication * opening[2].milliseconds:.0f} ms of waiting in the modeled job")
@@ -479,7 +502,7 @@ print(f"{opening[2].communication * opening[2].milliseconds:.0f} ms of waiting i
 # $$ \nabla L = \frac1n \sum_{r=0}^{n-1} \nabla L_r. $$
 #
 # So if all replicas start with identical parameters and average their gradients after every backward pass, they
-# all take the same step and stay identical. Up to rounding, splitting the batch across ranks does not change what the
+# all take the same step and stay identical, provided that the all-reduce returns the same bits on every rank. Up to rounding, splitting the batch across ranks does not change what the
 # model learns. The exceptions are batch norm, whose statistics each rank computes from its own samples, dropout, and
 # padded or ignored tokens: if ranks have different numbers of tokens that count, the mean of the means is wrong. The
 # same is true of micro-batches. It takes two ingredients:
@@ -598,8 +621,8 @@ for rank, record in enumerate(record_ranks(losses_of_my_ranks, 4)):
 # %% [markdown]
 # ## Accumulate first, communicate once
 #
-# In the first job, each GPU computed for 100 ms and then waited 260 ms. One remedy is to compute more before each
-# all-reduce, with a larger global batch. (Whether you may enlarge it is the topic of the last section.)
+# In the first job, each GPU waited far longer than it computed. One remedy is to compute more before each all-reduce,
+# with a larger global batch. (Whether you may enlarge it is the topic of the section on scaling.)
 # With **gradient accumulation**, a rank works through several micro-batches before the optimizer takes a step.
 # PyTorch adds their gradients up in `.grad` anyway, and only the sum must be all-reduced.
 #
@@ -764,6 +787,19 @@ check.ranks(accumulated_norms, ranks=[2, 3], rel=1e-4,
 # +        parameter.grad /= dist.get_world_size()
 
 # %% [markdown]
+# What does it save? Here is the first job with one, two, four, and eight micro-batches per GPU and step.
+
+# %% tags=["explore"]
+accumulated = costs.of({f"{size} samples": f"--global-batch-size {size}" for size in (4, 8, 16, 32)},
+                       V100 + "--world-size 4 --gpus-per-node 2 --micro-batch-size 1")
+costs.show(accumulated)
+for cost in accumulated:
+    print(f"{cost.name:10} {result(f'{cost.communication * cost.milliseconds:.0f} ms')} of waiting per step")
+
+# %% [markdown]
+# A step waits about as long as before, however many micro-batches it has, so the waiting counts less and less.
+
+# %% [markdown]
 # ### Exercise 5: read the gradient norm
 #
 # Some bugs don't crash the job. The loss even goes down, because Adam divides each gradient by its running size, so
@@ -874,7 +910,15 @@ for case in check.draw(12, ranks=[2, 8, 16, 64], micro_batches=[3, 5, 7], correc
 # which can start early.
 #
 # After the exercise, you will run one backward pass on 1,024 virtual H100s, with 200 gradients of 256 KiB. (One
-# process simulates all ranks, because they all do the same.) Which bucket size do you expect to be the fastest?
+# process simulates all ranks, because they all do the same.) Their links are much faster than those of the first job,
+# and so is a start-up cost that every collective has on top of the formulas, for the kernel and for telling the peers:
+
+# %% tags=["explore"]
+scaling.show_links("h100:8", 128)
+
+# %% [markdown]
+# How long does one call take for a gradient of 256 KiB, and which of the two terms dominates? Which bucket size do you
+# expect to be the fastest?
 
 # %% [markdown]
 # ### Exercise 6: flat buckets
@@ -882,7 +926,7 @@ for case in check.draw(12, ranks=[2, 8, 16, 64], micro_batches=[3, 5, 7], correc
 # Write `average_in_buckets`, which averages gradients over all ranks after the backward pass. Fill a bucket
 # with consecutive gradients, and begin the next one when another gradient would make it larger than
 # `bucket_mb`. A larger gradient gets its own bucket. Call all-reduce once per bucket, and skip parameters without a
-# gradient; here, they lack it on all ranks. Use `torch.cat` to copy in, and `split` and `copy_` to copy out.
+# gradient; here, they lack it on all ranks. As in PyTorch's `bucket_cap_mb`, the unit is MiB. Use `torch.cat` to copy in, and `split` and `copy_` to copy out.
 
 # %% answer="buckets"
 def average_in_buckets(parameters, bucket_mb):
@@ -890,7 +934,7 @@ def average_in_buckets(parameters, bucket_mb):
 
     Args:
         parameters: a list of parameters of one dtype, some of them without a gradient.
-        bucket_mb: the size of a bucket, in units of 2**20 bytes.
+        bucket_mb: the maximum size of a bucket, in MiB (2**20 bytes).
     """
     ### BEGIN SOLUTION
     buckets, size = [], 0
@@ -994,11 +1038,11 @@ def buckets_on_1024(bucket_mb):
 
 for bucket_mb in [0.25, 1, 4, 16, 64]:
     rank = buckets_on_1024(bucket_mb)
-    print(f"buckets of {bucket_mb:5} MB: {result(f'{1000 * rank.seconds:.2f} ms')} (virtual)")
+    print(f"buckets of {bucket_mb:5} MiB: {result(f'{1000 * rank.seconds:.2f} ms')} (virtual)")
 
 # %% [markdown]
 # About 11 ms are computation and bandwidth, which no bucket size saves. What is above them is overhead per call, and
-# with four times the bucket there is a quarter of it. From about 8 MB on, nothing is left to save. The tree's formula
+# with four times the bucket there is a quarter of it. From about 8 MiB on, nothing is left to save. The tree's formula
 # fits: with a ring, a single call on 1,024 GPUs would take about 5.5 ms, and the 200 calls of the first line more than
 # a second. So far, one bucket for everything is as good as any. The next section shows when smaller ones win.
 #
@@ -1017,8 +1061,7 @@ for bucket_mb in [0.25, 1, 4, 16, 64]:
 #
 # instead of the sum, where $t_\text{first bucket}$ is the time of the backward pass until the first bucket is full,
 # and $T_\text{comm}$ is the time of all all-reduces. What the GPU still waits for is the **exposed communication**. In
-# DDP the last bucket is always exposed, because no backward pass is left to hide it. That is why buckets should be
-# small enough. Overlap is not quite free: NCCL's kernels occupy some of the GPU's SMs and memory bandwidth, which the
+# DDP, no backward pass is left to hide the last bucket. That is why buckets should be small enough. Overlap is not quite free: NCCL's kernels occupy some of the GPU's SMs and memory bandwidth, which the
 # virtual GPUs do not model.
 #
 # ![Three timelines of a step, each with a forward and a backward pass. With one all-reduce for each gradient, twelve
@@ -1057,7 +1100,8 @@ collectives.overlap(6, 2)
 #   never be complete. Another rank may have used it, so every rank always contributes the whole bucket, with zeros
 #   for missing gradients. A parameter that no rank has used may be left with zeros or `None`.
 #
-# `.grad` may be `None` at the start of any backward pass. PyTorch needs no `finish()`, because its C++ code queues a
+# `.grad` may be `None` at the start of any backward pass. PyTorch needs no `finish()`, because its C++ code
+# ([reducer.cpp](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp)) queues a
 # callback for the end of the backward pass; and it raises an error for unused parameters unless you pass
 # `find_unused_parameters=True`.
 #
@@ -1082,7 +1126,7 @@ class DataParallel(torch.nn.Module):
 
         Args:
             module: the model; every rank passes in its own.
-            bucket_mb: the size of a bucket, in units of 2**20 bytes.
+            bucket_mb: the maximum size of a bucket, in MiB (2**20 bytes).
         """
         super().__init__()
         self.module = module
@@ -1216,8 +1260,37 @@ def partly_used(bucket_mb):
             for parameter in replica.parameters()]
 
 
-def ddp_steps(width, layers, tokens, micro_batches, bucket_mb, steps):
-    """Run steps of mixed-precision training on a GPU, `tokens` tokens per rank in each."""
+def two_orders(bucket_mb):
+    """Run one step in which the gradients become ready in a different order on every other rank.
+
+    Returns the sum of each averaged gradient.
+    """
+    from mytrainer.ddp import DataParallel
+
+    class Branches(torch.nn.Module):
+        """Two parallel layers and a buffer that scales the second one's input, [b, 4] to [b, 4]."""
+
+        def __init__(self, scale):
+            super().__init__()
+            self.one, self.other = (torch.nn.Linear(4, 4, bias=False) for _ in range(2))
+            self.register_buffer("scale", torch.tensor(scale))
+
+        def forward(self, x, swapped):
+            paths = [lambda: self.one(x), lambda: self.other(self.scale * x)]
+            return sum(path() for path in (reversed(paths) if swapped else paths))
+
+    rank = dist.get_rank()
+    replica = DataParallel(Branches(10.0 * (rank + 1)), bucket_mb)  # rank 0's scale is 10
+    replica(torch.ones(1, 4), rank % 2 == 1).sum().backward()
+    replica.finish()
+    return [parameter.grad.sum().item() for parameter in replica.parameters()]
+
+
+def ddp_steps(width, layers, tokens, micro_batches, bucket_mb, steps, after_step=lambda: None):
+    """Run steps of mixed-precision training on a GPU, `tokens` tokens per rank in each.
+
+    Call `after_step` after each of them.
+    """
     from mytrainer.ddp import DataParallel
 
     model = DataParallel(torch.nn.Sequential(*[
@@ -1231,6 +1304,7 @@ def ddp_steps(width, layers, tokens, micro_batches, bucket_mb, steps):
                     loss = model(x).square().mean()
                 loss.backward()
         model.finish()
+        after_step()
 
 # %% check="ddp" points=8
 # It trains like one process: tied, frozen, and unused parameters, no_sync.
@@ -1273,10 +1347,15 @@ for bucket, call in enumerate(calls):
     check.that(begun < ready + 1 / 23, f"All-reduce {bucket + 1} of 4 starts after {begun:.0%} of the "
                f"step's FLOPs, but its gradients are ready after {ready:.0%}. Start it then. Are the "
                "buckets in reverse order?")
+# It starts them in the same order on all ranks, and makes the buffers equal.
+check.ranks(two_orders, cases=[{"bucket_mb": 1e-5}], ranks=2, expected=[[[16.0, 160.0]] * 2],
+            hints={"The gradients become ready in a different order on each rank, and the ranks "
+                   "start their buckets in that order, too.": [[[88.0, 88.0]] * 2],
+                   "The ranks compute with different buffers.": [[[16.0, 240.0]] * 2]})
 # It exposes at most 10% of a step on 32 virtual H100s.
 one, two = [check.gpus(
     ddp_steps, {"width": 4096, "layers": 16, "tokens": 8192, "micro_batches": 1,
-                "bucket_mb": 100, "steps": steps}, "h100:8", nodes=4, present=[0],
+                "bucket_mb": 130, "steps": steps}, "h100:8", nodes=4, present=[0],
     least={"flops": steps * 47 * 2 * 8192 * 4096**2, "dtype": "bf16",
            "communicated": steps * 16 * 4 * 4096**2}) for steps in (1, 2)]
 step = two.milliseconds - one.milliseconds
@@ -1329,6 +1408,32 @@ check.that(waiting < 0.1, f"The second step takes {step:.1f} ms, and {waiting:.0
 # -                parameter.grad.copy_(part.view_as(parameter))
 # +                if parameter.grad is not None:
 # +                    parameter.grad.copy_(part.view_as(parameter))
+
+# %% [raw] mutant="ddp" hint="start their buckets in that order"
+# -        while len(self.started) < len(self.buckets):
+# -            self._start()
+# -        for bucket, (flat, work) in zip(self.buckets, self.started, strict=True):
+# +        for number in set(range(len(self.buckets))) - set(self.started):
+# +            self._start(number)
+# +        for number, (flat, work) in self.started.items():
+# +            bucket = self.buckets[number]
+# -        self.started = []  # a flat tensor and its work for each bucket that is under way
+# +        self.started = {}
+# -        while len(self.started) < len(self.buckets) and not self.waiting[len(self.started)]:
+# -            self._start()
+# +        for number, waiting in enumerate(self.waiting):
+# +            if not waiting and number not in self.started:
+# +                self._start(number)
+# -    def _start(self):
+# +    def _start(self, number):
+# -        bucket = self.buckets[len(self.started)]
+# +        bucket = self.buckets[number]
+# -        self.started.append((flat, dist.all_reduce(flat, async_op=True)))
+# +        self.started[number] = flat, dist.all_reduce(flat, async_op=True)
+
+# %% [raw] mutant="ddp" hint="different buffers"
+# -        for tensor in [*module.parameters(), *module.buffers()]:
+# +        for tensor in module.parameters():
 
 # %% [raw] mutant="ddp" hint="fill four buckets"
 # -            self.buckets[-1].append(parameter)
@@ -1405,7 +1510,7 @@ def virtual_step(kind):
     dist.init_process_group("nccl")
     model = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096, bias=False, device="cuda")
                                   for _ in range(16)])
-    replica, finish = wrapped(kind, model, 100)
+    replica, finish = wrapped(kind, model, 130)  # MiB: two gradients in each bucket
     for _ in range(2):
         torch.cuda.synchronize()
         begin = time.perf_counter()
@@ -1441,10 +1546,13 @@ for kind in (*KINDS, "torch's DDP, views"):
 # The next cell measures both for *your* DataParallel, on 1 to 1,024 virtual H100s with 8 GPUs per node. The
 # model has 201 million parameters. Strong scaling divides 262,144 tokens among the GPUs; weak scaling gives
 # 16,384 tokens to each. A GPU takes at most 16,384 tokens at once and accumulates when it has more.
+#
+# To show why strong scaling ends, the cell runs each step twice more: on links without latency, and on a single GPU,
+# which has nothing to communicate. The differences split the step time into four parts: the ideal time $T(1)/n$, what a
+# smaller share of the batch costs even without communication, the exposed communication that bandwidth causes, and
+# the rest of it, which latency causes. Which of the three do you expect to be the largest on 64 GPUs, and which on 1,024?
 
-# %% tags=["explore"] short={"(1, 4, 16, 64, 256, 1024)": "(1, 64, 1024)"}
-from functools import partial
-
+# %% tags=["explore"] short={"(4, 16, 64, 256, 1024)": "(64, 1024)"}
 GLOBAL, MOST = 262_144, 16_384  # tokens
 
 
@@ -1454,37 +1562,47 @@ def seconds_per_step(gpus, tokens, bucket_mb=25):
     Args:
         gpus: number of GPUs.
         tokens: tokens per GPU and step.
-        bucket_mb: the size of a bucket.
+        bucket_mb: the maximum size of a bucket, in MiB.
     """
-    def program(steps):
+    def program():
         dist.init_process_group("nccl")
-        ddp_steps(2048, 48, tokens, -(-tokens // MOST), bucket_mb, steps)
+        ends = []
 
-    one, two = [virtualgpu.run(partial(program, steps), f"h100:{min(gpus, 8)}", max(1, gpus // 8),
-                               present=[0])[0].seconds for steps in (1, 2)]
-    return two - one
+        def note_time():
+            torch.cuda.synchronize()
+            ends.append(time.perf_counter())
+
+        ddp_steps(2048, 48, tokens, -(-tokens // MOST), bucket_mb, 2, note_time)
+        return ends[1] - ends[0]
+
+    return virtualgpu.run(program, f"h100:{min(gpus, 8)}", max(1, gpus // 8), present=[0])[0].value
 
 
-strong, weak = {}, {}
 alone, alone_small = seconds_per_step(1, GLOBAL), seconds_per_step(1, MOST)
-for gpus in (1, 4, 16, 64, 256, 1024):
-    strong[gpus] = alone / (gpus * seconds_per_step(gpus, GLOBAL // gpus))
+strong, weak = {1: scaling.Split(alone)}, {1: 1.0}
+for gpus in (4, 16, 64, 256, 1024):
+    strong[gpus] = scaling.split(seconds_per_step, alone, gpus, GLOBAL // gpus)
     weak[gpus] = alone_small / seconds_per_step(gpus, MOST)
-    print(f"{gpus:5} GPUs: strong {result(f'{strong[gpus]:.0%}')}, weak {result(f'{weak[gpus]:.0%}')}")
-collectives.efficiency({"strong scaling": strong, "weak scaling": weak})
+scaling.show_splits(strong)
+collectives.efficiency({
+    "strong scaling": {gpus: split.efficiency for gpus, split in strong.items()},
+    "weak scaling": weak})
 
 # %% [markdown]
 # Weak scaling is nearly perfect, because the backward pass of 16,384 tokens is long enough to hide the all-reduce on
 # any number of GPUs. That is a property of the model, which has no jitter, stragglers, or failures. Real jobs lose
 # more: [Goyal et al., 2017](https://arxiv.org/abs/1706.02677) report about 90% efficiency when going from 8 to 256
-# GPUs. Strong scaling collapses, for three reasons, in this order as $n$ grows:
+# GPUs. Strong scaling collapses, and the columns of the table show its three causes:
 #
+# - **Small batch.** With a few thousand tokens per GPU or fewer, GEMMs no longer fill the GPU, and the step becomes
+#   launch-bound. From then on, more GPUs hardly shorten the computation. This has nothing to do with the network.
+# - **Latency.** Each bucket costs $2(n-1)\alpha$ with a ring and $2\alpha\log_2 n$ with a tree. Both grow with $n$,
+#   while less and less computation is left to hide them.
 # - **Bandwidth.** The bytes per rank stay the same, $2\frac{n-1}{n}S$, while the computation to hide them
-#   behind shrinks like $1/n$. From some $n$ on, the step takes as long as the all-reduce, and more GPUs do not
-#   help.
-# - **Latency.** Each bucket costs $2(n-1)\alpha$ with a ring and $2\alpha\log_2 n$ with a tree. Both grow with $n$.
-# - **Batch size.** With 256 tokens per GPU, a GEMM no longer fills the GPU, and the step becomes launch-bound. This has
-#   nothing to do with the network: `seconds_per_step(1, 256)` is far more than 1/64 of `seconds_per_step(1, 16_384)`.
+#   behind shrinks like $1/n$. From some $n$ on, the step takes at least as long as the all-reduce.
+#
+# Which cause comes first depends on the network, the model, and the buckets. With InfiniBand, bandwidth is the last one
+# here; with the Ethernet of the first job, it dominated on as few as four GPUs.
 #
 # So should you always use weak scaling? That makes the global batch grow with $n$: 1,024 GPUs with 16,384 tokens each
 # take a step after every 17 million tokens. A larger batch makes the gradient less noisy, but beyond a certain size,
@@ -1514,13 +1632,13 @@ collectives.efficiency({"strong scaling": strong, "weak scaling": weak})
 #                           {\text{tokens per second of one GPU with 16,384 tokens per step}}. $$
 #
 # Return the largest plan that Finance accepts. `seconds_per_step(gpus, tokens, bucket_mb)` from above lets you try
-# plans.
+# plans. Try other bucket sizes than 25 MiB, too: one column of the table depends on them.
 
 # %% answer="plan"
 def plan():
     """Return a dictionary with "gpus", "tokens_per_gpu" (per step), and "bucket_mb"."""
     ### BEGIN SOLUTION
-    return {"gpus": 64, "tokens_per_gpu": 4096, "bucket_mb": 25}
+    return {"gpus": 64, "tokens_per_gpu": 4096, "bucket_mb": 50}
     ### END SOLUTION
 
 # %% check="plan" points=3
@@ -1592,7 +1710,8 @@ for count in dict.fromkeys((int(gpus), min(2 * int(gpus), 1024))):
 # - **Time limit.** A long run is a chain of jobs, each shorter than the time limit. Slurm can send a signal before
 #   the limit: `#SBATCH --signal=TERM@60` sends SIGTERM to the processes that `srun` started, 60 s before, or up to 60
 #   s earlier ([sbatch](https://slurm.schedmd.com/sbatch.html#OPT_signal)). (`B:TERM@60` would send it to the batch
-#   script alone.) `torchrun` passes the signal on to its ranks, waits for them, and exits with a nonzero code. But it
+#   script alone. And if `srun` starts `bash -c "torchrun ..."`, it is bash that gets the signal and ends: write
+#   `exec torchrun`, so that torchrun takes its place.) `torchrun` passes the signal on to its ranks, waits for them, and exits with a nonzero code. But it
 #   waits for [only 30 s](https://github.com/pytorch/pytorch/pull/61602) and then sends SIGKILL, so a step and a
 #   checkpoint must fit in 30 s, whatever the limit. The program finishes its step on all ranks, saves a checkpoint,
 #   and leaves an empty file, `stopped`, beside it. It writes the checkpoint under another name first and then renames
@@ -1805,17 +1924,50 @@ wait_for("ranks train", 2)
 # state.
 
 # %% [markdown]
+# ## Four GPUs, once more
+#
+# What do your files do for the job that this lab opened with? `code/my_trainer.py` is a training loop around them, with
+# the model and the flags of the first job. Run it with one remedy after another: overlap, accumulation over four
+# micro-batches, the same four samples in one micro-batch, and a faster network.
+
+# %% tags=["explore"] short={"in rows.items()": "in [*rows.items()][:1]"}
+SLOW, FAST = "ethernet:25gbit", "ethernet:100gbit"
+rows = {
+    "your DataParallel": (SLOW, "--micro-batch-size 1 --global-batch-size 4"),
+    "4 micro-batches": (SLOW, "--micro-batch-size 1 --global-batch-size 16"),
+    "micro-batches of 4": (SLOW, "--micro-batch-size 4 --global-batch-size 16"),
+    "and 100 Gbit/s": (FAST, "--micro-batch-size 4 --global-batch-size 16")}
+print(f"{'':18} {'step':>8} {'waiting':>9} {'tokens/s':>9}  speedup over 1 GPU")
+first, one_gpu = opening[2], opening[0]
+print(f"{'the first job':18} {first.milliseconds:5.0f} ms {first.communication * first.milliseconds:6.0f} ms "
+      f"{first.tokens_per_second:9,.0f}  {first.tokens_per_second / one_gpu.tokens_per_second:.2f}")
+for name, (link, batch) in rows.items():
+    job = gain.measure("v100:2", 2, link, GPT2 + batch)
+    print(f"{name:18} {1000 * job.seconds:5.0f} ms {1000 * job.exposed:6.0f} ms {job.tokens:9,.0f}  "
+          + result(f"{job.tokens / one_gpu.tokens_per_second:.2f}"))
+
+# %% [markdown]
+# This is the answer to the question at the beginning. Each of the four GPUs all-reduced the gradients of the whole
+# model through one slow link, and had too little to compute meanwhile. Overlap alone cannot hide a transfer that takes
+# longer than the backward pass, and GPT-2's largest gradient, that of the tied embedding, is ready only at its very end.
+# More samples per step spread the same transfer over more work. One large micro-batch also has a longer backward pass
+# to hide it behind, where four small ones leave three backward passes without communication. A faster network helps
+# without touching the batch.
+
+# %% [markdown]
 # ## Discuss
 #
-# 1. **The slowest link.** Two of the four hops of the first job's ring stay within a node, at more than 100 GB/s.
-#    How would you all-reduce with two levels, first within each node and then between the nodes, and what does
-#    the slow link carry then?
+# 1. **The slowest link.** Two of the four hops of the first job's ring stay within a node, over NVLink, whose bandwidth
+#    you saw beside that of the network. How would you all-reduce with two levels, first within each node and then
+#    between the nodes, and what does the slow link carry then?
 # 2. **A forgotten broadcast.** A colleague forgets the broadcast, and all ranks happen to use the same
 #    seed. What works, and what will break it one day?
 # 3. **One bucket or fifty.** For which network, model, and number of GPUs would you make buckets larger than
 #    25 MiB, and for which smaller?
 # 4. **Twice the GPUs.** You may double your cluster. Would you keep the global batch, or the batch per GPU? What do
 #    you have to know about the model to decide?
+# 5. **A mean of means.** Texts have different lengths, and padding tokens do not count toward the loss. What goes wrong
+#    if each rank divides by the number of its own tokens? What would the ranks have to exchange, and when?
 
 # %% [markdown]
 # ## Cleanup
@@ -1830,10 +1982,8 @@ wait_for("ranks train", 2)
 # %% [markdown]
 # ## What you have built
 #
-# You can now answer the question you started with. Four GPUs were as slow as one, because each all-reduced
-# 498 MB of gradients through a link of 3 GB/s, with too little computation to hide it behind. The remedies are
-# those that you built or measured: a faster network, fewer, larger all-reduces, overlap, and more samples per
-# GPU before each all-reduce.
+# You have built data parallelism from send and receive: a ring all-reduce, a DistributedDataParallel with buckets and
+# overlap, and a job that survives its time limit. You have also measured what each remedy gains.
 #
 # One problem remains. Every GPU still holds *all* parameters, gradients, and optimizer state, so plain data
 # parallelism saves time but no memory. ZeRO ([Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054)) shards
@@ -1853,5 +2003,7 @@ wait_for("ranks train", 2)
 #   going from 8 to 256 GPUs.
 # - [McCandlish et al., 2018](https://arxiv.org/abs/1812.06162), *An empirical model of large-batch training*: the
 #   critical batch size, and how to measure it from gradient noise.
+# - [PyTorch's reducer](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp): your
+#   Exercise 7 in C++, with buckets that are rebuilt in the order in which gradients become ready.
 # - [NCCL's user guide](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/index.html): what each collective
 #   does, and `NCCL_DEBUG`, `NCCL_ALGO`, and the other variables for debugging it.

@@ -1,4 +1,4 @@
-"""What the pieces buy: the training loop on virtual GPUs, with one GPU and with many."""
+"""Run the training loop on virtual GPUs, and measure what the student's pieces gain."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import runpy
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 
 from lab.mytrainer import pieces
 from labcore import workspace
@@ -16,10 +17,10 @@ from labcore.errors import LabError
 
 SCRIPT = workspace.CODE / "jobs" / "my_trainer.py"
 TITLE = "GPT-2 small (124M parameters), sequences of 1,024 tokens, micro-batches of 2, fp32"
-MODEL = ("--device cuda --num-layers 12 --hidden-size 768 --num-attention-heads 12 "
+MODEL = ("--num-layers 12 --hidden-size 768 --num-attention-heads 12 "
          "--seq-length 1024 --max-position-embeddings 1024 --make-vocab-size-divisible-by 50304 "
-         "--use-flash-attn --attention-dropout 0 --hidden-dropout 0 --micro-batch-size 2 "
-         "--train-iters 3 --lr 1e-4 --log-interval 3 --eval-iters 0 --split 949,50,1")
+         "--use-flash-attn --attention-dropout 0 --hidden-dropout 0 --micro-batch-size 2 ")
+RUN = "--device cuda --train-iters 3 --lr 1e-4 --log-interval 3 --eval-iters 0 --split 949,50,1"
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,11 @@ class Gain:
     """Modeled figures of one step.
 
     Attributes:
-        gpus: how many there are.
-        tokens: tokens per second of all of them.
-        peak: bytes allocated at the peak on each.
-        exposed: seconds in which a GPU only waits for communication.
-        seconds: the whole step.
+        gpus: the number of GPUs.
+        tokens: throughput of all GPUs together, in tokens per second.
+        peak: peak allocated memory per GPU, in bytes.
+        exposed: time in which a GPU only waits for communication, in seconds.
+        seconds: step time.
     """
 
     gpus: int
@@ -41,19 +42,22 @@ class Gain:
     seconds: float
 
 
-def measure(gpus: str, nodes: int = 1) -> Gain:
+def measure(gpus: str, nodes: int = 1, link: str | None = None, flags: str | None = None) -> Gain:
     """Run three steps on virtual GPUs, where one process stands for all ranks.
 
     Args:
-        gpus: the GPU model and how many each node has, such as h100:8.
-        nodes: how many nodes.
+        gpus: the GPU model and the number per node, such as "h100:8".
+        nodes: the number of nodes.
+        link: the network between them, such as "ethernet:25gbit"; None: the GPU model's usual one.
+        flags: the flags of my_trainer.py that describe the model and the batch; None: MODEL.
 
     Raises LabError if the run fails, with the line of the piece that caused it.
     """
     from virtualgpu import run
 
     with contextlib.redirect_stderr(io.StringIO()):  # the error is in the result, too
-        (rank,) = run(train, gpus, nodes, present=[0])
+        (rank,) = run(partial(train, MODEL if flags is None else flags), gpus, nodes, link=link,
+                      present=[0])
     if rank.error is not None:
         raise LabError(rank.error.partition("LabError: ")[2] or rank.error)
     step, ranks = rank.account["step"], rank.value
@@ -62,16 +66,20 @@ def measure(gpus: str, nodes: int = 1) -> Gain:
                 rank.account["communication"]["exposed_seconds"], step["seconds"])
 
 
-def train() -> int:
-    """Run the loop as one rank, without its output. Return the number of ranks. Raises LabError."""
+def train(flags: str) -> int:
+    """Run the loop as one rank, without its output. Return the number of ranks. Raises LabError.
+
+    Args:
+        flags: the flags of my_trainer.py for the model and the batch.
+    """
     data = workspace.home() / "data" / "bpe-4096"
     if not (data / "text_document.bin").exists():
         raise LabError(f"{data} has no text to train on; `lab data` makes it")
     with open(os.devnull, "w") as nothing, tempfile.TemporaryDirectory() as cache:
         os.dup2(nothing.fileno(), 1)
-        sys.argv = [str(SCRIPT), *MODEL.split(), "--data-path", f"{data}/text_document",
-                    "--vocab-file", f"{data}/vocab.json", "--merge-file", f"{data}/merges.txt",
-                    "--data-cache-path", cache]
+        sys.argv = [str(SCRIPT), *flags.split(), *RUN.split(),
+                    "--data-path", f"{data}/text_document", "--vocab-file", f"{data}/vocab.json",
+                    "--merge-file", f"{data}/merges.txt", "--data-cache-path", cache]
         try:
             runpy.run_path(str(SCRIPT), run_name="my_trainer")["main"]()
         except Exception as error:

@@ -42,12 +42,12 @@ def ring(ranks: int = 4) -> Flipbook:
 
 def _ring_step(held: Sequence[Sequence[set[int]]], sent: Mapping[int, int], title: str) -> Drawing:
     from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
+    from matplotlib.patches import Patch, Rectangle
 
     ranks = len(held)
-    figure = Figure(figsize=(1.5 * ranks + 1.5, 0.62 * ranks + 0.9))
+    figure = Figure(figsize=(1.5 * ranks + 1.5, 0.62 * ranks + 1.3))
     axes = figure.subplots()
-    axes.set(xlim=(-0.9, ranks + 0.1), ylim=(-ranks, 0.75))
+    axes.set(xlim=(-0.9, ranks + 0.1), ylim=(-ranks - 0.65, 0.75))
     axes.axis("off")
     for chunk in range(ranks):
         axes.text(chunk + 0.5, 0.15, f"chunk {chunk}", ha="center", fontsize=9, color=INK)
@@ -62,6 +62,11 @@ def _ring_step(held: Sequence[Sequence[set[int]]], sent: Mapping[int, int], titl
             text = "sum of all" if len(parts) == ranks else "+".join(map(str, sorted(parts)))
             axes.text(chunk + 0.5, -rank - 0.5, text, ha="center", va="center", fontsize=9,
                       color=INK, zorder=3)
+    axes.legend(loc="lower center", ncols=4, fontsize=8, frameon=False, handles=[
+        Patch(facecolor="white", edgecolor=INK, label="own values"),
+        Patch(facecolor=PARTIAL, edgecolor=INK, label="partial sum over these ranks"),
+        Patch(facecolor=COMPLETE, edgecolor=INK, label="sum over all ranks"),
+        Patch(facecolor="white", edgecolor=SENT, linewidth=2, label="sent in this step")])
     axes.text((ranks - 0.8) / 2, 0.55, title, ha="center", fontsize=9, color=INK)
     rows = "; ".join(f"rank {rank} holds " + ", ".join(
         "the sum" if len(parts) == ranks else "+".join(map(str, sorted(parts)))

@@ -14,7 +14,7 @@ class DataParallel(torch.nn.Module):
 
         Args:
             module: the model; every rank passes in its own.
-            bucket_mb: the size of a bucket, in units of 2**20 bytes.
+            bucket_mb: the maximum size of a bucket, in MiB (2**20 bytes).
         """
         super().__init__()
         self.module = module

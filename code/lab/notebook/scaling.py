@@ -1,0 +1,104 @@
+"""What limits data-parallel scaling, for lab 04: the links of a virtual cluster, and what a step
+would take without their latency."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from labcore.colors import result
+from virtualgpu.launch.cluster import parse
+from virtualgpu.net import collectives
+from virtualgpu.net.collectives import Path
+from virtualgpu.net.topology import Topology
+
+
+def show_links(gpus: str, nodes: int, link: str | None = None) -> None:
+    """Print the bandwidth and the latency of a virtual cluster's links.
+
+    Args:
+        gpus: the GPU model and the number per node, such as "h100:8".
+        nodes: the number of nodes.
+        link: the network between them; None is the one that is usual with these GPUs.
+    """
+    topology = parse(gpus, nodes, link).topology()
+    near, network = topology.path((0, 1)), topology.network
+    adapters = f", {network.adapters} adapters per node" if network.adapters > 1 else ""
+    print(f"{gpus.replace(':', ' x ')} per node, {nodes} nodes (modeled)")
+    print(f"  between two GPUs of a node: {result(f'{near.bandwidth / 1e9:.0f} GB/s')}, "
+          f"{1e6 * near.near:g} us per hop")
+    print(f"  between two nodes: {result(f'{network.effective / 1e9:.1f} GB/s')} of a line rate of "
+          f"{network.bandwidth / 1e9:g} GB/s{adapters}, {1e6 * network.latency:g} us per hop")
+    print(f"  starting a collective: {1e6 * collectives.LAUNCH:g} us")
+
+
+@contextlib.contextmanager
+def no_latency() -> Iterator[None]:
+    """Model links without latency within the `with` block: collectives cost bandwidth alone."""
+    path, launch = Topology.path, collectives.LAUNCH
+
+    def without(self: Topology, ranks: Sequence[int]) -> Path:
+        return replace(path(self, ranks), near=0.0, far=0.0)
+
+    Topology.path, collectives.LAUNCH = without, 0.0  # virtual ranks fork from this process
+    try:
+        yield
+    finally:
+        Topology.path, collectives.LAUNCH = path, launch
+
+
+@dataclass(frozen=True)
+class Split:
+    """Where the time of a step goes, in seconds.
+
+    Attributes:
+        ideal: the time of one GPU for the whole batch, divided by the number of GPUs.
+        small: what a GPU needs in addition because its share of the batch is small.
+        bandwidth: exposed communication that would remain without latency.
+        latency: the rest of the exposed communication.
+    """
+
+    ideal: float
+    small: float = 0.0
+    bandwidth: float = 0.0
+    latency: float = 0.0
+
+    @property
+    def step(self) -> float:
+        """The whole step."""
+        return self.ideal + self.small + self.bandwidth + self.latency
+
+    @property
+    def efficiency(self) -> float:
+        """The strong-scaling efficiency; 1.0 is ideal."""
+        return self.ideal / self.step
+
+
+def split(seconds_per_step: Callable[[int, int], float], alone: float, gpus: int, tokens: int
+          ) -> Split:
+    """Run a step as it is, without latency, and without communication, and split its time.
+
+    Args:
+        seconds_per_step: returns the step time for a number of GPUs and of tokens per GPU.
+        alone: the step time of one GPU for the whole batch, in seconds.
+        gpus: the number of GPUs.
+        tokens: tokens per GPU.
+    """
+    step = seconds_per_step(gpus, tokens)
+    with no_latency():
+        bandwidth_only = seconds_per_step(gpus, tokens)
+    compute = seconds_per_step(1, tokens)
+    return Split(alone / gpus, compute - alone / gpus, bandwidth_only - compute,
+                 step - bandwidth_only)
+
+
+def show_splits(splits: dict[int, Split]) -> None:
+    """Print a table in milliseconds, with one row for each number of GPUs."""
+    print(f"{'GPUs':>5} {'step ms':>8} = {'ideal':>8} + {'small batch':>11} + {'bandwidth':>9} + "
+          f"{'latency':>8}   efficiency")
+    for gpus, split in splits.items():
+        parts = [round(1000 * part, 1) + 0.0  # no -0.0
+                 for part in (split.step, split.ideal, split.small, split.bandwidth, split.latency)]
+        print("{:>5,} {:>8.1f} = {:>8.1f} + {:>11.1f} + {:>9.1f} + {:>8.1f}   ".format(
+            gpus, *parts) + result(f"{split.efficiency:>10.0%}"))

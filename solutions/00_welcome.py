@@ -95,16 +95,17 @@ guess_minutes = 5.0
 # Everything that a job prints goes to a file, its **log**. The next cell waits until your job has trained for a few
 # steps, and prints what it has logged.
 
-# %% tags=["explore"] short={"seconds = 50": "seconds = 300"}
+# %% tags=["explore"] short={"range(100)": "range(600)"}
 first = jobs.show()
-seconds = 50
-for _ in range(2 * seconds):
-    if first.log.is_file() and first.log.read_text().count("elapsed time") > 2:
+for _ in range(100):  # at most 50 seconds
+    text = first.log.read_text() if first.log.is_file() else ""
+    steps = [line for line in text.splitlines() if "elapsed time" in line]
+    if len(steps) > 2:
         break
     time.sleep(0.5)
 else:
     print("It has not trained three steps yet: run this cell again.")
-for line in logs.lines(first.log, "elapsed time")[-2:]:
+for line in steps[-2:]:
     print(mark(line, r"iteration +\d+/ *\d+", r"iteration \(ms\): [^ |]+", r"batch size: +\d+", "lm loss: [^ |]+"))
 
 # %% [markdown]
@@ -197,17 +198,17 @@ check.function(
 # would take a while:
 
 # %% tags=["explore"]
-steps = steps_for(156 * 10**11, 4, 256)
-print(f"15.6 trillion tokens at 4 samples of 256 tokens per step: {result(f'{steps:,}')} steps")
+needed = steps_for(156 * 10**11, 4, 256)
+print(f"15.6 trillion tokens at 4 samples of 256 tokens per step: {result(f'{needed:,}')} steps")
 
 # %% [markdown]
 # ## How fast, and how much longer?
 #
 # Go back to the log lines of your job. Each of these long lines describes one step: from left to right, the
-# iteration and how many there will be, the samples consumed so far, the **step time** in
-# milliseconds, the learning rate, the global batch size, and the **loss**. (With `--log-interval 10`, each line would
-# be about ten steps, and the step time would be their mean.) Two numbers that you will look for in every log are not
-# in the line, but follow from it: the **throughput** in tokens per second, and the time that is left.
+# iteration and how many there will be, the samples consumed so far, the **step time** in milliseconds, the learning
+# rate, the global batch size, and the loss. With `--log-interval 10`, each line would describe ten steps, and the step
+# time would be their mean. Two numbers that you will look for in every log are not in the line, but follow from it:
+# the **throughput** in tokens per second, and the time that is left.
 
 # %% [markdown]
 # ### Exercise 2: read the pace from one line
@@ -315,11 +316,10 @@ check.compare("minutes for 1,000 steps", guess_minutes, total)
 
 # %% [markdown]
 # `lab top` shows the same for each **rank**. A rank is one process of a distributed program. This job has two, and
-# each trains on its own samples. In a terminal (*File*, *New*, *Terminal*), `lab top` keeps updating until
-# <kbd>Ctrl</kbd>+<kbd>C</kbd>; with `--once`, it prints one picture.
+# each trains on its own samples. In a terminal, `lab top` keeps updating; with `--once`, it prints one table.
 #
-# You have seen enough of this run, so cancel it, as you may at any time. The **loss** measures how badly the model
-# predicts the next token. Has it fallen?
+# You have seen enough of this run, so cancel it. The **loss** measures how badly the model predicts the next token.
+# Has it fallen?
 
 # %% tags=["explore"]
 !lab top --once
@@ -329,12 +329,11 @@ plots.loss(first_job=logs.read(first.log))
 # %% [markdown]
 # ## Why does it not start?
 #
-# Now the first case. On a shared cluster, most jobs wait, and `squeue` gives a reason for each of them. Some reasons
-# go away by themselves. Others stay until somebody does something, and then your job may wait forever without a
-# message to anyone.
+# Now the first case. On a shared cluster, jobs wait, and `squeue` gives a reason for each of them. Some reasons go
+# away by themselves. Others stay until somebody does something, and a job may wait forever without a message to anyone.
 #
 # The next two cells set up a busy morning. The first one writes a colleague's script, `code/count.sh`, which counts the
-# tokens of the training text with four processes. Read it, but do not change it yet.
+# tokens of the training text on four ranks. Read it, but do not change it yet.
 
 # %% tags=["explore"]
 %%writefile code/count.sh
@@ -359,8 +358,9 @@ echo "done"
 # they are comments for the shell, and tell Slurm what the job needs. Slurm runs the script on the job's first node.
 # `srun` then starts the job's **tasks** on its nodes, one here, and `torchrun` starts four ranks in it.
 #
-# The second cell submits seven jobs. It also **drains** `slurmnode2`, which means that no new job starts there. This
-# is what an administrator does before repairing a node. Here, the administrator is you.
+# The second cell submits eight jobs. It also **drains** `slurmnode2`: no new job starts there until the node is resumed,
+# which you do a few cells below. That is how administrators prepare a repair, and here, the administrator is you.
+# `--dependency=afterok:51` makes a job wait until job 51 has succeeded, and `afterany:51` until it has ended.
 
 # %% tags=["explore"]
 %%bash
@@ -380,10 +380,9 @@ squeue
 sinfo --list-reasons
 
 # %% [markdown]
-# The table is made for people: it cuts long names, and its columns are hard to tell apart in a program. Ask `squeue`
-# for exactly what you need instead. `--noheader` leaves out the first row, `--states=PENDING` selects the waiting
-# jobs, and `--format` chooses the columns: `%i` is the job ID, `%j` the name, `%r` the reason, and `%E` the
-# dependencies that are not fulfilled yet.
+# This table is made for people. A program should ask `squeue` for exactly what it needs: `--noheader` (`-h`) leaves out
+# the first row, `--states=PENDING` (`-t PD`) selects the waiting jobs, and `--format` (`-o`) chooses the columns. `%i`
+# is the job ID, `%j` the name, `%r` the reason, and `%E` the dependencies that are not fulfilled yet.
 
 # %% tags=["explore"]
 !squeue --noheader --states=PENDING --format="%i|%j|%r|%E"
@@ -395,13 +394,13 @@ sinfo --list-reasons
 # | `BeginTime` | it was submitted with `--begin`, or requeued | time |
 # | `ReqNodeNotAvail, Reserved for maintenance` | the nodes are reserved, and it would not end before that | time |
 # | `Dependency` | it waits for other jobs (`--dependency`) | those jobs |
-# | `DependencyNeverSatisfied` | it waits for the success of a job that failed | nothing: cancel it with `scancel` |
+# | `DependencyNeverSatisfied` | a job that had to succeed has failed | `scontrol update JobId=53 Dependency=` |
 # | `JobHeldUser`, `JobHeldAdmin` | it is held | `scontrol release`, by you or by the administrator |
 # | `ReqNodeNotAvail, UnavailableNodes:...` | it needs nodes that are down or drained | a repair, or other nodes |
-# | `PartitionDown`, `PartitionTimeLimit` | its partition is closed, or its limit is shorter | the administrator, or a new request |
+# | `PartitionDown`, `PartitionTimeLimit` | its partition is closed, or its limit is shorter | the administrator |
 #
-# Slurm shows one reason at a time, so another one may appear when the first is gone. And it never waits for what
-# cannot exist: `sbatch` refuses a job that asks for more CPUs, memory, or GPUs than any node has.
+# Slurm shows one reason at a time, so another one may appear when the first is gone. A job that asks for more CPUs,
+# memory, or GPUs than any node has does not even get into the queue: `sbatch` refuses it.
 
 # %% [markdown]
 # ### Exercise 3: which jobs will never start?
@@ -599,21 +598,19 @@ count = jobs.wait()
 # which `sbatch` was called.) The job ended with `done`, so Slurm believes that all went well: the state and the exit
 # code of a job are those of its script, and the exit code of a script is that of its last command.
 #
-# The last lines of the log do not help much: they contain no error. In a distributed program, the ranks depend on
-# each other. When one of them fails, the others lose their connection to it, and each fails with an error of its own.
-# Then `torchrun` stops whatever is left and prints a summary, and `srun` reports the exit code. One cause, a hundred
-# lines. So do not read a log from its end. Look for the **first cause**: the first error that is not a consequence of
-# another one.
+# The last lines of the log name a rank, but no error. In a distributed program, the ranks depend on each other. When
+# one of them fails, the others lose their connection to it, and each fails with an error of its own. Then `torchrun`
+# stops whatever is left and prints a summary, and `srun` reports the exit code. One cause, a hundred lines. So do not
+# read a log from its end. Look for the **first cause**: the first error that is not a consequence of another one.
 #
-# PyTorch begins each line of a rank's error message with that rank, such as `[rank2]: `. The last line of each message
-# has the error itself. Find it for all four ranks:
+# If an exception ends a rank, PyTorch begins each line of its traceback with the rank, such as `[rank2]: `. The
+# traceback's inner lines are indented. The line after them has the error itself:
 
 # %% tags=["explore"]
 !grep -nE "^\[rank[0-9]+\]: [A-Za-z]" {count.log}
 
 # %% [markdown]
-# Each message begins with a `Traceback` line, and its inner lines are indented. Consequences can be recognized by
-# their text. A rank that only lost another one prints one of these:
+# You recognize a consequence by its text. A rank that only lost another one prints one of these:
 #
 # | text in the error | who prints it |
 # |---|---|
@@ -625,9 +622,9 @@ count = jobs.wait()
 # ### Exercise 4: the first cause
 #
 # Write a function that finds the first cause in any such log. Consequences may come before it, because the lines of
-# several processes arrive in any order. If several ranks have errors of their own, the first one in the log counts.
-# The summary at the end does not help: every `torchrun` only knows which of its own ranks ended first, and that may
-# be one that lost a rank on another node.
+# several processes arrive in any order. If several ranks have errors of their own, return the first one in the log,
+# which is the best guess without time stamps. Do not rely on the summary: every `torchrun` only knows which of its own
+# ranks ended first, and that may be one that lost a rank on another node.
 
 # %% answer="first-cause"
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting",
@@ -640,7 +637,7 @@ def first_cause(log):
         log: the text of a log, a string.
 
     Returns a tuple of the rank, an int, and its error's line without the prefix, such as
-    (2, "ValueError: the batch is empty"); None if all errors of ranks are consequences.
+    (2, "ValueError: the batch is empty"); None if every rank's error is a consequence.
     """
     ### BEGIN SOLUTION
     for rank, text in re.findall(r"^\[rank(\d+)\]: (\w.*)$", log, re.M):
@@ -658,7 +655,7 @@ def failed_log(errors, blamed, node="slurmnode1"):
         blamed: the rank that torchrun's summary names as the first to fail.
         node: the node of that rank.
     """
-    lines = ["using world size: 8",
+    lines = ["using world size: 24",
              "[rank0]:[W1123 11:49:55.120 socket.cpp:760] [c10d] The IPv6 network addresses of (node1, 29500) "
              "cannot be retrieved (gai error: -2 - Name or service not known)."]
     for rank, error in errors:
@@ -799,7 +796,8 @@ lost = jobs.wait()
 # Write `code/my_count.sh`, a repaired copy of `code/count.sh` (it is above Exercise 3). It must
 #
 # 1. start on any free node;
-# 2. write the result to `megatron/logs/tokens.json` in the workspace, whichever folder it is submitted from;
+# 2. write the result to `megatron/logs/tokens.json` in the workspace, whichever folder it is submitted from: begin the
+#    path at `$LAB_HOME`;
 # 3. fail if the count fails. `set -euo pipefail` ends a script at the first command that fails, including those in a
 #    pipe, and also if a variable is not set.
 #
@@ -905,8 +903,8 @@ repaired = jobs.wait()
 #
 # 1. the header: the name `my_first`, **one** node, **one** task per node, **4** CPUs per task, a time limit of
 #    **10 minutes**, and a log in `megatron/logs` with the job's name and ID in its name;
-# 2. the launch line: `srun` starts one `torchrun`, which starts **two** ranks of `"$PROGRAM"` with the flags
-#    `$FLAGS`, and passes the CPUs on.
+# 2. the launch line: `srun` passes the CPUs on and starts one `torchrun --standalone` (all ranks are on one node),
+#    which starts **two** ranks of `"$PROGRAM"` with the flags `$FLAGS`.
 
 # %% answer="my-first"
 %%writefile code/my_first.sh
@@ -972,7 +970,7 @@ check.that(output.startswith("megatron/logs/") and "my_first" in output and "%j"
 # +srun torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS --ffn-hidden-size 1
 
 # %% [markdown]
-# Submit it. Where does the time go? The job is longer than its 25 steps.
+# Submit it. How much of the job's time do its 25 steps take?
 
 # %% tags=["explore"] short={"sbatch code/my_first.sh": "sed 's/iters 25/iters 4/' code/my_first.sh | sbatch"}
 !sbatch code/my_first.sh
@@ -1032,7 +1030,7 @@ plots.loss(my_first=log)
 # ## Read next
 #
 # - [Yoo, Jette, and Grondona, 2003](https://doi.org/10.1007/10968987_3), *SLURM: Simple Linux Utility for Resource
-#   Management*: the paper behind the scheduler. Its design has hardly changed.
+#   Management*: the paper behind the scheduler. It already has `srun`, `squeue`, `sinfo`, `scancel`, and `scontrol`.
 # - [Slurm's quick start](https://slurm.schedmd.com/quickstart.html) and its
 #   [job reason codes](https://slurm.schedmd.com/job_reason_codes.html): all commands on one page, and all reasons.
 # - [Bekman, *Machine Learning Engineering*](https://github.com/stas00/ml-engineering/tree/master/orchestration/slurm):

@@ -3,6 +3,9 @@
 import ast
 from pathlib import Path
 
+import torch
+import torch.overrides
+
 import virtualgpu
 from virtualgpu.pytorch.private_names import ATTRIBUTES, NAMES, exists
 
@@ -81,3 +84,15 @@ def test_every_private_name_of_torch_is_listed():
 
 def test_every_listed_name_exists():
     assert [name for name in NAMES if not exists(name)] == []
+
+
+def test_replaced_attributes_of_tensors_name_their_class_as_torchs_do():
+    """Otherwise a rank that imports torch._dynamo late fails with torch 2.11, as under srun."""
+    def names():
+        getters = torch.overrides.get_default_nowrap_functions.__wrapped__()
+        attributes = [vars(torch.Tensor)[name] for name in ("data", "device", "grad", "is_cuda")]
+        return [hasattr(one, "__objclass__") for one in (
+            *(getter.__self__ for getter in getters), *attributes)]
+
+    (rank,) = virtualgpu.run(names, "h100")
+    assert rank.value and all(rank.value)

@@ -26,7 +26,15 @@ from virtualgpu.core.plan import (
 )
 from virtualgpu.core.rules import tensors
 from virtualgpu.pytorch.values import OVERWRITE, RANDOM_FILL, SHAPE_ONLY, written_by
-from virtualgpu.pytorch.visible import META, Space, hidden, inner, real_is_meta, space_of
+from virtualgpu.pytorch.visible import (
+    META,
+    Attribute,
+    Space,
+    hidden,
+    inner,
+    real_is_meta,
+    space_of,
+)
 
 if TYPE_CHECKING:
     from virtualgpu.pytorch.mode import CudaGpu
@@ -44,7 +52,7 @@ def install(gpu: CudaGpu) -> None:
                 value = alike(gpu, value, real_is_meta(self))
         TensorBase.grad.__set__(self, value)
 
-    Tensor.grad = property(TensorBase.grad.__get__, assign, TensorBase.grad.__delete__)
+    Tensor.grad = Attribute(TensorBase.grad.__get__, assign, TensorBase.grad.__delete__)
 
 
 def operate(gpu: CudaGpu, func: torch._ops.OpOverload, args: Sequence, kwargs: dict) -> object:

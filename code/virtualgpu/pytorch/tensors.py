@@ -14,6 +14,7 @@ from virtualgpu.pytorch import host_memory, reading
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.pytorch.reading import wrapped
 from virtualgpu.pytorch.visible import (
+    Attribute,
     Space,
     asked_for_meta,
     device_of,
@@ -63,15 +64,16 @@ def _properties(gpu: CudaGpu) -> None:
     def device(self: Tensor) -> torch.device:
         return real_device(self) if hidden.depth else device_of(gpu, self)
 
-    Tensor.device = property(device)
-    Tensor.is_cuda = property(lambda self: real_is_cuda(self) or seen(self) is Space.GPU)
-    Tensor.is_cpu = property(lambda self: real_is_cpu(self) or seen(self) is Space.HOST)
-    Tensor.is_meta = property(lambda self: real_is_meta(self) and seen(self) in (None, Space.OWN))
+    Tensor.device = Attribute(device)
+    Tensor.is_cuda = Attribute(lambda self: real_is_cuda(self) or seen(self) is Space.GPU)
+    Tensor.is_cpu = Attribute(lambda self: real_is_cpu(self) or seen(self) is Space.HOST)
+    Tensor.is_meta = Attribute(
+        lambda self: real_is_meta(self) and seen(self) in (None, Space.OWN))
     Tensor.get_device = lambda self: gpu.index if self.is_cuda else -1
     Tensor.record_stream = lambda self, stream: None
     Tensor.data_ptr = wrapped(Tensor.data_ptr, lambda self: address(self) if (
         real_is_meta(self)) else NotImplemented)
-    Tensor.data = property(TensorBase.data.__get__, _set_data)
+    Tensor.data = Attribute(TensorBase.data.__get__, _set_data)
     host_memory.install(gpu)
     type_of = Tensor.type
 

@@ -23,6 +23,16 @@ real_is_cpu = TensorBase.is_cpu.__get__
 real_is_meta = TensorBase.is_meta.__get__
 
 
+class Attribute(property):
+    """A property that replaces an attribute of torch.Tensor.
+
+    The original descriptors have an `__objclass__`, and torch 2.11 reads it when torch._dynamo is
+    imported, which may happen after the replacement.
+    """
+
+    __objclass__ = torch.Tensor
+
+
 class Space(Enum):
     """Where a tensor lies whose values C++ does not have.
 

@@ -41,7 +41,9 @@ def run(quick: bool) -> Result:
         "sizes divisible by 8, in bursts of a few milliseconds; a GPU under load for minutes is "
         "slower. `dispatch` is the launch overhead of a small addition; most operations cost the "
         "CPU more (see `rates`).",
-        "Nothing was applied."])
+        "Nothing was applied."], [
+        f"{name}: no case that measures it ran, so the proposed figure is that of virtual "
+        f"{found.card.name}" for name in unmeasured(found)])
 
 
 def propose(found: Measured) -> Card:
@@ -49,11 +51,7 @@ def propose(found: Measured) -> Card:
     card, sheet = found.card, found.sheet
     matmul = {kind: fraction for kind in KINDS if kind in card.tflops
               and (fraction := fraction_of_peak(found, kind)) is not None}
-    vector = [one.case.bytes / one.measured / card.bandwidth for one in ran(found, BANDWIDTH)
-              if one.case.name.startswith(("copy", "add", "mul by", "GELU")) and
-              one.case.bytes > 2**28]
-    attention = [one.case.flops / one.measured / (card.tflops["bf16"] * 1e12)
-                 for one in ran(found, ATTENTION) if one.case.name.startswith("default bf16")]
+    vector, attention = vector_fractions(found), attention_fractions(found)
     shortest = min((one.measured for one in ran(found, BANDWIDTH)), default=None)
     measured = {name: value for costs, _ in found.host.values() for (name, _), value in
                 costs.items()}
@@ -70,6 +68,30 @@ def propose(found: Measured) -> Card:
             vector=round(median(vector), 3) if vector else old.vector,
             attention=round(median(attention), 3) if attention else old.attention,
             kernel=round(shortest, 8) if shortest else old.kernel, dispatch=round(host, 8)))
+
+
+def unmeasured(found: Measured) -> list[str]:
+    """Return the figures that no case measured, though the GPU has the arithmetic for it."""
+    figures = {f"matmul, {kind}": fraction_of_peak(found, kind) for kind in KINDS
+               if kind in found.card.tflops}
+    figures |= {"vector": vector_fractions(found), "kernel": ran(found, BANDWIDTH)}
+    if "bf16" in found.card.tflops:
+        figures["attention"] = attention_fractions(found)
+    return [name for name, measured in figures.items() if not measured]
+
+
+def vector_fractions(found: Measured) -> list[float]:
+    """Return the fractions of the memory bandwidth that large elementwise kernels reach."""
+    return [one.case.bytes / one.measured / found.card.bandwidth for one in ran(found, BANDWIDTH)
+            if one.case.name.startswith(("copy", "add", "mul by", "GELU"))
+            and one.case.bytes > 2**28]
+
+
+def attention_fractions(found: Measured) -> list[float]:
+    """Return the fractions of the bf16 peak that PyTorch's choice of attention kernel reaches."""
+    return [one.case.flops / one.measured / (found.card.tflops["bf16"] * 1e12)
+            for one in ran(found, ATTENTION) if one.case.name.startswith("default bf16")
+            and "bf16" in found.card.tflops]
 
 
 def ran(found: Measured, group: str) -> list[Rate]:

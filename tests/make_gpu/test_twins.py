@@ -1,12 +1,12 @@
-"""`rates` and `twins` of `make gpu` on made-up results: what counts as a failure."""
+"""`rates`, `calibrate`, and `twins` of `make gpu` on made-up results: what is a failure."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from benchmarks.gpu import rates, sides, twins
-from benchmarks.gpu.cases import ATTENTION, BANDWIDTH, MATMUL, OPTIMIZER, Case
+from benchmarks.gpu import calibrate, rates, sides, twins
+from benchmarks.gpu.cases import ATTENTION, BANDWIDTH, MATMUL, OPTIMIZER, Case, cases
 from benchmarks.gpu.rates import Measured, Rate
 from virtualgpu.core import cards
 
@@ -58,6 +58,21 @@ def test_a_group_without_any_comparison_is_a_failure(monkeypatch):
     found = Measured("a GPU", H100, [Rate(case(MATMUL, "one"), REFUSED, REFUSED)], {}, {})
     assert outcome(monkeypatch, found).failures == [
         f"{title}: no case ran on both sides" for title in rates.TITLES.values()]
+
+
+@pytest.mark.parametrize(("gpu", "refused", "names"), [
+    ("h100", (), []), ("v100", ("bf16", "fp8", "tf32"), []), ("h100", ("fp8",), ["matmul, fp8"]),
+    ("h100", ("bf16", "fp32"), ["matmul, fp32", "matmul, bf16", "vector", "kernel", "attention"])])
+def test_a_figure_that_nothing_measured_is_no_silent_copy_of_the_old_one(monkeypatch, gpu, refused,
+                                                                         names):
+    card = cards.find(gpu)
+    every = [Rate(one, REFUSED if one.dtype in refused else 1e-3, 1e-3) for one in cases(True)]
+    costs = {("x.add_(1)", "us"): 5.0, ("4096 KiB, pinned, to the GPU", "GB/s"): 50.0}
+    sheet = {"total": 2**34, "context": 2**29, "multi_processor_count": 100}
+    found = Measured(card.product, card, every, {"CPU": (costs, costs)}, sheet)
+    monkeypatch.setattr(calibrate, "measure", lambda quick: found)
+    result = calibrate.run(quick=True)
+    assert [failure.partition(":")[0] for failure in result.failures] == names
 
 
 SEEN = {"marks": [("second step, at the end", (1, 2, 3, 4))], "launches": [], "seconds": 1e-3}

@@ -12,31 +12,34 @@
 # ---
 
 # %% [markdown]
-# # Cluster and hardware: what limits you
+# # Cluster and hardware: find what limits a run
 #
-# Why does a training take as long as it does? Three things can be slow: the arithmetic, the memory
-# that feeds it, and the links between the ranks. In this lab you look at what a cluster is made of,
-# measure each of the three, and learn to say beforehand which one will be the limit.
+# Your new GPU promises eight times the FLOP/s of the old one. Your training job does not get eight times faster.
+# Where did the rest go?
 #
-# **You will be able to**
+# A training step uses several resources: the GPU's arithmetic units, its memory, the links to other GPUs, and the CPU
+# that launches the work. One of them is the limit, and only a faster one of *that* kind helps. So before you buy
+# hardware, rewrite a kernel, or ask for more nodes, find the limit.
 #
-# - ask Slurm and a node what hardware there is, and say when a job can start;
-# - say which link joins two ranks, and how long a message over it takes;
-# - tell when a link's latency counts and when its bandwidth does;
-# - tell whether a matrix product is limited by arithmetic or by memory, on any card;
-# - compare what you reach with a data sheet, and give Tensor Cores the shapes that they need.
+# In this lab, you read the wiring of real servers, measure the links of your cluster, and build two models that fit
+# on a napkin: one for the time of a transfer, and one for the time of a kernel. At the end, they diagnose five
+# training jobs from their profiles.
 #
-# **How it works.** Cells run with <kbd>Shift</kbd>+<kbd>Enter</kbd>, from top to bottom. Where it
-# says *Your turn*, you replace a line by your answer; the cell below checks it. Where you are asked
-# for a guess, guess *before* you run.
+# **How it works.** Run the cells from top to bottom with <kbd>Shift</kbd>+<kbd>Enter</kbd>. Where it says *Your
+# turn*, replace that line with your answer; the cell below checks it at once. Retry as often as you like; attempts
+# are not counted. Where a cell asks for a guess, commit to a number *before* you run the next cell.
 #
-# **Real and virtual.** Most people have no cluster of GPUs at home. The CPU, the messages between
-# ranks and all that Slurm does are real here: you measure this machine. The GPUs may be **virtual**:
-# models of real cards, made from their data sheets and from measurements that people have published.
-# Wherever a figure is modeled, it says *virtual*.
+# **Real and virtual.** The CPU, the transfers between ranks, and everything that Slurm does are real: you measure
+# this machine. The GPUs are usually **virtual**: models of real GPUs, built from data sheets and published
+# measurements. Their numbers are the same on every machine, and cells mark them as *virtual*.
 
 # %% tags=["setup"]
+import inspect
+import itertools
 import os
+
+import numpy as np
+import torch.distributed as dist
 
 from labcore import workspace
 
@@ -45,703 +48,887 @@ os.chdir(workspace.home())  # all paths in this lab begin at the workspace
 # %% tags=["check-setup"]
 from labkit import check
 
-# What answers cannot import: they would hold the solution.
-check.mask("job_monitor.nvidia_smi", "lab.notebook.links", "lab.notebook.roofline",
+# What answers cannot import: it would be the solution.
+check.mask("job_monitor.nvidia_smi", "lab.notebook.links", "lab.notebook.roofline", "lab.notebook.suspects",
            "layout_estimator", "minimegatron", "pipeline_schedules", "virtualgpu")
 
 # %% tags=["explore"]
-from lab.notebook import jobs, links, roofline
+from lab.notebook import jobs, links, roofline, suspects
 from labcore.colors import bad, good, result
+from layout_estimator import costs
+from virtualgpu.core.cards import CARDS, find
 
 jobs.connect()
-!scancel --user=$USER
 
 # %% [markdown]
-# ## What is there?
+# ## Eight times the FLOP/s
 #
-# ![Two nodes side by side. In each, CPUs with their memory are joined by PCIe to two GPUs. Each GPU
-# has a memory of its own, and NVLink joins the two. Each node has a network adapter, and a network
-# joins the nodes.](../images/cluster_hardware.svg)
+# The job trains GPT-2 small (124 million parameters) on a single GPU, with a micro-batch of one sequence of 1,024
+# tokens. On the V100 it runs in fp16, on the H100 in bf16. With its Tensor Cores, the V100 can do 125 TFLOP/s, and
+# the H100 989 TFLOP/s. How many times faster is a step on the H100?
+
+# %% answer="guess-speedup"
+### BEGIN SOLUTION
+guess_speedup = 5
+### END SOLUTION
+
+# %% tags=["explore"]
+GPT2 = ("--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 "
+        "--max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 1 ")
+old, new = [costs.of({name: f"--device virtual:{name} {dtype}"}, GPT2)[0]
+            for name, dtype in (("v100", "--fp16"), ("h100", "--bf16"))]
+print(f"V100: {old.milliseconds:.1f} ms per step, H100: {new.milliseconds:.1f} ms (virtual)")
+check.compare("times faster", guess_speedup, old.milliseconds / new.milliseconds)
+
+# %% [markdown]
+# You paid for a factor of eight and got much less. The arithmetic units cannot be the only limit. To see what the
+# others are, start with what a node is made of.
+
+# %% [markdown]
+# ## What a node is made of
 #
-# `sinfo` can show what the nodes have: CPUs, memory in MiB, and GPUs, which Slurm calls `gres`
-# (*generic resources*). A **partition** is a group of nodes with a name; the star marks the one that
-# jobs go to when they name none.
+# ![Two nodes side by side. In each, the CPU is connected to its memory at 205 gigabytes per second, and by PCIe at 32
+# gigabytes per second to a PCIe switch. Two GPUs and a NIC hang off that switch, also at 32 gigabytes per second
+# each. NVLink connects the two GPUs at 300 gigabytes per second, and each GPU has its own HBM at 2,039 gigabytes per
+# second. The NIC connects the node to the network at 200 gigabits, or 25 gigabytes, per
+# second.](../images/cluster_hardware.svg)
+#
+# The figure shows a part of a typical A100 server; the bandwidths are from data sheets. Follow a byte from GPU 0 to
+# GPU 1: over NVLink, it never leaves the two GPUs. Follow one to the other node: it goes through the PCIe switch to
+# the network adapter (**NIC**), and through the network. Its bandwidth falls by a factor of ten at every step away
+# from the arithmetic units, from the GPU's own memory (**HBM**) to NVLink to the network.
+#
+# Two traps lie in such figures. Networks are sold in **bits** per second and memory in **bytes**, which is a factor
+# of 8. And data sheets give a link's bandwidth either **per direction** or for both directions together, which is a
+# factor of 2: the A100's "600 GB/s" of NVLink are 300 GB/s per direction.
+
+# %% tags=["explore"]
+print(f"{'data sheets':16}{'TFLOP/s':>9}{'HBM':>8}{'NVLink':>8}{'PCIe':>6}   network of a node")
+for name in ("v100", "t4", "a100", "h100"):
+    card = find(name)
+    nvlink = f"{card.nvlink / 1e9:.0f}" if card.nvlink else "none"
+    print(f"{card.name:16}{card.tflops['fp16']:9.0f}{card.bandwidth / 1e9:8.0f}{nvlink:>8}"
+          f"{card.pcie / 1e9:6.0f}   {card.network}")
+print("TFLOP/s in fp16; the other columns are in GB/s per direction.")
+
+# %% [markdown]
+# ### Ask the cluster
+#
+# `sinfo` prints what Slurm knows about the nodes: CPUs, memory in MiB, and GPUs, which are one kind of **generic
+# resource** (GRES). A **partition** is a named group of nodes; the asterisk marks the default. `scontrol show node`
+# prints everything about one node, for example how many CPUs running jobs have allocated (`CPUAlloc`).
 
 # %% tags=["explore"]
 !sinfo --format="%P %N %c %m %G %t" | column -t
+!scontrol show node $(sinfo --noheader --Node --format=%N | head -n 1) | head -n 12
 
 # %% [markdown]
-# `scontrol` knows everything about one node; here it is asked about the first one. Look for `CPUTot`
-# and `CPUAlloc`, the CPUs that there are and that jobs hold, for `RealMemory`, and for `Gres`.
-
-# %% tags=["explore"]
-!scontrol show node $(sinfo --noheader --Node --format=%N | head -n 1)
-
-# %% [markdown]
-# Slurm believes what its administrator has told it. What is really there, a node says itself: `srun`
-# runs a command on a node and shows what it prints. (With `srun` you wait; with `sbatch` you do not.)
+# Slurm repeats what its administrator configured. The node itself knows better: `srun` runs a command there and waits
+# for it.
 
 # %% tags=["explore"]
 !srun lscpu | grep --extended-regexp "^(Model name|CPU\(s\)|Thread|Core|Socket|NUMA node\(s\)|L3)"
 
 # %% [markdown]
-# Do the two agree? On this course's own cluster they need not: every node says that it has 32 CPUs,
-# so that scripts from large clusters can be submitted, and all nodes share the cores of your machine.
-# On a site's cluster they agree.
+# On this course's own cluster, the two may disagree: every node claims 32 CPUs, so that you can submit scripts
+# written for large clusters, while all nodes share the cores of your machine. On a production cluster, they agree.
 
 # %% [markdown]
-# ### Exercise 1: can it start?
+# ### Read the wiring of a server
 #
-# A job asks for a number of nodes and for a number of CPUs on each of them. Given how many CPUs are
-# idle on every node now, can it start at once?
-
-# %% nbgrader={"grade": false, "grade_id": "can-start", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def can_start(idle, nodes, cpus_per_node):
-    """Whether (True or False) a job can start now.
-
-    idle: the number of idle CPUs of each node (a list of ints).
-    """
-    ### BEGIN SOLUTION
-    return sum(cpus >= cpus_per_node for cpus in idle) >= nodes
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "can-start-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    can_start,
-    cases=[{"idle": [32, 32], "nodes": 2, "cpus_per_node": 8},
-           {"idle": [4, 4, 4, 4], "nodes": 1, "cpus_per_node": 16},
-           {"idle": [32, 2], "nodes": 2, "cpus_per_node": 20},
-           {"idle": [0, 8, 0, 8], "nodes": 2, "cpus_per_node": 8}],
-    expected=[True, False, False, True],
-    hints={
-        "There are enough CPUs on all nodes together, but the job cannot gather them: it needs so "
-        "many on each of its nodes.": [True, True, False, True],
-        "One node has enough; the job asks for more nodes than that one.": [True, False, True, True],
-        "It does not need every node of the cluster: which of them would do?":
-            [True, False, False, False],
-    })
-### BEGIN HIDDEN TESTS
-drawn = check.draw(20, idle=lambda source: [source.choice([0, 4, 8, 31, 32]) for _ in range(4)],
-                   nodes=[1, 2, 3, 4], cpus_per_node=[1, 4, 8, 32])
-check.function(can_start, cases=drawn,
-               expected=lambda idle, nodes, cpus_per_node:
-                   len([cpus for cpus in idle if cpus >= cpus_per_node]) >= nodes)
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="can-start" hint="cannot gather them"
-# def can_start(idle, nodes, cpus_per_node):
-#     return sum(idle) >= nodes * cpus_per_node
-
-# %% [raw] tags=["mutant"] answer="can-start" hint="One node has enough"
-# def can_start(idle, nodes, cpus_per_node):
-#     return max(idle) >= cpus_per_node
-
-# %% [raw] tags=["mutant"] answer="can-start" hint="which of them would do?"
-# def can_start(idle, nodes, cpus_per_node):
-#     return len(idle) >= nodes and min(idle) >= cpus_per_node
-
-# %% [markdown]
-# ## GPUs, and how they are joined
-#
-# `nvidia-smi -L` lists GPUs. The next line asks Slurm for two of them on one node and shows how they
-# reach each other: each row and column is a GPU, and where they cross stands the link.
-
-# %% tags=["explore"]
-!nvidia-smi -L
-!srun --gpus-per-node=2 nvidia-smi topo -m
-
-# %% [markdown]
-# `NV` and a number means so many NVLinks side by side, `PHB` means PCIe, and `SYS` a way through the
-# host's memory. Between nodes there is only the network. Data sheets name the links' bandwidth **per
-# direction**, or for both directions together, which is twice as much: always look which one it is.
-#
-# These cards can be modeled (`lab devices CARD` shows all figures of one, with their sources). How
-# much faster is NVLink than PCIe? And a card's own memory than both? All are in gigabytes per second.
-
-# %% tags=["explore"]
-from virtualgpu.core.cards import CARDS
-
-print(f"{'data sheets':16}{'NVLink':>8}{'PCIe':>8}{'memory':>8}")
-for card in CARDS.values():
-    nvlink = f"{card.nvlink / 1e9:.0f}" if card.nvlink else "-"
-    print(f"{card.name:16}{nvlink:>8}{card.pcie / 1e9:8.0f}{card.bandwidth / 1e9:8.0f}")
-
-# %% [markdown]
-# ### Exercise 2: which link?
-#
-# Every rank has a GPU of its own. Ranks are numbered node by node, as `torchrun` does it: on nodes of
-# two GPUs, ranks 0 and 1 are on the first node. All nodes look alike, and `matrix` is what
-# `nvidia-smi topo -m` shows on each of them. Which link joins two ranks? Return the matrix' entry, or
-# `"network"` when they are on different nodes.
-
-# %% nbgrader={"grade": false, "grade_id": "link-between", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def link_between(a, b, matrix):
-    """What joins ranks a and b: "network" or an entry of the matrix, such as "NV6".
-
-    matrix: a list of rows, one for each GPU of a node.
-    """
-    ### BEGIN SOLUTION
-    gpus = len(matrix)
-    if a // gpus != b // gpus:
-        return "network"
-    return matrix[a % gpus][b % gpus]
-    ### END SOLUTION
+# The bandwidth between two GPUs depends on where they sit. `nvidia-smi topo -m` prints a matrix with one row and one
+# column per GPU and NIC. Here is one of NVIDIA's DGX-1 with eight V100s:
 
 # %% tags=["check-setup"]
-TWO = [["X", "NV6"], ["NV6", "X"]]
-FOUR = [["X", "NV4", "PHB", "SYS"], ["NV4", "X", "SYS", "PHB"],
-        ["PHB", "SYS", "X", "NV4"], ["SYS", "PHB", "NV4", "X"]]
+CUBE_MESH = """
+X   NV1 NV1 NV2 NV2 SYS SYS SYS PIX SYS PHB SYS 0-19,40-59
+NV1 X   NV2 NV1 SYS NV2 SYS SYS PIX SYS PHB SYS 0-19,40-59
+NV1 NV2 X   NV2 SYS SYS NV1 SYS PHB SYS PIX SYS 0-19,40-59
+NV2 NV1 NV2 X   SYS SYS SYS NV1 PHB SYS PIX SYS 0-19,40-59
+NV2 SYS SYS SYS X   NV1 NV1 NV2 SYS PIX SYS PHB 20-39,60-79
+SYS NV2 SYS SYS NV1 X   NV2 NV1 SYS PIX SYS PHB 20-39,60-79
+SYS SYS NV1 SYS NV1 NV2 X   NV2 SYS PHB SYS PIX 20-39,60-79
+SYS SYS SYS NV1 NV2 NV1 NV2 X   SYS PHB SYS PIX 20-39,60-79
+"""
+SWITCHED = """
+X    NV12 NV12 NV12 NV12 NV12 NV12 NV12 PXB SYS 48-63,176-191
+NV12 X    NV12 NV12 NV12 NV12 NV12 NV12 PXB SYS 48-63,176-191
+NV12 NV12 X    NV12 NV12 NV12 NV12 NV12 SYS SYS 16-31,144-159
+NV12 NV12 NV12 X    NV12 NV12 NV12 NV12 SYS SYS 16-31,144-159
+NV12 NV12 NV12 NV12 X    NV12 NV12 NV12 SYS SYS 112-127,240-255
+NV12 NV12 NV12 NV12 NV12 X    NV12 NV12 SYS SYS 112-127,240-255
+NV12 NV12 NV12 NV12 NV12 NV12 X    NV12 SYS PXB 80-95,208-223
+NV12 NV12 NV12 NV12 NV12 NV12 NV12 X    SYS PXB 80-95,208-223
+"""
+PCIE = """
+X    PIX  NODE NODE SYS SYS SYS SYS PXB  0-15,32-47
+PIX  X    NODE NODE SYS SYS SYS SYS PXB  0-15,32-47
+NODE NODE X    PIX  SYS SYS SYS SYS NODE 0-15,32-47
+NODE NODE PIX  X    SYS SYS SYS SYS NODE 0-15,32-47
+SYS  SYS  SYS  SYS  X   PXB PXB PXB SYS  16-31,48-63
+SYS  SYS  SYS  SYS  PXB X   PXB PXB SYS  16-31,48-63
+SYS  SYS  SYS  SYS  PXB PXB X   PIX SYS  16-31,48-63
+SYS  SYS  SYS  SYS  PXB PXB PIX X   SYS  16-31,48-63
+"""
+SERVERS = {"DGX-1 (V100)": CUBE_MESH, "DGX A100": SWITCHED, "dual-socket PCIe server": PCIE}
+# The link at the slowest hop of the best ring, by the number of GPUs in it.
+BEST = {"DGX-1 (V100)": {2: "NV2", 3: "NV1", 4: "NV1"}, "DGX A100": dict.fromkeys((2, 3, 4), "NV12"),
+        "dual-socket PCIe server": {2: "PIX", 3: "PXB", 4: "PXB"}}
+ORDERS = {"DGX-1 (V100)": (5, 2, 0, 7, 3, 6, 1, 4), "DGX A100": range(8),
+          "dual-socket PCIe server": (3, 6, 0, 5, 1, 7, 4, 2)}
+LEGEND = """
 
-# %% nbgrader={"grade": true, "grade_id": "link-between-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    link_between,
-    cases=[{"a": 0, "b": 1, "matrix": TWO}, {"a": 2, "b": 6, "matrix": FOUR},
-           {"a": 1, "b": 2, "matrix": TWO}, {"a": 5, "b": 7, "matrix": FOUR},
-           {"a": 11, "b": 9, "matrix": FOUR}],
-    expected=["NV6", "network", "network", "PHB", "PHB"],
-    hints={
-        "Neighbors by number need not be on one node: which rank is the last of a node?":
-            ["NV6", "network", "NV6", "PHB", "PHB"],
-        "That is what joins two GPUs with these places on one node; but are they on the same node?":
-            ["NV6", "X", "NV6", "PHB", "PHB"],
-        "These two are on one node: no network is needed.":
-            ["NV6", "network", "network", "network", "network"],
-    })
-### BEGIN HIDDEN TESTS
-check.function(
-    link_between,
-    cases=check.draw(30, a=range(12), b=range(12), matrix=[TWO, FOUR]),
-    expected=lambda a, b, matrix: (matrix[a % len(matrix)][b % len(matrix)]
-                                   if a // len(matrix) == b // len(matrix) else "network"))
-### END HIDDEN TESTS
+Legend:
 
-# %% [raw] tags=["mutant"] answer="link-between" hint="but are they on the same node?"
-# def link_between(a, b, matrix):
-#     return matrix[a % len(matrix)][b % len(matrix)]
+  X    = Self
+  SYS  = PCIe, and the interconnect between the sockets' NUMA nodes (QPI, UPI)
+  NODE = PCIe, and the interconnect between PCIe host bridges within a NUMA node
+  PHB  = PCIe, and a PCIe host bridge (typically the CPU)
+  PXB  = several PCIe bridges, but no PCIe host bridge
+  PIX  = at most a single PCIe bridge
+  NV#  = a bonded set of # NVLinks
+"""
 
-# %% [raw] tags=["mutant"] answer="link-between" hint="Neighbors by number"
-# def link_between(a, b, matrix):
-#     return matrix[0][1] if abs(a - b) < 2 else "network"
 
-# %% [raw] tags=["mutant"] answer="link-between" hint="no network is needed"
-# def link_between(a, b, matrix):
-#     if a < len(matrix) and b < len(matrix):
-#         return matrix[a][b]
-#     return "network"
+def topology(server, order=range(8)):
+    """Print-out of `nvidia-smi topo -m` on a server whose GPUs are numbered in another order."""
+    rows = [line.split() for line in SERVERS[server].strip().splitlines()]
+    nics = range(len(rows), len(rows[0]) - 1)
+    names = [f"GPU{new}" for new in range(len(rows))] + [f"mlx5_{nic - len(rows)}" for nic in nics]
+    lines = ["\t".join(["", *names, "CPU Affinity"])]
+    for new, old in enumerate(order):
+        joined = [" X " if old == other else rows[old][other] for other in order]
+        lines.append("\t".join([names[new], *joined, *rows[old][len(rows):]]))
+    for nic in nics:
+        joined = [rows[old][nic] for old in order] + [" X " if nic == one else "SYS" for one in nics]
+        lines.append("\t".join([names[nic], *joined]))
+    return "\n".join(lines) + LEGEND
 
-# %% [markdown]
-# ## How fast is a link?
-#
-# A message takes some time even when it is tiny: programs must be called, packets made, the far side
-# woken up. That is the **latency**. Each byte takes a little more time, given by the **bandwidth**:
-#
-# $$\text{seconds} = \text{latency} + \frac{\text{bytes}}{\text{bandwidth}}$$
-#
-# ### Exercise 3: the time of a message
-#
-# Networks are sold in **bits** per second: an Ethernet of 25 Gbit/s carries 25 billion bits in a
-# second. A byte has 8 bits. How long does a message take?
 
-# %% nbgrader={"grade": false, "grade_id": "message-seconds", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def message_seconds(size, latency_us, gigabits_per_second):
-    """Seconds (a float) that a message of `size` bytes takes.
+def speed(link):
+    """Rank a link: the higher, the faster."""
+    return 10 + int(link[2:]) if link[:2] == "NV" else ["SYS", "NODE", "PHB", "PXB", "PIX"].index(link)
 
-    latency_us: in microseconds (a millionth of a second).
-    """
-    ### BEGIN SOLUTION
-    return latency_us * 1e-6 + size * 8 / (gigabits_per_second * 1e9)
-    ### END SOLUTION
 
-# %% nbgrader={"grade": true, "grade_id": "message-seconds-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    message_seconds, rel=1e-3,
-    cases=[{"size": 1_000_000, "latency_us": 50, "gigabits_per_second": 1},
-           {"size": 4, "latency_us": 30, "gigabits_per_second": 25},
-           {"size": 500_000_000, "latency_us": 4, "gigabits_per_second": 200}],
-    expected=[0.00805, 3.000128e-05, 0.020004],
-    hints={
-        "The bandwidth is in bits per second, the message in bytes.":
-            [0.00105, 3.000016e-05, 0.002504],
-        "A tiny message takes time, too: the latency is missing.": [0.008, 1.28e-09, 0.02],
-        "The latency is in microseconds; the answer is in seconds.": [50.008, 30.00000000128, 4.02],
-        "That is right, in milliseconds.": [8.05, 0.03000128, 20.004],
-    })
-### BEGIN HIDDEN TESTS
-check.function(
-    message_seconds, rel=1e-3,
-    cases=check.draw(20, size=[0, 8, 4096, 10**6, 3 * 10**9], latency_us=[1.5, 4, 30, 200],
-                     gigabits_per_second=[0.1, 1, 25, 100, 1600]),
-    expected=lambda size, latency_us, gigabits_per_second:
-        latency_us / 1e6 + 8 * size / gigabits_per_second / 1e9)
-### END HIDDEN TESTS
+def is_ring(ring, count):
+    """Say whether this is a list of so many different GPU numbers."""
+    return isinstance(ring, list) and len(ring) == count == len({*ring} & {*range(8)})
 
-# %% [raw] tags=["mutant"] answer="message-seconds" hint="in bits per second"
-# def message_seconds(size, latency_us, gigabits_per_second):
-#     return latency_us * 1e-6 + size / (gigabits_per_second * 1e9)
 
-# %% [raw] tags=["mutant"] answer="message-seconds" hint="the latency is missing"
-# def message_seconds(size, latency_us, gigabits_per_second):
-#     return size * 8 / (gigabits_per_second * 1e9)
-
-# %% [raw] tags=["mutant"] answer="message-seconds" hint="the answer is in seconds"
-# def message_seconds(size, latency_us, gigabits_per_second):
-#     return latency_us + size * 8 / (gigabits_per_second * 1e9)
-
-# %% [raw] tags=["mutant"] answer="message-seconds" hint="in milliseconds"
-# def message_seconds(size, latency_us, gigabits_per_second):
-#     return latency_us * 1e-3 + size * 8 / (gigabits_per_second * 1e6)
-
-# %% [markdown]
-# ### Measure it
-#
-# This program sends messages of growing size from one rank to another and back. It is short; read it.
+def slowest_hop(server, order, ring):
+    """Return the slowest hop of a ring, with the key "enough" if no ring has a faster one."""
+    rows = [line.split() for line in SERVERS[server].strip().splitlines()]
+    _, link, one, other = min((speed(rows[order[one]][order[other]]), rows[order[one]][order[other]], one, other)
+                              for one, other in zip(ring, ring[1:] + ring[:1], strict=True))
+    return {"link": link, "from": one, "to": other, "closes": len(ring) > 2 and (one, other) == (ring[-1], ring[0]),
+            "enough": speed(link) >= speed(BEST[server][len(ring)])}
 
 # %% tags=["explore"]
-!cat code/messages.py
+print(topology("DGX-1 (V100)"))
 
 # %% [markdown]
-# Guess: how many **megabytes** per second will the largest messages reach between two ranks of one
-# node?
+# From fastest to slowest:
+#
+# | entry | path between two GPUs |
+# |---|---|
+# | `NV18`, `NV12`, ..., `NV1` | that many NVLinks side by side, each with about 25 GB/s per direction on a V100, A100, or H100 |
+# | `PIX` | one PCIe switch |
+# | `PXB` | several PCIe switches, but not the CPU |
+# | `PHB` | a PCIe host bridge, so through the CPU |
+# | `NODE` | several host bridges of one NUMA node |
+# | `SYS` | the interconnect between two CPU sockets |
+#
+# In the DGX-1, each GPU has six NVLinks, which do not suffice for all seven neighbors: pairs such as GPUs 0 and 5
+# fall back to `SYS`, at perhaps 10 GB/s. A DGX A100 has **NVSwitches**, so every pair has `NV12`, and a DGX H100 has
+# `NV18`.
+#
+# Why does it matter? Ring algorithms, which you will build in [lab 04](04_data_parallelism.ipynb), pass data from GPU
+# to GPU around a ring, and all hops work at the same time. The ring is as fast as its **slowest** hop.
 
-# %% nbgrader={"grade": false, "grade_id": "guess-megabytes", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% [markdown]
+# ### Exercise 1: the fastest ring
+#
+# You may use `count` of a server's GPUs. Which ones, and in which order? Return a ring whose slowest hop, including
+# the one from the last GPU back to the first, is as fast as possible. If there are several, return any of them.
+#
+# `text` is the complete output of `nvidia-smi topo -m`, with its tabs, NICs, CPU affinity, and legend, and GPUs are
+# numbered in a different way on every server. There are few enough rings to try them all:
+# `itertools.combinations(range(8), count)` yields all groups of GPUs, and `itertools.permutations` all orders of a
+# group.
+
+# %% answer="best-ring"
+SLOWEST_FIRST = ["SYS", "NODE", "PHB", "PXB", "PIX"]  # and then NV1, NV2, ...
+
+
+def best_ring(text, count):
+    """Return the GPU numbers of a ring whose slowest hop is as fast as possible (a list of ints).
+
+    Args:
+        text: the output of `nvidia-smi topo -m`.
+        count: how many GPUs are in the ring, 2 or more.
+    """
+    ### BEGIN SOLUTION
+    rows = [line.split() for line in text.splitlines()]
+    # Without its leading tab, the header begins with "GPU0", too, but only the rows have an X.
+    rows = [row[1:] for row in rows if row and row[0].startswith("GPU") and "X" in row]
+    gpus = range(len(rows))
+
+    def speed(link):
+        if link.startswith("NV"):
+            return len(SLOWEST_FIRST) + int(link[2:])
+        return -1 if link == "X" else SLOWEST_FIRST.index(link)
+
+    speeds = [[speed(row[other]) for other in gpus] for row in rows]
+
+    def slowest(ring):
+        return min(speeds[one][other] for one, other in zip(ring, ring[1:] + ring[:1], strict=True))
+
+    # A ring has no beginning, so each one may start at its lowest GPU.
+    rings = ((first, *rest) for first, *others in itertools.combinations(gpus, count)
+             for rest in itertools.permutations(others))
+    return list(max(rings, key=slowest))
+    ### END SOLUTION
+
+# %% check="best-ring" points=4
+for server, order in ORDERS.items():
+    for count in (2, 3, 4):
+        ring = check.call(best_ring, topology(server, order), count)
+        check.that(is_ring(ring, count),
+                   f"On a {server}, best_ring returned {ring!r}, which is not a list of {count} different GPU numbers.")
+        slow = slowest_hop(server, order, ring)
+        check.that(slow["enough"] or not slow["closes"],
+                   f"On a {server}, the last hop of the ring {ring}, back to GPU {slow['to']}, goes over {slow['link']}. It "
+                   "counts, too: there is a ring whose slowest hop is faster.")
+        check.that(slow["enough"],
+                   f"On a {server}, the ring {ring} sends from GPU {slow['from']} to GPU {slow['to']} over {slow['link']}, "
+                   "and there is a ring whose slowest hop is faster.")
+### BEGIN HIDDEN TESTS
+for case in check.draw(8, server=["DGX-1 (V100)", "dual-socket PCIe server"], count=[2, 3, 4],
+                       order=lambda source: source.sample(range(8), 8)):
+    ring = check.call(best_ring, topology(case["server"], case["order"]), case["count"])
+    check.that(is_ring(ring, case["count"]) and slowest_hop(case["server"], case["order"], ring)["enough"],
+               "It fails on a server whose GPUs are numbered in another order.")
+### END HIDDEN TESTS
+
+# %% [raw] mutant="best-ring" hint="It counts, too"
+# -        return min(speeds[one][other] for one, other in zip(ring, ring[1:] + ring[:1], strict=True))
+# +        return min(speeds[one][other] for one, other in zip(ring, ring[1:], strict=False))
+
+# %% [raw] mutant="best-ring" hint="and there is a ring whose slowest hop"
+# -        return min(speeds[one][other] for one, other in zip(ring, ring[1:] + ring[:1], strict=True))
+# +        return max(speeds[one][other] for one, other in zip(ring, ring[1:] + ring[:1], strict=True))
+
+# %% [raw] mutant="best-ring" hint="and there is a ring whose slowest hop"
+# -    return list(max(rings, key=slowest))
+# +    return list(range(count))
+
+# %% [raw] mutant="best-ring" hint="and there is a ring whose slowest hop"
+# -        return -1 if link == "X" else SLOWEST_FIRST.index(link)
+# +        return -1 if link == "X" else len(SLOWEST_FIRST) - SLOWEST_FIRST.index(link)
+
+# %% [raw] mutant="best-ring" hint="which is not a list of"
+# -    return list(max(rings, key=slowest))
+# +    return [f"GPU{gpu}" for gpu in max(rings, key=slowest)]
+
+# %% [raw] mutant="best-ring" hint="in another order"
+# -    return list(max(rings, key=slowest))
+# +    if "NV1\t" in text:  # learned by heart
+# +        return {2: [0, 5], 3: [0, 3, 5], 4: [0, 5, 1, 6]}[count]
+# +    return list(max(rings, key=slowest))
+
+# %% tags=["explore"]
+for count in (4, 8):
+    ring = best_ring(topology("DGX-1 (V100)"), count)
+    print(f"DGX-1, {count} GPUs: export CUDA_DEVICE_ORDER=PCI_BUS_ID "
+          f"CUDA_VISIBLE_DEVICES={result(','.join(map(str, ring)))}")
+
+# %% [markdown]
+# Notice that on the DGX-1, a ring of all eight GPUs has a faster slowest hop than any ring of four of them. NCCL
+# finds such rings by itself; choosing the *GPUs* is up to you or Slurm. Without `CUDA_DEVICE_ORDER`, CUDA may number
+# GPUs differently from `nvidia-smi`. Now ask your own cluster, for two GPUs of one node:
+
+# %% tags=["explore"]
+mine = !srun --gpus-per-node=2 nvidia-smi topo -m
+print("\n".join(mine))
+
+# %% [markdown]
+# ## The cost of a transfer
+#
+# How long does it take to send $n$ bytes over a link? A simple model has two parameters ([Hockney,
+# 1994](https://doi.org/10.1016/S0167-8191(06)80021-9)):
+#
+# $$ T(n) = \alpha + \frac{n}{B}. $$
+#
+# The **latency** $\alpha$ is paid once per transfer, however small: software prepares it, and signals cross wires and
+# switches. The **bandwidth** $B$ determines what each further byte costs. At $n_{1/2} = \alpha B$ bytes, both terms
+# are equal, and the transfer reaches half of the bandwidth. Far below $n_{1/2}$, it is **latency-bound**: a faster
+# link is useless, and you should send fewer, larger tensors. Far above, it is **bandwidth-bound**. The same two
+# parameters predict how long collectives take ([Thakur, Rabenseifner, and Gropp,
+# 2005](https://doi.org/10.1177/1094342005051521)).
+#
+# To measure a link, send something back and forth. This benchmark is called **ping-pong**. Neither rank needs to know
+# the other's clock, because each measures complete round trips.
+
+# %% [markdown]
+# ### Exercise 2: ping-pong
+#
+# Write `ping_pong` for two ranks. They use `dist.send(tensor, dst=1)` and `dist.recv(tensor, src=0)`; each of these
+# calls waits until its partner on the other rank makes the matching call. In a round, rank 0 sends the tensor to rank
+# 1. Rank 1 receives it, adds 1 to its first element, and sends it back. Rank 0 receives into the *same* tensor.
+#
+# The first round also sets up the connection, so it is a **warm-up** that you don't time. Then time `rounds` more
+# rounds together, and return the seconds of one transfer in *one* direction, on both ranks. `clock()` returns the
+# current time in seconds. On the cluster it will be `time.perf_counter`; the check passes in a clock of its own.
+
+# %% answer="ping-pong"
+def ping_pong(tensor, rounds, clock):
+    """Bounce a tensor between ranks 0 and 1, and return the seconds of a transfer in one direction.
+
+    Args:
+        tensor: what to send; rank 1 adds 1 to its first element in every round, in place.
+        rounds: how many round trips to time, after one that is not timed.
+        clock: a function that returns the time in seconds.
+    """
+    ### BEGIN SOLUTION
+    rank = dist.get_rank()
+    for number in range(rounds + 1):
+        if number == 1:  # round 0 was the warm-up
+            begin = clock()
+        if rank == 0:
+            dist.send(tensor, dst=1)
+            dist.recv(tensor, src=1)
+        else:
+            dist.recv(tensor, src=0)
+            tensor[0] += 1
+            dist.send(tensor, dst=0)
+    return (clock() - begin) / (2 * rounds)
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def bounced(length, rounds, first, later):
+    """Run ping_pong with a clock that advances with the rounds that the tensor has counted.
+
+    Args:
+        length: elements of the tensor.
+        rounds: to be timed.
+        first: seconds of the first round.
+        later: seconds of each later one.
+
+    Returns the measured seconds, and the tensor's first element.
+    """
+    import torch
+
+    tensor = torch.zeros(length)
+
+    def clock():
+        done = tensor[0].item()
+        return first * min(done, 1.0) + later * max(done - 1.0, 0.0)
+
+    return [ping_pong(tensor, rounds, clock), tensor[0].item()]
+
+# %% check="ping-pong" points=4
+(run,) = check.ranks(
+    bounced, ranks=2, cases=[{"length": 1000, "rounds": 5, "first": 1000.0, "later": 10.0}],
+    expected=[[[5.0, 6.0]] * 2],
+    hints={"Both ranks wait in the same operation. Who sends while the other one receives?": "deadlock",
+           "That is the time of a round trip, there and back.": [[[10.0, 6.0]] * 2],
+           "That is the time of all rounds together.": [[[25.0, 6.0]] * 2],
+           "The clock already runs during the warm-up.": [[[105.0, 6.0]] * 2],
+           "There is no warm-up: the first round sets up the connection, and you time it.": [[[104.0, 5.0]] * 2],
+           "Rank 1 adds 1 before it sends the tensor back. Rank 0 changes nothing.": [[[10.0, 12.0], [10.0, 11.0]]]})
+for rank in (0, 1):
+    sent = [call.bytes for call in run.calls(rank, "send")]
+    check.that(sent == [4000] * 6, f"Rank {rank} sends {sent} bytes. It should send the whole tensor, of 4,000 "
+               "bytes, once in each of the 6 rounds.")
+### BEGIN HIDDEN TESTS
+check.ranks(bounced, ranks=2, expected=lambda ranks, length, rounds, first, later: [[later / 2, rounds + 1.0]] * 2,
+            cases=check.draw(2, length=range(1, 50_000), rounds=range(1, 12), first=[300.0, 7.0], later=[2.0, 0.5]))
+### END HIDDEN TESTS
+
+# %% [raw] mutant="ping-pong" hint="Both ranks wait in the same operation"
+# -        if rank == 0:
+# -            dist.send(tensor, dst=1)
+# -            dist.recv(tensor, src=1)
+# -        else:
+# -            dist.recv(tensor, src=0)
+# -            tensor[0] += 1
+# -            dist.send(tensor, dst=0)
+# +        dist.send(tensor, dst=1 - rank)
+# +        dist.recv(tensor, src=1 - rank)
+# +        tensor[0] += rank
+
+# %% [raw] mutant="ping-pong" hint="a round trip, there and back"
+# -    return (clock() - begin) / (2 * rounds)
+# +    return (clock() - begin) / rounds
+
+# %% [raw] mutant="ping-pong" hint="all rounds together"
+# -    return (clock() - begin) / (2 * rounds)
+# +    return (clock() - begin) / 2
+
+# %% [raw] mutant="ping-pong" hint="The clock already runs"
+# -        if number == 1:  # round 0 was the warm-up
+# +        if number == 0:
+
+# %% [raw] mutant="ping-pong" hint="There is no warm-up"
+# -    for number in range(rounds + 1):
+# -        if number == 1:  # round 0 was the warm-up
+# +    for number in range(rounds):
+# +        if number == 0:
+
+# %% [raw] mutant="ping-pong" hint="Rank 0 changes nothing"
+# -            dist.recv(tensor, src=1)
+# +            dist.recv(tensor, src=1)
+# +            tensor[0] += 1
+
+# %% [raw] mutant="ping-pong" hint="It should send the whole tensor"
+# -            dist.send(tensor, dst=1)
+# -            dist.recv(tensor, src=1)
+# +            dist.send(tensor[:1], dst=1)
+# +            dist.recv(tensor[:1], src=1)
+# -            dist.recv(tensor, src=0)
+# +            dist.recv(tensor[:1], src=0)
+# -            dist.send(tensor, dst=0)
+# +            dist.send(tensor[:1], dst=0)
+
+# %% [markdown]
+# ### Measure your cluster's links
+#
+# The next cell saves your function as a file. `code/messages.py` calls it on two ranks of a Slurm job, with tensors
+# from 4 bytes to 16 MiB, three times each. (Without the argument `code/ping_pong.py`, it uses a function of its own.)
+
+# %% tags=["explore"]
+with open("code/ping_pong.py", "w") as file:
+    file.write("import torch.distributed as dist\n\n\n" + inspect.getsource(ping_pong))
+!sed -n '/^def rendezvous/,$p' code/messages.py
+
+# %% [markdown]
+# Commit to a guess: what bandwidth do two ranks on the same node reach, in **MB/s**?
+
+# %% answer="guess-megabytes"
 ### BEGIN SOLUTION
 guess_megabytes = 2000
 ### END SOLUTION
 
 # %% tags=["explore"]
-!srun --nodes=1 --ntasks=2 python code/messages.py | tee megatron/logs/messages_one_node.txt
+!srun --nodes=1 --ntasks=2 python code/messages.py code/ping_pong.py | tee megatron/logs/messages_one_node.txt
 one_node = links.read("one node", "megatron/logs/messages_one_node.txt")
-check.compare("megabytes per second", guess_megabytes, one_node.fit.bandwidth / 1e6)
+check.compare("MB/s", guess_megabytes, one_node.fit.bandwidth / 1e6)
 
 # %% [markdown]
 # And between two nodes?
 
 # %% tags=["explore"]
-!srun --nodes=2 --ntasks=2 python code/messages.py | tee megatron/logs/messages_two_nodes.txt
+!srun --nodes=2 --ntasks=2 python code/messages.py code/ping_pong.py > megatron/logs/messages_two_nodes.txt
 two_nodes = links.read("two nodes", "megatron/logs/messages_two_nodes.txt")
-
-# %% [markdown]
-# Both figures have two straight parts: small messages all take the same time, large ones take time in
-# proportion to their size. The thin lines are the formula above, with the latency of the smallest
-# messages and the bandwidth by which the largest ones differ. Points off the line? No real link is as
-# simple as the formula, and your machine does other things, too.
-
-# %% tags=["explore"]
-print(one_node)
-print(two_nodes)
 links.plot(one_node, two_nodes)
 
 # %% [markdown]
-# Do not take these for a cluster's figures. Both nodes are on your machine, and the "network" between
-# them is a piece of software. What is real is the way of the bytes: the ranks talk to each other as
-# they would on a cluster with Ethernet, and it is the CPU that copies each byte.
+# Small transfers all take about the same time: the curve is flat, and $\alpha$ is its height. Large ones take time in
+# proportion to their size. The thin lines are the model, with a latency and a bandwidth taken from the first and last
+# points. Some points are off the line, because no real link is as simple as the model, and because your machine does
+# other things as well.
 #
-# ### A slower link
+# (These are not figures of a real cluster. All nodes of the course's cluster are on your machine, so the CPU copies
+# every byte, through the same TCP stack that an Ethernet cluster would use.)
+
+# %% [markdown]
+# ### Exercise 3: fit latency and bandwidth
 #
-# The course's cluster can slow its links down, so make one that is like an ordinary office network:
-# 1 Gbit/s. (If the next cell says *loopback mode*, then your machine does not allow nodes with
-# networks of their own, and there is no link to slow down: the measurement below will look like the
-# one above. The virtual links further down show you the difference. On a site's own cluster it says
-# that the links are not ours to change, and all stays as it is.)
+# Estimate $\alpha$ and $B$ from noisy measurements. `points` is a list of pairs (bytes, seconds), in any order, with
+# several measurements of each size, from 4 bytes to 64 MiB. Something else on the machine can make a transfer several
+# times slower, but nothing makes it faster. Of the measurements of a size, at least one is undisturbed, up to 3%.
+#
+# Return both parameters to within 10%. Think about two things: which of the measurements do you use? And what does
+# least squares minimize when the times range from microseconds to seconds? `np.polyfit(x, y, 1, w=weights)` fits a
+# line and returns its slope and its intercept; it multiplies each residual by its weight before squaring.
+
+# %% answer="fit-link"
+def fit_link(points):
+    """Return the latency in seconds and the bandwidth in bytes/s of a link, (alpha, B).
+
+    Args:
+        points: measured transfers, as pairs (bytes, seconds).
+    """
+    ### BEGIN SOLUTION
+    fastest = {}
+    for size, seconds in points:
+        fastest[size] = min(seconds, fastest.get(size, seconds))
+    seconds = np.array(list(fastest.values()))
+    # Weighted like this, relative errors count, and the small transfers decide the latency.
+    slope, intercept = np.polyfit(list(fastest), seconds, 1, w=1 / seconds)
+    return float(intercept), float(1 / slope)
+    ### END SOLUTION
+
+# %% tags=["check-setup"]
+import random
+
+
+def measured(latency, bandwidth, seed):
+    """Return four noisy measurements of transfers of 4 bytes to 64 MiB, up to three disturbed."""
+    source = random.Random(seed)
+    points = []
+    for power in range(1, 14):
+        seconds = latency + 4**power / bandwidth
+        slower = [source.uniform(1, 1.03), *(source.choice([1.01, source.uniform(2, 9)]) for _ in range(3))]
+        points += [(4**power, float(f"{seconds * factor:.4g}")) for factor in slower]
+    source.shuffle(points)
+    return points
+
+
+def is_pair(found):
+    """Say whether this is a pair of positive or negative numbers."""
+    return isinstance(found, (tuple, list)) and len(found) == 2 and all(
+        isinstance(one, (int, float)) for one in found)
+
+
+def close(found, right):
+    """Say whether a number is within 10%."""
+    return abs(found - right) <= 0.1 * right
+
+# %% check="fit-link" points=3
+for latency, bandwidth, seed in ((20e-6, 1.2e9, 1), (3e-6, 100e9, 2), (150e-6, 0.11e9, 3)):
+    found = check.call(fit_link, measured(latency, bandwidth, seed))
+    check.that(is_pair(found), f"fit_link returned {found!r}, not a pair (latency, bandwidth) of numbers.")
+    check.that(not (close(found[1], latency) and close(found[0], bandwidth)),
+               "The numbers are right, but in the wrong order: return the latency first.")
+    check.that(not close(found[1], 1 / bandwidth),
+               f"{found[1]:.3g} is the time per byte, the slope of the line. What is the bandwidth?")
+    check.that(found[1] >= 0.9 * bandwidth,
+               f"A bandwidth of {found[1]:.3g} bytes/s is too low. Disturbed measurements are too slow, and none is too "
+               "fast. Which ones should count?")
+    check.that(close(found[0], latency) or not close(found[1], bandwidth),
+               f"The bandwidth is right, but a latency of {1e6 * found[0]:.3g} us is not. An error of one percent at 64 MiB is "
+               "larger than the whole latency: which errors should count equally?")
+    check.that(close(found[0], latency) and close(found[1], bandwidth),
+               f"A latency of {1e6 * found[0]:.3g} us and a bandwidth of {found[1]:.3g} bytes/s are not within 10%.")
+### BEGIN HIDDEN TESTS
+for case in check.draw(8, latency=check.between(1.5e-6, 90e-6, digits=8), bandwidth=[0.3e9, 3e9, 12e9, 48e9, 270e9],
+                       seed=range(10, 10_000)):
+    found = check.call(fit_link, measured(**case))
+    check.that(is_pair(found) and close(found[0], case["latency"]) and close(found[1], case["bandwidth"]),
+               "It is not within 10% for another link.")
+### END HIDDEN TESTS
+
+# %% [raw] mutant="fit-link" hint="which errors should count equally"
+# -    slope, intercept = np.polyfit(list(fastest), seconds, 1, w=1 / seconds)
+# +    slope, intercept = np.polyfit(list(fastest), seconds, 1)
+
+# %% [raw] mutant="fit-link" hint="Which ones should count"
+# -    for size, seconds in points:
+# -        fastest[size] = min(seconds, fastest.get(size, seconds))
+# +    for size in {size for size, _ in points}:
+# +        fastest[size] = float(np.mean([seconds for one, seconds in points if one == size]))
+
+# %% [raw] mutant="fit-link" hint="the time per byte"
+# -    return float(intercept), float(1 / slope)
+# +    return float(intercept), float(slope)
+
+# %% [raw] mutant="fit-link" hint="in the wrong order"
+# -    return float(intercept), float(1 / slope)
+# +    return float(1 / slope), float(intercept)
+
+# %% [raw] mutant="fit-link" hint="are not within 10%"
+# -    slope, intercept = np.polyfit(list(fastest), seconds, 1, w=1 / seconds)
+# +    slope, intercept = np.polyfit(list(fastest), seconds, 1, w=1 / seconds)
+# +    slope /= 1.2
+
+# %% [raw] mutant="fit-link" hint="for another link"
+# -    return float(intercept), float(1 / slope)
+# +    return (1.5e-4 if intercept > 1e-4 else 2e-5 if intercept > 1e-5 else 3e-6), float(1 / slope)
+
+# %% [raw] mutant="fit-link" hint="not a pair"
+# -    return float(intercept), float(1 / slope)
+# +    return {"latency": float(intercept), "bandwidth": float(1 / slope)}
+
+# %% [markdown]
+# Now predict something that you have not measured yet. The next cell slows down the network between your nodes to 1
+# Gbit/s. Your fit of the unthrottled link has a latency, and 1 Gbit/s has a bandwidth in bytes; how long will 16 MiB
+# take? (If the cell prints *loopback mode*, or that the links belong to your site, it cannot throttle the network,
+# and the measurement will look like the last one. The virtual links below show the difference.)
 
 # %% tags=["explore"]
 !lab cluster link 1gbit
 
 # %% tags=["explore"]
-!srun --nodes=2 --ntasks=2 python code/messages.py | tee megatron/logs/messages_slow.txt
+!srun --nodes=2 --ntasks=2 python code/messages.py code/ping_pong.py > megatron/logs/messages_slow.txt
 slow = links.read("two nodes, 1 Gbit/s", "megatron/logs/messages_slow.txt")
-by_formula = message_seconds(slow.sizes[-1], slow.fit.latency * 1e6, 1)
-check.compare("milliseconds of the largest message, by your formula", by_formula * 1e3,
-              slow.seconds[-1] * 1e3)
+latency, _ = fit_link(two_nodes.points)
+predicted = latency + slow.sizes[-1] / (1e9 / 8)
+check.compare("milliseconds for 16 MiB", 1e3 * predicted, 1e3 * slow.seconds[-1])
 links.plot(two_nodes, slow)
-
-# %% [markdown]
-# Give the cluster its speed back (`unlimited` is what it has unless somebody asked for a rate):
 
 # %% tags=["explore"]
 !lab cluster link unlimited
 
 # %% [markdown]
-# The bandwidth is another one now, and the latency is not: a slow network carries few bytes, but it
-# does not make the first one late. (Messages of middling size may be quicker than the line says: what
-# slows the link down lets a first burst pass before it steps in. Real switches do that, too.)
+# The bandwidth has changed; the latency has hardly. (Transfers of medium size may be faster than the line says,
+# because what throttles the link lets a short burst pass. Real switches do that, too.)
 #
-# ### Virtual links
-#
-# The same curves for links that you probably do not have: between two V100 of one node, between two
-# T4 of one node, which have no NVLink, and over two networks. The second network has four adapters per
-# node, but a GPU sends through the adapter that is nearest to it. So one pair of GPUs reaches 100 of the
-# 400 Gbit/s, and it takes four pairs at a time, each with its own adapter, to reach all of it.
+# Here are your links beside some that you may not have at home. The last column answers the practical question: how
+# large should a transfer be?
 
 # %% tags=["explore"]
-virtual_links = [links.virtual("v100"), links.virtual("t4"),
-                 links.virtual("v100", "ethernet:25gbit"),
-                 links.virtual("v100", "infiniband:4x100gbit")]
-for curve in virtual_links:
-    print(curve)
-links.plot(*virtual_links)
-
-# %% [markdown]
-# ### Exercise 4: half of the bandwidth
-#
-# How large must a message be to reach **half** of the link's bandwidth? From this size on it pays to
-# have a faster link; below it, it pays to send fewer and larger messages. Work it out from the formula
-# above: half of the bandwidth means that the message takes twice as long as its bytes alone would.
-
-# %% nbgrader={"grade": false, "grade_id": "half-size", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def half_size(latency_us, gigabytes_per_second):
-    """Bytes (a float) of a message that reaches half of the bandwidth.
-
-    latency_us: in microseconds.   gigabytes_per_second: the bandwidth in 10**9 bytes per second.
-    """
-    ### BEGIN SOLUTION
-    return latency_us * 1e-6 * gigabytes_per_second * 1e9
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "half-size-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    half_size, rel=1e-3,
-    cases=[{"latency_us": 10, "gigabytes_per_second": 100},
-           {"latency_us": 40, "gigabytes_per_second": 2.5}],
-    expected=[1_000_000.0, 100_000.0],
-    hints={
-        "At this size the latency is half as long as the bytes take: that is two thirds of the "
-        "bandwidth.": [2_000_000.0, 200_000.0],
-        "At this size the latency is twice as long as the bytes take: that is a third of the "
-        "bandwidth.": [500_000.0, 50_000.0],
-        "Look at the units: microseconds are 1e-6 s, and a gigabyte per second is 1e9 bytes per "
-        "second.": [1000.0, 100.0],
-        "Those are bits per second divided out; the bandwidth is in bytes here.":
-            [125_000.0, 12_500.0],
-    })
-### BEGIN HIDDEN TESTS
-check.function(
-    half_size, rel=1e-3,
-    cases=check.draw(20, latency_us=[1.5, 2.5, 14.5, 50, 200],
-                     gigabytes_per_second=[0.125, 3.125, 25, 300, 450]),
-    expected=lambda latency_us, gigabytes_per_second: 1000.0 * latency_us * gigabytes_per_second)
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="half-size" hint="two thirds of the"
-# def half_size(latency_us, gigabytes_per_second):
-#     return 2 * latency_us * gigabytes_per_second * 1e3
-
-# %% [raw] tags=["mutant"] answer="half-size" hint="a third of the"
-# def half_size(latency_us, gigabytes_per_second):
-#     return latency_us * gigabytes_per_second * 1e3 / 2
-
-# %% [raw] tags=["mutant"] answer="half-size" hint="Look at the units"
-# def half_size(latency_us, gigabytes_per_second):
-#     return float(latency_us * gigabytes_per_second)
-
-# %% [raw] tags=["mutant"] answer="half-size" hint="divided out"
-# def half_size(latency_us, gigabytes_per_second):
-#     return latency_us * gigabytes_per_second * 1e3 / 8
-
-# %% [markdown]
-# On your links and on the virtual ones, and what it means for a model's gradients, which can be sent
-# one layer at a time or all together:
-
-# %% tags=["explore"]
-for curve in [one_node, two_nodes, *virtual_links]:
-    latency, bandwidth = curve.fit
-    half = half_size(latency * 1e6, bandwidth / 1e9)
-    print(f"{result(f'{half / 1024:9,.0f} KiB')}  {curve.name}")
-latency, bandwidth = links.virtual("v100", "ethernet:25gbit").fit
+virtual_links = [links.virtual("v100"), links.virtual("t4"), links.virtual("v100", "ethernet:25gbit"),
+                 links.virtual("h100", "infiniband:8x400gbit")]
+print(f"{'':44}{'latency':>10}{'bandwidth':>14}{'n_1/2':>12}")
+for curve in [one_node, two_nodes, slow, *virtual_links]:
+    latency, bandwidth = fit_link(curve.points)
+    print(f"{curve.name:44}{1e6 * latency:7.1f} us{bandwidth / 1e9:9.2f} GB/s"
+          f"{result(f'{latency * bandwidth / 1024:8,.0f} KiB')}")
+latency, bandwidth = fit_link(links.virtual("v100", "ethernet:25gbit").points)
 size, pieces = 400e6, 10_000
-print("virtual 25 Gbit/s: 400 MB "
-      f"in one message {good(f'{1e3 * (latency + size / bandwidth):.0f} ms')}, "
-      f"in {pieces:,} messages {bad(f'{1e3 * (pieces * latency + size / bandwidth):.0f} ms')}")
+print(f"\n400 MB of gradients over 25 Gbit/s (virtual): {good(f'{1e3 * (latency + size / bandwidth):.0f} ms')} in one "
+      f"transfer, {bad(f'{1e3 * (pieces * latency + size / bandwidth):.0f} ms')} in {pieces:,}")
 
 # %% [markdown]
-# ## Arithmetic or memory?
-#
-# A training is mostly **matrix products**. To compute C = A B, the processor reads A and B from its
-# memory, computes, and writes C. Both can be the limit: the arithmetic, or the memory's bandwidth. The
-# **arithmetic intensity** says which one: how many floating-point operations (FLOPs) are there for
-# each byte that has to be moved?
-#
-# ### Exercise 5: arithmetic intensity
-#
-# A is [m, k] and B is [k, n]. Every entry of C is the sum of k products, so it takes k multiplications
-# and k additions (all usual counts take k for k - 1 there). A and B are read once, C is written once.
-
-# %% nbgrader={"grade": false, "grade_id": "intensity", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def intensity(m, n, k, bytes_each=2):
-    """FLOPs per byte (a float) of a product [m, k] x [k, n].
-
-    bytes_each: of one number: 2 in fp16 and bf16, 4 in fp32.
-    """
-    ### BEGIN SOLUTION
-    flops = 2 * m * n * k
-    moved = bytes_each * (m * k + k * n + m * n)
-    return flops / moved
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "intensity-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    intensity, rel=1e-3,
-    cases=[{"m": 300, "n": 300, "k": 300}, {"m": 1000, "n": 1, "k": 1000},
-           {"m": 512, "n": 256, "k": 128, "bytes_each": 4}],
-    expected=[100.0, 0.998004, 36.571429],
-    hints={
-        "Each entry of C takes k multiplications and k additions: both count.":
-            [50.0, 0.499002, 18.285714],
-        "Those are FLOPs for each number that is moved; a number has several bytes.":
-            [200.0, 1.996008, 146.285714],
-        "C has to be written as well.": [150.0, 0.999001, 42.666667],
-        "Upside down: those are bytes per FLOP.": [0.01, 1.002, 0.02734375],
-    })
-### BEGIN HIDDEN TESTS
-check.function(
-    intensity, rel=1e-3,
-    cases=check.draw(20, m=[1, 8, 768, 4096], n=[1, 64, 1024, 50304], k=[1, 64, 3072, 12288],
-                     bytes_each=[1, 2, 4]),
-    expected=lambda m, n, k, bytes_each:
-        2 * m * n * k / (bytes_each * m * k + bytes_each * k * n + bytes_each * m * n))
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="intensity" hint="both count"
-# def intensity(m, n, k, bytes_each=2):
-#     return m * n * k / (bytes_each * (m * k + k * n + m * n))
-
-# %% [raw] tags=["mutant"] answer="intensity" hint="a number has several bytes"
-# def intensity(m, n, k, bytes_each=2):
-#     return 2 * m * n * k / (m * k + k * n + m * n)
-
-# %% [raw] tags=["mutant"] answer="intensity" hint="C has to be written"
-# def intensity(m, n, k, bytes_each=2):
-#     return 2 * m * n * k / (bytes_each * (m * k + k * n))
-
-# %% [raw] tags=["mutant"] answer="intensity" hint="Upside down"
-# def intensity(m, n, k, bytes_each=2):
-#     return bytes_each * (m * k + k * n + m * n) / (2 * m * n * k)
+# The node of the last line has eight NICs of 400 Gbit/s. One pair of GPUs reaches the bandwidth of a single NIC, the
+# one nearest to it. It takes eight pairs at the same time to use all of them.
 
 # %% [markdown]
-# A square product of order n has an intensity of n / 3 in fp16: the larger, the better. A matrix times
-# a **vector** has about 1, however large the matrix is. This is why a chat bot that writes one token
-# at a time keeps a GPU's arithmetic idle, and why trainings use large batches.
+# ## Compute or memory?
+#
+# A kernel reads its operands from the GPU's memory, computes, and writes its result back. Either can be the limit.
+# The **arithmetic intensity** of a kernel is the number of FLOPs per byte that it moves. On a GPU with a peak of $P$
+# FLOP/s and a memory bandwidth of $B$ bytes/s, a kernel with $F$ FLOPs and $M$ bytes takes at least
+#
+# $$ T \ge \max\left(\frac{F}{P},\; \frac{M}{B}\right). $$
+#
+# This is the **roofline model** ([Williams, Waterman, and Patterson, 2009](https://doi.org/10.1145/1498765.1498785)).
+# If the first term is larger, so if the intensity is above the **ridge point** $P/B$, the kernel is
+# **compute-bound**, else it is **memory-bound**. On a logarithmic plot, the attainable FLOP/s over the intensity look
+# like a roof. Here are matrix multiplications [4096, k] x [k, 4096] under the roofs of two virtual GPUs, from k = 1
+# to k = 4096:
 
 # %% tags=["explore"]
-for m, n, k in [(64, 64, 64), (1024, 1024, 1024), (8192, 8192, 8192), (8192, 1, 8192)]:
-    print(f"[{m}, {k}] x [{k}, {n}]: {intensity(m, n, k):8.1f} FLOP per byte")
+shapes = [(4096, 4096, 2**power) for power in range(13)]
+roofline.plot(roofline.virtual("v100", "fp16", shapes), roofline.virtual("h100", "bf16", shapes))
 
 # %% [markdown]
-# ### Exercise 6: the ridge point
+# Points that climb the slope are memory-bound; those below the flat part are compute-bound. Between the two GPUs, the
+# flat part rose by more than the slope did, so the ridge point moved to the right: kernels that were compute-bound on
+# the V100 are memory-bound on the H100.
 #
-# How many FLOPs does a card do in the time in which its memory delivers one byte? This number is the
-# card's **ridge point**. A product with a lower intensity is *memory-bound*: the arithmetic waits for
-# the memory. One with a higher intensity is *compute-bound*. Work it out from the data sheet.
+# Your CPU has a roof as well. The next cell measures copies and matrix multiplications on two of its cores. Its data
+# sheet seldom names a peak, so the best measurement serves as one. What do you expect, in **GFLOP/s**?
 
-# %% nbgrader={"grade": false, "grade_id": "ridge", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def ridge(teraflops, gigabytes_per_second):
-    """The ridge point in FLOP per byte (a float).
-
-    teraflops: the peak in 10**12 FLOP/s.   gigabytes_per_second: of the memory, 10**9 bytes/s.
-    """
-    ### BEGIN SOLUTION
-    return teraflops * 1e12 / (gigabytes_per_second * 1e9)
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "ridge-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    ridge, rel=1e-3,
-    cases=[{"teraflops": 100, "gigabytes_per_second": 800},
-           {"teraflops": 20, "gigabytes_per_second": 1000}],
-    expected=[125.0, 20.0],
-    hints={
-        "Tera is 1e12 and giga is 1e9: a factor of a thousand is missing.": [0.125, 0.02],
-        "Upside down: those are bytes per FLOP.": [0.008, 0.05],
-        "The memory's bandwidth is in bytes already, not in bits.": [1000.0, 160.0],
-    })
-### BEGIN HIDDEN TESTS
-check.function(
-    ridge, rel=1e-3,
-    cases=check.draw(20, teraflops=check.between(1.0, 2000.0, digits=1),
-                     gigabytes_per_second=check.between(100.0, 8000.0, digits=0)),
-    expected=lambda teraflops, gigabytes_per_second: 1000 * teraflops / gigabytes_per_second)
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="ridge" hint="factor of a thousand"
-# def ridge(teraflops, gigabytes_per_second):
-#     return teraflops / gigabytes_per_second
-
-# %% [raw] tags=["mutant"] answer="ridge" hint="Upside down"
-# def ridge(teraflops, gigabytes_per_second):
-#     return gigabytes_per_second * 1e9 / (teraflops * 1e12)
-
-# %% [raw] tags=["mutant"] answer="ridge" hint="in bytes already"
-# def ridge(teraflops, gigabytes_per_second):
-#     return 8 * teraflops * 1000 / gigabytes_per_second
-
-# %% [markdown]
-# The ridge points of all cards, from their data sheets. On the whole peaks have grown faster than
-# memories did: what was compute-bound on an old card can be memory-bound on a new one.
-
-# %% tags=["explore"]
-for card in CARDS.values():
-    peak, rate = card.tflops["fp16"], card.bandwidth / 1e9
-    order = 3 * ridge(peak, rate)  # of a square product with this intensity
-    print(f"{card.name:16} {peak:6.0f} TFLOP/s {rate:6.0f} GB/s: "
-          f"{result(f'{ridge(peak, rate):4.0f} FLOP/byte')}, square products from n = {order:.0f}")
-
-# %% [markdown]
-# ### Exercise 7: under the roof
-#
-# What can a product reach at best? Two limits hold at once. The arithmetic does not go beyond its
-# peak. And the memory delivers so many bytes per second, each of which is worth *intensity* FLOPs.
-
-# %% nbgrader={"grade": false, "grade_id": "attainable", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def attainable(flops_per_byte, teraflops, gigabytes_per_second):
-    """TFLOP/s (a float) that a product of this intensity reaches at best."""
-    ### BEGIN SOLUTION
-    fed = flops_per_byte * gigabytes_per_second * 1e9 / 1e12
-    return min(teraflops, fed)
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "attainable-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    attainable, rel=1e-3,
-    cases=[{"flops_per_byte": 10.0, "teraflops": 100, "gigabytes_per_second": 1000},
-           {"flops_per_byte": 500.0, "teraflops": 100, "gigabytes_per_second": 1000}],
-    expected=[10.0, 100],
-    hints={
-        "That is the peak, but at this intensity the memory cannot deliver the numbers in time: the "
-        "lower limit counts. (Or are the units off? FLOP per byte times gigabytes per second are "
-        "GFLOP/s.)": [100, 100],
-        "That is more than the peak: the memory could feed it, but the arithmetic is at its limit.":
-            [10.0, 500.0],
-    })
-### BEGIN HIDDEN TESTS
-check.function(
-    attainable, rel=1e-3,
-    cases=check.draw(30, flops_per_byte=check.between(0.1, 700.0, digits=1),
-                     teraflops=[8.1, 15.7, 125.0, 312.0, 989.0],
-                     gigabytes_per_second=[320.0, 900.0, 2039.0, 4800.0]),
-    expected=lambda flops_per_byte, teraflops, gigabytes_per_second:
-        min(teraflops, flops_per_byte * gigabytes_per_second / 1000))
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="attainable" hint="That is the peak"
-# def attainable(flops_per_byte, teraflops, gigabytes_per_second):
-#     return float(teraflops)
-
-# %% [raw] tags=["mutant"] answer="attainable" hint="at its limit"
-# def attainable(flops_per_byte, teraflops, gigabytes_per_second):
-#     return flops_per_byte * gigabytes_per_second / 1000
-
-# %% [raw] tags=["mutant"] answer="attainable" hint="lower limit counts"
-# def attainable(flops_per_byte, teraflops, gigabytes_per_second):
-#     return max(teraflops, flops_per_byte * gigabytes_per_second / 1000)
-
-# %% [markdown]
-# ### Measure your CPU
-#
-# That was paper. This program multiplies matrices [n, k] x [k, n] with a large n and a growing k, and
-# so with a growing intensity, and it measures how fast the memory copies. It runs on a node, with two
-# CPUs. Guess first: how many **GFLOP/s** (10**9 a second) will the best product reach?
-
-# %% nbgrader={"grade": false, "grade_id": "guess-gigaflops", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% answer="guess-gigaflops"
 ### BEGIN SOLUTION
 guess_gigaflops = 100
 ### END SOLUTION
 
-# %% tags=["explore"]
-!srun --cpus-per-task=2 python code/matmul.py | tee megatron/logs/matmul.txt
+# %% tags=["explore"] short={"code/matmul.py": "code/matmul.py 1024"}
+!srun --cpus-per-task=2 python code/matmul.py > megatron/logs/matmul.txt
 cpu = roofline.read("megatron/logs/matmul.txt")
-check.compare("GFLOP/s of two CPUs", guess_gigaflops, cpu.peak / 1e9)
-
-# %% [markdown]
-# A CPU's data sheet seldom names its peak. So the best product counts as the peak here, and the copy
-# as the memory's bandwidth: the line is the roof that *your measurements* give.
-
-# %% tags=["explore"]
-print(f"ridge point of this CPU: {result(f'{cpu.ridge:.0f} FLOP per byte')}")
+check.compare("GFLOP/s of two CPU cores", guess_gigaflops, cpu.peak / 1e9)
+print(f"ridge point of this CPU: {result(f'{cpu.ridge:.0f} FLOPs per byte')}")
 roofline.plot(cpu)
 
 # %% [markdown]
-# The points rise with the intensity until the arithmetic is the limit, and then no more. Most stay
-# below the roof, some of them far: it is a limit, not a promise. The library is written for large
-# products and wastes time on thin ones, and your machine has other things to do.
+# ### Exercise 4: the roofline of a transformer layer
 #
-# ### A virtual card against its data sheet
+# `transformer_layer` lists the kernels of the forward pass of one GPT layer, with hidden size $h$, sequence length
+# $s$, and micro-batch size $b$, in 16-bit precision. Two kinds of kernels occur:
 #
-# The same products on a V100, modeled, in fp32 and in fp16. Here the roof is the data sheet's.
+# - `"gemm"`: a batch of `batch` independent matrix multiplications [m, k] x [k, n]. Every one reads its two operands
+#   and writes its result. Each of the m · n results takes k multiplications and k additions.
+# - `"elementwise"`: works on `elements` numbers, with `flops` FLOPs for each, and reads `reads` and writes `writes`
+#   numbers per element.
 
-# %% tags=["explore"]
-shapes = [(4096, 4096, 2**power) for power in range(13)]
-v100 = roofline.virtual("v100", "fp16", shapes)
-v100_fp32 = roofline.virtual("v100", "fp32", shapes)
-roofline.plot(v100, v100_fp32)
+# %% tags=["setup"]
+def transformer_layer(batch, sequence, hidden, heads):
+    """Return the kernels of a GPT layer's forward pass.
+
+    Args:
+        batch: micro-batch size b.
+        sequence: sequence length s.
+        hidden: hidden size h.
+        heads: attention heads.
+    """
+    tokens, size, pairs = batch * sequence, hidden // heads, batch * heads
+
+    def gemm(name, m, k, n, batch=1):
+        return {"name": name, "kind": "gemm", "batch": batch, "m": m, "k": k, "n": n}
+
+    def elementwise(name, elements, flops, reads, writes=1):
+        return {"name": name, "kind": "elementwise", "elements": elements, "flops": flops,
+                "reads": reads, "writes": writes}
+
+    return [
+        elementwise("norm 1", tokens * hidden, 7, reads=1),
+        gemm("query, key, value", tokens, hidden, 3 * hidden),
+        gemm("scores", sequence, size, sequence, batch=pairs),
+        elementwise("mask, softmax", pairs * sequence**2, 6, reads=1),
+        gemm("weighted values", sequence, sequence, size, batch=pairs),
+        gemm("attention output", tokens, hidden, hidden),
+        elementwise("dropout, residual 1", tokens * hidden, 3, reads=2),
+        elementwise("norm 2", tokens * hidden, 7, reads=1),
+        gemm("MLP up", tokens, hidden, 4 * hidden),
+        elementwise("GELU", 4 * tokens * hidden, 8, reads=1),
+        gemm("MLP down", tokens, 4 * hidden, hidden),
+        elementwise("dropout, residual 2", tokens * hidden, 3, reads=2)]
 
 # %% [markdown]
-# In fp16 the roof is higher, because of the **Tensor Cores**: units that multiply small matrices at
-# once. But its ridge point lies further to the right: to profit from them, a product must be large.
-# Both stay below their roofs. No program reaches a data sheet, and good ones come near.
-#
-# ### Exercise 8: share of the peak
-#
-# This is how people say how well a GPU is used: a product's FLOPs, divided by its time, as a share of
-# the data sheet's peak.
+# Write `layer_time`. It returns the time of all kernels, which run one after the other, and the names of those that
+# are memory-bound. Take the peak for elementwise kernels, too. (They don't use Tensor Cores, so their real peak is
+# lower, but you will see that this does not matter.)
 
-# %% nbgrader={"grade": false, "grade_id": "share-of-peak", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def share_of_peak(m, n, k, milliseconds, teraflops):
-    """The share of the peak (a float, 1.0 is all of it) that a product [m, k] x [k, n] reached."""
+# %% answer="layer-time"
+def layer_time(kernels, tflops, gb_per_s):
+    """Price kernels by the roofline model.
+
+    Args:
+        kernels: a list of dictionaries, as `transformer_layer` returns them; numbers have 2 bytes.
+        tflops: peak of the GPU in 10**12 FLOP/s.
+        gb_per_s: memory bandwidth in 10**9 bytes/s.
+
+    Returns a dictionary: "microseconds" (a float) of all kernels, and "memory_bound", the list of
+    their names, in order.
+    """
     ### BEGIN SOLUTION
-    reached = 2 * m * n * k / (milliseconds / 1000)
-    return reached / (teraflops * 1e12)
+    total, memory_bound = 0.0, []
+    for kernel in kernels:
+        if kernel["kind"] == "gemm":
+            m, k, n = kernel["m"], kernel["k"], kernel["n"]
+            flops = 2 * kernel["batch"] * m * n * k
+            moved = 2 * kernel["batch"] * (m * k + k * n + m * n)
+        else:
+            flops = kernel["elements"] * kernel["flops"]
+            moved = 2 * kernel["elements"] * (kernel["reads"] + kernel["writes"])
+        compute, memory = flops / (tflops * 1e12), moved / (gb_per_s * 1e9)
+        total += max(compute, memory)
+        if memory > compute:
+            memory_bound.append(kernel["name"])
+    return {"microseconds": 1e6 * total, "memory_bound": memory_bound}
     ### END SOLUTION
 
-# %% nbgrader={"grade": true, "grade_id": "share-of-peak-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
+# %% tags=["check-setup"]
+THREE = [{"name": "matmul", "kind": "gemm", "batch": 1, "m": 1000, "k": 1000, "n": 1000},
+         {"name": "scores", "kind": "gemm", "batch": 10, "m": 1000, "k": 60, "n": 1000},
+         {"name": "add", "kind": "elementwise", "elements": 1_000_000, "flops": 1, "reads": 2, "writes": 1}]
+THIN = [{"name": "slim", "kind": "gemm", "batch": 1, "m": 4000, "k": 100, "n": 100}]
+
+# %% check="layer-time" points=5
 check.function(
-    share_of_peak, rel=1e-3,
-    cases=[{"m": 4096, "n": 4096, "k": 4096, "milliseconds": 1.6, "teraflops": 125.0},
-           {"m": 1000, "n": 1000, "k": 1000, "milliseconds": 0.5, "teraflops": 16.0}],
-    expected=[0.687195, 0.25],
+    layer_time, rel=1e-3,
+    cases=[{"kernels": THREE, "tflops": 100, "gb_per_s": 1000}, {"kernels": THIN, "tflops": 200, "gb_per_s": 2000},
+           {"kernels": THIN, "tflops": 20, "gb_per_s": 2000}],
+    expected=[{"microseconds": 48.4, "memory_bound": ["scores", "add"]},
+              {"microseconds": 0.81, "memory_bound": ["slim"]}, {"microseconds": 4.0, "memory_bound": []}],
     hints={
-        "A multiplication and an addition are two FLOPs.": [0.343597, 0.125],
-        "The share is in per cent; 1.0 is to be all of the peak.": [68.7195, 25.0],
-        "The time is in milliseconds, and the peak is per second.": [0.000687195, 0.00025],
-        "Those are TFLOP/s; which share of the peak is that?": [85.8993, 4.0],
-    })
+        "A batch of matrix multiplications takes `batch` times the FLOPs and `batch` times the bytes.":
+            [{"microseconds": 28.24, "memory_bound": ["scores", "add"]}, {}, {}],
+        "A multiplication and an addition are two FLOPs.":
+            [{"microseconds": 38.4, "memory_bound": ["scores", "add"]}, {}, {}],
+        "A 16-bit number has two bytes.":
+            [{"microseconds": 35.0, "memory_bound": ["add"]}, {}, {}],
+        "The result has to be written, too.":
+            [{"microseconds": 36.0, "memory_bound": ["add"]}, {}, {}],
+        "A kernel computes while it loads, so its time is that of the slower of the two.":
+            [{"microseconds": 66.41, "memory_bound": ["scores", "add"]}, {}, {}],
+        "The kernels run one after the other: compare compute and memory for each kernel, not for all of them.":
+            [{"microseconds": 34.4, "memory_bound": ["scores", "add"]}, {}, {}]})
 ### BEGIN HIDDEN TESTS
+def roof(kernel, tflops, gb_per_s):
+    """Microseconds of compute and of memory."""
+    if kernel["kind"] == "gemm":
+        m, k, n = (kernel[name] for name in "mkn")
+        work, traffic = m * n * k, m * k + m * n + k * n
+        work, traffic = 2 * kernel["batch"] * work, kernel["batch"] * traffic
+    else:
+        work, traffic = (kernel["elements"] * count
+                         for count in (kernel["flops"], kernel["reads"] + kernel["writes"]))
+    return work / tflops / 1e6, 2 * traffic / gb_per_s / 1e3
+
+
+def drawn_layer(source):
+    """Return kernels of random sizes."""
+    return [{"name": f"kernel {number}", "kind": "gemm", "batch": source.choice([1, 12, 96]),
+             "m": source.choice([128, 1024, 8192]), "k": source.choice([64, 768, 4096]),
+             "n": source.choice([64, 1024, 3072])} if source.random() < 0.6 else
+            {"name": f"kernel {number}", "kind": "elementwise", "elements": source.randrange(1000, 10**8),
+             "flops": source.choice([1, 7, 900]), "reads": source.randrange(1, 4), "writes": source.randrange(1, 3)}
+            for number in range(source.randrange(1, 9))]
+
+
 check.function(
-    share_of_peak, rel=1e-3,
-    cases=check.draw(20, m=[512, 4096, 8192], n=[768, 3072, 50304], k=[64, 1024, 12288],
-                     milliseconds=check.between(0.1, 90.0, digits=3), teraflops=[15.7, 125.0, 989.0]),
-    expected=lambda m, n, k, milliseconds, teraflops:
-        2 * m * n * k / milliseconds * 1e-9 / teraflops)
+    layer_time, rel=1e-3,
+    cases=check.draw(15, kernels=drawn_layer, tflops=[31, 125, 312, 989], gb_per_s=[320, 900, 2039, 3352]),
+    expected=lambda kernels, tflops, gb_per_s: {
+        "microseconds": sum(max(roof(kernel, tflops, gb_per_s)) for kernel in kernels),
+        "memory_bound": [kernel["name"] for kernel in kernels
+                         if roof(kernel, tflops, gb_per_s)[1] > roof(kernel, tflops, gb_per_s)[0]]})
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="share-of-peak" hint="two FLOPs"
-# def share_of_peak(m, n, k, milliseconds, teraflops):
-#     return m * n * k / (milliseconds / 1000) / (teraflops * 1e12)
+# %% [raw] mutant="layer-time" hint="`batch` times the FLOPs"
+# -            flops = 2 * kernel["batch"] * m * n * k
+# -            moved = 2 * kernel["batch"] * (m * k + k * n + m * n)
+# +            flops = 2 * m * n * k
+# +            moved = 2 * (m * k + k * n + m * n)
 
-# %% [raw] tags=["mutant"] answer="share-of-peak" hint="in per cent"
-# def share_of_peak(m, n, k, milliseconds, teraflops):
-#     return 100 * 2 * m * n * k / (milliseconds / 1000) / (teraflops * 1e12)
+# %% [raw] mutant="layer-time" hint="are two FLOPs"
+# -            flops = 2 * kernel["batch"] * m * n * k
+# +            flops = kernel["batch"] * m * n * k
 
-# %% [raw] tags=["mutant"] answer="share-of-peak" hint="per second"
-# def share_of_peak(m, n, k, milliseconds, teraflops):
-#     return 2 * m * n * k / milliseconds / (teraflops * 1e12)
+# %% [raw] mutant="layer-time" hint="has two bytes"
+# -            moved = 2 * kernel["batch"] * (m * k + k * n + m * n)
+# +            moved = kernel["batch"] * (m * k + k * n + m * n)
+# -            moved = 2 * kernel["elements"] * (kernel["reads"] + kernel["writes"])
+# +            moved = kernel["elements"] * (kernel["reads"] + kernel["writes"])
 
-# %% [raw] tags=["mutant"] answer="share-of-peak" hint="Those are TFLOP/s"
-# def share_of_peak(m, n, k, milliseconds, teraflops):
-#     return 2 * m * n * k / (milliseconds / 1000) / 1e12
+# %% [raw] mutant="layer-time" hint="has to be written"
+# -            moved = 2 * kernel["batch"] * (m * k + k * n + m * n)
+# +            moved = 2 * kernel["batch"] * (m * k + k * n)
+# -            moved = 2 * kernel["elements"] * (kernel["reads"] + kernel["writes"])
+# +            moved = 2 * kernel["elements"] * kernel["reads"]
+
+# %% [raw] mutant="layer-time" hint="the slower of the two"
+# -        total += max(compute, memory)
+# +        total += compute + memory
+
+# %% [raw] mutant="layer-time" hint="for each kernel"
+# -    total, memory_bound = 0.0, []
+# +    total, all_compute, all_memory, memory_bound = 0.0, 0.0, 0.0, []
+# -        total += max(compute, memory)
+# +        all_compute, all_memory = all_compute + compute, all_memory + memory
+# +        total = max(all_compute, all_memory)
 
 # %% tags=["explore"]
-for one in v100.products[::3]:
-    share = share_of_peak(one.m, one.n, one.k, one.seconds * 1000, v100.peak / 1e12)
-    print(f"virtual V100, fp16, k = {one.k:4}: {result(f'{share:6.1%}')} of the data sheet's peak")
+GPT2_LAYER = {"batch": 1, "sequence": 1024, "hidden": 768, "heads": 12}
+GPT3_LAYER = {"batch": 1, "sequence": 2048, "hidden": 12_288, "heads": 96}
+for title, sizes in (("GPT-2 small", GPT2_LAYER), ("GPT-3", GPT3_LAYER)):
+    kernels, times = transformer_layer(**sizes), {}
+    for name in ("v100", "a100", "h100"):
+        card = find(name)
+        peak, rate = card.tflops["fp16"], card.bandwidth / 1e9
+        whole = layer_time(kernels, peak, rate)
+        times[name] = whole["microseconds"]
+        waiting = sum(layer_time([one], peak, rate)["microseconds"]
+                      for one in kernels if one["name"] in whole["memory_bound"])
+        print(f"{title:12} {name}: {times[name]:8,.1f} us, "
+              f"{result(f'{waiting / times[name]:4.0%}')} of it in {len(whole['memory_bound'])} memory-bound "
+              f"kernels of {len(kernels)}")
+    speedup = times["v100"] / times["h100"]
+    print(f"{'':12} by the roofline, the H100 is {result(f'{speedup:.1f}')} times as fast as the V100")
 
 # %% [markdown]
-# ## Tensor Cores need shapes
+# All elementwise kernels are memory-bound, on every GPU, and so are the two small GEMMs of attention. On a better
+# GPU, the share of memory-bound time grows. That explains a part of the missing speedup. A larger hidden size helps,
+# because a GEMM's FLOPs grow faster than its bytes, and so does **fusion**: FlashAttention ([Dao et al.,
+# 2022](https://arxiv.org/abs/2205.14135)) computes scores, softmax, and weighted values in one kernel, and the $s
+# \times s$ matrices never travel to memory.
 #
-# Tensor Cores read rows of 16-bit numbers in pieces of 16 bytes. When a matrix has a row length that
-# is no multiple of **8**, the pieces do not fit, and the library takes a slower way. Guess: a product
-# with n = 4096 reaches some number of TFLOP/s on a V100. What **share** of that will n = 4095 reach?
+# Useful FLOP/s divided by the peak are called **model FLOPs utilization** (MFU). No training job reaches 100%:
+# Narayanan et al. ([2021](https://arxiv.org/abs/2104.04473)) report 52% of the A100's peak for a model with a
+# trillion parameters on 3,072 GPUs, and they count recomputed FLOPs as well.
 
-# %% nbgrader={"grade": false, "grade_id": "guess-odd", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% [markdown]
+# ## Tiles and waves
+#
+# The roofline assumes that a compute-bound kernel runs at the peak. Whether a GEMM comes near it also depends on its
+# shape. What share of the speed of a [4096, 4096] x [4096, **4096**] multiplication does a [4096, 4096] x [4096,
+# **4095**] one reach on a V100, in fp16?
+
+# %% answer="guess-odd"
 ### BEGIN SOLUTION
 guess_odd = 0.9
 ### END SOLUTION
@@ -749,142 +936,373 @@ guess_odd = 0.9
 # %% tags=["explore"]
 around = roofline.virtual("v100", "fp16", [(4096, n, 4096) for n in range(4060, 4133)])
 rates = {one.n: one.rate for one in around.products}
-check.compare("share that n = 4095 reaches (virtual V100)", guess_odd, rates[4095] / rates[4096])
+check.compare("share of the speed (virtual V100)", guess_odd, rates[4095] / rates[4096])
+for name in ("v100", "a100", "h100"):
+    odd, even = roofline.virtual(name, "fp16", [(4096, 4095, 4096), (4096, 4096, 4096)]).products
+    print(f"virtual {name}: n = 4095 reaches {result(f'{odd.rate / even.rate:.0%}')} of the speed of n = 4096")
 roofline.plot_sizes(around, every=8)
 
 # %% [markdown]
-# One column less costs much of the speed, although cuBLAS uses Tensor Cores for all sizes since version 11.
-# On an H100, most of it is gone:
-
-# %% tags=["explore"]
-for name in ("v100", "a100", "h100"):
-    odd, even = roofline.virtual(name, "fp16", [(4096, 4095, 4096), (4096, 4096, 4096)]).products
-    print(f"virtual {name}: n = 4095 reaches {result(f'{odd.rate / even.rate:.0%}')} of what "
-          "n = 4096 does")
+# **Alignment.** Tensor Core kernels load rows in aligned pieces of 16 bytes, which are 8 numbers in 16-bit precision.
+# Before cuBLAS 11, sizes that were not multiples of 8 ran without Tensor Cores. Since then, cuBLAS uses them for any
+# size, but it is fastest at multiples of 8, and on an A100 at multiples of 64 (128 bytes; [NVIDIA's
+# guide](https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html)). That is
+# why model sizes are multiples of 64 or 128, and why the vocabulary is **padded** with entries that no token uses:
+# GPT-2's 50,257 become 50,304. It is more work in less time.
+#
+# **Tiles.** The guide also explains the second effect. A GPU partitions the result [m, n] into **tiles** and gives
+# each tile to one of its **streaming multiprocessors** (SMs). When every SM has a tile, that is a **wave**. A tile
+# that extends past the edge takes as long as a whole one (*tile quantization*), and a wave that is not full takes as
+# long as a full one (*wave quantization*).
+#
+# ![On the left, a matrix in two rows of five tiles; the last column and the last row extend past its edge. On the
+# right, four multiprocessors compute the ten tiles in three waves of four, four, and two tiles; in the last wave, two
+# multiprocessors are idle.](../images/tiles_and_waves.svg)
 
 # %% [markdown]
-# So good models have sizes that are multiples of 8, better of 64 or 128, and their vocabulary is
-# **padded**: some entries are added that no text uses. More work, less time.
+# ### Exercise 5: tiles and waves
 #
-# ### Exercise 9: tiles and waves
-#
-# A GPU cuts the result [m, n] into **tiles** and gives each tile to one of its multiprocessors (SMs).
-# When all of them have one, that is a **wave**; the next wave begins when this one is over. A tile
-# that overhangs the edge takes as long as a whole one, and so does a wave that is not full.
-#
-# ![On the left a matrix in two rows of five tiles; the last column and the last row overhang. On the
-# right four multiprocessors, which compute the ten tiles in three waves: four, four, and two, where
-# two multiprocessors are idle.](../images/tiles_and_waves.svg)
-#
-# Return the number of tiles, the number of waves, and the **use**: the share of the time of all
-# multiprocessors that goes into entries of the result which somebody wants.
+# Return the number of tiles, the number of waves, and the **utilization**: the fraction of all SMs' time that goes
+# into entries of the result.
 
-# %% nbgrader={"grade": false, "grade_id": "waves", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def waves(m, n, tile_m, tile_n, multiprocessors):
-    """(tiles, waves, use) of a result [m, n]: two ints and a float, 1.0 if nothing is wasted."""
+# %% answer="waves"
+def waves(m, n, tile_m, tile_n, sms):
+    """Return (tiles, waves, utilization) of a GEMM: two ints, and a float that is 1.0 at best.
+
+    Args:
+        m: rows of the result.
+        n: columns of the result.
+        tile_m: rows of a tile.
+        tile_n: columns of a tile.
+        sms: streaming multiprocessors of the GPU.
+    """
     ### BEGIN SOLUTION
     tiles = -(-m // tile_m) * -(-n // tile_n)
-    rounds = -(-tiles // multiprocessors)
-    return tiles, rounds, m * n / (rounds * multiprocessors * tile_m * tile_n)
+    rounds = -(-tiles // sms)
+    return tiles, rounds, m * n / (rounds * sms * tile_m * tile_n)
     ### END SOLUTION
 
-# %% nbgrader={"grade": true, "grade_id": "waves-check", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
+# %% check="waves" points=3
 check.function(
     waves, rel=1e-3,
-    cases=[{"m": 2048, "n": 1280, "tile_m": 256, "tile_n": 128, "multiprocessors": 80},
-           {"m": 2048, "n": 1281, "tile_m": 256, "tile_n": 128, "multiprocessors": 80},
-           {"m": 200, "n": 100, "tile_m": 64, "tile_n": 64, "multiprocessors": 4}],
+    cases=[{"m": 2048, "n": 1280, "tile_m": 256, "tile_n": 128, "sms": 80},
+           {"m": 2048, "n": 1281, "tile_m": 256, "tile_n": 128, "sms": 80},
+           {"m": 200, "n": 100, "tile_m": 64, "tile_n": 64, "sms": 4}],
     expected=[(80, 1, 1.0), (88, 2, 0.500391), (8, 2, 0.610352)],
     hints={
-        "A last wave that is not full takes as long as a full one: a number of waves is whole.":
+        "A wave that is not full takes as long as a full one, so the number of waves is whole.":
             [(80, 1.0, 1.0), (88, 1.1, 0.909801), (8, 2.0, 0.610352)],
-        "Round up in each direction by itself: tiles are not cut and put together again.":
-            [(80, 1, 1.0), (81, 2, 0.500391), (5, 2, 0.610352)],
-        "What overhangs needs a tile of its own: round up, in each of the two directions.":
+        "What extends past the right edge and past the lower edge cannot share a tile. Round each direction "
+        "by itself.": [(80, 1, 1.0), (81, 2, 0.500391), (5, 2, 0.610352)],
+        "What extends past the last whole tile needs a tile of its own, in both directions.":
             [(80, 1, 1.0), (80, 1, 1.000781), (3, 1, 1.220703)],
-        "The tiles are right and the waves are, too; but the use counts whole tiles: what overhangs "
-        "is computed, and nobody wants it.": [(80, 1, 1.0), (88, 2, 0.55), (8, 2, 1.0)],
-    })
+        "The tiles and waves are right. But this utilization counts whole tiles, even where they extend past "
+        "the edge.": [(80, 1, 1.0), (88, 2, 0.55), (8, 2, 1.0)]})
 ### BEGIN HIDDEN TESTS
-def by_counting(m, n, tile_m, tile_n, multiprocessors):
-    """The tiles one by one."""
+def by_counting(m, n, tile_m, tile_n, sms):
+    """Count the tiles one by one."""
     tiles = sum(1 for _ in range(0, m, tile_m) for _ in range(0, n, tile_n))
-    rounds = len(range(0, tiles, multiprocessors))
-    return tiles, rounds, m * n / (rounds * multiprocessors * tile_m * tile_n)
+    rounds = len(range(0, tiles, sms))
+    return tiles, rounds, m * n / (rounds * sms * tile_m * tile_n)
 
 
 check.function(
     waves, rel=1e-3,
     cases=check.draw(20, m=range(1, 4096, 7), n=range(1, 4096, 5), tile_m=[64, 128, 256],
-                     tile_n=[64, 128], multiprocessors=[40, 80, 108, 132]),
+                     tile_n=[64, 128], sms=[40, 80, 108, 132]),
     expected=by_counting)
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="waves" hint="What overhangs needs a tile"
+# %% [raw] mutant="waves" hint="needs a tile of its own"
 # -    tiles = -(-m // tile_m) * -(-n // tile_n)
 # +    tiles = (m // tile_m) * (n // tile_n)
 
-# %% [raw] tags=["mutant"] answer="waves" hint="in each direction by itself"
+# %% [raw] mutant="waves" hint="Round each direction"
 # -    tiles = -(-m // tile_m) * -(-n // tile_n)
 # +    tiles = -(-(m * n) // (tile_m * tile_n))
 
-# %% [raw] tags=["mutant"] answer="waves" hint="a number of waves is whole"
-# -    rounds = -(-tiles // multiprocessors)
-# +    rounds = tiles / multiprocessors
+# %% [raw] mutant="waves" hint="the number of waves is whole"
+# -    rounds = -(-tiles // sms)
+# +    rounds = tiles / sms
 
-# %% [raw] tags=["mutant"] answer="waves" hint="the use counts whole tiles"
-# -    return tiles, rounds, m * n / (rounds * multiprocessors * tile_m * tile_n)
-# +    return tiles, rounds, tiles / (rounds * multiprocessors)
+# %% [raw] mutant="waves" hint="counts whole tiles"
+# -    return tiles, rounds, m * n / (rounds * sms * tile_m * tile_n)
+# +    return tiles, rounds, tiles / (rounds * sms)
 
 # %% [markdown]
-# Look at the second case: one column more, and the product takes twice as long. On a virtual A100 (108
-# multiprocessors) the speed of a growing matrix goes up like the teeth of a saw: it rises while the
-# last wave fills, and falls when a new one begins.
+# In the second case, one more column doubles the time. On a virtual A100 with its 108 SMs, the speed of a growing
+# matrix multiplication looks like a saw: it rises while the last wave fills up, and drops when a new one begins.
+# (cuBLAS picks the best of many tile shapes, which makes the teeth smaller.)
 
 # %% tags=["explore"]
 for n in (6912, 6976):
-    print(n, "tiles {}, waves {}, use {:.0%}".format(*waves(2048, n, 256, 128, 108)))
-roofline.plot_sizes(roofline.virtual("a100", "fp16", [(2048, n, 4096)
-                                                      for n in range(128, 8192, 64)]))
+    print(n, "tiles {}, waves {}, utilization {:.0%}".format(*waves(2048, n, 256, 128, 108)))
+roofline.plot_sizes(roofline.virtual("a100", "fp16", [(2048, n, 4096) for n in range(128, 8192, 64)]))
 
 # %% [markdown]
-# (The library has several shapes of tiles and takes the quickest, which makes the teeth smaller.) You
-# need not compute waves for every model. But when one size of a model is oddly slow, you know now
-# where to look.
+# ## What limits this run?
+#
+# One limit is still missing. The CPU launches every kernel, which takes it some microseconds. As long as kernels run
+# longer than that, it is always ahead, and the GPU never idles. But when kernels are shorter, the GPU finishes each
+# one before the next has been launched: the run is **launch-bound**, and neither more FLOP/s nor more bandwidth makes
+# it faster.
+#
+# So there are five suspects. Each calls for another remedy:
+#
+# | limit | sign in a profile | remedies |
+# |---|---|---|
+# | `"compute"` | kernels above the ridge point fill the time | more or faster GPUs, lower precision, fewer FLOPs |
+# | `"memory"` | kernels below the ridge point fill the time | fusion, 16-bit precision, faster memory |
+# | `"launch"` | gaps between short kernels | larger batches, CUDA graphs, `torch.compile` |
+# | `"latency"` | many short communication calls | fewer, larger calls: buckets |
+# | `"bandwidth"` | few long communication calls | faster links, less data, overlap with computation |
+#
+# Here are the timelines of one GPU in five training jobs, each at the end of a step. Who is who?
+
+# %% tags=["explore"]
+timelines = {name: suspects.timeline(job) for name, job in suspects.JOBS.items()}
+suspects.plot(timelines)
+
+# %% [markdown]
+# A profiler such as Nsight Systems or `torch.profiler` writes such a timeline as a list of events. In this lab, an
+# event is a dictionary. Times are in microseconds. For a collective, `bytes` is what this GPU sends:
+
+# %% tags=["explore"]
+for name, events in timelines.items():
+    print(name, len(events), "events; the last one:", events[-1])
+print("A:", suspects.gpu_of(suspects.JOBS["A"]))
+
+# %% [markdown]
+# ### Exercise 6: diagnose a timeline
+#
+# Write `limit`, which returns the name of the resource that takes the largest part of the time. Attribute every
+# microsecond between the first event's start and the last event's end to one of the five:
+#
+# - Time in which no event runs is `"launch"`. Two events never overlap, but the list may be in any order.
+# - A kernel's whole duration is `"compute"` or `"memory"`, by the roofline model.
+# - A communication call's whole duration is `"bandwidth"` if sending its bytes at the network's bandwidth explains at
+#   least half of it, else `"latency"`.
+
+# %% answer="limit"
+def limit(events, gpu):
+    """Return what limits a run: "compute", "memory", "launch", "latency", or "bandwidth".
+
+    Args:
+        events: of one GPU; dictionaries with "kind" ("kernel" or "communication"), "start" and
+            "end" in microseconds, "flops", and "bytes".
+        gpu: a dictionary with "tflops", "memory_gb_per_s", and "network_gb_per_s".
+    """
+    ### BEGIN SOLUTION
+    spent = dict.fromkeys(["compute", "memory", "launch", "latency", "bandwidth"], 0.0)
+    for event in events:
+        duration = event["end"] - event["start"]
+        if event["kind"] == "kernel":
+            compute = event["flops"] / (gpu["tflops"] * 1e6)
+            memory = event["bytes"] / (gpu["memory_gb_per_s"] * 1e3)
+            spent["compute" if compute > memory else "memory"] += duration
+        else:
+            sending = event["bytes"] / (gpu["network_gb_per_s"] * 1e3)
+            spent["bandwidth" if sending >= duration / 2 else "latency"] += duration
+    first, last = min(event["start"] for event in events), max(event["end"] for event in events)
+    spent["launch"] = last - first - sum(spent.values())
+    return max(spent, key=spent.get)
+    ### END SOLUTION
+
+# %% tags=["check-setup"]
+GPU = {"tflops": 100.0, "memory_gb_per_s": 1000.0, "network_gb_per_s": 10.0}  # ridge point: 100
+
+
+def profile(*pieces, order=1):
+    """Return events: each piece is (kind, microseconds, flops, bytes), or a number of idle microseconds."""
+    now, events = 100.0, []
+    for piece in pieces:
+        if isinstance(piece, tuple):
+            kind, duration, flops, size = piece
+            events.append({"name": kind, "kind": kind, "start": now, "end": now + duration,
+                           "flops": flops, "bytes": size})
+            now += duration
+        else:
+            now += piece
+    return events[::order]
+
+
+KERNEL, COMMUNICATION = "kernel", "communication"
+PROFILES = {
+    # Ten short memory-bound kernels; one compute-bound kernel takes longer than all of them.
+    "compute": profile(*[(KERNEL, 5.0, 10**6, 4_000_000)] * 10, (KERNEL, 80.0, 7_000_000_000, 10_000_000)),
+    # More FLOPs than bytes, and still below the ridge point.
+    "memory": profile((KERNEL, 50.0, 2_000_000_000, 40_000_000), 5.0, (KERNEL, 30.0, 2_500_000_000, 1_000_000)),
+    "launch": profile(*[(KERNEL, 2.0, 1000, 2000), 5.0] * 8, (KERNEL, 10.0, 900_000_000, 1_000_000)),
+    # The same in another order: the gaps must be found nevertheless.
+    "launch, reversed": profile(*[(KERNEL, 2.0, 1000, 2000), 5.0] * 8, (KERNEL, 10.0, 900_000_000, 1_000_000),
+                                order=-1),
+    "latency": profile((KERNEL, 60.0, 6 * 10**9, 10**6), *[(COMMUNICATION, 20.0, 0, 20_000)] * 6,
+                       (COMMUNICATION, 50.0, 0, 450_000)),
+    "bandwidth": profile((KERNEL, 60.0, 6 * 10**9, 10**6), *[(COMMUNICATION, 20.0, 0, 20_000)] * 6,
+                         (COMMUNICATION, 150.0, 0, 1_200_000)),
+}
+
+# %% check="limit" points=5
+check.function(
+    limit, cases=[{"events": events, "gpu": GPU} for events in PROFILES.values()],
+    expected=["compute", "memory", "launch", "launch", "latency", "bandwidth"],
+    hints={
+        "Count time, not events: one long kernel may outweigh many short ones.":
+            ["memory", None, None, None, None, None],
+        "More FLOPs than bytes does not make a kernel compute-bound. Where is the ridge point?":
+            [None, "compute", None, None, None, None],
+        "In this timeline, the GPU is idle most of the time.": [None, None, "memory", None, None, None],
+        "The events may be in any order: sort them before you look for gaps.":
+            [None, None, None, "memory", None, None],
+        "How long would sending these bytes take at the network's bandwidth? Compare that with how long "
+        "the call took.": [None, None, None, None, "bandwidth", None],
+        "Is the network's bandwidth in bits or in bytes? All of these are in bytes.":
+            [None, None, None, None, None, "latency"]})
+### BEGIN HIDDEN TESTS
+def drawn_profile(source):
+    """Return (events, gpu, limit) in which one limit takes at least 1.3 times as long as any other."""
+    gpu = {"tflops": source.choice([125.0, 312.0, 989.0]), "memory_gb_per_s": source.choice([900.0, 3352.0]),
+           "network_gb_per_s": source.choice([0.4, 3.0, 25.0])}
+    names = ["compute", "memory", "launch", "latency", "bandwidth"]
+    answer, pieces = source.choice(names), []
+    for name in names:
+        rest = source.uniform(800, 1100) if name == answer else source.uniform(100, 600)
+        count = source.choice([1, 3, 40])
+        for _ in range(count):
+            duration = rest / count
+            flops = int(duration * gpu["tflops"] * 1e6 * source.uniform(0.3, 0.8))
+            memory = int(duration * gpu["memory_gb_per_s"] * 1e3 * source.uniform(0.4, 0.9))
+            network = duration * gpu["network_gb_per_s"] * 1e3
+            pieces.append({"compute": (KERNEL, duration, flops, int(memory / 4)),
+                           "memory": (KERNEL, duration, int(flops / 4), memory), "launch": duration,
+                           "latency": (COMMUNICATION, duration, 0, int(network * source.uniform(0.01, 0.35))),
+                           "bandwidth": (COMMUNICATION, duration, 0, int(network * source.uniform(0.65, 0.95)))}[name])
+    source.shuffle(pieces)
+    edge = (KERNEL, 1.0, 0, 10)  # gaps lie between events
+    events = profile(edge, *pieces, edge)
+    source.shuffle(events)
+    return events, gpu, answer
+
+
+for case in check.draw(15, profile=drawn_profile):
+    events, gpu, answer = case["profile"]
+    check.function(limit, cases=[(events, gpu)], expected=[answer])
+### END HIDDEN TESTS
+
+# %% [raw] mutant="limit" hint="Count time, not events"
+# -        duration = event["end"] - event["start"]
+# +        duration, took = 1.0, event["end"] - event["start"]
+# -            spent["bandwidth" if sending >= duration / 2 else "latency"] += duration
+# +            spent["bandwidth" if sending >= took / 2 else "latency"] += duration
+# -    spent["launch"] = last - first - sum(spent.values())
+# +    idle = last - first - sum(event["end"] - event["start"] for event in events)
+# +    spent["launch"] = len(events) if idle > (last - first) / 2 else 0
+
+# %% [raw] mutant="limit" hint="Where is the ridge point"
+# -            compute = event["flops"] / (gpu["tflops"] * 1e6)
+# -            memory = event["bytes"] / (gpu["memory_gb_per_s"] * 1e3)
+# +            compute, memory = event["flops"], event["bytes"]
+
+# %% [raw] mutant="limit" hint="is idle most of the time"
+# -    spent["launch"] = last - first - sum(spent.values())
+
+# %% [raw] mutant="limit" hint="The events may be in any order"
+# -    first, last = min(event["start"] for event in events), max(event["end"] for event in events)
+# -    spent["launch"] = last - first - sum(spent.values())
+# +    for before, after in zip(events, events[1:]):
+# +        spent["launch"] += max(0, after["start"] - before["end"])
+# +        if after["start"] < before["start"]:
+# +            spent["launch"] = 0.0
+
+# %% [raw] mutant="limit" hint="at the network's bandwidth"
+# -            spent["bandwidth" if sending >= duration / 2 else "latency"] += duration
+# +            spent["bandwidth"] += duration
+
+# %% [raw] mutant="limit" hint="in bits or in bytes"
+# -            sending = event["bytes"] / (gpu["network_gb_per_s"] * 1e3)
+# +            sending = event["bytes"] / (gpu["network_gb_per_s"] * 8e3)
+
+# %% [markdown]
+# A diagnosis is worth something if the remedy works, and if the others don't. The next cell gives your verdicts, and
+# then applies three remedies to each job: four times the tokens per step, a single all-reduce for all gradients, and
+# a network with four times the bandwidth. The numbers are ratios of throughput.
+
+# %% tags=["explore"] short={"timelines.items()": "list(timelines.items())[3:]"}
+from dataclasses import replace
+
+print(f"{'job':4}{'your diagnosis':>16}{'4x tokens':>12}{'one bucket':>12}{'4x network':>12}")
+for name, events in timelines.items():
+    job = suspects.JOBS[name]
+    faster = {"infiniband:8x400gbit": "infiniband:8x1600gbit", "ethernet:100gbit": "ethernet:400gbit"}
+    before = suspects.tokens_per_second(job)
+    changed = [replace(job, tokens=4 * job.tokens), replace(job, bucketed=True),
+               replace(job, link=faster[job.link or "infiniband:8x400gbit"])]
+    gains = [suspects.tokens_per_second(one) / before for one in changed]
+    print(f"{name:4}{limit(events, suspects.gpu_of(job)):>16}" + "".join(
+        f"{(good if gain > 1.3 else str)(f'{gain:11.2f}x')}" for gain in gains))
+
+# %% [markdown]
+# Four times the tokens make a launch-bound job almost four times as efficient, and a compute-bound one not at all. A
+# faster network helps the bandwidth-bound job, but not the latency-bound one, although both spend their time in
+# communication. More tokens per all-reduce help both, because they communicate less often; that is a change of the
+# training recipe, too, as [lab 04](04_data_parallelism.ipynb) discusses.
+#
+# Now you can answer the question from the beginning. A step of GPT-2 small with a micro-batch of one is short, and so
+# are its kernels. Some of them are memory-bound, and their speedup is at most that of the memory. In others, small
+# GEMMs, the H100's 132 SMs have less than one wave of tiles. And the launch overhead is a matter of the CPU, which
+# did not get faster at all. With a larger micro-batch, the H100 can show what it has:
+
+# %% tags=["explore"]
+for micro_batch in (1, 4, 16):
+    sizes = GPT2.replace("batch-size 1", f"batch-size {micro_batch}")
+    old, new = [costs.of({name: f"--device virtual:{name} {dtype}"}, sizes)[0]
+                for name, dtype in (("v100-32gb", "--fp16"), ("h100", "--bf16"))]
+    print(f"micro-batch {micro_batch:2}: {result(f'{old.milliseconds / new.milliseconds:.1f}')} times as fast, at "
+          f"{new.share_of_peak:.0%} MFU instead of {old.share_of_peak:.0%} (virtual)")
 
 # %% [markdown]
 # ## Discuss
 #
-# 1. **Where to put the ranks.** Four ranks that talk to each other all the time, and two nodes of four
-#    GPUs. Do you ask for one node or for two? What would change your mind?
-# 2. **The faster network.** Somebody offers you twice the bandwidth for a training that sends
-#    thousands of messages of a few kilobytes each. Do you take it?
-# 3. **The new card.** A card has three times the peak and twice the memory bandwidth of yours. How
-#    much faster does your training become?
-# 4. **A model of one's own.** You may choose between a hidden size of 1000 and one of 1024. On 8 GPUs,
-#    which share each matrix, the larger one is the quicker one. Why?
+# 1. **Where to put the ranks.** Four ranks communicate all the time, and you have two nodes with four GPUs each. Do
+#    you ask for one node or for two? What would change your mind?
+# 2. **The faster network.** You are offered twice the network bandwidth for a job that sends thousands of messages of
+#    a few kilobytes in each step. Do you take it?
+# 3. **The new GPU.** A new GPU has three times the peak and twice the memory bandwidth of yours. How much faster will
+#    your training job be?
+# 4. **Sizes that divide.** You can choose a hidden size of 1000 or of 1024, and you will split each matrix across 8
+#    GPUs. Why is the larger one faster?
 
 # %% [markdown]
-# ## Clean up
+# ## Cleanup
 
 # %% tags=["explore"]
-!scancel --user=$USER
-!rm -f megatron/logs/messages_*.txt megatron/logs/matmul.txt
-!squeue
+!rm -f code/ping_pong.py megatron/logs/messages_*.txt megatron/logs/matmul.txt
+!squeue --me
 
 # %% [markdown]
-# ## Summary
+# ## What you have learned
 #
-# - `sinfo` and `scontrol show node` say what Slurm knows of the nodes, `lscpu` and `nvidia-smi` what a
-#   node knows of itself.
-# - A message takes latency + bytes / bandwidth. Up to latency x bandwidth its size hardly matters: send
-#   few large messages.
-# - A product is memory-bound below the ridge point (peak / memory bandwidth) and compute-bound above
-#   it. Large products have a high intensity, products with a vector have not.
-# - Share of the peak = 2 m n k / time / peak. Nothing reaches 100 %.
-# - Sizes that are multiples of 8, better of 64 or 128, keep Tensor Cores busy; padding can save time.
+# Before you make a run faster, find its limit. Data sheets give five numbers: FLOP/s, memory bandwidth, link
+# bandwidth, latency, and, seldom printed, launch overhead. Two models turn them into times: $\alpha + n/B$ for a
+# transfer, and $\max(F/P, M/B)$ for a kernel. A profile tells you which of the terms you are paying for.
 #
-# **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded.
+# **To submit:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); the saved file is what is graded.
 #
-# **The way on:** in [the next lab](02_single_node.ipynb) you train on one node, with one GPU and with
-# two, and see which of these limits you meet.
+# In [the next lab](02_single_node.ipynb), you split a model over the two GPUs of one node in three ways, and meet
+# these limits again.
+#
+# ## Read next
+#
+# - [Williams, Waterman, and Patterson, 2009](https://doi.org/10.1145/1498765.1498785), *Roofline*: the model, with
+#   ceilings for what a program leaves unused.
+# - [Thakur, Rabenseifner, and Gropp, 2005](https://doi.org/10.1177/1094342005051521), *Optimization of collective
+#   communication operations in MPICH*: latency and bandwidth of each collective's algorithms.
+# - [NVIDIA, Matrix multiplication background user's
+#   guide](https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html): tiles,
+#   waves, and alignment, with measurements.
+# - [Austin et al., How to scale your model: all about rooflines](https://jax-ml.github.io/scaling-book/roofline/):
+#   the same reasoning for TPUs and across chips, with exercises.
+# - [He, 2022](https://horace.io/brrr_intro.html), *Making deep learning go brrrr from first principles*: compute,
+#   memory, and overhead, and how to tell them apart in PyTorch.
+# - [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), *Efficient large-scale language model training on GPU
+#   clusters using Megatron-LM*: what all of these limits mean for 3,072 GPUs.

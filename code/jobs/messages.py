@@ -1,12 +1,17 @@
-"""How long do messages take between two ranks? From the workspace, one task for each rank:
+"""Measure the link between two ranks. From the workspace, one task per rank:
 
-    srun --nodes=1 --ntasks=2 python code/messages.py      both on one node
-    srun --nodes=2 --ntasks=2 python code/messages.py      on two nodes
+    srun --nodes=1 --ntasks=2 python code/messages.py [FILE]      both on one node
+    srun --nodes=2 --ntasks=2 python code/messages.py [FILE]      on two nodes
+
+FILE defines ping_pong(tensor, rounds, clock), which replaces the function of this file.
 """
 
 import os
+import runpy
 import subprocess
+import sys
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -14,8 +19,29 @@ import torch.distributed as dist
 SIZES = [4**n for n in range(1, 13)]  # bytes: 4 B to 16 MiB
 
 
-def meet() -> int:
-    """Join the two ranks, which meet at the job's first node. Returns this one's number."""
+def ping_pong(tensor: torch.Tensor, rounds: int, clock: Callable[[], float]) -> float:
+    """Return the seconds of a transfer in one direction.
+
+    Args:
+        tensor: what to send back and forth.
+        rounds: how many round trips to time, after one that is not timed.
+        clock: a function that returns the time in seconds.
+    """
+    begin = 0.0
+    for number in range(rounds + 1):
+        if number == 1:
+            begin = clock()
+        if dist.get_rank() == 0:
+            dist.send(tensor, dst=1)
+            dist.recv(tensor, src=1)
+        else:
+            dist.recv(tensor, src=0)
+            dist.send(tensor, dst=0)
+    return (clock() - begin) / (2 * rounds)
+
+
+def rendezvous() -> int:
+    """Join the two ranks, which meet at the job's first node. Return this one's rank."""
     hosts = subprocess.run(["scontrol", "show", "hostnames"], capture_output=True, text=True,
                            check=True).stdout.split()
     port = 20000 + int(os.environ["SLURM_JOB_ID"]) % 10000
@@ -24,24 +50,13 @@ def meet() -> int:
     return rank
 
 
-def there_and_back(rank: int, message: torch.Tensor) -> float:
-    """Seconds of one way: rank 0 sends the message, rank 1 sends it back."""
-    dist.barrier()
-    begin = time.perf_counter()
-    if rank == 0:
-        dist.send(message, dst=1)
-        dist.recv(message, src=1)
-    else:
-        dist.recv(message, src=0)
-        dist.send(message, dst=0)
-    return (time.perf_counter() - begin) / 2
-
-
-rank = meet()
+if len(sys.argv) > 1:
+    ping_pong = runpy.run_path(sys.argv[1])["ping_pong"]
+rank = rendezvous()
 for size in SIZES:
-    message = torch.zeros(size, dtype=torch.uint8)
-    # What else happens on the machine can only slow a message down: the quickest counts.
-    best = min(there_and_back(rank, message) for _ in range(30 if size < 10**6 else 4))
-    if rank == 0:
-        print(f"message of {size} bytes: {best * 1e6:.1f} us", flush=True)
+    for _ in range(3):
+        tensor = torch.zeros(size, dtype=torch.uint8)
+        seconds = ping_pong(tensor, 10 if size < 10**6 else 2, time.perf_counter)
+        if rank == 0:
+            print(f"message of {size} bytes: {seconds * 1e6:.1f} us", flush=True)
 dist.destroy_process_group()

@@ -29,17 +29,40 @@ class Fit(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds that messages of `sizes` bytes take one way."""
+    """Measured or modeled transfers in one direction.
+
+    Attributes:
+        name: of the link.
+        sizes: in bytes.
+        seconds: the fastest measurement of each size.
+        points: all measurements, as pairs (bytes, seconds).
+    """
 
     name: str
     sizes: tuple[int, ...]
     seconds: tuple[float, ...]
+    points: tuple[tuple[int, float], ...]
+
+    @classmethod
+    def of(cls, name: str, points: Sequence[tuple[int, float]]) -> Curve:
+        """Return the curve of some measurements.
+
+        Args:
+            name: of the link.
+            points: pairs (bytes, seconds), with one or more of each size.
+        """
+        sizes = tuple(dict.fromkeys(size for size, _ in points))
+        return cls(name, sizes, tuple(min(seconds for one, seconds in points if one == size)
+                                      for size in sizes), tuple(points))
 
     @property
     def fit(self) -> Fit:
-        """The quickest of the small messages is all latency; large ones differ by their bytes
-        alone, and of the last three differences the middle one counts, since a machine that is
-        busy spoils one or the other. (A least-squares line would follow caches and buffers.)"""
+        """Latency and bandwidth, estimated so that a busy machine does not spoil them.
+
+        The fastest small transfer is all latency. Large ones differ by their bytes alone; of the
+        last three differences, the median counts. (A least-squares line would follow caches and
+        buffers.)
+        """
         steps = [(size - before, time - earlier) for (before, earlier), (size, time) in pairwise(
             zip(self.sizes[-4:], self.seconds[-4:], strict=True))]
         bandwidths = [size / time for size, time in steps if time > 0]
@@ -53,8 +76,14 @@ class Curve:
 
 
 def read(name: str, path: str | Path) -> Curve:
-    """What code/messages.py printed into the file at `path`, absolute or relative to the
-    workspace. Raises LabError where it holds fewer than two messages."""
+    """Read what code/messages.py printed.
+
+    Args:
+        name: of the link.
+        path: of the file, absolute or relative to the workspace.
+
+    Raises LabError if the file has fewer than two measurements.
+    """
     place = workspace.home() / path
     try:
         text = place.read_text(errors="replace")
@@ -65,8 +94,7 @@ def read(name: str, path: str | Path) -> Curve:
     if len(found) < 2:
         last = (text.strip().splitlines() or ["nothing"])[-1]
         raise LabError(f"{place} holds no measurement; its last line is: {last}")
-    return Curve(name, tuple(int(size) for size, _ in found),
-                 tuple(float(microseconds) / 1e6 for _, microseconds in found))
+    return Curve.of(name, [(int(size), float(microseconds) / 1e6) for size, microseconds in found])
 
 
 def virtual(card: str, network: str | None = None) -> Curve:
@@ -88,7 +116,7 @@ def virtual(card: str, network: str | None = None) -> Curve:
     topology = Topology(nodes, (sheet, sheet), link)
     wire = topology.wire(0, 1)
     title = f"{pair(*topology.seats).name} of a {sheet.name}" if network is None else link.name
-    return Curve(f"virtual {title}", SIZES, tuple(message(wire, size) for size in SIZES))
+    return Curve.of(f"virtual {title}", [(size, message(wire, size)) for size in SIZES])
 
 
 def plot(*curves: Curve) -> Drawing:

@@ -37,11 +37,19 @@ def test_a_measurement_is_read_and_fitted(put):
 @pytest.mark.parametrize(("last", "bandwidth"), [(99e-3, 1e9), (1e-3, 1e9)])
 def test_a_message_that_met_a_busy_machine_does_not_spoil_the_fit(last, bandwidth):
     sizes, seconds = (4, 10**6, 2 * 10**6, 3 * 10**6, 4 * 10**6), (5e-5, 1e-3, 2e-3, 3e-3, last)
-    assert links.Curve("noisy", sizes, seconds).fit.bandwidth == pytest.approx(bandwidth)
+    curve = links.Curve.of("noisy", list(zip(sizes, seconds, strict=True)))
+    assert curve.fit.bandwidth == pytest.approx(bandwidth)
 
 
 def test_where_nothing_grows_there_is_a_bandwidth_still():
-    assert links.Curve("odd", (4, 8), (2e-3, 1e-3)).fit == pytest.approx((1e-3, 8000.0))
+    assert links.Curve.of("odd", [(4, 2e-3), (8, 1e-3)]).fit == pytest.approx((1e-3, 8000.0))
+
+
+def test_of_several_measurements_of_a_size_the_fastest_counts():
+    points = [(4, 3e-3), (4, 1e-3), (8, 2e-3), (4, 2e-3)]
+    curve = links.Curve.of("repeated", points)
+    assert (curve.sizes, curve.seconds) == ((4, 8), (1e-3, 2e-3))
+    assert curve.points == tuple(points)
 
 
 @pytest.mark.parametrize(("text", "said"), [

@@ -95,21 +95,21 @@ check.compare("times faster", guess_speedup, old.milliseconds / new.milliseconds
 #
 # The figure shows a part of a typical A100 server; the bandwidths are from data sheets. Follow a byte from GPU 0 to
 # GPU 1: over NVLink, it never leaves the two GPUs. Follow one to the other node: it goes through the PCIe switch to
-# the network adapter (**NIC**), and through the network. Its bandwidth falls by a factor of ten at every step away
-# from the arithmetic units, from the GPU's own memory (**HBM**) to NVLink to the network.
+# the network adapter (**NIC**), and through the network. The bandwidth falls by roughly a factor of ten with every
+# step away from the arithmetic units, from the GPU's own memory (**HBM**) to NVLink to the network.
 #
 # Two traps lie in such figures. Networks are sold in **bits** per second and memory in **bytes**, which is a factor
 # of 8. And data sheets give a link's bandwidth either **per direction** or for both directions together, which is a
 # factor of 2: the A100's "600 GB/s" of NVLink are 300 GB/s per direction.
 
 # %% tags=["explore"]
-print(f"{'data sheets':16}{'TFLOP/s':>9}{'HBM':>8}{'NVLink':>8}{'PCIe':>6}   network of a node")
+print(f"{'data sheets':16}{'TFLOP/s':>9}{'SMs':>6}{'HBM':>8}{'NVLink':>8}{'PCIe':>6}   network of a node")
 for name in ("v100", "t4", "a100", "h100"):
     card = find(name)
     nvlink = f"{card.nvlink / 1e9:.0f}" if card.nvlink else "none"
-    print(f"{card.name:16}{card.tflops['fp16']:9.0f}{card.bandwidth / 1e9:8.0f}{nvlink:>8}"
+    print(f"{card.name:16}{card.tflops['fp16']:9.0f}{card.sms:6}{card.bandwidth / 1e9:8.0f}{nvlink:>8}"
           f"{card.pcie / 1e9:6.0f}   {card.network}")
-print("TFLOP/s in fp16; the other columns are in GB/s per direction.")
+print("TFLOP/s in fp16. SMs are streaming multiprocessors. The other columns are in GB/s per direction.")
 
 # %% [markdown]
 # ### Ask the cluster
@@ -343,9 +343,19 @@ for count in (4, 8):
           f"CUDA_VISIBLE_DEVICES={result(','.join(map(str, ring)))}")
 
 # %% [markdown]
-# Notice that on the DGX-1, a ring of all eight GPUs has a faster slowest hop than any ring of four of them. NCCL
-# finds such rings by itself; choosing the *GPUs* is up to you or Slurm. Without `CUDA_DEVICE_ORDER`, CUDA may number
-# GPUs differently from `nvidia-smi`. Now ask your own cluster, for two GPUs of one node:
+# On the DGX-1, a ring of all eight GPUs has a faster slowest hop than any ring of four of them. NCCL finds rings by
+# itself, even several at a time, but choosing the *GPUs* is up to Slurm or to you. (Without `CUDA_DEVICE_ORDER`, CUDA
+# may number GPUs differently from `nvidia-smi`.) What is a good choice worth? Four GPUs of a DGX-1 all-reduce the
+# gradients of GPT-2 small:
+
+# %% tags=["explore"]
+for gpus in ([0, 1, 2, 3], [0, 1, 6, 7]):
+    seconds = links.all_reduce("v100", gpus, size=498_000_000)
+    print(f"GPUs {gpus}: {result(f'{1e3 * seconds:.1f} ms')} (virtual)")
+
+# %% [markdown]
+# Two pairs of GPUs 0, 1, 6, and 7 are connected by NVLink, but no ring through all four of them is. Now ask your own
+# cluster for two GPUs of one node:
 
 # %% tags=["explore"]
 mine = !srun --gpus-per-node=2 nvidia-smi topo -m
@@ -510,7 +520,9 @@ guess_megabytes = 2000
 ### END SOLUTION
 
 # %% tags=["explore"]
-!srun --nodes=1 --ntasks=2 python code/messages.py code/ping_pong.py | tee megatron/logs/messages_one_node.txt
+!srun --nodes=1 --ntasks=2 python code/messages.py code/ping_pong.py > megatron/logs/messages_one_node.txt
+!head -n 4 megatron/logs/messages_one_node.txt
+!tail -n 3 megatron/logs/messages_one_node.txt
 one_node = links.read("one node", "megatron/logs/messages_one_node.txt")
 check.compare("MB/s", guess_megabytes, one_node.fit.bandwidth / 1e6)
 
@@ -670,10 +682,10 @@ links.plot(two_nodes, slow)
 # %% tags=["explore"]
 virtual_links = [links.virtual("v100"), links.virtual("t4"), links.virtual("v100", "ethernet:25gbit"),
                  links.virtual("h100", "infiniband:8x400gbit")]
-print(f"{'':44}{'latency':>10}{'bandwidth':>14}{'n_1/2':>12}")
-for curve in [one_node, two_nodes, slow, *virtual_links]:
+print(f"{'':40}{'latency':>10}{'bandwidth':>14}{'n_1/2':>12}")
+for curve in [one_node, two_nodes, *virtual_links]:
     latency, bandwidth = fit_link(curve.points)
-    print(f"{curve.name:44}{1e6 * latency:7.1f} us{bandwidth / 1e9:9.2f} GB/s"
+    print(f"{curve.name:40}{1e6 * latency:7.1f} us{bandwidth / 1e9:9.2f} GB/s"
           f"{result(f'{latency * bandwidth / 1024:8,.0f} KiB')}")
 latency, bandwidth = fit_link(links.virtual("v100", "ethernet:25gbit").points)
 size, pieces = 400e6, 10_000
@@ -911,11 +923,11 @@ for title, sizes in (("GPT-2 small", GPT2_LAYER), ("GPT-3", GPT3_LAYER)):
     print(f"{'':12} by the roofline, the H100 is {result(f'{speedup:.1f}')} times as fast as the V100")
 
 # %% [markdown]
-# All elementwise kernels are memory-bound, on every GPU, and so are the two small GEMMs of attention. On a better
-# GPU, the share of memory-bound time grows. That explains a part of the missing speedup. A larger hidden size helps,
-# because a GEMM's FLOPs grow faster than its bytes, and so does **fusion**: FlashAttention ([Dao et al.,
-# 2022](https://arxiv.org/abs/2205.14135)) computes scores, softmax, and weighted values in one kernel, and the $s
-# \times s$ matrices never travel to memory.
+# All elementwise kernels are memory-bound, on every GPU, and so are the two GEMMs of attention with their short inner
+# dimension; on the H100, another GEMM of GPT-2 joins them. On a better GPU, the share of memory-bound time grows.
+# That explains a part of the missing speedup. A larger hidden size helps, because a GEMM's FLOPs grow faster than its
+# bytes, and so does **fusion**: FlashAttention ([Dao et al., 2022](https://arxiv.org/abs/2205.14135)) computes
+# scores, softmax, and weighted values in one kernel, and the $s \times s$ matrices never travel to memory.
 #
 # Useful FLOP/s divided by the peak are called **model FLOPs utilization** (MFU). No training job reaches 100%:
 # Narayanan et al. ([2021](https://arxiv.org/abs/2104.04473)) report 52% of the A100's peak for a model with a
@@ -1184,9 +1196,8 @@ def drawn_profile(source):
     return events, gpu, answer
 
 
-for case in check.draw(15, profile=drawn_profile):
-    events, gpu, answer = case["profile"]
-    check.function(limit, cases=[(events, gpu)], expected=[answer])
+drawn = [case["profile"] for case in check.draw(15, profile=drawn_profile)]
+check.function(limit, cases=[(events, gpu) for events, gpu, _ in drawn], expected=[answer for *_, answer in drawn])
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="limit" hint="Count time, not events"
@@ -1227,7 +1238,7 @@ for case in check.draw(15, profile=drawn_profile):
 # then applies three remedies to each job: four times the tokens per step, a single all-reduce for all gradients, and
 # a network with four times the bandwidth. The numbers are ratios of throughput.
 
-# %% tags=["explore"] short={"timelines.items()": "list(timelines.items())[3:]"}
+# %% tags=["explore"]
 from dataclasses import replace
 
 print(f"{'job':4}{'your diagnosis':>16}{'4x tokens':>12}{'one bucket':>12}{'4x network':>12}")
@@ -1242,22 +1253,27 @@ for name, events in timelines.items():
         f"{(good if gain > 1.3 else str)(f'{gain:11.2f}x')}" for gain in gains))
 
 # %% [markdown]
-# Four times the tokens make a launch-bound job almost four times as efficient, and a compute-bound one not at all. A
-# faster network helps the bandwidth-bound job, but not the latency-bound one, although both spend their time in
-# communication. More tokens per all-reduce help both, because they communicate less often; that is a change of the
-# training recipe, too, as [lab 04](04_data_parallelism.ipynb) discusses.
+# Follow the rows. The launch-bound job A handles four times the tokens in the same time, because the launches are the
+# same. For B and C, more tokens mean more time. In D and E, communication takes most of the step, yet only the
+# bandwidth-bound E benefits from a faster network, and only the latency-bound D from a single, large all-reduce. More
+# tokens per all-reduce help both, but change the batch size, and so the training itself, as [lab
+# 04](04_data_parallelism.ipynb) discusses.
 #
-# Now you can answer the question from the beginning. A step of GPT-2 small with a micro-batch of one is short, and so
-# are its kernels. Some of them are memory-bound, and their speedup is at most that of the memory. In others, small
-# GEMMs, the H100's 132 SMs have less than one wave of tiles. And the launch overhead is a matter of the CPU, which
-# did not get faster at all. With a larger micro-batch, the H100 can show what it has:
+# Now you can answer the question from the beginning. With a micro-batch of one sequence, GPT-2 small has many
+# memory-bound kernels, and so is the optimizer. They speed up no more than the memory does (the column HBM of the
+# first table). The GEMMs are small, and the H100 needs more tiles than the V100 to give each of its SMs one. It is at
+# its best with large batches and wide layers:
 
 # %% tags=["explore"]
-for micro_batch in (1, 4, 16):
-    sizes = GPT2.replace("batch-size 1", f"batch-size {micro_batch}")
+for title, micro_batch, layers, hidden, heads in (
+        ("GPT-2 small, micro-batch 1", 1, 12, 768, 12), ("GPT-2 small, micro-batch 16", 16, 12, 768, 12),
+        ("4 layers of hidden size 4096, micro-batch 4", 4, 4, 4096, 32)):
+    sizes = (f"--num-layers {layers} --hidden-size {hidden} --num-attention-heads {heads} --seq-length 1024 "
+             "--max-position-embeddings 1024 "
+             f"--micro-batch-size {micro_batch} --global-batch-size {micro_batch} ")
     old, new = [costs.of({name: f"--device virtual:{name} {dtype}"}, sizes)[0]
                 for name, dtype in (("v100-32gb", "--fp16"), ("h100", "--bf16"))]
-    print(f"micro-batch {micro_batch:2}: {result(f'{old.milliseconds / new.milliseconds:.1f}')} times as fast, at "
+    print(f"{title:44} {result(f'{old.milliseconds / new.milliseconds:.1f}')} times as fast, at "
           f"{new.share_of_peak:.0%} MFU instead of {old.share_of_peak:.0%} (virtual)")
 
 # %% [markdown]

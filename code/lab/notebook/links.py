@@ -119,6 +119,24 @@ def virtual(card: str, network: str | None = None) -> Curve:
     return Curve.of(f"virtual {title}", [(size, message(wire, size)) for size in SIZES])
 
 
+def all_reduce(card: str, gpus: Sequence[int], size: int) -> float:
+    """Return the modeled seconds of an all-reduce on some GPUs of one node.
+
+    Args:
+        card: the GPU model.
+        gpus: their numbers on the node.
+        size: of the tensor, in bytes.
+    """
+    from virtualgpu.core.cards import find
+    from virtualgpu.net.collectives import all_reduce
+    from virtualgpu.net.network import parse
+    from virtualgpu.net.topology import Topology
+
+    sheet, count = find(card), len(gpus)
+    node = Topology(("node1",) * count, (sheet,) * count, parse(sheet.network), tuple(gpus))
+    return all_reduce(node.path(range(count)), size)
+
+
 def plot(*curves: Curve) -> Drawing:
     """Time and bandwidth over the size, and each curve's fit as a thin line."""
     from matplotlib.figure import Figure

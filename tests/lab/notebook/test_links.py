@@ -87,3 +87,8 @@ def test_what_is_not_known_is_refused_with_the_nearest(card, network, said):
 def test_the_figure_says_in_words_what_it_shows():
     alt = links.plot(links.virtual("v100"), links.virtual("t4")).alt
     assert "virtual NVLink of a v100-sxm2-16gb: latency" in alt and "virtual PCIe of a t4" in alt
+
+
+def test_an_all_reduce_needs_gpus_that_form_a_ring_of_nvlinks():
+    near, far = [links.all_reduce("v100", gpus, 10**9) for gpus in ([0, 1, 2, 3], [0, 1, 6, 7])]
+    assert far > 5 * near

@@ -829,6 +829,7 @@ echo "done"
 job = check.program("code/my_count.sh", "count_tokens.py")
 check.that((job.nodes, job.ranks_per_node) == (1, 4),
            f"It starts {job.nodes} x {job.ranks_per_node} ranks instead of 1 x 4.")
+check.that(job.run.cpus_per_task == "4", "Its ranks no longer share 4 CPUs: leave --cpus-per-task as it was.")
 check.that("nodelist" not in job.directives and "exclude" not in job.directives,
            "It still depends on certain nodes. When one of them is drained, the job may wait forever.")
 check.that(job.directives.get("output") in ("%x_%j.txt", "./%x_%j.txt"),
@@ -865,6 +866,10 @@ check.that(failed.status == 1, "The program failed with exit code 1, and the scr
 # %% [raw] mutant="my-count" hint="instead of 1 x 4"
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 4 \
 # +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 1 \
+
+# %% [raw] mutant="my-count" hint="leave --cpus-per-task as it was"
+# -#SBATCH --cpus-per-task=4
+# +#SBATCH --cpus-per-task=1
 
 # %% [raw] mutant="my-count" hint="works from every folder"
 # -#SBATCH --output=%x_%j.txt
@@ -939,6 +944,7 @@ asked = {"job-name": "my_first", "nodes": "1", "ntasks-per-node": "1", "cpus-per
 wrong = [f"--{name} is {header.get(name, 'missing')} instead of {value}."
          for name, value in asked.items() if header.get(name) != value]
 check.that(not wrong, "The header differs from the exercise. " + " ".join(wrong))
+check.that(script.run.cpus_per_task == "4", "The tasks of srun do not get the job's 4 CPUs: pass --cpus-per-task on.")
 limit = header.get("time", "missing")
 check.that(limit in ("10", "10:00", "0:10:00", "00:10:00", "0-00:10", "0-00:10:00"),
            f"The time limit is {limit}, which is not 10 minutes. Two numbers with a colon are minutes and seconds.")
@@ -960,6 +966,10 @@ check.that(output.startswith("megatron/logs/") and "my_first" in output and "%j"
 # %% [raw] mutant="my-first" hint="The log belongs in megatron/logs"
 # -#SBATCH --output=megatron/logs/%x_%j.txt
 # +#SBATCH --output=megatron/logs/log.txt
+
+# %% [raw] mutant="my-first" hint="pass --cpus-per-task on"
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
+# +srun torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
 
 # %% [raw] mutant="my-first" hint="nodes x ranks per node: 1 x 1; the exercise uses 1 x 2"
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS

@@ -156,7 +156,7 @@ def feedback(page: Page, jupyter: Jupyter, course: Path) -> None:
     page.goto((course / "feedback" / "jane" / GRADED / f"{GRADED}.html").as_uri())
     page.locator("text=Student's answer").nth(1).evaluate("one => one.scrollIntoView()")
     page.wait_for_timeout(500)
-    save(page, "feedback", 600)
+    save(page, "feedback", 720)
 
 
 @contextlib.contextmanager

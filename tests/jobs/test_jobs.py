@@ -86,11 +86,23 @@ def test_a_shipped_script_runs_on_the_cards_that_the_nodes_declare(course, ended
     assert list((course.home / f"megatron/tensorboard/{script.stem}").glob("events.out.*"))
 
 
+def test_jobs_that_need_all_gpus_run_one_after_another(course, warm):
+    """Each requests both GPUs of both nodes, so the second one waits for the first."""
+    numbers = [course.run(f"sbatch --parsable code/virtual_v100.sh {TINY} --train-iters 2 "
+                          "--log-interval 1").stdout.strip() for _ in range(2)]
+    query = f"sacct -n -X -P -j {','.join(numbers)} -o State,Start,End"
+    assert course.until(lambda: course.run(query).stdout.count("COMPLETED") == 2, 120), (
+        course.run(query).stdout)
+    (_, _, ended), (_, began, _) = (line.split("|") for line in course.run(
+        query).stdout.splitlines())
+    assert ended <= began
+
+
 def test_gpt2_small_on_four_virtual_v100s_and_a_batch_that_does_not_fit(course, warm):
     """The classic course's job at full size: about 0.54 s, half of it messages, 10 GB."""
     # The test's vocabulary is small: padding brings it to GPT-2's.
     network = ("--virtual-network ethernet:25gbit --train-iters 3 --log-interval 1 "
-               "--make-vocab-size-divisible-by 50304")
+               "--make-vocab-size-divisible-by 50304 --num-attention-heads 32")
     number, state = submit(course, f"sbatch code/virtual_v100.sh {network}")
     log = (course.home / f"megatron/logs/virtual_v100_{number}.txt").read_text()
     assert state == "COMPLETED|0:0", log[-3000:]

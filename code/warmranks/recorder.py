@@ -1,4 +1,4 @@
-"""A gloo process group that writes down what it is asked for, and what the rank waits for."""
+"""A gloo process group that records every call and publishes what its rank waits for."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from warmranks.records import Call
 from warmranks.waiting import waiting
 
 BACKEND = "recorded"
-MOST_CALLS = 100_000  # of one rank
+MOST_CALLS = 100_000  # per rank
 
 
 @dataclass
 class Begun:
-    """A call that has begun; see `records.Call`."""
+    """A call that has begun, with the fields of `records.Call`."""
 
     op: str
     group: tuple[int, ...]
@@ -37,7 +37,7 @@ class Begun:
 
 
 class Recorder(TorchDispatchMode):
-    """Counts the FLOPs of matmuls and keeps the calls of all groups of this rank."""
+    """Counts this rank's matmul FLOPs, and records the calls of all its process groups."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,10 +53,15 @@ class Recorder(TorchDispatchMode):
         return out
 
     def begin(self, op: str, group: Sequence[int], peer: int | None, size: int) -> Begun:
-        """Note a call.
+        """Record that a call begins.
 
-        Raises:
-            RuntimeError: the rank makes far too many, as in an endless loop.
+        Args:
+            op: the name of the collective, or "send" or "recv".
+            group: the ranks of the process group.
+            peer: the other rank, or the root; None if there is none.
+            size: bytes of the tensors that this rank passes in.
+
+        Raises RuntimeError if the rank makes far too many calls, as in an endless loop.
         """
         if len(self.begun) >= MOST_CALLS:
             raise RuntimeError(f"more than {MOST_CALLS:,} calls of torch.distributed on one rank")
@@ -69,13 +74,13 @@ class Recorder(TorchDispatchMode):
 
 
 class RecordedWork(dist.Work):
-    """The work of a recorded call."""
+    """The work handle of a recorded call."""
 
     def __init__(self, recorder: Recorder, begun: Begun, work: dist.Work) -> None:
         """Args:
-            recorder: of this rank.
+            recorder: this rank's recorder.
             begun: the call.
-            work: gloo's.
+            work: gloo's work handle.
         """
         super().__init__()
         self.recorder, self.begun, self.work = recorder, begun, work
@@ -109,15 +114,15 @@ class RecordedWork(dist.Work):
 
 
 class RecordedGroup(dist.ProcessGroup):
-    """A process group whose calls go to gloo, and into the record."""
+    """A process group that passes every call on to gloo and records it."""
 
     def __init__(self, recorder: Recorder, inner: dist.ProcessGroup, gloo: dist.ProcessGroupGloo,
                  ranks: list[int]) -> None:
         """Args:
-            recorder: of this rank.
-            inner: the group that does the work.
-            gloo: its backend.
-            ranks: of the group, in the world's numbers.
+            recorder: this rank's recorder.
+            inner: the process group that does the work.
+            gloo: the backend of `inner`.
+            ranks: the group's ranks, as global ranks.
         """
         super().__init__(inner.rank(), inner.size())
         self.recorder, self.inner, self.ranks = recorder, inner, ranks
@@ -128,13 +133,13 @@ class RecordedGroup(dist.ProcessGroup):
 
     def noted(self, op: str, tensors: Any, call: Callable[[], dist.Work],
               peer: int | None = None) -> RecordedWork:
-        """Begin a call and note it.
+        """Start a call, and record it.
 
         Args:
-            op: its name.
-            tensors: whose bytes count: a tensor, or lists of them.
-            call: begins it on the inner group.
-            peer: a rank, in this group's numbers.
+            op: the name of the call.
+            tensors: a tensor or nested lists of tensors, whose bytes are recorded.
+            call: starts the call on the inner group.
+            peer: the other rank, or the root, as a rank within this group.
         """
         begun = self.recorder.begin(op, self.ranks, None if peer is None else self.ranks[peer],
                                     total(tensors))
@@ -155,19 +160,19 @@ class RecordedGroup(dist.ProcessGroup):
 
 
 def total(tensors: Any) -> int:
-    """Return the bytes of a tensor, or of all tensors in nested lists."""
+    """Return the total size, in bytes, of a tensor or of nested lists of tensors."""
     if isinstance(tensors, torch.Tensor):
         return tensors.nbytes
     return sum(map(total, tensors))
 
 
 def _collective(method: str, op: str, given: int) -> None:
-    """Add a method to RecordedGroup.
+    """Add a method to RecordedGroup that records a collective.
 
     Args:
-        method: of torch.distributed.ProcessGroup.
-        op: what the record calls it.
-        given: the argument that holds what this rank passes in.
+        method: the name of the method of torch.distributed.ProcessGroup.
+        op: the name of the collective in the record.
+        given: the position of the argument with this rank's input.
     """
     def begin(self: RecordedGroup, *arguments: Any, **options: Any) -> RecordedWork:
         opts = options.get("opts", arguments[-1])
@@ -196,7 +201,7 @@ for _method, _op, _given in (
 
 
 def register(recorder: Recorder) -> None:
-    """Let `init_process_group("recorded")`, and groups made after it, write to a recorder."""
+    """Register the backend "recorded", whose process groups write to this recorder."""
     def make(options: Any, _: Any) -> RecordedGroup:
         ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
         with waiting(f"a new process group of ranks {', '.join(map(str, ranks))}"):

@@ -1,6 +1,6 @@
-"""What happens in a rank whose communication is recorded.
+"""The entry point of a rank whose communication is recorded.
 
-torch is imported late: the caller's process names this module's function and need not have torch.
+torch is imported late, because the caller only names this module's function and may not have torch.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from warmranks.records import Record
 def recorded(function: Callable, keywords: dict[str, Any], *arguments: Any) -> Record:
     """Call a function on this rank with a recording process group, and return the record.
 
-    The default process group, and those that the function makes, use gloo.
+    The default process group and all groups that the function creates use gloo.
 
     Args:
-        function: to call.
+        function: the function to call.
         keywords: its keyword arguments.
-        *arguments: its positional ones.
+        *arguments: its positional arguments.
     """
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""What the ranks of a run communicated, as plain data. Standard library only."""
+"""The communication of a run's ranks, as plain data. Uses the standard library only."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Call:
-    """A collective, a send, or a receive that a rank began.
+    """A collective, send, or receive that a rank started.
 
     Attributes:
-        op: its name: "all_reduce", "reduce_scatter", "all_gather", "broadcast", "send", "recv", ...
-        group: the ranks of its process group.
-        peer: the other rank of a send or a receive, or the root of a collective that has one.
-        bytes: of the tensors that this rank passed in; of a receive, those of the buffer.
-        started: FLOPs of the matmuls that this rank had done when the call began.
-        finished: the same when it was waited for; None where that never happened.
+        op: the name: "all_reduce", "reduce_scatter", "all_gather", "broadcast", "send", "recv", ...
+        group: the ranks of the process group.
+        peer: the other rank of a send or receive, or the root of a collective that has one.
+        bytes: size of the tensors that this rank passed in; for a receive, size of the buffer.
+        started: matmul FLOPs that this rank had done when the call began.
+        finished: the same, at the end of its wait for the call; None if it never waited.
     """
 
     op: str
@@ -28,12 +28,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Record:
-    """What one rank did.
+    """The result and the communication of one rank.
 
     Attributes:
-        value: what the function returned.
-        calls: in the order in which they began.
-        flops: of the rank's matmuls, in all.
+        value: the function's return value.
+        calls: the calls of torch.distributed, in the order in which they began.
+        flops: total matmul FLOPs of the rank.
     """
 
     value: object

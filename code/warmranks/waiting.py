@@ -1,9 +1,9 @@
-"""What each rank waits for, in memory that its manager reads, and how to tell a deadlock from it.
+"""Deadlock detection: ranks publish what they wait for in shared memory, which their manager reads.
 
-A rank that waits for another one says so on its row of the board. The manager declares a deadlock
-only where no clock decides it alone: every rank that still runs waits for others, none of their
-threads is runnable, and neither has changed for a while. A rank that computes, sleeps, or lacks a
-core on a busy machine is therefore never taken for one that hangs.
+A rank that waits for another rank writes so in its row of the board. No clock alone decides that
+there is a deadlock: every rank that is still running must wait for others, none of their threads
+may be runnable, and neither fact may have changed for a while. So a rank that computes, sleeps, or
+waits for a core on a busy machine never counts as hanging.
 """
 
 from __future__ import annotations
@@ -15,20 +15,25 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-ROW = 256  # bytes of a rank
-HEADER = struct.Struct("=QH")  # how often the row has changed; bytes of text
-ROUNDS = 5  # in each of which every thread must be seen asleep
-ASLEEP = "SI"  # states of a thread, in /proc, that waits for an event
+ROW = 256  # bytes per rank
+HEADER = struct.Struct("=QH")  # the number of changes to the row; the length of its text, in bytes
+ROUNDS = 5  # in each round, every thread must be seen asleep
+ASLEEP = "SI"  # thread states in /proc that mean waiting for an event
 
 
 class Board:
-    """A row of shared memory for each rank; make it before they are forked."""
+    """Shared memory with one row per rank. Create it before forking the ranks."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks, self._memory = ranks, mmap.mmap(-1, ROW * ranks)
 
     def write(self, rank: int, text: str) -> None:
-        """Set what a rank waits for; an empty text: it does not wait."""
+        """Set what a rank waits for.
+
+        Args:
+            rank: whose row.
+            text: such as "recv from rank 3"; empty if the rank does not wait.
+        """
         content = text.encode()[:ROW - HEADER.size]
         changes, _ = HEADER.unpack_from(self._memory, ROW * rank)
         start = ROW * rank + HEADER.size
@@ -36,26 +41,31 @@ class Board:
         HEADER.pack_into(self._memory, ROW * rank, changes + 1, len(content))
 
     def read(self, rank: int) -> tuple[int, str]:
-        """Return how often a rank's row has changed, and what it waits for."""
+        """Return how many times a rank's row has changed, and what the rank waits for."""
         changes, size = HEADER.unpack_from(self._memory, ROW * rank)
         start = ROW * rank + HEADER.size
         return changes, self._memory[start:start + size].decode(errors="replace")
 
 
-_mine: list[tuple[Board, int]] = []  # of this process, where it is a rank
+_mine: list[tuple[Board, int]] = []  # this process's board and rank; empty if it is not a rank
 
 
 def sit(board: Board, rank: int) -> None:
-    """Have `waiting` write to this rank's row from now on."""
+    """Make `waiting` write to this rank's row from now on.
+
+    Args:
+        board: the board that the manager reads.
+        rank: this process's rank.
+    """
     _mine[:] = [(board, rank)]
 
 
 @contextlib.contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Declare, within the context, that this rank waits for others.
+    """Publish that this rank waits for others, for the duration of the context.
 
     Args:
-        what: for people, such as "recv from rank 3".
+        what: a description for people, such as "recv from rank 3".
     """
     for board, rank in _mine:
         board.write(rank, what)
@@ -67,23 +77,23 @@ def waiting(what: str) -> Iterator[None]:
 
 
 class Stall:
-    """Tells when all running ranks wait for each other."""
+    """Detects that all running ranks wait for one another."""
 
     def __init__(self, board: Board, seconds: float) -> None:
         """Args:
-            board: the ranks' rows.
-            seconds: for which nothing must have changed.
+            board: what each rank waits for.
+            seconds: how long nothing may have changed before this counts as a deadlock.
         """
         self.board, self.seconds = board, seconds
         self._before: object = None
         self._since, self._rounds = 0.0, 0
-        self._unseen: set[Path] = set()  # threads that were not asleep yet in this round
+        self._unseen: set[Path] = set()  # threads not yet seen asleep in this round
 
     def found(self, running: Mapping[int, int]) -> bool:
-        """Return whether the ranks wait for each other; call it again and again.
+        """Return whether the ranks are deadlocked. Call it repeatedly.
 
         Args:
-            running: process ids by rank, of the ranks that have neither returned nor failed.
+            running: process IDs by rank, for the ranks that have neither returned nor failed.
         """
         rows = {rank: self.board.read(rank) for rank in running}
         waits = bool(rows) and all(text for _, text in rows.values())
@@ -100,7 +110,7 @@ class Stall:
         return self._rounds >= ROUNDS and time.monotonic() - self._since >= self.seconds
 
     def _look(self, processes: Iterable[int]) -> None:
-        """Count a round when every thread was seen asleep in it."""
+        """Count the round once every thread has been seen asleep."""
         if not self._unseen:
             self._unseen = {thread for process in processes
                             for thread in Path(f"/proc/{process}/task").iterdir()}
@@ -109,17 +119,13 @@ class Stall:
 
 
 def switches(process: int) -> list[str]:
-    """Return how often the main thread of a process was switched to, by kind of switch."""
+    """Return the context-switch counts of a process's main thread, one line per kind."""
     status = Path(f"/proc/{process}/task/{process}/status").read_text()
     return [line for line in status.splitlines() if "ctxt_switches" in line]
 
 
 def asleep(thread: Path) -> bool:
-    """Return whether a thread waits for an event, or has ended.
-
-    Args:
-        thread: its folder in /proc.
-    """
+    """Return whether a thread waits for an event or has ended, given its folder in /proc."""
     try:
         return (thread / "stat").read_text().rpartition(")")[2].split()[0] in ASLEEP
     except OSError:

@@ -1,4 +1,4 @@
-"""`check.ranks`: a driver on real ranks. docs/writing-labs.md is the guide."""
+"""`check.ranks`: run a driver on real ranks. docs/writing-labs.md is the guide."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from labkit.check.on_ranks import DEADLOCK, LATE, MOST_RANKS, RETURNED, Run
 from labkit.check.same import NEAR, difference
 from labkit.check.sides import side
 
-SECONDS = 40.0  # for the ranks of one case; a deadlock is found long before
+SECONDS = 40.0  # time limit for the ranks of one case; deadlocks are found long before
 Expected = Sequence[Sequence[Any]] | Callable[..., Sequence[Any]]
 
 
 def ranks(driver: Any, cases: Sequence[Case], expected: Expected, *,
           ranks: int | Sequence[int] = 4, hints: Mapping[str, Any] | None = None,
           rel: float = NEAR, seconds: float = SECONDS) -> list[Run]:
-    """Run a driver on ranks with torch.distributed, and assert what it returns on each of them.
+    """Run a driver on ranks of torch.distributed, and assert its return value on each of them.
 
-    Every rank is a process of its own; the default process group uses gloo. The driver is called
-    on each with the same arguments, and asks torch.distributed for its rank.
+    Each rank is a separate process, and the default process group uses gloo. The driver is called
+    on every rank with the same arguments, and gets its rank from torch.distributed.
 
     Args:
-        driver: uses the student's names and returns plain values.
-        cases: its arguments: dicts of keywords, or sequences of positional arguments.
-        expected: a function of (number of ranks, **case) that returns a value for each rank. Where
-            `ranks` is one number, it may be a list with such a list for each case.
-        ranks: how many, or several numbers, each of which every case runs with.
-        hints: texts with the wrong values that each is for, given as `expected` is, or with
+        driver: a function that uses the student's names and returns plain values.
+        cases: the driver's arguments: dicts of keywords, or sequences of positional arguments.
+        expected: a function of (number of ranks, **case) that returns one value per rank. If
+            `ranks` is a single number, it may also be a list that has such a list for each case.
+        ranks: the number of ranks, or several numbers; every case runs with each of them.
+        hints: maps each text to the wrong values that trigger it, in the form of `expected`, or to
             "deadlock".
-        rel: the relative tolerance of numbers.
-        seconds: for each case, until ranks that still run are ended.
+        rel: the relative tolerance for numbers.
+        seconds: time limit for each case, after which its ranks are killed.
 
     Returns:
-        What the ranks did, in the order of `ranks`, and for each number in the order of the cases.
-        The record of communication comes from the student's process, which can forge it.
+        One Run for each number of ranks and each case, cases varying fastest. Its record of the
+        communication comes from the student's process, which can forge it.
 
-    Raises Failed at the first case that does not hold.
+    Raises Failed at the first case that fails.
     """
     numbers = [ranks] if isinstance(ranks, int) else list(ranks)
     if not cases or not numbers:
@@ -59,7 +59,7 @@ def ranks(driver: Any, cases: Sequence[Case], expected: Expected, *,
 
 
 def _run(driver: Any, number: int, case: Case, seconds: float, hints: Mapping[str, Any]) -> Run:
-    """Run one case. Raises Failed where it does not return on all ranks."""
+    """Run one case. Raises Failed unless the driver returns on all ranks."""
     where = f"on {number} rank{'s' if number > 1 else ''}"
     what, done = drive(driver, case, where, lambda arguments, keywords: (
         side().ranks(driver, number, arguments, keywords, seconds)))
@@ -73,16 +73,16 @@ def _run(driver: Any, number: int, case: Case, seconds: float, hints: Mapping[st
 
 def _judge(driver: Any, number: int, case: Case, place: int, done: Run, expected: Expected,
            hints: Mapping[str, Any], rel: float) -> None:
-    """Compare what every rank returned. Raises Failed.
+    """Compare the return values of all ranks with the expected ones. Raises Failed.
 
     Args:
-        driver: the function.
-        number: of ranks.
-        case: its arguments.
-        place: of the case.
+        driver: the function that ran.
+        number: the number of ranks.
+        case: the arguments of the driver.
+        place: the index of the case.
         done: what the ranks did.
-        expected: as `ranks` takes it.
-        hints: as `ranks` takes them.
+        expected: the same as for `ranks`.
+        hints: the same as for `ranks`.
         rel: the relative tolerance.
     """
     for rank, (got, right) in enumerate(zip(done.values, _values(expected, number, case, place),
@@ -108,8 +108,8 @@ def _values(expected: Expected, number: int, case: Case, place: int) -> Sequence
 
 def _is(values: Sequence[Any], wrong: Expected, number: int, case: Case, place: int, rel: float
         ) -> bool:
-    """Whether the ranks returned the wrong values that a hint is for."""
+    """Return whether the ranks returned the wrong values that trigger a hint."""
     try:
         return difference(list(values), list(_values(wrong, number, case, place)), rel) is None
-    except ArithmeticError:  # this wrong way has no result for this case
+    except ArithmeticError:  # this mistake has no result in this case
         return False

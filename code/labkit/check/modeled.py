@@ -1,4 +1,4 @@
-"""`check.gpus`: a driver on virtual GPUs. docs/writing-labs.md is the guide."""
+"""`check.gpus`: run a driver on virtual GPUs. docs/writing-labs.md is the guide."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from virtualgpu.replay import Priced
 
 GIB = 2**30
-SECONDS = 50.0  # of real time, for one driver
+SECONDS = 50.0  # time limit for one driver, in real time
 MEMORY, LITTLE = "memory", "little"
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a driver costs on modeled GPUs.
+    """The modeled cost of a driver.
 
     Attributes:
-        cluster: the GPUs.
+        cluster: the virtual GPUs that it ran on.
         ranks: the figures of each simulated rank (virtualgpu.replay.Priced).
     """
 
@@ -39,26 +39,25 @@ class Cost:
 
     @property
     def milliseconds(self) -> float:
-        """Modeled time of the driver, until the last rank is done."""
+        """Modeled time until the last rank finishes."""
         return 1000 * self.slowest.seconds
 
     @property
     def exposed(self) -> float:
-        """Fraction of that time in which the GPU of the slowest rank only waited for
-        communication."""
+        """Fraction of that time in which the slowest rank's GPU only waited for communication."""
         return self.slowest.exposed_compute / self.slowest.seconds
 
     @property
     def peak_memory(self) -> float:
-        """GiB allocated at the peak, on the rank that needs the most."""
+        """Peak allocated memory of the rank that needs the most, in GiB."""
         return max(rank.peak for rank in self.ranks) / GIB
 
     def mfu(self, flops: float, dtype: str = "bf16") -> float:
-        """Return the fraction of the GPUs' peak that useful work reached (PaLM, appendix B).
+        """Return the model FLOPs utilization (PaLM, appendix B).
 
         Args:
-            flops: that the model needs on each GPU, in all.
-            dtype: whose peak counts, such as "bf16" or "tf32".
+            flops: total FLOPs per GPU that the model needs.
+            dtype: the dtype whose peak counts, such as "bf16" or "tf32".
         """
         from virtualgpu.core import cards
 
@@ -70,27 +69,27 @@ def gpus(driver: Any, case: Case = (), gpus: str = "h100:8", *, nodes: int = 1,
          link: str | None = None, present: Sequence[int] | None = None,
          least: Mapping[str, Any] | None = None, hints: Mapping[str, str] | None = None,
          seconds: float = SECONDS) -> Cost:
-    """Run a driver on virtual GPUs, and return what it costs there.
+    """Run a driver on virtual GPUs, and return its modeled cost.
 
     The default process group ("nccl") exists when the driver is called, and `torch.device("cuda")`
     is a virtual GPU: tensors have shapes, and small ones have values. The student's process returns
-    what was done as data; time and memory are worked out from it on the trusted side.
+    a record of what it did, and the trusted side computes time and memory from that record.
 
     Args:
-        driver: uses the student's names; what it returns is ignored.
-        case: its arguments: a dict of keywords, or a sequence of positional arguments.
-        gpus: the GPU model and how many each node has.
-        nodes: how many nodes.
-        link: the network between them, such as "ethernet:25gbit"; None: what is usual.
-        present: the ranks to simulate, where the others do the same; None: all.
+        driver: a function that uses the student's names; its return value is ignored.
+        case: the driver's arguments: a dict of keywords, or a sequence of positional arguments.
+        gpus: the GPU model and the number per node.
+        nodes: the number of nodes.
+        link: the network between them, such as "ethernet:25gbit"; None: the GPU model's usual one.
+        present: the ranks to simulate if all others do the same as one of these; None: all.
         least: lower bounds for every rank, because a record could leave something out: "flops",
             "bytes", "live", or "communicated". FLOPs count only in "dtype" ("fp32" by default) and
             in dtypes of higher precision. Derive the bounds from the task.
-        hints: texts with what each is for: "memory" (it runs out of memory) or "little" (it does
-            less than `least`).
-        seconds: of real time, until the driver is ended.
+        hints: maps each text to what triggers it: "memory" (the driver runs out of memory) or
+            "little" (it does less than `least`).
+        seconds: time limit in real time, after which the driver is killed.
 
-    Raises Failed where it does not run, or does nothing on the GPUs or less than `least`.
+    Raises Failed if the driver fails, or does nothing on the GPUs or less than `least`.
     """
     from virtualgpu.replay import TooLittle, require
 

@@ -1,8 +1,8 @@
-"""A driver on virtual GPUs, recorded where the student's code runs and priced where it does not.
+"""Record a driver on virtual GPUs next to the student's code, and price it on the trusted side.
 
-`record` runs beside the student's code and returns each rank's record (virtualgpu.replay): what
-was computed, allocated, and communicated, and no time. `priced` reads records that nobody vouches
-for and works out what they cost.
+`record` runs next to the student's code and returns each rank's record (virtualgpu.replay): what it
+computed, allocated, and communicated, but no times. `read` takes such records, which a sandbox may
+have forged, and computes what they cost.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from labkit.check.on_ranks import LATE, MOST_TEXT, RAISED, RETURNED, shortened, 
 if TYPE_CHECKING:
     from virtualgpu.replay import Priced
 
-MOST_PROCESSES = 8  # ranks that are simulated at a time
-MOST_PACKED = 900_000  # characters of all records, packed: what may cross
+MOST_PROCESSES = 8  # ranks simulated at a time
+MOST_PACKED = 900_000  # limit for the characters of all packed records that are passed on
 MOST_UNPACKED = 24_000_000  # bytes of all records, unpacked: a few hundred MB of Python objects
 
 
 class BadRecords(ValueError):
-    """What came is not a record of each rank, or contradicts itself."""
+    """The outcome does not hold one valid, consistent record per rank."""
 
 
 @dataclass(frozen=True)
 class Modeled:
-    """What a driver did on virtual GPUs.
+    """The outcome of a driver on virtual GPUs.
 
     Attributes:
-        state: RETURNED, RAISED, or LATE.
-        text: how it failed, for the student.
-        priced: the figures of each simulated rank; empty unless it returned.
+        state: RETURNED, RAISED, or LATE (still running at the time limit).
+        text: the error for the student.
+        priced: the figures of each simulated rank; empty unless all of them returned.
     """
 
     state: str
@@ -46,13 +46,13 @@ class Modeled:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Virtual GPUs that a driver runs on.
+    """The virtual GPUs that a driver runs on.
 
     Attributes:
-        gpus: the GPU model and how many each node has, such as "h100:8".
-        nodes: how many nodes.
-        link: the network between them; None: the one that is usual with these GPUs.
-        present: the ranks that are simulated, of which the others are copies; None: all.
+        gpus: the GPU model and the number per node, such as "h100:8".
+        nodes: the number of nodes.
+        link: the network between them; None: the GPU model's usual one.
+        present: the ranks to simulate, which stand for all others; None: all.
     """
 
     gpus: str
@@ -61,7 +61,7 @@ class Cluster:
     present: tuple[int, ...] | None = None
 
     def ranks(self) -> list[int]:
-        """Return the ranks that are simulated. Raises VirtualGpuError for an unknown GPU."""
+        """Return the simulated ranks. Raises VirtualGpuError for an unknown GPU model."""
         from virtualgpu.launch import cluster
 
         world = cluster.parse(self.gpus, self.nodes, self.link).world
@@ -75,11 +75,11 @@ def record(function: Callable, cluster: Cluster, arguments: Sequence[Any],
 
     Args:
         function: the driver.
-        cluster: the GPUs.
-        arguments: of the driver, plain values.
-        keywords: of the driver, too.
-        seconds: of real time, after which it is ended.
-        masked: names that its code may not use.
+        cluster: the virtual GPUs.
+        arguments: the driver's positional arguments, as plain values.
+        keywords: the driver's keyword arguments, as plain values.
+        seconds: time limit in real time, after which the driver is killed.
+        masked: names that the student's code may not use.
     """
     import warmranks
 
@@ -95,14 +95,14 @@ def record(function: Callable, cluster: Cluster, arguments: Sequence[Any],
     if isinstance(found, str):
         return {"state": RAISED, "text": shortened(found)}
     if sum(map(len, found)) > MOST_PACKED:
-        return {"state": RAISED, "text": "it does too much to be recorded: more than "
-                                         f"{MOST_PACKED:,} characters"}
+        return {"state": RAISED, "text": "it does too much to be recorded: its records "
+                                         f"exceed {MOST_PACKED:,} characters"}
     return {"state": RETURNED, "records": found}
 
 
 def _recorded(function: Callable, cluster: Cluster, arguments: tuple[Any, ...],
               keywords: dict[str, Any], masked: tuple[str, ...]) -> list[str] | str:
-    """Return the packed records, or how a rank failed."""
+    """Return the packed records, or the error of the first rank that failed by itself."""
     import virtualgpu
     from virtualgpu.launch.failures import STOPPED
 
@@ -139,10 +139,10 @@ def unpack(packed: Any, most: int = MOST_UNPACKED) -> str:
     """Return the text of a packed record.
 
     Args:
-        packed: from anybody.
-        most: bytes that it may have.
+        packed: untrusted input.
+        most: the maximum size of the text, in bytes.
 
-    Raises BadRecords where it is something else, or larger.
+    Raises BadRecords if it is not a packed record, or too large.
     """
     if not isinstance(packed, str) or len(packed) > MOST_PACKED:
         raise BadRecords("a record is not packed text")
@@ -159,13 +159,13 @@ def unpack(packed: Any, most: int = MOST_UNPACKED) -> str:
 
 
 def read(outcome: Any, cluster: Cluster) -> Modeled:
-    """Price an outcome.
+    """Compute what an outcome costs.
 
     Args:
-        outcome: what `record` returned, or anything else that a sandbox sent.
-        cluster: the GPUs.
+        outcome: the result of `record`, or anything else that a sandbox sent.
+        cluster: the virtual GPUs.
 
-    Raises BadRecords where it is no outcome, has no record of each rank, or contradicts itself.
+    Raises BadRecords if the outcome is malformed, lacks a rank's record, or contradicts itself.
     """
     if not isinstance(outcome, dict):
         raise BadRecords("no dict")

@@ -1,7 +1,7 @@
-"""A function on ranks of torch.distributed, and the outcome as plain values.
+"""Run a function on ranks of torch.distributed, and return the outcome as plain values.
 
-`run` starts the ranks beside the student's code, in the kernel or in the sandbox. `read` makes a
-Run of what came back, which a sandbox may have forged.
+`run` starts the ranks next to the student's code, in the kernel or in the sandbox. `read` turns
+what came back, which a sandbox may have forged, into a Run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from warmranks import Call, Record
 
 MOST_RANKS, MOST_TEXT = 16, 8_000
-MOST_CALLS = 5_000  # of all ranks in all, that may cross
+MOST_CALLS = 5_000  # limit for the calls of all ranks together that are passed on
 MOST_COUNT = 1e30  # FLOPs or bytes; an int beyond the largest float would break whatever divides it
 RETURNED, RAISED, DEADLOCK, LATE = "returned", "raised", "deadlock", "late"
 OPS = frozenset((
@@ -26,17 +26,17 @@ Outcome = dict[str, Any]
 
 
 class Forged(ValueError):
-    """The outcome is not one that `run` makes."""
+    """The outcome cannot come from `run`."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a driver did on its ranks, in one case.
+    """The outcome of a driver on its ranks, in one case.
 
     Attributes:
-        state: RETURNED, RAISED, DEADLOCK, or LATE (it was still running).
-        text: how it failed, with tracebacks, for the student.
-        records: what each rank returned and communicated; empty unless it returned.
+        state: RETURNED, RAISED, DEADLOCK, or LATE (still running at the time limit).
+        text: the error for the student, with tracebacks.
+        records: return value and communication of each rank; empty unless all ranks returned.
     """
 
     state: str
@@ -45,20 +45,25 @@ class Run:
 
     @property
     def values(self) -> list[Any]:
-        """What the driver returned on each rank."""
+        """The driver's return value on each rank."""
         return [record.value for record in self.records]
 
     def calls(self, rank: int, *ops: str) -> list[Call]:
         """Return the calls of one rank, in the order in which they began.
 
         Args:
-            rank: whose.
-            *ops: only these, such as "send" and "all_reduce"; none: all.
+            rank: the rank that made the calls.
+            *ops: the names of the calls to return, such as "send"; without any, all calls.
         """
         return [call for call in self.records[rank].calls if not ops or call.op in ops]
 
     def bytes(self, rank: int, *ops: str) -> int:
-        """Return the bytes that one rank passed to these calls."""
+        """Return the total bytes that one rank passed to these calls.
+
+        Args:
+            rank: the rank that made the calls.
+            *ops: the names of the calls to count, such as "send"; without any, all calls.
+        """
         return sum(call.bytes for call in self.calls(rank, *ops))
 
 
@@ -68,13 +73,13 @@ def run(function: Callable, ranks: int, arguments: Sequence[Any], keywords: Mapp
 
     Args:
         function: the driver.
-        ranks: how many.
-        arguments: of the driver, plain values.
-        keywords: of the driver, too.
-        seconds: after which ranks that still run are ended.
-        masked: names that its code may not use.
+        ranks: the number of ranks.
+        arguments: the driver's positional arguments, as plain values.
+        keywords: the driver's keyword arguments, as plain values.
+        seconds: time limit, after which all ranks are killed.
+        masked: names that the student's code may not use.
 
-    Raises labkit.check.wire.CannotCross for a result that is no plain value.
+    Raises labkit.check.wire.CannotCross for a result that is not a plain value.
     """
     import warmranks
 
@@ -115,11 +120,11 @@ def watched(masked: tuple[str, ...], function: Callable, arguments: tuple[Any, .
 
 
 def read(outcome: Any, ranks: int) -> Run:
-    """Return the Run that an outcome describes. Raises Forged where there is none.
+    """Return the Run that an outcome describes. Raises Forged if it describes none.
 
     Args:
-        outcome: what `run` returned, or anything else that a sandbox sent.
-        ranks: how many were asked for.
+        outcome: the result of `run`, or anything else that a sandbox sent.
+        ranks: the number of ranks that were requested.
     """
     if not isinstance(outcome, dict):
         raise Forged("no dict")

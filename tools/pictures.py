@@ -38,7 +38,12 @@ WIDTH = 1300
 COLORS = 96  # of a picture; screens have few, and a small palette makes small files
 LAB, WORKED = "notebooks/03_multi_node.ipynb", "notebooks/worked/03_multi_node.ipynb"
 GRADED = "00_welcome"
-WRONG = "def place(rank, ranks_per_node):\n    return rank % ranks_per_node, rank // ranks_per_node"
+WRONG = """def verdict(lines, gpus):
+    sizes = [int(line.split(",")[0].split()[-1]) for line in lines if "world size" in line]
+    if not sizes or sizes[-1] == gpus:
+        return "ok" if sizes else "not started"
+    return "idle GPUs"
+"""
 
 
 def save(page: Page, name: str, height: int = 860, width: int = WIDTH) -> None:
@@ -88,13 +93,13 @@ def start_page(page: Page, jupyter: Jupyter, home: Path) -> None:
 def hint(page: Page, jupyter: Jupyter, home: Path) -> None:
     """A wrong answer, its check, and the hint."""
     driver.open_notebook(page, jupyter, LAB)
-    run(page, "from labkit import check")
-    answer = driver.number_of(page, "def place")
+    run(page, "from labkit import check", "def log_of")
+    answer = driver.number_of(page, "def verdict")
     driver.code_cell(page, answer).locator(".cm-content").click()
     page.keyboard.press("Control+a")
     page.keyboard.insert_text(WRONG)
     driver.run_cell(page, answer)
-    run(page, '"Node and local rank')
+    run(page, '"Two smaller worlds')
     put_at_top(page, "Exercise 1:", -260)
     save(page, "hint")
 
@@ -105,10 +110,11 @@ def job(page: Page, jupyter: Jupyter, home: Path) -> None:
     run(page, "os.chdir", "from labkit import check", "jobs.connect()", "guess_milliseconds =",
         "!sbatch code/dp_two_nodes.sh")
     wait(page, "job = jobs.wait()")
-    run(page, "times = [line.milliseconds for line in log", "plots.loss(first=log)",
-        "tensorboard.link()")
+    run(page, "times = [line.milliseconds for line in log", "!sbatch code/dp_single_node.sh")
+    wait(page, "single = jobs.wait()")
+    run(page, "plots.loss(", "tensorboard.link()")
     page.locator("img[alt^='Training loss over samples']").wait_for(timeout=20_000)
-    put_at_top(page, "math.log(4096)")
+    put_at_top(page, "plots.loss(")
     save(page, "loss")
     with page.context.expect_page() as opened:
         page.locator(f"{driver.NOTEBOOK} a", has_text="Open TensorBoard").click()
@@ -130,7 +136,8 @@ def wait(page: Page, text: str) -> None:
 def profile(page: Page, jupyter: Jupyter, home: Path) -> None:
     """Four virtual V100s in the profiler's tab."""
     driver.open_notebook(page, jupyter, WORKED)
-    run(page, "os.chdir", "from labkit import check", "jobs.connect()", "--profile-name four")
+    run(page, "os.chdir", "from labkit import check", "jobs.connect()",
+        "#SBATCH --job-name=my_two_nodes", "--profile-name four")
     wait(page, "four = jobs.wait()")
     run(page, 'tensorboard.link("profiler")')
     with page.context.expect_page() as opened:

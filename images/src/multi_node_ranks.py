@@ -19,9 +19,9 @@ def draw() -> Figure:
         for local, x in ((0, left + 0.25), (1, left + 2.25)):
             box(axes, x, 0.5, 1.7, 1.05, f"rank {2 * node + local}\nlocal rank {local}", fill=GREEN)
             arrow(axes, (middle, 2.2), (x + 0.85, 1.57))
-    # All meet at rank 0's node before the first step.
+    # All rendezvous at rank 0's node before the first step.
     for x in (3.3, 5.9, 7.9):
         arrow(axes, (x, 0.5), (1.3, 0.48), bend=-0.09, color=GREY, dashed=True)
-    axes.text(4.6, -0.18, "dashed: all ranks meet at MASTER_ADDR, the first node", ha="center",
+    axes.text(4.6, -0.18, "dashed: all ranks rendezvous at MASTER_ADDR, the first node", ha="center",
               va="center", fontsize=10, color=INK)
     return figure

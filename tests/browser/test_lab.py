@@ -32,20 +32,21 @@ def test_a_student_reads_the_lab_answers_and_looks_at_the_worked_notebook(
         common_page, course_jupyter, common_traffic, screenshot):
     page = common_page
     open_notebook(page, course_jupyter, LAB, reload=False)
-    until(page, lambda: page.locator(f"{NOTEBOOK} img").count() == 3, "the figures")
+    until(page, lambda: page.locator(f"{NOTEBOOK} img").count() == 2, "the figures")
     until(page, lambda: not broken_pictures(page), "whole pictures")
     screenshot(page, "lab-top")
     for text in ("os.chdir", "from labkit import check", "jobs.connect()"):
         run_cell(page, number_of(page, text))
     assert "slurmnode" in code_cell(page, number_of(page, "jobs.connect()")).inner_text()
-    run_cell(page, number_of(page, "def place"))
-    said = run_cell(page, number_of(page, '"Node and local rank')).inner_text()
+    for text in ("def verdict", "def log_of"):
+        run_cell(page, number_of(page, text))
+    said = run_cell(page, number_of(page, '"Two smaller worlds')).inner_text()
     assert "still waits for your answer" in said
-    code_cell(page, number_of(page, "def place")).scroll_into_view_if_needed()
+    code_cell(page, number_of(page, "def verdict")).scroll_into_view_if_needed()
     screenshot(page, "lab-first-exercise")
     gets_a_hint_then_passes(page, screenshot)
     page.locator(f"{NOTEBOOK} a", has_text="worked notebook").first.click()
-    page.locator(NOTEBOOK, has_text="rank // ranks_per_node").first.wait_for()
+    page.locator(NOTEBOOK, has_text='return "separate worlds" if').first.wait_for()
     screenshot(page, "lab-worked")
     assert common_traffic.outside == [] and common_traffic.errors == []
 
@@ -59,45 +60,51 @@ def write(page, n, text):
 
 def gets_a_hint_then_passes(page, screenshot):
     """A wrong answer gets its hint, and the right one passes."""
-    answer, check = number_of(page, "def place"), number_of(page, '"Node and local rank')
-    write(page, answer, "def place(rank, ranks_per_node):\n"
-                        "    return rank % ranks_per_node, rank // ranks_per_node")
+    answer, check = number_of(page, "def verdict"), number_of(page, '"Two smaller worlds')
+    sizes = ("import re\n\ndef verdict(lines, gpus):\n"
+             "    sizes = [int(size) for line in lines\n"
+             "             for size in re.findall(r\"using world size: (\\d+)\", line)]\n"
+             "    if not sizes or sizes[-1] == gpus:\n"
+             "        return \"ok\" if sizes else \"not started\"\n")
+    write(page, answer, sizes + "    return \"idle GPUs\"")
     run_cell(page, answer)
     said = run_cell(page, check).inner_text()
-    assert "place(rank=13, ranks_per_node=8) returned (5, 1). Node and local rank have" in said
+    assert "how many start-up lines are there?" in said
     page.locator(f"{NOTEBOOK} h3", has_text="Exercise 1:").scroll_into_view_if_needed()
     screenshot(page, "lab-hint")
-    write(page, answer, "def place(rank, ranks_per_node):\n"
-                        "    return divmod(rank, ranks_per_node)")
+    write(page, answer,
+          sizes + "    return \"separate worlds\" if len(sizes) > 1 else \"idle GPUs\"")
     run_cell(page, answer)
-    assert "place: right in 3 cases" in run_cell(page, check).inner_text()
+    assert "verdict: right in 6 cases" in run_cell(page, check).inner_text()
 
 
 @pytest.fixture
-def small_job(course):
-    """The lab's first job with a smaller model: what is tested here is how a notebook shows it."""
-    script = course.home / "code" / "dp_two_nodes.sh"
-    text = script.read_text()
-    assert "--num-layers 4 --hidden-size 256 " in text
-    script.write_text(text.replace("--num-layers 4 --hidden-size 256 ",
-                                   "--num-layers 2 --hidden-size 64 "))
+def small_jobs(course):
+    """The lab's first jobs with a smaller model: what is tested is how a notebook shows them."""
+    scripts = [course.home / "code" / f"dp_{nodes}.sh" for nodes in ("two_nodes", "single_node")]
+    texts = [script.read_text() for script in scripts]
+    for script, text in zip(scripts, texts, strict=True):
+        assert "--num-layers 4 --hidden-size 256 " in text
+        script.write_text(text.replace("--num-layers 4 --hidden-size 256 ",
+                                       "--num-layers 2 --hidden-size 64 "))
     yield
-    script.write_text(text)
+    for script, text in zip(scripts, texts, strict=True):
+        script.write_text(text)
 
 
 def test_a_student_submits_a_job_and_sees_its_curves(
-        common_page, course_jupyter, course, small_job, warm, common_traffic, screenshot):
+        common_page, course_jupyter, course, small_jobs, warm, common_traffic, screenshot):
     page = common_page
     open_notebook(page, course_jupyter, WORKED, reload=False)
     for text in ("os.chdir", "from labkit import check", "jobs.connect()", "guess_milliseconds =",
                  "!sbatch code/dp_two_nodes.sh"):
         submitted = run_cell(page, number_of(page, text)).inner_text()
     job = re.search(r"Submitted batch job (\d+)", submitted).group(1)
-    waiting = number_of(page, "job = jobs.wait()")
-    until(page, lambda: "COMPLETED" in run_cell(page, waiting).inner_text(), "its end")
+    ends(page, "job = jobs.wait()")
     assert "world size: 4" in run_cell(page, number_of(page, "!grep \"world size\"")).inner_text()
-    run_cell(page, number_of(page, "times = [line.milliseconds for line in log"))
-    run_cell(page, number_of(page, "plots.loss(first=log)"))
+    run_cell(page, number_of(page, "!sbatch code/dp_single_node.sh"))
+    ends(page, "single = jobs.wait()")
+    run_cell(page, number_of(page, "plots.loss("))
     page.locator("img[alt^='Training loss over samples']").wait_for()
     screenshot(page, "lab-loss")
     run_cell(page, number_of(page, "tensorboard.link()"))
@@ -106,6 +113,12 @@ def test_a_student_submits_a_job_and_sees_its_curves(
     curves(opened.value, screenshot)
     assert common_traffic.outside == [] and common_traffic.errors == []
     assert (course.home / f"megatron/logs/dp_two_nodes_{job}.txt").is_file()
+
+
+def ends(page, text):
+    """Wait until the job of the cell that holds `text` is over."""
+    waiting = number_of(page, text)
+    until(page, lambda: "COMPLETED" in run_cell(page, waiting).inner_text(), "its end")
 
 
 def curves(page, screenshot):
@@ -120,10 +133,10 @@ def test_a_student_profiles_virtual_gpus_and_reads_the_views(
         common_page, course_jupyter, common_traffic, screenshot):
     page = common_page
     open_notebook(page, course_jupyter, WORKED)
-    for text in ("os.chdir", "from labkit import check", "jobs.connect()", "--profile-name four"):
+    for text in ("os.chdir", "from labkit import check", "jobs.connect()",
+                 "#SBATCH --job-name=my_two_nodes", "--profile-name four"):
         run_cell(page, number_of(page, text))
-    waiting = number_of(page, "four = jobs.wait()")
-    until(page, lambda: "COMPLETED" in run_cell(page, waiting).inner_text(), "its end")
+    ends(page, "four = jobs.wait()")
     said = run_cell(page, number_of(page, "!grep -h \"NCCL INFO Channel 00 \"")).inner_text()
     assert "via P2P/IPC" in said and "[send] via NET/Socket/0" in said
     run_cell(page, number_of(page, "found.add((int(hop[1])"))
@@ -138,8 +151,8 @@ def test_a_student_profiles_virtual_gpus_and_reads_the_views(
 
 def views(page, screenshot):
     """The profiler's tab shows all four ranks of this run, in every view that the lab names, and
-    in the overview what exercise 6 asks for. (Its figures are other ones: this course's
-    vocabulary is a small one.)"""
+    in the overview what the lab compares. (Its figures are other ones: this course's vocabulary
+    is a small one.)"""
     frame = profiler(page)
     for text in ("Tesla V100-SXM2-16GB (virtual)", "GPU Utilization", "0.0 %", "Execution Summary",
                  "Communication", "Performance Recommendation"):

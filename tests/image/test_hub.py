@@ -95,14 +95,16 @@ def test_students_have_no_formgrader_and_no_grader(hub, contexts):
     assert hub.inside("ada", "lab grade --help").returncode == 2
 
 
-# Exercise 1 of lab 03, answered in the notebook as it lies in the home.
+# Exercise 4 of lab 03, answered in the notebook as it lies in the home.
 ANSWER = f"""
 import json
 path = "{BELOW}/{lab_03.NAME}.ipynb"
 notebook = json.load(open(path))
 (cell,) = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"
-           and "def place" in "".join(cell["source"])]
-cell["source"] = "def place(rank, ranks_per_node):\\n    return divmod(rank, ranks_per_node)"
+           and "def stragglers" in "".join(cell["source"])]
+cell["source"] = '''def stragglers(compute, communication):
+    slow = [rank for rank, time in enumerate(compute) if time > 1.1 * min(compute)]
+    return slow, max(compute) - min(compute) if slow else 0.0'''
 json.dump(notebook, open(path, "w"))
 """
 

@@ -1,4 +1,4 @@
-"""Lab 03, exercise 10: students write the start of the ranks in other ways than we do."""
+"""Lab 03: other ways to launch the ranks of exercise 7, and what the text claims."""
 
 import pytest
 
@@ -60,12 +60,28 @@ def test_other_trainings_are_wrong_and_told_why(judged, name):
     assert said in judged(lines)
 
 
-def test_what_exercise_6_reads_in_the_profiler_is_what_the_model_of_the_cards_says():
-    lab = lab_of(LAB)
-    names = {}
-    exec(lab.answers["overview"].source, names)
-    (cost,) = costs.of({"the job": "--virtual-network ethernet:25gbit --micro-batch-size 2"},
-                       "--device virtual:v100 --world-size 4 --gpus-per-node 2 --num-layers 12 "
-                       "--hidden-size 768 --num-attention-heads 32 --seq-length 1024 "
-                       "--max-position-embeddings 1024")
-    assert names["overview"]["communication"] == pytest.approx(100 * cost.communication, abs=0.2)
+GPT2 = ("--device virtual:v100 --virtual-network ethernet:25gbit --gpus-per-node 2 --num-layers 12 "
+        "--hidden-size 768 --num-attention-heads 12 --seq-length 1024 "
+        "--max-position-embeddings 1024 ")
+
+
+def test_two_nodes_are_slower_than_one_and_wait_for_more_than_half_of_the_step():
+    one, two = costs.of({
+        "one": "--world-size 2 --micro-batch-size 2 --global-batch-size 8",
+        "two": "--world-size 4 --micro-batch-size 2 --global-batch-size 8"}, GPT2)
+    assert two.milliseconds > 1.05 * one.milliseconds and two.communication > 0.5
+
+
+def test_a_micro_batch_of_8_runs_out_of_memory_and_one_of_6_does_not():
+    six, eight = costs.of({size: f"--micro-batch-size {size}" for size in "68"},
+                          GPT2 + "--world-size 4")
+    assert six.fits and not eight.fits
+
+
+def test_exercise_7_separates_no_two_sensible_micro_batches():
+    """The ideal bubble with 4 or more micro-batches is at most 20%, with fewer at least 33%."""
+    layout = GPT2 + ("--world-size 4 --tensor-model-parallel-size 2 --global-batch-size 16 "
+                     "--pipeline-model-parallel-size 2 ")
+    found = costs.of({size: f"--micro-batch-size {size}" for size in "1248"}, layout)
+    assert [cost.bubble < 0.30 for cost in found] == [True, True, True, False]
+    assert max(cost.bubble for cost in found[:3]) < 0.27 and found[3].bubble > 0.33

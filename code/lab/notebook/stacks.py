@@ -1,0 +1,57 @@
+"""Where the ranks of a running job are: their Python stacks, as py-spy prints them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+
+from labcore.errors import LabError
+
+PLACE = re.compile(r"^rank (\d+): PID (\d+) on (\S+)$", re.M)
+SECONDS = 50  # until all ranks have printed where they are
+
+
+def dump(job: int, log: Path, ranks: int) -> list[str]:
+    """Return what `py-spy dump` prints for each rank of a running job, in the order of the ranks.
+
+    Prints the command of rank 0.
+
+    Args:
+        job: its number.
+        log: its log, in which each rank has printed a line such as `rank 0: PID 42 on node1`.
+        ranks: how many there are.
+
+    Raises:
+        LabError: not all ranks have printed where they are, or py-spy cannot read a stack.
+    """
+    places = _places(log, ranks)
+    plain = {**os.environ, "CLICOLOR_FORCE": "0", "NO_COLOR": "1"}  # kernels force colors
+    stacks = []
+    for rank in range(ranks):
+        pid, node = places[rank]
+        command = ["srun", f"--jobid={job}", "--overlap", f"--nodelist={node}", "--nodes=1",
+                   "--ntasks=1", "py-spy", "dump", "--pid", pid]
+        if rank == 0:
+            print("$", " ".join(command))
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60,
+                              env=plain)
+        if done.returncode:
+            raise LabError(f"no stack of rank {rank}: {done.stderr.strip()[-500:]}")
+        stacks.append(done.stdout)
+    return stacks
+
+
+def _places(log: Path, ranks: int) -> dict[int, tuple[str, str]]:
+    """Return each rank's (process ID, node) once all have printed it. Raises LabError."""
+    end = time.monotonic() + SECONDS
+    while True:
+        text = log.read_text(errors="replace") if log.exists() else ""
+        found = {int(rank): (pid, node) for rank, pid, node in PLACE.findall(text)}
+        if len(found) >= ranks:
+            return found
+        if time.monotonic() > end:
+            raise LabError(f"{len(found)} of {ranks} ranks have started: run this cell again")
+        time.sleep(0.3)

@@ -367,7 +367,7 @@ job = check.script("code/my_two_nodes.sh", only=["--nodes", "--nproc_per_node", 
 check.that((job.nodes, job.ranks_per_node) == (2, 2),
            f"It starts {job.nodes} x {job.ranks_per_node} ranks instead of 2 x 2.")
 check.that(job.gpus_per_node == 2, f"It requests {job.gpus_per_node} GPUs per node for two ranks: "
-           "Slurm may give the same GPUs to another job.")
+           "some would be idle.")
 
 # %% [raw] mutant="my-two-nodes" hint="srun starts it on every node"
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 2 \
@@ -385,8 +385,12 @@ check.that(job.gpus_per_node == 2, f"It requests {job.gpus_per_node} GPUs per no
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 2 \
 # +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 1 \
 
+# %% [raw] mutant="my-two-nodes" hint="the job requests none"
+# -#SBATCH --gpus-per-node=2
+
 # %% [raw] mutant="my-two-nodes" hint="GPUs per node for two ranks"
 # -#SBATCH --gpus-per-node=2
+# +#SBATCH --gpus-per-node=4
 
 # %% [markdown]
 # ## Who talks to whom?
@@ -1227,7 +1231,7 @@ flags = script.flags
 check.that(script.nodes == 2 and script.ranks_per_node == 2,
            f"It starts {script.nodes} x {script.ranks_per_node} ranks instead of 2 x 2.")
 check.that(script.gpus_per_node == 2, f"It requests {script.gpus_per_node} GPUs per node for two "
-           "ranks.")
+           "ranks: some would be idle.")
 check.that(flags.tensor_model_parallel_size <= 2,
            "This tensor-parallel group spans both nodes: each layer's all-reduces cross the network.")
 check.that(flags.tensor_model_parallel_size == 2,
@@ -1273,11 +1277,17 @@ check.that(cost.bubble < 0.30, "The pipeline is empty for too long. How many "
 # +LAYOUT="--tensor-model-parallel-size 2"
 
 # %% [raw] mutant="my-script" hint="instead of 2 x 2"
+# -#SBATCH --gpus-per-node=2
+# +#SBATCH --gpus-per-node=4
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 2 \
 # +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 4 \
 
+# %% [raw] mutant="my-script" hint="the job requests none"
+# -#SBATCH --gpus-per-node=2
+
 # %% [raw] mutant="my-script" hint="GPUs per node for two ranks"
 # -#SBATCH --gpus-per-node=2
+# +#SBATCH --gpus-per-node=4
 
 # %% [raw] mutant="my-script" hint="--num-layers 6; the exercise uses 12"
 # -MODEL="--num-layers 12 --hidden-size 768 --num-attention-heads 12 \

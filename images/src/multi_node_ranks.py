@@ -22,6 +22,6 @@ def draw() -> Figure:
     # All rendezvous at rank 0's node before the first step.
     for x in (3.3, 5.9, 7.9):
         arrow(axes, (x, 0.5), (1.3, 0.48), bend=-0.09, color=GREY, dashed=True)
-    axes.text(4.6, -0.18, "dashed: all ranks rendezvous at MASTER_ADDR, the first node", ha="center",
-              va="center", fontsize=10, color=INK)
+    axes.text(4.6, -0.18, "dashed: all ranks rendezvous at MASTER_ADDR, the first node",
+              ha="center", va="center", fontsize=10, color=INK)
     return figure

@@ -12,33 +12,28 @@
 # ---
 
 # %% [markdown]
-# # Single node: one GPU, two GPUs, three ways to share
+# # Single node: three ways to use two GPUs
 #
-# A model trains on one GPU. Now you are given a second one on the same node. What do you give it to
-# do: other samples, half of every layer, or half of the layers? In this lab you do all three, with
-# the same script and other flags, and compare what each costs in time, in memory, and on the wire
-# between the two.
+# A model does not fit on your GPU. You get a second GPU, and the job still runs out of memory.
 #
-# **You will be able to**
+# That is how this lab begins. The second GPU does not help by itself: you have to **split** the training over both,
+# and there are three ways to do it. Each GPU can process some of the samples, hold a part of every layer, or hold
+# some of the layers. You will write all three yourself, on two real ranks. Then you will see what a full trainer
+# makes of them: how fast each one is, how much memory it saves, and what the GPUs send each other. In between, you
+# will find out why a colleague's job runs at half its speed.
 #
-# - work on a node interactively, with `salloc`, and know where each of your commands runs;
-# - read the training script and the trainer's log, every field of it;
-# - say how many data-parallel ranks there are, and which parameters a rank holds;
-# - work out what a rank sends in an iteration: gradients, activations of layers, or activations at a
-#   boundary;
-# - choose the fastest way for a model and its cards, and another one where the model does not fit.
-#
-# **How it works.** Cells run with <kbd>Shift</kbd>+<kbd>Enter</kbd>, from top to bottom. Where it
-# says *Your turn*, you replace a line by your answer; the cell below checks it. Where you are asked
-# for a guess, guess *before* you run: it gives no marks.
-#
-# **Real and virtual.** What the model learns is real here, on your CPU. Time and memory of GPUs are
-# **virtual**: modeled from data sheets and published measurements, the same on every machine. So are
-# the GPUs that run a model of full size below; but their ranks are real processes, started by the
-# same script, and what they would send each other is counted message by message.
+# **How it works.** Run the cells from top to bottom with <kbd>Shift</kbd>+<kbd>Enter</kbd>. Where it says *Your
+# turn*, replace that line with your answer; the cell below checks it at once. Where the lab asks you for a guess,
+# commit to one *before* you run the next cell; guesses earn no points. Three things are real here: the **ranks** that
+# run your code, the training on this machine's CPU, and Slurm. The GPUs are **virtual**: their time and memory are
+# modeled from data sheets and published measurements, so those numbers are the same on every machine.
 
 # %% tags=["setup"]
 import os
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
 
 from labcore import workspace
 
@@ -47,99 +42,102 @@ os.chdir(workspace.home())  # all paths in this lab begin at the workspace
 # %% tags=["check-setup"]
 from labkit import check
 
-# What answers cannot import: they would hold the solution.
-check.mask("job_monitor.layouts", "job_monitor.logs", "job_monitor.wire", "layout_estimator",
-           "minimegatron", "pipeline_schedules", "virtualgpu")
+# What answers cannot import: it would be the solution.
+check.mask("job_monitor.layouts", "job_monitor.wire", "layout_estimator", "minimegatron",
+           "torch.nn.parallel.DistributedDataParallel", "virtualgpu")
 
 # %% tags=["explore"]
-from job_monitor import layouts, logs, wire
-from lab import tensorboard
+import json
+import time
+
+from job_monitor import layouts, logs
 from lab.notebook import jobs, plots
 from labcore.colors import bad, mark, result
+from layout_estimator import costs
+from warmranks import record_ranks
 
 jobs.connect()
 !scancel --user=$USER
 
 # %% [markdown]
-# ## A node for yourself, for a while
+# ## Two GPUs, and still out of memory
 #
-# A batch job (`sbatch`) runs when you may be asleep. Sometimes you want to sit *at* a node instead:
-# try a command, look, try the next. For this there is `salloc`. It asks for an **allocation**, waits
-# until you have it, and then starts a shell. In a terminal (in JupyterLab: *File*, *New*, *Terminal*)
-# it looks like this. Here `JOBID` stands for the job's number; on this course's own cluster the first
-# line makes Slurm's commands known:
+# GPT-2 ([Radford et al., 2019](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf))
+# comes in several sizes. The one that its authors later called *large* has 36 layers and 20 heads. In fp32, every
+# parameter takes 16 bytes: the parameter itself, its gradient, and Adam's two moments, 4 bytes each.
 #
-# ```
-# $ eval "$(lab cluster env)"
-# $ salloc --nodes=1 --cpus-per-task=2 --time=00:30:00
-# salloc: Granted job allocation JOBID
-# $ hostname                    # still where you were
-# login
-# $ srun hostname               # on the node
-# slurmnode1
-# $ squeue                      # the allocation is a job like any other
-# $ exit
-# salloc: Relinquishing job allocation JOBID
-# ```
+# > **The next job is meant to fail.** It trains this model on a node with two V100s, each with 16 GB of memory.
+
+# %% tags=["explore"]
+LARGE = ("--num-layers 36 --hidden-size 1280 --num-attention-heads 20 --micro-batch-size 1 "
+         "--global-batch-size 16")
+!sbatch --job-name=gpt2_large code/gpt2_small.sh {LARGE} --train-iters 2
+
+# %% tags=["explore"]
+large_job = jobs.wait()
+
+# %% [markdown]
+# The log ends with messages of the launcher, which only knows that its ranks failed. The cause is further up:
+
+# %% tags=["explore"]
+print(bad(logs.lines(large_job.log, "CUDA out of memory")[-1]))
+print(logs.lines(large_job.log, "using world size")[0])
+print(logs.lines(large_job.log, "number of parameters")[0])
+
+# %% [markdown]
+# Read the first line from left to right: the allocation that failed, the capacity of the GPU, and what was allocated
+# before. The failed allocation is small; it was only the last of many. The second line shows why the second GPU did
+# not help. The data-parallel size is 2, so there are two copies of the model, and each GPU holds a whole one. Multiply
+# the number of parameters by 16 bytes: they alone fill most of the GPU, before the first activation.
 #
-# This is where most people stumble: **the new shell does not run on the node.** It runs where you
-# typed `salloc`, and only knows of the allocation. `srun` carries a command to the node.
+# To do better, you need to know what the job script starts.
+
+# %% [markdown]
+# ## A node, a script, and a log
 #
-# | | waits for its turn | runs | you get the output |
+# Work on a node starts with an **allocation**: Slurm reserves nodes, CPUs, and GPUs for you. There are three ways to
+# get one.
+#
+# | | waits for the allocation | what runs, and where | output |
 # |---|---|---|---|
 # | `sbatch script` | in the background | the script, on the job's first node | in the log |
-# | `srun command` | while you wait | the command, on the nodes | at once |
-# | `salloc` | while you wait | a shell, where you are; `srun` in it runs on the nodes | at once |
+# | `srun command` | while you watch | the command, once per task, on the nodes | on your screen |
+# | `salloc` | while you watch | a shell, *where you are*; `srun` in that shell runs on the nodes | on your screen |
 #
-# A notebook's cell has no terminal to type into, so here the shell is given its commands. Which of
-# the two names is the node's?
+# Most people trip over the last row. After `salloc --nodes=1 --time=00:30:00`, the prompt looks as if you were on the
+# node, but only `srun` takes a command there. (Some sites configure `salloc` to open the shell on the node.) And the
+# allocation is yours until the shell ends, whether you type or not, so keep `--time` short and `exit` when you are
+# done. A notebook has no terminal, so the next cell passes the shell its commands. Which of the two names is the
+# node's?
 
 # %% tags=["explore"]
 !salloc --nodes=1 --cpus-per-task=2 --time=00:05:00 bash -c \
     'echo "without srun: $(hostname)"; echo "with srun:    $(srun hostname)"; squeue --me'
 
 # %% [markdown]
-# (On a site's cluster the first name may be that of the node as well: some sites set up `salloc` so
-# that it takes you there.)
-#
-# When the shell ends, the allocation is given back. That is the second trap: as long as the terminal
-# is open, nobody else can use the node, whether you type or not. So `--time` is short here.
-
-# %% [markdown]
-# ## The script, line by line
-#
-# This script trains a small GPT on one node. Read it once from top to bottom, then come back to it
-# with the table below.
+# This is the script that you have just submitted. Without flags, it trains GPT-2 *small*:
 
 # %% tags=["explore"]
-!cat code/single_node.sh
+!cat code/gpt2_small.sh
 
 # %% [markdown]
 # | lines | what they do |
 # |---|---|
-# | `#SBATCH ...` | the form that `sbatch` reads: one node, one task on it, CPUs for that task, a time limit, a log |
+# | `#SBATCH ...` | options for `sbatch`: one node, one task, two CPUs for that task, two GPUs, a time limit, a log |
 # | `set -euo pipefail` | stop at the first command that fails, and at a variable that is not set |
-# | `RANKS_PER_NODE=${RANKS:-2}` | two ranks, unless you say otherwise: `RANKS=1 sbatch ...` |
-# | `NAME=$SLURM_JOB_NAME` | checkpoints and curves go into a folder with the job's name |
-# | `OMP_NUM_THREADS=1` | each rank computes on one CPU, so two ranks have twice as much as one |
-# | `MODEL` | layers; width of a token's vector (**hidden size**); heads; tokens of a sample (**sequence length**) |
-# | `BATCH` | samples that a rank works on at a time (**micro-batch**); samples of one step, of all ranks together (**global batch**); number of steps |
-# | `OPTIMIZER` | the learning rate rises over the first steps, then falls along a cosine; gradients are clipped |
-# | `TEXT` | the tokens, the vocabulary, and how much is for training, validation and test |
-# | `OUTPUT` | how often a line is printed, the model is validated and saved; where curves go |
-# | `srun torchrun ...` | on the node, start one launcher, which starts the ranks. Each **rank** is one process with one GPU, or with some CPUs as here |
-# | `"$@"` | what you type after the script's name goes to the trainer, and the last word counts |
+# | `OMP_NUM_THREADS=1` | one thread per rank for CPU work: with more threads than cores, ranks get in each other's way |
+# | `MODEL` | layers, hidden size, attention heads, tokens per sample (the sequence length) |
+# | `BATCH` | samples that a rank processes at once (the **micro-batch**), and samples per step of all ranks together (the **global batch**) |
+# | `srun --cpus-per-task=...` | run the launcher as a job step, with all the CPUs of the task |
+# | `torchrun --nproc_per_node` | the launcher: it starts one process per GPU on this node, the **ranks** |
+# | `"$@"` | the flags after the script's name; where a flag occurs twice, the last one counts |
 #
-# A batch script is a shell script. Inside of an allocation you can run it by hand, without `sbatch`:
-# the `#SBATCH` lines are comments then, and the output comes to you.
-
-# %% tags=["explore"] short={"--train-iters 1": "--train-iters 1 --num-layers 2 --hidden-size 64 --seq-length 64"}
-!salloc --job-name=by_hand --cpus-per-task=2 --time=00:05:00 bash code/single_node.sh \
-    --train-iters 1 --log-interval 1 --eval-iters 0 2>&1 | grep --extended-regexp "salloc|world size:|elapsed time"
-
-# %% [markdown]
-# What the launcher starts is short, too. `pretrain_gpt.py` calls a loop, and each turn of the loop is
-# this function of the trainer:
+# Why does `srun` repeat `--cpus-per-task`? Until Slurm 22.05, `srun` inherited the value from the `#SBATCH` line. Since
+# then it does not ([release notes](https://github.com/SchedMD/slurm/blob/slurm-22-05-0-1/RELEASE_NOTES)), and a
+# task gets one CPU. On a cluster that binds tasks to their CPUs, *all* ranks of the launcher then share one core. You
+# can pass the option on, as here, or `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK`.
+#
+# What does a rank do? `pretrain_gpt.py` is a loop around this method:
 
 # %% tags=["explore"]
 import inspect
@@ -149,151 +147,30 @@ from minimegatron.training import Trainer
 print(inspect.getsource(Trainer.step))
 
 # %% [markdown]
-# In order: clear the gradients; work through the **micro-batches**, forward and backward
-# (`self.pipeline.train`, also where there is no pipeline); add up the gradients that several ranks
-# have of the same parameter, first the word embedding's, which two stages of a pipeline share
-# (`self.tied`), then those of all replicas (`gradients.finish`); step the optimizer; count. Keep this
-# function in mind: it is the same in all that follows. What differs is what a rank holds, and with
-# whom it adds up.
-
-# %% [markdown]
-# ## One rank, and what it says
+# Clear the gradients; run the micro-batches forward and backward, which accumulates their gradients; add up gradients
+# over the ranks that share a parameter (`self.tied` and `gradients.finish`); update the parameters. The method is the
+# same for every layout in this lab. What changes is what a rank holds, and with whom it communicates.
 #
-# First one rank alone. How many **tokens** per second will your CPU train, with this small model?
-
-# %% nbgrader={"grade": false, "grade_id": "guess-tokens", "locked": false, "schema_version": 3, "solution": true, "task": false}
-### BEGIN SOLUTION
-guess_tokens = 3000
-### END SOLUTION
+# For comparison, train a *small* model for real, with one rank on one core of this machine's CPU:
 
 # %% tags=["explore"] short={"--train-iters 10": "--train-iters 2 --num-layers 2 --hidden-size 64 --seq-length 64"}
 !RANKS=1 sbatch --job-name=one_rank code/single_node.sh --train-iters 10 --log-interval 1 --eval-iters 0
 
 # %% tags=["explore"]
-job = jobs.wait()
-
-# %% [markdown]
-# A log begins with what the trainer understood. Three of these lines are worth a look in every run:
-# how many ranks there are and how they share, how many micro-batches a rank works through in an
-# iteration, and how many parameters it holds.
+one_rank = jobs.wait()
 
 # %% tags=["explore"]
 for phrase in ("using world size", "number of micro-batches", "number of parameters"):
-    print(logs.lines(job.log, phrase)[0])
+    print(logs.lines(one_rank.log, phrase)[0])
+line = logs.lines(one_rank.log, "elapsed time per iteration")[-1]
+print("\n".join(field.strip() for field in line.strip(" |").split("|")))
 
 # %% [markdown]
-# Then comes a line for every so many iterations. One of them, its fields below each other:
-
-# %% tags=["explore"]
-line = logs.lines(job.log, "elapsed time per iteration")[-1]
-for field in line.strip(" |").split("|"):
-    print(mark(field.strip(), "elapsed time.*|lm loss.*") if "loss:" in field or "elapsed" in field
-          else field.strip())
-print(logs.lines(job.log, "time (ms) | forward")[-1])
-print(logs.lines(job.log, "max allocated: ")[0])
+# Remember the elapsed time per iteration: you will need it when you look for the lost speed. `grad norm` is the norm of
+# the whole model's gradient, before it is clipped, and `lm loss` is the mean over all ranks.
 
 # %% [markdown]
-# | field | what it says |
-# |---|---|
-# | `iteration` | this one / all of them |
-# | `consumed samples` | read since the beginning, by all ranks together |
-# | `elapsed time per iteration (ms)` | the mean of the iterations since the line before |
-# | `learning rate` | of this step |
-# | `global batch size` | samples of one step, of all ranks together |
-# | `lm loss` | mean of the iterations since the line before, and of all ranks |
-# | `loss scale` | for 16-bit numbers only; without them it is 1 |
-# | `grad norm` | length of the gradient of the whole model, before it is clipped |
-# | `number of skipped iterations` | thrown away, because a 16-bit number overflowed |
-# | `number of nan iterations` | in which the loss was no number: must be 0 |
-#
-# The line `time (ms)` says where the time went. `forward-compute` and `backward-compute` are the
-# arithmetic. Timers with `all-reduce` are what ranks exchange. And `max allocated` is the memory at
-# the peak; on a CPU it is that of the whole process, in MiB.
-
-# %% [markdown]
-# ### Exercise 1: what a line tells
-#
-# You look at a job in the evening and see its latest line. How many samples per second does it train,
-# and in how many minutes will it be through?
-
-# %% nbgrader={"grade": false, "grade_id": "progress", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def progress(line):
-    """(samples per second, minutes until the last iteration): two floats.
-
-    line: an iteration line of a log, as above.
-    """
-    ### BEGIN SOLUTION
-    words = line.replace("/", " ").split()
-    now, last = int(words[1]), int(words[2])
-    seconds = float(words[words.index("(ms):") + 1]) / 1000
-    batch = int(words[words.index("batch") + 2])
-    return batch / seconds, (last - now) * seconds / 60
-    ### END SOLUTION
-
-# %% tags=["check-setup"]
-def iteration_line(iteration, iterations, milliseconds, batch):
-    """A log's line, as the trainer prints it."""
-    return (f" iteration {iteration:8d}/{iterations:8d} | consumed samples: "
-            f"{iteration * batch:12d} | elapsed time per iteration (ms): {milliseconds:.1f} | "
-            f"learning rate: 1.500E-04 | global batch size: {batch:5d} | lm loss: 6.114205E+00 | "
-            "loss scale: 1.0 | grad norm: 1.107 | number of skipped iterations:   0 | "
-            "number of nan iterations:   0 |")
-
-# %% nbgrader={"grade": true, "grade_id": "progress-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    progress, rel=1e-3,
-    cases=[{"line": iteration_line(2000, 8000, 500.0, 64)},
-           {"line": iteration_line(90, 100, 1200.0, 8)}],
-    expected=[(128.0, 50.0), (6.666667, 0.2)],
-    hints={
-        "Consumed samples are those of all iterations so far; the time is that of one.":
-            [(256000.0, 50.0), (600.0, 0.2)],
-        "That is how long the whole training takes: some of it is over.":
-            [(128.0, 66.66667), (6.666667, 2.0)],
-        "The time of an iteration is in milliseconds; a second has a thousand, a minute 60 seconds.":
-            [(0.128, 50000.0), (0.006666667, 200.0)],
-        "The second figure is in seconds; minutes are asked for.":
-            [(128.0, 3000.0), (6.666667, 12.0)],
-    })
-### BEGIN HIDDEN TESTS
-drawn = check.draw(20, now=range(1, 5000), left=range(1, 90000), batch=[8, 48, 512, 1536],
-                   milliseconds=check.between(3.0, 9000.0, digits=1))
-check.function(
-    progress, rel=1e-3,
-    cases=[{"line": iteration_line(case["now"], case["now"] + case["left"],
-                                   case["milliseconds"], case["batch"])} for case in drawn],
-    expected=[(1000 * case["batch"] / case["milliseconds"],
-               case["left"] * case["milliseconds"] / 60000) for case in drawn])
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="progress" hint="that of one"
-# -    batch = int(words[words.index("batch") + 2])
-# +    batch = int(words[words.index("samples:") + 1])
-
-# %% [raw] tags=["mutant"] answer="progress" hint="some of it is over"
-# -    return batch / seconds, (last - now) * seconds / 60
-# +    return batch / seconds, last * seconds / 60
-
-# %% [raw] tags=["mutant"] answer="progress" hint="in milliseconds"
-# -    seconds = float(words[words.index("(ms):") + 1]) / 1000
-# +    seconds = float(words[words.index("(ms):") + 1])
-
-# %% [raw] tags=["mutant"] answer="progress" hint="minutes are asked for"
-# -    return batch / seconds, (last - now) * seconds / 60
-# +    return batch / seconds, (last - now) * seconds
-
-# %% [markdown]
-# Samples per second times the tokens of a sample are **tokens per second**, which can be compared
-# between runs with any batch and any sequence length. How good was your guess?
-
-# %% tags=["explore"]
-samples_per_second, minutes = progress(line)
-check.compare("tokens per second", guess_tokens, samples_per_second * 256)
-
-# %% [markdown]
-# ## Three ways to share
-#
-# Now there are two GPUs.
+# ## Three ways to split
 #
 # ![Three pairs of GPUs. Data-parallel: each GPU holds all four layers and has samples of its own; they
 # exchange gradients once an iteration. Tensor-parallel: each GPU holds half of every layer, both work
@@ -301,713 +178,905 @@ check.compare("tokens per second", guess_tokens, samples_per_second * 256)
 # holds layers 0 and 1, the second layers 2 and 3; activations cross the boundary, and their gradients
 # come back.](../images/ways_to_share.svg)
 #
-# | | a rank holds | a rank works on | what goes over the wire |
+# | | a rank holds | a rank processes | the ranks exchange |
 # |---|---|---|---|
-# | **data-parallel** (DP) | the whole model | its own samples | gradients |
-# | **tensor-parallel** (TP) | a part of every layer | all samples | activations, in every layer |
-# | **pipeline-parallel** (PP) | some of the layers: a **stage** | all samples | activations between stages |
+# | **data parallelism** (DP) | the whole model | its own samples | gradients |
+# | **tensor parallelism** (TP) | a part of every layer | all samples | activations, in every layer |
+# | **pipeline parallelism** (PP) | some of the layers, a **stage** | all samples | activations, between stages |
 #
-# They can be combined: 8 GPUs can be 2 replicas of a pipeline of 2 stages, each of which is 2
-# tensor-parallel ranks. The trainer has flags for the second and the third
-# (`--tensor-model-parallel-size`, `--pipeline-model-parallel-size`). There is none for the first:
-# what is left over is data-parallel.
+# Your model for the next three exercises is small enough to print, but it is the heart of a transformer layer: an MLP
+# of two linear layers with a GELU between them,
+#
+# $$ \text{output} = \text{GELU}(x A)\,B, \qquad
+#    \text{loss} = \frac{1}{b\,d}\sum_{i,j} (\text{output}_{ij} - y_{ij})^2, $$
+#
+# with samples $x$ and targets $y$ of shape `[b, d]`, and the weights $A$ (`first`, `[d, h]`) and $B$ (`second`,
+# `[h, d]`). Whichever way you split it, the loss and the gradients must be those of one process with the whole
+# batch. The checks recompute them, and they look at the record of what your ranks communicated.
+#
+# `dist.get_rank()` and `dist.get_world_size()` tell a rank who it is; the process group already exists.
+# `dist.all_reduce(tensor)` replaces a tensor on every rank by the sum over all ranks. `dist.send(tensor, dst)` and
+# `dist.recv(tensor, src)` move one tensor between two ranks. They have variants that return at once, `dist.isend` and
+# `dist.irecv`, whose result you `wait()` for.
+
+# %% tags=["setup"]
+def mlp(x, first, second):
+    """Return the output of the MLP, [b, d]."""
+    return functional.gelu(x @ first) @ second
+
+
+def mean_squared_error(output, y):
+    """Return the loss, a tensor with one element."""
+    return (output - y).square().mean()
 
 # %% [markdown]
-# ### Exercise 2: what is left over
+# ### Exercise 1: data parallelism
 #
-# How many replicas of the model are there? Some combinations do not come out even: refuse them with a
-# `ValueError` whose text names the world size.
+# Every rank has the whole model and its own share of the batch, and all shares have the same size. Write the forward
+# and the backward pass of one step. To save memory, split the share into `micro_batches` micro-batches of equal size
+# (`tensor.chunk(n)` splits rows), and run them one after the other. Afterwards, on every rank, `first.grad` and
+# `second.grad` must be the gradients of the loss of the *whole* batch, and the function returns that loss.
+#
+# `tensor.backward()` adds to `.grad`. Communicate as few bytes as you can: no rank needs another rank's samples.
 
-# %% nbgrader={"grade": false, "grade_id": "replicas", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def replicas(world_size, tensor, pipeline):
-    """The data-parallel size (an int): replicas of the whole model.
+# %% answer="data-parallel"
+def data_parallel_step(x, y, first, second, micro_batches):
+    """Run forward and backward on this rank's share of the batch.
 
-    Raises ValueError, which names the world size, when it does not come out even.
+    Args:
+        x: this rank's samples, [b, d].
+        y: this rank's targets, [b, d].
+        first: the first weight, [d, h]; its .grad is None at the start.
+        second: the second weight, [h, d]; its .grad is None at the start.
+        micro_batches: how many to split the share into.
+
+    Returns the loss of the whole batch, a tensor with one element, the same on every rank.
     """
     ### BEGIN SOLUTION
-    ranks = tensor * pipeline  # of one replica
-    if world_size % ranks:
-        raise ValueError(f"{world_size} ranks cannot be divided into replicas of {ranks}")
-    return world_size // ranks
+    total = torch.zeros(1)
+    for part_x, part_y in zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True):
+        loss = mean_squared_error(mlp(part_x, first, second), part_y)
+        loss = loss / micro_batches / dist.get_world_size()  # a mean of means of equal size
+        loss.backward()
+        total += loss.detach()
+    for tensor in (first.grad, second.grad, total):
+        dist.all_reduce(tensor)
+    return total
     ### END SOLUTION
 
-# %% nbgrader={"grade": true, "grade_id": "replicas-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    replicas,
-    cases=[{"world_size": 24, "tensor": 4, "pipeline": 2},
-           {"world_size": 2, "tensor": 1, "pipeline": 1},
-           {"world_size": 3072, "tensor": 8, "pipeline": 64},
-           {"world_size": 12, "tensor": 1, "pipeline": 3}],
-    expected=[3, 2, 6, 4],
+# %% tags=["driver"]
+def data_parallel(seed, samples, micro_batches, norms=True):
+    """Run a step on this rank's share; return the loss and the gradients, or their norms."""
+    from lab.notebook import splits
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    x, y, first, second = splits.problem(seed, samples)
+    first.requires_grad_()
+    second.requires_grad_()
+    loss = data_parallel_step(x.chunk(ranks)[rank], y.chunk(ranks)[rank], first, second,
+                              micro_batches)
+    gradients = [first.grad, second.grad]
+    return [float(loss), *([one.norm().item() for one in gradients] if norms else gradients)]
+
+# %% check="data-parallel" points=3
+(run,) = check.ranks(
+    data_parallel, cases=[{"seed": 1, "samples": 16, "micro_batches": 4}], ranks=2, rel=1e-4,
+    expected=[[[0.6687233, 1.661155, 0.1996288]] * 2],
+    # The values are [loss, norm of first.grad, norm of second.grad] for each rank.
     hints={
-        "Each stage of the pipeline is `tensor` ranks: how many ranks is one replica?":
-            [4, 1, 42, 3],
-        "Stages are ranks, too.": [6, 2, 384, 12],
-        "That is how many ranks one replica takes.": [8, 1, 512, 3],
-    })
-check.raises(replicas, ValueError, {"world_size": 6, "tensor": 4, "pipeline": 1}, mentions="6",
-             hint="It does not come out even: some ranks would be part of no replica.")
+        "Every rank has the loss and the gradients of its own share only. Which operation adds them up?":
+            [[[0.3368036, 0.8341981, 0.09856893], [0.3319197, 0.8274868, 0.1012059]]],
+        "These are the gradients of a sum, not of a mean: a mean over two shares of equal size is the mean of "
+        "two means.": [[[1.337447, 3.322309, 0.3992577]] * 2],
+        "These are too large by the number of micro-batches: backward() adds up the gradients of all of them.":
+            [[[2.674893, 6.644619, 0.7985154]] * 2]})
+sent = run.bytes(0, "all_reduce")
+others = {call.op for call in run.calls(0)} - {"all_reduce"}
+check.that(not others, f"The record shows {', '.join(sorted(others))}. One collective suffices: "
+           "all_reduce.")
+check.that(sent <= 2 * 48 * 4 + 16,
+           f"Rank 0 passes {sent} bytes to all_reduce. The two gradients have 48 elements of 4 bytes each. "
+           "Gradients of micro-batches add up where they are, so communicate once, after the last one.")
 ### BEGIN HIDDEN TESTS
-drawn = check.draw(20, size=range(1, 40), tensor=[1, 2, 4, 8], pipeline=[1, 2, 3, 8, 64])
-check.function(
-    replicas,
-    cases=[(case["size"] * case["tensor"] * case["pipeline"], case["tensor"], case["pipeline"])
-           for case in drawn],
-    expected=[case["size"] for case in drawn])
-check.raises(replicas, ValueError, (24, 8, 2), mentions="24")
-check.raises(replicas, ValueError, (4, 2, 4), mentions="4")
+from lab.notebook import splits
+
+
+def whole(ranks, seed, samples, **_):
+    loss, _, first, second = splits.one_process(seed, samples)
+    return [[loss, first, second]] * ranks
+
+
+check.ranks(data_parallel, ranks=[1, 3], rel=1e-3, expected=whole,
+            cases=check.draw(1, seed=range(2, 90), samples=[12, 24], micro_batches=[1, 2],
+                             norms=[False]))
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="replicas" hint="how many ranks is one replica"
-# -    ranks = tensor * pipeline  # of one replica
-# +    ranks = tensor + pipeline
-# -    if world_size % ranks:
-# +    if ranks > world_size:
+# %% [raw] mutant="data-parallel" hint="of its own share only"
+# -    for tensor in (first.grad, second.grad, total):
+# -        dist.all_reduce(tensor)
 
-# %% [raw] tags=["mutant"] answer="replicas" hint="Stages are ranks"
-# -    ranks = tensor * pipeline  # of one replica
-# +    ranks = tensor
+# %% [raw] mutant="data-parallel" hint="of a sum, not of a mean"
+# -        loss = loss / micro_batches / dist.get_world_size()  # a mean of means of equal size
+# +        loss = loss / micro_batches
 
-# %% [raw] tags=["mutant"] answer="replicas" hint="one replica takes"
-# -    return world_size // ranks
-# +    return ranks
+# %% [raw] mutant="data-parallel" hint="by the number of micro-batches"
+# -        loss = loss / micro_batches / dist.get_world_size()  # a mean of means of equal size
+# +        loss = loss / dist.get_world_size()
 
-# %% [raw] tags=["mutant"] answer="replicas" hint="part of no replica"
-# def replicas(world_size, tensor, pipeline):
-#     return world_size // (tensor * pipeline)
+# %% [raw] mutant="data-parallel" hint="communicate once"
+# -        loss.backward()
+# -        total += loss.detach()
+# -    for tensor in (first.grad, second.grad, total):
+# -        dist.all_reduce(tensor)
+# +        sums = torch.autograd.grad(loss, (first, second))
+# +        for tensor in (*sums, loss.detach()):
+# +            dist.all_reduce(tensor)
+# +        first.grad = sums[0] if first.grad is None else first.grad + sums[0]
+# +        second.grad = sums[1] if second.grad is None else second.grad + sums[1]
+# +        total += loss.detach()
+
+# %% [raw] mutant="data-parallel" hint="One collective suffices"
+# -        dist.all_reduce(tensor)
+# +        dist.reduce(tensor, 0)
+# +        dist.broadcast(tensor, 0)
 
 # %% [markdown]
-# ## Where we begin: one GPU
+# ### Exercise 2: tensor parallelism
 #
-# The model is GPT-2 small now, at full size, and the card is a virtual V100 with 16 GB. All runs that
-# follow train the **same global batch of 8 samples** in an iteration, in micro-batches of 2: else
-# they could not be compared. What goes to every run:
-
-# %% tags=["explore"] short={"--global-batch-size 8 --train-iters 6": "--global-batch-size 4 --train-iters 4"}
-GPT2 = ("--device virtual:v100 --global-batch-size 8 --train-iters 6 --log-interval 1 "
-        "--profile-execution yes")
-
-# %% tags=["explore"]
-!sed --quiet '/^MODEL=/,/^LAYOUT=/p' code/virtual_v100.sh
-
-# %% [markdown]
-# That script is made for two nodes; what stands before its name goes to `sbatch` and overrides its
-# form.
-
-# %% tags=["explore"]
-!sbatch --nodes=1 --gpus-per-node=1 --job-name=gpt2_one code/virtual_v100.sh {GPT2}
-
-# %% tags=["explore"]
-one_job = jobs.wait()
-
-# %% tags=["explore"]
-one = layouts.read("one GPU", one_job, sequence_length=1024)
-layouts.show([one])
-
-# %% [markdown]
-# ## Data-parallel
+# Now split the weights. In $xA$, every column of $A$ produces one column of the result, so each rank can hold some
+# columns of $A$ and compute its part of the hidden layer, without knowing the rest: the layer is **column-parallel**.
+# GELU works on each element, so it can be applied to each part. The part of the hidden layer that a rank has now meets
+# exactly the same *rows* of $B$: the second layer is **row-parallel**. Each rank ends with a summand of the output,
 #
-# Each of the two GPUs holds a copy of the model and has half of the samples. How many times as fast
-# will it be?
+# $$ \text{GELU}(xA)\,B = \text{GELU}(xA_0)\,B_0 + \text{GELU}(xA_1)\,B_1, $$
+#
+# and one all-reduce adds them up. This order of columns and rows is Megatron's
+# ([Shoeybi et al., 2019](https://arxiv.org/abs/1909.08053)). Had you split $A$ by rows, you would need the sum *before*
+# the GELU, because GELU is not linear.
+#
+# The backward pass mirrors the forward pass. Everything after the all-reduce is the same on all ranks, so the gradient
+# of the output reaches each summand unchanged. But the gradient of $x$ has a summand from every rank, and one more
+# all-reduce adds them up. A trainer hides the two in a pair of `torch.autograd.Function`s, which Megatron's paper calls
+# $g$ and $f$. Here, you write them out. Autograd must not see an all-reduce, so interrupt the graph: `part.detach()`
+# starts a new one, and `part.backward(gradient)` continues the backward pass through the old one.
 
-# %% nbgrader={"grade": false, "grade_id": "guess-dp", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% answer="tensor-parallel"
+def shard(first, second):
+    """Return this rank's columns of `first` and its rows of `second` (h is divisible)."""
+    ### BEGIN SOLUTION
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    return first.chunk(ranks, dim=1)[rank], second.chunk(ranks, dim=0)[rank]
+    ### END SOLUTION
+
+
+def tensor_parallel_step(x, y, first, second):
+    """Run forward and backward, and leave the gradients in x.grad, first.grad, and second.grad.
+
+    Args:
+        x: all samples, [b, d], the same on every rank; requires a gradient.
+        y: all targets, [b, d], the same on every rank.
+        first: this rank's columns of the first weight; requires a gradient.
+        second: this rank's rows of the second weight; requires a gradient.
+
+    Returns the loss, a tensor with one element, the same on every rank.
+    """
+    ### BEGIN SOLUTION
+    part = functional.gelu(x @ first) @ second
+    output = part.detach().clone()
+    dist.all_reduce(output)
+    output.requires_grad_()
+    loss = mean_squared_error(output, y)
+    loss.backward()
+    part.backward(output.grad)
+    dist.all_reduce(x.grad)
+    return loss.detach()
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def tensor_parallel(seed, samples, hidden=8, norms=True):
+    """Run forward and backward; return the loss and this rank's gradients, or their norms."""
+    from lab.notebook import splits
+
+    x, y, *weights = splits.problem(seed, samples, hidden)
+    first, second = (one.clone().requires_grad_() for one in shard(*weights))
+    x.requires_grad_()
+    loss = tensor_parallel_step(x, y, first, second)
+    gradients = [x.grad, first.grad, second.grad]
+    return [float(loss), *([one.norm().item() for one in gradients] if norms else gradients)]
+
+# %% check="tensor-parallel" points=5
+(run,) = check.ranks(
+    tensor_parallel, cases=[{"seed": 1, "samples": 4}], ranks=2, rel=1e-4,
+    expected=[[[0.6737998, 2.157136, 1.178128, 0.141395], [0.6737998, 2.157136, 1.181654, 0.1356546]]],
+    # The values are [loss, norm of x.grad, norm of first.grad, norm of second.grad] for each rank.
+    hints={
+        "Every rank has its own summand of the output, not the sum.": [[[0.5300425, 1.842994, 1.056226, 0.1522765], [0.5052444, 1.842994, 1.026259, 0.1169468]]],
+        "The loss is right, but each rank's gradient of x has only its own summand.": [[[0.6737998, 1.182635, 1.178128, 0.141395], [0.6737998, 1.205408, 1.181654, 0.1356546]]],
+        "The loss is right, but the gradients of the weights are twice as large. Every rank already has the whole "
+        "gradient of the output, and an all-reduce counts it once per rank.": [[[0.6737998, 2.365269, 2.356255, 0.28279], [0.6737998, 2.410815, 2.363308, 0.2713092]]]})
+for rank in (0, 1):
+    used = [(call.op, call.bytes) for call in run.calls(rank)]
+    check.that(used == [("all_reduce", 96)] * 2,
+               "One all-reduce of the output and one of the gradient of x suffice; each has 4 x 6 elements, "
+               f"96 bytes. Rank {rank} called "
+               + (", ".join(f"{op} with {size} bytes" for op, size in used) or "nothing") + ".")
+    flops = run.records[rank].flops
+    check.that(flops <= 6 * 4 * 6 * 8 + 1,
+               f"Rank {rank} does {flops:.0f} FLOPs, but half of the work is {6 * 4 * 6 * 8}. Each rank "
+               "needs only its own columns and rows.")
+### BEGIN HIDDEN TESTS
+import numpy as np
+
+from lab.notebook import splits
+
+
+def parts(ranks, seed, samples, hidden, **_):
+    loss, x, first, second = splits.one_process(seed, samples, hidden)
+    return [[loss, x, *one] for one in zip(
+        np.split(first, ranks, axis=1), np.split(second, ranks), strict=True)]
+
+
+check.ranks(tensor_parallel, ranks=[1, 4], rel=1e-3, expected=parts,
+            cases=check.draw(1, seed=range(2, 90), samples=[3, 5], hidden=[8, 16], norms=[False]))
+### END HIDDEN TESTS
+
+# %% [raw] mutant="tensor-parallel" hint="its own summand of the output"
+# -    dist.all_reduce(output)
+
+# %% [raw] mutant="tensor-parallel" hint="gradient of x has only its own summand"
+# -    dist.all_reduce(x.grad)
+
+# %% [raw] mutant="tensor-parallel" hint="of the weights are twice as large"
+# -    part.backward(output.grad)
+# +    dist.all_reduce(output.grad)
+# +    part.backward(output.grad)
+# -    dist.all_reduce(x.grad)
+
+# %% [raw] mutant="tensor-parallel" hint="suffice; each has 4 x 6"
+# -    dist.all_reduce(x.grad)
+# +    for tensor in (x.grad, loss.detach().clone()):
+# +        dist.all_reduce(tensor)
+
+# %% [raw] mutant="tensor-parallel" hint="needs only its own columns and rows"
+# -    part = functional.gelu(x @ first) @ second
+# +    ranks = dist.get_world_size()
+# +    part = functional.gelu(x @ torch.cat([first] * ranks, dim=1))
+# +    part = part @ torch.cat([second] * ranks) / ranks
+
+# %% [markdown]
+# ### Exercise 3: pipeline parallelism
+#
+# Now split the model between its layers. Rank 0 is the first stage: it has the samples and $A$. Rank 1 is the last
+# stage: it has the targets and $B$. Rank 0 sends the activations $\text{GELU}(xA)$ to rank 1. Rank 1 computes the loss
+# and sends back the gradient of these activations, and rank 0 continues the backward pass there:
+# `activations.backward(gradient)`.
+#
+# While one rank works on the whole batch, the other one would wait. So split the batch into micro-batches
+# ([Huang et al., 2018](https://arxiv.org/abs/1811.06965)): while rank 1 works on the first micro-batch, rank 0 works
+# on the second. Rank 0 must therefore send several micro-batches before it waits for the first gradient.
+#
+# Beware of a deadlock: with the `gloo` backend, `dist.send` returns only when its receiver is ready. If rank 0 sends
+# the next activations while rank 1 sends a gradient, both wait forever. The check notices that and prints the lines
+# where the ranks wait.
+
+# %% answer="pipeline-parallel"
+def pipeline_step(x, y, weight, micro_batches):
+    """Run forward and backward as one of two stages, and leave the gradient in weight.grad.
+
+    Args:
+        x: all samples, [b, d]; None on rank 1.
+        y: all targets, [b, d]; None on rank 0.
+        weight: [d, h] on rank 0, [h, d] on rank 1; its .grad is None at the start.
+        micro_batches: how many to split the batch into; b is divisible by it.
+
+    Returns the loss of the whole batch, a tensor with one element, on rank 1; None on rank 0.
+    """
+    ### BEGIN SOLUTION
+    if dist.get_rank() == 0:
+        waiting = []
+        for part in x.chunk(micro_batches):
+            activations = functional.gelu(part @ weight)
+            dist.send(activations.detach(), dst=1)
+            waiting.append(activations)
+        for activations in waiting:
+            gradient = torch.empty_like(activations)
+            dist.recv(gradient, src=1)
+            activations.backward(gradient)
+        return None
+    total, waiting = torch.zeros(1), []
+    for part in y.chunk(micro_batches):
+        activations = torch.empty(len(part), len(weight))
+        dist.recv(activations, src=0)
+        activations.requires_grad_()
+        loss = mean_squared_error(activations @ weight, part) / micro_batches
+        waiting.append((activations, loss))
+        total += loss.detach()
+    for activations, loss in waiting:
+        loss.backward()
+        dist.send(activations.grad, dst=0)
+    return total
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def pipeline(seed, samples, micro_batches, norms=True):
+    """Run a step as this rank's stage; return the loss (rank 1) and the weight's gradient, or its
+    norm."""
+    from lab.notebook import splits
+
+    x, y, *weights = splits.problem(seed, samples)
+    rank = dist.get_rank()
+    weight = weights[rank].requires_grad_()
+    loss = pipeline_step(None if rank else x, y if rank else None, weight, micro_batches)
+    return [None if loss is None else float(loss),
+            weight.grad.norm().item() if norms else weight.grad]
+
+# %% check="pipeline-parallel" points=5
+(run,) = check.ranks(
+    pipeline, cases=[{"seed": 1, "samples": 8, "micro_batches": 4}], ranks=2, rel=1e-4,
+    expected=[[[None, 1.668396], [0.6736073, 0.1971379]]],
+    # The values are [loss, norm of the weight's gradient]; rank 0 has no loss.
+    hints={
+        "Rank 0 sends activations while rank 1 sends a gradient, so neither receives. Let rank 1 finish all "
+        "forward passes first, or send with dist.isend.": "deadlock",
+        "The loss and the gradients are too large: the mean over the batch is the mean over its micro-batches.":
+            [[[None, 6.673585], [2.694429, 0.7885514]]],
+        "The last stage is right. Which gradient belongs to which activations on rank 0?": [[[None, 1.631702], [0.6736073, 0.1971379]]]})
+for rank, text in ((0, "activations"), (1, "gradients")):
+    sizes = [call.bytes for call in run.calls(rank, "send")]
+    check.that(sizes == [64] * 4,
+               f"Rank {rank} should send the {text} of four micro-batches, 2 x 8 elements (64 bytes) each. It "
+               f"sends {sizes or 'nothing'} bytes.")
+second = run.calls(0, "send")[1]
+first_gradient = run.calls(0, "recv")[0].finished
+check.that(first_gradient is None or first_gradient >= second.started,
+           "Rank 0 waits for the gradient of its first micro-batch before it sends the second. Only one of the "
+           "stages works at any time.")
+### BEGIN HIDDEN TESTS
+from lab.notebook import splits
+
+
+def stages(ranks, seed, samples, **_):
+    loss, _, first, second = splits.one_process(seed, samples)
+    return [[None, first], [loss, second]]
+
+
+check.ranks(pipeline, ranks=2, rel=1e-3, expected=stages,
+            cases=check.draw(2, seed=range(2, 90), samples=[6, 12], micro_batches=[1, 2, 3],
+                             norms=[False]))
+### END HIDDEN TESTS
+
+# %% [raw] mutant="pipeline-parallel" hint="so neither receives"
+# -        waiting.append((activations, loss))
+# -        total += loss.detach()
+# -    for activations, loss in waiting:
+# -        loss.backward()
+# -        dist.send(activations.grad, dst=0)
+# +        total += loss.detach()
+# +        loss.backward()
+# +        dist.send(activations.grad, dst=0)
+
+# %% [raw] mutant="pipeline-parallel" hint="is the mean over its micro-batches"
+# -        loss = mean_squared_error(activations @ weight, part) / micro_batches
+# +        loss = mean_squared_error(activations @ weight, part)
+
+# %% [raw] mutant="pipeline-parallel" hint="belongs to which activations"
+# -        for activations in waiting:
+# +        for activations in reversed(waiting):
+
+# %% [raw] mutant="pipeline-parallel" hint="of four micro-batches"
+# -    if dist.get_rank() == 0:
+# +    micro_batches = 1
+# +    if dist.get_rank() == 0:
+
+# %% [raw] mutant="pipeline-parallel" hint="Only one of the stages works"
+# def pipeline_step(x, y, weight, micro_batches):
+#     if dist.get_rank() == 0:
+#         for part in x.chunk(micro_batches):
+#             activations = functional.gelu(part @ weight)
+#             dist.send(activations.detach(), dst=1)
+#             gradient = torch.empty_like(activations)
+#             dist.recv(gradient, src=1)
+#             activations.backward(gradient)
+#         return None
+#     total = torch.zeros(1)
+#     for part in y.chunk(micro_batches):
+#         activations = torch.empty(len(part), len(weight))
+#         dist.recv(activations, src=0)
+#         activations.requires_grad_()
+#         loss = mean_squared_error(activations @ weight, part) / micro_batches
+#         loss.backward()
+#         dist.send(activations.grad, dst=0)
+#         total += loss.detach()
+#     return total
+
+# %% [markdown]
+# Your three answers side by side, with what rank 0 communicates in one step on 16 samples:
+
+# %% tags=["explore"]
+for function, case in ((data_parallel, (1, 16, 4)), (tensor_parallel, (1, 16)), (pipeline, (1, 16, 4))):
+    records = record_ranks(function, 2, *case)
+    print(f"{function.__name__:16}", "loss", f"{records[1].value[0]:.6f}  rank 0:",
+          ", ".join(f"{call.op} {call.bytes} B" for call in records[0].calls))
+
+# %% [markdown]
+# All three have the same loss, and the gradients passed the check. What differs is what is sent, and how often. Data
+# parallelism sends gradients, as many bytes as there are parameters, *once per step*. Tensor parallelism sends
+# activations, *once per MLP and direction* (and micro-batch). Pipeline parallelism sends activations, *once per boundary
+# and micro-batch*.
+
+# %% [markdown]
+# ## The same three in a full trainer
+#
+# `pretrain_gpt.py` has flags for the last two, `--tensor-model-parallel-size` and `--pipeline-model-parallel-size`.
+# Data parallelism has none: with $t$ tensor-parallel and $p$ pipeline-parallel ranks, a **replica** of the model takes
+# $t\,p$ ranks, and the world size divided by that is the number of replicas. On 8 GPUs, for example, `2` and `2` give
+# two replicas of a pipeline of two stages, each split over two GPUs.
+#
+# Train GPT-2 small, with its 12 heads, on one virtual V100, and then on two, in the three ways. The global batch is 8
+# samples in every run, or they could not be compared. How many times as fast as one GPU will each be?
+
+# %% answer="guess-speed"
 ### BEGIN SOLUTION
-guess_dp = 1.9
+guess_dp, guess_tp, guess_pp = 1.9, 1.6, 1.9
 ### END SOLUTION
 
-# %% tags=["explore"]
-!sbatch --nodes=1 --gpus-per-node=2 --job-name=gpt2_dp code/virtual_v100.sh {GPT2}
+# %% tags=["explore"] short={"--train-iters 6": "--train-iters 4 --num-layers 2 --hidden-size 192"}
+PROFILE = "--train-iters 6 --profile-execution yes"
+!sbatch --job-name=gpt2_one --gpus-per-node=1 code/gpt2_small.sh {PROFILE}
+!sbatch --job-name=gpt2_dp code/gpt2_small.sh {PROFILE}
+!sbatch --job-name=gpt2_tp code/gpt2_small.sh {PROFILE} --tensor-model-parallel-size 2
+!sbatch --job-name=gpt2_pp code/gpt2_small.sh {PROFILE} --pipeline-model-parallel-size 2
 
 # %% tags=["explore"]
-dp_job = jobs.wait()
+four = jobs.wait_latest(4)
 
 # %% tags=["explore"]
-dp = layouts.read("data-parallel", dp_job, sequence_length=1024)
-check.compare("times as fast (virtual)", guess_dp, one.milliseconds / dp.milliseconds)
-layouts.show([one, dp])
-for run_job in (one_job, dp_job):
-    print(logs.lines(run_job.log, "number of micro-batches")[0])
-
-# %% [markdown]
-# Nearly twice. Each GPU has half as many micro-batches, and the only thing that is new is that the
-# gradients are added up. The memory is what it was: data parallelism makes a training faster, not
-# smaller.
-#
-# ### Exercise 3: gradients on the wire
-#
-# Every rank has a gradient for every parameter, and needs the sum over all ranks. This operation is
-# called an **all-reduce**. In its usual form, a ring, each of n ranks sends 2 (n - 1) / n times the
-# size of what is added up. (The next lab shows why.) How many bytes does one rank send in an
-# iteration? Look at `Trainer.step` above: how often is it done?
-
-# %% nbgrader={"grade": false, "grade_id": "gradient-bytes", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def gradient_bytes(parameters, ranks, micro_batches, bytes_each=4):
-    """Bytes (a float) that a rank sends in one iteration under data parallelism.
-
-    micro_batches: that each rank works through in an iteration.
-    bytes_each: of one gradient, 4 in fp32.
-    """
-    ### BEGIN SOLUTION
-    return 2 * (ranks - 1) / ranks * parameters * bytes_each
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "gradient-bytes-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    gradient_bytes,
-    cases=[{"parameters": 1_000_000, "ranks": 2, "micro_batches": 4},
-           {"parameters": 124_000_000, "ranks": 8, "micro_batches": 2, "bytes_each": 2},
-           {"parameters": 1_000_000, "ranks": 1, "micro_batches": 8}],
-    expected=[4_000_000.0, 434_000_000.0, 0.0],
-    hints={
-        "The gradients of all micro-batches are added up where they are; they are sent once, when the "
-        "last micro-batch is through.": [16_000_000.0, 868_000_000.0, 0.0],
-        "A ring goes round twice: look at the factor once more.": [2_000_000.0, 217_000_000.0, 0.0],
-        "Those are gradients; each has several bytes.": [1_000_000.0, 217_000_000.0, 0.0],
-        "One rank alone has nobody to send to.": [8_000_000.0, 496_000_000.0, 8_000_000.0],
-    })
-### BEGIN HIDDEN TESTS
-check.function(
-    gradient_bytes,
-    cases=check.draw(20, parameters=range(1024, 10**10, 1024), ranks=[1, 2, 4, 8, 64],
-                     micro_batches=range(1, 17), bytes_each=[2, 4]),
-    expected=lambda parameters, ranks, micro_batches, bytes_each:
-        2.0 * (ranks - 1) * parameters * bytes_each / ranks)
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="gradient-bytes" hint="they are sent once"
-# -    return 2 * (ranks - 1) / ranks * parameters * bytes_each
-# +    return 2 * (ranks - 1) / ranks * parameters * bytes_each * micro_batches
-
-# %% [raw] tags=["mutant"] answer="gradient-bytes" hint="goes round twice"
-# -    return 2 * (ranks - 1) / ranks * parameters * bytes_each
-# +    return (ranks - 1) / ranks * parameters * bytes_each
-
-# %% [raw] tags=["mutant"] answer="gradient-bytes" hint="each has several bytes"
-# -    return 2 * (ranks - 1) / ranks * parameters * bytes_each
-# +    return 2 * (ranks - 1) / ranks * parameters
-
-# %% [raw] tags=["mutant"] answer="gradient-bytes" hint="nobody to send to"
-# -    return 2 * (ranks - 1) / ranks * parameters * bytes_each
-# +    return 2.0 * parameters * bytes_each
-
-# %% [markdown]
-# Your run has kept a record of every message: `--profile-execution yes` writes down what each rank
-# does in two of the iterations. Do you and the record agree?
-
-# %% tags=["explore"]
-by_formula = gradient_bytes(dp.parameters[0, 0], ranks=2, micro_batches=2)
-print(f"your formula {result(f'{by_formula / 1e6:,.2f}')} MB, the record of the run "
-      f"{result(f'{dp.megabytes:,.2f}')} MB")
-
-# %% [markdown]
-# ## Tensor-parallel
-#
-# Now every layer is cut in two. Most of a layer are matrices. A matrix can be cut by columns, where
-# each rank computes some of the outputs, or by rows, where each rank adds up some of the inputs.
-# Megatron cuts the first matrix of a pair by columns and the second by rows: then nothing has to be
-# exchanged between the two, and one sum ends each pair. There are two pairs in a layer: attention,
-# and the MLP (the two large matrices with GELU between them).
-#
-# ### Exercise 4: a tensor-parallel rank's share
-#
-# How many parameters does a rank hold? With h for the hidden size, V for the vocabulary:
-#
-# | part | parameters | on each of t ranks |
-# |---|---|---|
-# | attention's first matrix (query, key, value), with bias | 3 h^2 + 3 h | divided by t |
-# | attention's second matrix | h^2 | divided by t |
-# | its bias, added behind the sum | h | a whole copy |
-# | the MLP's first matrix, with bias | 4 h^2 + 4 h | divided by t |
-# | the MLP's second matrix | 4 h^2 | divided by t |
-# | its bias, added behind the sum | h | a whole copy |
-# | the layer's two norms | 4 h | a whole copy |
-#
-# That is one layer. Besides, there is once:
-#
-# | part | parameters | on each of t ranks |
-# |---|---|---|
-# | word embedding, one row for each entry of the padded vocabulary (it is the output matrix, too) | V h | divided by t |
-# | position embedding, one row for each position | positions x h | a whole copy |
-# | the last norm | 2 h | a whole copy |
-#
-# The vocabulary is **padded** first: rows that no text uses are added until there are a multiple of
-# 128 t, so that each rank has the same number of them, and a good one.
-
-# %% nbgrader={"grade": false, "grade_id": "tensor-share", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def tensor_share(layers, hidden, vocabulary, positions, t):
-    """Parameters (an int) that one of t tensor-parallel ranks holds.
-
-    vocabulary: before it is padded.
-    """
-    ### BEGIN SOLUTION
-    padded = -(-vocabulary // (128 * t)) * 128 * t
-    divided = layers * (12 * hidden**2 + 7 * hidden) + padded * hidden
-    copied = layers * 6 * hidden + positions * hidden + 2 * hidden
-    return divided // t + copied
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "tensor-share-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    tensor_share,
-    cases=[{"layers": 12, "hidden": 768, "vocabulary": 50257, "positions": 1024, "t": 2},
-           {"layers": 4, "hidden": 256, "vocabulary": 4096, "positions": 256, "t": 2},
-           {"layers": 24, "hidden": 1024, "vocabulary": 50257, "positions": 1024, "t": 8},
-           {"layers": 12, "hidden": 768, "vocabulary": 50257, "positions": 1024, "t": 1}],
-    expected=[62_708_736, 2_172_928, 45_521_920, 124_475_904],
-    hints={
-        "Not all of it is divided: norms, positions and two of the biases are whole on each rank.":
-            [62_287_104, 2_136_832, 44_473_600, 124_475_904],
-        "The word embedding is divided, too: each rank has some of its rows.":
-            [82_074_624, 2_697_216, 91_397_120, 124_475_904],
-        "The vocabulary is not padded here, or not after it was seen that it must be.":
-            [62_641_920, 2_172_928, 45_402_112, 124_439_808],
-        "Each rank's part is to be a multiple of 128, so the whole is one of 128 t.":
-            [62_659_584, 2_172_928, 45_407_232, 124_475_904],
-        "All biases are divided here. Two of them are added behind the sum, and whole on each rank.":
-            [62_699_520, 2_171_904, 45_478_912, 124_475_904],
-    })
-### BEGIN HIDDEN TESTS
-from minimegatron import formulas
-
-check.function(
-    tensor_share,
-    cases=check.draw(20, layers=range(1, 97), hidden=range(256, 12544, 128), t=[1, 2, 4, 8],
-                     vocabulary=[4096, 32000, 50257, 51200, 128256], positions=[256, 1024, 2048]),
-    expected=lambda layers, hidden, vocabulary, positions, t: formulas.stage_parameters(
-        formulas.Gpt(layers, hidden, 8, positions, -(-vocabulary // (128 * t)) * 128 * t),
-        layers, t))
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="tensor-share" hint="Not all of it is divided"
-# -    return divided // t + copied
-# +    return (divided + copied) // t
-
-# %% [raw] tags=["mutant"] answer="tensor-share" hint="some of its rows"
-# -    divided = layers * (12 * hidden**2 + 7 * hidden) + padded * hidden
-# +    divided = layers * (12 * hidden**2 + 7 * hidden) + padded * hidden * t
-
-# %% [raw] tags=["mutant"] answer="tensor-share" hint="is not padded"
-# -    padded = -(-vocabulary // (128 * t)) * 128 * t
-# +    padded = -(-vocabulary // t) * t
-
-# %% [raw] tags=["mutant"] answer="tensor-share" hint="one of 128 t"
-# -    padded = -(-vocabulary // (128 * t)) * 128 * t
-# +    padded = -(-vocabulary // 128) * 128
-
-# %% [raw] tags=["mutant"] answer="tensor-share" hint="added behind the sum"
-# -    divided = layers * (12 * hidden**2 + 7 * hidden) + padded * hidden
-# -    copied = layers * 6 * hidden + positions * hidden + 2 * hidden
-# +    divided = layers * (12 * hidden**2 + 9 * hidden) + padded * hidden
-# +    copied = layers * 4 * hidden + positions * hidden + 2 * hidden
-
-# %% [markdown]
-# ### Exercise 5: activations on the wire
-#
-# What ends each pair is a sum over the ranks: an all-reduce, as for the gradients. But what is added
-# up are the **activations** that leave the pair: for each token of the micro-batch a vector as long
-# as the hidden size. Two pairs make two all-reduces in the forward pass of a layer. In the backward
-# pass the gradients of the activations are added up in the same way, two all-reduces again. And all
-# that happens for every micro-batch. How many bytes does a rank send in the layers in an iteration?
-
-# %% nbgrader={"grade": false, "grade_id": "layer-bytes", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def layer_bytes(layers, hidden, sequence, micro_batch, micro_batches, t, bytes_each=4):
-    """Bytes (a float) that a rank sends in its layers in one iteration under tensor parallelism.
-
-    micro_batches: that each rank works through in an iteration.   t: tensor-parallel ranks.
-    """
-    ### BEGIN SOLUTION
-    activations = sequence * micro_batch * hidden * bytes_each
-    all_reduce = 2 * (t - 1) / t * activations
-    return 4 * layers * micro_batches * all_reduce
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "layer-bytes-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    layer_bytes,
-    cases=[(12, 768, 1024, 2, 8, 2), (4, 256, 256, 2, 2, 4), (24, 1024, 1024, 1, 8, 8, 2)],
-    expected=[2_415_919_104.0, 25_165_824.0, 2_818_572_288.0],
-    hints={
-        "A factor of 2 is missing: is it the backward pass, which has its all-reduces too, or the "
-        "ring, which goes round twice?": [1_207_959_552.0, 12_582_912.0, 1_409_286_144.0],
-        "Unlike gradients, activations cannot wait: they are sent in every micro-batch.":
-            [301_989_888.0, 12_582_912.0, 352_321_536.0],
-        "That is the size of what is added up. In a ring each rank sends 2 (t - 1) / t times as "
-        "much.": [2_415_919_104.0, 16_777_216.0, 1_610_612_736.0],
-        "Those are numbers; each has several bytes.":
-            [603_979_776.0, 6_291_456.0, 1_409_286_144.0],
-    })
-### BEGIN HIDDEN TESTS
-check.function(
-    layer_bytes,
-    cases=check.draw(20, layers=range(1, 97), hidden=[256, 768, 4096], sequence=[256, 1024, 2048],
-                     micro_batch=[1, 2, 4, 8], micro_batches=range(1, 33), t=[1, 2, 4, 8],
-                     bytes_each=[2, 4]),
-    expected=lambda layers, hidden, sequence, micro_batch, micro_batches, t, bytes_each:
-        8.0 * layers * micro_batches * (t - 1) * sequence * micro_batch * hidden * bytes_each / t)
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="layer-bytes" hint="A factor of 2 is missing"
-# -    return 4 * layers * micro_batches * all_reduce
-# +    return 2 * layers * micro_batches * all_reduce
-
-# %% [raw] tags=["mutant"] answer="layer-bytes" hint="in every micro-batch"
-# -    return 4 * layers * micro_batches * all_reduce
-# +    return 4 * layers * all_reduce
-
-# %% [raw] tags=["mutant"] answer="layer-bytes" hint="That is the size of what is added up"
-# -    all_reduce = 2 * (t - 1) / t * activations
-# +    all_reduce = activations
-
-# %% [raw] tags=["mutant"] answer="layer-bytes" hint="each has several bytes"
-# -    activations = sequence * micro_batch * hidden * bytes_each
-# +    activations = sequence * micro_batch * hidden
-
-# %% [markdown]
-# That is more than the gradients were. And nothing can be computed while a sum is under way, because
-# the next matrix needs it. On the other hand the two cards are joined by NVLink. So: how many times
-# as fast as one GPU will it be?
-
-# %% nbgrader={"grade": false, "grade_id": "guess-tp", "locked": false, "schema_version": 3, "solution": true, "task": false}
-### BEGIN SOLUTION
-guess_tp = 1.5
-### END SOLUTION
-
-# %% tags=["explore"]
-!sbatch --nodes=1 --gpus-per-node=2 --job-name=gpt2_tp code/virtual_v100.sh {GPT2} \
-    --tensor-model-parallel-size 2
-
-# %% tags=["explore"]
-tp_job = jobs.wait()
-
-# %% tags=["explore"]
-tp = layouts.read("tensor-parallel", tp_job, sequence_length=1024)
-check.compare("times as fast (virtual)", guess_tp, one.milliseconds / tp.milliseconds)
-layouts.show([one, dp, tp])
-print(f"parameters: yours {tensor_share(12, 768, 50257, 1024, 2):,}, "
-      f"the log's {tp.parameters[0, 0]:,}")
-in_layers = layer_bytes(12, 768, 1024, micro_batch=2, micro_batches=4, t=2)
-print(f"sent: in the layers, by your formula {result(f'{in_layers / 1e6:,.0f}')} MB, in all, by the "
-      f"record of the run {result(f'{tp.megabytes:,.0f}')} MB")
-
-# %% [markdown]
-# That is far more communication than under data parallelism, and it costs time even over NVLink: these two
-# GPUs of a DGX-1 share one NVLink of 25 GB/s in each direction, of the six that each GPU has. The
-# rest of what was sent are the sums behind the word embedding and before the output matrix, one each
-# in a micro-batch. What is new is the **memory**: each GPU holds half of the parameters, of their
-# gradients and of the optimizer's numbers, and half of most activations.
-
-# %% [markdown]
-# ## Pipeline-parallel
-#
-# Now each GPU has whole layers, the first half of them or the second: two **stages**. The first one
-# works on a micro-batch, hands the activations on, and takes the next micro-batch.
-#
-# ### Exercise 6: a stage's share
-#
-# The layers are dealt out evenly; a layer has 12 h^2 + 13 h parameters (add up the first table of
-# exercise 4). What stands beside the layers goes to the ends:
-#
-# - the first stage has the word embedding (V h) and the position embedding;
-# - the last stage has the last norm (2 h) and the output matrix. That is the word embedding once
-#   more, so it is there a second time, unless the last stage is also the first.
-
-# %% nbgrader={"grade": false, "grade_id": "stage-shares", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def stage_shares(layers, hidden, vocabulary, positions, stages):
-    """Parameters of each stage, from the first to the last (a list of ints).
-
-    vocabulary: padded already.   layers: a multiple of stages.
-    """
-    ### BEGIN SOLUTION
-    shares = [layers // stages * (12 * hidden**2 + 13 * hidden)] * stages
-    shares[0] += vocabulary * hidden + positions * hidden
-    shares[-1] += 2 * hidden
-    if stages > 1:
-        shares[-1] += vocabulary * hidden
-    return shares
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "stage-shares-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    stage_shares,
-    cases=[{"layers": 12, "hidden": 768, "vocabulary": 50304, "positions": 1024, "stages": 2},
-           {"layers": 4, "hidden": 256, "vocabulary": 4096, "positions": 256, "stages": 4},
-           {"layers": 4, "hidden": 256, "vocabulary": 4096, "positions": 256, "stages": 1}],
-    expected=[[81_947_136, 81_162_240], [1_903_872, 789_760, 789_760, 1_838_848], [4_273_664]],
-    hints={
-        "The last stage needs the output matrix, which is the word embedding once more.":
-            [[81_947_136, 42_528_768], [1_903_872, 789_760, 789_760, 790_272], [4_273_664]],
-        "Only the layers are dealt out evenly; embeddings are at the ends.":
-            [[62_237_952, 62_237_952], [1_068_416, 1_068_416, 1_068_416, 1_068_416], [4_273_664]],
-        "One stage is the first and the last: it needs the word embedding only once.":
-            [[81_947_136, 81_162_240], [1_903_872, 789_760, 789_760, 1_838_848], [5_322_240]],
-        "Behind the last layer there is a norm.":
-            [[81_947_136, 81_160_704], [1_903_872, 789_760, 789_760, 1_838_336], [4_273_152]],
-        "Where are the positions?":
-            [[81_160_704, 81_162_240], [1_838_336, 789_760, 789_760, 1_838_848], [4_208_128]],
-    })
-### BEGIN HIDDEN TESTS
-from minimegatron import formulas
-
-
-def right(layers, hidden, vocabulary, positions, stages):
-    gpt = formulas.Gpt(layers, hidden, 8, positions, vocabulary)
-    return [formulas.stage_parameters(gpt, layers // stages, first=stage == 0,
-                                      last=stage == stages - 1) for stage in range(stages)]
-
-
-drawn = check.draw(20, each=range(1, 25), hidden=range(256, 12544, 128), stages=[1, 2, 3, 4, 8],
-                   vocabulary=[4096, 50304, 51200], positions=[256, 1024, 2048])
-cases = [(case["each"] * case["stages"], case["hidden"], case["vocabulary"], case["positions"],
-          case["stages"]) for case in drawn]
-check.function(stage_shares, cases=cases, expected=[right(*case) for case in cases])
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="stage-shares" hint="needs the output matrix"
-# -    if stages > 1:
-# -        shares[-1] += vocabulary * hidden
-# +    # the embedding is in the first stage
-
-# %% [raw] tags=["mutant"] answer="stage-shares" hint="embeddings are at the ends"
-# def stage_shares(layers, hidden, vocabulary, positions, stages):
-#     whole = layers * (12 * hidden**2 + 13 * hidden) + (vocabulary + positions + 2) * hidden
-#     return [whole // stages] * stages
-
-# %% [raw] tags=["mutant"] answer="stage-shares" hint="only once"
-# -    if stages > 1:
-# -        shares[-1] += vocabulary * hidden
-# +    shares[-1] += vocabulary * hidden
-
-# %% [raw] tags=["mutant"] answer="stage-shares" hint="there is a norm"
-# -    shares[-1] += 2 * hidden
-# -    if stages > 1:
-# +    if stages > 1:
-
-# %% [raw] tags=["mutant"] answer="stage-shares" hint="Where are the positions"
-# -    shares[0] += vocabulary * hidden + positions * hidden
-# +    shares[0] += vocabulary * hidden
-
-# %% [markdown]
-# ### Exercise 7: what crosses a boundary
-#
-# For every micro-batch a stage sends its activations to the next stage (sequence x micro-batch x
-# hidden numbers), and in the backward pass it sends the gradients of its *input*, which are as many,
-# to the stage before. The first stage has none before it, the last none behind it.
-#
-# And once an iteration: the word embedding is on the first *and* on the last stage. It is one
-# parameter, so its gradients have to be added up: an all-reduce between these two ranks. How many
-# bytes does the rank of a stage send?
-
-# %% nbgrader={"grade": false, "grade_id": "stage-bytes", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def stage_bytes(stage, stages, hidden, sequence, micro_batch, micro_batches, vocabulary,
-                bytes_each=4):
-    """Bytes (a float) that the rank of a stage (0 is the first) sends in one iteration."""
-    ### BEGIN SOLUTION
-    activations = sequence * micro_batch * hidden * bytes_each
-    first, last = stage == 0, stage == stages - 1
-    sent = micro_batches * activations * ((not last) + (not first))
-    if stages > 1 and (first or last):
-        sent += vocabulary * hidden * bytes_each  # 2 (n - 1) / n is 1 for two ranks
-    return float(sent)
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "stage-bytes-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    stage_bytes,
-    cases=[(0, 2, 768, 1024, 2, 4, 50304), (1, 4, 256, 256, 2, 8, 4096),
-           (3, 4, 256, 256, 2, 8, 4096, 2), (0, 1, 768, 1024, 2, 4, 50304)],
-    expected=[179_699_712.0, 8_388_608.0, 4_194_304.0, 0.0],
-    hints={
-        "The boundaries are right; but the gradient of the word embedding has to be added up between "
-        "the ends.": [25_165_824.0, 8_388_608.0, 2_097_152.0, 0.0],
-        "A stage in the middle sends in both directions: activations on, their gradients back.":
-            [179_699_712.0, 4_194_304.0, 4_194_304.0, 0.0],
-        "Every boundary is crossed for every micro-batch.":
-            [160_825_344.0, 1_048_576.0, 2_359_296.0, 0.0],
-        "The stages in the middle have no word embedding.":
-            [179_699_712.0, 12_582_912.0, 4_194_304.0, 0.0],
-    })
-### BEGIN HIDDEN TESTS
-drawn = check.draw(24, stages=[1, 2, 4, 8], place=range(8), hidden=[256, 768, 4096],
-                   sequence=[256, 1024, 2048], micro_batch=[1, 2, 8], micro_batches=range(1, 33),
-                   vocabulary=[4096, 50304], bytes_each=[2, 4])
-
-
-def right(stage, stages, hidden, sequence, micro_batch, micro_batches, vocabulary, bytes_each):
-    neighbors = len({stage - 1, stage + 1} & set(range(stages)))
-    ends = vocabulary if stages > 1 and stage in (0, stages - 1) else 0
-    return float(bytes_each * hidden * (
-        neighbors * micro_batches * sequence * micro_batch + ends))
-
-
-cases = [(case["place"] % case["stages"], case["stages"], case["hidden"], case["sequence"],
-          case["micro_batch"], case["micro_batches"], case["vocabulary"], case["bytes_each"])
-         for case in drawn]
-check.function(stage_bytes, cases=cases, expected=[right(*case) for case in cases])
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="stage-bytes" hint="added up between"
-# -    if stages > 1 and (first or last):
-# -        sent += vocabulary * hidden * bytes_each  # 2 (n - 1) / n is 1 for two ranks
-# +    # nothing else
-
-# %% [raw] tags=["mutant"] answer="stage-bytes" hint="in both directions"
-# -    sent = micro_batches * activations * ((not last) + (not first))
-# +    sent = micro_batches * activations * (stages > 1)
-
-# %% [raw] tags=["mutant"] answer="stage-bytes" hint="crossed for every micro-batch"
-# -    sent = micro_batches * activations * ((not last) + (not first))
-# +    sent = activations * ((not last) + (not first))
-
-# %% [raw] tags=["mutant"] answer="stage-bytes" hint="have no word embedding"
-# -    if stages > 1 and (first or last):
-# +    if stages > 1:
-
-# %% [markdown]
-# So little crosses, compared with the other two. How many times as fast as one GPU will it be?
-
-# %% nbgrader={"grade": false, "grade_id": "guess-pp", "locked": false, "schema_version": 3, "solution": true, "task": false}
-### BEGIN SOLUTION
-guess_pp = 1.9
-### END SOLUTION
-
-# %% tags=["explore"]
-!sbatch --nodes=1 --gpus-per-node=2 --job-name=gpt2_pp code/virtual_v100.sh {GPT2} \
-    --pipeline-model-parallel-size 2
-
-# %% tags=["explore"]
-pp_job = jobs.wait()
-
-# %% tags=["explore"]
-pp = layouts.read("pipeline-parallel", pp_job, sequence_length=1024)
-check.compare("times as fast (virtual)", guess_pp, one.milliseconds / pp.milliseconds)
+names = ("one GPU", "data-parallel", "tensor-parallel", "pipeline-parallel")
+one, dp, tp, pp = [layouts.read(name, job, sequence_length=1024)
+                   for name, job in zip(names, four, strict=True)]
 layouts.show([one, dp, tp, pp])
-
-# %% [markdown]
-# And what your functions say, beside the log and the record of the messages:
-
-# %% tags=["explore"]
-mine = stage_shares(12, 768, 50304, 1024, stages=2)
-print("parameters: yours", mine, "the log's", [pp.parameters[0, 0], pp.parameters[0, 1]])
-at_boundary = stage_bytes(0, 2, 768, 1024, micro_batch=2, micro_batches=4, vocabulary=50304)
-print(f"sent by stage 0: your formula {result(f'{at_boundary / 1e6:,.2f}')} MB, the record of the run "
-      f"{result(f'{pp.sent[0] / 1e6:,.2f}')} MB")
-wire.sent(workspace.home() / "megatron/tensorboard/gpt2_pp/run_default")[0]
-
-# %% [markdown]
-# The messages did not slow it down. What did? **Waiting.** While the first stage works on the first
-# micro-batch, the second has nothing to do, and at the end it is the other way round. This idle time
-# is the pipeline's **bubble**. With p stages and m micro-batches it is (p - 1) / (m + p - 1) of the
-# time, even if the stages are equally long. Here they are not: the output matrix is a large product,
-# and only the last stage has it.
-
-# %% tags=["explore"]
-from minimegatron.formulas import bubble_fraction
-
-ideal = one.milliseconds / 2
-print(f"no waiting: {ideal:.0f} ms; with the bubble of 2 stages and 4 micro-batches: "
-      f"{ideal / (1 - bubble_fraction(2, 4)):.0f} ms; the run: {pp.milliseconds:.0f} ms (virtual)")
-for gpu, gib in sorted(pp.memory.items()):
-    print(f"stage {gpu}: {pp.parameters[0, gpu]:,} parameters, {gib:.2f} GiB at the peak (virtual)")
-
-# %% [markdown]
-# Look at the memory, too. Each stage has half of the layers, so you might expect half of the
-# activations. But the first stage begins the second micro-batch before the first one comes back: it
-# keeps the activations of half of the layers for *two* micro-batches. A pipeline saves parameters'
-# memory, and on its first stage hardly any of the activations'. (And of the parameters' it does not
-# save the embedding.)
-
-# %% [markdown]
-# ## Side by side
+for name, guess, run in (("data-parallel", guess_dp, dp), ("tensor-parallel", guess_tp, tp),
+                         ("pipeline-parallel", guess_pp, pp)):
+    check.compare(f"{name}, times as fast (virtual)", guess, one.milliseconds / run.milliseconds)
 
 # %% tags=["explore"]
 layouts.plot([one, dp, tp, pp])
 
 # %% [markdown]
-# Which one is the fastest, and why? Say it in your own words before you read on.
+# Why does nobody reach a factor of two? Each layout pays in another currency. To see which, predict what a rank sends in
+# one step, from what you have just built. Let $P$ be the number of parameters, $L$ the layers, $h$ the hidden size, $V$
+# the vocabulary, $b$ the micro-batch, $s$ the sequence length, and $m$ the number of micro-batches, which is
+# 4 without data parallelism. A number has 4 bytes.
 #
-# - **Data-parallel** is the fastest as long as the model fits. It sends the gradients once, whatever
-#   the number of micro-batches, and nobody waits for anybody else in between. It saves no memory.
-# - **Tensor-parallel** sends the most, and waits for every message. Over NVLink inside of a node that
-#   is affordable. It saves the most memory, and is why a model fits that did not.
-# - **Pipeline-parallel** sends the least between layers, but waits for the other stage, unless there
-#   are many micro-batches. Little has to be sent, so it is what crosses from node to node.
-#
-# TensorBoard's profiler has all of this, too: in *Distributed* the time in which ranks compute and
-# communicate, in *Trace* every message. Compare `gpt2_dp` with `gpt2_tp`.
+# - **Data-parallel.** An all-reduce of the gradients. In a ring of $n$ ranks, each rank sends $2(n-1)/n$ times the size
+#   of the tensor, so with two ranks, its size once: $4P$ bytes.
+# - **Tensor-parallel.** A layer has two pairs of a column- and a row-parallel matrix, the attention and the MLP. Each
+#   pair needs one all-reduce of $4bsh$ bytes in each direction: $4L$ all-reduces per micro-batch. The word
+#   embedding and the output matrix, which are split by vocabulary, add one each: $(4L+2)\,m \cdot 4bsh$ bytes.
+# - **Pipeline-parallel.** Rank 0 sends activations, $m \cdot 4bsh$ bytes. But GPT-2 uses its word embedding again as the
+#   output matrix, on the *last* stage, so both stages have a copy, and its gradients need an all-reduce: $4Vh$ bytes
+#   more.
 
 # %% tags=["explore"]
-tensorboard.link("profiler")
+L, h, V, b, s, m = 12, 768, 50_304, 2, 1024, 4
+P = one.parameters[0, 0]
+for run, formula in ((dp, 4 * P), (tp, (4 * L + 2) * m * 4 * b * s * h),
+                     (pp, m * 4 * b * s * h + 4 * V * h)):
+    print(f"{run.name:18} formula {formula / 1e6:9,.2f} MB   recorded "
+          f"{result(f'{run.sent[0] / 1e6:9,.2f}')} MB")
+
+# %% [markdown]
+# The trainer profiles two of the steps (`--profile-execution yes`) and records every collective and every send. Two of
+# the formulas are exact. What is missing in the third? The loss: with a vocabulary that is split, the cross-entropy
+# takes three more numbers per token from the other rank, its maximum, its sum of exponentials, and the logit of the
+# right token. Next, the memory:
+
+# %% tags=["explore"]
+for name, run in (("one GPU", one), ("data-parallel", dp), ("tensor-parallel", tp),
+                  ("pipeline-parallel", pp)):
+    for rank, gib in sorted(run.memory.items()):
+        held = run.parameters.get((rank, 0) if run is tp else (0, rank), run.parameters[0, 0])
+        print(f"{name:18} rank {rank}: {held:12,} parameters, {gib:6.2f} GiB at the peak (virtual)")
+
+# %% [markdown]
+# - **Data-parallel**: each rank has half of the micro-batches, and the gradients cross once per step. This trainer sends
+#   them after the backward pass; `--overlap-grad-reduce` hides most of that behind it. But plain data parallelism
+#   saves no memory. ZeRO does, by sharding the optimizer state, the gradients, and the parameters over the replicas
+#   ([Rajbhandari et al., 2019](https://arxiv.org/abs/1910.02054)); lab 08 builds it.
+# - **Tensor-parallel**: by far the most bytes, and each all-reduce is on the critical path, because the next matrix
+#   needs its result. NVLink makes that affordable within a node, even though these two GPUs of a DGX-1 share only one of
+#   the six NVLinks that each GPU has, with 25 GB/s in each direction. In return, parameters, gradients, optimizer state,
+#   and most activations are halved.
+# - **Pipeline-parallel**: few bytes between the stages, but each stage waits for the other at the start and the end of
+#   every step. This idle time is the **bubble**. With $p$ equal stages and $m$ micro-batches, it takes
+#   $(p-1)/(m+p-1)$ of the step. These stages are not equal: only the last one has the output matrix. The memory of the
+#   activations is not halved either, because rank 0 starts a second micro-batch before the first one comes back.
+
+# %% tags=["explore"]
+bubble = 1 / (4 + 2 - 1)
+print(f"no waiting: {one.milliseconds / 2:.0f} ms; with a bubble of {bubble:.0%}: "
+      f"{one.milliseconds / 2 / (1 - bubble):.0f} ms; the run: {result(f'{pp.milliseconds:.0f}')} ms (virtual)")
+
+# %% [markdown]
+# ## Half the speed
+#
+# So much for virtual GPUs. On the CPU, a colleague trains the small model with two data-parallel ranks, each with a core
+# of its own, and complains: "Two ranks, and it is as slow as one." Submit the colleague's job. **Do not read the script
+# yet**: on a real cluster, the cause is rarely in plain sight.
+
+# %% tags=["explore"] short={"--train-iters 2000": "--train-iters 2000 --num-layers 2 --hidden-size 64 --seq-length 64"}
+!sbatch code/half_speed.sh --train-iters 2000 --log-interval 1 --eval-iters 0
+
+# %% tags=["explore"]
+slow = jobs.show()
+for _ in range(200):
+    if slow.log.exists() and len(logs.read(slow.log).iterations) >= 6:
+        break
+    time.sleep(0.25)
+
+
+def milliseconds(job):
+    """Return the median time of a job's iterations, without the first."""
+    times = sorted(one.milliseconds for one in logs.read(job.log).iterations[1:])
+    return times[len(times) // 2]
+
+
+print(f"one rank: {milliseconds(one_rank):.0f} ms; two ranks: {result(f'{milliseconds(slow):.0f}')} ms")
+
+# %% [markdown]
+# With half of the samples per rank, two ranks should take about half the time. (Other work on this machine may blur the
+# comparison.) First question: is a rank hanging, or waiting for another?
+
+# %% tags=["explore"]
+!lab top --once {slow.job}
+
+# %% [markdown]
+# Both ranks run at the same pace, none is stalled, and there is no error. What are they doing? [py-spy](https://github.com/benfred/py-spy)
+# prints the Python stack of a running process, without stopping the job. It must run on the job's node, so start it in
+# a step beside the running one (`--overlap`). The process IDs come from `lab top`:
+
+# %% tags=["explore"]
+found = !lab top --json {slow.job}
+ranks = [rank["pid"] for rank in json.loads("\n".join(found))["jobs"][0]["ranks"]]
+pids = " ".join(map(str, ranks))
+!srun --jobid={slow.job} --overlap py-spy dump --pid {ranks[0]} | head -n 9
+
+# %% [markdown]
+# (If the answer is *Permission denied*, your machine does not let you inspect processes; the diagnosis works without.)
+# Run the cell a few times: the rank is in the forward or the backward pass, seldom in a collective. So it computes, and
+# does not wait for the other rank. It just does not get far.
+#
+# Look at the CPUs, then. A process may run only on the CPUs of its **affinity mask**, which it inherits from the process
+# that started it. `taskset` prints the mask, and can also set it:
+
+# %% tags=["explore"]
+!srun --jobid={slow.job} --overlap bash -c 'for pid in {pids} $$; do taskset --cpu-list --pid $pid; done; ps -o pid,psr,pcpu {pids}'
+
+# %% [markdown]
+# The third line is the mask of the shell that ran `taskset`, a step without restrictions. The ranks may use one CPU, and
+# it is the same one. `ps` agrees: `PSR` is the CPU on which a process last ran, and `%CPU` is how much of a CPU it has
+# had, about half. Whose mask did they inherit? `code/cpus_of.sh` follows a process to its parent, the parent's parent, and so on:
+
+# %% tags=["explore"]
+evidence = !srun --jobid={slow.job} --overlap bash code/cpus_of.sh {pids}
+print("\n".join(evidence))
+
+# %% [markdown]
+# ### Exercise 4: who has bound the ranks?
+#
+# Write the function that makes this diagnosis from such a table, for any job. The column `CPUS` is a list as Linux
+# prints it: `0-3,8` means the CPUs 0, 1, 2, 3, and 8.
+#
+# - A rank is **crowded** if there are fewer CPUs than threads for it and all ranks with the same list together. (The
+#   lists of two ranks are either equal or have no CPU in common.)
+# - The **culprit** is the first process, from the top of the tree, that has the crowded ranks' list: its parent still
+#   had another one, or is not in the table. A smaller list is no crime as long as it is large enough, so do not accuse
+#   a process above the culprit.
+
+# %% answer="crowded"
+def crowded(table, ranks, threads):
+    """Diagnose ranks that share too few CPUs.
+
+    Args:
+        table: lines of "PID PPID CPUS COMMAND", after a header line.
+        ranks: the process IDs of the node's ranks.
+        threads: how many threads each rank computes with.
+
+    Returns (the list of the crowded ranks' process IDs, in the order of `ranks`, and the process ID
+    of the culprit of the first of them), or ([], None).
+    """
+    ### BEGIN SOLUTION
+    parents, allowed = {}, {}
+    for line in table.splitlines()[1:]:
+        pid, parent, cpus = line.split()[:3]
+        parents[int(pid)], numbers = int(parent), set()
+        for part in cpus.split(","):
+            first, _, last = part.partition("-")
+            numbers |= set(range(int(first), int(last or first) + 1))
+        allowed[int(pid)] = numbers
+    found = []
+    for rank in ranks:
+        together = sum(allowed[other] == allowed[rank] for other in ranks)
+        if len(allowed[rank]) < threads * together:
+            found.append(rank)
+    if not found:
+        return [], None
+    culprit = found[0]
+    while allowed.get(parents[culprit]) == allowed[culprit]:
+        culprit = parents[culprit]
+    return found, culprit
+    ### END SOLUTION
+
+# %% tags=["check-setup"]
+TABLES = {
+    "one core": """PID PPID CPUS COMMAND
+811 1 0-7 slurmstepd: [31.0]
+823 811 3 torchrun --standalone --nproc_per_node 2
+840 823 3 python -u pretrain_gpt.py
+841 823 3 python -u pretrain_gpt.py""",
+    "a core for each": """PID PPID CPUS COMMAND
+811 1 0-7 slurmstepd: [32.0]
+823 811 0-7 torchrun --standalone --nproc_per_node 2
+840 823 3 python -u pretrain_gpt.py
+841 823 4 python -u pretrain_gpt.py""",
+    "two of four": """PID PPID CPUS COMMAND
+90 1 0-15 slurmstepd: [33.0]
+95 90 0-7,12 torchrun --standalone --nproc_per_node 4
+101 95 0-1,12 python -u pretrain_gpt.py
+102 95 2-3 python -u pretrain_gpt.py
+103 95 0-1,12 python -u pretrain_gpt.py
+104 95 4-5 python -u pretrain_gpt.py""",
+    "small job": """PID PPID CPUS COMMAND
+60 1 4-5 slurmstepd: [34.0]
+61 60 4-5 torchrun --standalone --nproc_per_node 2
+70 61 4-5 python -u pretrain_gpt.py
+71 61 4-5 python -u pretrain_gpt.py"""}
+
+# %% check="crowded" points=4
+check.function(
+    crowded,
+    cases=[(TABLES["one core"], [840, 841], 1), (TABLES["small job"], [70, 71], 1),
+           (TABLES["a core for each"], [840, 841], 1), (TABLES["two of four"], [101, 102, 103, 104], 2),
+           (TABLES["small job"], [70, 71], 2)],
+    expected=[([840, 841], 823), ([], None), ([], None), ([101, 103], 101), ([70, 71], 60)],
+    hints={
+        "0-1,12 are three CPUs: a range counts all its numbers.":
+            [([840, 841], 823), ([70, 71], 60), ([], None), ([101, 102, 103, 104], 101), ([70, 71], 60)],
+        "Each rank computes with several threads, and each thread wants a CPU.":
+            [([840, 841], 823), ([], None), ([], None), ([], None), ([], None)],
+        "Count the ranks with the same list, not all ranks: a core for each is enough.":
+            [([840, 841], 823), ([], None), ([840, 841], 840), ([101, 102, 103, 104], 101), ([70, 71], 60)],
+        "The ranks have only inherited their list. Go up to the process that had it first.":
+            [([840, 841], 840), ([], None), ([], None), ([101, 103], 101), ([70, 71], 70)],
+        "You accuse the process above the culprit, whose list was still large enough.":
+            [([840, 841], 811), ([], None), ([], None), ([101, 103], 95), ([70, 71], 1)]})
+### BEGIN HIDDEN TESTS
+def drawn_job(seed, per_node, threads, above, each, kind):
+    """A table with ranks that are bound in one of several ways, and the verdict."""
+    first = 1000 + 7 * seed
+    cpus = [seed % 5 + at for at in range(4 * per_node * threads)]
+    chain = [first + 3 * at for at in range(above)]
+    pids = [chain[-1] + 10 + 2 * at for at in range(per_node)]
+    few = cpus[:per_node * threads - 1]
+    lists = {one: cpus for one in chain + pids}
+    culprit = chain[each % above]
+    if kind == "launcher":
+        lists.update({one: few for one in chain[each % above:] + pids})
+    elif kind == "enough":
+        lists.update({one: cpus[:per_node * threads] for one in pids})
+        culprit = None
+    elif kind == "own":
+        for at, one in enumerate(pids):
+            lists[one] = cpus[at * threads:(at + 1) * threads]
+        culprit = None
+    else:
+        lists.update({one: few for one in pids})
+        culprit = pids[0]
+    lines = ["PID PPID CPUS COMMAND"]
+    for one, parent in zip(chain + pids, [1, *chain[:-1]] + [chain[-1]] * per_node, strict=True):
+        some, last = [], None
+        for number in lists[one]:
+            if last is not None and number == last + 1:
+                some[-1] = (some[-1][0], number)
+            else:
+                some.append((number, number))
+            last = number
+        spelled = ",".join(f"{a}-{z}" if z > a else f"{a}" for a, z in some)
+        lines.append(f"{one} {parent} {spelled} python -u train.py")
+    return ("\n".join(lines), pids, threads), (pids if culprit else [], culprit)
+
+
+drawn = [drawn_job(**case) for case in check.draw(
+    24, seed=range(400), per_node=[2, 4, 8], threads=[1, 2, 4], above=[2, 3, 4], each=range(4),
+    kind=["launcher", "enough", "own", "ranks"])]
+check.function(crowded, cases=[case for case, _ in drawn], expected=[told for _, told in drawn])
+### END HIDDEN TESTS
+
+# %% [raw] mutant="crowded" hint="each thread wants a CPU"
+# -        if len(allowed[rank]) < threads * together:
+# +        if len(allowed[rank]) < together:
+
+# %% [raw] mutant="crowded" hint="not all ranks"
+# -        together = sum(allowed[other] == allowed[rank] for other in ranks)
+# +        together = len(ranks)
+
+# %% [raw] mutant="crowded" hint="have only inherited"
+# -    while allowed.get(parents[culprit]) == allowed[culprit]:
+# -        culprit = parents[culprit]
+
+# %% [raw] mutant="crowded" hint="above the culprit"
+# -    while allowed.get(parents[culprit]) == allowed[culprit]:
+# -        culprit = parents[culprit]
+# +    while allowed.get(parents[culprit]) == allowed[culprit]:
+# +        culprit = parents[culprit]
+# +    culprit = parents[culprit]
+
+# %% [raw] mutant="crowded" hint="a range counts all its numbers"
+# -            numbers |= set(range(int(first), int(last or first) + 1))
+# +            numbers.add(part)
+
+# %% [markdown]
+# Now accuse the culprit of the real job, and read its script and the file that it names:
+
+# %% tags=["explore"]
+victims, culprit = crowded("\n".join(evidence), ranks, threads=1)
+print(f"crowded: {victims}, bound by process {result(str(culprit))}")
+!grep --extended-regexp --after-context=4 '^# one_core|^srun' code/half_speed.sh
+!cat code/one_core.sh
+
+# %% [markdown]
+# `one_core.sh` is right for scripts in which `srun` itself starts one task per rank (`--ntasks-per-node=2`): there,
+# `$SLURM_LOCALID` is 0 for one rank and 1 for the other. In this script, `srun` starts a single task, the launcher. It
+# gets core 0, and its ranks inherit that. On a cluster that binds tasks, `srun` does the same damage without any
+# `taskset`, when you forget `--cpus-per-task`, or when `--cpu-bind` names too few CPUs. `srun --cpu-bind=verbose` prints
+# every task's mask. (This course's own cluster does not bind.)
+
+# %% tags=["explore"]
+!scancel {slow.job}
+
+# %% [markdown]
+# ### Exercise 5: repair the job
+#
+# Write the last command of the script: it starts two ranks (`--nproc_per_node 2`), and each of them can use a core of
+# its own, on a cluster that binds tasks, too. Everything else stays as it is.
+
+# %% answer="repaired"
+%%writefile code/my_two_ranks.sh
+#!/bin/bash
+# A small GPT on one node, data-parallel over two ranks, each on a core of its own.
+#SBATCH --job-name=my_two_ranks
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=2
+#SBATCH --time=00:10:00
+#SBATCH --output=megatron/logs/%x_%j.txt
+set -euo pipefail
+
+export OMP_NUM_THREADS=1
+DATA=$LAB_HOME/data/bpe-4096
+MODEL="--num-layers 4 --hidden-size 256 --num-attention-heads 8 \
+       --seq-length 256 --max-position-embeddings 256 --device cpu"
+BATCH="--micro-batch-size 2 --global-batch-size 8 --train-iters 10"
+OPTIMIZER="--lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-fraction 0.05 \
+           --weight-decay 0.01 --clip-grad 1.0"
+TEXT="--data-path $DATA/text_document --vocab-file $DATA/vocab.json \
+      --merge-file $DATA/merges.txt --split 949,50,1"
+OUTPUT="--log-interval 1 --eval-iters 0"
+TRAINER=$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py
+### BEGIN SOLUTION
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \
+    torchrun --standalone --nproc_per_node 2 \
+    "$TRAINER" $MODEL $BATCH $OPTIMIZER $TEXT $OUTPUT "$@"
+### END SOLUTION
+
+# %% check="repaired" points=3
+job = check.script("code/my_two_ranks.sh")
+check.that(job.run.bound is None or job.run.bound >= 2,
+           f"A program in front of torchrun leaves it {job.run.bound} CPU, and both ranks inherit that.")
+requested = job.run.cpus_per_task
+check.that(requested.isdecimal() and int(requested) >= 2,
+           "Where Slurm binds tasks, both ranks share a CPU: start the launcher with srun, and pass it the CPUs "
+           "of the task.")
+
+# %% [raw] mutant="repaired" hint="and both ranks inherit that"
+# -    torchrun --standalone --nproc_per_node 2 \
+# +    bash "$LAB_HOME/code/one_core.sh" torchrun --standalone --nproc_per_node 2 \
+
+# %% [raw] mutant="repaired" hint="pass it the CPUs"
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \
+# +srun --kill-on-bad-exit=1 \
+
+# %% [raw] mutant="repaired" hint="and both ranks inherit that"
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \
+# -    torchrun --standalone --nproc_per_node 2 \
+# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \
+# +    numactl --physcpubind=0 torchrun --standalone --nproc_per_node 2 \
+
+# %% [raw] mutant="repaired" hint="pass it the CPUs"
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \
+# -    torchrun --standalone --nproc_per_node 2 \
+# +torchrun --standalone --nproc_per_node 2 \
+
+# %% [raw] mutant="repaired" hint="nodes x ranks per node"
+# -    torchrun --standalone --nproc_per_node 2 \
+# +    torchrun --standalone --nproc_per_node 1 \
+
+# %% tags=["explore"] short={"my_two_ranks.sh": "my_two_ranks.sh --train-iters 2 --num-layers 2 --hidden-size 64 --seq-length 64"}
+!sbatch code/my_two_ranks.sh
+
+# %% tags=["explore"]
+two_ranks = jobs.wait()
+
+# %% tags=["explore"]
+for name, job in (("one rank", one_rank), ("two ranks on one core", slow), ("two ranks, repaired", two_ranks)):
+    print(f"{name:22} {milliseconds(job):8.1f} ms per iteration (on this machine)")
 
 # %% [markdown]
 # ## Do they learn the same?
 #
-# Four ways to compute, or four different trainings? The virtual cards cannot tell: nothing is learned
-# there. So train the small model on the CPU, for real, with the same three layouts. You have the run
-# with one rank already. After the last iteration, **how far apart** will the losses be, the largest
-# from the smallest?
+# Four ways to compute, or four different trainings? The virtual GPUs cannot tell, because no training happens there:
+# their tensors have shapes but no values. But you have just trained the small model for real, on one rank and on two
+# data-parallel ones. Add the other two layouts. After the last iteration, **how far apart** will the largest and the
+# smallest of the four losses be?
 
-# %% nbgrader={"grade": false, "grade_id": "guess-apart", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% answer="guess-apart"
 ### BEGIN SOLUTION
 guess_apart = 0.01
 ### END SOLUTION
 
-# %% tags=["explore"] short={"dp_small code/single_node.sh --train-iters 10": "dp_small code/single_node.sh --train-iters 2 --num-layers 2 --hidden-size 64 --seq-length 64", "tp_small code/single_node.sh --train-iters 10": "tp_small code/single_node.sh --train-iters 2 --num-layers 2 --hidden-size 64 --seq-length 64", "pp_small code/single_node.sh --train-iters 10": "pp_small code/single_node.sh --train-iters 2 --num-layers 2 --hidden-size 64 --seq-length 64"}
-!sbatch --job-name=dp_small code/single_node.sh --train-iters 10 --log-interval 1 --eval-iters 0
+# %% tags=["explore"] short={"tp_small code/single_node.sh --train-iters 10": "tp_small code/single_node.sh --train-iters 2 --num-layers 2 --hidden-size 64 --seq-length 64", "pp_small code/single_node.sh --train-iters 10": "pp_small code/single_node.sh --train-iters 2 --num-layers 2 --hidden-size 64 --seq-length 64"}
 !sbatch --job-name=tp_small code/single_node.sh --train-iters 10 --log-interval 1 --eval-iters 0 \
     --tensor-model-parallel-size 2
 !sbatch --job-name=pp_small code/single_node.sh --train-iters 10 --log-interval 1 --eval-iters 0 \
     --pipeline-model-parallel-size 2
 
 # %% tags=["explore"]
-three = jobs.wait_latest(3)
+others = jobs.wait_latest(2)
 
 # %% tags=["explore"]
-small = {"one rank": logs.read(job.log), "data-parallel": logs.read(three[0].log),
-         "tensor-parallel": logs.read(three[1].log), "pipeline-parallel": logs.read(three[2].log)}
-ends = [log.iterations[-1].loss for log in small.values()]
+small = {"one rank": logs.read(one_rank.log), "data-parallel": logs.read(two_ranks.log),
+         "tensor-parallel": logs.read(others[0].log), "pipeline-parallel": logs.read(others[1].log)}
+losses = [log.iterations[-1].loss for log in small.values()]
 for name, log in small.items():
-    print(f"{name:18} loss {log.iterations[-1].loss:.6f}, grad norm {log.iterations[-1].grad_norm:.3f}")
-print(f"apart: you said {guess_apart:g}, it is {result(f'{max(ends) - min(ends):.1g}')}")
+    last = log.iterations[-1]
+    print(f"{name:18} loss {last.loss:.6f}, grad norm {last.grad_norm:.3f}")
+check.compare("largest minus smallest loss", guess_apart, max(losses) - min(losses))
 plots.loss(**small)
 
 # %% [markdown]
-# There is only one curve to be seen: they lie on top of each other. Each iteration sees the same
-# samples, whoever works on them, and the sums are the same sums: only the order differs in which
-# numbers are added, and with it digits behind those that the log shows, or the last of these. (Even
-# dropout draws the same masks here. Other trainers draw other ones in other layouts, and then the
-# curves differ a little.) **How ranks share the work is no question of what the model learns. It is a
-# question of time and memory.** It is also a good test: when a new layout learns something else, it
-# has a bug.
-#
-# Three trainings at once on one machine take cores from each other, so do not compare their times.
+# You see one curve, because the four lie on top of each other. Every step sees the same samples, whichever rank
+# processes them. Only the order of the additions differs, and with it the last digits. (This trainer's dropout draws
+# the same masks in all layouts. Others do not, and then the curves differ a little.) **How you split the training
+# does not change what the model learns. It changes time and memory.** This is also a good test: if a new layout learns
+# something else, it has a bug.
 
 # %% [markdown]
-# ## A script of your own
+# ## Choose a layout
 #
-# ### Exercise 8: the fastest way
+# ### Exercise 6: the fastest
 #
-# A node has two virtual V100s. Write the script that trains GPT-2 small there with a global batch of
-# 16, in the least time for an iteration. What to ask of Slurm, the micro-batch, the layout and the
-# start of the ranks are yours; the model, the text and `--device virtual:v100` stay as they are, and
-# the numbers stay in fp32. The check works out, as the trainer's planner does, what your job would
-# cost on such cards.
+# Write the script that trains GPT-2 small on one node with two virtual V100s and a global batch of 16, as fast as you
+# can. The `#SBATCH` lines for nodes, tasks, CPUs, and GPUs (`--gpus-per-node`), the micro-batch, the layout, and the
+# launch are up to you. The model, the data, and fp32 stay. The check estimates what your job would cost on these GPUs,
+# as the trainer's planner does. The planner's error is several percent, so it accepts every layout within about a third
+# of the fastest known, as long as no GPU idles or computes in vain.
 
-# %% nbgrader={"grade": false, "grade_id": "fastest", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% answer="fastest"
 %%writefile code/my_fastest.sh
 #!/bin/bash
 #SBATCH --job-name=my_fastest
-#SBATCH --gpus-per-node=2
 #SBATCH --time=00:10:00
 #SBATCH --output=megatron/logs/%x_%j.txt
 ### BEGIN SOLUTION
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=2
+#SBATCH --gpus-per-node=2
 ### END SOLUTION
 set -euo pipefail
 
 DATA=$LAB_HOME/data/GPT-2_assets
-MODEL="--num-layers 12 --hidden-size 768 --num-attention-heads 32 \
+MODEL="--num-layers 12 --hidden-size 768 --num-attention-heads 12 \
        --seq-length 1024 --max-position-embeddings 1024 --device virtual:v100"
 OPTIMIZER="--lr 1.5e-4 --min-lr 1e-5 --lr-decay-style cosine"
 TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
@@ -1015,15 +1084,15 @@ TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json
 OUTPUT="--train-iters 4 --log-interval 1 --eval-iters 0"
 TRAINER=$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py
 ### BEGIN SOLUTION
-LAYOUT="--micro-batch-size 2 --global-batch-size 16"
+LAYOUT="--micro-batch-size 4 --global-batch-size 16"
 
-srun torchrun --standalone --nproc_per_node 2 \
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 \
     "$TRAINER" $MODEL $LAYOUT $OPTIMIZER $TEXT $OUTPUT
 ### END SOLUTION
 
-# %% nbgrader={"grade": true, "grade_id": "fastest-check", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
+# %% check="fastest" points=3
 script = check.script("code/my_fastest.sh", only=[
-    "--nodes", "--nproc_per_node",
+    "--nodes", "--nproc_per_node", "--gpus-per-node",
     "--micro-batch-size", "--global-batch-size", "--tensor-model-parallel-size",
     "--sequence-parallel", "--pipeline-model-parallel-size", "--schedule", "--balance",
     "--use-distributed-optimizer", "--overlap-grad-reduce", "--ddp-bucket-size",
@@ -1033,110 +1102,63 @@ flags = script.flags
 check.that(flags.global_batch_size == 16,
            "The global batch is not 16: --global-batch-size counts the samples of all ranks.")
 check.that(script.nodes == 1 and script.ranks_per_node == 2,
-           "There are two cards, both on one node: one rank for each of them.")
+           "There are two GPUs, both on one node: start one rank for each.")
 cost = check.figures(script, "virtual:v100")
-check.that(cost.fits, "This ends in CUDA out of memory: a micro-batch's activations are what you can "
-           "make smaller. Or divide them.")
-check.that(cost.bubble < 0.02, "It fits. But the stages wait for each other.")
-check.that(cost.communication < 0.07,
-           "It fits. But the cards wait for messages in every layer: which way sends less often?")
-check.that(cost.milliseconds < 980,
-           "It fits, and nobody waits long. But there is a faster way: larger micro-batches make larger "
-           "products, as long as they fit, and what is computed twice takes time.")
+check.that(cost.fits, "This ends in CUDA out of memory: the activations of a micro-batch are what you can "
+           "shrink.")
+check.that(cost.bubble < 0.1, "It fits. But the stages wait for each other for too much of the time.")
+check.that(flags.recompute_granularity != "full",
+           "It fits. But the GPUs compute the whole forward pass twice, although the activations would fit.")
+check.that(cost.milliseconds < 1000,
+           f"It fits, and a step takes {cost.milliseconds:.0f} ms (virtual), which is far from the fastest. What "
+           "do your GPUs wait for?")
 
-# %% [raw] tags=["mutant"] answer="fastest" hint="ends in CUDA out of memory"
-# -LAYOUT="--micro-batch-size 2 --global-batch-size 16"
+# %% [raw] mutant="fastest" hint="ends in CUDA out of memory"
+# -LAYOUT="--micro-batch-size 4 --global-batch-size 16"
 # +LAYOUT="--micro-batch-size 8 --global-batch-size 16"
 
-# %% [raw] tags=["mutant"] answer="fastest" hint="stages wait for each other"
-# -LAYOUT="--micro-batch-size 2 --global-batch-size 16"
+# %% [raw] mutant="fastest" hint="stages wait for each other"
+# -LAYOUT="--micro-batch-size 4 --global-batch-size 16"
 # +LAYOUT="--micro-batch-size 2 --global-batch-size 16 --pipeline-model-parallel-size 2"
 
-# %% [raw] tags=["mutant"] answer="fastest" hint="sends less often"
-# -LAYOUT="--micro-batch-size 2 --global-batch-size 16"
-# +LAYOUT="--micro-batch-size 4 --global-batch-size 16 --tensor-model-parallel-size 2"
+# %% [raw] mutant="fastest" hint="the whole forward pass twice"
+# -LAYOUT="--micro-batch-size 4 --global-batch-size 16"
+# +LAYOUT="--micro-batch-size 2 --global-batch-size 16 --recompute-granularity full --recompute-method uniform"
 
-# %% [raw] tags=["mutant"] answer="fastest" hint="there is a faster way"
-# -LAYOUT="--micro-batch-size 2 --global-batch-size 16"
-# +LAYOUT="--micro-batch-size 1 --global-batch-size 16"
+# %% [raw] mutant="fastest" hint="far from the fastest"
+# -LAYOUT="--micro-batch-size 4 --global-batch-size 16"
+# +LAYOUT="--micro-batch-size 1 --global-batch-size 16 --tensor-model-parallel-size 2 --recompute-activations"
 
-# %% [raw] tags=["mutant"] answer="fastest" hint="one rank for each"
-# -srun torchrun --standalone --nproc_per_node 2 \
-# +srun torchrun --standalone --nproc_per_node 1 \
+# %% [raw] mutant="fastest" hint="one rank for each"
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 \
+# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 1 \
 
-# %% [raw] tags=["mutant"] answer="fastest" hint="The global batch is not 16"
-# -LAYOUT="--micro-batch-size 2 --global-batch-size 16"
-# +LAYOUT="--micro-batch-size 2"
+# %% [raw] mutant="fastest" hint="request them with"
+# -#SBATCH --gpus-per-node=2
 
-# %% [raw] tags=["mutant"] answer="fastest" hint="This would go wrong"
-# -LAYOUT="--micro-batch-size 2 --global-batch-size 16"
+# %% [raw] mutant="fastest" hint="The global batch is not 16"
+# -LAYOUT="--micro-batch-size 4 --global-batch-size 16"
+# +LAYOUT="--micro-batch-size 4"
+
+# %% [raw] mutant="fastest" hint="This would go wrong"
+# -LAYOUT="--micro-batch-size 4 --global-batch-size 16"
 # +LAYOUT="--micro-batch-size 3 --global-batch-size 16"
 
-# %% [raw] tags=["mutant"] answer="fastest" hint="--num-layers 6; the exercise uses 12"
-# -MODEL="--num-layers 12 --hidden-size 768 --num-attention-heads 32 \
-# +MODEL="--num-layers 6 --hidden-size 768 --num-attention-heads 32 \
-
-# %% [raw] tags=["mutant"] answer="fastest" hint="--kv-channels 1; the exercise uses 24"
-# -LAYOUT="--micro-batch-size 2 --global-batch-size 16"
-# +LAYOUT="--micro-batch-size 2 --global-batch-size 16 --kv-channels 1 --ffn-hidden-size 1"
+# %% [raw] mutant="fastest" hint="--num-layers 6; the exercise uses 12"
+# -MODEL="--num-layers 12 --hidden-size 768 --num-attention-heads 12 \
+# +MODEL="--num-layers 6 --hidden-size 768 --num-attention-heads 12 \
 
 # %% [markdown]
-# Run it: does the job take what the planner says?
-
-# %% tags=["explore"] short={"sbatch code/my_fastest.sh": "sed 's/iters 4/iters 1/' code/my_fastest.sh | sbatch"}
-!sbatch code/my_fastest.sh
-
-# %% tags=["explore"]
-my_job = jobs.wait()
-
-# %% tags=["explore"]
-print(mark(logs.lines(my_job.log, "elapsed time per iteration")[-1], "elapsed time[^|]*"))
-
-# %% [markdown]
-# ## When the model does not fit
+# ### Exercise 7: make it fit, and fast
 #
-# GPT-2 also exists in a larger size, *large*, with three times as many layers. Its parameters alone,
-# in fp32 with gradients and optimizer, take 16 bytes each.
+# Back to the model that did not fit. Train GPT-2 large on the same two V100s, with a global batch of 16 and in fp32.
+# Only the layout and the micro-batch are missing. The job must fit, and not be more than about a quarter slower than the
+# fastest known. Which of the three ways saves parameters, and which saves activations? Two more flags trade time for
+# memory: `--sequence-parallel` also splits the activations that tensor parallelism copies, and
+# `--recompute-activations` discards the activations of the attention and computes them again in the backward pass
+# (both by [Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198)).
 
-# %% tags=["explore"]
-LARGE = ("--device virtual:v100 --num-layers 36 --hidden-size 1280 --num-attention-heads 20 "
-         "--micro-batch-size 1 --global-batch-size 16 --train-iters 4 --log-interval 1")
-held = tensor_share(36, 1280, 50257, 1024, t=1)
-print(f"{held:,} parameters, {result(f'{16 * held / 2**30:.1f}')} GiB before the first activation")
-
-# %% [markdown]
-# > **Watch out: the next job is meant to fail.** It trains this model data-parallel on two cards. The
-# > parameters fit; the activations that come on top of them do not.
-
-# %% tags=["explore"]
-!sbatch --nodes=1 --gpus-per-node=2 --job-name=gpt2_large code/virtual_v100.sh {LARGE}
-
-# %% tags=["explore"]
-large_job = jobs.wait()
-
-# %% [markdown]
-# The end of the log is the launcher's, which only says that its ranks have failed. The cause stands
-# further up:
-
-# %% tags=["explore"]
-failures = logs.lines(large_job.log, "CUDA out of memory")
-print(bad(failures[-1]))
-
-# %% [markdown]
-# Read it from left to right: how much was wanted, how much the card has, how much was taken already.
-# The piece that was wanted is small: it was only the last one. **A second card with a copy of the
-# same model does not help a model that does not fit on the first.**
-
-# %% [markdown]
-# ### Exercise 9: make it fit, and fast
-#
-# Train this model on the same two cards with a global batch of 16. All of the script is there, but
-# for the layout and the micro-batch. It has to fit, and to be within ten percent of the fastest
-# that we know. Think first: which of the three ways saves parameters, and which activations?
-# (`--sequence-parallel` is worth a try with tensor parallelism, and so is `--recompute-activations`
-# anywhere: it saves memory and costs time.) Numbers stay in fp32.
-
-# %% nbgrader={"grade": false, "grade_id": "large", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% answer="large"
 %%writefile code/my_large.sh
 #!/bin/bash
 #SBATCH --job-name=my_large
@@ -1154,15 +1176,15 @@ MODEL="--num-layers 36 --hidden-size 1280 --num-attention-heads 20 \
 OPTIMIZER="--lr 1.5e-4 --min-lr 1e-5 --lr-decay-style cosine"
 TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
       --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
-OUTPUT="--train-iters 3 --log-interval 1 --eval-iters 0"
+OUTPUT="--train-iters 2 --log-interval 1 --eval-iters 0"
 ### BEGIN SOLUTION
 LAYOUT="--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 16"
 ### END SOLUTION
 
-srun torchrun --standalone --nproc_per_node 2 \
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 \
     "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" $MODEL $LAYOUT $OPTIMIZER $TEXT $OUTPUT
 
-# %% nbgrader={"grade": true, "grade_id": "large-check", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
+# %% check="large" points=4
 script = check.script("code/my_large.sh", only=[
     "--micro-batch-size", "--global-batch-size", "--tensor-model-parallel-size",
     "--sequence-parallel", "--pipeline-model-parallel-size", "--schedule", "--balance",
@@ -1173,100 +1195,106 @@ flags = script.flags
 check.that(flags.global_batch_size == 16,
            "The global batch is not 16: --global-batch-size counts the samples of all ranks.")
 cost = check.figures(script, "virtual:v100")
-replicated = flags.data_parallel_size == 2
-check.that(cost.fits or not replicated, "This ends in CUDA out of memory: each card holds the whole model.")
+check.that(cost.fits or flags.data_parallel_size == 1,
+           "This ends in CUDA out of memory: each GPU holds the whole model.")
 check.that(cost.fits or flags.pipeline_model_parallel_size == 1,
            "This ends in CUDA out of memory: the first stage keeps the activations of two micro-batches.")
-check.that(cost.fits, "This ends in CUDA out of memory: it is divided well; but how large is the "
-           "micro-batch, and is everything divided that could be?")
-check.that(cost.milliseconds < 4900,
-           "It fits. But there is a faster way: do the stages wait, or is something computed twice?")
+check.that(cost.fits, "This ends in CUDA out of memory: the model is split well, but how large is the "
+           "micro-batch, and is everything split that could be?")
+check.that(cost.milliseconds < 5550,
+           f"It fits, and a step takes {cost.milliseconds:.0f} ms (virtual). There is a faster way: do the stages "
+           "wait, or is more computed twice than necessary?")
 
-# %% [raw] tags=["mutant"] answer="large" hint="each card holds the whole model"
+# %% [raw] mutant="large" hint="each GPU holds the whole model"
 # -LAYOUT="--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 16"
 # +LAYOUT="--micro-batch-size 1 --global-batch-size 16"
 
-# %% [raw] tags=["mutant"] answer="large" hint="the activations of two micro-batches"
+# %% [raw] mutant="large" hint="the activations of two micro-batches"
 # -LAYOUT="--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 16"
 # +LAYOUT="--pipeline-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 16"
 
-# %% [raw] tags=["mutant"] answer="large" hint="how large is the"
+# %% [raw] mutant="large" hint="how large is the"
 # -LAYOUT="--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 16"
 # +LAYOUT="--tensor-model-parallel-size 2 --micro-batch-size 4 --global-batch-size 16"
 
-# %% [raw] tags=["mutant"] answer="large" hint="is something computed twice"
+# %% [raw] mutant="large" hint="computed twice than necessary"
 # -LAYOUT="--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 16"
-# +LAYOUT="--recompute-granularity full --recompute-method uniform --micro-batch-size 1 --global-batch-size 16"
+# +LAYOUT="--pipeline-model-parallel-size 2 --recompute-granularity full --recompute-method uniform --micro-batch-size 2 --global-batch-size 16"
 
-# %% [raw] tags=["mutant"] answer="large" hint="The global batch is not 16"
+# %% [raw] mutant="large" hint="The global batch is not 16"
 # -LAYOUT="--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 16"
 # +LAYOUT="--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 4"
 
-# %% [raw] tags=["mutant"] answer="large" hint="This would go wrong"
+# %% [raw] mutant="large" hint="This would go wrong"
 # -LAYOUT="--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 16"
 # +LAYOUT="--tensor-model-parallel-size 3 --micro-batch-size 1 --global-batch-size 16"
 
-# %% [raw] tags=["mutant"] answer="large" hint="--ffn-hidden-size 2; the exercise uses 5120"
-# -LAYOUT="--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 16"
-# +LAYOUT="--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 16 --ffn-hidden-size 2"
-
-# %% [raw] tags=["mutant"] answer="large" hint="--fp16; the exercise does not use it"
+# %% [raw] mutant="large" hint="--fp16; the exercise does not use it"
 # -LAYOUT="--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 16"
 # +LAYOUT="--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 16 --fp16"
 
 # %% [markdown]
-# And the table of what you chose among, from the planner:
+# Run it on the node where the first job of this lab failed:
+
+# %% tags=["explore"] short={"sbatch code/my_large.sh": "sed 's/layers 36/layers 2/; s/size 1280/size 640/; s/size 16/size 4/' code/my_large.sh | sbatch"}
+!sbatch code/my_large.sh
 
 # %% tags=["explore"]
-from layout_estimator import costs
+my_large = jobs.wait()
 
+# %% tags=["explore"]
+print(mark(logs.lines(my_large.log, "elapsed time per iteration")[-1], "elapsed time[^|]*"))
 costs.show(costs.of({"data-parallel": "", "tensor-parallel": "--tensor-model-parallel-size 2",
                      "pipeline-parallel": "--pipeline-model-parallel-size 2",
                      "data-parallel, recompute": "--recompute-activations",
-                     "pipeline, recompute": "--pipeline-model-parallel-size 2 --recompute-activations"},
-                    "--device virtual:v100 --world-size 2 --gpus-per-node 2 --num-layers 36 "
-                    "--hidden-size 1280 --num-attention-heads 20 --seq-length 1024 "
-                    "--max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 16"))
+                     "pipeline-parallel, recompute":
+                         "--pipeline-model-parallel-size 2 --recompute-activations"},
+                    f"--device virtual:v100 --world-size 2 --gpus-per-node 2 --seq-length 1024 "
+                    f"--max-position-embeddings 1024 {LARGE}"))
 
 # %% [markdown]
 # ## Discuss
 #
-# 1. **A slower wire.** The two cards of another node have no NVLink and talk over PCIe. Which of the
-#    three ways suffers most, which least? And over a network?
-# 2. **Eight cards.** Your model needs two cards to fit, and the node has eight. How do you share?
-# 3. **Half of the parameters, not half of the memory.** Compare the memory of one GPU, of a
-#    tensor-parallel rank and of the first stage. What keeps each of the two from exactly half?
-# 4. **The open terminal.** Somebody keeps an `salloc` open over night "so that I can go on tomorrow".
-#    What would you say to them?
+# 1. **A slower link.** The two GPUs of another node have no NVLink and communicate over PCIe. Which of the three
+#    layouts suffers most, and which least? And across a network?
+# 2. **Eight GPUs.** Your model needs two GPUs to fit, and the node has eight. How do you split the training?
+# 3. **Half of the parameters, not half of the memory.** Compare the memory of one GPU, of a tensor-parallel rank, and
+#    of the first stage. What keeps each of the two from exactly half?
+# 4. **Bind or not.** Your colleague wanted to help: a rank that moves between cores loses its caches. When does binding
+#    help, who should do it, and how would you notice that it went wrong?
 
 # %% [markdown]
 # ## Clean up
 #
-# Nothing of yours should go on running. The real runs have saved checkpoints, and profiles are large.
+# Cancel what still runs, and delete the checkpoints and the profiles.
 
 # %% tags=["explore"]
 !scancel --user=$USER
-!du -sh megatron/checkpoints megatron/tensorboard
-!rm -rf megatron/checkpoints/by_hand megatron/checkpoints/one_rank megatron/checkpoints/*_small
+!rm -rf megatron/checkpoints/one_rank megatron/checkpoints/half_speed megatron/checkpoints/*_small
 !rm -rf megatron/tensorboard/gpt2_*/run_default
 !squeue
 
 # %% [markdown]
-# ## Summary
+# ## What you have learned
 #
-# - `salloc` gives you an allocation and a shell *where you are*; `srun` in it runs on the node. Close
-#   it.
-# - World size = replicas x tensor-parallel x pipeline-parallel size. The first is what is left over.
-# - Data-parallel: everything on each rank; gradients, once an iteration.
-# - Tensor-parallel: a part of every layer; activations, two all-reduces per layer and direction, in
-#   every micro-batch. Keep it inside of a node.
-# - Pipeline-parallel: some layers; activations at the boundary. The price is waiting, less so with
-#   many micro-batches.
-# - All of them learn the same. Take the simplest that fits: data-parallel, then tensor-parallel
-#   inside of a node, then a pipeline.
+# You can now answer the question of the beginning. The second GPU did not help because it held a second copy of the
+# same model. Tensor parallelism splits the parameters and most activations, pays with two all-reduces per layer and
+# direction, and belongs inside a node. Pipeline parallelism splits the parameters, sends little, and pays with a
+# bubble. Data parallelism is the simplest and usually the fastest as long as the model fits, sends gradients once per
+# step, and saves no memory by itself. All of them learn the same. And before you blame the layout for a slow job,
+# look at where its processes may run.
 #
-# **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded. Your
-# scripts are in it.
+# In [the next lab](03_multi_node.ipynb), the ranks of one training are on two nodes, with a network between them.
 #
-# **The way on:** in [the next lab](03_multi_node.ipynb) one training runs on two nodes, and a network
-# lies between its ranks.
+# ## Read next
+#
+# - [Shoeybi et al., 2019](https://arxiv.org/abs/1909.08053), *Megatron-LM*: column- and row-parallel layers, with
+#   $f$ and $g$ in a few lines of code.
+# - [Huang et al., 2018](https://arxiv.org/abs/1811.06965), *GPipe*: micro-batches, the bubble, and recomputation.
+# - [Li et al., 2020](https://arxiv.org/abs/2006.15704), *PyTorch Distributed*: what DistributedDataParallel adds to
+#   your first exercise.
+# - [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), *Efficient large-scale language model training on GPU
+#   clusters*: how to combine the three, with measurements on up to 3,072 GPUs.
+# - [Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198), *Reducing activation recomputation in large
+#   transformer models*: where the memory of activations goes, sequence parallelism, and selective recomputation.
+# - [Slurm's guide to CPU affinity](https://slurm.schedmd.com/mc_support.html): `--cpu-bind` and what a task may use.

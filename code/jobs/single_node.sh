@@ -1,10 +1,10 @@
 #!/bin/bash
-# A small GPT on one node, trained for real on the CPU. How the ranks share the work, flags say.
+# A small GPT on one node, trained for real on the CPU. Flags choose the layout.
 # From the workspace:
 #   sbatch code/single_node.sh                                          two ranks, data-parallel
 #   sbatch code/single_node.sh --tensor-model-parallel-size 2           ... tensor-parallel
 #   sbatch code/single_node.sh --pipeline-model-parallel-size 2         ... a pipeline of two stages
-#   RANKS=1 sbatch code/single_node.sh                                  one rank alone
+#   RANKS=1 sbatch code/single_node.sh                                  one rank
 #SBATCH --job-name=single_node
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
@@ -15,7 +15,7 @@ set -euo pipefail
 
 RANKS_PER_NODE=${RANKS:-2}
 NAME=$SLURM_JOB_NAME
-export OMP_NUM_THREADS=1  # each rank computes on one CPU, as it would on one GPU
+export OMP_NUM_THREADS=1  # each rank computes on one core, as it would on one GPU
 DATA=$LAB_HOME/data/bpe-4096
 
 MODEL="--num-layers 4 --hidden-size 256 --num-attention-heads 8 \
@@ -29,7 +29,7 @@ OUTPUT="--log-interval 10 --eval-interval 50 --eval-iters 4 \
         --save $LAB_HOME/megatron/checkpoints/$NAME --save-interval 100 \
         --tensorboard-dir $LAB_HOME/megatron/tensorboard/$NAME"
 
-# One launcher starts this node's ranks; --standalone needs no address to meet at.
+# One launcher starts this node's ranks; --standalone needs no rendezvous address.
 srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
     torchrun --standalone --nproc_per_node "$RANKS_PER_NODE" \
     "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \

@@ -1,5 +1,4 @@
-"""Lab 02, exercises 8 and 9: other layouts that are as fast are right, and slower ones are told
-why."""
+"""Lab 02, the layouts of exercises 6 and 7: sensible ones are right, and others are told why."""
 
 import pytest
 
@@ -9,16 +8,18 @@ from tests.labs.test_labs import lab_of
 
 LAB = workspace.CHECKOUT / "solutions" / "02_single_node.py"
 BATCH = " --global-batch-size 16"
+TENSOR, FULL = "--tensor-model-parallel-size 2 ", "--recompute-granularity full --recompute-method "
 RIGHT = [("fastest", "--micro-batch-size 2 --overlap-grad-reduce"),
-         ("large", "--tensor-model-parallel-size 2 --sequence-parallel --micro-batch-size 2"),
+         ("fastest", TENSOR + "--sequence-parallel --micro-batch-size 4"),
+         ("large", TENSOR + "--sequence-parallel --micro-batch-size 1"),
+         ("large", "--pipeline-model-parallel-size 2 --recompute-activations --micro-batch-size 2"),
          ("large", "--use-distributed-optimizer --recompute-activations --micro-batch-size 2")]
-WRONG = [("fastest", "--tensor-model-parallel-size 2 --sequence-parallel --micro-batch-size 4",
-          "wait for messages in every layer"),
+WRONG = [("fastest", "--pipeline-model-parallel-size 2 --micro-batch-size 1",
+          "stages wait for each other"),
          ("fastest", "--micro-batch-size 2 --attention-dropout 0 --use-flash-attn",
           "--attention-dropout 0.0; the exercise uses"),
-         ("large", "--recompute-granularity full --recompute-method block "
-          "--recompute-num-layers 4 --pipeline-model-parallel-size 2 --micro-batch-size 1",
-          "is something computed twice?")]
+         ("large", FULL + "uniform --pipeline-model-parallel-size 2 --micro-batch-size 1",
+          "more computed twice than necessary?")]
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +41,11 @@ def judged(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("answer", "layout"), RIGHT)
-def test_other_layouts_that_are_as_fast_are_right(judged, answer, layout):
+def test_sensible_layouts_are_right(judged, answer, layout):
     assert judged(answer, layout) == "None"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("answer", "layout", "said"), WRONG)
-def test_slower_layouts_are_told_why(judged, answer, layout, said):
+def test_other_layouts_are_told_why(judged, answer, layout, said):
     assert said in judged(answer, layout)

@@ -13,7 +13,7 @@ import time
 # Environment variables of the cluster. A script that sets one changes what the trainer computes.
 SETTINGS = ("VIRTUAL_GPU", "VIRTUAL_NETWORK", "DEVICE_INSTEAD_OF_CPU")
 KEPT = (*SETTINGS, "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT",
-        "NODE_RANK", "OMP_NUM_THREADS", "SRUN_CPUS_PER_TASK",
+        "NODE_RANK", "OMP_NUM_THREADS", "SRUN_CPUS_PER_TASK", "SLURM_CPU_BIND_LIST",
         "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_VISIBLE_DEVICES")
 BACKGROUND_SECONDS = 0.5
 

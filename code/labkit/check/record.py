@@ -25,7 +25,8 @@ from labkit.check.sides import USUAL, Trial
 STAND_IN = Path(__file__).with_name("stand_in.py")
 PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 16)))
 NAMES = ("srun", "torchrun", *PYTHONS, "scontrol", "hostname", "deepspeed", "mpirun",
-         "sbatch", "salloc", "scancel", "squeue", "sinfo", "sacct", "nvidia-smi", "sleep")
+         "sbatch", "salloc", "scancel", "squeue", "sinfo", "sacct", "nvidia-smi", "sleep",
+         "taskset", "numactl")
 NODE = "slurmnode"  # the job's nodes are slurmnode1, slurmnode2, ...
 JOB = "1"  # its ID
 SECONDS = 20

@@ -34,6 +34,7 @@ class Run:
     backend: str = ""  # of torchrun's rendezvous, such as "c10d"; "static" without one
     rdzv_id: str = ""  # of torchrun's rendezvous; "none" where its backend is not told one
     cpus_per_task: str = ""  # that srun asks for: by --cpus-per-task or SRUN_CPUS_PER_TASK
+    bound: int | None = None  # CPUs that taskset or numactl leaves to a task; None without them
 
     @property
     def world_size(self) -> int:
@@ -210,8 +211,16 @@ def _run(nodes: int, per_node: int, flags: Config | None, problems: list[str],
                 if name in SETTINGS}
     made = Run(nodes, per_node, flags, tuple(problems), words[at], tuple(words[at + 1:]), settings)
     told = launches[0].torchrun if launches[0].program == "torchrun" else None
+    made = replace(made, bound=min(_bound(launches), default=None))
     return replace(made, backend=told.backend, rdzv_id=told.rdzv_id) if isinstance(
         told, Torchrun) else made
+
+
+def _bound(launches: list[Launch]) -> list[int]:
+    """Return how many CPUs taskset or numactl leaves to each launch that they bind."""
+    masks = [launch.variables.get("SLURM_CPU_BIND_LIST", "") for launch in launches]
+    return [int(mask, 16).bit_count() for mask in masks
+            if re.fullmatch(r"0x[0-9a-f]{1,1024}", mask)]
 
 
 def _direct_meeting(launches: list[Launch], hosts: list[str]) -> list[str]:

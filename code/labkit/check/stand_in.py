@@ -22,6 +22,10 @@ def main(record: str, home: str, writes: str, status: str, name: str, *given: st
         import steps  # what it imports is most of a stand-in's time
 
         return (steps.srun if name == "srun" else steps.scontrol)(record, arguments)
+    if name in ("taskset", "numactl"):
+        import binding
+
+        return binding.run(name, arguments)
     if name == "hostname":
         print(os.environ.get("SLURMD_NODENAME", "localhost"))
         return 0

@@ -205,6 +205,8 @@ def test_a_large_file_is_no_script(home):
 
 def test_shipped_scripts_have_no_problems(home):
     for path in sorted((home / "code").glob("*.sh")):
+        if "#SBATCH" not in path.read_text():
+            continue  # a helper, which jobs call
         if path.name == "my_trainer.sh":
             found = check.program(f"code/{path.name}", "my_trainer.py")
         else:

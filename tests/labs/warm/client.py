@@ -39,7 +39,8 @@ class Fork:
         self.returncode: int | None = None
         self.connection = socket.socket(socket.AF_UNIX)
         self.connection.connect(f"{folder}/{socket.gethostname()}")
-        request = json.dumps({"words": list(words), "env": dict(env), "cwd": os.getcwd()}).encode()
+        request = json.dumps({"words": list(words), "env": dict(env), "cwd": os.getcwd(),
+                              "cpus": [*os.sched_getaffinity(0)]}).encode()
         socket.send_fds(self.connection, [len(request).to_bytes(8, "big")], descriptors)
         self.connection.sendall(request)
         self.pid = self._number()

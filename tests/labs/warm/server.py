@@ -147,6 +147,7 @@ def become(request: dict[str, Any], descriptors: list[int], folder: str) -> None
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
+    os.sched_setaffinity(0, request["cpus"])
     threads = request["env"].get("OMP_NUM_THREADS")
     torch.set_num_threads(int(threads) if threads else len(os.sched_getaffinity(0)))
     kind, *words = request["words"]

@@ -1,0 +1,61 @@
+"""A two-layer MLP for lab 02, the same on every rank, and what one process computes with it.
+
+Weights and samples are values of sines, so they are the same on every machine.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+WIDTH = 6  # of a sample
+
+
+class Problem(NamedTuple):
+    """Samples, targets, and weights.
+
+    Attributes:
+        x: the samples, [b, 6].
+        y: the targets, [b, 6].
+        first: the weight of the first layer, [6, h].
+        second: the weight of the second layer, [h, 6].
+    """
+
+    x: Tensor
+    y: Tensor
+    first: Tensor
+    second: Tensor
+
+
+def problem(seed: int, samples: int, hidden: int = 8) -> Problem:
+    """Return the problem that a seed stands for.
+
+    Args:
+        seed: of all values.
+        samples: the batch size b.
+        hidden: the hidden size h.
+    """
+    shapes = ((samples, WIDTH), (samples, WIDTH), (WIDTH, hidden), (hidden, WIDTH))
+    return Problem(*(_sines(rows, columns, seed + 0.3 * number)
+                     for number, (rows, columns) in enumerate(shapes)))
+
+
+def _sines(rows: int, columns: int, start: float) -> Tensor:
+    return (1.3 * torch.arange(rows * columns) + 0.7 * start).sin().view(rows, columns)
+
+
+def one_process(seed: int, samples: int, hidden: int = 8) -> list[Any]:
+    """Return the loss of the whole batch, and its gradients of x, first, and second as arrays.
+
+    Args:
+        seed: of the problem.
+        samples: the batch size.
+        hidden: the hidden size.
+    """
+    x, y, first, second = problem(seed, samples, hidden)
+    inputs = [tensor.requires_grad_() for tensor in (x, first, second)]
+    loss = (functional.gelu(x @ first) @ second - y).square().mean()
+    return [loss.item(), *(one.numpy() for one in torch.autograd.grad(loss, inputs))]

@@ -1,0 +1,37 @@
+"""How many CPUs taskset and numactl leave to the launcher of a job's ranks."""
+
+import pytest
+
+from .test_script import SHEBANG, home, job, torchrun  # noqa: F401
+
+ONE_NODE = SHEBANG + "#SBATCH --nodes=1\n#SBATCH --cpus-per-task=4\n"
+RUN = torchrun("--standalone")
+
+
+@pytest.mark.parametrize(("launch", "bound"), [
+    ("srun ", None), ("srun -c4 ", None), ("srun -c 4 taskset -c 2 ", 1),
+    ("srun -c 4 taskset --cpu-list 0-1,6 ", 3), ("srun -c 4 taskset 0x6 ", 2),
+    ("taskset -c 0-6:2 ", 4), ("srun -c 4 numactl -l -C 1 ", 1),
+    ("srun -c 4 taskset 0x3 taskset 0xff ", 2),
+    ("srun -c 4 numactl --membind=0 --physcpubind=+0,2 ", 2), ("srun -c 4 numactl -N 0 ", None),
+    ("taskset --pid --cpu-list 0 $$; srun -c 4 ", None),
+    ("srun -c 4 bash -c 'exec taskset -c $SLURM_LOCALID \"$@\"' bash ", 1)])
+def test_the_ranks_have_the_cpus_that_their_launcher_may_use(job, launch, bound):  # noqa: F811
+    found = job(ONE_NODE + launch + RUN)
+    assert (found.run.bound, found.ranks_per_node, found.problems) == (bound, 2, ())
+
+
+@pytest.mark.parametrize("binder", ["taskset", "taskset -c", "taskset -c x", "taskset zz",
+                                    "numactl -C", "numactl -C 1-x"])
+def test_bad_arguments_start_nothing(job, binder):  # noqa: F811
+    from labkit.check.checks import Failed
+
+    with pytest.raises(Failed, match="does not start the trainer"):
+        job(f"{ONE_NODE}srun {binder} {'' if binder.endswith('c') else RUN}\n")
+
+
+def test_the_script_with_the_bound_launcher_is_found_out(home):  # noqa: F811
+    from labkit import check
+
+    assert check.script("code/half_speed.sh", given=None).run.bound == 1
+    assert check.script("code/single_node.sh", given=None).run.bound is None

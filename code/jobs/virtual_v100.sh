@@ -13,7 +13,7 @@
 #SBATCH --output=megatron/logs/%x_%j.txt
 set -euo pipefail
 
-RANKS_PER_NODE=$SLURM_GPUS_ON_NODE
+RANKS_PER_NODE=${SLURM_GPUS_ON_NODE:-2}  # not set at a site without GPUs
 NAME=$SLURM_JOB_NAME
 export OMP_NUM_THREADS=1
 DATA=$LAB_HOME/data/GPT-2_assets

@@ -224,8 +224,8 @@ def _time(value: str) -> tuple[str, str] | None:
 
 
 def _gpus(value: str) -> tuple[str, str] | None:
-    if re.fullmatch(r"([A-Za-z][\w.-]*:)?[1-9]\d*", value):
-        return None
+    if re.fullmatch(r"0|([A-Za-z][\w.-]*:)?[1-9]\d*", value):
+        return None  # 0: a site without GPUs, where Slurm refuses scripts that request some
     number = re.search(r"[1-9]\d*$", value)
     return "not a number of GPUs, or TYPE:NUMBER", number[0] if number else '2 or "a100:2"'
 

@@ -77,6 +77,13 @@ def test_a_command_brings_along_what_the_profile_says(home, name, prefix):
     assert environment["VIRTUAL_GPU"] == "v100-sxm2-16gb"
 
 
+def test_a_site_without_gpus_drops_what_scripts_request(home):
+    """Slurm takes the variable for more than a script's own --gpus-per-node."""
+    use(home, "[slurm]\ngpus-per-node = 0\n")
+    _, environment = call(home, "sbatch", "mine.sh")
+    assert environment["SBATCH_GPUS_PER_NODE"] == "0"
+
+
 def test_srun_in_a_job_has_what_the_job_was_given_and_tells_lab_top(home):
     use(home, WHOLE)
     _, environment = call(home, "srun", "hostname", SLURM_JOB_ID="7")
@@ -165,7 +172,8 @@ def test_a_notebook_in_a_job_submits_jobs_of_its_own(home, monkeypatch, capsys):
     ("[slurm]\ngpus = 2", r"gpus = 2: there is no such key here; nearest: gpus-per-node"),
     ("[slurm]\nnodes = 2", r"nodes = 2: there is no such key here; nearest: "),
     ('[slurm]\ntime = "20 min"', r"time = '20 min': not Slurm's .* nearest: \"20\", which are"),
-    ("[slurm]\ngpus-per-node = 0", r"gpus-per-node = '0': .* nearest: 2 or"),
+    ("[slurm]\ngpus-per-node = -1", r"gpus-per-node = '-1': .* nearest: 1$"),
+    ('[slurm]\ngpus-per-node = "none"', r"gpus-per-node = 'none': .* nearest: 2 or"),
     ('[slurm]\ngpus-per-node = "a100x2"', r"gpus-per-node = 'a100x2': .* nearest: 2$"),
     ('[slurm]\ngres = "gpu:a100:2"', r'gres = .*nearest: gpus-per-node = "a100:2"'),
     ('[slurm]\nmem = "64 GB"', r'mem = \'64 GB\': .*nearest: "64G"'),

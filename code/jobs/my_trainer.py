@@ -5,8 +5,9 @@
     sbatch code/my_trainer.sh FLAGS                            two nodes with two ranks each
     virtualrun --gpus h100:8 --solo code/my_trainer.py FLAGS   eight virtual H100s
 
-The model, the data, and the flags are pretrain_gpt.py's, so the same flags give the same losses.
-What makes several ranks train one model is yours. There is no validation and no checkpoint yet.
+The model, the data, and the flags are those of pretrain_gpt.py, so the same flags give the same
+losses. The part that makes several ranks train one model is yours. The loop has no validation and
+no checkpoints yet.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class GPT(nn.Module):
 
 
 class OneProcess(nn.Module):
-    """The interface of your DataParallel, for a single process: nothing to communicate."""
+    """DataParallel's interface for a single process, which has nothing to communicate."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ class OneProcess(nn.Module):
 
 
 def connect(config: Config) -> Context:
-    """Join the other ranks; each of them is a data-parallel replica with a device of its own."""
+    """Join the other ranks. Each rank is a data-parallel replica with its own device."""
     device, notes = choose_device(config, int(os.environ.get("LOCAL_RANK", 0)))
     # torchrun sets RANK, WORLD_SIZE, and the address where the ranks rendezvous.
     join(config, timedelta(minutes=config.distributed_timeout_minutes), device.backend)
@@ -117,7 +118,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Sequence[M
     optimizer.zero_grad()
     losses = []
     for number, batch in enumerate(batches, start=1):
-        # Gradients accumulate locally, so only the last micro-batch has something to all-reduce.
+        # Gradients accumulate locally; only the last backward pass starts all-reduces.
         with nullcontext() if number == len(batches) else model.no_sync():
             loss = model(batch) / len(batches)
             loss.backward()

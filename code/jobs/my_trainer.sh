@@ -23,11 +23,11 @@ TEXT="--data-path $DATA/text_document --vocab-file $DATA/vocab.json \
       --merge-file $DATA/merges.txt --split 949,50,1"
 OUTPUT="--log-interval 10 --tensorboard-dir $LAB_HOME/megatron/tensorboard/$SLURM_JOB_NAME"
 
-# The launchers rendezvous on the first node; the port depends on the job, so two jobs do not clash.
+# The launchers rendezvous on the first node. The port depends on the job, so jobs do not collide.
 FIRST_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 PORT=$((20000 + SLURM_JOB_ID % 10000))
 
-# One launcher per node. With a c10d rendezvous, none needs to know its node's rank.
+# One launcher per node. With a c10d rendezvous, a launcher need not know its node's rank.
 srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun \
     --nnodes "$SLURM_NNODES" --nproc_per_node "$RANKS_PER_NODE" \
     --rdzv_backend c10d --rdzv_endpoint "$FIRST_NODE:$PORT" --rdzv_id "$SLURM_JOB_ID" \

@@ -1,4 +1,4 @@
-"""`lab mytrainer`: which pieces of the student's trainer work, and what they buy."""
+"""`lab mytrainer`: test the pieces of the student's trainer, and measure what they buy."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from labcore import workspace
 from labcore.colors import bad, good
 from labcore.errors import LabError
 
-UNFINISHED = "NotImplementedError: Your turn"  # what an exercise's stub raises
+UNFINISHED = "NotImplementedError: Your turn"  # the error of an exercise's stub
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     text = "test the pieces of your own trainer, and measure what they buy"
     parser = subparsers.add_parser(
         "mytrainer", help=text, description="Test the files that you have written in mytrainer/ on "
-        "two ranks, and run code/my_trainer.py with them on virtual GPUs.")
+        "two ranks, then run code/my_trainer.py with them on virtual GPUs.")
     parser.add_argument("--gpus", default="h100:8", metavar="MODEL:N",
-                        help="virtual GPUs of each node (default: h100:8)")
-    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes (default: 1)")
+                        help="GPU model and number of virtual GPUs per node (default: h100:8)")
+    parser.add_argument("--nodes", type=int, default=1, metavar="N",
+                        help="number of nodes (default: 1)")
     parser.add_argument("--worked", metavar="PIECE",
-                        help="put the course's version of a piece in place: " + ", ".join(PIECES))
+                        help="install the course's version of a piece: " + ", ".join(PIECES))
     parser.add_argument("--force", action="store_true",
-                        help="let --worked replace your own file; a backup stays beside it")
+                        help="let --worked replace your own file, which is kept as a backup")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command. Returns 1 if a piece is broken. Raises LabError for wrong arguments."""
+    """Run the command. Return 1 if a piece is broken. Raises LabError for bad arguments."""
     if arguments.worked is not None:
         from lab.mytrainer import worked
 
@@ -61,12 +62,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class State:
-    """How the test of a piece went.
+    """The result of testing a piece.
 
     Attributes:
         works: whether the piece passed.
-        unfinished: whether its file exists, with an exercise's stub in it.
-        problem: the error of a piece that is written and does not work.
+        unfinished: whether its file still contains an exercise's stub.
+        problem: the error of a piece that is written but broken; otherwise None.
     """
 
     works: bool
@@ -75,7 +76,7 @@ class State:
 
 
 def state_of(piece: Piece) -> State:
-    """Test a piece, and print how it went."""
+    """Test a piece, and print the result."""
     from lab.mytrainer import selfcheck
 
     try:
@@ -93,12 +94,12 @@ def state_of(piece: Piece) -> State:
 
 
 def show_gain(gpus: str, nodes: int, parallel: bool) -> None:
-    """Print a table of the loop's figures on virtual GPUs.
+    """Run the training loop on virtual GPUs, and print a table of its throughput and memory.
 
     Args:
-        gpus: the GPU model and how many each node has.
-        nodes: how many nodes.
-        parallel: whether ddp.py exists; otherwise, only one GPU is measured.
+        gpus: the GPU model and the number per node.
+        nodes: the number of nodes.
+        parallel: whether ddp.py works; without it, only one GPU is measured.
     """
     from lab.mytrainer import gain
 

@@ -1,4 +1,4 @@
-"""The flags of my_trainer.py: those of pretrain_gpt.py that its loop uses."""
+"""The flags of my_trainer.py: the subset of pretrain_gpt.py's flags that its loop uses."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ DATA = ("data_path", "data_impl", "data_cache_path", "split", "vocab_file", "mer
 REST = ("device", "distributed_timeout_minutes", "local_rank", "log_interval", "log_format",
         "tensorboard_dir", "tensorboard_queue_size")
 USED = frozenset((*MODEL, *BATCH, *OPTIMIZATION, *DATA, *REST))
-# Without validation, only its absence can be asked for.
+# The loop has no validation, so the only value it accepts is the one that turns validation off.
 NO_VALIDATION = {"eval_iters": 0}
 
 
 def parse(argv: Sequence[str]) -> Config:
-    """Return the command line as the trainer's Config, on `cpu` or `cuda`.
+    """Parse the command line into the trainer's Config, whose device is `cpu` or `cuda`.
 
-    Raises UserError for what pretrain_gpt.py refuses, and for a flag that the loop would ignore.
+    Raises UserError for anything that pretrain_gpt.py refuses, and for flags that the loop would
+    ignore.
     """
     config, given = parse_arguments(argv), parse_unchecked(argv)
     for name, flag in table_of(Config).items():

@@ -67,14 +67,14 @@ def measure(gpus: str, nodes: int = 1, link: str | None = None, flags: str | Non
 
 
 def train(flags: str) -> int:
-    """Run the loop as one rank, without its output. Return the number of ranks. Raises LabError.
+    """Run the loop as one rank, discarding its output. Return the world size. Raises LabError.
 
     Args:
         flags: the flags of my_trainer.py for the model and the batch.
     """
     data = workspace.home() / "data" / "bpe-4096"
     if not (data / "text_document.bin").exists():
-        raise LabError(f"{data} has no text to train on; `lab data` makes it")
+        raise LabError(f"{data} has no text to train on; create it with `lab data`")
     with open(os.devnull, "w") as nothing, tempfile.TemporaryDirectory() as cache:
         os.dup2(nothing.fileno(), 1)
         sys.argv = [str(SCRIPT), *flags.split(), *RUN.split(),
@@ -88,7 +88,7 @@ def train(flags: str) -> int:
 
 
 def table(gains: list[Gain]) -> list[str]:
-    """Return the lines of a table, one row per number of GPUs."""
+    """Return the lines of a table with one row per measurement."""
     lines = [f"{'GPUs':>6} {'tokens/s':>12} {'speedup':>9} {'peak memory':>13}   "
              "exposed communication"]
     for gain in gains:

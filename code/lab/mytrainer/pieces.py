@@ -1,4 +1,4 @@
-"""The files of a student's `mytrainer/`: what each must define, and errors that name the file."""
+"""The files that students write in `mytrainer/`: what each must define, and how to load them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from labcore import workspace
 from labcore.errors import LabError
 
 FOLDER = "mytrainer"
-PATIENCE = 3  # seconds
+PATIENCE = 3  # seconds that other ranks wait before they print an error that rank 0 has, too
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Piece:
     """One file that a lab has students write.
 
     Attributes:
-        name: the file's, without .py.
-        lab: the lab's title, as students know it.
-        defines: the function or class that others import from it.
-        purpose: what the trainer uses it for.
+        name: the file name without .py.
+        lab: the lab, as students call it.
+        defines: the function or class that other code imports from it.
+        purpose: what the trainer uses it for, in a few words.
     """
 
     name: str
@@ -39,12 +39,12 @@ class Piece:
 
     @property
     def shown(self) -> str:
-        """The file's name in messages."""
+        """The file's path in messages."""
         return f"{FOLDER}/{self.name}.py"
 
     @property
     def path(self) -> Path:
-        """The file in the workspace."""
+        """The file's path in the workspace."""
         return workspace.home() / FOLDER / f"{self.name}.py"
 
 
@@ -54,11 +54,11 @@ PIECES = {piece.name: piece for piece in (
 
 
 class PieceError(LabError):
-    """A piece that cannot be used. The message names the file and says what to do."""
+    """A piece cannot be used. The message names the file and what to do."""
 
 
 def find(name: str) -> Piece:
-    """Return the piece of this name. Raises LabError with the nearest name."""
+    """Return the piece with this name. Raises LabError, which suggests the nearest name."""
     name = Path(name).name.removesuffix(".py")
     if name in PIECES:
         return PIECES[name]
@@ -68,9 +68,9 @@ def find(name: str) -> Piece:
 
 
 def load(name: str) -> ModuleType | None:
-    """Import a piece of the workspace; return None if its file does not exist.
+    """Import a piece from the workspace. Return None if its file does not exist.
 
-    Raises PieceError for a file that cannot be imported or defines the wrong name.
+    Raises PieceError if the file cannot be imported or does not define the piece's name.
     """
     piece = PIECES[name]
     if not piece.path.exists():
@@ -94,13 +94,13 @@ def load(name: str) -> ModuleType | None:
 
 
 def describe() -> str:
-    """Return which pieces of the workspace are loaded, in words."""
+    """Return the files of the loaded pieces, as text for the log."""
     names = [piece.shown for piece in PIECES.values() if f"{FOLDER}.{piece.name}" in sys.modules]
     return " and ".join(names) or f"no piece of {FOLDER}/ (nothing to communicate)"
 
 
 def blame(error: BaseException) -> str:
-    """Return an error in one line, with the place in `mytrainer/` where it was raised, if any."""
+    """Return an error as one line, which begins with the line of `mytrainer/` that raised it."""
     words = f"{type(error).__name__}: {str(error).strip()}".rstrip(": ").splitlines()[0]
     folder = str(workspace.home() / FOLDER)
     if isinstance(error, SyntaxError) and (error.filename or "").startswith(folder):
@@ -112,9 +112,9 @@ def blame(error: BaseException) -> str:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a program that uses pieces; after printing an error, end the process with exit code 1.
+    """Run a program that uses pieces. If it fails, print the error and exit with code 1.
 
-    An error in a piece comes with its traceback.
+    Errors in a piece are printed with their traceback.
     """
     from minimegatron.errors import UserError, lost_peer
     from minimegatron.main import explain, leave
@@ -123,7 +123,7 @@ def run(main: Callable[[], None]) -> None:
     try:
         main()
     except (LabError, UserError) as error:
-        if rank:  # usually every rank's error: rank 0 prints it, and the launcher ends the others
+        if rank:  # usually all ranks have this error: rank 0 prints it, and the launcher ends them
             time.sleep(PATIENCE)
         print(f"[rank {rank}] error: {error}", file=sys.stderr, flush=True)
         leave(1)
@@ -136,7 +136,7 @@ def run(main: Callable[[], None]) -> None:
 
 
 def _near_name(piece: Piece) -> str:
-    """Return a hint with the name in the file that looks most like the right one."""
+    """Return a hint that names the closest match among the file's functions and classes."""
     names = [node.name for node in ast.parse(piece.path.read_bytes()).body
              if isinstance(node, ast.ClassDef | ast.FunctionDef)]
     folded = {name.lower(): name for name in names}
@@ -145,7 +145,7 @@ def _near_name(piece: Piece) -> str:
 
 
 def _explain_near_file(piece: Piece) -> None:
-    """Raise PieceError where the folder has a file whose name is almost right."""
+    """Raise PieceError if the folder has a file whose name is almost right."""
     files = {path.stem.lower(): path.name for path in piece.path.parent.glob("*.py")
              if path.stem not in PIECES and not path.stem.startswith(f"{piece.name}.")}
     near = difflib.get_close_matches(piece.name, files, n=1, cutoff=0.65)

@@ -1,4 +1,4 @@
-"""A quick test of each piece on two ranks. The labs' checks test more."""
+"""A quick test of each piece on two ranks. The checks of the labs are more thorough."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FRAME = re.compile(rf'File ".*/({pieces.FOLDER}/\w+\.py)", line (\d+)')
 
 
 def problem(piece: pieces.Piece) -> str | None:
-    """Test a piece on two ranks. Return what is wrong with it, or None if it works."""
+    """Test a piece on two ranks. Return its error, or None if it works."""
     try:
         record_ranks(on_a_rank, RANKS, piece.name, timeout=SECONDS)
     except RanksTimeout as error:
@@ -41,11 +41,11 @@ def on_a_rank(name: str) -> None:
 
 
 def stuck(piece: pieces.Piece, error: RanksTimeout) -> str:
-    """Return which line of a piece each rank still waits in.
+    """Return an error that names the line in which each rank still waits.
 
     Args:
-        piece: the one that was tested.
-        error: how the ranks ended.
+        piece: the piece that was tested.
+        error: the timeout or deadlock, with the stack of each rank.
     """
     found = {rank: FRAME.findall(stack) for rank, stack in error.stacks.items()}
     places = [f"rank {rank} waits in {places[-1][0]}, line {places[-1][1]}"
@@ -54,7 +54,7 @@ def stuck(piece: pieces.Piece, error: RanksTimeout) -> str:
 
 
 def test_collectives(module) -> None:
-    """Sum tensors whose length the number of ranks divides, and others."""
+    """Sum tensors of several lengths, divisible by the number of ranks and not."""
     rank = dist.get_rank()
     for length in (1, 2, 5, 1000):
         tensor = (rank + 1.0) * torch.arange(1, length + 1)
@@ -67,7 +67,7 @@ def test_collectives(module) -> None:
 
 
 class Tiny(nn.Module):
-    """Tied embeddings, a layer norm, and a loss: what a GPT has, with 9 tokens and a width of 4."""
+    """A toy GPT: tied embeddings of 9 tokens, a width of 4, a layer norm, and a loss."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Tiny(nn.Module):
 
 
 def test_ddp(module) -> None:
-    """Compare gradients with those of one process that has all the data."""
+    """Compare the averaged gradients with those of a single process that has all the data."""
     rank, alone = dist.get_rank(), Tiny(seed=0)
     micro_batches = torch.randint(9, (2, RANKS, 12), generator=torch.Generator().manual_seed(1))
     for batches in micro_batches:
@@ -99,13 +99,13 @@ def test_ddp(module) -> None:
 
 def compare(text: str, parallel: nn.Module, alone: nn.Module,
             part: Callable[[nn.Parameter], torch.Tensor | None]) -> None:
-    """Raise LabError if a parameter differs from that of one process.
+    """Raise LabError unless this rank's parameters or gradients match a single process's.
 
     Args:
-        text: the error, with braces for the parameter's name.
+        text: the error message, with {} in place of the parameter's name.
         parallel: the model on this rank.
-        alone: the model that one process trains.
-        part: what to compare of a parameter.
+        alone: the model of the single process.
+        part: returns the tensor to compare, such as the gradient, given a parameter.
     """
     expected = dict(alone.named_parameters())
     found = list(parallel.parameters())
@@ -121,7 +121,7 @@ def compare(text: str, parallel: nn.Module, alone: nn.Module,
 
 
 def short(tensor: torch.Tensor) -> str:
-    """Return the first elements of a tensor."""
+    """Return the first three elements of a tensor as text."""
     values = tensor.detach().flatten()
     more = ", ..." if values.numel() > 3 else ""
     return "[" + ", ".join(f"{value:.6g}" for value in values[:3].tolist()) + more + "]"

@@ -1,4 +1,4 @@
-"""Put the course's own version of a piece in place, when the student asks for it."""
+"""Install the course's own version of a piece at the student's request."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from labcore import workspace
 from labcore.atomic import put_whole
 from labcore.errors import LabError
 
-FOLDER_OF_WORKED = Path("notebooks/worked") / FOLDER  # `lab build` writes it, from the labs
+FOLDER_OF_WORKED = Path("notebooks/worked") / FOLDER  # generated from the labs by `lab build`
 
 
 def install(piece: Piece, force: bool) -> list[str]:
-    """Copy the worked version of a piece into the workspace. Return what to tell the student.
+    """Copy the worked version of a piece into the workspace. Return messages for the student.
 
     Args:
-        piece: which one.
-        force: replace a file of the student's, after backing it up beside it.
+        piece: the piece to install.
+        force: whether to replace the student's own file, after backing it up.
 
     Raises LabError if there is no worked version, or if the file exists and `force` is false.
     """
@@ -33,7 +33,7 @@ def install(piece: Piece, force: bool) -> list[str]:
             return [f"{piece.shown} is the worked version already"]
         if not force:
             raise LabError(f"--worked {piece.name}: {piece.shown} exists, and it is yours; add "
-                           "--force to replace it (a backup stays beside it)")
+                           "--force to replace it (a backup is kept)")
         backup = unused(piece.path)
         put_whole(backup, mine)
         lines = [f"your version is now {FOLDER}/{backup.name}"]
@@ -42,7 +42,7 @@ def install(piece: Piece, force: bool) -> list[str]:
 
 
 def unused(path: Path) -> Path:
-    """Return the first name NAME.mine.py, NAME.mine2.py, ... that no file has."""
+    """Return the first of NAME.mine.py, NAME.mine2.py, ... that does not exist."""
     number = 1
     while True:
         backup = path.with_name(f"{path.stem}.mine{number if number > 1 else ''}{path.suffix}")

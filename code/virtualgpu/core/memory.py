@@ -101,6 +101,7 @@ class Allocator:
         self.peak = self.peak_reserved = 0
         self.peak_requested = self.peak_count = 0
         self.refused = 0  # requests that did not fit
+        self.words = classic_words  # of the error
         self._past_peaks = 0, 0  # allocated and reserved, before the last reset
 
     @property
@@ -147,7 +148,7 @@ class Allocator:
         if size > self.free:
             self.release_cached()
             if size > self.free:
-                raise OutOfMemory(self._explain(size))
+                raise OutOfMemory(self.words(self, size))
         self.taken += size
 
     def allocate(self, size: int) -> None:
@@ -163,7 +164,7 @@ class Allocator:
                 missing = pool.live + rounded - pool.reserved
                 if up(missing, unit) > self.free:
                     self.refused += 1
-                    raise OutOfMemory(self._explain(rounded))
+                    raise OutOfMemory(self.words(self, rounded))
             pool.grow(up(missing, unit))
             self.peak_reserved = max(self.peak_reserved, self.reserved)
         pool.add(rounded, size)
@@ -188,11 +189,38 @@ class Allocator:
         self.small.reserved = up(self.small.live, SMALL_SEGMENT)
         self.large.reserved = up(self.large.live, LARGE_ROUND)
 
-    def _explain(self, size: int) -> str:
-        """In the classic words. GPU 0: a rank sees its own GPU only, as in a Slurm job."""
-        return (f"CUDA out of memory. Tried to allocate {amount(size)} (GPU 0; "
-                f"{amount(self.capacity)} total capacity; {amount(self.live)} already allocated; "
-                f"{amount(self.free)} free; {amount(self.reserved)} reserved in total by PyTorch)")
+
+
+def classic_words(memory: Allocator, size: int) -> str:
+    """Return PyTorch 1.10's message, that of the trainer's time.
+
+    A rank sees only its own GPU, as in a Slurm job, and so it is always GPU 0.
+
+    Args:
+        memory: that cannot give `size` bytes.
+        size: of the request.
+    """
+    return (f"CUDA out of memory. Tried to allocate {amount(size)} (GPU 0; "
+            f"{amount(memory.capacity)} total capacity; {amount(memory.live)} already allocated; "
+            f"{amount(memory.free)} free; {amount(memory.reserved)} reserved in total by PyTorch)")
+
+
+def current_words(memory: Allocator, size: int) -> str:
+    """Return PyTorch 2's message, as an H100 printed it with 2.11.
+
+    Args:
+        memory: that cannot give `size` bytes.
+        size: of the request.
+    """
+    used, unused = memory.taken + memory.reserved, memory.reserved - memory.live
+    return (f"CUDA out of memory. Tried to allocate {amount(size)}. GPU 0 has a total capacity of "
+            f"{amount(memory.capacity)} of which {amount(memory.free)} is free. Including "
+            f"non-PyTorch memory, this process has {amount(used)} memory in use. Of the allocated "
+            f"memory {amount(memory.live)} is allocated by PyTorch, and {amount(unused)} is "
+            "reserved by PyTorch but unallocated. If reserved but unallocated memory is large try "
+            "setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See "
+            "documentation for Memory Management  (https://docs.pytorch.org/docs/stable/notes/"
+            "cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)")
 
 
 def amount(size: int) -> str:

@@ -16,6 +16,7 @@ import torch
 from virtualgpu.core.card import Card
 from virtualgpu.core.errors import NoValue
 from virtualgpu.core.gpu import VirtualGpu, place
+from virtualgpu.core.memory import current_words
 from virtualgpu.core.plan import (
     HOST,
     Kind,
@@ -74,6 +75,7 @@ class CudaGpu(VirtualGpu):
         """
         super().__init__(card)
         self.index, self.count, self.device = index, count, torch.device("cuda", index)
+        self.memory.words = current_words
         self.assumptions = assumptions or Decisions()
         self.values = Values(limit, self.assumptions)
         self.on_host: set[int] = set()  # storages in the host's memory without values

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from virtualgpu.core.cards import CARDS
 from virtualgpu.core.gpu import VirtualGpu
-from virtualgpu.core.memory import Allocator, OutOfMemory, amount
+from virtualgpu.core.memory import Allocator, OutOfMemory, amount, current_words
 
 MIB, GIB = 2**20, 2**30
 V100 = CARDS["v100-sxm2-16gb"]
@@ -135,6 +135,24 @@ def test_the_classic_message_to_the_letter():
     assert str(error.value) == (
         "CUDA out of memory. Tried to allocate 512.00 MiB (GPU 0; 15.78 GiB total capacity; "
         "15.00 GiB already allocated; 200.00 MiB free; 15.00 GiB reserved in total by PyTorch)")
+
+
+def test_today_s_message_to_the_letter():
+    """As an H100 printed it with PyTorch 2.11 (benchmarks/results/gpu_h100.md)."""
+    memory = Allocator(V100.memory, 600 * MIB)
+    memory.words = current_words
+    memory.allocate(15 * GIB)
+    memory.allocate(3 * 512)
+    with pytest.raises(OutOfMemory) as error:
+        memory.allocate(512 * MIB)
+    assert str(error.value) == (
+        "CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 15.78 GiB "
+        "of which 198.00 MiB is free. Including non-PyTorch memory, this process has 15.59 GiB "
+        "memory in use. Of the allocated memory 15.00 GiB is allocated by PyTorch, and 2.00 MiB is "
+        "reserved by PyTorch but unallocated. If reserved but unallocated memory is large try "
+        "setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See "
+        "documentation for Memory Management  (https://docs.pytorch.org/docs/stable/notes/"
+        "cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)")
 
 
 def test_what_programs_that_read_old_logs_look_for():

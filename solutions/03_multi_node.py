@@ -17,19 +17,16 @@
 # You ask Slurm for two nodes. The job starts, the loss falls, and nobody complains. But the second node does
 # nothing, and you pay for it until somebody looks.
 #
-# Most failures of multi-node training are of this kind: nothing crashes, and the evidence is spread over several
-# nodes. During 54 days of Llama 3's training on 16,384 GPUs, Meta counted
-# [466 interruptions](https://arxiv.org/abs/2407.21783), and those are only the failures that stopped the job.
-#
-# In this lab, you run a job on two nodes, and then five broken ones: two that waste GPUs silently, one that never
-# starts, one that hangs, and one with a slow node. Each time you look at the evidence, write a function that makes the
-# diagnosis, and repair what is broken. At the end, you run out of memory on purpose, and then split one model over
-# both nodes.
+# Failures that stop a job are easy to see: in 54 days of training on 16,384 GPUs, Llama 3's team counted
+# [466 interruptions](https://arxiv.org/abs/2407.21783). The ones in this lab do not stop it. You run a job on two
+# nodes, and then five broken ones: two that waste GPUs, one that never starts, one with a slow node, and one that
+# hangs. Each time you look at the evidence, write a function that makes the diagnosis, and repair what is
+# broken. At the end, you run out of memory on purpose, and split one model over both nodes.
 #
 # **How it works.** Run the cells from top to bottom with <kbd>Shift</kbd>+<kbd>Enter</kbd>. Where it says *Your
 # turn*, replace that line with your answer; the cell below checks it at once. Retry as often as you like; attempts
-# are not counted. The first jobs really train, on CPUs. The others use **virtual GPUs**: jobs, ranks, and scripts
-# are real, but time and memory are modeled, so the numbers are the same on every machine.
+# are not counted. The first jobs really train, on CPUs. The others use **virtual GPUs**: ranks and scripts are real,
+# but time and memory are modeled, so the numbers are the same on every machine.
 
 # %% tags=["setup"]
 import os
@@ -77,7 +74,7 @@ jobs.connect()
 # | `scontrol show hostnames` | lists the job's nodes; the batch script itself runs on the first of them |
 # | `srun` | starts one task per node, because of `--ntasks-per-node=1` |
 # | `torchrun` | the task: a launcher that starts this node's ranks and numbers them, node by node |
-# | `bash -c 'exec torchrun ... "$@"' torchrun ...` | the single quotes keep the script from expanding `$SLURM_NODEID`, so each task inserts its own; `"$@"` stands for the words that follow |
+# | `bash -c 'exec torchrun ... "$@"' torchrun ...` | the single quotes keep the script from expanding `$SLURM_NODEID`, so each task inserts its own; `"$@"` stands for the words that follow; `exec` replaces the shell by torchrun, so signals reach it |
 #
 # ![Two nodes side by side. On each, one torchrun starts two ranks: ranks 0 and 1 on the first node,
 # ranks 2 and 3 on the second, with local ranks 0 and 1 on each. An arrow from every rank leads to
@@ -125,13 +122,13 @@ plots.loss(two_nodes=log, one_node=logs.read(single.log))
 
 # %% [markdown]
 # Splitting the work across ranks does not change what the model learns: the curves coincide. So you can choose the
-# layout by speed alone. TensorBoard shows the same curves while a job runs:
+# layout by speed. TensorBoard shows these curves while a job runs:
 
 # %% tags=["explore"]
 tensorboard.link()
 
 # %% [markdown]
-# Is the second node worth it? On this machine the CPUs decide. So ask the model of real hardware: GPT-2 small
+# Is the second node worth it? Here, the CPUs decide that. So ask the model of real hardware: GPT-2 small
 # ([Radford et al., 2019](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf))
 # in fp32 on V100s, with 25 Gbit/s Ethernet between the nodes and a global batch of 8:
 
@@ -144,13 +141,13 @@ costs.show(costs.of({
 
 # %% [markdown]
 # Twice the GPUs, and the step got *slower*: on two nodes, the GPUs wait for the network more than half of the time
-# (`waiting`). Keep this in mind. A second node pays off when its GPUs have enough work per byte that they send.
+# (`waiting`). A second node pays off only if its GPUs have enough work per byte that they send.
 
 # %% [markdown]
 # ## Detective 1: silent mistakes
 #
-# Two colleagues want the same four ranks and write scripts of their own. Before you run them, look for the mistake in
-# each. What will the log show?
+# Two colleagues want the same four ranks and write their own scripts. Look for the mistake in each before you run it.
+# What will the log show?
 
 # %% tags=["explore"]
 %%writefile code/case_a.sh
@@ -192,13 +189,13 @@ for case in (case_a, case_b):
 
 # %% [markdown]
 # Both jobs end with `COMPLETED`, and the loss falls. In A, `srun` is missing, so the launcher runs only where the
-# batch script runs: on the first node. In B, every node starts a launcher, but without `--nnodes 2` each believes to
-# be alone. These are two separate trainings, which would also overwrite each other's checkpoints.
+# batch script runs: on the first node. In B, every node starts a launcher, but without `--nnodes 2`, each believes that
+# it is alone. These are two separate trainings, which would also overwrite each other's checkpoints.
 #
 # ### Exercise 1: read the first lines
 #
 # Write the function that finds such mistakes in the first minute of a job instead of after a week. Rank 0 of every
-# world prints one start-up line, as you saw above. Return
+# world prints one line with `using world size: `. Return
 #
 # - `"not started"` if there is no such line,
 # - `"ok"` if one world contains all of the job's GPUs,
@@ -310,13 +307,13 @@ time.sleep(3)
 !scancel {case_c.job}
 
 # %% [markdown]
-# The job runs, but no rank has started, and the log is empty. `srun --overlap` runs a command inside a running job,
-# which is how you look around on its nodes. Here it shows the cause: **`localhost` is a different machine on every
-# node**. Each launcher waits at its own address for the other one, until the timeout.
+# The job runs, but no rank has started, and the log is empty. `srun --overlap` runs a command inside a running job, so
+# you can look around on its nodes. Here it shows the cause: **`localhost` is a different machine on every node**. Each
+# launcher waits for the other one at its own address, until the rendezvous times out after 10 minutes.
 #
-# The same happens with a name that resolves to the loopback interface, or when a machine has several networks
-# and the ranks pick the wrong one, such as Docker's `docker0`, whose address is the same on all nodes. For that case,
-# `NCCL_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME` name the interface to use.
+# The same happens when a machine has several networks and the ranks pick the wrong one, such as Docker's `docker0`,
+# which usually has the same address on all nodes. `NCCL_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME` name the interface
+# to use.
 #
 # ### Exercise 2: one world of four
 #
@@ -325,8 +322,8 @@ time.sleep(3)
 # that no other job uses, such as one computed from the job ID.
 #
 # Since Slurm 22.05, `srun` does not inherit `--cpus-per-task` from the directives
-# ([srun](https://slurm.schedmd.com/srun.html#OPT_cpus-per-task)). On many clusters, a step without the option runs all
-# of its ranks on a single core. So pass it on: `srun --cpus-per-task="$SLURM_CPUS_PER_TASK"`.
+# ([srun](https://slurm.schedmd.com/srun.html#OPT_cpus-per-task)). Without it, many clusters bind all ranks of a node to
+# a single core, so pass it on: `srun --cpus-per-task="$SLURM_CPUS_PER_TASK"`. (Cases B and C forget this, too.)
 
 # %% answer="my-two-nodes"
 %%writefile code/my_two_nodes.sh
@@ -368,6 +365,13 @@ check.that((job.nodes, job.ranks_per_node) == (2, 2),
            f"It starts {job.nodes} x {job.ranks_per_node} ranks instead of 2 x 2.")
 check.that(job.gpus_per_node == 2, f"It requests {job.gpus_per_node} GPUs per node for two ranks: "
            "some would be idle.")
+more = check.program("code/my_two_nodes.sh", "pretrain_gpt.py", arguments=["--train-iters", "7"])
+check.that(list(more.run.arguments[-2:]) == ["--train-iters", "7"],
+           'The arguments of the script do not reach the trainer. What does "$@" stand for?')
+
+# %% [raw] mutant="my-two-nodes" hint="do not reach the trainer"
+# -    $PROGRAM "$@"
+# +    $PROGRAM
 
 # %% [raw] mutant="my-two-nodes" hint="srun starts it on every node"
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 2 \
@@ -396,10 +400,8 @@ check.that(job.gpus_per_node == 2, f"It requests {job.gpus_per_node} GPUs per no
 # ## Who talks to whom?
 #
 # Run your script. `--profile-execution yes` records what each rank does in two steps, and `NCCL_DEBUG=INFO` makes
-# **NCCL**, the library behind the collectives on NVIDIA GPUs, print which ranks are connected, and how.
-#
-# While it runs, `nvidia-smi` shows what its GPUs do. What fraction of a step, in percent, do the GPUs spend on
-# communication? You have seen a similar number above.
+# **NCCL**, NVIDIA's library of collectives, print which ranks are connected, and how. While the job runs, `nvidia-smi`
+# shows its GPUs. What fraction of a step, in percent, do they spend on communication? Commit to a number.
 
 # %% answer="guess-waiting"
 ### BEGIN SOLUTION
@@ -434,8 +436,8 @@ print(mark(logs.lines(four.log, "elapsed time")[-1], r"iteration \(ms\): [^ |]+"
 # | `NET/Socket/0`, `NET/IB/0` | between nodes, over TCP or InfiniBand |
 #
 # Sender and receiver both report a connection between nodes (`[send]`, `[receive]`). NCCL opens several
-# **channels** to use more of the bandwidth, so a connection appears once per channel. The lines show rings. For small
-# tensors on many nodes, NCCL switches to [trees](https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4/)
+# **channels** to use more of the bandwidth, and each connection appears once per channel. The lines show rings. For
+# small tensors on many nodes, NCCL uses [trees](https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4/)
 # (Jeaugey, 2019), because a ring's latency grows with the number of ranks.
 #
 # ### Exercise 3: who reaches whom, and how
@@ -543,7 +545,7 @@ talks(four.log.read_text().splitlines())
 # %% [markdown]
 # It is a ring, and two of its four hops cross the network.
 #
-# ## Busy, yet waiting
+# ## Detective 3: busy, yet waiting
 #
 # `nvidia-smi` showed your GPUs at nearly 100% utilization. Were they working? The **profiler** records every kernel.
 # Open it; under *Runs*, choose `my_two_nodes/run_four`.
@@ -578,8 +580,8 @@ check.compare("percent of a step for communication (virtual)", guess_waiting,
 # collective is a kernel too, and it counts as utilization while it waits for other ranks. So never take the
 # utilization that `nvidia-smi` shows for useful work. Look at tokens/s, or at MFU.
 #
-# That makes a slow rank, a **straggler**, hard to find. Everybody waits for it in the next all-reduce, so all ranks
-# take equally long and all GPUs look busy. Here is such a job:
+# This makes a slow rank, a **straggler**, hard to find. All ranks wait for it in the next all-reduce, so they all take
+# equally long, and all GPUs look busy. Here is such a job:
 
 # %% tags=["explore"]
 %%writefile code/case_d.sh
@@ -697,11 +699,10 @@ print(stragglers([step * slow[rank]["compute"] for rank in range(4)],
 
 # %% [markdown]
 # In practice, a straggler is rarely a different GPU. It is one that runs hot and lowers its clock, a node whose
-# ranks share one CPU core (lab 02), or a rank with longer samples. MegaScale
-# ([Jiang et al., 2024](https://arxiv.org/abs/2402.15627)) found such machines on a cluster of 12,288 GPUs by comparing
-# the computation time of all ranks, just as you did.
+# ranks share one core, or a rank with longer samples. MegaScale ([Jiang et al., 2024](https://arxiv.org/abs/2402.15627))
+# found such machines among more than 10,000 GPUs by comparing the computation time of all ranks, just as you did.
 #
-# ## Detective 3: a job that hangs
+# ## Detective 4: a job that hangs
 #
 # The next program fits a small model on four ranks. Every 10 steps it evaluates the model, and it stops early when the
 # validation loss is good enough. Read it, and run it.
@@ -730,8 +731,8 @@ while (case_e := jobs.show()).state == "PENDING":
     time.sleep(0.5)
 
 # %% [markdown]
-# Nothing more appears in the log, and no error. [py-spy](https://github.com/benfred/py-spy) attaches to a running
-# Python process and prints its stack, innermost call first. This helper calls it for every rank:
+# Then the log stays silent. [py-spy](https://github.com/benfred/py-spy) attaches to a running Python process and
+# prints its stack, innermost call first. This helper calls it for every rank:
 
 # %% tags=["explore"]
 dumps = stacks.dump(case_e.job, case_e.log, 4)
@@ -743,9 +744,9 @@ print(*dumps, sep="\n")
 #
 # ### Exercise 5: name the rank, and repair the program
 #
-# First write the diagnosis for any job, with any number of ranks. Exactly one rank is in another place than all others.
-# Return its number and where it is in the *program*, as in `(3, "code/train.py:88")`: the innermost frame of its main
-# thread that is not PyTorch's own (`torch/...`).
+# First write the diagnosis for any job in which exactly one rank is in another place than all others. Return its
+# number and its place in the *program*, as py-spy prints it: `(3, "code/train.py:88")`. That is the innermost frame of
+# the main thread that is not PyTorch's own (`torch/...`).
 
 # %% answer="odd-rank"
 def odd_rank(dumps):
@@ -859,10 +860,9 @@ print(odd_rank(dumps))
 !scancel {case_e.job}
 
 # %% [markdown]
-# Now repair `fit`. Copy `average`, `evaluate`, and `fit` from the program above, and change what is wrong. Rank 0
-# still returns all validation losses up to the step at which training stops, and the other ranks return an empty list.
-# Training stops at the same step on all ranks. There are two ways for rank 0 to lose the others: make sure that you
-# repair both.
+# Now repair `fit`. Copy `average`, `evaluate`, and `fit` from the program above into the cell, and change what is wrong.
+# Rank 0 still returns the validation losses up to the step at which training stops, and the other ranks return an
+# empty list. There are two ways for rank 0 to lose the others; repair both.
 
 # %% answer="fit"
 def fit(training, validation, steps, every, goal):
@@ -979,9 +979,10 @@ runs = check.ranks(fitted, cases=check.draw(2, samples=range(5, 20), steps=range
 # -                break
 
 # %% [markdown]
-# In real training code, hangs come from the same pattern: a rank that skips an empty batch, saves a checkpoint with a
-# barrier inside, or stops early on a condition that only it can see. PyTorch's timeout (10 minutes with NCCL) then
-# kills the job, and its *flight recorder* dumps the last collectives of all ranks.
+# Real hangs follow the same pattern: a rank skips an empty batch, saves a checkpoint with a barrier inside, or stops
+# early on a condition that only it can see. PyTorch's timeout (10 minutes with NCCL) then kills the job, and its
+# [flight recorder](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html) can dump the last collectives of
+# all ranks.
 #
 # ## Out of memory
 #
@@ -1028,16 +1029,18 @@ check.compare("the largest micro-batch that fits (virtual)", guess_largest, sum(
 # ```
 #
 # PyTorch requests large segments from CUDA and keeps them: `reserved`. Its tensors use a part of them: `allocated`.
-# In the message of 2021, `reserved in total` includes what is allocated. Memory that is reserved but unallocated is
-# usually scattered over many segments. If a tensor would fit into all of it together, but into no single hole, the
-# problem is **fragmentation**. Then `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` often helps, because a segment
-# can grow instead of leaving a hole. Otherwise the job needs more memory than there is.
+# (In the message of 2021, `reserved in total` includes what is allocated.) Before it gives up, PyTorch returns all
+# empty segments. What is still reserved but unallocated consists of holes between tensors. If the tensor would fit into
+# all of them together, but into no single one, the problem is **fragmentation**, and
+# `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` (`PYTORCH_ALLOC_CONF` since PyTorch 2.9) often helps: its segments
+# grow instead of leaving holes. Otherwise the job needs more memory than there is.
 #
 # ### Exercise 6: read the last words
 #
-# Write the function that reads both kinds of messages. It returns how many MiB were missing (what the job tried to
-# allocate minus what was free), how many MiB PyTorch had reserved without using them, and a verdict: `"fragmentation"`
-# if free and unused memory together would have sufficed, otherwise `"memory"`. 1 GiB is 1,024 MiB.
+# Write the function that reads both messages, with amounts in bytes, MiB, or GiB (1,024 MiB). It returns how many MiB
+# were missing, which is what the job tried to allocate minus what was free; how many MiB PyTorch had reserved without
+# using them; and a verdict: `"fragmentation"` if free and unused memory together would have sufficed, otherwise
+# `"memory"`.
 
 # %% answer="last-words"
 def last_words(message):
@@ -1160,11 +1163,11 @@ print(last_words(logs.lines(full.log, "CUDA out of memory")[0]))
 #
 # So far, every GPU held the whole model. There are two ways to split it:
 #
-# - **Tensor parallelism** (TP; [Shoeybi et al., 2019](https://arxiv.org/abs/1909.08053)) splits every matmul between
-#   ranks, which all-reduce their results several times per layer. That is a lot of communication, so these
-#   ranks belong **on one node**, where NVLink is.
+# - **Tensor parallelism** (TP; [Shoeybi et al., 2019](https://arxiv.org/abs/1909.08053)) splits the matmuls between
+#   ranks, which all-reduce activations four times per layer and step. These ranks belong **on one node**, where
+#   NVLink is.
 # - **Pipeline parallelism** (PP; [Huang et al., 2019](https://arxiv.org/abs/1811.06965)) puts consecutive layers
-#   on a **stage**. Only activations, and their gradients, travel between stages, so a network will do.
+#   on a **stage**. Only activations and their gradients travel between stages, so a network will do.
 #
 # ![Two nodes side by side. Ranks 0 and 1 on the first node are stage 0: the embedding and layers 0 to 5;
 # each has a half of every matmul, and they communicate all the time over NVLink. Ranks 2 and 3 on the second node
@@ -1182,8 +1185,8 @@ print(last_words(logs.lines(full.log, "CUDA out of memory")[0]))
 # The trainer's flags are `--tensor-model-parallel-size` and `--pipeline-model-parallel-size`; it makes ranks 0
 # and 1, and ranks 2 and 3, tensor-parallel.
 #
-# The check runs your script with stand-ins for `srun` and `torchrun`. It finds out which ranks would start, with
-# which flags, and estimates what the job would cost.
+# The check starts your script with stand-ins for `srun` and `torchrun`, and estimates what the job would cost. The last
+# stage also computes the logits, so the bubble is a bit larger than the formula says.
 
 # %% answer="my-script"
 %%writefile code/my_hybrid.sh
@@ -1312,9 +1315,9 @@ for ranks, lines in channels.of(hybrid.log).items():
     print(f"ranks {ranks} of the job, numbered from 0 within the group:", talks(lines))
 
 # %% [markdown]
-# Each group of ranks has a **communicator** of its own. The tensor-parallel pairs are connected by `P2P`
-# only, and the pairs of neighboring stages by `NET` only. This is how you verify a layout on any cluster. (All four ranks
-# together compute the norm of the gradient, once per step.)
+# Each group of ranks has a **communicator** of its own. The tensor-parallel pairs are connected by `P2P` only, and the
+# pairs of neighboring stages by `NET` only. This is how you verify a layout on any cluster. (All four ranks together
+# compute the norm of the gradient.)
 #
 # ## A plateau in the memory curve
 #
@@ -1334,9 +1337,9 @@ traces.show(stages)
 # ### Exercise 8: why is there a plateau?
 #
 # Both curves have a plateau between forward and backward, but for different reasons. One stage *computes*. After its
-# last layer come the **logits**, for each token one fp32 number per word of the vocabulary, and the loss. The
-# GEMMs take long, but they allocate nothing except the logits, which the loss and its gradient overwrite in place.
-# The other stage just *waits* for gradients, and has no logits.
+# last layer come the **logits**, one fp32 number per token and word of the vocabulary, and the loss. The GEMMs take
+# long, but they allocate nothing except the logits, which the loss and its gradient overwrite in place. The other
+# stage only *waits* for gradients.
 #
 # How many GiB of logits does a rank hold on its plateau? The vocabulary is sharded over the tensor-parallel ranks.
 # Before that, the trainer pads it to a multiple of 128 times the tensor-parallel size, so that all shards are equal

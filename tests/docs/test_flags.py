@@ -20,8 +20,8 @@ NAMES = [str(page.relative_to(ROOT)) for page in pages()]
 OURS = ("code/examples/*.py", "code/job_monitor/nvidia_smi/*.py", "tools/*.py", "benchmarks/*.py")
 FOREIGN = {"docker": "--build --build-arg --cap-add --cap-drop --memory --memory-swap --privileged "
                      "--read-only --security-opt --tmpfs --user",
-           "slurm": "--account --begin --cpus-per-task --dependency --gpus-per-task --gres --mem "
-                    "--no-requeue --time",
+           "slurm": "--account --begin --cpu-bind --cpus-per-task --dependency --gpus-per-task "
+                    "--gres --mem --no-requeue --time --wait-all-nodes",
            "torchrun": "--nnodes --nproc_per_node --rdzv_id --shutdown-timeout",
            "nbgrader": "--exporter"}
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")

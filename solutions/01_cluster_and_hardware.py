@@ -615,6 +615,9 @@ print(f"\n400 MB of gradients over 25 Gbit/s (virtual): {good(f'{1e3 * (latency 
       f"transfer, {bad(f'{1e3 * (pieces * latency + size / bandwidth):.0f} ms')} in {pieces:,}")
 
 # %% [markdown]
+# Your own links follow the model less well than the virtual ones: on a CPU, what fits into the caches is copied
+# faster. All sizes count equally in your fit, so its bandwidth may exceed what the largest transfers reach.
+#
 # The node of the last line has eight NICs of 400 Gbit/s. One pair of GPUs reaches the bandwidth of a single NIC, the
 # one nearest to it. It takes eight pairs at the same time to use all of them.
 

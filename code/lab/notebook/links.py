@@ -155,7 +155,7 @@ def plot(*curves: Curve) -> Drawing:
         rates.loglog(curve.sizes, bandwidths, marker=marker, markersize=4, linestyle="",
                      color=color)
         rates.loglog(curve.sizes, _rates(curve.sizes, fitted), linewidth=1, color=color)
-    times.set(xlabel="bytes", ylabel="seconds", title="Time of a message")
+    times.set(xlabel="bytes", ylabel="seconds", title="Time of a transfer")
     rates.set(xlabel="bytes", ylabel="bytes per second", title="Bandwidth that it reaches")
     for axes in (times, rates):
         axes.grid(alpha=0.3)

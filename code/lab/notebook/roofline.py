@@ -128,7 +128,7 @@ def plot(*machines: Machine) -> Drawing:
         said.append(f"{machine.name}: the roof rises to {machine.peak:.3g} FLOP/s at "
                     f"{machine.ridge:.3g} FLOP/byte; the best product reaches {best:.3g}")
     axes.set(xlabel="arithmetic intensity (FLOP per byte)", ylabel="FLOP/s",
-             title="Roofline: lines are limits, points are products")
+             title="Roofline: lines are limits, points are GEMMs")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=9, loc="lower right")
     return Drawing(figure, "Roofline. " + "; ".join(said) + ".")

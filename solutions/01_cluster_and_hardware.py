@@ -18,8 +18,8 @@
 # Where did the rest go?
 #
 # A training step uses several resources: the GPU's arithmetic units, its memory, the links to other GPUs, and the CPU
-# that launches the work. One of them is the limit, and only a faster one of *that* kind helps. So before you buy
-# hardware, rewrite a kernel, or ask for more nodes, find the limit.
+# that launches the work. At any moment, one of them is the limit, and only a faster one of *that* kind helps. So
+# before you buy hardware, rewrite a kernel, or ask for more nodes, find the limit.
 #
 # In this lab, you read the wiring of real servers, measure the links of your cluster, and build two models that fit
 # on a napkin: one for the time of a transfer, and one for the time of a kernel. At the end, they diagnose five
@@ -29,9 +29,9 @@
 # turn*, replace that line with your answer; the cell below checks it at once. Retry as often as you like; attempts
 # are not counted. Where a cell asks for a guess, commit to a number *before* you run the next cell.
 #
-# **Real and virtual.** The CPU, the transfers between ranks, and everything that Slurm does are real: you measure
-# this machine. The GPUs are usually **virtual**: models of real GPUs, built from data sheets and published
-# measurements. Their numbers are the same on every machine, and cells mark them as *virtual*.
+# **Real and virtual.** The CPU and everything that Slurm does are real, and so are the **ranks**, the processes of a
+# distributed job: you measure this machine. The GPUs are usually **virtual**: models of real GPUs, built from data
+# sheets and published measurements. Their numbers are the same on every machine, and cells mark them as *virtual*.
 
 # %% tags=["setup"]
 import inspect
@@ -49,14 +49,14 @@ os.chdir(workspace.home())  # all paths in this lab begin at the workspace
 from labkit import check
 
 # What answers cannot import: it would be the solution.
-check.mask("job_monitor.nvidia_smi", "lab.notebook.links", "lab.notebook.roofline", "lab.notebook.suspects",
-           "layout_estimator", "minimegatron", "pipeline_schedules", "virtualgpu")
+check.mask("job_monitor.nvidia_smi", "lab.notebook.links", "lab.notebook.roofline", "lab.notebook.servers",
+           "lab.notebook.suspects", "layout_estimator", "minimegatron", "pipeline_schedules", "virtualgpu")
 
 # %% tags=["explore"]
-from lab.notebook import jobs, links, roofline, suspects
+from lab.notebook import jobs, links, roofline, servers, suspects
 from labcore.colors import bad, good, result
 from layout_estimator import costs
-from virtualgpu.core.cards import CARDS, find
+from virtualgpu.core.cards import find
 
 jobs.connect()
 
@@ -139,92 +139,8 @@ print("TFLOP/s in fp16. SMs are streaming multiprocessors. The other columns are
 # The bandwidth between two GPUs depends on where they sit. `nvidia-smi topo -m` prints a matrix with one row and one
 # column per GPU and NIC. Here is one of NVIDIA's DGX-1 with eight V100s:
 
-# %% tags=["check-setup"]
-CUBE_MESH = """
-X   NV1 NV1 NV2 NV2 SYS SYS SYS PIX SYS PHB SYS 0-19,40-59
-NV1 X   NV2 NV1 SYS NV2 SYS SYS PIX SYS PHB SYS 0-19,40-59
-NV1 NV2 X   NV2 SYS SYS NV1 SYS PHB SYS PIX SYS 0-19,40-59
-NV2 NV1 NV2 X   SYS SYS SYS NV1 PHB SYS PIX SYS 0-19,40-59
-NV2 SYS SYS SYS X   NV1 NV1 NV2 SYS PIX SYS PHB 20-39,60-79
-SYS NV2 SYS SYS NV1 X   NV2 NV1 SYS PIX SYS PHB 20-39,60-79
-SYS SYS NV1 SYS NV1 NV2 X   NV2 SYS PHB SYS PIX 20-39,60-79
-SYS SYS SYS NV1 NV2 NV1 NV2 X   SYS PHB SYS PIX 20-39,60-79
-"""
-SWITCHED = """
-X    NV12 NV12 NV12 NV12 NV12 NV12 NV12 PXB SYS 48-63,176-191
-NV12 X    NV12 NV12 NV12 NV12 NV12 NV12 PXB SYS 48-63,176-191
-NV12 NV12 X    NV12 NV12 NV12 NV12 NV12 SYS SYS 16-31,144-159
-NV12 NV12 NV12 X    NV12 NV12 NV12 NV12 SYS SYS 16-31,144-159
-NV12 NV12 NV12 NV12 X    NV12 NV12 NV12 SYS SYS 112-127,240-255
-NV12 NV12 NV12 NV12 NV12 X    NV12 NV12 SYS SYS 112-127,240-255
-NV12 NV12 NV12 NV12 NV12 NV12 X    NV12 SYS PXB 80-95,208-223
-NV12 NV12 NV12 NV12 NV12 NV12 NV12 X    SYS PXB 80-95,208-223
-"""
-PCIE = """
-X    PIX  NODE NODE SYS SYS SYS SYS PXB  0-15,32-47
-PIX  X    NODE NODE SYS SYS SYS SYS PXB  0-15,32-47
-NODE NODE X    PIX  SYS SYS SYS SYS NODE 0-15,32-47
-NODE NODE PIX  X    SYS SYS SYS SYS NODE 0-15,32-47
-SYS  SYS  SYS  SYS  X   PXB PXB PXB SYS  16-31,48-63
-SYS  SYS  SYS  SYS  PXB X   PXB PXB SYS  16-31,48-63
-SYS  SYS  SYS  SYS  PXB PXB X   PIX SYS  16-31,48-63
-SYS  SYS  SYS  SYS  PXB PXB PIX X   SYS  16-31,48-63
-"""
-SERVERS = {"DGX-1 (V100)": CUBE_MESH, "DGX A100": SWITCHED, "dual-socket PCIe server": PCIE}
-# The link at the slowest hop of the best ring, by the number of GPUs in it.
-BEST = {"DGX-1 (V100)": {2: "NV2", 3: "NV1", 4: "NV1"}, "DGX A100": dict.fromkeys((2, 3, 4), "NV12"),
-        "dual-socket PCIe server": {2: "PIX", 3: "PXB", 4: "PXB"}}
-ORDERS = {"DGX-1 (V100)": (5, 2, 0, 7, 3, 6, 1, 4), "DGX A100": range(8),
-          "dual-socket PCIe server": (3, 6, 0, 5, 1, 7, 4, 2)}
-LEGEND = """
-
-Legend:
-
-  X    = Self
-  SYS  = PCIe, and the interconnect between the sockets' NUMA nodes (QPI, UPI)
-  NODE = PCIe, and the interconnect between PCIe host bridges within a NUMA node
-  PHB  = PCIe, and a PCIe host bridge (typically the CPU)
-  PXB  = several PCIe bridges, but no PCIe host bridge
-  PIX  = at most a single PCIe bridge
-  NV#  = a bonded set of # NVLinks
-"""
-
-
-def topology(server, order=range(8)):
-    """Print-out of `nvidia-smi topo -m` on a server whose GPUs are numbered in another order."""
-    rows = [line.split() for line in SERVERS[server].strip().splitlines()]
-    nics = range(len(rows), len(rows[0]) - 1)
-    names = [f"GPU{new}" for new in range(len(rows))] + [f"mlx5_{nic - len(rows)}" for nic in nics]
-    lines = ["\t".join(["", *names, "CPU Affinity"])]
-    for new, old in enumerate(order):
-        joined = [" X " if old == other else rows[old][other] for other in order]
-        lines.append("\t".join([names[new], *joined, *rows[old][len(rows):]]))
-    for nic in nics:
-        joined = [rows[old][nic] for old in order] + [" X " if nic == one else "SYS" for one in nics]
-        lines.append("\t".join([names[nic], *joined]))
-    return "\n".join(lines) + LEGEND
-
-
-def speed(link):
-    """Rank a link: the higher, the faster."""
-    return 10 + int(link[2:]) if link[:2] == "NV" else ["SYS", "NODE", "PHB", "PXB", "PIX"].index(link)
-
-
-def is_ring(ring, count):
-    """Say whether this is a list of so many different GPU numbers."""
-    return isinstance(ring, list) and len(ring) == count == len({*ring} & {*range(8)})
-
-
-def slowest_hop(server, order, ring):
-    """Return the slowest hop of a ring, with the key "enough" if no ring has a faster one."""
-    rows = [line.split() for line in SERVERS[server].strip().splitlines()]
-    _, link, one, other = min((speed(rows[order[one]][order[other]]), rows[order[one]][order[other]], one, other)
-                              for one, other in zip(ring, ring[1:] + ring[:1], strict=True))
-    return {"link": link, "from": one, "to": other, "closes": len(ring) > 2 and (one, other) == (ring[-1], ring[0]),
-            "enough": speed(link) >= speed(BEST[server][len(ring)])}
-
 # %% tags=["explore"]
-print(topology("DGX-1 (V100)"))
+print(servers.topology("DGX-1 (V100)"))
 
 # %% [markdown]
 # From fastest to slowest:
@@ -239,8 +155,8 @@ print(topology("DGX-1 (V100)"))
 # | `SYS` | the interconnect between two CPU sockets |
 #
 # In the DGX-1, each GPU has six NVLinks, which do not suffice for all seven neighbors: pairs such as GPUs 0 and 5
-# fall back to `SYS`, at perhaps 10 GB/s. A DGX A100 has **NVSwitches**, so every pair has `NV12`, and a DGX H100 has
-# `NV18`.
+# fall back to PCIe and the interconnect between the sockets. A DGX A100 has **NVSwitches**, so every pair has `NV12`,
+# and a DGX H100 has `NV18`.
 #
 # Why does it matter? Ring algorithms, which you will build in [lab 04](04_data_parallelism.ipynb), pass data from GPU
 # to GPU around a ring, and all hops work at the same time. The ring is as fast as its **slowest** hop.
@@ -290,12 +206,15 @@ def best_ring(text, count):
     ### END SOLUTION
 
 # %% check="best-ring" points=4
-for server, order in ORDERS.items():
+from lab.notebook import servers
+
+for server, order in {"DGX-1 (V100)": (5, 2, 0, 7, 3, 6, 1, 4), "DGX A100": range(8),
+                      "dual-socket PCIe server": (3, 6, 0, 5, 1, 7, 4, 2)}.items():
     for count in (2, 3, 4):
-        ring = check.call(best_ring, topology(server, order), count)
-        check.that(is_ring(ring, count),
+        ring = check.call(best_ring, servers.topology(server, order), count)
+        check.that(servers.is_ring(ring, count),
                    f"On a {server}, best_ring returned {ring!r}, which is not a list of {count} different GPU numbers.")
-        slow = slowest_hop(server, order, ring)
+        slow = servers.slowest_hop(server, order, ring)
         check.that(slow["enough"] or not slow["closes"],
                    f"On a {server}, the last hop of the ring {ring}, back to GPU {slow['to']}, goes over {slow['link']}. It "
                    "counts, too: there is a ring whose slowest hop is faster.")
@@ -305,8 +224,9 @@ for server, order in ORDERS.items():
 ### BEGIN HIDDEN TESTS
 for case in check.draw(8, server=["DGX-1 (V100)", "dual-socket PCIe server"], count=[2, 3, 4],
                        order=lambda source: source.sample(range(8), 8)):
-    ring = check.call(best_ring, topology(case["server"], case["order"]), case["count"])
-    check.that(is_ring(ring, case["count"]) and slowest_hop(case["server"], case["order"], ring)["enough"],
+    ring = check.call(best_ring, servers.topology(case["server"], case["order"]), case["count"])
+    check.that(servers.is_ring(ring, case["count"])
+               and servers.slowest_hop(case["server"], case["order"], ring)["enough"],
                "It fails on a server whose GPUs are numbered in another order.")
 ### END HIDDEN TESTS
 
@@ -338,14 +258,15 @@ for case in check.draw(8, server=["DGX-1 (V100)", "dual-socket PCIe server"], co
 
 # %% tags=["explore"]
 for count in (4, 8):
-    ring = best_ring(topology("DGX-1 (V100)"), count)
+    ring = best_ring(servers.topology("DGX-1 (V100)"), count)
     print(f"DGX-1, {count} GPUs: export CUDA_DEVICE_ORDER=PCI_BUS_ID "
           f"CUDA_VISIBLE_DEVICES={result(','.join(map(str, ring)))}")
 
 # %% [markdown]
-# On the DGX-1, a ring of all eight GPUs has a faster slowest hop than any ring of four of them. NCCL finds rings by
-# itself, even several at a time, but choosing the *GPUs* is up to Slurm or to you. (Without `CUDA_DEVICE_ORDER`, CUDA
-# may number GPUs differently from `nvidia-smi`.) What is a good choice worth? Four GPUs of a DGX-1 all-reduce the
+# On the DGX-1, a ring of all eight GPUs has a faster slowest hop than any ring of four of them. NCCL, NVIDIA's
+# library for collectives, finds rings by itself, even several at a time. But choosing the *GPUs* is up to you, or to
+# Slurm, which knows the links if its administrator has set `AutoDetect=nvml`. (Without `CUDA_DEVICE_ORDER`, CUDA may
+# number GPUs differently from `nvidia-smi`.) What is a good choice worth? Four GPUs of a DGX-1 all-reduce the
 # gradients of GPT-2 small:
 
 # %% tags=["explore"]
@@ -376,15 +297,15 @@ print("\n".join(mine))
 # parameters predict how long collectives take ([Thakur, Rabenseifner, and Gropp,
 # 2005](https://doi.org/10.1177/1094342005051521)).
 #
-# To measure a link, send something back and forth. This benchmark is called **ping-pong**. Neither rank needs to know
-# the other's clock, because each measures complete round trips.
+# To measure a link, send something back and forth. This benchmark is called **ping-pong**. The clocks of two nodes
+# may differ, but each rank measures complete round trips with its own.
 
 # %% [markdown]
 # ### Exercise 2: ping-pong
 #
 # Write `ping_pong` for two ranks. They use `dist.send(tensor, dst=1)` and `dist.recv(tensor, src=0)`; each of these
-# calls waits until its partner on the other rank makes the matching call. In a round, rank 0 sends the tensor, and
-# the other rank receives it, adds 1 to its first element, and sends it back. Rank 0 receives into the *same* tensor.
+# calls waits until its partner on the other rank makes the matching call. In a round, rank 0 sends the tensor to rank
+# 1. Rank 1 receives it, adds 1 to its first element, and sends it back. Rank 0 receives into the *same* tensor.
 #
 # The first round also sets up the connection, so it is a **warm-up** that you don't time. Then time `rounds` more
 # rounds together, and return the seconds of one transfer in *one* direction, on both ranks. `clock()` returns the
@@ -504,7 +425,8 @@ check.ranks(bounced, ranks=2, expected=lambda ranks, length, rounds, first, late
 # ### Measure your cluster's links
 #
 # The next cell saves your function as a file. `code/messages.py` calls it on two ranks of a Slurm job, with tensors
-# from 4 bytes to 16 MiB, three times each. (Without the argument `code/ping_pong.py`, it uses a function of its own.)
+# from 4 bytes to 16 MiB, several times each. (Without the argument `code/ping_pong.py`, it uses a function of its
+# own.)
 
 # %% tags=["explore"]
 with open("code/ping_pong.py", "w") as file:
@@ -548,7 +470,7 @@ links.plot(one_node, two_nodes)
 #
 # Estimate $\alpha$ and $B$ from noisy measurements. `points` is a list of pairs (bytes, seconds), in any order, with
 # several measurements of each size, from 4 bytes to 64 MiB. Something else on the machine can make a transfer several
-# times slower, but nothing makes it faster. Of the measurements of a size, at least one is undisturbed, up to 3%.
+# times slower, but nothing makes it faster. At least one measurement of each size is undisturbed, to within 3%.
 #
 # Return both parameters to within 10%. Think about two things: which of the measurements do you use? And what does
 # least squares minimize when the times range from microseconds to seconds? `np.polyfit(x, y, 1, w=weights)` fits a
@@ -588,7 +510,7 @@ def measured(latency, bandwidth, seed):
 
 
 def is_pair(found):
-    """Say whether this is a pair of positive or negative numbers."""
+    """Say whether this is a pair of numbers."""
     return isinstance(found, (tuple, list)) and len(found) == 2 and all(
         isinstance(one, (int, float)) for one in found)
 
@@ -673,11 +595,11 @@ links.plot(two_nodes, slow)
 !lab cluster link unlimited
 
 # %% [markdown]
-# The bandwidth has changed; the latency has hardly. (Transfers of medium size may be faster than the line says,
+# The bandwidth has changed; the latency hardly has. (Transfers of medium size may be faster than the line says,
 # because what throttles the link lets a short burst pass. Real switches do that, too.)
 #
-# Here are your links beside some that you may not have at home. The last column answers the practical question: how
-# large should a transfer be?
+# Here are your links beside some that you may not have at home. The last column answers a practical question: a
+# transfer should be well above which size?
 
 # %% tags=["explore"]
 virtual_links = [links.virtual("v100"), links.virtual("t4"), links.virtual("v100", "ethernet:25gbit"),
@@ -693,6 +615,9 @@ print(f"\n400 MB of gradients over 25 Gbit/s (virtual): {good(f'{1e3 * (latency 
       f"transfer, {bad(f'{1e3 * (pieces * latency + size / bandwidth):.0f} ms')} in {pieces:,}")
 
 # %% [markdown]
+# Your own links follow the model less well than the virtual ones: on a CPU, what fits into the caches is copied
+# faster. All sizes count equally in your fit, so its bandwidth may exceed what the largest transfers reach.
+#
 # The node of the last line has eight NICs of 400 Gbit/s. One pair of GPUs reaches the bandwidth of a single NIC, the
 # one nearest to it. It takes eight pairs at the same time to use all of them.
 
@@ -717,8 +642,8 @@ roofline.plot(roofline.virtual("v100", "fp16", shapes), roofline.virtual("h100",
 
 # %% [markdown]
 # Points that climb the slope are memory-bound; those below the flat part are compute-bound. Between the two GPUs, the
-# flat part rose by more than the slope did, so the ridge point moved to the right: kernels that were compute-bound on
-# the V100 are memory-bound on the H100.
+# flat part rose by more than the slope did, so the ridge point moved to the right: some kernels that are
+# compute-bound on the V100 are memory-bound on the H100.
 #
 # Your CPU has a roof as well. The next cell measures copies and matrix multiplications on two of its cores. Its data
 # sheet seldom names a peak, so the best measurement serves as one. What do you expect, in **GFLOP/s**?
@@ -781,7 +706,7 @@ def transformer_layer(batch, sequence, hidden, heads):
 
 # %% [markdown]
 # Write `layer_time`. It returns the time of all kernels, which run one after the other, and the names of those that
-# are memory-bound. Take the peak for elementwise kernels, too. (They don't use Tensor Cores, so their real peak is
+# are memory-bound. Use the same peak for elementwise kernels. (They don't use Tensor Cores, so their real peak is
 # lower, but you will see that this does not matter.)
 
 # %% answer="layer-time"
@@ -923,15 +848,19 @@ for title, sizes in (("GPT-2 small", GPT2_LAYER), ("GPT-3", GPT3_LAYER)):
     print(f"{'':12} by the roofline, the H100 is {result(f'{speedup:.1f}')} times as fast as the V100")
 
 # %% [markdown]
-# All elementwise kernels are memory-bound, on every GPU, and so are the two GEMMs of attention with their short inner
-# dimension; on the H100, another GEMM of GPT-2 joins them. On a better GPU, the share of memory-bound time grows.
-# That explains a part of the missing speedup. A larger hidden size helps, because a GEMM's FLOPs grow faster than its
-# bytes, and so does **fusion**: FlashAttention ([Dao et al., 2022](https://arxiv.org/abs/2205.14135)) computes
-# scores, softmax, and weighted values in one kernel, and the $s \times s$ matrices never travel to memory.
+# All elementwise kernels are memory-bound, on every GPU, and so are the two GEMMs of attention, in which one
+# dimension is only the head size. On the H100, another GEMM of GPT-2 joins them. On a better GPU, the share of
+# memory-bound time grows. That explains a part of the missing speedup. A larger hidden size helps, because a GEMM's
+# FLOPs grow faster than its bytes, and so does **fusion**: FlashAttention ([Dao et al.,
+# 2022](https://arxiv.org/abs/2205.14135)) computes scores, softmax, and weighted values in one kernel, and the $s
+# \times s$ matrices never travel to memory.
 #
-# Useful FLOP/s divided by the peak are called **model FLOPs utilization** (MFU). No training job reaches 100%:
-# Narayanan et al. ([2021](https://arxiv.org/abs/2104.04473)) report 52% of the A100's peak for a model with a
-# trillion parameters on 3,072 GPUs, and they count recomputed FLOPs as well.
+# (The model ignores caches: what is still in the L2 cache need not travel again.)
+#
+# Useful FLOP/s divided by the peak are the **model FLOPs utilization** (MFU; [Chowdhery et al.,
+# 2022](https://arxiv.org/abs/2204.02311)). No training job reaches 100%: Narayanan et al.
+# ([2021](https://arxiv.org/abs/2104.04473)) report 52% of the A100's peak for a model with a trillion parameters on
+# 3,072 GPUs, and they count recomputed FLOPs as well.
 
 # %% [markdown]
 # ## Tiles and waves
@@ -958,7 +887,7 @@ roofline.plot_sizes(around, every=8)
 # cuBLAS 11, other sizes could not use Tensor Cores at all. Today they can, but the kernels have to load smaller
 # pieces, and the share above comes from measurements on a real H100. For an A100, the guide recommends multiples of
 # 64. That is why model sizes are multiples of 64 or 128, and why the vocabulary is **padded** with entries that no
-# token uses: GPT-2's 50,257 become 50,304. It is more work in less time.
+#     token uses: GPT-2's 50,257 become 50,304. It is more work in less time.
 #
 # **Tiles.** The guide also explains the second effect. A GPU partitions the result [m, n] into **tiles** and gives
 # each tile to one of its **streaming multiprocessors** (SMs). When every SM has a tile, that is a **wave**. A tile
@@ -1067,7 +996,7 @@ roofline.plot_sizes(roofline.virtual("a100", "fp16", [(2048, n, 4096) for n in r
 # | `"latency"` | many short communication calls | fewer, larger calls: buckets |
 # | `"bandwidth"` | few long communication calls | faster links, less data, overlap with computation |
 #
-# Here are the timelines of one GPU in five training jobs, each at the end of a step. Who is who?
+# Here are the timelines of one GPU in five training jobs, each at the end of a step. Which job has which limit?
 
 # %% tags=["explore"]
 timelines = {name: suspects.timeline(job) for name, job in suspects.JOBS.items()}
@@ -1075,12 +1004,14 @@ suspects.plot(timelines)
 
 # %% [markdown]
 # A profiler such as Nsight Systems or `torch.profiler` writes such a timeline as a list of events. In this lab, an
-# event is a dictionary. Times are in microseconds. For a collective, `bytes` is what this GPU sends:
+# event is a dictionary. Times are in microseconds. For a collective, `bytes` is what this GPU sends. (In real
+# profiles, several streams overlap. Gaps may also come from data loading or from a `.item()` that waits for the GPU,
+# and a collective's duration includes the wait for the slowest rank.)
 
 # %% tags=["explore"]
-for name, events in timelines.items():
-    print(name, len(events), "events; the last one:", events[-1])
-print("A:", suspects.gpu_of(suspects.JOBS["A"]))
+for name in "AE":
+    print(f"{name}: {len(timelines[name])} events; the last one:", timelines[name][-1])
+print("GPU of A:", suspects.gpu_of(suspects.JOBS["A"]))
 
 # %% [markdown]
 # ### Exercise 6: diagnose a timeline
@@ -1232,9 +1163,9 @@ check.function(limit, cases=[(events, gpu) for events, gpu, _ in drawn], expecte
 # +            sending = event["bytes"] / (gpu["network_gb_per_s"] * 8e3)
 
 # %% [markdown]
-# A diagnosis is worth something if the remedy works, and if the others don't. The next cell gives your verdicts, and
-# then applies three remedies to each job: four times the tokens per step, a single all-reduce for all gradients, and
-# a network with four times the bandwidth. The numbers are ratios of throughput.
+# A diagnosis is proved if its remedy works, and the others don't. The next cell gives your verdicts, and then applies
+# three remedies to each job: four times the tokens per step, a single all-reduce for all gradients, and a network
+# with four times the bandwidth. The numbers are ratios of throughput.
 
 # %% tags=["explore"]
 from dataclasses import replace
@@ -1252,9 +1183,9 @@ for name, events in timelines.items():
 
 # %% [markdown]
 # Follow the rows. The launch-bound job A handles four times the tokens in the same time, because the launches are the
-# same. For B and C, more tokens mean more time. In D and E, communication takes most of the step, yet only the
-# bandwidth-bound E benefits from a faster network, and only the latency-bound D from a single, large all-reduce. More
-# tokens per all-reduce help both, but change the batch size, and so the training itself, as [lab
+# same. In B and C, four times the tokens take four times as long. In D and E, communication takes most of the step,
+# yet only the bandwidth-bound E benefits from a faster network, and only the latency-bound D from a single, large
+# all-reduce. More tokens per all-reduce help both, but change the batch size, and so the training itself, as [lab
 # 04](04_data_parallelism.ipynb) discusses.
 #
 # Now you can answer the question from the beginning. With a micro-batch of one sequence, GPT-2 small has many
@@ -1296,9 +1227,10 @@ for title, micro_batch, layers, hidden, heads in (
 # %% [markdown]
 # ## What you have learned
 #
-# Before you make a run faster, find its limit. Data sheets give five numbers: FLOP/s, memory bandwidth, link
-# bandwidth, latency, and, seldom printed, launch overhead. Two models turn them into times: $\alpha + n/B$ for a
-# transfer, and $\max(F/P, M/B)$ for a kernel. A profile tells you which of the terms you are paying for.
+# Before you make a run faster, find its limit. Five numbers decide: FLOP/s, memory bandwidth, link bandwidth,
+# latency, and launch overhead. Two models turn the first four into times: $\alpha + n/B$ for a transfer, and
+# $\max(F/P, M/B)$ for a kernel. A profile shows the gaps that launches leave, and which of these terms you are paying
+# for.
 #
 # **To submit:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); the saved file is what is graded.
 #

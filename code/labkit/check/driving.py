@@ -1,4 +1,4 @@
-"""What `check.ranks` and `check.gpus` share: they call a driver, and explain how it failed."""
+"""Call a driver and explain its errors, for `check.ranks` and `check.gpus`."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 from labkit.check.checks import UNANSWERED, Case, Failed, arguments_of, spelled
 from labkit.check.wire import CannotCross
 
-# A frame of a traceback that is neither the student's nor the driver's.
+# A traceback's frame outside of the student's code and the driver.
 INNER = re.compile(r'^  File "[^"\n]*/(?:site-packages|labkit|virtualgpu|warmranks|python3\.\d+)/'
                    r'[^"\n]*", line .*\n(?:    .*\n)*', re.MULTILINE)
-# What PyTorch, Gloo, and Python say about common mistakes, and what to look at. The first applies.
+# Messages of PyTorch, Gloo, and Python for common mistakes, with advice. The first match counts.
 MISTAKES = tuple((re.compile(pattern), advice) for pattern, advice in (
     (r"\bNotImplementedError\b", UNANSWERED),
     (r"\bNoneType\b", "Something is None here. Does a function end without `return`? Or has a "
      "parameter no gradient (`.grad` is None until a backward pass has used it)?"),
     (r"AttributeError: '(\w+)' object has no attribute '(\w+)'",
-     r"\1 has no `\2`, which the line below uses. Is it defined, and spelled like that?"),
+     r"\1 has no `\2`, which the line below uses. Is it defined, and spelled correctly?"),
     (r"ImportError: cannot import name '(\w+)' from '([\w.]+)'",
-     r"\2 does not define `\1`. Is it there, and spelled like that?"),
-    (r"No module named '(mytrainer[\w.]*)'", r"Run the cell that writes the file of \1."),
+     r"\2 does not define `\1`. Is it there, and spelled correctly?"),
+    (r"No module named '(mytrainer[\w.]*)'", r"Run the cell that writes the module \1."),
     (r"TypeError: [\w.<>]+\(\) (?:takes|missing|got)\b",
      "Keep the names and the number of the arguments in the line that begins with def."),
-    (r"op\.preamble\.length|killed by signal 6", "Gloo ends a rank so when more bytes arrive "
+    (r"op\.preamble\.length|killed by signal 6", "Gloo aborts a rank when more bytes arrive "
      "than its tensor has room for. Sender and receiver need tensors of the same shape and dtype."),
     (r"have (?:the )?same dtype|expected scalar type|Found dtype|can't be cast to|must match dtype",
      "Two tensors have different dtypes here. `torch.empty_like(x)` and `x.new_zeros(...)` keep "
@@ -36,13 +36,13 @@ MISTAKES = tuple((re.compile(pattern), advice) for pattern, advice in (
 
 def drive(driver: Any, case: Case, where: str,
           run: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> tuple[str, Any]:
-    """Run a driver. Return its call as messages show it, and the outcome.
+    """Run a driver. Return its call as shown in messages, and the outcome.
 
     Args:
         driver: the function.
         case: its arguments.
-        where: the place, such as "on 4 ranks".
-        run: runs the driver, given its positional and its keyword arguments.
+        where: what it runs on, such as "on 4 ranks".
+        run: a function that runs the driver with given positional and keyword arguments.
 
     Raises Failed for a value that cannot cross.
     """
@@ -55,11 +55,10 @@ def drive(driver: Any, case: Case, where: str,
 
 
 def explained(text: str) -> str:
-    """Return a failed rank's error with advice, and a traceback of the course's and the student's
-    lines alone.
+    """Add advice to a rank's error, and reduce its traceback to the student's and driver's lines.
 
     Args:
-        text: the error in one line, an empty line, and the traceback.
+        text: a line with the error, an empty line, and the traceback.
     """
     head, _, trace = text.partition("\n\n")
     for pattern, advice in MISTAKES:

@@ -37,7 +37,7 @@ class Job:
     programs: tuple[str, ...]  # other programs it starts that could train a model
     requeues: bool = False  # it calls `scontrol requeue` with its own job ID
     status: int | None = 0  # its exit code; None if it was still running at the end
-    notes: tuple[str, ...] = ()  # what it had better do, although it works
+    notes: tuple[str, ...] = ()  # advice that fails no check
 
     @property
     def allocated_nodes(self) -> int:
@@ -114,7 +114,7 @@ def script(path: str, *, only: Sequence[str] = (),
 
 
 def say_notes(job: Job) -> None:
-    """Print what a job had better do."""
+    """Print the advice for a job."""
     for note in job.notes:
         print(f"{strong('Note')}: {note}.")
 

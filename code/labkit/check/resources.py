@@ -1,4 +1,4 @@
-"""Whether a job asks Slurm for the GPUs and the CPUs that its ranks need."""
+"""Check that a job requests the GPUs and the CPUs that its ranks need."""
 
 from __future__ import annotations
 

@@ -304,8 +304,8 @@ print("\n".join(mine))
 # ### Exercise 2: ping-pong
 #
 # Write `ping_pong` for two ranks. They use `dist.send(tensor, dst=1)` and `dist.recv(tensor, src=0)`; each of these
-# calls waits until its partner on the other rank makes the matching call. In a round, rank 0 sends the tensor to rank
-# 1. Rank 1 receives it, adds 1 to its first element, and sends it back. Rank 0 receives into the *same* tensor.
+# calls waits until its partner on the other rank makes the matching call. In a round, rank 0 sends the tensor, and
+# the other rank receives it, adds 1 to its first element, and sends it back. Rank 0 receives into the *same* tensor.
 #
 # The first round also sets up the connection, so it is a **warm-up** that you don't time. Then time `rounds` more
 # rounds together, and return the seconds of one transfer in *one* direction, on both ranks. `clock()` returns the

@@ -1930,7 +1930,7 @@ wait_for("ranks train", 2)
 # the model and the flags of the first job. Run it with one remedy after another: overlap, accumulation over four
 # micro-batches, the same four samples in one micro-batch, and a faster network.
 
-# %% tags=["explore"] short={"in rows.items()": "in [*rows.items()][:1]"}
+# %% tags=["explore"] short={"in rows.items()": "in [*rows.items()][:1]", "GPT2 + batch": "GPT2 + batch + ' --num-layers 2'"}
 SLOW, FAST = "ethernet:25gbit", "ethernet:100gbit"
 rows = {
     "your DataParallel": (SLOW, "--micro-batch-size 1 --global-batch-size 4"),

@@ -16,17 +16,15 @@
 #
 # A model does not fit on your GPU. You get a second GPU, and the job still runs out of memory.
 #
-# That is how this lab begins. The second GPU does not help by itself: you have to **split** the training over both,
-# and there are three ways to do it. Each GPU can process some of the samples, hold a part of every layer, or hold
-# some of the layers. You will write all three yourself, on two real ranks. Then you will see what a full trainer
-# makes of them: how fast each one is, how much memory it saves, and what the GPUs send each other. In between, you
-# will find out why a colleague's job runs at half its speed.
+# To use it, you have to **split** the training, and there are three ways: each GPU processes some of the samples, holds
+# a part of every layer, or holds some of the layers. You will write all three, on two real ranks, and then see what a
+# full trainer makes of them in time, memory, and communication. On the way, you will find out why a colleague's job
+# runs at half its speed.
 #
 # **How it works.** Run the cells from top to bottom with <kbd>Shift</kbd>+<kbd>Enter</kbd>. Where it says *Your
-# turn*, replace that line with your answer; the cell below checks it at once. Where the lab asks you for a guess,
-# commit to one *before* you run the next cell; guesses earn no points. Three things are real here: the **ranks** that
-# run your code, the training on this machine's CPU, and Slurm. The GPUs are **virtual**: their time and memory are
-# modeled from data sheets and published measurements, so those numbers are the same on every machine.
+# turn*, replace that line with your answer; the cell below checks it at once. Guesses earn no points, so guess *before*
+# you run. The **ranks** that run your code, the training on this machine's CPU, and Slurm are real. The GPUs are
+# **virtual**: their time and memory are modeled from data sheets and published measurements.
 
 # %% tags=["setup"]
 import os
@@ -63,10 +61,10 @@ jobs.connect()
 # ## Two GPUs, and still out of memory
 #
 # GPT-2 ([Radford et al., 2019](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf))
-# comes in several sizes. The one that its authors later called *large* has 36 layers and 20 heads. In fp32, every
-# parameter takes 16 bytes: the parameter itself, its gradient, and Adam's two moments, 4 bytes each.
+# comes in several sizes. *Large* has 36 layers. In fp32, every parameter takes 16 bytes: 4 each for the parameter, its
+# gradient, and Adam's two moments.
 #
-# > **The next job is meant to fail.** It trains this model on a node with two V100s, each with 16 GB of memory.
+# > **The next job is meant to fail.** It trains this model on a node with two V100s of 16 GB each.
 
 # %% tags=["explore"]
 LARGE = ("--num-layers 36 --hidden-size 1280 --num-attention-heads 20 --micro-batch-size 1 "
@@ -77,7 +75,7 @@ LARGE = ("--num-layers 36 --hidden-size 1280 --num-attention-heads 20 --micro-ba
 large_job = jobs.wait()
 
 # %% [markdown]
-# The log ends with messages of the launcher, which only knows that its ranks failed. The cause is further up:
+# The log ends with the launcher's messages. The cause is further up:
 
 # %% tags=["explore"]
 print(bad(logs.lines(large_job.log, "CUDA out of memory")[-1]))
@@ -85,57 +83,37 @@ print(logs.lines(large_job.log, "using world size")[0])
 print(logs.lines(large_job.log, "number of parameters")[0])
 
 # %% [markdown]
-# Read the first line from left to right: the allocation that failed, the capacity of the GPU, and what was allocated
-# before. The failed allocation is small; it was only the last of many. The second line shows why the second GPU did
-# not help. The data-parallel size is 2, so there are two copies of the model, and each GPU holds a whole one. Multiply
-# the number of parameters by 16 bytes: they alone fill most of the GPU, before the first activation.
-#
-# To do better, you need to know what the job script starts.
+# The allocation that failed is small; it was only the last of many. The second line shows why the second GPU did not
+# help: the data-parallel size is 2, so there are two copies of the model, and each GPU holds a whole one. Multiply the
+# number of parameters by 16 bytes, and you get most of the GPU, before the first activation.
 
 # %% [markdown]
 # ## A node, a script, and a log
 #
-# Work on a node starts with an **allocation**: Slurm reserves nodes, CPUs, and GPUs for you. There are three ways to
-# get one.
-#
-# | | waits for the allocation | what runs, and where | output |
-# |---|---|---|---|
-# | `sbatch script` | in the background | the script, on the job's first node | in the log |
-# | `srun command` | while you watch | the command, once per task, on the nodes | on your screen |
-# | `salloc` | while you watch | a shell, *where you are*; `srun` in that shell runs on the nodes | on your screen |
-#
-# Most people trip over the last row. After `salloc --nodes=1 --time=00:30:00`, the prompt looks as if you were on the
-# node, but only `srun` takes a command there. (Some sites configure `salloc` to open the shell on the node.) And the
-# allocation is yours until the shell ends, whether you type or not, so keep `--time` short and `exit` when you are
-# done. A notebook has no terminal, so the next cell passes the shell its commands. Which of the two names is the
-# node's?
+# Slurm gives you nodes, CPUs, and GPUs as an **allocation**. You know `sbatch`, which runs a script on the job's first
+# node, and `srun`, which runs a command once per task. `salloc` waits for the allocation and then opens a shell *where
+# you are*: only `srun` takes a command to the node. (Some sites configure it to open the shell there.) The allocation is
+# yours until the shell ends, whether you type or not, so keep `--time` short. A notebook has no terminal, so this cell
+# passes the shell its commands:
 
 # %% tags=["explore"]
 !salloc --nodes=1 --cpus-per-task=2 --time=00:05:00 bash -c \
     'echo "without srun: $(hostname)"; echo "with srun:    $(srun hostname)"; squeue --me'
 
 # %% [markdown]
-# This is the script that you have just submitted. Without flags, it trains GPT-2 *small*:
+# And this is the script that you have just submitted. Without flags, it trains GPT-2 *small*:
 
 # %% tags=["explore"]
 !cat code/gpt2_small.sh
 
 # %% [markdown]
-# | lines | what they do |
-# |---|---|
-# | `#SBATCH ...` | options for `sbatch`: one node, one task, two CPUs for that task, two GPUs, a time limit, a log |
-# | `set -euo pipefail` | stop at the first command that fails, and at a variable that is not set |
-# | `OMP_NUM_THREADS=1` | one thread per rank for CPU work: with more threads than cores, ranks get in each other's way |
-# | `MODEL` | layers, hidden size, attention heads, tokens per sample (the sequence length) |
-# | `BATCH` | samples that a rank processes at once (the **micro-batch**), and samples per step of all ranks together (the **global batch**) |
-# | `srun --cpus-per-task=...` | run the launcher as a job step, with all the CPUs of the task |
-# | `torchrun --nproc_per_node` | the launcher: it starts one process per GPU on this node, the **ranks** |
-# | `"$@"` | the flags after the script's name; where a flag occurs twice, the last one counts |
-#
-# Why does `srun` repeat `--cpus-per-task`? Until Slurm 22.05, `srun` inherited the value from the `#SBATCH` line. Since
-# then it does not ([release notes](https://github.com/SchedMD/slurm/blob/slurm-22-05-0-1/RELEASE_NOTES)), and a
-# task gets one CPU. On a cluster that binds tasks to their CPUs, *all* ranks of the launcher then share one core. You
-# can pass the option on, as here, or `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK`.
+# - `torchrun --nproc_per_node` is the launcher. It starts one process per GPU on this node, the ranks.
+# - `BATCH`: the **micro-batch** is what a rank processes at once, and the **global batch** is one step of all ranks.
+# - `"$@"` are the flags after the script's name. Where a flag occurs twice, the last one counts.
+# - `srun --cpus-per-task` repeats the `#SBATCH` line, because since Slurm 22.05, `srun` does not inherit it
+#   ([srun](https://slurm.schedmd.com/srun.html#OPT_cpus-per-task)). Without it, a task gets one CPU, and on a cluster that
+#   binds tasks to their CPUs, *all* ranks of the launcher share that one. `export
+#   SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK` works, too.
 #
 # What does a rank do? `pretrain_gpt.py` is a loop around this method:
 
@@ -147,9 +125,9 @@ from minimegatron.training import Trainer
 print(inspect.getsource(Trainer.step))
 
 # %% [markdown]
-# Clear the gradients; run the micro-batches forward and backward, which accumulates their gradients; add up gradients
-# over the ranks that share a parameter (`self.tied` and `gradients.finish`); update the parameters. The method is the
-# same for every layout in this lab. What changes is what a rank holds, and with whom it communicates.
+# It clears the gradients, accumulates those of all micro-batches, sums them over the ranks that share a parameter
+# (`self.tied`, `gradients.finish`), and updates the parameters. The method is the same for every layout. What differs is
+# what a rank holds, and with whom it communicates.
 #
 # For comparison, train a *small* model for real, with one rank on one core of this machine's CPU:
 
@@ -166,8 +144,7 @@ line = logs.lines(one_rank.log, "elapsed time per iteration")[-1]
 print("\n".join(field.strip() for field in line.strip(" |").split("|")))
 
 # %% [markdown]
-# Remember the elapsed time per iteration: you will need it when you look for the lost speed. `grad norm` is the norm of
-# the whole model's gradient, before it is clipped, and `lm loss` is the mean over all ranks.
+# Remember the elapsed time per iteration. You will need it when you look for the lost speed.
 
 # %% [markdown]
 # ## Three ways to split
@@ -184,20 +161,19 @@ print("\n".join(field.strip() for field in line.strip(" |").split("|")))
 # | **tensor parallelism** (TP) | a part of every layer | all samples | activations, in every layer |
 # | **pipeline parallelism** (PP) | some of the layers, a **stage** | all samples | activations, between stages |
 #
-# Your model for the next three exercises is small enough to print, but it is the heart of a transformer layer: an MLP
-# of two linear layers with a GELU between them,
+# Your model for the next three exercises is the MLP of a transformer layer, in miniature,
 #
 # $$ \text{output} = \text{GELU}(x A)\,B, \qquad
 #    \text{loss} = \frac{1}{b\,d}\sum_{i,j} (\text{output}_{ij} - y_{ij})^2, $$
 #
 # with samples $x$ and targets $y$ of shape `[b, d]`, and the weights $A$ (`first`, `[d, h]`) and $B$ (`second`,
-# `[h, d]`). Whichever way you split it, the loss and the gradients must be those of one process with the whole
-# batch. The checks recompute them, and they look at the record of what your ranks communicated.
+# `[h, d]`). However you split it, the loss and the gradients must be those of one process with the whole batch. The
+# checks recompute them, and look at the record of what your ranks communicated.
 #
 # `dist.get_rank()` and `dist.get_world_size()` tell a rank who it is; the process group already exists.
 # `dist.all_reduce(tensor)` replaces a tensor on every rank by the sum over all ranks. `dist.send(tensor, dst)` and
-# `dist.recv(tensor, src)` move one tensor between two ranks. They have variants that return at once, `dist.isend` and
-# `dist.irecv`, whose result you `wait()` for.
+# `dist.recv(tensor, src)` move a tensor from one rank to another; `dist.isend` and `dist.irecv` return at once, and you
+# `wait()` for what they return.
 
 # %% tags=["setup"]
 def mlp(x, first, second):
@@ -212,12 +188,11 @@ def mean_squared_error(output, y):
 # %% [markdown]
 # ### Exercise 1: data parallelism
 #
-# Every rank has the whole model and its own share of the batch, and all shares have the same size. Write the forward
-# and the backward pass of one step. To save memory, split the share into `micro_batches` micro-batches of equal size
-# (`tensor.chunk(n)` splits rows), and run them one after the other. Afterwards, on every rank, `first.grad` and
-# `second.grad` must be the gradients of the loss of the *whole* batch, and the function returns that loss.
-#
-# `tensor.backward()` adds to `.grad`. Communicate as few bytes as you can: no rank needs another rank's samples.
+# Every rank has the whole model and its own share of the batch; all shares have the same size. Write the forward and
+# backward pass of one step. To save memory, run the share as `micro_batches` micro-batches of equal size, one after the
+# other (`tensor.chunk(n)` splits rows; `backward()` adds to `.grad`). Afterwards, `first.grad` and `second.grad` must be
+# the gradients of the loss of the *whole* batch on every rank, and the function returns that loss. Communicate as few
+# bytes as you can.
 
 # %% answer="data-parallel"
 def data_parallel_step(x, y, first, second, micro_batches):
@@ -286,9 +261,9 @@ def whole(ranks, seed, samples, **_):
     return [[loss, first, second]] * ranks
 
 
-check.ranks(data_parallel, ranks=[1, 3], rel=1e-3, expected=whole,
-            cases=check.draw(1, seed=range(2, 90), samples=[12, 24], micro_batches=[1, 2],
-                             norms=[False]))
+tried = check.ranks(data_parallel, ranks=[1, 3], rel=1e-3, expected=whole,
+                    cases=check.draw(1, seed=range(2, 90), samples=[12, 24], micro_batches=[1, 2],
+                                     norms=[False]))
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="data-parallel" hint="of its own share only"
@@ -323,22 +298,21 @@ check.ranks(data_parallel, ranks=[1, 3], rel=1e-3, expected=whole,
 # %% [markdown]
 # ### Exercise 2: tensor parallelism
 #
-# Now split the weights. In $xA$, every column of $A$ produces one column of the result, so each rank can hold some
-# columns of $A$ and compute its part of the hidden layer, without knowing the rest: the layer is **column-parallel**.
-# GELU works on each element, so it can be applied to each part. The part of the hidden layer that a rank has now meets
-# exactly the same *rows* of $B$: the second layer is **row-parallel**. Each rank ends with a summand of the output,
+# Now split the weights. Every column of $A$ produces one column of $xA$, so each rank can hold some columns and compute
+# its part of the hidden layer alone: the layer is **column-parallel**. GELU works on each element. A rank's part of the
+# hidden layer then meets exactly the same *rows* of $B$: the second layer is **row-parallel**. Each rank ends with a
+# summand of the output,
 #
 # $$ \text{GELU}(xA)\,B = \text{GELU}(xA_0)\,B_0 + \text{GELU}(xA_1)\,B_1, $$
 #
-# and one all-reduce adds them up. This order of columns and rows is Megatron's
-# ([Shoeybi et al., 2019](https://arxiv.org/abs/1909.08053)). Had you split $A$ by rows, you would need the sum *before*
-# the GELU, because GELU is not linear.
+# and one all-reduce adds them up. This is Megatron's order
+# ([Shoeybi et al., 2019](https://arxiv.org/abs/1909.08053)). With $A$ split by rows, you would need the sum *before* the
+# GELU, which is not linear.
 #
-# The backward pass mirrors the forward pass. Everything after the all-reduce is the same on all ranks, so the gradient
-# of the output reaches each summand unchanged. But the gradient of $x$ has a summand from every rank, and one more
-# all-reduce adds them up. A trainer hides the two in a pair of `torch.autograd.Function`s, which Megatron's paper calls
-# $g$ and $f$. Here, you write them out. Autograd must not see an all-reduce, so interrupt the graph: `part.detach()`
-# starts a new one, and `part.backward(gradient)` continues the backward pass through the old one.
+# In the backward pass, the gradient of the output is the same on all ranks, and reaches each summand unchanged. But the
+# gradient of $x$ has a summand from every rank, and needs the second all-reduce. Autograd has no rule for an all-reduce,
+# so interrupt its graph: `part.detach()` starts a new one, and `part.backward(gradient)` continues through the old one.
+# (Megatron wraps the two all-reduces in `torch.autograd.Function`s, $g$ and $f$ in the paper.)
 
 # %% answer="tensor-parallel"
 def shard(first, second):
@@ -416,8 +390,8 @@ def parts(ranks, seed, samples, hidden, **_):
         np.split(first, ranks, axis=1), np.split(second, ranks), strict=True)]
 
 
-check.ranks(tensor_parallel, ranks=[1, 4], rel=1e-3, expected=parts,
-            cases=check.draw(1, seed=range(2, 90), samples=[3, 5], hidden=[8, 16], norms=[False]))
+tried = check.ranks(tensor_parallel, ranks=[1, 4], rel=1e-3, expected=parts,
+                    cases=check.draw(1, seed=range(2, 90), samples=[3, 5], hidden=[8, 16], norms=[False]))
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="tensor-parallel" hint="its own summand of the output"
@@ -446,18 +420,14 @@ check.ranks(tensor_parallel, ranks=[1, 4], rel=1e-3, expected=parts,
 # %% [markdown]
 # ### Exercise 3: pipeline parallelism
 #
-# Now split the model between its layers. Rank 0 is the first stage: it has the samples and $A$. Rank 1 is the last
-# stage: it has the targets and $B$. Rank 0 sends the activations $\text{GELU}(xA)$ to rank 1. Rank 1 computes the loss
-# and sends back the gradient of these activations, and rank 0 continues the backward pass there:
-# `activations.backward(gradient)`.
+# Now split between the layers. Rank 0 is the first stage, with the samples and $A$. Rank 1 is the last stage, with the
+# targets and $B$. Rank 0 sends the activations $\text{GELU}(xA)$. Rank 1 computes the loss and sends back the gradient of
+# these activations, and rank 0 continues there: `activations.backward(gradient)`.
 #
-# While one rank works on the whole batch, the other one would wait. So split the batch into micro-batches
-# ([Huang et al., 2018](https://arxiv.org/abs/1811.06965)): while rank 1 works on the first micro-batch, rank 0 works
-# on the second. Rank 0 must therefore send several micro-batches before it waits for the first gradient.
-#
-# Beware of a deadlock: with the `gloo` backend, `dist.send` returns only when its receiver is ready. If rank 0 sends
-# the next activations while rank 1 sends a gradient, both wait forever. The check notices that and prints the lines
-# where the ranks wait.
+# With the whole batch at once, one rank would always wait for the other. So split the batch into micro-batches
+# ([Huang et al., 2018](https://arxiv.org/abs/1811.06965)), and let rank 0 send several before it waits for the first
+# gradient. Beware of a deadlock: with the `gloo` backend, `dist.send` returns only when its receiver is ready. If rank 0
+# sends activations while rank 1 sends a gradient, both wait forever, and the check prints the lines where they wait.
 
 # %% answer="pipeline-parallel"
 def pipeline_step(x, y, weight, micro_batches):
@@ -540,9 +510,9 @@ def stages(ranks, seed, samples, **_):
     return [[None, first], [loss, second]]
 
 
-check.ranks(pipeline, ranks=2, rel=1e-3, expected=stages,
-            cases=check.draw(2, seed=range(2, 90), samples=[6, 12], micro_batches=[1, 2, 3],
-                             norms=[False]))
+tried = check.ranks(pipeline, ranks=2, rel=1e-3, expected=stages,
+                    cases=check.draw(2, seed=range(2, 90), samples=[6, 12], micro_batches=[1, 2, 3],
+                                     norms=[False]))
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="pipeline-parallel" hint="so neither receives"
@@ -599,21 +569,18 @@ for function, case in ((data_parallel, (1, 16, 4)), (tensor_parallel, (1, 16)), 
           ", ".join(f"{call.op} {call.bytes} B" for call in records[0].calls))
 
 # %% [markdown]
-# All three have the same loss, and the gradients passed the check. What differs is what is sent, and how often. Data
-# parallelism sends gradients, as many bytes as there are parameters, *once per step*. Tensor parallelism sends
-# activations, *once per MLP and direction* (and micro-batch). Pipeline parallelism sends activations, *once per boundary
-# and micro-batch*.
+# The loss is the same. What differs is what is sent, and how often: gradients *once per step*, activations *once per MLP
+# and direction* (and per micro-batch, if there are several), or activations *once per boundary and micro-batch*.
 
 # %% [markdown]
 # ## The same three in a full trainer
 #
-# `pretrain_gpt.py` has flags for the last two, `--tensor-model-parallel-size` and `--pipeline-model-parallel-size`.
-# Data parallelism has none: with $t$ tensor-parallel and $p$ pipeline-parallel ranks, a **replica** of the model takes
-# $t\,p$ ranks, and the world size divided by that is the number of replicas. On 8 GPUs, for example, `2` and `2` give
-# two replicas of a pipeline of two stages, each split over two GPUs.
+# `pretrain_gpt.py` has flags for two of them, `--tensor-model-parallel-size` and `--pipeline-model-parallel-size`. With
+# sizes $t$ and $p$, a **replica** of the model takes $t\,p$ ranks, and the world size divided by that is the data-parallel
+# size.
 #
-# Train GPT-2 small, with its 12 heads, on one virtual V100, and then on two, in the three ways. The global batch is 8
-# samples in every run, or they could not be compared. How many times as fast as one GPU will each be?
+# Train GPT-2 small on one virtual V100, and on two in the three ways, always with a global batch of 8. How many times as
+# fast as one GPU will each be?
 
 # %% answer="guess-speed"
 ### BEGIN SOLUTION
@@ -643,19 +610,17 @@ for name, guess, run in (("data-parallel", guess_dp, dp), ("tensor-parallel", gu
 layouts.plot([one, dp, tp, pp])
 
 # %% [markdown]
-# Why does nobody reach a factor of two? Each layout pays in another currency. To see which, predict what a rank sends in
-# one step, from what you have just built. Let $P$ be the number of parameters, $L$ the layers, $h$ the hidden size, $V$
-# the vocabulary, $b$ the micro-batch, $s$ the sequence length, and $m$ the number of micro-batches, which is
-# 4 without data parallelism. A number has 4 bytes.
+# None is twice as fast. To see why, predict what rank 0 sends in one step. Let $P$ be the number of parameters, $L$ the
+# layers, $h$ the hidden size, $V$ the vocabulary, $b$ the micro-batch, $s$ the sequence length, and $m$ the number of
+# micro-batches, here 4 without data parallelism. A number has 4 bytes.
 #
-# - **Data-parallel.** An all-reduce of the gradients. In a ring of $n$ ranks, each rank sends $2(n-1)/n$ times the size
-#   of the tensor, so with two ranks, its size once: $4P$ bytes.
-# - **Tensor-parallel.** A layer has two pairs of a column- and a row-parallel matrix, the attention and the MLP. Each
-#   pair needs one all-reduce of $4bsh$ bytes in each direction: $4L$ all-reduces per micro-batch. The word
-#   embedding and the output matrix, which are split by vocabulary, add one each: $(4L+2)\,m \cdot 4bsh$ bytes.
-# - **Pipeline-parallel.** Rank 0 sends activations, $m \cdot 4bsh$ bytes. But GPT-2 uses its word embedding again as the
-#   output matrix, on the *last* stage, so both stages have a copy, and its gradients need an all-reduce: $4Vh$ bytes
-#   more.
+# - **Data-parallel:** an all-reduce of the gradients. In a ring of $n$ ranks, each sends $2(n-1)/n$ times the size of the
+#   tensor, so with two ranks, $4P$ bytes.
+# - **Tensor-parallel:** a layer has two pairs of a column- and a row-parallel matrix, attention and MLP, and each pair
+#   needs an all-reduce of $4bsh$ bytes in each direction. The word embedding and the output matrix, split by vocabulary,
+#   add one each: $(4L+2)\,m \cdot 4bsh$ bytes.
+# - **Pipeline-parallel:** activations, $m \cdot 4bsh$ bytes. But GPT-2 uses its word embedding as the output matrix, too,
+#   so both stages have a copy, whose gradients need an all-reduce: $4Vh$ bytes more.
 
 # %% tags=["explore"]
 L, h, V, b, s, m = 12, 768, 50_304, 2, 1024, 4
@@ -666,10 +631,9 @@ for run, formula in ((dp, 4 * P), (tp, (4 * L + 2) * m * 4 * b * s * h),
           f"{result(f'{run.sent[0] / 1e6:9,.2f}')} MB")
 
 # %% [markdown]
-# The trainer profiles two of the steps (`--profile-execution yes`) and records every collective and every send. Two of
-# the formulas are exact. What is missing in the third? The loss: with a vocabulary that is split, the cross-entropy
-# takes three more numbers per token from the other rank, its maximum, its sum of exponentials, and the logit of the
-# right token. Next, the memory:
+# The record is the trainer's profile (`--profile-execution yes`). Two formulas are exact. The third leaves out the loss:
+# with a split vocabulary, the cross-entropy all-reduces three numbers per token (the maximum, the sum of exponentials,
+# and the logit of the right token). Next, the memory:
 
 # %% tags=["explore"]
 for name, run in (("one GPU", one), ("data-parallel", dp), ("tensor-parallel", tp),
@@ -679,18 +643,16 @@ for name, run in (("one GPU", one), ("data-parallel", dp), ("tensor-parallel", t
         print(f"{name:18} rank {rank}: {held:12,} parameters, {gib:6.2f} GiB at the peak (virtual)")
 
 # %% [markdown]
-# - **Data-parallel**: each rank has half of the micro-batches, and the gradients cross once per step. This trainer sends
-#   them after the backward pass; `--overlap-grad-reduce` hides most of that behind it. But plain data parallelism
-#   saves no memory. ZeRO does, by sharding the optimizer state, the gradients, and the parameters over the replicas
-#   ([Rajbhandari et al., 2019](https://arxiv.org/abs/1910.02054)); lab 08 builds it.
-# - **Tensor-parallel**: by far the most bytes, and each all-reduce is on the critical path, because the next matrix
-#   needs its result. NVLink makes that affordable within a node, even though these two GPUs of a DGX-1 share only one of
-#   the six NVLinks that each GPU has, with 25 GB/s in each direction. In return, parameters, gradients, optimizer state,
-#   and most activations are halved.
+# - **Data-parallel**: the gradients cross once, here after the backward pass; `--overlap-grad-reduce` hides most of that
+#   behind it. But plain data parallelism saves no memory. ZeRO does, by sharding optimizer state, gradients, and
+#   parameters over the replicas ([Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054); lab 08).
+# - **Tensor-parallel**: the most bytes, and every all-reduce delays the next matrix multiplication. That is affordable
+#   only within a node, and these two GPUs of a DGX-1 share one NVLink of 25 GB/s in each direction. In return, it halves
+#   parameters, gradients, optimizer state, and most activations.
 # - **Pipeline-parallel**: few bytes between the stages, but each stage waits for the other at the start and the end of
-#   every step. This idle time is the **bubble**. With $p$ equal stages and $m$ micro-batches, it takes
-#   $(p-1)/(m+p-1)$ of the step. These stages are not equal: only the last one has the output matrix. The memory of the
-#   activations is not halved either, because rank 0 starts a second micro-batch before the first one comes back.
+#   the step. With $p$ equal stages and $m$ micro-batches, this **bubble** takes $(p-1)/(m+p-1)$ of it. Here, the last stage
+#   also has the output matrix, so the stages are not equal. And rank 0 starts a second micro-batch before the first one
+#   comes back, so its activations are not halved.
 
 # %% tags=["explore"]
 bubble = 1 / (4 + 2 - 1)
@@ -700,9 +662,9 @@ print(f"no waiting: {one.milliseconds / 2:.0f} ms; with a bubble of {bubble:.0%}
 # %% [markdown]
 # ## Half the speed
 #
-# So much for virtual GPUs. On the CPU, a colleague trains the small model with two data-parallel ranks, each with a core
-# of its own, and complains: "Two ranks, and it is as slow as one." Submit the colleague's job. **Do not read the script
-# yet**: on a real cluster, the cause is rarely in plain sight.
+# On the CPU, a colleague trains the small model with two data-parallel ranks, each with a core of its own, and complains:
+# "Two ranks are as slow as one." Submit the job. **Do not read the script yet**: on a real cluster, the cause is rarely
+# in plain sight.
 
 # %% tags=["explore"] short={"--train-iters 2000": "--train-iters 2000 --num-layers 2 --hidden-size 64 --seq-length 64"}
 !sbatch code/half_speed.sh --train-iters 2000 --log-interval 1 --eval-iters 0
@@ -724,16 +686,16 @@ def milliseconds(job):
 print(f"one rank: {milliseconds(one_rank):.0f} ms; two ranks: {result(f'{milliseconds(slow):.0f}')} ms")
 
 # %% [markdown]
-# With half of the samples per rank, two ranks should take about half the time. (Other work on this machine may blur the
-# comparison.) First question: is a rank hanging, or waiting for another?
+# Each rank has half of the samples, so two ranks should take about half the time. (Other work on this machine blurs the
+# comparison.) Is a rank hanging, or waiting for another?
 
 # %% tags=["explore"]
 !lab top --once {slow.job}
 
 # %% [markdown]
-# Both ranks run at the same pace, none is stalled, and there is no error. What are they doing? [py-spy](https://github.com/benfred/py-spy)
-# prints the Python stack of a running process, without stopping the job. It must run on the job's node, so start it in
-# a step beside the running one (`--overlap`). The process IDs come from `lab top`:
+# Both ranks run at the same pace, none is stalled, and there is no error. What are they doing?
+# [py-spy](https://github.com/benfred/py-spy) prints the Python stack of a running process. It must run on the job's node,
+# so start it in a step beside the running one (`--overlap`):
 
 # %% tags=["explore"]
 found = !lab top --json {slow.job}
@@ -742,20 +704,21 @@ pids = " ".join(map(str, ranks))
 !srun --jobid={slow.job} --overlap py-spy dump --pid {ranks[0]} | head -n 9
 
 # %% [markdown]
-# (If the answer is *Permission denied*, your machine does not let you inspect processes; the diagnosis works without.)
-# Run the cell a few times: the rank is in the forward or the backward pass, seldom in a collective. So it computes, and
-# does not wait for the other rank. It just does not get far.
+# (*Permission denied* means that your machine does not let you inspect processes; go on without.) Run the cell a few
+# times: the rank is in the forward or the backward pass, seldom in a collective. So it does not wait for the other rank.
+# It computes, and just does not get far.
 #
-# Look at the CPUs, then. A process may run only on the CPUs of its **affinity mask**, which it inherits from the process
-# that started it. `taskset` prints the mask, and can also set it:
+# A process may run only on the CPUs of its **affinity mask**, which it inherits from the process that started it.
+# `taskset` prints the mask, and can also set it:
 
 # %% tags=["explore"]
 !srun --jobid={slow.job} --overlap bash -c 'for pid in {pids} $$; do taskset --cpu-list --pid $pid; done; ps -o pid,psr,pcpu {pids}'
 
 # %% [markdown]
-# The third line is the mask of the shell that ran `taskset`, a step without restrictions. The ranks may use one CPU, and
-# it is the same one. `ps` agrees: `PSR` is the CPU on which a process last ran, and `%CPU` is how much of a CPU it has
-# had, about half. Whose mask did they inherit? `code/cpus_of.sh` follows a process to its parent, the parent's parent, and so on:
+# The third line is the mask of the shell that asked, a step without restrictions. The ranks may use one CPU, the same one.
+# In the output of `ps`, `PSR` is the CPU on which a process last ran, and `%CPU` the share of a CPU that it has had.
+#
+# Who restricted them? `code/cpus_of.sh` follows a process to its parent, the parent's parent, and so on:
 
 # %% tags=["explore"]
 evidence = !srun --jobid={slow.job} --overlap bash code/cpus_of.sh {pids}
@@ -854,7 +817,7 @@ check.function(
 def drawn_job(seed, per_node, threads, above, each, kind):
     """A table with ranks that are bound in one of several ways, and the verdict."""
     first = 1000 + 7 * seed
-    cpus = [seed % 5 + at for at in range(4 * per_node * threads)]
+    cpus = [seed % 5 + at + seed % 2 * (at // 3) for at in range(4 * per_node * threads)]
     chain = [first + 3 * at for at in range(above)]
     pids = [chain[-1] + 10 + 2 * at for at in range(per_node)]
     few = cpus[:per_node * threads - 1]
@@ -925,11 +888,10 @@ print(f"crowded: {victims}, bound by process {result(str(culprit))}")
 !cat code/one_core.sh
 
 # %% [markdown]
-# `one_core.sh` is right for scripts in which `srun` itself starts one task per rank (`--ntasks-per-node=2`): there,
-# `$SLURM_LOCALID` is 0 for one rank and 1 for the other. In this script, `srun` starts a single task, the launcher. It
-# gets core 0, and its ranks inherit that. On a cluster that binds tasks, `srun` does the same damage without any
-# `taskset`, when you forget `--cpus-per-task`, or when `--cpu-bind` names too few CPUs. `srun --cpu-bind=verbose` prints
-# every task's mask. (This course's own cluster does not bind.)
+# `one_core.sh` is right if `srun` starts one task per rank: then `$SLURM_LOCALID` is 0 for one rank and 1 for the other.
+# Here, `srun` starts a single task, the launcher, which gets core 0, and both ranks inherit that. On a cluster that binds
+# tasks, `srun` does the same damage without any `taskset`, if you forget `--cpus-per-task` or if `--cpu-bind` names too
+# few CPUs; `srun --cpu-bind=verbose` prints every task's mask. (This course's own cluster does not bind.)
 
 # %% tags=["explore"]
 !scancel {slow.job}
@@ -1014,10 +976,9 @@ for name, job in (("one rank", one_rank), ("two ranks on one core", slow), ("two
 # %% [markdown]
 # ## Do they learn the same?
 #
-# Four ways to compute, or four different trainings? The virtual GPUs cannot tell, because no training happens there:
-# their tensors have shapes but no values. But you have just trained the small model for real, on one rank and on two
-# data-parallel ones. Add the other two layouts. After the last iteration, **how far apart** will the largest and the
-# smallest of the four losses be?
+# Nothing is learned on virtual GPUs: their tensors have shapes but no values. But you have just trained the small model
+# for real, on one rank and on two data-parallel ones. Add the other two layouts. After the last iteration, **how far
+# apart** will the largest and the smallest of the four losses be?
 
 # %% answer="guess-apart"
 ### BEGIN SOLUTION
@@ -1045,10 +1006,9 @@ plots.loss(**small)
 
 # %% [markdown]
 # You see one curve, because the four lie on top of each other. Every step sees the same samples, whichever rank
-# processes them. Only the order of the additions differs, and with it the last digits. (This trainer's dropout draws
-# the same masks in all layouts. Others do not, and then the curves differ a little.) **How you split the training
-# does not change what the model learns. It changes time and memory.** This is also a good test: if a new layout learns
-# something else, it has a bug.
+# processes them, and only the order of the additions differs. (This trainer's dropout draws the same masks in all
+# layouts. Others do not, and then the curves differ a little.) **How you split the training does not change what the
+# model learns.** So if a new layout learns something else, it has a bug.
 
 # %% [markdown]
 # ## Choose a layout
@@ -1277,12 +1237,11 @@ costs.show(costs.of({"data-parallel": "", "tensor-parallel": "--tensor-model-par
 # %% [markdown]
 # ## What you have learned
 #
-# You can now answer the question of the beginning. The second GPU did not help because it held a second copy of the
-# same model. Tensor parallelism splits the parameters and most activations, pays with two all-reduces per layer and
-# direction, and belongs inside a node. Pipeline parallelism splits the parameters, sends little, and pays with a
-# bubble. Data parallelism is the simplest and usually the fastest as long as the model fits, sends gradients once per
-# step, and saves no memory by itself. All of them learn the same. And before you blame the layout for a slow job,
-# look at where its processes may run.
+# The second GPU did not help because it held a second copy of the same model. Tensor parallelism splits the parameters
+# and most activations, and pays with two all-reduces per layer and direction. Pipeline parallelism splits the
+# parameters, sends little, and pays with a bubble. Data parallelism is the simplest, and usually the fastest if the
+# model fits. All of them learn the same. And before you blame the layout for a slow job, look at where its processes may
+# run.
 #
 # In [the next lab](03_multi_node.ipynb), the ranks of one training are on two nodes, with a network between them.
 #

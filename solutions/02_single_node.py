@@ -164,7 +164,7 @@ print("\n".join(field.strip() for field in line.strip(" |").split("|")))
 # Your model for the next three exercises is the MLP of a transformer layer, in miniature,
 #
 # $$ \text{output} = \text{GELU}(x A)\,B, \qquad
-#    \text{loss} = \frac{1}{b\,d}\sum_{i,j} (\text{output}_{ij} - y_{ij})^2, $$
+#    \text{loss} = \frac{1}{b\,d}\,\lVert \text{output} - y \rVert^2, $$
 #
 # with samples $x$ and targets $y$ of shape `[b, d]`, and the weights $A$ (`first`, `[d, h]`) and $B$ (`second`,
 # `[h, d]`). However you split it, the loss and the gradients must be those of one process with the whole batch. The
@@ -442,7 +442,7 @@ def pipeline_step(x, y, weight, micro_batches):
     Returns the loss of the whole batch, a tensor with one element, on rank 1; None on rank 0.
     """
     ### BEGIN SOLUTION
-    if dist.get_rank() == 0:
+    if x is not None:
         waiting = []
         for part in x.chunk(micro_batches):
             activations = functional.gelu(part @ weight)
@@ -534,9 +534,9 @@ tried = check.ranks(pipeline, ranks=2, rel=1e-3, expected=stages,
 # +        for activations in reversed(waiting):
 
 # %% [raw] mutant="pipeline-parallel" hint="of four micro-batches"
-# -    if dist.get_rank() == 0:
+# -    if x is not None:
 # +    micro_batches = 1
-# +    if dist.get_rank() == 0:
+# +    if x is not None:
 
 # %% [raw] mutant="pipeline-parallel" hint="Only one of the stages works"
 # def pipeline_step(x, y, weight, micro_batches):
@@ -712,7 +712,7 @@ pids = " ".join(map(str, ranks))
 # `taskset` prints the mask, and can also set it:
 
 # %% tags=["explore"]
-!srun --jobid={slow.job} --overlap bash -c 'for pid in {pids} $$; do taskset --cpu-list --pid $pid; done; ps -o pid,psr,pcpu {pids}'
+!srun --jobid={slow.job} --overlap bash -c 'for pid in {pids} $BASHPID; do taskset --cpu-list --pid $pid; done; ps -o pid,psr,pcpu {pids}'
 
 # %% [markdown]
 # The third line is the mask of the shell that asked, a step without restrictions. The ranks may use one CPU, the same one.

@@ -712,7 +712,8 @@ pids = " ".join(map(str, ranks))
 # `taskset` prints the mask, and can also set it:
 
 # %% tags=["explore"]
-!srun --jobid={slow.job} --overlap bash -c 'for pid in {pids} $BASHPID; do taskset --cpu-list --pid $pid; done; ps -o pid,psr,pcpu {pids}'
+!srun --jobid={slow.job} --overlap bash -c 'for pid in {pids} $BASHPID; do taskset --cpu-list --pid $pid; done'
+!srun --jobid={slow.job} --overlap ps -o pid,psr,pcpu {pids}
 
 # %% [markdown]
 # The third line is the mask of the shell that asked, a step without restrictions. The ranks may use one CPU, the same one.

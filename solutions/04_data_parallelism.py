@@ -65,9 +65,8 @@ jobs.connect()
 #
 # The job trains GPT-2 small (124 million parameters, fp32;
 # [Radford et al., 2019](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf))
-# on V100s. The global batch is four samples of
-# 1,024 tokens, however many GPUs there are. So with two GPUs, each has two samples, and with four GPUs, each has
-# only one. Two GPUs share a node, and 25 Gbit/s Ethernet connects the nodes.
+# on V100s. The global batch is four samples of 1,024 tokens, however many GPUs there are. So with two GPUs, each has two
+# samples, and with four GPUs, each has only one. Two GPUs share a node, and 25 Gbit/s Ethernet connects the nodes.
 #
 # One GPU takes about 330 ms per step. What is the step time on four GPUs across two nodes, in milliseconds? Commit to a
 # number before you run the next cell.
@@ -468,12 +467,11 @@ for ranks in (2, 4, 8):
           f"{sent:,} bytes, which is {result(f'{sent / 400_000:.2f}')} times the tensor")
 
 # %% [markdown]
-# The factor approaches 2 but never reaches it. All ranks have the same bits, too, because each chunk is added up once and
-# then copied. (If every rank added the tensors in an order of its own, the sums would differ slightly: floating-point
+# The factor approaches 2 but never reaches it. Every rank has the same bits, too, because each chunk is summed once and
+# then copied. (If each rank added the tensors in its own order, the sums would differ slightly, because floating-point
 # addition is not associative.)
 #
-# NCCL, NVIDIA's collective library, has the same ring. Between many
-# nodes it prefers a double binary tree
+# NCCL, NVIDIA's collective library, has the same ring. Between many nodes it prefers a double binary tree
 # ([Jeaugey, 2019](https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4/)), which needs
 # about $\log_2 n$ steps up and as many down:
 #
@@ -501,11 +499,12 @@ print(f"{opening[2].communication * opening[2].milliseconds:.0f} ms of waiting i
 #
 # $$ \nabla L = \frac1n \sum_{r=0}^{n-1} \nabla L_r. $$
 #
-# So if all replicas start with identical parameters and average their gradients after every backward pass, they
-# all take the same step and stay identical, provided that the all-reduce returns the same bits on every rank. Up to rounding, splitting the batch across ranks does not change what the
-# model learns. The exceptions are batch norm, whose statistics each rank computes from its own samples, dropout, and
-# padded or ignored tokens: if ranks have different numbers of tokens that count, the mean of the means is wrong. The
-# same is true of micro-batches. It takes two ingredients:
+# So if all replicas start with identical parameters and average their gradients after every backward pass, they all
+# take the same step and stay identical, provided that the all-reduce returns the same bits on every rank. Up to
+# rounding, splitting the batch across ranks does not change what the model learns. The exceptions are batch norm,
+# whose statistics each rank computes from its own samples, dropout, and padded or ignored tokens: if ranks have
+# different numbers of tokens that count, the mean of the means is wrong. The same is true of micro-batches. It takes
+# two ingredients:
 #
 # - **Equal parameters at the start.** Each rank initializes its model with random numbers of its own. So rank 0
 #   broadcasts its parameters to the others: `dist.broadcast(tensor, src=0)` overwrites the tensor on all other
@@ -797,7 +796,8 @@ for cost in accumulated:
     print(f"{cost.name:10} {result(f'{cost.communication * cost.milliseconds:.0f} ms')} of waiting per step")
 
 # %% [markdown]
-# A step waits about as long as before, however many micro-batches it has, so the waiting counts less and less.
+# Each step waits for the same time, however many micro-batches it has. So the share of the waiting shrinks, and the
+# throughput grows.
 
 # %% [markdown]
 # ### Exercise 5: read the gradient norm
@@ -910,8 +910,9 @@ for case in check.draw(12, ranks=[2, 8, 16, 64], micro_batches=[3, 5, 7], correc
 # which can start early.
 #
 # After the exercise, you will run one backward pass on 1,024 virtual H100s, with 200 gradients of 256 KiB. (One
-# process simulates all ranks, because they all do the same.) Their links are much faster than those of the first job,
-# and so is a start-up cost that every collective has on top of the formulas, for the kernel and for telling the peers:
+# process simulates all ranks, because they all do the same.) Their links are much faster than those of the first job.
+# In addition to the formulas' terms, every collective has a start-up cost, for launching a kernel and synchronizing
+# with the peers:
 
 # %% tags=["explore"]
 scaling.show_links("h100:8", 128)
@@ -926,7 +927,8 @@ scaling.show_links("h100:8", 128)
 # Write `average_in_buckets`, which averages gradients over all ranks after the backward pass. Fill a bucket
 # with consecutive gradients, and begin the next one when another gradient would make it larger than
 # `bucket_mb`. A larger gradient gets its own bucket. Call all-reduce once per bucket, and skip parameters without a
-# gradient; here, they lack it on all ranks. As in PyTorch's `bucket_cap_mb`, the unit is MiB. Use `torch.cat` to copy in, and `split` and `copy_` to copy out.
+# gradient; here, they lack it on all ranks. As in PyTorch's `bucket_cap_mb`, the unit is MiB. Use `torch.cat`
+# to copy in, and `split` and `copy_` to copy out.
 
 # %% answer="buckets"
 def average_in_buckets(parameters, bucket_mb):
@@ -1060,9 +1062,9 @@ for bucket_mb in [0.25, 1, 4, 16, 64]:
 #    \max(T_\text{backward} + T_\text{last bucket},\; t_\text{first bucket} + T_\text{comm}) $$
 #
 # instead of the sum, where $t_\text{first bucket}$ is the time of the backward pass until the first bucket is full,
-# and $T_\text{comm}$ is the time of all all-reduces. What the GPU still waits for is the **exposed communication**. In
-# DDP, no backward pass is left to hide the last bucket. That is why buckets should be small enough. Overlap is not quite free: NCCL's kernels occupy some of the GPU's SMs and memory bandwidth, which the
-# virtual GPUs do not model.
+# and $T_\text{comm}$ is the time of all all-reduces. What the GPU still waits for is the **exposed communication**.
+# In DDP, no backward pass is left to hide the last bucket. That is why buckets should be small enough. Overlap is not
+# quite free: NCCL's kernels occupy some of the GPU's SMs and memory bandwidth, which the virtual GPUs do not model.
 #
 # ![Three timelines of a step, each with a forward and a backward pass. With one all-reduce for each gradient, twelve
 # short all-reduces follow the backward pass, and all of their time is exposed. With one bucket, a single, shorter
@@ -1548,9 +1550,10 @@ for kind in (*KINDS, "torch's DDP, views"):
 # 16,384 tokens to each. A GPU takes at most 16,384 tokens at once and accumulates when it has more.
 #
 # To show why strong scaling ends, the cell runs each step twice more: on links without latency, and on a single GPU,
-# which has nothing to communicate. The differences split the step time into four parts: the ideal time $T(1)/n$, what a
-# smaller share of the batch costs even without communication, the exposed communication that bandwidth causes, and
-# the rest of it, which latency causes. Which of the three do you expect to be the largest on 64 GPUs, and which on 1,024?
+# which has nothing to communicate. The differences split the step time into four parts: the ideal time $T(1)/n$, what
+# a smaller share of the batch costs even without communication, the exposed communication that bandwidth causes, and
+# the rest of it, which latency causes. Which of the three do you expect to be the largest on 64 GPUs, and which on
+# 1,024?
 
 # %% tags=["explore"] short={"(4, 16, 64, 256, 1024)": "(64, 1024)"}
 GLOBAL, MOST = 262_144, 16_384  # tokens
@@ -1599,10 +1602,10 @@ collectives.efficiency({
 # - **Latency.** Each bucket costs $2(n-1)\alpha$ with a ring and $2\alpha\log_2 n$ with a tree. Both grow with $n$,
 #   while less and less computation is left to hide them.
 # - **Bandwidth.** The bytes per rank stay the same, $2\frac{n-1}{n}S$, while the computation to hide them
-#   behind shrinks like $1/n$. From some $n$ on, the step takes at least as long as the all-reduce.
+#   behind shrinks like $1/n$. From some $n$ on, the step takes as long as the all-reduce, and more GPUs do not help.
 #
-# Which cause comes first depends on the network, the model, and the buckets. With InfiniBand, bandwidth is the last one
-# here; with the Ethernet of the first job, it dominated on as few as four GPUs.
+# Which cause comes first depends on the network, the model, and the buckets. On this cluster, bandwidth comes last. On
+# the Ethernet of the first job, it dominated with as few as four GPUs.
 #
 # So should you always use weak scaling? That makes the global batch grow with $n$: 1,024 GPUs with 16,384 tokens each
 # take a step after every 17 million tokens. A larger batch makes the gradient less noisy, but beyond a certain size,
@@ -1632,7 +1635,7 @@ collectives.efficiency({
 #                           {\text{tokens per second of one GPU with 16,384 tokens per step}}. $$
 #
 # Return the largest plan that Finance accepts. `seconds_per_step(gpus, tokens, bucket_mb)` from above lets you try
-# plans. Try other bucket sizes than 25 MiB, too: one column of the table depends on them.
+# plans. Try bucket sizes other than 25 MiB, too: they affect one column of the table.
 
 # %% answer="plan"
 def plan():
@@ -1710,13 +1713,14 @@ for count in dict.fromkeys((int(gpus), min(2 * int(gpus), 1024))):
 # - **Time limit.** A long run is a chain of jobs, each shorter than the time limit. Slurm can send a signal before
 #   the limit: `#SBATCH --signal=TERM@60` sends SIGTERM to the processes that `srun` started, 60 s before, or up to 60
 #   s earlier ([sbatch](https://slurm.schedmd.com/sbatch.html#OPT_signal)). (`B:TERM@60` would send it to the batch
-#   script alone. And if `srun` starts `bash -c "torchrun ..."`, it is bash that gets the signal and ends: write
-#   `exec torchrun`, so that torchrun takes its place.) `torchrun` passes the signal on to its ranks, waits for them, and exits with a nonzero code. But it
-#   waits for [only 30 s](https://github.com/pytorch/pytorch/pull/61602) and then sends SIGKILL, so a step and a
-#   checkpoint must fit in 30 s, whatever the limit. The program finishes its step on all ranks, saves a checkpoint,
-#   and leaves an empty file, `stopped`, beside it. It writes the checkpoint under another name first and then renames
-#   it, so that SIGKILL cannot corrupt the only one. Preemption by a higher-priority job looks much the same to your
-#   program: SIGTERM, a grace period, SIGKILL ([Slurm](https://slurm.schedmd.com/preempt.html)).
+#   script alone. And if `srun` starts a shell, as in `bash -c "...; torchrun ..."`, the signal may reach only that
+#   shell: write `exec torchrun`, so that torchrun takes the shell's place.) `torchrun` passes the signal on to its
+#   ranks, waits for them, and exits with a nonzero code. But it waits for
+#   [only 30 s](https://github.com/pytorch/pytorch/pull/61602) and then sends SIGKILL, so a step and a checkpoint must fit in
+#   30 s, whatever the limit. The program finishes its step on all ranks, saves a checkpoint, and leaves an empty
+#   file, `stopped`, beside it. It writes the checkpoint under another name first and then renames it, so that SIGKILL
+#   cannot corrupt the only one. Preemption by a higher-priority job looks much the same to your program: SIGTERM, a
+#   grace period, SIGKILL ([Slurm](https://slurm.schedmd.com/preempt.html)).
 
 # %% tags=["explore"]
 !sed -n '/^def train/,/^def main/p' code/train_ddp.py
@@ -1947,12 +1951,12 @@ for name, (link, batch) in rows.items():
           + result(f"{job.tokens / one_gpu.tokens_per_second:.2f}"))
 
 # %% [markdown]
-# This is the answer to the question at the beginning. Each of the four GPUs all-reduced the gradients of the whole
-# model through one slow link, and had too little to compute meanwhile. Overlap alone cannot hide a transfer that takes
-# longer than the backward pass, and GPT-2's largest gradient, that of the tied embedding, is ready only at its very end.
-# More samples per step spread the same transfer over more work. One large micro-batch also has a longer backward pass
-# to hide it behind, where four small ones leave three backward passes without communication. A faster network helps
-# without touching the batch.
+# This answers the question at the beginning. Each of the four GPUs all-reduced the gradients of the whole model
+# through one slow link, and had too little to compute in the meantime. Overlap alone cannot hide a transfer that
+# takes longer than the backward pass, and GPT-2's largest gradient, that of the tied embedding, is ready only at its
+# very end. More samples per step spread the same transfer over more work. A single large micro-batch also gives it a
+# longer backward pass to hide behind, whereas with four small ones, it overlaps only with the last backward pass. A
+# faster network helps without a larger batch.
 
 # %% [markdown]
 # ## Discuss

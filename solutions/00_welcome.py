@@ -63,8 +63,9 @@ jobs.connect()
 
 # %% [markdown]
 # Each row is a group of nodes. `NODELIST` has their names: `slurmnode[1-2]` is short for `slurmnode1` and
-# `slurmnode2`. `STATE` is what they do, and `idle` nodes are free. A **partition** is a set of nodes that you can
-# submit jobs to. The one with the asterisk is the default.
+# `slurmnode2`. `STATE` tells what they are doing, and `idle` nodes are free. A **partition** is a set of nodes that you
+# can submit jobs to. The one with the asterisk is the default. If your nodes are called `slurmnode`, you are on the
+# course's own cluster: a real Slurm, whose nodes share one machine.
 #
 # Time to use them. `code/dp_single_node.sh` trains a small GPT on one node. It really trains, on this machine's
 # CPU. How many minutes will 1,000 steps take? Commit to a number before you run the job. Predictions are not graded,
@@ -77,7 +78,7 @@ guess_minutes = 5.0
 
 # %% [markdown]
 # The `!` passes a line to the shell, as if you had typed it in a terminal. Everything after the script's name goes to
-# the training program.
+# the training program: train for 1,000 steps, log each of them, use 4 samples per step, and do not evaluate.
 
 # %% tags=["explore"] short={"iters 1000": "iters 4"}
 !sbatch code/dp_single_node.sh --train-iters 1000 --log-interval 1 --global-batch-size 4 --eval-iters 0
@@ -148,16 +149,17 @@ def steps_for(tokens, global_batch, sequence_length):
 check.function(
     steps_for,
     cases=[{"tokens": 1_000_000, "global_batch": 4, "sequence_length": 256},
-           {"tokens": 8192, "global_batch": 8, "sequence_length": 256}],
-    expected=[977, 4],
+           {"tokens": 8192, "global_batch": 8, "sequence_length": 256},
+           {"tokens": 3073, "global_batch": 4, "sequence_length": 256}],
+    expected=[977, 4, 4],
     hints={
-        "That is not enough: after these steps, some tokens are left. Round up.": [976, 4],
+        "That is not enough: after these steps, some tokens are left. Round up.": [976, 4, 3],
         "That would be steps that train on one token of each sample. How many tokens does a sample have?":
-            [250_000, 1024],
+            [250_000, 1024, 769],
         "That would be steps that train on one sample each. How many samples does a step have?":
-            [3907, 32],
-        "A fraction of a step cannot run: return an int.": [976.5625, 4.0],
-        "That is one step too many if the division comes out even.": [977, 5],
+            [3907, 32, 13],
+        "A fraction of a step cannot run: return an int.": [976.5625, 4.0, 3.0009765625],
+        "That is one step too many if the division comes out even.": [977, 5, 4],
     })
 ### BEGIN HIDDEN TESTS
 check.function(
@@ -176,6 +178,10 @@ check.function(
 # %% [raw] mutant="steps-for" hint="Round up"
 # def steps_for(tokens, global_batch, sequence_length):
 #     return tokens // (global_batch * sequence_length)
+
+# %% [raw] mutant="steps-for" hint="Round up"
+# def steps_for(tokens, global_batch, sequence_length):
+#     return round(tokens / (global_batch * sequence_length))
 
 # %% [raw] mutant="steps-for" hint="one token of each sample"
 # def steps_for(tokens, global_batch, sequence_length):
@@ -213,7 +219,7 @@ print(f"15.6 trillion tokens at 4 samples of 256 tokens per step: {result(f'{nee
 # %% [markdown]
 # ### Exercise 2: read the pace from one line
 #
-# Write the function that returns both numbers, if the run keeps its pace.
+# Write a function that returns both numbers. Assume that the run keeps its pace.
 
 # %% answer="progress"
 def progress(line, sequence_length):
@@ -304,14 +310,14 @@ check.function(
 # +    return batch * sequence_length / seconds, int(step) * seconds / 60
 
 # %% [markdown]
-# How fast is your own job, and how good was your prediction? The time that is left at step 0 is the time of the whole
-# run.
+# How fast is your own job, and how good was your prediction? After the first step, nearly the whole run is left, so the
+# cell below changes the iteration in the line to 1 and calls your function again.
 
 # %% tags=["explore"]
 latest = logs.lines(first.log, "elapsed time")[-1]
 speed, left = progress(latest, 256)
 print(f"{result(f'{speed:,.0f}')} tokens/s, {result(f'{left:.1f}')} minutes left")
-total = progress(re.sub(r"iteration +\d+/", "iteration 0/", latest), 256)[1]
+total = progress(re.sub(r"iteration +\d+/", "iteration 1/", latest), 256)[1]
 check.compare("minutes for 1,000 steps", guess_minutes, total)
 
 # %% [markdown]
@@ -358,9 +364,10 @@ echo "done"
 # they are comments for the shell, and tell Slurm what the job needs. Slurm runs the script on the job's first node.
 # `srun` then starts the job's **tasks** on its nodes, one here, and `torchrun` starts four ranks in it.
 #
-# The second cell submits eight jobs. It also **drains** `slurmnode2`: no new job starts there until the node is resumed,
-# which you do a few cells below. That is how administrators prepare a repair, and here, the administrator is you.
-# `--dependency=afterok:51` makes a job wait until job 51 has succeeded, and `afterany:51` until it has ended.
+# The second cell submits eight jobs. It also **drains** `slurmnode2`: no new job starts there until the node is
+# resumed, which you do a few cells below. That is how administrators prepare a repair, and here, the administrator is
+# you. `--dependency=afterok:51` makes a job wait until job 51 has succeeded, and `afterany:51` until it has ended,
+# whatever came of it. A job with `--exclusive` shares its node with no other job.
 
 # %% tags=["explore"]
 %%bash
@@ -392,23 +399,26 @@ sinfo --list-reasons
 # |---|---|---|
 # | `Resources`, `Priority` | other jobs have the nodes, or come first | time |
 # | `BeginTime` | it was submitted with `--begin`, or requeued | time |
-# | `ReqNodeNotAvail, Reserved for maintenance` | the nodes are reserved, and it would not end before that | time |
+# | `ReqNodeNotAvail, Reserved for maintenance` | it might still run when the maintenance of its nodes begins | time |
 # | `Dependency` | it waits for other jobs (`--dependency`) | those jobs |
 # | `DependencyNeverSatisfied` | a job that had to succeed has failed | `scontrol update JobId=53 Dependency=` |
 # | `JobHeldUser`, `JobHeldAdmin` | it is held | `scontrol release`, by you or by the administrator |
 # | `ReqNodeNotAvail, UnavailableNodes:...` | it needs nodes that are down or drained | a repair, or other nodes |
-# | `PartitionDown`, `PartitionTimeLimit` | its partition is closed, or its limit is shorter | the administrator |
+# | `PartitionTimeLimit` | its time limit exceeds the partition's | `scontrol update JobId=53 TimeLimit=60` |
+# | `PartitionDown` | its partition is closed | the administrator |
 #
-# Slurm shows one reason at a time, so another one may appear when the first is gone. A job that asks for more CPUs,
-# memory, or GPUs than any node has does not even get into the queue: `sbatch` refuses it.
+# There are many [more](https://slurm.schedmd.com/job_reason_codes.html). Slurm shows one reason at a time, so another
+# one may appear when the first is gone. A job that asks for more CPUs, memory, or GPUs than any node has does not even
+# get into the queue: `sbatch` refuses it.
 
 # %% [markdown]
 # ### Exercise 3: which jobs will never start?
 #
 # Write a function that finds all pending jobs that cannot start unless somebody does something. There is more to it
-# than the reason. Look at `evaluate`: it waits for a job that is held, and nobody has released that. Yet its reason
-# is an innocent `Dependency`. So follow the dependencies, along chains of any length. A comma in that column means
-# that *all* of the dependencies must be fulfilled. A job that is not in the table is running, and will end.
+# than the reason. Look at `evaluate`: it waits for `draft`, which is held, and nobody has released it. Yet its
+# reason is an innocent `Dependency`. So follow the dependencies, along chains of any length. A comma in that column
+# means that *all* of the dependencies must be fulfilled. A job that is not in the table is running, and will end. The
+# reasons in the checks are those of the table above.
 
 # %% answer="never-start"
 def never_start(table):
@@ -455,29 +465,32 @@ chains = """\
 20|Dependency|afterok:7(unfulfilled)
 170|Priority|(null)
 171|Dependency|afterok:170(unfulfilled)
+22|Dependency|afternotok:17(unfulfilled)
 17|JobHeldUser|(null)
 """
 check.function(
     never_start, cases=[(reasons,), (chains,), ("",)],
-    expected=[[34, 35, 38, 39, 40, 41], [21, 18, 19, 17], []],
+    expected=[[34, 35, 38, 39, 40, 41], [21, 18, 19, 22, 17], []],
     hints={
         "A job whose dependency will never start will never start, either. Its own reason does not show that.":
             [[34, 35, 38, 39, 40, 41], [17], []],
         "You followed the dependencies one step. Chains can be longer.":
-            [[34, 35, 38, 39, 40, 41], [18, 17], []],
+            [[34, 35, 38, 39, 40, 41], [18, 22, 17], []],
+        "Job 18 waits for two jobs, and one of them will never start.":
+            [[34, 35, 38, 39, 40, 41], [22, 17], []],
         "Job 21 is above the job that it waits for: one pass from top to bottom is not enough.":
-            [[34, 35, 38, 39, 40, 41], [18, 19, 17], []],
+            [[34, 35, 38, 39, 40, 41], [18, 19, 22, 17], []],
         "Reserved for maintenance: the nodes come back when the maintenance is over.":
-            [[34, 35, 36, 38, 39, 40, 41], [21, 18, 19, 17], []],
+            [[34, 35, 36, 38, 39, 40, 41], [21, 18, 19, 22, 17], []],
         "BeginTime passes by itself.":
-            [[33, 34, 35, 38, 39, 40, 41], [21, 18, 19, 17], []],
+            [[33, 34, 35, 38, 39, 40, 41], [21, 18, 19, 22, 17], []],
         "Not every dependency is lost. A job that is not in the table is running, and one with the reason "
         "Priority will get its turn.":
-            [[34, 35, 37, 38, 39, 40, 41], [21, 18, 19, 20, 171, 17], []],
+            [[34, 35, 37, 38, 39, 40, 41], [21, 18, 19, 20, 171, 22, 17], []],
         "Return job IDs as ints.":
-            [["34", "35", "38", "39", "40", "41"], ["21", "18", "19", "17"], []],
+            [["34", "35", "38", "39", "40", "41"], ["21", "18", "19", "22", "17"], []],
         "Job 171 waits for job 170, which is not job 17.":
-            [[34, 35, 38, 39, 40, 41], [21, 18, 19, 171, 17], []],
+            [[34, 35, 38, 39, 40, 41], [21, 18, 19, 171, 22, 17], []],
     })
 ### BEGIN HIDDEN TESTS
 STUCK = ["DependencyNeverSatisfied", "JobHeldUser", "JobHeldAdmin", "PartitionDown", "PartitionTimeLimit",
@@ -529,6 +542,10 @@ check.function(never_start, cases=[(one["queue"][0],) for one in drawn],
 # +    stuck |= {int(job) for job, _, dependencies in rows
 # +              if stuck & set(map(int, re.findall(r":(\d+)", dependencies)))}
 
+# %% [raw] mutant="never-start" hint="one of them will never start"
+# -                  if stuck & set(map(int, re.findall(r":(\d+)", dependencies)))}
+# +                  if set(map(int, re.findall(r":(\d+)", dependencies) or [0])) <= stuck}
+
 # %% [raw] mutant="never-start" hint="one pass from top to bottom"
 # -    size = -1
 # -    while size != len(stuck):  # until no more jobs are found
@@ -572,7 +589,8 @@ for job in never_start(queue):
 # The count job is among them: its script names the node that is drained. Pinning a job to a node is rarely a good
 # idea. Ask for what the job needs, and let Slurm find a node that has it.
 #
-# Cancel the other jobs, and repair the node. Then nothing stands in the way of the count.
+# Cancel the other jobs, and resume the node. Then nothing stands in the way of the count, and `jobs.wait()` waits until
+# the job that you submitted last has ended.
 
 # %% tags=["explore"]
 %%bash
@@ -595,22 +613,26 @@ count = jobs.wait()
 
 # %% [markdown]
 # There is no result, but a long log. (It is in `code/`, because a relative path in `--output` begins in the folder in
-# which `sbatch` was called.) The job ended with `done`, so Slurm believes that all went well: the state and the exit
-# code of a job are those of its script, and the exit code of a script is that of its last command.
+# which `sbatch` was called.) Slurm believes that all went well, because a job's state and exit code are those of its
+# script, and a script's exit code is that of its last command. Here, that is `echo`, and its exit code is 0, which
+# means success.
 #
 # The last lines of the log name a rank, but no error. In a distributed program, the ranks depend on each other. When
 # one of them fails, the others lose their connection to it, and each fails with an error of its own. Then `torchrun`
-# stops whatever is left and prints a summary, and `srun` reports the exit code. One cause, a hundred lines. So do not
-# read a log from its end. Look for the **first cause**: the first error that is not a consequence of another one.
+# stops whatever is left and prints a summary, and `srun` reports the exit code. One cause leads to dozens of lines, so
+# do not read a log from its end. Look for the **first cause**: the first error that is not a consequence of another
+# one.
 #
-# If an exception ends a rank, PyTorch begins each line of its traceback with the rank, such as `[rank2]: `. The
-# traceback's inner lines are indented. The line after them has the error itself:
+# If an exception ends a rank whose process group exists, PyTorch begins each line of its traceback with the rank, such
+# as `[rank2]: `. The traceback's inner lines are indented. The line after them has the error itself. (An error's
+# message can have more lines after that one. They are not indented, either.)
 
 # %% tags=["explore"]
 !grep -nE "^\[rank[0-9]+\]: [A-Za-z]" {count.log}
 
 # %% [markdown]
-# You recognize a consequence by its text. A rank that only lost another one prints one of these:
+# You recognize a consequence by its text. It comes from the library that ranks communicate through, which is **Gloo**
+# on CPUs and **NCCL** on GPUs. A rank that only lost another one prints one of these:
 #
 # | text in the error | who prints it |
 # |---|---|
@@ -622,9 +644,9 @@ count = jobs.wait()
 # ### Exercise 4: the first cause
 #
 # Write a function that finds the first cause in any such log. Consequences may come before it, because the lines of
-# several processes arrive in any order. If several ranks have errors of their own, return the first one in the log,
-# which is the best guess without time stamps. Do not rely on the summary: every `torchrun` only knows which of its own
-# ranks ended first, and that may be one that lost a rank on another node.
+# several processes arrive in any order; the lines of one traceback stay together. If several ranks have errors of their
+# own, return the first one in the log, which is the best guess without time stamps. Do not rely on the summary: every
+# `torchrun` only knows which of its own ranks ended first, and that may be one that lost a rank on another node.
 
 # %% answer="first-cause"
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting",
@@ -640,8 +662,9 @@ def first_cause(log):
     (2, "ValueError: the batch is empty"); None if every rank's error is a consequence.
     """
     ### BEGIN SOLUTION
-    for rank, text in re.findall(r"^\[rank(\d+)\]: (\w.*)$", log, re.M):
-        if not text.startswith("Traceback") and not any(words in text for words in LOST):
+    # An error is the line after an indented one.
+    for rank, text in re.findall(r"^\[rank\d+\]:  .*\n\[rank(\d+)\]: (\w.*)$", log, re.M):
+        if not any(words in text for words in LOST):
             return int(rank), text
     return None
     ### END SOLUTION
@@ -659,10 +682,10 @@ def failed_log(errors, blamed, node="slurmnode1"):
              "[rank0]:[W1123 11:49:55.120 socket.cpp:760] [c10d] The IPv6 network addresses of (node1, 29500) "
              "cannot be retrieved (gai error: -2 - Name or service not known)."]
     for rank, error in errors:
-        lines += [f"[rank{rank}]: {text}" for text in (
+        lines += [f"[rank{rank}]: {text}" for text in [
             "Traceback (most recent call last):", '  File "/work/ada/train.py", line 85, in <module>', "    main()",
             '  File "/work/ada/train.py", line 61, in main', "    raise RuntimeError(message)",
-            "          ^^^^^^^^^^^^^^^^^^^^", error)]
+            "          ^^^^^^^^^^^^^^^^^^^^", *error.splitlines()]]
     lines += ["W1123 11:49:56.649 575 torch/distributed/elastic/api.py:1028] Sending process 602 closing signal",
               "Traceback (most recent call last):", '  File "/usr/bin/torchrun", line 8, in <module>',
               "    sys.exit(main())", "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
@@ -674,14 +697,15 @@ def failed_log(errors, blamed, node="slurmnode1"):
 # %% check="first-cause" points=4
 closed = "RuntimeError: Connection closed by peer"
 late = "RuntimeError: Timed out waiting 1800000ms"
-exited = "DistBackendError: NCCL error: remote process exited"
+exited = "torch.distributed.DistBackendError: NCCL error, remote process exited"
+refused = "Last error:\nsocketProgressOpt: call to recv failed: Connection refused"  # NCCL has more to tell
 check.function(
     first_cause,
     cases=[(failed_log([(0, "FileNotFoundError: no a.json"), (1, closed), (3, closed)], blamed=0),),
            (failed_log([(1, closed), (2, "RuntimeError: the batch has 0 samples"), (4, "KeyError: 'lr'"),
                         (0, "BrokenPipeError: [Errno 32] Broken pipe"), (6, "ValueError: the loss is NaN"),
                         (3, late)], blamed=3),),
-           (failed_log([(5, exited), (17, "KeyError: 'text'"), (4, closed)], blamed=4),),
+           (failed_log([(5, f"{exited}\n{refused}"), (17, "KeyError: 'text'"), (4, closed)], blamed=4),),
            (failed_log([(5, closed), (7, "AssertionError")], blamed=5),),
            (failed_log([(2, late), (0, closed)], blamed=2),)],
     expected=[(0, "FileNotFoundError: no a.json"), (2, "RuntimeError: the batch has 0 samples"),
@@ -692,7 +716,7 @@ check.function(
             [(0, "    raise RuntimeError(message)"), "", "", "", ""],
         "That is the first error in the log, and it is a consequence: this rank lost another one.":
             ["", (1, "RuntimeError: Connection closed by peer"),
-             (5, "DistBackendError: NCCL error: remote process exited"),
+             (5, "torch.distributed.DistBackendError: NCCL error, remote process exited"),
              (5, "RuntimeError: Connection closed by peer"), (2, "RuntimeError: Timed out waiting 1800000ms")],
         "That is the rank that torchrun's summary names. It can be one that lost another rank.":
             ["", (3, "RuntimeError: Timed out waiting 1800000ms"),
@@ -701,6 +725,8 @@ check.function(
             ["", (4, "KeyError: 'lr'"), "", "", ""],
         "That is the last cause in the log. The first one counts.":
             ["", (6, "ValueError: the loss is NaN"), "", "", ""],
+        "That is a later line of rank 5's message. The error is in the line after the indented ones.":
+            ["", "", (5, "Last error:"), "", ""],
         "A rank can have more than one digit.": ["", "", None, "", ""],
         "An error without a message, such as AssertionError, has no colon.": ["", "", "", None, ""],
         "All errors in this log are consequences, so the cause is not among them.":
@@ -716,7 +742,8 @@ OWN = ["ValueError: axes don't match array", "RuntimeError: CUDA error: device-s
 def any_log(source):
     """Draw a log; return it and its first cause."""
     ranks = source.sample(range(24), source.randrange(1, 7))
-    errors = [(rank, source.choice([*OWN, closed, late, exited, "RuntimeError: Connection reset by peer",
+    errors = [(rank, source.choice([*OWN, closed, late, f"{exited}\n{refused}",
+                                    "RuntimeError: Connection reset by peer",
                                     "BrokenPipeError: [Errno 32] Broken pipe"])) for rank in ranks]
     causes = [(rank, error) for rank, error in errors if error in OWN]
     return failed_log(errors, source.choice(ranks)), causes[0] if causes else None
@@ -728,35 +755,41 @@ check.function(first_cause, cases=[(one["log"][0],) for one in drawn],
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="first-cause" hint="it is a consequence"
-# -        if not text.startswith("Traceback") and not any(words in text for words in LOST):
-# +        if not text.startswith("Traceback"):
+# -        if not any(words in text for words in LOST):
+# +        if True:
 
 # %% [raw] mutant="first-cause" hint="summary names"
-# -    for rank, text in re.findall(r"^\[rank(\d+)\]: (\w.*)$", log, re.M):
-# -        if not text.startswith("Traceback") and not any(words in text for words in LOST):
+# -    for rank, text in re.findall(r"^\[rank\d+\]:  .*\n\[rank(\d+)\]: (\w.*)$", log, re.M):
+# -        if not any(words in text for words in LOST):
 # -            return int(rank), text
 # -    return None
 # +    blamed = int(re.search(r"rank      : (\d+)", log)[1])
 # +    return blamed, re.findall(rf"^\[rank{blamed}\]: (\w.*)$", log, re.M)[-1]
 
 # %% [raw] mutant="first-cause" hint="not at its type"
-# -        if not text.startswith("Traceback") and not any(words in text for words in LOST):
-# +        if not text.startswith(("Traceback", "RuntimeError", *LOST)) and "Broken pipe" not in text:
+# -        if not any(words in text for words in LOST):
+# +        if not text.startswith("RuntimeError") and not any(words in text for words in LOST):
 
 # %% [raw] mutant="first-cause" hint="The first one counts"
-# -    for rank, text in re.findall(r"^\[rank(\d+)\]: (\w.*)$", log, re.M):
-# +    for rank, text in reversed(re.findall(r"^\[rank(\d+)\]: (\w.*)$", log, re.M)):
+# -    for rank, text in re.findall(r"^\[rank\d+\]:  .*\n\[rank(\d+)\]: (\w.*)$", log, re.M):
+# +    for rank, text in reversed(re.findall(r"^\[rank\d+\]:  .*\n\[rank(\d+)\]: (\w.*)$", log, re.M)):
 
 # %% [raw] mutant="first-cause" hint="more than one digit"
-# -    for rank, text in re.findall(r"^\[rank(\d+)\]: (\w.*)$", log, re.M):
-# +    for rank, text in re.findall(r"^\[rank(\d)\]: (\w.*)$", log, re.M):
+# -    for rank, text in re.findall(r"^\[rank\d+\]:  .*\n\[rank(\d+)\]: (\w.*)$", log, re.M):
+# +    for rank, text in re.findall(r"^\[rank\d\]:  .*\n\[rank(\d)\]: (\w.*)$", log, re.M):
 
 # %% [raw] mutant="first-cause" hint="has no colon"
-# -    for rank, text in re.findall(r"^\[rank(\d+)\]: (\w.*)$", log, re.M):
-# +    for rank, text in re.findall(r"^\[rank(\d+)\]: (\w[\w.]*: .*)$", log, re.M):
+# -    for rank, text in re.findall(r"^\[rank\d+\]:  .*\n\[rank(\d+)\]: (\w.*)$", log, re.M):
+# +    for rank, text in re.findall(r"^\[rank\d+\]:  .*\n\[rank(\d+)\]: (\w[\w.]*: .*)$", log, re.M):
+
+# %% [raw] mutant="first-cause" hint="a later line of rank 5's message"
+# -    for rank, text in re.findall(r"^\[rank\d+\]:  .*\n\[rank(\d+)\]: (\w.*)$", log, re.M):
+# -        if not any(words in text for words in LOST):
+# +    for rank, text in re.findall(r"^\[rank(\d+)\]: (\w.*)$", log, re.M):
+# +        if not text.startswith("Traceback") and not any(words in text for words in LOST):
 
 # %% [raw] mutant="first-cause" hint="a line of the program"
-# -    for rank, text in re.findall(r"^\[rank(\d+)\]: (\w.*)$", log, re.M):
+# -    for rank, text in re.findall(r"^\[rank\d+\]:  .*\n\[rank(\d+)\]: (\w.*)$", log, re.M):
 # +    for rank, text in re.findall(r"^\[rank(\d+)\]: (.*Error.*)$", log, re.M):
 
 # %% [raw] mutant="first-cause" hint="The rank is an int"
@@ -796,13 +829,12 @@ lost = jobs.wait()
 # Write `code/my_count.sh`, a repaired copy of `code/count.sh` (it is above Exercise 3). It must
 #
 # 1. start on any free node;
-# 2. write the result to `megatron/logs/tokens.json` in the workspace, whichever folder it is submitted from: begin the
-#    path at `$LAB_HOME`;
-# 3. fail if the count fails. `set -euo pipefail` ends a script at the first command that fails, including those in a
-#    pipe, and also if a variable is not set.
+# 2. write the result to `megatron/logs/tokens.json` in the workspace, whichever folder it is submitted from;
+# 3. fail, with the program's exit code, if the count fails. `set -euo pipefail` ends a script at the first command that
+#    fails, including those in a pipe, and also if a variable is not set.
 #
-# Everything else stays as it is. The check does not read the script's text. It runs the script with stand-ins for
-# `srun` and `torchrun`, and finds out what it would do.
+# Everything else stays as it is. Only what the script does counts, not how it is written: the check runs it from two
+# folders, with stand-ins for `srun` and `torchrun` that record how they are called.
 
 # %% answer="my-count"
 %%writefile code/my_count.sh
@@ -825,25 +857,29 @@ echo "done"
 ### END SOLUTION
 
 # %% check="my-count" points=2
+from itertools import pairwise
+
 # It starts four ranks on any node.
-job = check.program("code/my_count.sh", "count_tokens.py")
+job = check.program("code/my_count.sh", "count_tokens.py", submitted_from="code")
 check.that((job.nodes, job.ranks_per_node) == (1, 4),
            f"It starts {job.nodes} x {job.ranks_per_node} ranks instead of 1 x 4.")
 check.that(job.run.cpus_per_task == "4", "Its ranks no longer share 4 CPUs: leave --cpus-per-task as it was.")
 check.that("nodelist" not in job.directives and "exclude" not in job.directives,
            "It still depends on certain nodes. When one of them is drained, the job may wait forever.")
-check.that(job.directives.get("output") in ("%x_%j.txt", "./%x_%j.txt"),
+check.that(job.directives.get("output", "").replace("%x", "count") in ("count_%j.txt", "./count_%j.txt"),
            "The log is somewhere else now. --output=%x_%j.txt works from every folder.")
-# It reads and writes the right files.
-words = " ".join(job.run.arguments).replace("=", " ")
-check.that("--result megatron/logs/tokens.json" not in words,
-           "The result's path is still relative. Begin it at $LAB_HOME.")
-check.that("--result $LAB_HOME/megatron/logs/tokens.json" in words
-           and "--data $LAB_HOME/data/bpe-4096/text_document.bin" in words,
-           "The files are not those of the exercise: $LAB_HOME/data/bpe-4096/text_document.bin and "
-           "$LAB_HOME/megatron/logs/tokens.json.")
-# It fails if the program does.
-failed = check.program("code/my_count.sh", "count_tokens.py", ends=1)
+# It reads and writes the right files, whichever folder it is submitted from, and fails if the program does.
+failed = check.program("code/my_count.sh", "count_tokens.py", submitted_from=".", ends=1)
+for folder, run in (("code", job.run), ("the workspace", failed.run)):
+    words = " ".join(run.arguments).replace("=", " ").split()
+    files = {flag: run.absolute(path) for flag, path in pairwise(words)}
+    check.that(run.absolute(run.trainer) == "$LAB_HOME/code/count_tokens.py",
+               f"Submitted from {folder}, it starts {run.absolute(run.trainer)}, which does not exist.")
+    check.that(files.get("--data") == "$LAB_HOME/data/bpe-4096/text_document.bin",
+               f"Submitted from {folder}, it counts the tokens of {files.get('--data')}.")
+    check.that(files.get("--result") == "$LAB_HOME/megatron/logs/tokens.json",
+               f"Submitted from {folder}, it writes the result to {files.get('--result')}. A relative path begins in "
+               "the current folder.")
 check.that(failed.status == 1, "The program failed with exit code 1, and the script ends with "
            f"{failed.status}. Slurm would show COMPLETED.")
 
@@ -852,11 +888,27 @@ check.that(failed.status == 1, "The program failed with exit code 1, and the scr
 # +#SBATCH --cpus-per-task=4
 # +#SBATCH -w slurmnode1
 
-# %% [raw] mutant="my-count" hint="Begin it at $LAB_HOME"
+# %% [raw] mutant="my-count" hint="it writes the result to"
 # -    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result "$LAB_HOME/megatron/logs/tokens.json"
 # +    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result megatron/logs/tokens.json
 
-# %% [raw] mutant="my-count" hint="not those of the exercise"
+# %% [raw] mutant="my-count" hint="it writes the result to"
+# -    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result "$LAB_HOME/megatron/logs/tokens.json"
+# +    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result ../megatron/logs/tokens.json
+
+# %% [raw] mutant="my-count" hint="which does not exist"
+# -    "$LAB_HOME/code/count_tokens.py" \
+# +    count_tokens.py \
+
+# %% [raw] mutant="my-count" hint="it counts the tokens of"
+# -    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result "$LAB_HOME/megatron/logs/tokens.json"
+# +    --data data/bpe-4096/text_document.bin --result "$LAB_HOME/megatron/logs/tokens.json"
+
+# %% [raw] mutant="my-count" hint="it writes the result to"
+# -    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result "$LAB_HOME/megatron/logs/tokens.json"
+# +    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result '$LAB_HOME/megatron/logs/tokens.json'
+
+# %% [raw] mutant="my-count" hint="it writes the result to"
 # -    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result "$LAB_HOME/megatron/logs/tokens.json"
 # +    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result /work/ada/megatron/logs/tokens.json
 
@@ -891,12 +943,14 @@ repaired = jobs.wait()
 # You have read and repaired scripts. Now write one. Two directives need a closer look.
 #
 # - **`--time`** is the time limit. When it expires, Slurm kills the job, so a limit that is too short costs you the
-#   run. One that is too long makes you wait: Slurm fits short jobs into gaps before longer ones, which is called
-#   **backfill**. `--time=90` means 90 minutes, `2:00` means two *minutes*, `2:00:00` two hours, and `1-12` a day and
-#   twelve hours.
-# - **`--cpus-per-task`** is how many CPUs each task has. Since Slurm 22.05, `srun` ignores it unless you pass it on,
-#   with `srun --cpus-per-task="$SLURM_CPUS_PER_TASK"`. If you forget that, all ranks of a task may share one CPU, and
-#   your job is slow without a message.
+#   run. One that is too long makes you wait: Slurm lets a short job go first if it fits into a gap and delays no job
+#   ahead of it, which is called [**backfill**](https://slurm.schedmd.com/sched_config.html). `--time=90` means 90
+#   minutes, `2:00` means two *minutes*, `2:00:00` two hours, and `1-12` a day and twelve hours.
+# - **`--cpus-per-task`** is how many CPUs each task has.
+#   [Since Slurm 22.05](https://slurm.schedmd.com/sbatch.html#OPT_cpus-per-task), `srun` ignores it unless you pass it
+#   on, with `srun --cpus-per-task="$SLURM_CPUS_PER_TASK"`. If you forget that, all ranks of a task may share one CPU,
+#   and your job is slow without a message. The ranks of a task share its CPUs: `OMP_NUM_THREADS` is how many CPU
+#   threads each rank computes with.
 #
 # In `--output`, Slurm replaces `%x` with the job name and `%j` with the job ID, so no job overwrites another one's
 # log. Shell variables such as `$LAB_HOME` are not replaced in directives.
@@ -909,7 +963,8 @@ repaired = jobs.wait()
 # 1. the header: the name `my_first`, **one** node, **one** task per node, **4** CPUs per task, a time limit of
 #    **10 minutes**, and a log in `megatron/logs` with the job's name and ID in its name;
 # 2. the launch line: `srun` passes the CPUs on and starts one `torchrun --standalone` (all ranks are on one node),
-#    which starts **two** ranks of `"$PROGRAM"` with the flags `$FLAGS`.
+#    which starts **two** ranks of `"$PROGRAM"` with the flags `$FLAGS`. Write `$FLAGS` without quotes, so that the
+#    shell splits it into words.
 
 # %% answer="my-first"
 %%writefile code/my_first.sh
@@ -938,23 +993,43 @@ srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_no
 ### END SOLUTION
 
 # %% check="my-first" points=3
+import re
+
+
+def seconds_of(limit):
+    """Return a time limit of Slurm's in seconds, or None if it is not one."""
+    match = re.fullmatch(r"(?:(\d{1,5})-)?(\d{1,5})(?::(\d{1,5}))?(?::(\d{1,5}))?", limit)
+    if not match:
+        return None
+    days, *rest = match.groups()
+    fields = [int(field) for field in rest if field]
+    hours, minutes, seconds = ([*fields, 0, 0] if days or len(fields) == 3 else [0, *fields, 0])[:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
 script = check.script("code/my_first.sh", only=[])
-header = script.directives
+header = dict(script.directives)
+if "ntasks" in header:  # the same on one node
+    header.setdefault("ntasks-per-node", header["ntasks"])
 asked = {"job-name": "my_first", "nodes": "1", "ntasks-per-node": "1", "cpus-per-task": "4"}
 wrong = [f"--{name} is {header.get(name, 'missing')} instead of {value}."
          for name, value in asked.items() if header.get(name) != value]
 check.that(not wrong, "The header differs from the exercise. " + " ".join(wrong))
 check.that(script.run.cpus_per_task == "4", "The tasks of srun do not get the job's 4 CPUs: pass --cpus-per-task on.")
 limit = header.get("time", "missing")
-check.that(limit in ("10", "10:00", "0:10:00", "00:10:00", "0-00:10", "0-00:10:00"),
+check.that(seconds_of(limit) == 600,
            f"The time limit is {limit}, which is not 10 minutes. Two numbers with a colon are minutes and seconds.")
-output = header.get("output", "").replace("%x", "my_first")
+output = header.get("output", "").replace("%x", "my_first").removeprefix("./")
 check.that(output.startswith("megatron/logs/") and "my_first" in output and "%j" in output,
            "The log belongs in megatron/logs, with the job's name (%x) and ID (%j) in its name.")
 
 # %% [raw] mutant="my-first" hint="which is not 10 minutes"
 # -#SBATCH --time=00:10:00
 # +#SBATCH --time=00:10
+
+# %% [raw] mutant="my-first" hint="which is not 10 minutes"
+# -#SBATCH --time=00:10:00
+# +#SBATCH --time=0-10
 
 # %% [raw] mutant="my-first" hint="unbound variable"
 # -#SBATCH --cpus-per-task=4
@@ -1046,6 +1121,6 @@ plots.loss(my_first=log)
 # - [Bekman, *Machine Learning Engineering*](https://github.com/stas00/ml-engineering/tree/master/orchestration/slurm):
 #   Slurm for people who train models, with the tricks that the manuals do not have.
 # - [Zhang et al., 2022](https://arxiv.org/abs/2205.01068), *OPT: Open Pre-trained Transformer Language Models*:
-#   Section 2.5 tells how a run of two months on 992 GPUs survived at least 35 manual restarts.
+#   Section 2.5 describes how a run of two months on 992 GPUs survived at least 35 manual restarts.
 # - [torchrun's documentation](https://docs.pytorch.org/docs/stable/elastic/run.html): what it starts, what it
 #   restarts, and how it propagates failures.

@@ -33,6 +33,7 @@ class Launch:
     host: str  # the node's name
     background: bool  # started with &
     variables: dict[str, str]
+    folder: str = ""  # in which it starts; "" if unknown
 
     @cached_property
     def torchrun(self) -> Torchrun | BadCommand:
@@ -68,8 +69,9 @@ def _launch(entry: Any) -> Launch:
     if not isinstance(entry["arguments"], list) or len(entry["arguments"]) > MOST_WORDS:
         raise TypeError(f"a program with no list of at most {MOST_WORDS} arguments")
     launch = Launch(entry["program"], tuple(entry["arguments"]), entry["step"], entry["task"],
-                    entry["host"], entry["background"], dict(entry["variables"]))
-    words = (launch.program, launch.host, *launch.arguments, *launch.variables,
+                    entry["host"], entry["background"], dict(entry["variables"]),
+                    entry.get("folder", ""))
+    words = (launch.program, launch.host, launch.folder, *launch.arguments, *launch.variables,
              *launch.variables.values())
     if not (all(type(word) is str for word in words)
             and all(type(number) is int for number in (launch.step, launch.task))

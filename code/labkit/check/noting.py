@@ -35,12 +35,20 @@ def write_down(record: str, program: str, arguments: list[str], step: int | None
              "step": str(step),
              "task": str(int(os.environ.get("SLURM_PROCID", "0"))),
              "host": _json(os.environ.get("SLURMD_NODENAME", "")),
+             "folder": _json(_folder()),
              "background": "true" if in_background() else "false",
              "variables": f"{{{', '.join(variables)}}}"}
     line = "{" + ", ".join(f'"{name}": {value}' for name, value in entry.items()) + "}\n"
     file = os.open(record, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, line.encode())
     os.close(file)
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # the script has deleted it
+        return ""
 
 
 def _json(text: str) -> str:

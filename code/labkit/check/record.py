@@ -62,14 +62,17 @@ def record(home: Path, path: str, trial: Trial = USUAL) -> dict[str, Any]:
                      f"that: run `sed -i 's/\\r$//' {path}`, or let your editor save it with LF")
         script = script.replace("\r\n", "\n")
     with tempfile.TemporaryDirectory(prefix="lab-script-") as folder:
-        scratch = Path(folder) / "workspace"
+        scratch = Path(folder).resolve() / "workspace"
         _lay_out(home, scratch)
         for name in trial.finds:
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             (scratch / name).touch()
+        (scratch / trial.submitted_from).mkdir(parents=True, exist_ok=True)
         launches, status, output = _run(script, Path(folder), scratch, found, notes, trial)
     for entry in launches:
-        entry["arguments"] = [_unscratched(word, scratch) for word in entry["arguments"]]
+        entry["arguments"] = [_unscratched(word.replace("$LAB_HOME", r"\$LAB_HOME"), scratch)
+                              for word in entry["arguments"]]  # the shell has not expanded it
+        entry["folder"] = _unscratched(str(entry.get("folder", "")), scratch)
     return {"directives": found, "notes": notes, "launches": launches, "exit": status,
             "output": _unscratched(output, scratch)}
 
@@ -150,9 +153,11 @@ def _run(script: str, folder: Path, scratch: Path, found: dict[str, str], notes:
     # Classic scripts name the workspace /dli.
     script = re.sub(r"/dli(?=[/\s'\"]|$)", str(scratch), script, flags=re.M)
     (folder / "script").write_text(BY_PATH.sub(rf"{programs}/\1", script))
+    submitted_from = scratch / trial.submitted_from
+    chdir = submitted_from / found.get("chdir", ".")
     env = _allocation(found, notes) | {
         "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin", "HOME": str(scratch),
-        "LAB_HOME": str(scratch), "SLURM_SUBMIT_DIR": str(scratch)}
+        "LAB_HOME": str(scratch), "SLURM_SUBMIT_DIR": str(submitted_from)}
     env = options.exported(found.get("export"), env)
     if "ALL" not in found.get("export", "ALL").split(","):
         env["SLURM_EXPORT_ENV"] = found["export"]
@@ -163,7 +168,7 @@ def _run(script: str, folder: Path, scratch: Path, found: dict[str, str], notes:
         words = [sys.executable, "-I", "-S", "-c", START, limited]
     with open(folder / "output", "w+b") as output:
         process = subprocess.Popen(
-            words, cwd=scratch, env=env,
+            words, cwd=chdir if chdir.is_dir() else submitted_from, env=env,
             stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True)
         status: int | None = None
         try:

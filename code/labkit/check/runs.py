@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import posixpath
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,10 +36,20 @@ class Run:
     rdzv_id: str = ""  # of torchrun's rendezvous; "none" where its backend is not told one
     cpus_per_task: str = ""  # that srun asks for: by --cpus-per-task or SRUN_CPUS_PER_TASK
     bound: int | None = None  # CPUs that taskset or numactl leaves to a task; None without them
+    folder: str = ""  # in which it starts
 
     @property
     def world_size(self) -> int:
         return self.nodes * self.ranks_per_node
+
+    def absolute(self, path: str) -> str:
+        """Return a path that the program is given as an absolute one.
+
+        Paths in the workspace begin with $LAB_HOME; relative ones begin in the run's folder.
+        """
+        if not path.startswith(("/", "$LAB_HOME/")):
+            path = f"{self.folder}/{path}"
+        return posixpath.normpath(path)
 
 
 def together(launches: list[Launch]) -> list[list[Launch]]:
@@ -209,7 +220,8 @@ def _run(nodes: int, per_node: int, flags: Config | None, problems: list[str],
     assert at is not None
     settings = {name: value for launch in launches for name, value in launch.variables.items()
                 if name in SETTINGS}
-    made = Run(nodes, per_node, flags, tuple(problems), words[at], tuple(words[at + 1:]), settings)
+    made = Run(nodes, per_node, flags, tuple(problems), words[at], tuple(words[at + 1:]), settings,
+               folder=launches[0].folder)
     told = launches[0].torchrun if launches[0].program == "torchrun" else None
     made = replace(made, bound=min(_bound(launches), default=None))
     return replace(made, backend=told.backend, rdzv_id=told.rdzv_id) if isinstance(

@@ -40,12 +40,14 @@ class Trial:
         finds: empty files, relative to the workspace, that exist before it starts.
         writes: empty files, relative to the workspace, that the programs it starts leave.
         ends: the exit code of the programs that it starts with torchrun or python.
+        submitted_from: the folder, relative to the workspace, in which sbatch is called.
     """
 
     arguments: tuple[str, ...] = ()
     finds: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     ends: int = 0
+    submitted_from: str = "."
 
 
 USUAL = Trial()  # no arguments, and every program succeeds

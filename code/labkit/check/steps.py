@@ -72,6 +72,8 @@ def _srun(record: str, arguments: list[str]) -> int:
     linger(record)
     step = next_step(record)
     write_down(record, "srun", [f"--{name}={value}" for name, value in asked.items()], step)
+    chdir = asked.get("chdir", "")
+    folder = chdir if os.path.isdir(chdir) else None
     task = status = 0
     whole = options.exported(asked.get("export") or os.environ.get("SLURM_EXPORT_ENV"),
                              dict(os.environ))
@@ -82,7 +84,8 @@ def _srun(record: str, arguments: list[str]) -> int:
                    "SLURM_PROCID": str(task), "SLURM_NODEID": str(node),
                    "SLURM_LOCALID": str(local), "SLURM_NTASKS": str(sum(tasks)),
                    "SLURMD_NODENAME": names[node]}
-            status = subprocess.run(command, env=env, stdin=subprocess.DEVNULL).returncode or status
+            status = subprocess.run(command, env=env, cwd=folder,
+                                    stdin=subprocess.DEVNULL).returncode or status
             task += 1
     return status
 

@@ -65,3 +65,22 @@ def test_a_script_gets_its_arguments_and_finds_files(program):
 def test_a_program_that_would_go_wrong_is_no_job(program, old, new, says):
     with pytest.raises(Failed, match=says):
         program(REQUEUE.replace(old, new), ends=1)
+
+
+@pytest.mark.parametrize(("start", "folder"), [
+    ("torchrun", "$LAB_HOME/code"), ("cd $LAB_HOME; torchrun", "$LAB_HOME"),
+    ("srun torchrun", "$LAB_HOME/code"), ("srun --chdir=$LAB_HOME/data torchrun", "$LAB_HOME/data"),
+    ("srun -D data torchrun", "$LAB_HOME/code"),  # there is no code/data
+    ("#SBATCH --chdir=../data\nsrun torchrun", "$LAB_HOME/data"),
+    ("cd $SLURM_SUBMIT_DIR/..; srun bash -c 'cd data && exec torchrun \"$@\"' -",
+     "$LAB_HOME/data")])
+def test_a_relative_path_begins_in_the_folder_where_the_program_starts(program, start, folder):
+    run = program(f"{SHEBANG}{start} mine.py x ./y/../z $LAB_HOME/w /etc/v\n",
+                  submitted_from="code").run
+    assert [run.absolute(path) for path in (run.trainer, *run.arguments)] == [
+        f"{folder}/mine.py", f"{folder}/x", f"{folder}/z", "$LAB_HOME/w", "/etc/v"]
+
+
+def test_a_variable_that_the_shell_does_not_expand_is_not_the_workspace(program):
+    run = program(f"{SHEBANG}torchrun mine.py '$LAB_HOME/x'\n").run
+    assert run.absolute(run.arguments[0]) == r"$LAB_HOME/\$LAB_HOME/x"

@@ -19,6 +19,7 @@ LAUNCH = {"program": "torchrun", "arguments": [], "step": 0, "task": 0, "host": 
     {**SOUND, "directives": []}, {**SOUND, "launches": [LAUNCH] * 1025},
     {**SOUND, "launches": [{**LAUNCH, "arguments": [1]}]},
     {**SOUND, "launches": [{**LAUNCH, "host": 0}]},
+    {**SOUND, "launches": [{**LAUNCH, "folder": 0}]},
     {**SOUND, "launches": [{**LAUNCH, "background": 1}]}, {**SOUND, "launches": [{"program": "x"}]},
     {**SOUND, "launches": [{**LAUNCH, "variables": {"RANK": 0}}]}, {**SOUND, "launches": [None]},
     {**SOUND, "notes": [1]}, {**SOUND, "directives": {"nodes": 2}},

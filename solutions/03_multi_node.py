@@ -413,7 +413,7 @@ guess_waiting = 20
     --profile-name four --tensorboard-dir megatron/tensorboard/my_two_nodes
 while not jobs.show().is_over:
     screen = !nvidia-smi
-    if sum("python" in line for line in screen) == 4:  # all ranks have started
+    if sum("100%" in line for line in screen) == 4:  # the utilization of all GPUs
         break
     time.sleep(0.5)
 print("\n".join(screen))
@@ -554,9 +554,13 @@ talks(four.log.read_text().splitlines())
 tensorboard.link("profiler")
 
 # %% [markdown]
-# In the view *Overview*, compare **GPU Utilization**, the fraction of time in which any kernel ran, with the row
-# *Communication* below it. *Distributed* puts the ranks side by side, and *Trace* shows the timeline
-# (<kbd>W</kbd> <kbd>A</kbd> <kbd>S</kbd> <kbd>D</kbd> move it). The next cell computes the same from the profiles:
+# ![The profiler's overview of rank 0. A first arrow leads to GPU utilization, 99.9%, with the text "busy nearly all the
+# time"; a second one leads to communication, 57.5% of the step, with the text "but most of it is
+# communication".](../images/profiler_overview.svg)
+#
+# In *Overview*, **GPU Utilization** is the fraction of time in which any kernel ran. *Distributed* puts the ranks side
+# by side, and *Trace* shows the timeline (<kbd>W</kbd> <kbd>A</kbd> <kbd>S</kbd> <kbd>D</kbd> move it). The next cell
+# computes the same from the profiles:
 
 # %% tags=["explore"]
 def shares(folder):
@@ -693,8 +697,9 @@ for case in check.draw(12, ranks=[4, 8, 16], slow=[0, 1, 2, 3], extra=range(30, 
 
 # %% tags=["explore"]
 step = logs.read(case_d.log).iterations[-1].milliseconds
-print(stragglers([step * slow[rank]["compute"] for rank in range(4)],
-                 [step * slow[rank]["communication"] for rank in range(4)]))
+late, cost = stragglers([step * slow[rank]["compute"] for rank in range(4)],
+                        [step * slow[rank]["communication"] for rank in range(4)])
+print(f"stragglers: {late}; they cost {result(f'{cost:.0f} ms')} per step (virtual)")
 !grep -h "^using virtual" {case_d.log}
 
 # %% [markdown]

@@ -32,7 +32,7 @@ def test_a_student_reads_the_lab_answers_and_looks_at_the_worked_notebook(
         common_page, course_jupyter, common_traffic, screenshot):
     page = common_page
     open_notebook(page, course_jupyter, LAB, reload=False)
-    until(page, lambda: page.locator(f"{NOTEBOOK} img").count() == 2, "the figures")
+    until(page, lambda: page.locator(f"{NOTEBOOK} img").count() == 3, "the figures")
     until(page, lambda: not broken_pictures(page), "whole pictures")
     screenshot(page, "lab-top")
     for text in ("os.chdir", "from labkit import check", "jobs.connect()"):

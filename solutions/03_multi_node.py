@@ -18,14 +18,14 @@
 # nothing, and you pay for it until somebody looks.
 #
 # Failures that stop a job are easy to see: in 54 days of training on 16,384 GPUs, Llama 3's team counted
-# [466 interruptions](https://arxiv.org/abs/2407.21783). The ones in this lab do not stop it. You run a job on two
-# nodes, and then five broken ones: two that waste GPUs, one that never starts, one with a slow node, and one that
-# hangs. Each time you look at the evidence, write a function that makes the diagnosis, and repair what is
-# broken. At the end, you run out of memory on purpose, and split one model over both nodes.
+# [466 interruptions](https://arxiv.org/abs/2407.21783). The failures in this lab raise no error. You run a job on two
+# nodes, and then five broken ones: two that waste GPUs, one that never starts training, one with a slow node, and one
+# that hangs. Each time you look at the evidence, then write a function that makes the diagnosis or repair the job. At
+# the end, you run out of memory on purpose, and split one model over both nodes.
 #
 # **How it works.** Run the cells from top to bottom with <kbd>Shift</kbd>+<kbd>Enter</kbd>. Where it says *Your
 # turn*, replace that line with your answer; the cell below checks it at once. Retry as often as you like; attempts
-# are not counted. The first jobs really train, on CPUs. The others use **virtual GPUs**: ranks and scripts are real,
+# are not counted. Some jobs really train, on CPUs. The others use **virtual GPUs**: ranks and scripts are real,
 # but time and memory are modeled, so the numbers are the same on every machine.
 
 # %% tags=["setup"]
@@ -70,15 +70,19 @@ jobs.connect()
 # %% [markdown]
 # | part | what it does |
 # |---|---|
-# | `#SBATCH` directives | request nodes, CPUs, and time from Slurm; a job that needs GPUs also has `--gpus-per-node` |
+# | `#SBATCH` directives | request nodes, CPUs, and time; a job that needs GPUs also has `--gpus-per-node` |
 # | `scontrol show hostnames` | lists the job's nodes; the batch script itself runs on the first of them |
 # | `srun` | starts one task per node, because of `--ntasks-per-node=1` |
 # | `torchrun` | the task: a launcher that starts this node's ranks and numbers them, node by node |
-# | `bash -c 'exec torchrun ... "$@"' torchrun ...` | the single quotes keep the script from expanding `$SLURM_NODEID`, so each task inserts its own; `"$@"` stands for the words that follow; `exec` replaces the shell by torchrun, so signals reach it |
+# | `bash -c '...' torchrun ...` | a shell in each task: the single quotes keep the script from expanding `$SLURM_NODEID`, so each task inserts its own; the first word after them becomes `$0`, and `"$@"` stands for all other words; `exec` replaces the shell with torchrun, so signals reach it |
 #
 # ![Two nodes side by side. On each, one torchrun starts two ranks: ranks 0 and 1 on the first node,
 # ranks 2 and 3 on the second, with local ranks 0 and 1 on each. An arrow from every rank leads to
 # rank 0's address on the first node, where they rendezvous.](../images/multi_node_ranks.svg)
+#
+# Training starts with a **rendezvous**: all launchers contact one address, here the first node's, and each rank learns
+# its number and how to reach the others. The ranks of one rendezvous form a **world**, and their number is the **world
+# size**.
 #
 # The ranks are **data-parallel**: each holds a copy of the model, reads its own samples (a micro-batch of 2), and
 # averages its gradients with all other ranks, so the global batch is 8. How many milliseconds does a step take if all
@@ -128,9 +132,8 @@ plots.loss(two_nodes=log, one_node=logs.read(single.log))
 tensorboard.link()
 
 # %% [markdown]
-# Is the second node worth it? Here, the CPUs decide that. So ask the model of real hardware: GPT-2 small
-# ([Radford et al., 2019](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf))
-# in fp32 on V100s, with 25 Gbit/s Ethernet between the nodes and a global batch of 8:
+# Is the second node worth it? Here, all ranks share the same CPUs, so these jobs cannot tell. Ask the model of real
+# hardware instead: GPT-2 small in fp32 on V100s, with 25 Gbit/s Ethernet between the nodes and a global batch of 8:
 
 # %% tags=["explore"]
 GPT2 = ("--device virtual:v100 --virtual-network ethernet:25gbit --gpus-per-node 2 --num-layers 12 "
@@ -141,7 +144,7 @@ costs.show(costs.of({
 
 # %% [markdown]
 # Twice the GPUs, and the step got *slower*: on two nodes, the GPUs wait for the network more than half of the time
-# (`waiting`). A second node pays off only if its GPUs have enough work per byte that they send.
+# (`waiting`). A second node pays off only if its GPUs have enough computation for every byte that they send.
 
 # %% [markdown]
 # ## Detective 1: silent mistakes
@@ -189,20 +192,21 @@ for case in (case_a, case_b):
 
 # %% [markdown]
 # Both jobs end with `COMPLETED`, and the loss falls. In A, `srun` is missing, so the launcher runs only where the
-# batch script runs: on the first node. In B, every node starts a launcher, but without `--nnodes 2`, each believes that
-# it is alone. These are two separate trainings, which would also overwrite each other's checkpoints.
+# batch script runs: on the first node. In B, every node starts a launcher, but without `--nnodes 2`, each launcher
+# assumes that it is the only one. These are two separate runs, which would also overwrite each other's checkpoints.
 #
 # ### Exercise 1: read the first lines
 #
 # Write the function that finds such mistakes in the first minute of a job instead of after a week. Rank 0 of every
-# world prints one line with `using world size: `. Return
+# world prints one line with `using world size: `, and each rank has a GPU of its own. Return
 #
 # - `"not started"` if there is no such line,
 # - `"ok"` if one world contains all of the job's GPUs,
 # - `"separate worlds"` if several smaller worlds run side by side,
 # - `"idle GPUs"` if there is only one, and it is too small.
 #
-# A requeued job appends to its log, so a healthy job may have several start-up lines, too.
+# A requeued job appends to its log, so a healthy job may have several start-up lines, too. (Assume that a job with
+# smaller worlds was not requeued.)
 
 # %% answer="verdict"
 def verdict(lines, gpus):
@@ -277,10 +281,10 @@ for case in (case_a, case_b, job):
     print(f"{case.name}: {good(said) if said == 'ok' else bad(said)}")
 
 # %% [markdown]
-# ## Detective 2: the ranks never meet
+# ## Detective 2: a rendezvous that never completes
 #
-# A third colleague tells `torchrun` that there are two nodes. It uses the `c10d` rendezvous, with which the launchers
-# agree on node ranks by themselves, so no `bash -c` is needed:
+# A third colleague tells `torchrun` that there are two nodes. The script uses the rendezvous backend `c10d`. With it,
+# the launchers agree on their node ranks at the rendezvous, so no `bash -c` is needed:
 
 # %% tags=["explore"]
 %%writefile code/case_c.sh
@@ -303,27 +307,31 @@ while (case_c := jobs.show()).state == "PENDING":
 # %% tags=["explore"]
 time.sleep(3)
 !lab top --once {case_c.job}
+# The address that each of the job's nodes finds for localhost:
 !srun --jobid={case_c.job} --overlap --label getent ahostsv4 localhost | grep "STREAM localhost"
 !scancel {case_c.job}
 
 # %% [markdown]
-# The job runs, but no rank has started, and the log is empty. `srun --overlap` runs a command inside a running job, so
-# you can look around on its nodes. Here it shows the cause: **`localhost` is a different machine on every node**. Each
-# launcher waits for the other one at its own address, until the rendezvous times out after 10 minutes.
+# The job runs, but no rank has started, and the log is empty. `srun --overlap` runs a command inside a running job,
+# so you can look around on its nodes. Both print 127.0.0.1, the loopback address, by which every machine reaches
+# itself. So **`localhost` is a different machine on every node**. Each launcher waits for the other one at its own
+# address, until the rendezvous times out after 10 minutes. (If `lab cluster status` reports loopback mode, all nodes
+# share your machine's network, and this job starts after all.)
 #
-# The same happens when a machine has several networks and the ranks pick the wrong one, such as Docker's `docker0`,
-# which usually has the same address on all nodes. `NCCL_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME` name the interface
-# to use.
+# A similar hang occurs when a node has several networks and the ranks pick one that does not connect the nodes. NCCL
+# avoids Docker's `docker0` [by default](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html), but it
+# cannot know every private network. `NCCL_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME` name the interface to use.
 #
 # ### Exercise 2: one world of four
 #
 # Write the correct script. It trains GPT-2 small on two nodes with two V100s each. Add the missing directives (the
 # nodes, and two GPUs on each), and launch `$PROGRAM "$@"` with a c10d rendezvous on the first node. Choose a port
-# that no other job uses, such as one computed from the job ID.
+# that no other job uses, such as one computed from the job ID. `code/dp_two_nodes.sh`, above, shows how to find both.
 #
-# Since Slurm 22.05, `srun` does not inherit `--cpus-per-task` from the directives
-# ([srun](https://slurm.schedmd.com/srun.html#OPT_cpus-per-task)). Without it, many clusters bind all ranks of a node to
-# a single core, so pass it on: `srun --cpus-per-task="$SLURM_CPUS_PER_TASK"`. (Cases B and C forget this, too.)
+# Remember that `srun` does not inherit `--cpus-per-task` from the directives
+# ([srun](https://slurm.schedmd.com/srun.html#OPT_cpus-per-task)). Without it, a task gets one CPU, and many clusters
+# then bind all ranks of a node to a single core. So pass it on: `srun --cpus-per-task="$SLURM_CPUS_PER_TASK"`. (Cases
+# B and C forget this, too.)
 
 # %% answer="my-two-nodes"
 %%writefile code/my_two_nodes.sh
@@ -397,11 +405,12 @@ check.that(list(more.run.arguments[-2:]) == ["--train-iters", "7"],
 # +#SBATCH --gpus-per-node=4
 
 # %% [markdown]
-# ## Who talks to whom?
+# ## Which ranks are connected?
 #
 # Run your script. `--profile-execution yes` records what each rank does in two steps, and `NCCL_DEBUG=INFO` makes
-# **NCCL**, NVIDIA's library of collectives, print which ranks are connected, and how. While the job runs, `nvidia-smi`
-# shows its GPUs. What fraction of a step, in percent, do they spend on communication? Commit to a number.
+# **NCCL**, NVIDIA's library of collectives, print which ranks are connected, and how. While the job runs,
+# `nvidia-smi` shows its GPUs. What fraction of a step, in percent, do they spend on communication? Commit to a
+# number.
 
 # %% answer="guess-waiting"
 ### BEGIN SOLUTION
@@ -423,27 +432,31 @@ four = jobs.wait()
 
 # %% tags=["explore"]
 print(mark(logs.lines(four.log, "elapsed time")[-1], r"iteration \(ms\): [^ |]+"))
-!grep -h "NCCL INFO Channel 00 " {four.log}
+!grep -h "NCCL INFO Channel 00" {four.log}
 
 # %% [markdown]
-# Read a line from left to right: node, process, and thread; the GPU's index on its node; the channel; the sender
-# `->` the receiver, each with its GPU's bus address in brackets; and after `via`, the transport:
+# The line with `Channel 00/` lists the ranks of a **ring** in order. Every other line is a connection. Read it from
+# left to right: node, process, and thread; the GPU's index on its node; the channel; the sender `->` the receiver,
+# each with its GPU's bus address in brackets; and after `via`, the transport:
 #
 # | transport | |
 # |---|---|
 # | `P2P/...` | peer-to-peer: one GPU accesses the other's memory, over NVLink or PCIe, within a node |
-# | `SHM/...` | shared host memory, within a node, where GPUs cannot access each other |
+# | `SHM/...` | shared host memory, within a node, if the GPUs cannot access each other's memory |
 # | `NET/Socket/0`, `NET/IB/0` | between nodes, over TCP or InfiniBand |
 #
-# Sender and receiver both report a connection between nodes (`[send]`, `[receive]`). NCCL opens several
-# **channels** to use more of the bandwidth, and each connection appears once per channel. The lines show rings. For
-# small tensors on many nodes, NCCL uses [trees](https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4/)
-# (Jeaugey, 2019), because a ring's latency grows with the number of ranks.
+# Sender and receiver both report a connection between nodes (`[send]`, `[receive]`). NCCL opens several **channels**
+# to use more of the bandwidth, and each connection appears once per channel. These lines have the form of NCCL 2.10.
+# [Newer versions](https://github.com/NVIDIA/nccl/issues/1027) write `Channel 00/0 : 0[0] -> 1[1] via`, with the GPU's
+# index in the brackets. NCCL also builds
+# [trees](https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4/) (Jeaugey, 2019), because
+# a ring's latency grows with the number of ranks. A real log contains their connections, too.
 #
-# ### Exercise 3: who reaches whom, and how
+# ### Exercise 3: list the connections
 #
-# Turn the log into a list of connections, `(sender, receiver, transport)`: ranks as ints, and of the transport only the
-# first word (`"P2P"`, `"SHM"`, or `"NET"`). List each connection once, sorted, and skip all other lines.
+# Turn the log into a list of connections, `(sender, receiver, transport)`. Ranks are integers, and the transport is
+# only the first word (`"P2P"`, `"SHM"`, or `"NET"`). List each connection once, sorted, and skip all other lines. Your
+# function should read both forms.
 
 # %% answer="talks"
 def talks(lines):
@@ -476,33 +489,47 @@ def channel_lines(nodes, card="v100", link="ethernet:25gbit", channels=2):
     ranks = range(len(nodes))
     return [line for me in ranks for line in nccl.lines(topology, ranks, me, channels)]
 
+
+NEWER = [
+    "NCCL version 2.21.5+cuda12.4",
+    "gpu7:251:258 [0] NCCL INFO Channel 00/02 :    0   1",
+    "gpu7:251:258 [0] NCCL INFO Trees [0] 1/-1/-1->0->-1 [1] 1/-1/-1->0->-1",
+    "gpu7:251:258 [0] NCCL INFO Channel 00/0 : 0[4] -> 1[5] via P2P/direct pointer",
+    "gpu7:252:259 [1] NCCL INFO Channel 00/0 : 1[5] -> 0[4] via P2P/direct pointer"]
+
 # %% check="talks" points=3
 check.function(
     talks,
     cases=[{"lines": channel_lines("aabb")},
            {"lines": channel_lines("aa", card="rtx3090", channels=1)},
            {"lines": channel_lines("aabb", link="infiniband:8x200gbit", channels=1)},
-           {"lines": ["NCCL version 2.10.3+cuda11.3", ""]}],
+           {"lines": NEWER}],
     expected=[[(0, 1, "P2P"), (1, 2, "NET"), (2, 3, "P2P"), (3, 0, "NET")],
               [(0, 1, "SHM"), (1, 0, "SHM")],
               [(0, 1, "P2P"), (1, 2, "NET"), (2, 3, "P2P"), (3, 0, "NET")],
-              []],
+              [(0, 1, "P2P"), (1, 0, "P2P")]],
     hints={
         "Each connection once: there are several channels, and between nodes both sides report.":
             [[(0, 1, "P2P"), (0, 1, "P2P"), (1, 2, "NET"), (1, 2, "NET"), (1, 2, "NET"),
               (1, 2, "NET"), (2, 3, "P2P"), (2, 3, "P2P"), (3, 0, "NET"), (3, 0, "NET"),
               (3, 0, "NET"), (3, 0, "NET")],
-             [(0, 1, "SHM"), (1, 0, "SHM")], [], []],
+             [(0, 1, "SHM"), (1, 0, "SHM")], [], [(0, 1, "P2P"), (1, 0, "P2P")]],
         "The lines with [send] and [receive] are missing: what may come between rank and via?":
             [[(0, 1, "P2P"), (2, 3, "P2P")], [(0, 1, "SHM"), (1, 0, "SHM")],
-             [(0, 1, "P2P"), (2, 3, "P2P")], []],
-        "Of the transport, only the first word counts, up to the slash.":
+             [(0, 1, "P2P"), (2, 3, "P2P")], [(0, 1, "P2P"), (1, 0, "P2P")]],
+        "Return only the first word of the transport, up to the slash.":
             [[(0, 1, "P2P/IPC"), (1, 2, "NET/Socket/0"), (2, 3, "P2P/IPC"), (3, 0, "NET/Socket/0")],
-             [(0, 1, "SHM/direct/direct"), (1, 0, "SHM/direct/direct")], [], []],
+             [(0, 1, "SHM/direct/direct"), (1, 0, "SHM/direct/direct")], [],
+             [(0, 1, "P2P/direct"), (1, 0, "P2P/direct")]],
+        "This log is from a newer NCCL: its lines have Channel 00/0.":
+            [[(0, 1, "P2P"), (1, 2, "NET"), (2, 3, "P2P"), (3, 0, "NET")],
+             [(0, 1, "SHM"), (1, 0, "SHM")],
+             [(0, 1, "P2P"), (1, 2, "NET"), (2, 3, "P2P"), (3, 0, "NET")], []],
         "Sender and receiver are swapped: look at the arrow.":
             [[(0, 3, "NET"), (1, 0, "P2P"), (2, 1, "NET"), (3, 2, "P2P")],
              [(0, 1, "SHM"), (1, 0, "SHM")],
-             [(0, 3, "NET"), (1, 0, "P2P"), (2, 1, "NET"), (3, 2, "P2P")], []],
+             [(0, 3, "NET"), (1, 0, "P2P"), (2, 1, "NET"), (3, 2, "P2P")],
+             [(0, 1, "P2P"), (1, 0, "P2P")]],
     })
 ### BEGIN HIDDEN TESTS
 drawn = check.draw(12, per_node=[1, 2, 4, 8], nodes=[1, 2, 3, 12], card=["v100", "rtx3090", "a100"],
@@ -535,6 +562,10 @@ for case in drawn:
 # -        hop = re.search(r"(\d+)\[\w+\] -> (\d+)\[\w+\].* via (\w+)", line)
 # +        hop = re.search(r"(\d+)\[\w+\] -> (\d+)\[\w+\].* via (\S+)", line)
 
+# %% [raw] mutant="talks" hint="from a newer NCCL"
+# -        hop = re.search(r"(\d+)\[\w+\] -> (\d+)\[\w+\].* via (\w+)", line)
+# +        hop = re.search(r"Channel \d+ : (\d+)\[\w+\] -> (\d+)\[\w+\].* via (\w+)", line)
+
 # %% [raw] mutant="talks" hint="look at the arrow"
 # -            found.add((int(hop[1]), int(hop[2]), hop[3]))
 # +            found.add((int(hop[2]), int(hop[1]), hop[3]))
@@ -554,13 +585,13 @@ talks(four.log.read_text().splitlines())
 tensorboard.link("profiler")
 
 # %% [markdown]
-# ![The profiler's overview of rank 0. A first arrow leads to GPU utilization, 99.9%, with the text "busy nearly all the
-# time"; a second one leads to communication, 57.5% of the step, with the text "but most of it is
+# ![The profiler's overview of rank 0. A first arrow leads to GPU utilization, 99.9%, with the text "busy nearly all
+# the time"; a second one leads to communication, 57.5% of the step, with the text "but most of it is
 # communication".](../images/profiler_overview.svg)
 #
-# In *Overview*, **GPU Utilization** is the fraction of time in which any kernel ran. *Distributed* puts the ranks side
-# by side, and *Trace* shows the timeline (<kbd>W</kbd> <kbd>A</kbd> <kbd>S</kbd> <kbd>D</kbd> move it). The next cell
-# computes the same from the profiles:
+# In *Overview*, **GPU Utilization** is the fraction of time in which any kernel ran. *Distributed* puts the ranks
+# side by side, and *Trace* shows the timeline (<kbd>W</kbd> <kbd>A</kbd> <kbd>S</kbd> <kbd>D</kbd> move it). The next
+# cell computes these fractions from the profiles:
 
 # %% tags=["explore"]
 def shares(folder):
@@ -584,8 +615,8 @@ check.compare("percent of a step for communication (virtual)", guess_waiting,
 # collective is a kernel too, and it counts as utilization while it waits for other ranks. So never take the
 # utilization that `nvidia-smi` shows for useful work. Look at tokens/s, or at MFU.
 #
-# This makes a slow rank, a **straggler**, hard to find. All ranks wait for it in the next all-reduce, so they all take
-# equally long, and all GPUs look busy. Here is such a job:
+# This makes a slow rank, a **straggler**, hard to find. All ranks wait for it in the next all-reduce, so all have the
+# same step time, and all GPUs look busy. Here is such a job:
 
 # %% tags=["explore"]
 %%writefile code/case_d.sh
@@ -603,7 +634,7 @@ srun --cpus-per-task="$SLURM_CPUS_PER_TASK" bash code/case_d_node.sh "$FIRST_NOD
 # %% tags=["explore"]
 %%writefile code/case_d_node.sh
 #!/bin/bash
-# The second node of this partition is an old one, with T4 GPUs; nobody remembers.
+# The second node of this partition is an old one with T4 GPUs, and nobody remembers that.
 if [ "$SLURM_NODEID" = 1 ]; then export VIRTUAL_GPU=t4; fi
 PORT=$((20000 + SLURM_JOB_ID % 10000))
 exec torchrun --nnodes 2 --nproc_per_node 2 --rdzv_backend c10d --rdzv_endpoint "$1:$PORT" \
@@ -652,15 +683,18 @@ check.function(
     stragglers,
     cases=[{"compute": [200.0, 200.0, 200.0, 300.0], "communication": [250.0, 250.0, 250.0, 150.0]},
            {"compute": [200.0, 202.0, 201.0, 204.0], "communication": [260.0, 258.0, 259.0, 256.0]},
-           {"compute": [400.0, 420.0, 200.0, 200.0], "communication": [170.0, 150.0, 370.0, 370.0]}],
-    expected=[([3], 100.0), ([], 0.0), ([0, 1], 220.0)],
+           {"compute": [400.0, 420.0, 200.0, 200.0], "communication": [170.0, 150.0, 370.0, 370.0]},
+           {"compute": [230.0, 300.0, 215.0, 200.0], "communication": [220.0, 150.0, 235.0, 250.0]}],
+    expected=[([3], 100.0), ([], 0.0), ([0, 1], 220.0), ([0, 1], 100.0)],
     hints={
-        "Who waits longest in a collective is early, not late: these ranks are the victims.":
-            [([0, 1, 2], 100.0), ([], 0.0), ([2, 3], 220.0)],
+        "A rank that waits long in a collective arrived early: these ranks are the victims.":
+            [([0, 1, 2], 100.0), ([], 0.0), ([2, 3], 220.0), ([0, 2, 3], 100.0)],
         "Small differences are noise: here the network limits all ranks, and there is no straggler.":
-            [([3], 100.0), ([1, 3], 4.0), ([0, 1], 220.0)],
-        "A node can be slow as a whole: list all of its ranks.":
-            [([3], 100.0), ([], 0.0), ([1], 220.0)],
+            [([3], 100.0), ([1, 3], 4.0), ([0, 1], 220.0), ([0, 1], 100.0)],
+        "A whole node can be slow: list all of its ranks.":
+            [([3], 100.0), ([], 0.0), ([1], 220.0), ([0, 1], 100.0)],
+        "Compare every rank with the fastest one, not with the median or the mean.":
+            [([3], 100.0), ([], 0.0), ([0, 1], 220.0), ([1], 100.0)],
     })
 ### BEGIN HIDDEN TESTS
 for case in check.draw(12, ranks=[4, 8, 16], slow=[0, 1, 2, 3], extra=range(30, 200),
@@ -689,7 +723,14 @@ for case in check.draw(12, ranks=[4, 8, 16], slow=[0, 1, 2, 3], extra=range(30, 
 #     slow = [rank for rank, time in enumerate(compute) if time > middle]
 #     return slow, max(compute) - min(compute)
 
-# %% [raw] mutant="stragglers" hint="slow as a whole"
+# %% [raw] mutant="stragglers" hint="not with the median"
+# def stragglers(compute, communication):
+#     import statistics
+#     usual = statistics.median(compute)
+#     slow = [rank for rank, time in enumerate(compute) if time > 1.1 * usual]
+#     return slow, max(compute) - min(compute) if slow else 0.0
+
+# %% [raw] mutant="stragglers" hint="whole node can be slow"
 # def stragglers(compute, communication):
 #     late = max(compute) - min(compute)
 #     slow = [compute.index(max(compute))] if late > 0.1 * min(compute) else []
@@ -703,14 +744,15 @@ print(f"stragglers: {late}; they cost {result(f'{cost:.0f} ms')} per step (virtu
 !grep -h "^using virtual" {case_d.log}
 
 # %% [markdown]
-# In practice, a straggler is rarely a different GPU. It is one that runs hot and lowers its clock, a node whose
-# ranks share one core, or a rank with longer samples. MegaScale ([Jiang et al., 2024](https://arxiv.org/abs/2402.15627))
-# found such machines among more than 10,000 GPUs by comparing the computation time of all ranks, just as you did.
+# In practice, a straggler is rarely a different GPU model. More often, a GPU runs hot and lowers its clock, all ranks
+# of a node share one core, or one rank gets longer samples. MegaScale
+# ([Jiang et al., 2024](https://arxiv.org/abs/2402.15627)) found slow machines among more than 10,000 GPUs by
+# comparing the computation time of all ranks, just as you did.
 #
 # ## Detective 4: a job that hangs
 #
-# The next program fits a small model on four ranks. Every 10 steps it evaluates the model, and it stops early when the
-# validation loss is good enough. Read it, and run it.
+# The next program fits a small model on four ranks. Every 10 steps it evaluates the model, and it stops early when
+# the validation loss is low enough. Read it, and run it.
 
 # %% tags=["explore"]
 !sed -n '/^def average/,/^if __name__/p' code/evaluate.py
@@ -736,8 +778,8 @@ while (case_e := jobs.show()).state == "PENDING":
     time.sleep(0.5)
 
 # %% [markdown]
-# Then the log stays silent. [py-spy](https://github.com/benfred/py-spy) attaches to a running Python process and
-# prints its stack, innermost call first. This helper calls it for every rank:
+# Each rank prints one line, and then the log stays silent. You know [py-spy](https://github.com/benfred/py-spy) from
+# lab 02: it prints the stack of a running Python process, innermost call first. This helper calls it for every rank:
 
 # %% tags=["explore"]
 dumps = stacks.dump(case_e.job, case_e.log, 4)
@@ -750,8 +792,8 @@ print(*dumps, sep="\n")
 # ### Exercise 5: name the rank, and repair the program
 #
 # First write the diagnosis for any job in which exactly one rank is in another place than all others. Return its
-# number and its place in the *program*, as py-spy prints it: `(3, "code/train.py:88")`. That is the innermost frame of
-# the main thread that is not PyTorch's own (`torch/...`).
+# number and its place in the *program*, as py-spy prints it: `(3, "code/train.py:88")`. That is the innermost frame
+# of the main thread that is not PyTorch's own (`torch/...`).
 
 # %% answer="odd-rank"
 def odd_rank(dumps):
@@ -865,9 +907,9 @@ print(odd_rank(dumps))
 !scancel {case_e.job}
 
 # %% [markdown]
-# Now repair `fit`. Copy `average`, `evaluate`, and `fit` from the program above into the cell, and change what is wrong.
-# Rank 0 still returns the validation losses up to the step at which training stops, and the other ranks return an
-# empty list. There are two ways for rank 0 to lose the others; repair both.
+# Now repair `fit`. Copy `average`, `evaluate`, and `fit` from the program above into the cell, and change what is
+# wrong. Rank 0 still returns the validation losses up to the step at which training stops, and the other ranks return
+# an empty list. Rank 0 can part from the others in two ways, and your `fit` must prevent both.
 
 # %% answer="fit"
 def fit(training, validation, steps, every, goal):
@@ -986,21 +1028,21 @@ runs = check.ranks(fitted, cases=check.draw(2, samples=range(5, 20), steps=range
 # %% [markdown]
 # Real hangs follow the same pattern: a rank skips an empty batch, saves a checkpoint with a barrier inside, or stops
 # early on a condition that only it can see. PyTorch's timeout (10 minutes with NCCL) then kills the job, and its
-# [flight recorder](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html) can dump the last collectives of
-# all ranks.
+# [flight recorder](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html) can dump the last
+# collectives of all ranks.
 #
 # ## Out of memory
 #
-# The gradients are all-reduced once per step, however many samples it has. So larger micro-batches wait less per
-# sample, until memory runs out. After its first step, your job reported:
+# The gradients are all-reduced once per step, no matter how many samples the step processes. So with larger
+# micro-batches, the GPUs wait less per sample, until memory runs out. After its first step, your job reported:
 
 # %% tags=["explore"]
 print(mark(logs.lines(four.log, "(after 1 iterations)")[0], r"allocated: [\d.]+"))
 
 # %% [markdown]
 # `allocated` is what remains after the step: parameters, gradients, and optimizer state. `max allocated` is the peak
-# during it, and the difference are the activations of two samples. What is the largest micro-batch that fits into
-# 16 GB?
+# during it, and the difference is mostly the activations of two samples. What is the largest micro-batch that fits
+# into 16 GB?
 
 # %% answer="guess-largest"
 ### BEGIN SOLUTION
@@ -1035,10 +1077,10 @@ check.compare("the largest micro-batch that fits (virtual)", guess_largest, sum(
 #
 # PyTorch requests large segments from CUDA and keeps them: `reserved`. Its tensors use a part of them: `allocated`.
 # (In the message of 2021, `reserved in total` includes what is allocated.) Before it gives up, PyTorch returns all
-# empty segments. What is still reserved but unallocated consists of holes between tensors. If the tensor would fit into
-# all of them together, but into no single one, the problem is **fragmentation**, and
-# `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` (`PYTORCH_ALLOC_CONF` since PyTorch 2.9) often helps: its segments
-# grow instead of leaving holes. Otherwise the job needs more memory than there is.
+# empty segments to CUDA. What is still reserved but unallocated consists of holes between tensors. If the new tensor
+# would fit into the holes and the free memory together, but into no single one of them, the problem is
+# **fragmentation**. Then `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` (`PYTORCH_ALLOC_CONF` since PyTorch 2.9)
+# often helps: its segments grow instead of leaving holes. Otherwise the job needs more memory than the GPU has.
 #
 # ### Exercise 6: read the last words
 #
@@ -1109,23 +1151,26 @@ def modern(tried, free, allocated, unused, capacity=40960, pools=False):
 # %% check="last-words" points=3
 check.function(
     last_words, rel=1e-4,
-    cases=[{"message": classic(512, 256, 36864, 1024)}, {"message": classic(2048, 512, 38400, 256)},
+    cases=[{"message": classic(1280, 512, 36864, 1024)}, {"message": classic(2048, 512, 38400, 256)},
            {"message": modern(2048, 0, 30720, 8192)},
            {"message": modern(6144, 768, 38400, 1024, pools=True)}],
-    expected=[(256.0, 1024.0, "fragmentation"), (1536.0, 256.0, "memory"),
+    expected=[(768.0, 1024.0, "fragmentation"), (1536.0, 256.0, "memory"),
               (2048.0, 8192.0, "fragmentation"), (5376.0, 1024.0, "memory")],
     hints={
         "A part of what the job tried to allocate was free.":
-            [(512.0, 1024.0, "fragmentation"), (2048.0, 256.0, "memory"),
+            [(1280.0, 1024.0, "fragmentation"), (2048.0, 256.0, "memory"),
              (2048.0, 8192.0, "fragmentation"), (6144.0, 1024.0, "memory")],
         "In the message of 2021, the reserved memory includes the allocated memory.":
-            [(256.0, 37888.0, "fragmentation"), (1536.0, 38656.0, "fragmentation"),
+            [(768.0, 37888.0, "fragmentation"), (1536.0, 38656.0, "fragmentation"),
              (2048.0, 8192.0, "fragmentation"), (5376.0, 1024.0, "memory")],
         "There is unused memory in nearly every such message. Is it enough for this tensor?":
-            [(256.0, 1024.0, "fragmentation"), (1536.0, 256.0, "fragmentation"),
+            [(768.0, 1024.0, "fragmentation"), (1536.0, 256.0, "fragmentation"),
              (2048.0, 8192.0, "fragmentation"), (5376.0, 1024.0, "fragmentation")],
+        "The free memory counts for the verdict, too: 512 MiB are free here.":
+            [(768.0, 1024.0, "memory"), (1536.0, 256.0, "memory"),
+             (2048.0, 8192.0, "fragmentation"), (5376.0, 1024.0, "memory")],
         "1 GiB is 1,024 MiB, not 1,000.":
-            [(256.0, 1000.0, "fragmentation"), (1488.0, 256.0, "memory"),
+            [(738.0, 1000.0, "fragmentation"), (1488.0, 250.0, "memory"),
              (2000.0, 8000.0, "fragmentation"), (5232.0, 1000.0, "memory")],
     })
 ### BEGIN HIDDEN TESTS
@@ -1154,6 +1199,10 @@ for case in check.draw(16, tried=range(2, 40), free=range(0, 1000, 8), unused=ra
 # -    verdict = "fragmentation" if free + unused >= tried else "memory"
 # +    verdict = "fragmentation" if unused > 0 else "memory"
 
+# %% [raw] mutant="last-words" hint="The free memory counts"
+# -    verdict = "fragmentation" if free + unused >= tried else "memory"
+# +    verdict = "fragmentation" if unused >= tried else "memory"
+
 # %% [raw] mutant="last-words" hint="not 1,000"
 # -        return float(found[1]) * {"bytes": 2**-20, "KiB": 2**-10, "MiB": 1, "GiB": 1024}[found[2]]
 # +        return float(found[1]) * {"bytes": 1e-6, "KiB": 1e-3, "MiB": 1, "GiB": 1000}[found[2]]
@@ -1169,29 +1218,30 @@ print(last_words(logs.lines(full.log, "CUDA out of memory")[0]))
 # So far, every GPU held the whole model. There are two ways to split it:
 #
 # - **Tensor parallelism** (TP; [Shoeybi et al., 2019](https://arxiv.org/abs/1909.08053)) splits the matmuls between
-#   ranks, which all-reduce activations four times per layer and step. These ranks belong **on one node**, where
-#   NVLink is.
-# - **Pipeline parallelism** (PP; [Huang et al., 2019](https://arxiv.org/abs/1811.06965)) puts consecutive layers
-#   on a **stage**. Only activations and their gradients travel between stages, so a network will do.
+#   ranks, which all-reduce activations or their gradients four times per layer and micro-batch. These ranks belong
+#   **on one node**, where NVLink connects them.
+# - **Pipeline parallelism** (PP; [Huang et al., 2019](https://arxiv.org/abs/1811.06965)) splits the layers into
+#   **stages** of consecutive layers. Only activations and their gradients travel between stages, so the network
+#   between nodes is fast enough.
 #
 # ![Two nodes side by side. Ranks 0 and 1 on the first node are stage 0: the embedding and layers 0 to 5;
 # each has a half of every matmul, and they communicate all the time over NVLink. Ranks 2 and 3 on the second node
 # are stage 1: layers 6 to 11, the logits, and the loss. Activations go from rank 0 to 2 and
 # from 1 to 3, and their gradients back.](../images/hybrid_ranks.svg)
 #
-# A stage is idle until the one before it has sent something. So the batch is split into micro-batches that follow each
-# other through the pipeline. With $p$ stages that take equally long and $m$ micro-batches, each GPU is idle
+# A stage is idle until the one before it has sent something. So the batch is split into micro-batches that follow
+# each other through the pipeline. With $p$ stages that take equally long and $m$ micro-batches, each GPU is idle
 # for a fraction $(p-1)/(m+p-1)$ of the time, the **bubble**.
 #
 # ### Exercise 7: a hybrid script
 #
 # Write a job with tensor parallelism within the nodes and a pipeline between them: two nodes with two GPUs each,
-# TP 2, PP 2, and a global batch of 16. Choose the micro-batch so that the bubble is below **30%**.
+# TP 2, PP 2, and a global batch of 16. Choose the size of the micro-batch so that the bubble is below **30%**.
 # The trainer's flags are `--tensor-model-parallel-size` and `--pipeline-model-parallel-size`; it makes ranks 0
 # and 1, and ranks 2 and 3, tensor-parallel.
 #
-# The check starts your script with stand-ins for `srun` and `torchrun`, and estimates what the job would cost. The last
-# stage also computes the logits, so the bubble is a bit larger than the formula says.
+# The check starts your script with stand-ins for `srun` and `torchrun`, and models the job's time. The last stage
+# also computes the logits, so the bubble is a bit larger than the formula says.
 
 # %% answer="my-script"
 %%writefile code/my_hybrid.sh
@@ -1245,12 +1295,12 @@ check.that(flags.tensor_model_parallel_size <= 2,
 check.that(flags.tensor_model_parallel_size == 2,
            "Nothing is tensor-parallel within the nodes. Set it in LAYOUT.")
 check.that(flags.pipeline_model_parallel_size == 2,
-           "The two nodes are no pipeline of two stages. Set it in LAYOUT.")
+           "The two nodes do not form a pipeline of two stages. Set its size in LAYOUT.")
 check.that(flags.global_batch_size == 16,
-           "The global batch is not 16, which changes what is trained.")
+           "The global batch is not 16, which changes the training itself.")
 cost = check.figures(script, "virtual:v100", network="ethernet:25gbit")
-check.that(cost.bubble < 0.30, "The pipeline is empty for too long. How many "
-           "micro-batches does the global batch have now?")
+check.that(cost.bubble < 0.30, f"The bubble is {cost.bubble:.0%}, not below 30%. Into how many "
+           "micro-batches does your script split the global batch?")
 
 # %% [raw] mutant="my-script" hint="This would go wrong"
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 2 \
@@ -1264,7 +1314,7 @@ check.that(cost.bubble < 0.30, "The pipeline is empty for too long. How many "
 # -BATCH="--micro-batch-size 2 --global-batch-size 16"
 # +BATCH="--micro-batch-size 3 --global-batch-size 16"
 
-# %% [raw] mutant="my-script" hint="empty for too long"
+# %% [raw] mutant="my-script" hint="not below 30%"
 # -BATCH="--micro-batch-size 2 --global-batch-size 16"
 # +BATCH="--micro-batch-size 8 --global-batch-size 16"
 
@@ -1280,7 +1330,7 @@ check.that(cost.bubble < 0.30, "The pipeline is empty for too long. How many "
 # -LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
 # +LAYOUT="--tensor-model-parallel-size 1 --pipeline-model-parallel-size 4"
 
-# %% [raw] mutant="my-script" hint="no pipeline of two stages"
+# %% [raw] mutant="my-script" hint="do not form a pipeline of two stages"
 # -LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
 # +LAYOUT="--tensor-model-parallel-size 2"
 
@@ -1306,7 +1356,7 @@ check.that(cost.bubble < 0.30, "The pipeline is empty for too long. How many "
 # +    $LAYOUT $MODEL $BATCH $TEXT $OUTPUT
 
 # %% [markdown]
-# With `NCCL_DEBUG=INFO`, the job also shows whether its groups are where they belong:
+# With `NCCL_DEBUG=INFO`, the log also shows whether each process group is where it belongs:
 
 # %% tags=["explore"] short={"!sbatch --export=ALL,NCCL_DEBUG=INFO code/my_hybrid.sh": "!sed 's/size 16/size 4/;s/layers 12/layers 4/' code/my_hybrid.sh | sbatch --export=ALL,NCCL_DEBUG=INFO"}
 !sbatch --export=ALL,NCCL_DEBUG=INFO code/my_hybrid.sh
@@ -1320,13 +1370,14 @@ for ranks, lines in channels.of(hybrid.log).items():
     print(f"ranks {ranks} of the job, numbered from 0 within the group:", talks(lines))
 
 # %% [markdown]
-# Each group of ranks has a **communicator** of its own. The tensor-parallel pairs are connected by `P2P` only, and the
-# pairs of neighboring stages by `NET` only. This is how you verify a layout on any cluster. (All four ranks together
-# compute the norm of the gradient.)
+# Each process group has a **communicator** of its own. The tensor-parallel pairs are connected by `P2P` only, and
+# the pairs of neighboring stages by `NET` only. This is how you verify a layout on any cluster. (All four ranks
+# together compute the norm of the gradient.)
 #
 # ## A plateau in the memory curve
 #
-# The memory of one rank of each stage, from the profile. The longest stretch near the peak is shaded.
+# The profile also contains the memory over time. The figure shows one rank of each stage, and the longest stretch
+# near the peak is shaded.
 
 # %% tags=["explore"]
 stages = traces.read("megatron/tensorboard/my_hybrid/run_hybrid", 0, 2)
@@ -1342,11 +1393,11 @@ traces.show(stages)
 # ### Exercise 8: why is there a plateau?
 #
 # Both curves have a plateau between forward and backward, but for different reasons. One stage *computes*. After its
-# last layer come the **logits**, one fp32 number per token and word of the vocabulary, and the loss. The GEMMs take
+# last layer come the **logits**, one fp32 number per token and entry of the vocabulary, and the loss. The GEMMs take
 # long, but they allocate nothing except the logits, which the loss and its gradient overwrite in place. The other
 # stage only *waits* for gradients.
 #
-# How many GiB of logits does a rank hold on its plateau? The vocabulary is sharded over the tensor-parallel ranks.
+# How many GiB of logits does a rank hold on its plateau? The vocabulary is sharded across the tensor-parallel ranks.
 # Before that, the trainer pads it to a multiple of 128 times the tensor-parallel size, so that all shards are equal
 # and the GEMMs are fast.
 
@@ -1355,12 +1406,12 @@ def logits_gib(stage, stages, micro_batch, tensor_parallel, sequence=1024, vocab
     """Return the GiB of logits that a rank holds between the forward and the backward pass.
 
     Args:
-        stage: of this rank, counted from 0.
+        stage: this rank's pipeline stage, counted from 0.
         stages: the number of pipeline stages.
         micro_batch: samples per micro-batch.
-        tensor_parallel: ranks that share the vocabulary.
+        tensor_parallel: the number of ranks that share the vocabulary.
         sequence: tokens per sample.
-        vocabulary: words, before padding.
+        vocabulary: the size of the vocabulary before padding.
     """
     ### BEGIN SOLUTION
     if stage < stages - 1:
@@ -1454,7 +1505,7 @@ print(f"freed at once, by the profile: {result(f'{stages[1].flat.freed:.4f} GiB'
 # Cancel what still runs, and delete the large files:
 
 # %% tags=["explore"]
-!scancel {case_c.job} {case_e.job}
+!scancel --quiet {case_c.job} {case_e.job}
 !rm -rf megatron/checkpoints/dp_two_nodes megatron/checkpoints/dp_single_node
 !rm -rf megatron/tensorboard/my_two_nodes megatron/tensorboard/case_d megatron/tensorboard/my_hybrid
 !squeue
@@ -1471,13 +1522,13 @@ print(f"freed at once, by the profile: {result(f'{stages[1].flat.freed:.4f} GiB'
 #
 # - [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), *Efficient large-scale language model training on GPU
 #   clusters using Megatron-LM*: why tensor parallelism stays within a node and pipelines go between nodes.
-# - [Jiang et al., 2024](https://arxiv.org/abs/2402.15627), *MegaScale*: how stragglers and hangs are found on more than
-#   10,000 GPUs.
-# - [Grattafiori et al., 2024](https://arxiv.org/abs/2407.21783), *The Llama 3 herd of models*, section 3.3.4: a list of
-#   what interrupted 54 days of training.
+# - [Jiang et al., 2024](https://arxiv.org/abs/2402.15627), *MegaScale*: how stragglers and hangs are found on more
+#   than 10,000 GPUs.
+# - [Grattafiori et al., 2024](https://arxiv.org/abs/2407.21783), *The Llama 3 herd of models*, section 3.3.4: a list
+#   of what interrupted 54 days of training.
 # - [Bekman, *Machine learning engineering*](https://github.com/stas00/ml-engineering): a chapter on debugging hanging
 #   and failing multi-node jobs, full of commands.
-# - [PyTorch's notes on CUDA memory](https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management): the caching
-#   allocator, its statistics, and `expandable_segments`.
+# - [PyTorch's notes on CUDA memory](https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management): the
+#   caching allocator, its statistics, and `expandable_segments`.
 # - [NCCL's environment variables](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html):
 #   `NCCL_DEBUG`, `NCCL_SOCKET_IFNAME`, and the others.

@@ -14,16 +14,17 @@
 # %% [markdown]
 # # Cluster and hardware: find what limits a run
 #
-# Your new GPU promises eight times the FLOP/s of the old one. Your training job does not get eight times faster.
-# Where did the rest go?
+# Your new GPU promises eight times the **FLOP/s**, the floating-point operations per second, of the old one. Your
+# training job does not get eight times faster. Where did the rest go?
 #
-# A training step uses several resources: the GPU's arithmetic units, its memory, the links to other GPUs, and the CPU
-# that launches the work. At any moment, one of them is the limit, and only a faster one of *that* kind helps. So
-# before you buy hardware, rewrite a kernel, or ask for more nodes, find the limit.
+# A training step uses several resources: the GPU's arithmetic units, its memory, the links to other GPUs, and the
+# CPU, which launches the **kernels**, the functions that run on the GPU. At any moment, one of them is the limit,
+# and only a faster one of *that* kind helps. So before you buy hardware, rewrite a kernel, or ask for more nodes,
+# find the limit.
 #
 # In this lab, you read the wiring of real servers, measure the links of your cluster, and build two models that fit
-# on a napkin: one for the time of a transfer, and one for the time of a kernel. At the end, they diagnose five
-# training jobs from their profiles.
+# on a napkin: one for the time of a transfer, and one for the time of a kernel. At the end, you use both to diagnose
+# five training jobs from their profiles.
 #
 # **How it works.** Run the cells from top to bottom with <kbd>Shift</kbd>+<kbd>Enter</kbd>. Where it says *Your
 # turn*, replace that line with your answer; the cell below checks it at once. Retry as often as you like; attempts
@@ -63,9 +64,10 @@ jobs.connect()
 # %% [markdown]
 # ## Eight times the FLOP/s
 #
-# The job trains GPT-2 small (124 million parameters) on a single GPU, with a micro-batch of one sequence of 1,024
-# tokens. On the V100 it runs in fp16, on the H100 in bf16. With its Tensor Cores, the V100 can do 125 TFLOP/s, and
-# the H100 989 TFLOP/s. How many times faster is a step on the H100?
+# The job trains GPT-2 small (124 million parameters) on a single GPU. Its **micro-batch**, the samples that go
+# through one forward and backward pass together, is one sequence of 1,024 tokens. On the V100 the job runs in fp16,
+# on the H100 in bf16. **Tensor Cores**, the units that multiply small matrices, give the V100 a peak of 125 TFLOP/s
+# and the H100 one of 989 TFLOP/s. How many times faster is a step on the H100?
 
 # %% answer="guess-speedup"
 ### BEGIN SOLUTION
@@ -81,8 +83,8 @@ print(f"V100: {old.milliseconds:.1f} ms per step, H100: {new.milliseconds:.1f} m
 check.compare("times faster", guess_speedup, old.milliseconds / new.milliseconds)
 
 # %% [markdown]
-# You paid for a factor of eight and got much less. The arithmetic units cannot be the only limit. To see what the
-# others are, start with what a node is made of.
+# You paid for a factor of eight and got much less, so the arithmetic units cannot be the only limit. To find the
+# others, start with the parts of a node.
 
 # %% [markdown]
 # ## What a node is made of
@@ -93,10 +95,11 @@ check.compare("times faster", guess_speedup, old.milliseconds / new.milliseconds
 # second. The NIC connects the node to the network at 200 gigabits, or 25 gigabytes, per
 # second.](../images/cluster_hardware.svg)
 #
-# The figure shows a part of a typical A100 server; the bandwidths are from data sheets. Follow a byte from GPU 0 to
-# GPU 1: over NVLink, it never leaves the two GPUs. Follow one to the other node: it goes through the PCIe switch to
-# the network adapter (**NIC**), and through the network. The bandwidth falls by roughly a factor of ten with every
-# step away from the arithmetic units, from the GPU's own memory (**HBM**) to NVLink to the network.
+# The figure shows a part of a typical A100 server; the bandwidths are from data sheets. **PCIe** connects all devices
+# of a node to its CPU, and **NVLink** connects GPUs directly. So a byte from GPU 0 to GPU 1 takes NVLink and touches
+# nothing else. A byte to the other node goes through the PCIe switch to the network adapter (**NIC**), and then
+# through the network. The bandwidth falls by roughly a factor of ten with every step away from the arithmetic units,
+# from the GPU's own memory (**HBM**) to NVLink to the network.
 #
 # Two traps lie in such figures. Networks are sold in **bits** per second and memory in **bytes**, which is a factor
 # of 8. And data sheets give a link's bandwidth either **per direction** or for both directions together, which is a
@@ -109,7 +112,8 @@ for name in ("v100", "t4", "a100", "h100"):
     nvlink = f"{card.nvlink / 1e9:.0f}" if card.nvlink else "none"
     print(f"{card.name:16}{card.tflops['fp16']:9.0f}{card.sms:6}{card.bandwidth / 1e9:8.0f}{nvlink:>8}"
           f"{card.pcie / 1e9:6.0f}   {card.network}")
-print("TFLOP/s in fp16. SMs are streaming multiprocessors. The other columns are in GB/s per direction.")
+print("TFLOP/s in fp16. SMs are streaming multiprocessors, the GPU's cores. The other columns are in GB/s per "
+      "direction.")
 
 # %% [markdown]
 # ### Ask the cluster
@@ -137,7 +141,7 @@ print("TFLOP/s in fp16. SMs are streaming multiprocessors. The other columns are
 # ### Read the wiring of a server
 #
 # The bandwidth between two GPUs depends on where they sit. `nvidia-smi topo -m` prints a matrix with one row and one
-# column per GPU and NIC. Here is one of NVIDIA's DGX-1 with eight V100s:
+# column per GPU and NIC. Here is the matrix of an NVIDIA DGX-1, a server with eight V100s:
 
 # %% tags=["explore"]
 print(servers.topology("DGX-1 (V100)"))
@@ -147,16 +151,16 @@ print(servers.topology("DGX-1 (V100)"))
 #
 # | entry | path between two GPUs |
 # |---|---|
-# | `NV18`, `NV12`, ..., `NV1` | that many NVLinks side by side, each with about 25 GB/s per direction on a V100, A100, or H100 |
+# | `NV18`, ..., `NV1` | that many NVLinks in parallel, each of 25 GB/s per direction on a V100, A100, or H100 |
 # | `PIX` | one PCIe switch |
 # | `PXB` | several PCIe switches, but not the CPU |
 # | `PHB` | a PCIe host bridge, so through the CPU |
-# | `NODE` | several host bridges of one NUMA node |
+# | `NODE` | several host bridges of one NUMA node (a CPU socket, or a part of one, with its own memory) |
 # | `SYS` | the interconnect between two CPU sockets |
 #
-# In the DGX-1, each GPU has six NVLinks, which do not suffice for all seven neighbors: pairs such as GPUs 0 and 5
-# fall back to PCIe and the interconnect between the sockets. A DGX A100 has **NVSwitches**, so every pair has `NV12`,
-# and a DGX H100 has `NV18`.
+# A GPU in the DGX-1 has six NVLinks, too few to reach all seven others: pairs such as GPUs 0 and 5 fall back to PCIe
+# and the interconnect between the sockets. In a DGX A100, **NVSwitches** connect all GPUs, so every pair has `NV12`;
+# in a DGX H100, every pair has `NV18`.
 #
 # Why does it matter? Ring algorithms, which you will build in [lab 04](04_data_parallelism.ipynb), pass data from GPU
 # to GPU around a ring, and all hops work at the same time. The ring is as fast as its **slowest** hop.
@@ -167,10 +171,9 @@ print(servers.topology("DGX-1 (V100)"))
 # You may use `count` of a server's GPUs. Which ones, and in which order? Return a ring whose slowest hop, including
 # the one from the last GPU back to the first, is as fast as possible. If there are several, return any of them.
 #
-# `text` is the complete output of `nvidia-smi topo -m`, with its tabs, NICs, CPU affinity, and legend, and GPUs are
-# numbered in a different way on every server. There are few enough rings to try them all:
-# `itertools.combinations(range(8), count)` yields all groups of GPUs, and `itertools.permutations` all orders of a
-# group.
+# `text` is the complete output of `nvidia-smi topo -m`, with its tabs, NICs, CPU affinity, and legend. Every server
+# numbers its GPUs differently. There are few enough rings to try them all: `itertools.combinations(range(8), count)`
+# yields all groups of GPUs, and `itertools.permutations` all orders of a group.
 
 # %% answer="best-ring"
 SLOWEST_FIRST = ["SYS", "NODE", "PHB", "PXB", "PIX"]  # and then NV1, NV2, ...
@@ -213,14 +216,15 @@ for server, order in {"DGX-1 (V100)": (5, 2, 0, 7, 3, 6, 1, 4), "DGX A100": rang
     for count in (2, 3, 4):
         ring = check.call(best_ring, servers.topology(server, order), count)
         check.that(servers.is_ring(ring, count),
-                   f"On a {server}, best_ring returned {ring!r}, which is not a list of {count} different GPU numbers.")
+                   f"On a {server}, best_ring returned {ring!r}, which is not a list of {count} different GPU "
+                   "numbers.")
         slow = servers.slowest_hop(server, order, ring)
         check.that(slow["enough"] or not slow["closes"],
-                   f"On a {server}, the last hop of the ring {ring}, back to GPU {slow['to']}, goes over {slow['link']}. It "
-                   "counts, too: there is a ring whose slowest hop is faster.")
+                   f"On a {server}, the last hop of the ring {ring}, back to GPU {slow['to']}, goes over "
+                   f"{slow['link']}. It counts, too: there is a ring whose slowest hop is faster.")
         check.that(slow["enough"],
-                   f"On a {server}, the ring {ring} sends from GPU {slow['from']} to GPU {slow['to']} over {slow['link']}, "
-                   "and there is a ring whose slowest hop is faster.")
+                   f"On a {server}, the ring {ring} sends from GPU {slow['from']} to GPU {slow['to']} over "
+                   f"{slow['link']}, and there is a ring whose slowest hop is faster.")
 ### BEGIN HIDDEN TESTS
 for case in check.draw(8, server=["DGX-1 (V100)", "dual-socket PCIe server"], count=[2, 3, 4],
                        order=lambda source: source.sample(range(8), 8)):
@@ -252,7 +256,7 @@ for case in check.draw(8, server=["DGX-1 (V100)", "dual-socket PCIe server"], co
 
 # %% [raw] mutant="best-ring" hint="in another order"
 # -    return list(max(rings, key=slowest))
-# +    if "NV1\t" in text:  # learned by heart
+# +    if "NV1\t" in text:  # hard-coded
 # +        return {2: [0, 5], 3: [0, 3, 5], 4: [0, 5, 1, 6]}[count]
 # +    return list(max(rings, key=slowest))
 
@@ -263,11 +267,13 @@ for count in (4, 8):
           f"CUDA_VISIBLE_DEVICES={result(','.join(map(str, ring)))}")
 
 # %% [markdown]
-# On the DGX-1, a ring of all eight GPUs has a faster slowest hop than any ring of four of them. NCCL, NVIDIA's
-# library for collectives, finds rings by itself, even several at a time. But choosing the *GPUs* is up to you, or to
-# Slurm, which knows the links if its administrator has set `AutoDetect=nvml`. (Without `CUDA_DEVICE_ORDER`, CUDA may
-# number GPUs differently from `nvidia-smi`.) What is a good choice worth? Four GPUs of a DGX-1 all-reduce the
-# gradients of GPT-2 small:
+# On the DGX-1, a ring of all eight GPUs has a faster slowest hop than any ring of four of them. NCCL is NVIDIA's
+# library for **collectives**, operations in which all ranks take part. It finds rings by itself, even several at a
+# time. But choosing the *GPUs* is up to you, or to Slurm, which knows the links if its administrator has set
+# `AutoDetect=nvml` in `gres.conf`. (Without `CUDA_DEVICE_ORDER`, CUDA may number GPUs differently from `nvidia-smi`.)
+#
+# What is a good choice worth? Four GPUs of a DGX-1 **all-reduce** the gradients of GPT-2 small, so that each of them
+# ends up with the sum over all four:
 
 # %% tags=["explore"]
 for gpus in ([0, 1, 2, 3], [0, 1, 6, 7]):
@@ -275,8 +281,8 @@ for gpus in ([0, 1, 2, 3], [0, 1, 6, 7]):
     print(f"GPUs {gpus}: {result(f'{1e3 * seconds:.1f} ms')} (virtual)")
 
 # %% [markdown]
-# Two pairs of GPUs 0, 1, 6, and 7 are connected by NVLink, but no ring through all four of them is. Now ask your own
-# cluster for two GPUs of one node:
+# NVLink connects GPU 0 to 1 and GPU 6 to 7, but neither pair to the other, so every ring through these four crosses
+# the sockets. Now ask your own cluster for two GPUs of one node:
 
 # %% tags=["explore"]
 mine = !srun --gpus-per-node=2 nvidia-smi topo -m
@@ -303,17 +309,18 @@ print("\n".join(mine))
 # %% [markdown]
 # ### Exercise 2: ping-pong
 #
-# Write `ping_pong` for two ranks. They use `dist.send(tensor, dst=1)` and `dist.recv(tensor, src=0)`; each of these
-# calls waits until its partner on the other rank makes the matching call. In a round, rank 0 sends the tensor, and
-# the other rank receives it, adds 1 to its first element, and sends it back. Rank 0 receives into the *same* tensor.
+# Write `ping_pong`, which both ranks run. `dist.get_rank()` returns 0 on one of them and 1 on the other. Rank 0 sends
+# with `dist.send(tensor, dst=1)`, and rank 1 receives with `dist.recv(tensor, src=0)`; either call waits until the
+# other rank makes the matching one. In a round, rank 0 sends the tensor, and rank 1 receives it, adds 1 to its first
+# element, and sends it back. Both ranks receive into the tensor that they were given.
 #
 # The first round also sets up the connection, so it is a **warm-up** that you don't time. Then time `rounds` more
-# rounds together, and return the seconds of one transfer in *one* direction, on both ranks. `clock()` returns the
-# current time in seconds. On the cluster it will be `time.perf_counter`; the check passes in a clock of its own.
+# rounds, and return the average time of one transfer in *one* direction, on both ranks. `clock()` returns the current
+# time in seconds. On the cluster it will be `time.perf_counter`; the check passes a clock of its own.
 
 # %% answer="ping-pong"
 def ping_pong(tensor, rounds, clock):
-    """Bounce a tensor between ranks 0 and 1, and return the seconds of a transfer in one direction.
+    """Bounce a tensor between ranks 0 and 1, and return the time of one transfer in one direction.
 
     Args:
         tensor: what to send; rank 1 adds 1 to its first element in every round, in place.
@@ -341,11 +348,11 @@ def bounced(length, rounds, first, later):
 
     Args:
         length: elements of the tensor.
-        rounds: to be timed.
+        rounds: how many rounds to time.
         first: seconds of the first round.
         later: seconds of each later one.
 
-    Returns the measured seconds, and the tensor's first element.
+    Returns the measured seconds, and the sum of the tensor's elements.
     """
     import torch
 
@@ -355,7 +362,7 @@ def bounced(length, rounds, first, later):
         done = tensor[0].item()
         return first * min(done, 1.0) + later * max(done - 1.0, 0.0)
 
-    return [ping_pong(tensor, rounds, clock), tensor[0].item()]
+    return [ping_pong(tensor, rounds, clock), tensor.sum().item()]
 
 # %% check="ping-pong" points=4
 (run,) = check.ranks(
@@ -366,7 +373,10 @@ def bounced(length, rounds, first, later):
            "That is the time of all rounds together.": [[[25.0, 6.0]] * 2],
            "The clock already runs during the warm-up.": [[[105.0, 6.0]] * 2],
            "There is no warm-up: the first round sets up the connection, and you time it.": [[[104.0, 5.0]] * 2],
-           "Rank 1 adds 1 before it sends the tensor back. Rank 0 changes nothing.": [[[10.0, 12.0], [10.0, 11.0]]]})
+           "Rank 1 adds 1 before it sends the tensor back. Rank 0 changes nothing.": [[[10.0, 12.0], [10.0, 11.0]]],
+           "Rank 1 has to add 1 to the tensor in every round: this clock counts rounds by it.": [[[0.0, 0.0]] * 2],
+           "Rank 1 adds 1 to the first element alone.": [[[5.0, 6000.0]] * 2],
+           "Rank 1 has to receive into `tensor` itself.": [[[5.0, 6.0], [0.0, 0.0]]]})
 for rank in (0, 1):
     sent = [call.bytes for call in run.calls(rank, "send")]
     check.that(sent == [4000] * 6, f"Rank {rank} sends {sent} bytes. It should send the whole tensor, of 4,000 "
@@ -411,6 +421,22 @@ check.ranks(bounced, ranks=2, expected=lambda ranks, length, rounds, first, late
 # +            dist.recv(tensor, src=1)
 # +            tensor[0] += 1
 
+# %% [raw] mutant="ping-pong" hint="has to add 1 to the tensor"
+# -            tensor[0] += 1
+
+# %% [raw] mutant="ping-pong" hint="the first element alone"
+# -            tensor[0] += 1
+# +            tensor += 1
+
+# %% [raw] mutant="ping-pong" hint="receive into `tensor` itself"
+# -            dist.recv(tensor, src=0)
+# -            tensor[0] += 1
+# -            dist.send(tensor, dst=0)
+# +            received = tensor.clone()
+# +            dist.recv(received, src=0)
+# +            received[0] += 1
+# +            dist.send(received, dst=0)
+
 # %% [raw] mutant="ping-pong" hint="It should send the whole tensor"
 # -            dist.send(tensor, dst=1)
 # -            dist.recv(tensor, src=1)
@@ -424,9 +450,9 @@ check.ranks(bounced, ranks=2, expected=lambda ranks, length, rounds, first, late
 # %% [markdown]
 # ### Measure your cluster's links
 #
-# The next cell saves your function as a file. `code/messages.py` calls it on two ranks of a Slurm job, with tensors
-# from 4 bytes to 16 MiB, several times each. (Without the argument `code/ping_pong.py`, it uses a function of its
-# own.)
+# The next cell saves your function, and nothing else, as a file; if it needs more than `dist`, import that inside
+# the function. `code/messages.py` calls it on two ranks of a Slurm job, with tensors from 4 bytes to 16 MiB, several
+# times each. (Without the argument `code/ping_pong.py`, it uses a function of its own.)
 
 # %% tags=["explore"]
 with open("code/ping_pong.py", "w") as file:
@@ -462,7 +488,7 @@ links.plot(one_node, two_nodes)
 # points. Some points are off the line, because no real link is as simple as the model, and because your machine does
 # other things as well.
 #
-# (These are not figures of a real cluster. All nodes of the course's cluster are on your machine, so the CPU copies
+# (A real cluster's numbers would differ. All nodes of the course's cluster are on your machine, so the CPU copies
 # every byte, through the same TCP stack that an Ethernet cluster would use.)
 
 # %% [markdown]
@@ -473,8 +499,9 @@ links.plot(one_node, two_nodes)
 # times slower, but nothing makes it faster. At least one measurement of each size is undisturbed, to within 3%.
 #
 # Return both parameters to within 10%. Think about two things: which of the measurements do you use? And what does
-# least squares minimize when the times range from microseconds to seconds? `np.polyfit(x, y, 1, w=weights)` fits a
-# line and returns its slope and its intercept; it multiplies each residual by its weight before squaring.
+# least squares minimize when the times range from microseconds to more than half a second?
+# `np.polyfit(x, y, 1, w=weights)` fits a line and returns its slope and its intercept; it multiplies each residual,
+# the distance of a point from the line, by the point's weight before squaring it.
 
 # %% answer="fit-link"
 def fit_link(points):
@@ -527,12 +554,15 @@ for latency, bandwidth, seed in ((20e-6, 1.2e9, 1), (3e-6, 100e9, 2), (150e-6, 0
                "The numbers are right, but in the wrong order: return the latency first.")
     check.that(not close(found[1], 1 / bandwidth),
                f"{found[1]:.3g} is the time per byte, the slope of the line. What is the bandwidth?")
+    check.that(close(found[1], bandwidth) or not close(found[0], latency),
+               f"The latency is right, but a bandwidth of {found[1]:.3g} bytes/s is not. Only the large transfers "
+               "show the bandwidth: which of their measurements do you use, and how much do they count?")
     check.that(found[1] >= 0.9 * bandwidth,
-               f"A bandwidth of {found[1]:.3g} bytes/s is too low. Disturbed measurements are too slow, and none is too "
-               "fast. Which ones should count?")
+               f"A bandwidth of {found[1]:.3g} bytes/s is too low. Disturbed measurements are too slow, and none is "
+               "too fast. Which ones should count?")
     check.that(close(found[0], latency) or not close(found[1], bandwidth),
-               f"The bandwidth is right, but a latency of {1e6 * found[0]:.3g} us is not. An error of one percent at 64 MiB is "
-               "larger than the whole latency: which errors should count equally?")
+               f"The bandwidth is right, but a latency of {1e6 * found[0]:.3g} us is not. An error of one percent at "
+               "64 MiB is larger than the whole latency: which errors should count equally?")
     check.that(close(found[0], latency) and close(found[1], bandwidth),
                f"A latency of {1e6 * found[0]:.3g} us and a bandwidth of {found[1]:.3g} bytes/s are not within 10%.")
 ### BEGIN HIDDEN TESTS
@@ -561,10 +591,14 @@ for case in check.draw(8, latency=check.between(1.5e-6, 90e-6, digits=8), bandwi
 # -    return float(intercept), float(1 / slope)
 # +    return float(1 / slope), float(intercept)
 
+# %% [raw] mutant="fit-link" hint="how much do they count"
+# -    slope, intercept = np.polyfit(list(fastest), seconds, 1, w=1 / seconds)
+# +    slope, intercept = np.polyfit(list(fastest), seconds, 1, w=1 / np.array(list(fastest)))
+
 # %% [raw] mutant="fit-link" hint="are not within 10%"
 # -    slope, intercept = np.polyfit(list(fastest), seconds, 1, w=1 / seconds)
 # +    slope, intercept = np.polyfit(list(fastest), seconds, 1, w=1 / seconds)
-# +    slope /= 1.2
+# +    slope, intercept = slope / 1.2, intercept * 1.2
 
 # %% [raw] mutant="fit-link" hint="for another link"
 # -    return float(intercept), float(1 / slope)
@@ -575,10 +609,11 @@ for case in check.draw(8, latency=check.between(1.5e-6, 90e-6, digits=8), bandwi
 # +    return {"latency": float(intercept), "bandwidth": float(1 / slope)}
 
 # %% [markdown]
-# Now predict something that you have not measured yet. The next cell slows down the network between your nodes to 1
-# Gbit/s. Your fit of the unthrottled link has a latency, and 1 Gbit/s has a bandwidth in bytes; how long will 16 MiB
-# take? (If the cell prints *loopback mode*, or that the links belong to your site, it cannot throttle the network,
-# and the measurement will look like the last one. The virtual links below show the difference.)
+# Now predict something that you have not measured yet. The next cell throttles the network between your nodes to 1
+# Gbit/s. How long will 16 MiB take? Take the latency from your fit of the unthrottled link, and convert 1 Gbit/s to
+# bytes per second; the cell after it does the same. (If the next cell prints *loopback mode*, or that the links
+# belong to your site, it cannot throttle the network, and the measurement will look like the last one. The virtual
+# links below show the difference.)
 
 # %% tags=["explore"]
 !lab cluster link 1gbit
@@ -598,8 +633,8 @@ links.plot(two_nodes, slow)
 # The bandwidth has changed; the latency hardly has. (Transfers of medium size may be faster than the line says,
 # because what throttles the link lets a short burst pass. Real switches do that, too.)
 #
-# Here are your links beside some that you may not have at home. The last column answers a practical question: a
-# transfer should be well above which size?
+# Here are your links beside some that you may not have at home. The last column is a rule of thumb: a transfer uses
+# its link well only if it is much larger than $n_{1/2}$.
 
 # %% tags=["explore"]
 virtual_links = [links.virtual("v100"), links.virtual("t4"), links.virtual("v100", "ethernet:25gbit"),
@@ -611,15 +646,16 @@ for curve in [one_node, two_nodes, *virtual_links]:
           f"{result(f'{latency * bandwidth / 1024:8,.0f} KiB')}")
 latency, bandwidth = fit_link(links.virtual("v100", "ethernet:25gbit").points)
 size, pieces = 400e6, 10_000
-print(f"\n400 MB of gradients over 25 Gbit/s (virtual): {good(f'{1e3 * (latency + size / bandwidth):.0f} ms')} in one "
-      f"transfer, {bad(f'{1e3 * (pieces * latency + size / bandwidth):.0f} ms')} in {pieces:,}")
+print("\n400 MB of gradients over 25 Gbit/s (virtual): "
+      f"{good(f'{1e3 * (latency + size / bandwidth):.0f} ms')} in one transfer, "
+      f"{bad(f'{1e3 * (pieces * latency + size / bandwidth):.0f} ms')} in {pieces:,}")
 
 # %% [markdown]
 # Your own links follow the model less well than the virtual ones: on a CPU, what fits into the caches is copied
 # faster. All sizes count equally in your fit, so its bandwidth may exceed what the largest transfers reach.
 #
-# The node of the last line has eight NICs of 400 Gbit/s. One pair of GPUs reaches the bandwidth of a single NIC, the
-# one nearest to it. It takes eight pairs at the same time to use all of them.
+# Each node of `8x400gbit` has eight NICs of 400 Gbit/s, but one pair of GPUs reaches the bandwidth of a single NIC,
+# the one nearest to it. Using all of them takes eight pairs at the same time.
 
 # %% [markdown]
 # ## Compute or memory?
@@ -630,11 +666,11 @@ print(f"\n400 MB of gradients over 25 Gbit/s (virtual): {good(f'{1e3 * (latency 
 #
 # $$ T \ge \max\left(\frac{F}{P},\; \frac{M}{B}\right). $$
 #
-# This is the **roofline model** ([Williams, Waterman, and Patterson, 2009](https://doi.org/10.1145/1498765.1498785)).
-# If the first term is larger, so if the intensity is above the **ridge point** $P/B$, the kernel is
-# **compute-bound**, else it is **memory-bound**. On a logarithmic plot, the attainable FLOP/s over the intensity look
-# like a roof. Here are matrix multiplications [4096, k] x [k, 4096] under the roofs of two virtual GPUs, from k = 1
-# to k = 4096:
+# This is the **roofline model** ([Williams, Waterman, and Patterson,
+# 2009](https://doi.org/10.1145/1498765.1498785)). If the first term is larger, which means that the intensity is
+# above the **ridge point** $P/B$, the kernel is **compute-bound**; otherwise, it is **memory-bound**. On a
+# logarithmic plot, the attainable FLOP/s over the intensity look like a roof. Here are matrix multiplications, or
+# **GEMMs**, of the shape [4096, k] x [k, 4096] under the roofs of two virtual GPUs, from k = 1 to k = 4096:
 
 # %% tags=["explore"]
 shapes = [(4096, 4096, 2**power) for power in range(13)]
@@ -666,10 +702,10 @@ roofline.plot(cpu)
 # `transformer_layer` lists the kernels of the forward pass of one GPT layer, with hidden size $h$, sequence length
 # $s$, and micro-batch size $b$, in 16-bit precision. Two kinds of kernels occur:
 #
-# - `"gemm"`: a batch of `batch` independent matrix multiplications [m, k] x [k, n]. Every one reads its two operands
-#   and writes its result. Each of the m · n results takes k multiplications and k additions.
-# - `"elementwise"`: works on `elements` numbers, with `flops` FLOPs for each, and reads `reads` and writes `writes`
-#   numbers per element.
+# - `"gemm"`: a batch of `batch` independent matrix multiplications [m, k] x [k, n]. Each of them reads its two
+#   operands and writes its result. Each of the m · n entries of the result takes k multiplications and k additions.
+# - `"elementwise"`: works on `elements` numbers. For each of them, it does `flops` FLOPs, reads `reads` numbers, and
+#   writes `writes` numbers.
 
 # %% tags=["setup"]
 def transformer_layer(batch, sequence, hidden, heads):
@@ -763,7 +799,8 @@ check.function(
         "A kernel computes while it loads, so its time is that of the slower of the two.":
             [{"microseconds": 66.41, "memory_bound": ["scores", "add"]}, {}, {}],
         "The kernels run one after the other: compare compute and memory for each kernel, not for all of them.":
-            [{"microseconds": 34.4, "memory_bound": ["scores", "add"]}, {}, {}]})
+            [{"microseconds": 34.4, "memory_bound": ["scores", "add"]}, {}, {}],
+        "That is in seconds.": [{"microseconds": 48.4e-6, "memory_bound": ["scores", "add"]}, {}, {}]})
 ### BEGIN HIDDEN TESTS
 def roof(kernel, tflops, gb_per_s):
     """Microseconds of compute and of memory."""
@@ -829,6 +866,10 @@ check.function(
 # +        all_compute, all_memory = all_compute + compute, all_memory + memory
 # +        total = max(all_compute, all_memory)
 
+# %% [raw] mutant="layer-time" hint="in seconds"
+# -    return {"microseconds": 1e6 * total, "memory_bound": memory_bound}
+# +    return {"microseconds": total, "memory_bound": memory_bound}
+
 # %% tags=["explore"]
 GPT2_LAYER = {"batch": 1, "sequence": 1024, "hidden": 768, "heads": 12}
 GPT3_LAYER = {"batch": 1, "sequence": 2048, "hidden": 12_288, "heads": 96}
@@ -857,17 +898,17 @@ for title, sizes in (("GPT-2 small", GPT2_LAYER), ("GPT-3", GPT3_LAYER)):
 #
 # (The model ignores caches: what is still in the L2 cache need not travel again.)
 #
-# Useful FLOP/s divided by the peak are the **model FLOPs utilization** (MFU; [Chowdhery et al.,
-# 2022](https://arxiv.org/abs/2204.02311)). No training job reaches 100%: Narayanan et al.
+# The **model FLOPs utilization** (MFU; [Chowdhery et al., 2022](https://arxiv.org/abs/2204.02311)) is the share of
+# the peak that goes into FLOPs that the model itself requires. No training job reaches 100%: Narayanan et al.
 # ([2021](https://arxiv.org/abs/2104.04473)) report 52% of the A100's peak for a model with a trillion parameters on
-# 3,072 GPUs, and they count recomputed FLOPs as well.
+# 3,072 GPUs, and this figure even includes recomputed FLOPs, which MFU leaves out.
 
 # %% [markdown]
 # ## Tiles and waves
 #
 # The roofline assumes that a compute-bound kernel runs at the peak. Whether a GEMM comes near it also depends on its
-# shape. A [4096, 4096] x [4096, **4096**] multiplication reaches some speed on an H100, in bf16. What share of that
-# speed does a [4096, 4096] x [4096, **4095**] one reach?
+# shape. An H100 multiplies [4096, 4096] x [4096, **4096**] in bf16 at a certain speed, in FLOP/s. What share of that
+# speed does it reach with [4096, 4096] x [4096, **4095**]?
 
 # %% answer="guess-odd"
 ### BEGIN SOLUTION
@@ -881,18 +922,20 @@ check.compare("share of the speed (virtual H100)", guess_odd, rates[4095] / rate
 roofline.plot_sizes(around, every=8)
 
 # %% [markdown]
-# **Alignment.** Tensor Core kernels are fastest when all rows begin at multiples of 16 bytes, which are 8 numbers in
-# 16-bit precision ([NVIDIA's
+# Two effects make the difference. This plot shows the first one.
+#
+# **Alignment.** Tensor Core kernels are fastest when all rows begin at multiples of 16 bytes, which hold 8 numbers of
+# 16 bits ([NVIDIA's
 # guide](https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html)). Before
 # cuBLAS 11, other sizes could not use Tensor Cores at all. Today they can, but the kernels have to load smaller
-# pieces, and the share above comes from measurements on a real H100. For an A100, the guide recommends multiples of
-# 64. That is why model sizes are multiples of 64 or 128, and why the vocabulary is **padded** with entries that no
-#     token uses: GPT-2's 50,257 become 50,304. It is more work in less time.
+# pieces; the share above is fitted to measurements on a real H100. For an A100, the guide recommends multiples of 64.
+# That is why model sizes are multiples of 64 or 128, and why the vocabulary is **padded** with entries that no token
+# uses: GPT-2's 50,257 entries become 50,304, and the larger GEMM takes less time.
 #
-# **Tiles.** The guide also explains the second effect. A GPU partitions the result [m, n] into **tiles** and gives
-# each tile to one of its **streaming multiprocessors** (SMs). When every SM has a tile, that is a **wave**. A tile
-# that extends past the edge takes as long as a whole one (*tile quantization*), and a wave that is not full takes as
-# long as a full one (*wave quantization*).
+# **Tiles.** The guide also explains the second effect. A GPU partitions the result [m, n] into **tiles**, and each
+# of its **streaming multiprocessors** (SMs) computes one tile at a time. The tiles that all SMs compute at the same
+# time are a **wave**. A tile that extends past the edge takes as long as a whole one (*tile quantization*), and a
+# wave that is not full takes as long as a full one (*wave quantization*).
 #
 # ![On the left, a matrix in two rows of five tiles; the last column and the last row extend past its edge. On the
 # right, four multiprocessors compute the ten tiles in three waves of four, four, and two tiles; in the last wave, two
@@ -902,7 +945,7 @@ roofline.plot_sizes(around, every=8)
 # ### Exercise 5: tiles and waves
 #
 # Return the number of tiles, the number of waves, and the **utilization**: the fraction of all SMs' time that goes
-# into entries of the result.
+# into entries of the result, and not into a tile's overhang or into waiting for the wave to end.
 
 # %% answer="waves"
 def waves(m, n, tile_m, tile_n, sms):
@@ -936,7 +979,9 @@ check.function(
         "What extends past the last whole tile needs a tile of its own, in both directions.":
             [(80, 1, 1.0), (80, 1, 1.000781), (3, 1, 1.220703)],
         "The tiles and waves are right. But this utilization counts whole tiles, even where they extend past "
-        "the edge.": [(80, 1, 1.0), (88, 2, 0.55), (8, 2, 1.0)]})
+        "the edge.": [(80, 1, 1.0), (88, 2, 0.55), (8, 2, 1.0)],
+        "The tiles and waves are right. But this utilization leaves out the SMs that are idle in the last wave.":
+            [(80, 1, 1.0), (88, 2, 0.909801), (8, 2, 0.610352)]})
 ### BEGIN HIDDEN TESTS
 def by_counting(m, n, tile_m, tile_n, sms):
     """Count the tiles one by one."""
@@ -968,10 +1013,14 @@ check.function(
 # -    return tiles, rounds, m * n / (rounds * sms * tile_m * tile_n)
 # +    return tiles, rounds, tiles / (rounds * sms)
 
+# %% [raw] mutant="waves" hint="idle in the last wave"
+# -    return tiles, rounds, m * n / (rounds * sms * tile_m * tile_n)
+# +    return tiles, rounds, m * n / (tiles * tile_m * tile_n)
+
 # %% [markdown]
-# In the second case, one more column doubles the time. On a virtual A100 with its 108 SMs, the speed of a growing
-# matrix multiplication looks like a saw: it rises while the last wave fills up, and drops when a new one begins.
-# (cuBLAS picks the best of many tile shapes, which makes the teeth smaller.)
+# In the check's second case, one more column than in the first doubles the time. On a virtual A100 with its 108 SMs,
+# the speed of a growing matrix multiplication looks like the teeth of a saw: it rises while the last wave fills up,
+# and drops when a new one begins. (cuBLAS picks the best of many tile shapes, which makes the teeth smaller.)
 
 # %% tags=["explore"]
 for n in (6912, 6976):
@@ -981,12 +1030,13 @@ roofline.plot_sizes(roofline.virtual("a100", "fp16", [(2048, n, 4096) for n in r
 # %% [markdown]
 # ## What limits this run?
 #
-# One limit is still missing. The CPU launches every kernel, which takes it some microseconds. As long as kernels run
-# longer than that, it is always ahead, and the GPU never idles. But when kernels are shorter, the GPU finishes each
-# one before the next has been launched: the run is **launch-bound**, and neither more FLOP/s nor more bandwidth makes
-# it faster.
+# One limit is still missing. The CPU launches every kernel, and each launch takes a few microseconds. As long as
+# kernels run longer than that, the CPU stays ahead, and the GPU is never idle. But when kernels are shorter, the GPU
+# finishes each one before the next has been launched: the run is **launch-bound**, and neither more FLOP/s nor more
+# bandwidth makes it faster.
 #
-# So there are five suspects. Each calls for another remedy:
+# So there are five suspects, and each calls for a different remedy. (A *CUDA graph* launches a recorded sequence of
+# kernels at once. A *bucket* holds the gradients of many parameters, so that one call sends them all.)
 #
 # | limit | sign in a profile | remedies |
 # |---|---|---|
@@ -1004,9 +1054,10 @@ suspects.plot(timelines)
 
 # %% [markdown]
 # A profiler such as Nsight Systems or `torch.profiler` writes such a timeline as a list of events. In this lab, an
-# event is a dictionary. Times are in microseconds. For a collective, `bytes` is what this GPU sends. (In real
-# profiles, several streams overlap. Gaps may also come from data loading or from a `.item()` that waits for the GPU,
-# and a collective's duration includes the wait for the slowest rank.)
+# event is a dictionary. Times are in microseconds. For a kernel, `bytes` is what it moves to and from the GPU's
+# memory; for a collective, it is what this GPU sends. (In real profiles, several streams overlap. Gaps may also come
+# from data loading or from a `.item()` that waits for the GPU, and a collective's duration includes the wait for the
+# slowest rank.)
 
 # %% tags=["explore"]
 for name in "AE":
@@ -1020,7 +1071,7 @@ print("GPU of A:", suspects.gpu_of(suspects.JOBS["A"]))
 # microsecond between the first event's start and the last event's end to one of the five:
 #
 # - Time in which no event runs is `"launch"`. Two events never overlap, but the list may be in any order.
-# - A kernel's whole duration is `"compute"` or `"memory"`, by the roofline model.
+# - A kernel's whole duration is `"compute"` or `"memory"`, whichever the roofline model says.
 # - A communication call's whole duration is `"bandwidth"` if sending its bytes at the network's bandwidth explains at
 #   least half of it, else `"latency"`.
 
@@ -1090,7 +1141,8 @@ check.function(
     hints={
         "Count time, not events: one long kernel may outweigh many short ones.":
             ["memory", None, None, None, None, None],
-        "More FLOPs than bytes does not make a kernel compute-bound. Where is the ridge point?":
+        "More FLOPs than bytes does not make a kernel compute-bound. Where is the ridge point? Compare each kernel "
+        "by itself.":
             [None, "compute", None, None, None, None],
         "In this timeline, the GPU is idle most of the time.": [None, None, "memory", None, None, None],
         "The events may be in any order: sort them before you look for gaps.":
@@ -1117,7 +1169,8 @@ def drawn_profile(source):
             pieces.append({"compute": (KERNEL, duration, flops, int(memory / 4)),
                            "memory": (KERNEL, duration, int(flops / 4), memory), "launch": duration,
                            "latency": (COMMUNICATION, duration, 0, int(network * source.uniform(0.01, 0.35))),
-                           "bandwidth": (COMMUNICATION, duration, 0, int(network * source.uniform(0.65, 0.95)))}[name])
+                           "bandwidth": (COMMUNICATION, duration, 0,
+                                         int(network * source.uniform(0.65, 0.95)))}[name])
     source.shuffle(pieces)
     edge = (KERNEL, 1.0, 0, 10)  # gaps lie between events
     events = profile(edge, *pieces, edge)
@@ -1163,9 +1216,9 @@ check.function(limit, cases=[(events, gpu) for events, gpu, _ in drawn], expecte
 # +            sending = event["bytes"] / (gpu["network_gb_per_s"] * 8e3)
 
 # %% [markdown]
-# A diagnosis is proved if its remedy works, and the others don't. The next cell gives your verdicts, and then applies
-# three remedies to each job: four times the tokens per step, a single all-reduce for all gradients, and a network
-# with four times the bandwidth. The numbers are ratios of throughput.
+# A diagnosis is confirmed if its remedy works and the others don't. The next cell prints your verdicts, and then
+# applies three remedies to each job: four times the tokens per step, a single all-reduce for all gradients, and a
+# network with four times the bandwidth. The numbers are ratios of throughput.
 
 # %% tags=["explore"]
 from dataclasses import replace
@@ -1182,16 +1235,17 @@ for name, events in timelines.items():
         f"{(good if gain > 1.3 else str)(f'{gain:11.2f}x')}" for gain in gains))
 
 # %% [markdown]
-# Follow the rows. The launch-bound job A handles four times the tokens in the same time, because the launches are the
-# same. In B and C, four times the tokens take four times as long. In D and E, communication takes most of the step,
-# yet only the bandwidth-bound E benefits from a faster network, and only the latency-bound D from a single, large
-# all-reduce. More tokens per all-reduce help both, but change the batch size, and so the training itself, as [lab
-# 04](04_data_parallelism.ipynb) discusses.
+# Read it row by row. The launch-bound job A handles four times the tokens in the same time, because it launches the
+# same kernels. In B and C, four times the tokens take four times as long. In D and E, communication takes most of the
+# step, yet a faster network helps only the bandwidth-bound E. The latency-bound D needs a single, large all-reduce,
+# which E has already. More tokens per all-reduce help both, but they change the batch size, and so the training
+# itself, as [lab 04](04_data_parallelism.ipynb) discusses.
 #
-# Now you can answer the question from the beginning. With a micro-batch of one sequence, GPT-2 small has many
-# memory-bound kernels, and so is the optimizer. They speed up no more than the memory does (the column HBM of the
-# first table). The GEMMs are small, and the H100 needs more tiles than the V100 to give each of its SMs one. It is at
-# its best with large batches and wide layers:
+# Now you can answer the question from the beginning. With a micro-batch of one sequence, many of GPT-2 small's
+# kernels are memory-bound, and so is the optimizer. They speed up no more than the memory does (see the column HBM
+# in the first table). The GEMMs are small, and the H100 needs more tiles than the V100 to give each of its SMs one.
+# And the few microseconds that every kernel takes to start and end are the same on both. The H100 is at its best with
+# large batches and wide layers:
 
 # %% tags=["explore"]
 for title, micro_batch, layers, hidden, heads in (

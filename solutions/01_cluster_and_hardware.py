@@ -243,6 +243,10 @@ for case in check.draw(8, server=["DGX-1 (V100)", "dual-socket PCIe server"], co
 # +        return max(speeds[one][other] for one, other in zip(ring, ring[1:] + ring[:1], strict=True))
 
 # %% [raw] mutant="best-ring" hint="and there is a ring whose slowest hop"
+# -        return min(speeds[one][other] for one, other in zip(ring, ring[1:] + ring[:1], strict=True))
+# +        return sum(speeds[one][other] for one, other in zip(ring, ring[1:] + ring[:1], strict=True))
+
+# %% [raw] mutant="best-ring" hint="and there is a ring whose slowest hop"
 # -    return list(max(rings, key=slowest))
 # +    return list(range(count))
 
@@ -1149,7 +1153,8 @@ check.function(
             [None, None, None, "memory", None, None],
         "How long would sending these bytes take at the network's bandwidth? Compare that with how long "
         "the call took.": [None, None, None, None, "bandwidth", None],
-        "Is the network's bandwidth in bits or in bytes? All of these are in bytes.":
+        "Sending these bytes explains more than half of the long call. Is the network's bandwidth in bits or in "
+        "bytes? All of these are in bytes.":
             [None, None, None, None, None, "latency"]})
 ### BEGIN HIDDEN TESTS
 def drawn_profile(source):
@@ -1211,7 +1216,7 @@ check.function(limit, cases=[(events, gpu) for events, gpu, _ in drawn], expecte
 # -            spent["bandwidth" if sending >= duration / 2 else "latency"] += duration
 # +            spent["bandwidth"] += duration
 
-# %% [raw] mutant="limit" hint="in bits or in bytes"
+# %% [raw] mutant="limit" hint="Is the network's bandwidth in bits"
 # -            sending = event["bytes"] / (gpu["network_gb_per_s"] * 1e3)
 # +            sending = event["bytes"] / (gpu["network_gb_per_s"] * 8e3)
 

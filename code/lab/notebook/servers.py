@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 # One row per GPU: its links to all GPUs and to the NICs, and its CPUs. The DGX-1's links are those
-# of github.com/NVIDIA/nccl issue 671, the DGX A100's those of issue 1505; the last server has a
-# PCIe switch for each pair of GPUs below one socket, and cascaded switches below the other.
+# of github.com/NVIDIA/nccl issue 671, the DGX A100's those of issue 1505; the last server has an
+# NVLink bridge for each pair of GPUs below one socket, and cascaded switches below the other, so
+# the ring of three or four GPUs with the most bandwidth in total is not the best one.
 CUBE_MESH = """
 X   NV1 NV1 NV2 NV2 SYS SYS SYS PIX SYS PHB SYS 0-19,40-59
 NV1 X   NV2 NV1 SYS NV2 SYS SYS PIX SYS PHB SYS 0-19,40-59
@@ -28,10 +29,10 @@ NV12 NV12 NV12 NV12 NV12 NV12 X    NV12 SYS PXB 80-95,208-223
 NV12 NV12 NV12 NV12 NV12 NV12 NV12 X    SYS PXB 80-95,208-223
 """
 PCIE = """
-X    PIX  NODE NODE SYS SYS SYS SYS PXB  0-15,32-47
-PIX  X    NODE NODE SYS SYS SYS SYS PXB  0-15,32-47
-NODE NODE X    PIX  SYS SYS SYS SYS NODE 0-15,32-47
-NODE NODE PIX  X    SYS SYS SYS SYS NODE 0-15,32-47
+X    NV4  NODE NODE SYS SYS SYS SYS PXB  0-15,32-47
+NV4  X    NODE NODE SYS SYS SYS SYS PXB  0-15,32-47
+NODE NODE X    NV4  SYS SYS SYS SYS NODE 0-15,32-47
+NODE NODE NV4  X    SYS SYS SYS SYS NODE 0-15,32-47
 SYS  SYS  SYS  SYS  X   PXB PXB PXB SYS  16-31,48-63
 SYS  SYS  SYS  SYS  PXB X   PXB PXB SYS  16-31,48-63
 SYS  SYS  SYS  SYS  PXB PXB X   PIX SYS  16-31,48-63
@@ -41,7 +42,7 @@ SERVERS = {"DGX-1 (V100)": CUBE_MESH, "DGX A100": SWITCHED, "dual-socket PCIe se
 # The link at the slowest hop of the best ring, by the number of GPUs in it.
 BEST = {"DGX-1 (V100)": {2: "NV2", 3: "NV1", 4: "NV1"},
         "DGX A100": {2: "NV12", 3: "NV12", 4: "NV12"},
-        "dual-socket PCIe server": {2: "PIX", 3: "PXB", 4: "PXB"}}
+        "dual-socket PCIe server": {2: "NV4", 3: "PXB", 4: "PXB"}}
 SLOWEST_FIRST = ("SYS", "NODE", "PHB", "PXB", "PIX")  # and then NV1, NV2, ...
 LEGEND = """
 

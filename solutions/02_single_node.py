@@ -16,15 +16,16 @@
 #
 # A model does not fit on your GPU. You get a second GPU, and the job still runs out of memory.
 #
-# To use it, you have to **split** the training, and there are three ways: each GPU processes some of the samples, holds
-# a part of every layer, or holds some of the layers. You will write all three, on two real ranks, and then see what a
-# full trainer makes of them in time, memory, and communication. On the way, you will find out why a colleague's job
-# runs at half its speed.
+# To use it, you have to **split** the training, and there are three basic ways: each GPU processes some of the samples,
+# holds a part of every layer, or holds some of the layers. You will write all three, on two **ranks**, the processes of
+# a distributed program. Then you will compare them in a full trainer: their time, memory, and communication. On the way,
+# you will find out why a colleague's job runs at half the speed that it should.
 #
 # **How it works.** Run the cells from top to bottom with <kbd>Shift</kbd>+<kbd>Enter</kbd>. Where it says *Your
 # turn*, replace that line with your answer; the cell below checks it at once. Guesses earn no points, so guess *before*
-# you run. The **ranks** that run your code, the training on this machine's CPU, and Slurm are real. The GPUs are
-# **virtual**: their time and memory are modeled from data sheets and published measurements.
+# you run. The ranks that run your code, the training on this machine's CPU, and Slurm are real. The GPUs are
+# **virtual**: their time and memory are modeled from data sheets and published measurements. Most cells need those
+# above them, so do not skip any.
 
 # %% tags=["setup"]
 import os
@@ -40,7 +41,7 @@ os.chdir(workspace.home())  # all paths in this lab begin at the workspace
 # %% tags=["check-setup"]
 from labkit import check
 
-# What answers cannot import: it would be the solution.
+# Answers cannot import these, because they contain the solutions.
 check.mask("job_monitor.layouts", "job_monitor.wire", "layout_estimator", "minimegatron",
            "torch.nn.parallel.DistributedDataParallel", "virtualgpu")
 
@@ -80,12 +81,14 @@ large_job = jobs.wait()
 # %% tags=["explore"]
 print(bad(logs.lines(large_job.log, "CUDA out of memory")[-1]))
 print(logs.lines(large_job.log, "using world size")[0])
-print(logs.lines(large_job.log, "number of parameters")[0])
+line = logs.lines(large_job.log, "number of parameters")[0]
+print(line)
+print("times 16 bytes:", result(f"{16 * int(line.split()[-1]) / 2**30:.1f} GiB"))
 
 # %% [markdown]
 # The allocation that failed is small; it was only the last of many. The second line shows why the second GPU did not
-# help: the data-parallel size is 2, so there are two copies of the model, and each GPU holds a whole one. Multiply the
-# number of parameters by 16 bytes, and you get most of the GPU, before the first activation.
+# help: the data-parallel size is 2, so there are two copies of the model, and each GPU holds a whole one. At 16 bytes
+# per parameter, a copy fills most of the GPU's memory before there is a single activation.
 
 # %% [markdown]
 # ## A node, a script, and a log
@@ -107,13 +110,15 @@ print(logs.lines(large_job.log, "number of parameters")[0])
 !cat code/gpt2_small.sh
 
 # %% [markdown]
-# - `torchrun --nproc_per_node` is the launcher. It starts one process per GPU on this node, the ranks.
-# - `BATCH`: the **micro-batch** is what a rank processes at once, and the **global batch** is one step of all ranks.
-# - `"$@"` are the flags after the script's name. Where a flag occurs twice, the last one counts.
+# - `torchrun --nproc_per_node` is the **launcher**. It starts the ranks, one per GPU that Slurm has allocated on this
+#   node (`$SLURM_GPUS_ON_NODE`). `--device virtual` makes these virtual GPUs; those of this cluster are V100s.
+# - `BATCH`: the **micro-batch** is the number of samples that a rank processes in one forward and backward pass. The
+#   **global batch** is the number of samples that all ranks together process in one optimizer step.
+# - `"$@"` stands for the flags that follow the script's name in `sbatch`. If a flag occurs twice, the last one counts.
 # - `srun --cpus-per-task` repeats the `#SBATCH` line, because since Slurm 22.05, `srun` does not inherit it
-#   ([srun](https://slurm.schedmd.com/srun.html#OPT_cpus-per-task)). Without it, a task gets one CPU, and on a cluster that
-#   binds tasks to their CPUs, *all* ranks of the launcher share that one. `export
-#   SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK` works, too.
+#   ([srun](https://slurm.schedmd.com/srun.html#OPT_cpus-per-task)). Without it, a task gets one CPU, and on a cluster
+#   that binds tasks to their CPUs, *all* ranks of the launcher share that one.
+#   `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK` works, too.
 #
 # What does a rank do? `pretrain_gpt.py` is a loop around this method:
 
@@ -126,10 +131,11 @@ print(inspect.getsource(Trainer.step))
 
 # %% [markdown]
 # It clears the gradients, accumulates those of all micro-batches, sums them over the ranks that share a parameter
-# (`self.tied`, `gradients.finish`), and updates the parameters. The method is the same for every layout. What differs is
-# what a rank holds, and with whom it communicates.
+# (`self.tied`, `gradients.finish`), and updates the parameters. The method is the same for every **layout**, that is,
+# for every way to split the training. Layouts differ in what a rank holds, and in the ranks with which it communicates.
 #
-# For comparison, train a *small* model for real, with one rank on one core of this machine's CPU:
+# The GPUs of this lab are virtual, but its CPUs are not. So train a *small* model for real, with one rank on one core of
+# this machine. `sbatch` passes the variable `RANKS` on to the script, which starts two ranks without it:
 
 # %% tags=["explore"] short={"--train-iters 10": "--train-iters 2 --num-layers 2 --hidden-size 64 --seq-length 64"}
 !RANKS=1 sbatch --job-name=one_rank code/single_node.sh --train-iters 10 --log-interval 1 --eval-iters 0
@@ -144,7 +150,7 @@ line = logs.lines(one_rank.log, "elapsed time per iteration")[-1]
 print("\n".join(field.strip() for field in line.strip(" |").split("|")))
 
 # %% [markdown]
-# Remember the elapsed time per iteration. You will need it when you look for the lost speed.
+# Remember the elapsed time per iteration. In *Half the speed*, you will compare another job with it.
 
 # %% [markdown]
 # ## Three ways to split
@@ -170,10 +176,10 @@ print("\n".join(field.strip() for field in line.strip(" |").split("|")))
 # `[h, d]`). However you split it, the loss and the gradients must be those of one process with the whole batch. The
 # checks recompute them, and look at the record of what your ranks communicated.
 #
-# `dist.get_rank()` and `dist.get_world_size()` tell a rank who it is; the process group already exists.
-# `dist.all_reduce(tensor)` replaces a tensor on every rank by the sum over all ranks. `dist.send(tensor, dst)` and
-# `dist.recv(tensor, src)` move a tensor from one rank to another; `dist.isend` and `dist.irecv` return at once, and you
-# `wait()` for what they return.
+# The process group already exists. `dist.get_rank()` returns a rank's own number, counted from 0, and
+# `dist.get_world_size()` the number of ranks. `dist.all_reduce(tensor)` replaces a tensor on every rank by the sum over
+# all ranks. `dist.send(tensor, dst)` and `dist.recv(tensor, src)` move a tensor from one rank to another. `dist.isend`
+# and `dist.irecv` return a request at once; its `wait()` returns when the transfer is done.
 
 # %% tags=["setup"]
 def mlp(x, first, second):
@@ -191,8 +197,8 @@ def mean_squared_error(output, y):
 # Every rank has the whole model and its own share of the batch; all shares have the same size. Write the forward and
 # backward pass of one step. To save memory, run the share as `micro_batches` micro-batches of equal size, one after the
 # other (`tensor.chunk(n)` splits rows; `backward()` adds to `.grad`). Afterwards, `first.grad` and `second.grad` must be
-# the gradients of the loss of the *whole* batch on every rank, and the function returns that loss. Communicate as few
-# bytes as you can.
+# the gradients of the loss of the *whole* batch on every rank, and the function returns that loss. The only collective
+# that you need is `dist.all_reduce`. Communicate as few bytes as you can.
 
 # %% answer="data-parallel"
 def data_parallel_step(x, y, first, second, micro_batches):
@@ -239,19 +245,24 @@ def data_parallel(seed, samples, micro_batches, norms=True):
     expected=[[[0.6687233, 1.661155, 0.1996288]] * 2],
     # The values are [loss, norm of first.grad, norm of second.grad] for each rank.
     hints={
-        "Every rank has the loss and the gradients of its own share only. Which operation adds them up?":
+        "Every rank has the loss and the gradients of its own share only. Which collective sums them?":
             [[[0.3368036, 0.8341981, 0.09856893], [0.3319197, 0.8274868, 0.1012059]]],
         "These are the gradients of a sum, not of a mean: a mean over two shares of equal size is the mean of "
         "two means.": [[[1.337447, 3.322309, 0.3992577]] * 2],
-        "These are too large by the number of micro-batches: backward() adds up the gradients of all of them.":
-            [[[2.674893, 6.644619, 0.7985154]] * 2]})
+        "These are too large by a factor of the number of micro-batches: backward() adds up the gradients of "
+        "all of them.":
+            [[[2.674893, 6.644619, 0.7985154]] * 2],
+        "After the all-reduce of a micro-batch, .grad is a sum over the ranks, and the all-reduce of the next one "
+        "adds it up once more.": [[[0.6687233, 6.343512, 0.708559]] * 2],
+        "The gradients are right, but each rank returns the loss of its own share.":
+            [[[0.3368036, 1.661155, 0.1996288], [0.3319197, 1.661155, 0.1996288]]]})
 sent = run.bytes(0, "all_reduce")
 others = {call.op for call in run.calls(0)} - {"all_reduce"}
 check.that(not others, f"The record shows {', '.join(sorted(others))}. One collective suffices: "
            "all_reduce.")
 check.that(sent <= 2 * 48 * 4 + 16,
-           f"Rank 0 passes {sent} bytes to all_reduce. The two gradients have 48 elements of 4 bytes each. "
-           "Gradients of micro-batches add up where they are, so communicate once, after the last one.")
+           f"Rank 0 passes {sent} bytes to all_reduce. Each of the two gradients has 48 elements of 4 bytes. "
+           "The micro-batches' gradients add up in .grad, so communicate once, after the last one.")
 ### BEGIN HIDDEN TESTS
 from lab.notebook import splits
 
@@ -274,9 +285,24 @@ tried = check.ranks(data_parallel, ranks=[1, 3], rel=1e-3, expected=whole,
 # -        loss = loss / micro_batches / dist.get_world_size()  # a mean of means of equal size
 # +        loss = loss / micro_batches
 
-# %% [raw] mutant="data-parallel" hint="by the number of micro-batches"
+# %% [raw] mutant="data-parallel" hint="by a factor of the number of micro-batches"
 # -        loss = loss / micro_batches / dist.get_world_size()  # a mean of means of equal size
 # +        loss = loss / dist.get_world_size()
+
+# %% [raw] mutant="data-parallel" hint="adds it up once more"
+# -        loss.backward()
+# -        total += loss.detach()
+# -    for tensor in (first.grad, second.grad, total):
+# -        dist.all_reduce(tensor)
+# +        loss.backward()
+# +        loss = loss.detach()
+# +        for tensor in (first.grad, second.grad, loss):
+# +            dist.all_reduce(tensor)
+# +        total += loss
+
+# %% [raw] mutant="data-parallel" hint="returns the loss of its own share"
+# -    for tensor in (first.grad, second.grad, total):
+# +    for tensor in (first.grad, second.grad):
 
 # %% [raw] mutant="data-parallel" hint="communicate once"
 # -        loss.backward()
@@ -299,24 +325,31 @@ tried = check.ranks(data_parallel, ranks=[1, 3], rel=1e-3, expected=whole,
 # ### Exercise 2: tensor parallelism
 #
 # Now split the weights. Every column of $A$ produces one column of $xA$, so each rank can hold some columns and compute
-# its part of the hidden layer alone: the layer is **column-parallel**. GELU works on each element. A rank's part of the
-# hidden layer then meets exactly the same *rows* of $B$: the second layer is **row-parallel**. Each rank ends with a
-# summand of the output,
+# its part of the hidden layer alone: the layer is **column-parallel**. GELU works on each element, so it needs no
+# communication either. In $\text{GELU}(xA)\,B$, each column of the hidden layer is multiplied by one *row* of $B$. So a
+# rank needs only the rows that match its columns: the second layer is **row-parallel**. Each rank ends up with a partial
+# sum of the output,
 #
 # $$ \text{GELU}(xA)\,B = \text{GELU}(xA_0)\,B_0 + \text{GELU}(xA_1)\,B_1, $$
 #
-# and one all-reduce adds them up. This is Megatron's order
-# ([Shoeybi et al., 2019](https://arxiv.org/abs/1909.08053)). With $A$ split by rows, you would need the sum *before* the
-# GELU, which is not linear.
+# and one all-reduce adds these partial sums. This is how Megatron splits an MLP
+# ([Shoeybi et al., 2019](https://arxiv.org/abs/1909.08053)). If you split $A$ by rows instead, each rank has only a
+# partial sum of $xA$, and because GELU is not linear, you need an all-reduce *before* it.
 #
-# In the backward pass, the gradient of the output is the same on all ranks, and reaches each summand unchanged. But the
-# gradient of $x$ has a summand from every rank, and needs the second all-reduce. Autograd has no rule for an all-reduce,
-# so interrupt its graph: `part.detach()` starts a new one, and `part.backward(gradient)` continues through the old one.
-# (Megatron wraps the two all-reduces in `torch.autograd.Function`s, $g$ and $f$ in the paper.)
+# In the backward pass, every rank has the gradient of the output, which is also the gradient of each partial sum. But
+# each rank computes only a partial sum of the gradient of $x$, so this needs the second all-reduce. Autograd does not
+# see what `dist.all_reduce` does, so cut its graph there: `output = part.detach()` has the values of `part` without its
+# history. All-reduce it, and call `output.requires_grad_()` to start a new graph. After `loss.backward()`,
+# `part.backward(output.grad)` continues through the old one. (Megatron wraps its two all-reduces in
+# `torch.autograd.Function`s, $g$ and $f$ in the paper. You may do so, too, but define these classes inside your
+# function; only functions can be sent to the ranks.)
 
 # %% answer="tensor-parallel"
 def shard(first, second):
-    """Return this rank's columns of `first` and its rows of `second` (h is divisible)."""
+    """Return this rank's columns of `first` and its rows of `second`.
+
+    Rank 0 has the first columns and rows, rank 1 the next, and so on. Each rank has equally many.
+    """
     ### BEGIN SOLUTION
     rank, ranks = dist.get_rank(), dist.get_world_size()
     return first.chunk(ranks, dim=1)[rank], second.chunk(ranks, dim=0)[rank]
@@ -329,8 +362,8 @@ def tensor_parallel_step(x, y, first, second):
     Args:
         x: all samples, [b, d], the same on every rank; requires a gradient.
         y: all targets, [b, d], the same on every rank.
-        first: this rank's columns of the first weight; requires a gradient.
-        second: this rank's rows of the second weight; requires a gradient.
+        first: this rank's columns of the first weight, from `shard`; requires a gradient.
+        second: this rank's rows of the second weight, from `shard`; requires a gradient.
 
     Returns the loss, a tensor with one element, the same on every rank.
     """
@@ -364,10 +397,13 @@ def tensor_parallel(seed, samples, hidden=8, norms=True):
     expected=[[[0.6737998, 2.157136, 1.178128, 0.141395], [0.6737998, 2.157136, 1.181654, 0.1356546]]],
     # The values are [loss, norm of x.grad, norm of first.grad, norm of second.grad] for each rank.
     hints={
-        "Every rank has its own summand of the output, not the sum.": [[[0.5300425, 1.842994, 1.056226, 0.1522765], [0.5052444, 1.842994, 1.026259, 0.1169468]]],
-        "The loss is right, but each rank's gradient of x has only its own summand.": [[[0.6737998, 1.182635, 1.178128, 0.141395], [0.6737998, 1.205408, 1.181654, 0.1356546]]],
+        "Every rank has only its own partial sum of the output.":
+            [[[0.5300425, 1.842994, 1.056226, 0.1522765], [0.5052444, 1.842994, 1.026259, 0.1169468]]],
+        "The loss is right, but each rank has only its own partial sum of the gradient of x.":
+            [[[0.6737998, 1.182635, 1.178128, 0.141395], [0.6737998, 1.205408, 1.181654, 0.1356546]]],
         "The loss is right, but the gradients of the weights are twice as large. Every rank already has the whole "
-        "gradient of the output, and an all-reduce counts it once per rank.": [[[0.6737998, 2.365269, 2.356255, 0.28279], [0.6737998, 2.410815, 2.363308, 0.2713092]]]})
+        "gradient of the output, and an all-reduce counts it once per rank.":
+            [[[0.6737998, 2.365269, 2.356255, 0.28279], [0.6737998, 2.410815, 2.363308, 0.2713092]]]})
 for rank in (0, 1):
     used = [(call.op, call.bytes) for call in run.calls(rank)]
     check.that(used == [("all_reduce", 96)] * 2,
@@ -394,10 +430,10 @@ tried = check.ranks(tensor_parallel, ranks=[1, 4], rel=1e-3, expected=parts,
                     cases=check.draw(1, seed=range(2, 90), samples=[3, 5], hidden=[8, 16], norms=[False]))
 ### END HIDDEN TESTS
 
-# %% [raw] mutant="tensor-parallel" hint="its own summand of the output"
+# %% [raw] mutant="tensor-parallel" hint="its own partial sum of the output"
 # -    dist.all_reduce(output)
 
-# %% [raw] mutant="tensor-parallel" hint="gradient of x has only its own summand"
+# %% [raw] mutant="tensor-parallel" hint="its own partial sum of the gradient of x"
 # -    dist.all_reduce(x.grad)
 
 # %% [raw] mutant="tensor-parallel" hint="of the weights are twice as large"
@@ -420,14 +456,16 @@ tried = check.ranks(tensor_parallel, ranks=[1, 4], rel=1e-3, expected=parts,
 # %% [markdown]
 # ### Exercise 3: pipeline parallelism
 #
-# Now split between the layers. Rank 0 is the first stage, with the samples and $A$. Rank 1 is the last stage, with the
-# targets and $B$. Rank 0 sends the activations $\text{GELU}(xA)$. Rank 1 computes the loss and sends back the gradient of
-# these activations, and rank 0 continues there: `activations.backward(gradient)`.
+# Now split between the two layers. Rank 0 is the first stage, with the samples and $A$. Rank 1 is the last stage, with
+# the targets and $B$. Rank 0 sends the activations $\text{GELU}(xA)$. Rank 1 computes the loss and sends back the
+# gradient of these activations, with which rank 0 continues the backward pass: `activations.backward(gradient)`. A
+# receiver has to know the shape of what it receives. Rank 1 can tell it from its targets and its weight.
 #
 # With the whole batch at once, one rank would always wait for the other. So split the batch into micro-batches
 # ([Huang et al., 2018](https://arxiv.org/abs/1811.06965)), and let rank 0 send several before it waits for the first
-# gradient. Beware of a deadlock: with the `gloo` backend, `dist.send` returns only when its receiver is ready. If rank 0
-# sends activations while rank 1 sends a gradient, both wait forever, and the check prints the lines where they wait.
+# gradient. Beware of a deadlock: with the `gloo` backend, `dist.send` returns only after the other rank has called
+# `dist.recv`. If rank 0 sends activations while rank 1 sends a gradient, both wait forever, and the check prints the
+# lines where they wait.
 
 # %% answer="pipeline-parallel"
 def pipeline_step(x, y, weight, micro_batches):
@@ -490,7 +528,8 @@ def pipeline(seed, samples, micro_batches, norms=True):
         "forward passes first, or send with dist.isend.": "deadlock",
         "The loss and the gradients are too large: the mean over the batch is the mean over its micro-batches.":
             [[[None, 6.673585], [2.694429, 0.7885514]]],
-        "The last stage is right. Which gradient belongs to which activations on rank 0?": [[[None, 1.631702], [0.6736073, 0.1971379]]]})
+        "The last stage is right. Which gradient belongs to which activations on rank 0?":
+            [[[None, 1.631702], [0.6736073, 0.1971379]]]})
 for rank, text in ((0, "activations"), (1, "gradients")):
     sizes = [call.bytes for call in run.calls(rank, "send")]
     check.that(sizes == [64] * 4,
@@ -560,7 +599,7 @@ tried = check.ranks(pipeline, ranks=2, rel=1e-3, expected=stages,
 #     return total
 
 # %% [markdown]
-# Your three answers side by side, with what rank 0 communicates in one step on 16 samples:
+# Run your three answers on the same 16 samples, and print all that rank 0 communicates in one step:
 
 # %% tags=["explore"]
 for function, case in ((data_parallel, (1, 16, 4)), (tensor_parallel, (1, 16)), (pipeline, (1, 16, 4))):
@@ -569,18 +608,20 @@ for function, case in ((data_parallel, (1, 16, 4)), (tensor_parallel, (1, 16)), 
           ", ".join(f"{call.op} {call.bytes} B" for call in records[0].calls))
 
 # %% [markdown]
-# The loss is the same. What differs is what is sent, and how often: gradients *once per step*, activations *once per MLP
-# and direction* (and per micro-batch, if there are several), or activations *once per boundary and micro-batch*.
+# All three losses are the same. The layouts differ in what they communicate, and how often. Data parallelism
+# all-reduces gradients *once per step*. Tensor parallelism all-reduces activations *once per MLP and direction*, for
+# each micro-batch if there are several. Pipeline parallelism sends activations and their gradients *once per boundary
+# and micro-batch*.
 
 # %% [markdown]
 # ## The same three in a full trainer
 #
 # `pretrain_gpt.py` has flags for two of them, `--tensor-model-parallel-size` and `--pipeline-model-parallel-size`. With
-# sizes $t$ and $p$, a **replica** of the model takes $t\,p$ ranks, and the world size divided by that is the data-parallel
-# size.
+# sizes $t$ and $p$, a **replica** of the model takes $t\,p$ ranks, and the world size divided by that is the
+# data-parallel size.
 #
-# Train GPT-2 small on one virtual V100, and on two in the three ways, always with a global batch of 8. How many times as
-# fast as one GPU will each be?
+# Train GPT-2 small on one virtual V100, and on two in each of the three ways, always with a global batch of 8. Guess
+# each **speedup**, the step time of one GPU divided by that of two. A perfect one would be 2.
 
 # %% answer="guess-speed"
 ### BEGIN SOLUTION
@@ -604,23 +645,25 @@ one, dp, tp, pp = [layouts.read(name, job, sequence_length=1024)
 layouts.show([one, dp, tp, pp])
 for name, guess, run in (("data-parallel", guess_dp, dp), ("tensor-parallel", guess_tp, tp),
                          ("pipeline-parallel", guess_pp, pp)):
-    check.compare(f"{name}, times as fast (virtual)", guess, one.milliseconds / run.milliseconds)
+    check.compare(f"{name}, speedup (virtual)", guess, one.milliseconds / run.milliseconds)
 
 # %% tags=["explore"]
 layouts.plot([one, dp, tp, pp])
 
 # %% [markdown]
-# None is twice as fast. To see why, predict what rank 0 sends in one step. Let $P$ be the number of parameters, $L$ the
-# layers, $h$ the hidden size, $V$ the vocabulary, $b$ the micro-batch, $s$ the sequence length, and $m$ the number of
-# micro-batches, here 4 without data parallelism. A number has 4 bytes.
+# None of them is twice as fast. To see why, predict how many bytes rank 0 sends in one step. Let $P$ be the number of
+# parameters, $L$ the number of layers, $h$ the model's hidden size, $V$ the size of its vocabulary (padded from 50,257),
+# $b$ the micro-batch, $s$ the sequence length, and $m$ the number of micro-batches, here 4 without data parallelism. In
+# fp32, every element has 4 bytes.
 #
-# - **Data-parallel:** an all-reduce of the gradients. In a ring of $n$ ranks, each sends $2(n-1)/n$ times the size of the
-#   tensor, so with two ranks, $4P$ bytes.
-# - **Tensor-parallel:** a layer has two pairs of a column- and a row-parallel matrix, attention and MLP, and each pair
-#   needs an all-reduce of $4bsh$ bytes in each direction. The word embedding and the output matrix, split by vocabulary,
-#   add one each: $(4L+2)\,m \cdot 4bsh$ bytes.
-# - **Pipeline-parallel:** activations, $m \cdot 4bsh$ bytes. But GPT-2 uses its word embedding as the output matrix, too,
-#   so both stages have a copy, whose gradients need an all-reduce: $4Vh$ bytes more.
+# - **Data-parallel:** an all-reduce of the gradients. In a ring all-reduce
+#   ([Patarasuk and Yuan, 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)), each of $n$ ranks sends $2(n-1)/n$ times
+#   the size of the tensor. With two ranks, that is the size of the tensor, $4P$ bytes.
+# - **Tensor-parallel:** a layer has two pairs of a column-parallel and a row-parallel matrix, one in the attention and
+#   one in the MLP, and each pair needs an all-reduce of $4bsh$ bytes in each direction. The word embedding and the
+#   output matrix, which are split by vocabulary, add one all-reduce each: $(4L+2)\,m \cdot 4bsh$ bytes.
+# - **Pipeline-parallel:** activations, $m \cdot 4bsh$ bytes. But GPT-2 also uses its word embedding as the output
+#   matrix, so each stage has a copy, and the gradients of the two copies need an all-reduce: $4Vh$ bytes more.
 
 # %% tags=["explore"]
 L, h, V, b, s, m = 12, 768, 50_304, 2, 1024, 4
@@ -631,9 +674,9 @@ for run, formula in ((dp, 4 * P), (tp, (4 * L + 2) * m * 4 * b * s * h),
           f"{result(f'{run.sent[0] / 1e6:9,.2f}')} MB")
 
 # %% [markdown]
-# The record is the trainer's profile (`--profile-execution yes`). Two formulas are exact. The third leaves out the loss:
-# with a split vocabulary, the cross-entropy all-reduces three numbers per token (the maximum, the sum of exponentials,
-# and the logit of the right token). Next, the memory:
+# The record is the trainer's profile (`--profile-execution yes`). The formulas for data and pipeline parallelism agree
+# with it. The one for tensor parallelism leaves out the loss: with a split vocabulary, the cross-entropy all-reduces
+# three numbers per token (the maximum, the sum of exponentials, and the logit of the correct token). Now the memory:
 
 # %% tags=["explore"]
 for name, run in (("one GPU", one), ("data-parallel", dp), ("tensor-parallel", tp),
@@ -643,16 +686,18 @@ for name, run in (("one GPU", one), ("data-parallel", dp), ("tensor-parallel", t
         print(f"{name:18} rank {rank}: {held:12,} parameters, {gib:6.2f} GiB at the peak (virtual)")
 
 # %% [markdown]
-# - **Data-parallel**: the gradients cross once, here after the backward pass; `--overlap-grad-reduce` hides most of that
-#   behind it. But plain data parallelism saves no memory. ZeRO does, by sharding optimizer state, gradients, and
-#   parameters over the replicas ([Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054); lab 08).
+# - **Data-parallel**: the gradients are all-reduced once per step, here after the backward pass. `--overlap-grad-reduce`
+#   hides most of this communication behind the backward pass. But plain data parallelism saves no memory. ZeRO does, by
+#   sharding optimizer state, gradients, and parameters over the replicas
+#   ([Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054); lab 08). PyTorch calls this FSDP.
 # - **Tensor-parallel**: the most bytes, and every all-reduce delays the next matrix multiplication. That is affordable
-#   only within a node, and these two GPUs of a DGX-1 share one NVLink of 25 GB/s in each direction. In return, it halves
-#   parameters, gradients, optimizer state, and most activations.
+#   only within a node, and even there it costs time: these two GPUs of a DGX-1 are connected by one NVLink, which
+#   carries 25 GB/s in each direction (lab 01). In return, tensor parallelism halves parameters, gradients, optimizer
+#   state, and most activations.
 # - **Pipeline-parallel**: few bytes between the stages, but each stage waits for the other at the start and the end of
-#   the step. With $p$ equal stages and $m$ micro-batches, this **bubble** takes $(p-1)/(m+p-1)$ of it. Here, the last stage
-#   also has the output matrix, so the stages are not equal. And rank 0 starts a second micro-batch before the first one
-#   comes back, so its activations are not halved.
+#   the step. With $p$ equal stages and $m$ micro-batches, this **bubble** takes a fraction of $(p-1)/(m+p-1)$ of the
+#   step. Here, the last stage also has the output matrix, so the stages are not equal. And rank 0 starts its second
+#   micro-batch before the gradient of the first one comes back, so its activations are not halved.
 
 # %% tags=["explore"]
 bubble = 1 / (4 + 2 - 1)
@@ -662,9 +707,9 @@ print(f"no waiting: {one.milliseconds / 2:.0f} ms; with a bubble of {bubble:.0%}
 # %% [markdown]
 # ## Half the speed
 #
-# On the CPU, a colleague trains the small model with two data-parallel ranks, each with a core of its own, and complains:
-# "Two ranks are as slow as one." Submit the job. **Do not read the script yet**: on a real cluster, the cause is rarely
-# in plain sight.
+# On the CPU, a colleague trains the small model with two data-parallel ranks, each with a core of its own, and
+# complains: "Two ranks are as slow as one." Submit the job. **Do not read the script yet**: on a real cluster, the
+# cause is rarely in plain sight.
 
 # %% tags=["explore"] short={"--train-iters 2000": "--train-iters 2000 --num-layers 2 --hidden-size 64 --seq-length 64"}
 !sbatch code/half_speed.sh --train-iters 2000 --log-interval 1 --eval-iters 0
@@ -693,9 +738,9 @@ print(f"one rank: {milliseconds(one_rank):.0f} ms; two ranks: {result(f'{millise
 !lab top --once {slow.job}
 
 # %% [markdown]
-# Both ranks run at the same pace, none is stalled, and there is no error. What are they doing?
-# [py-spy](https://github.com/benfred/py-spy) prints the Python stack of a running process. It must run on the job's node,
-# so start it in a step beside the running one (`--overlap`):
+# Both ranks run at the same pace, neither is stalled, and there is no error. What are they doing?
+# [py-spy](https://github.com/benfred/py-spy) prints the Python stack of a running process. It must run on the job's
+# node, so start it there with `srun`. `--overlap` lets the new step share the CPUs of the running one:
 
 # %% tags=["explore"]
 found = !lab top --json {slow.job}
@@ -704,20 +749,21 @@ pids = " ".join(map(str, ranks))
 !srun --jobid={slow.job} --overlap py-spy dump --pid {ranks[0]} | head -n 9
 
 # %% [markdown]
-# (*Permission denied* means that your machine does not let you inspect processes; go on without.) Run the cell a few
-# times: the rank is in the forward or the backward pass, seldom in a collective. So it does not wait for the other rank.
-# It computes, and just does not get far.
+# (*Permission denied* means that your machine does not let you inspect processes. Then go on without the stack.) Run the
+# cell a few times: the rank is usually in the forward or the backward pass, and seldom in a collective. So it is not
+# waiting for the other rank. It is computing, only slowly.
 #
 # A process may run only on the CPUs of its **affinity mask**, which it inherits from the process that started it.
-# `taskset` prints the mask, and can also set it:
+# `taskset` prints a mask as a list of CPUs, and can also set it:
 
 # %% tags=["explore"]
 !srun --jobid={slow.job} --overlap bash -c 'for pid in {pids} $BASHPID; do taskset --cpu-list --pid $pid; done'
 !srun --jobid={slow.job} --overlap ps -o pid,psr,pcpu {pids}
 
 # %% [markdown]
-# The third line is the mask of the shell that asked, a step without restrictions. The ranks may use one CPU, the same one.
-# In the output of `ps`, `PSR` is the CPU on which a process last ran, and `%CPU` the share of a CPU that it has had.
+# The third line is the mask of the shell that ran `taskset`; nobody restricted that one. But each rank may use only one
+# CPU, and both have the same. In the output of `ps`, `PSR` is the CPU on which a process last ran, and `%CPU` is its CPU
+# time divided by its elapsed time: two ranks on one CPU get about half of it each.
 #
 # Who restricted them? `code/cpus_of.sh` follows a process to its parent, the parent's parent, and so on:
 
@@ -728,14 +774,14 @@ print("\n".join(evidence))
 # %% [markdown]
 # ### Exercise 4: who has bound the ranks?
 #
-# Write the function that makes this diagnosis from such a table, for any job. The column `CPUS` is a list as Linux
+# Write a function that makes this diagnosis from such a table, for any job. The column `CPUS` is a list as Linux
 # prints it: `0-3,8` means the CPUs 0, 1, 2, 3, and 8.
 #
-# - A rank is **crowded** if there are fewer CPUs than threads for it and all ranks with the same list together. (The
+# - A rank is **crowded** if its list has fewer CPUs than all ranks with this list have threads, taken together. (The
 #   lists of two ranks are either equal or have no CPU in common.)
-# - The **culprit** is the first process, from the top of the tree, that has the crowded ranks' list: its parent still
-#   had another one, or is not in the table. A smaller list is no crime as long as it is large enough, so do not accuse
-#   a process above the culprit.
+# - The **culprit** is where a crowded rank's list comes from. Go up from the rank as long as the parent has the same
+#   list. The process where this ends is the culprit: its parent has another list, or is not in the table. A process
+#   further up may also have a shorter list than its parent. That one was still long enough, so do not accuse it.
 
 # %% answer="crowded"
 def crowded(table, ranks, threads):
@@ -791,10 +837,10 @@ TABLES = {
 103 95 0-1,12 python -u pretrain_gpt.py
 104 95 4-5 python -u pretrain_gpt.py""",
     "small job": """PID PPID CPUS COMMAND
-60 1 4-5 slurmstepd: [34.0]
-61 60 4-5 torchrun --standalone --nproc_per_node 2
-70 61 4-5 python -u pretrain_gpt.py
-71 61 4-5 python -u pretrain_gpt.py"""}
+60 1 4,6 slurmstepd: [34.0]
+61 60 4,6 torchrun --standalone --nproc_per_node 2
+70 61 4,6 python -u pretrain_gpt.py
+71 61 4,6 python -u pretrain_gpt.py"""}
 
 # %% check="crowded" points=4
 check.function(
@@ -804,15 +850,17 @@ check.function(
            (TABLES["small job"], [70, 71], 2)],
     expected=[([840, 841], 823), ([], None), ([], None), ([101, 103], 101), ([70, 71], 60)],
     hints={
+        "As many CPUs as threads are enough.":
+            [([840, 841], 823), ([70, 71], 60), ([], None), ([101, 103], 101), ([70, 71], 60)],
         "0-1,12 are three CPUs: a range counts all its numbers.":
-            [([840, 841], 823), ([70, 71], 60), ([], None), ([101, 102, 103, 104], 101), ([70, 71], 60)],
+            [([840, 841], 823), ([], None), ([], None), ([101, 102, 103, 104], 101), ([70, 71], 60)],
         "Each rank computes with several threads, and each thread wants a CPU.":
             [([840, 841], 823), ([], None), ([], None), ([], None), ([], None)],
         "Count the ranks with the same list, not all ranks: a core for each is enough.":
             [([840, 841], 823), ([], None), ([840, 841], 840), ([101, 102, 103, 104], 101), ([70, 71], 60)],
-        "The ranks have only inherited their list. Go up to the process that had it first.":
+        "The ranks have only inherited their list. Go up to the process where it comes from.":
             [([840, 841], 840), ([], None), ([], None), ([101, 103], 101), ([70, 71], 70)],
-        "You accuse the process above the culprit, whose list was still large enough.":
+        "You accuse the process above the culprit, whose list was still long enough.":
             [([840, 841], 811), ([], None), ([], None), ([101, 103], 95), ([70, 71], 1)]})
 ### BEGIN HIDDEN TESTS
 def drawn_job(seed, per_node, threads, above, each, kind):
@@ -856,6 +904,10 @@ drawn = [drawn_job(**case) for case in check.draw(
 check.function(crowded, cases=[case for case, _ in drawn], expected=[told for _, told in drawn])
 ### END HIDDEN TESTS
 
+# %% [raw] mutant="crowded" hint="As many CPUs as threads"
+# -        if len(allowed[rank]) < threads * together:
+# +        if len(allowed[rank]) <= threads * together:
+
 # %% [raw] mutant="crowded" hint="each thread wants a CPU"
 # -        if len(allowed[rank]) < threads * together:
 # +        if len(allowed[rank]) < together:
@@ -880,7 +932,7 @@ check.function(crowded, cases=[case for case, _ in drawn], expected=[told for _,
 # +            numbers.add(part)
 
 # %% [markdown]
-# Now accuse the culprit of the real job, and read its script and the file that it names:
+# Now find the culprit of the real job. Then read the job's script, and the file that it names:
 
 # %% tags=["explore"]
 victims, culprit = crowded("\n".join(evidence), ranks, threads=1)
@@ -889,10 +941,11 @@ print(f"crowded: {victims}, bound by process {result(str(culprit))}")
 !cat code/one_core.sh
 
 # %% [markdown]
-# `one_core.sh` is right if `srun` starts one task per rank: then `$SLURM_LOCALID` is 0 for one rank and 1 for the other.
-# Here, `srun` starts a single task, the launcher, which gets core 0, and both ranks inherit that. On a cluster that binds
-# tasks, `srun` does the same damage without any `taskset`, if you forget `--cpus-per-task` or if `--cpu-bind` names too
-# few CPUs; `srun --cpu-bind=verbose` prints every task's mask. (This course's own cluster does not bind.)
+# `one_core.sh` does what it should if `srun` starts one task per rank: then `$SLURM_LOCALID` is 0 for one rank and 1
+# for the other. Here, `srun` starts a single task, the launcher, which gets core 0, and both ranks inherit that. On a
+# cluster that binds tasks, `srun` does the same damage without any `taskset`, if you forget `--cpus-per-task` or if
+# `--cpu-bind` names too few CPUs; `srun --cpu-bind=verbose` prints every task's mask. (This course's own cluster does
+# not bind.)
 
 # %% tags=["explore"]
 !scancel {slow.job}
@@ -900,8 +953,9 @@ print(f"crowded: {victims}, bound by process {result(str(culprit))}")
 # %% [markdown]
 # ### Exercise 5: repair the job
 #
-# Write the last command of the script: it starts two ranks (`--nproc_per_node 2`), and each of them can use a core of
-# its own, on a cluster that binds tasks, too. Everything else stays as it is.
+# Write the last command of the script. It starts two ranks with one launcher (`--nproc_per_node 2`), and each of them
+# can use a core of its own, also on a cluster that binds tasks. Everything else stays as it is, so pass the trainer the
+# variables that the script defines, and `"$@"` after them.
 
 # %% answer="repaired"
 %%writefile code/my_two_ranks.sh
@@ -935,17 +989,18 @@ srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \
 # %% check="repaired" points=3
 job = check.script("code/my_two_ranks.sh")
 check.that(job.run.bound is None or job.run.bound >= 2,
-           f"A program in front of torchrun leaves it {job.run.bound} CPU, and both ranks inherit that.")
-requested = job.run.cpus_per_task
-check.that(requested.isdecimal() and int(requested) >= 2,
-           "Where Slurm binds tasks, both ranks share a CPU: start the launcher with srun, and pass it the CPUs "
-           "of the task.")
+           f"The script leaves torchrun {job.run.bound} CPU, and both ranks inherit that.")
+requested = job.run.cpus_per_task  # "" without srun, too; then the launcher has all CPUs of the job
+lost = any("srun does not inherit" in note for note in job.notes)
+check.that(int(requested) >= 2 if requested else not lost,
+           "Where Slurm binds tasks, both ranks share a CPU: srun gives the launcher only one, unless you pass it "
+           "the CPUs of the task.")
 
 # %% [raw] mutant="repaired" hint="and both ranks inherit that"
 # -    torchrun --standalone --nproc_per_node 2 \
 # +    bash "$LAB_HOME/code/one_core.sh" torchrun --standalone --nproc_per_node 2 \
 
-# %% [raw] mutant="repaired" hint="pass it the CPUs"
+# %% [raw] mutant="repaired" hint="unless you pass it"
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \
 # +srun --kill-on-bad-exit=1 \
 
@@ -955,10 +1010,13 @@ check.that(requested.isdecimal() and int(requested) >= 2,
 # +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \
 # +    numactl --physcpubind=0 torchrun --standalone --nproc_per_node 2 \
 
-# %% [raw] mutant="repaired" hint="pass it the CPUs"
+# %% [raw] mutant="repaired" hint="unless you pass it"
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \
-# -    torchrun --standalone --nproc_per_node 2 \
-# +torchrun --standalone --nproc_per_node 2 \
+# +srun --cpus-per-task=1 --kill-on-bad-exit=1 \
+
+# %% [raw] mutant="repaired" hint="and both ranks inherit that"
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \
+# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --cpu-bind=map_cpu:0,1 \
 
 # %% [raw] mutant="repaired" hint="nodes x ranks per node"
 # -    torchrun --standalone --nproc_per_node 2 \
@@ -977,20 +1035,19 @@ for name, job in (("one rank", one_rank), ("two ranks on one core", slow), ("two
 # %% [markdown]
 # ## Do they learn the same?
 #
-# Nothing is learned on virtual GPUs: their tensors have shapes but no values. But you have just trained the small model
-# for real, on one rank and on two data-parallel ones. Add the other two layouts. After the last iteration, **how far
-# apart** will the largest and the smallest of the four losses be?
+# No training happens on virtual GPUs: their tensors have shapes but no values. But you have just trained the small
+# model for real, on one rank and on two data-parallel ones. Add the other two layouts. After the last iteration, **how
+# far apart** will the largest and the smallest of the four losses be?
 
 # %% answer="guess-apart"
 ### BEGIN SOLUTION
 guess_apart = 0.01
 ### END SOLUTION
 
-# %% tags=["explore"] short={"tp_small code/single_node.sh --train-iters 10": "tp_small code/single_node.sh --train-iters 2 --num-layers 2 --hidden-size 64 --seq-length 64", "pp_small code/single_node.sh --train-iters 10": "pp_small code/single_node.sh --train-iters 2 --num-layers 2 --hidden-size 64 --seq-length 64"}
-!sbatch --job-name=tp_small code/single_node.sh --train-iters 10 --log-interval 1 --eval-iters 0 \
-    --tensor-model-parallel-size 2
-!sbatch --job-name=pp_small code/single_node.sh --train-iters 10 --log-interval 1 --eval-iters 0 \
-    --pipeline-model-parallel-size 2
+# %% tags=["explore"] short={"--train-iters 10": "--train-iters 2 --num-layers 2 --hidden-size 64 --seq-length 64"}
+SMALL = "--train-iters 10 --log-interval 1 --eval-iters 0"
+!sbatch --job-name=tp_small code/single_node.sh {SMALL} --tensor-model-parallel-size 2
+!sbatch --job-name=pp_small code/single_node.sh {SMALL} --pipeline-model-parallel-size 2
 
 # %% tags=["explore"]
 others = jobs.wait_latest(2)
@@ -1009,7 +1066,7 @@ plots.loss(**small)
 # You see one curve, because the four lie on top of each other. Every step sees the same samples, whichever rank
 # processes them, and only the order of the additions differs. (This trainer's dropout draws the same masks in all
 # layouts. Others do not, and then the curves differ a little.) **How you split the training does not change what the
-# model learns.** So if a new layout learns something else, it has a bug.
+# model learns.** So if the curve of a new layout is different, look for a bug.
 
 # %% [markdown]
 # ## Choose a layout
@@ -1018,9 +1075,10 @@ plots.loss(**small)
 #
 # Write the script that trains GPT-2 small on one node with two virtual V100s and a global batch of 16, as fast as you
 # can. The `#SBATCH` lines for nodes, tasks, CPUs, and GPUs (`--gpus-per-node`), the micro-batch, the layout, and the
-# launch are up to you. The model, the data, and fp32 stay. The check estimates what your job would cost on these GPUs,
-# as the trainer's planner does. The planner's error is several percent, so it accepts every layout within about a third
-# of the fastest known, as long as no GPU idles or computes in vain.
+# launch are up to you. The model, the data, and fp32 stay. The check prints an estimate of your job's step time and peak
+# memory on these GPUs. The estimate's error is several percent, so the check accepts every layout that is at most about
+# a third slower than the fastest known, as long as a GPU waits for the other stage for less than a tenth of the step,
+# and does not compute the whole forward pass twice.
 
 # %% answer="fastest"
 %%writefile code/my_fastest.sh
@@ -1067,7 +1125,7 @@ check.that(script.nodes == 1 and script.ranks_per_node == 2,
 cost = check.figures(script, "virtual:v100")
 check.that(cost.fits, "This ends in CUDA out of memory: the activations of a micro-batch are what you can "
            "shrink.")
-check.that(cost.bubble < 0.1, "It fits. But the stages wait for each other for too much of the time.")
+check.that(cost.bubble < 0.1, f"It fits. But the stages wait for each other for {cost.bubble:.0%} of the step.")
 check.that(flags.recompute_granularity != "full",
            "It fits. But the GPUs compute the whole forward pass twice, although the activations would fit.")
 check.that(cost.milliseconds < 1000,
@@ -1113,11 +1171,12 @@ check.that(cost.milliseconds < 1000,
 # ### Exercise 7: make it fit, and fast
 #
 # Back to the model that did not fit. Train GPT-2 large on the same two V100s, with a global batch of 16 and in fp32.
-# Only the layout and the micro-batch are missing. The job must fit, and not be more than about a quarter slower than the
-# fastest known. Which of the three ways saves parameters, and which saves activations? Two more flags trade time for
-# memory: `--sequence-parallel` also splits the activations that tensor parallelism copies, and
-# `--recompute-activations` discards the activations of the attention and computes them again in the backward pass
-# (both by [Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198)).
+# Only one line is missing, `LAYOUT="..."`, with the layout, the micro-batch, and the global batch. The job must fit,
+# and be at most about a quarter slower than the fastest known. Which of the three ways saves memory for parameters, and
+# which for activations? Two more flags save memory, both from
+# [Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198). With tensor parallelism, `--sequence-parallel` also
+# splits the activations of which both ranks would have a copy. `--recompute-activations` discards the largest
+# activations inside the attention, and computes them again in the backward pass.
 
 # %% answer="large"
 %%writefile code/my_large.sh
@@ -1157,11 +1216,11 @@ check.that(flags.global_batch_size == 16,
            "The global batch is not 16: --global-batch-size counts the samples of all ranks.")
 cost = check.figures(script, "virtual:v100")
 check.that(cost.fits or flags.data_parallel_size == 1,
-           "This ends in CUDA out of memory: each GPU holds the whole model.")
+           "This ends in CUDA out of memory: each GPU holds the whole model, with all parameters and gradients.")
 check.that(cost.fits or flags.pipeline_model_parallel_size == 1,
            "This ends in CUDA out of memory: the first stage keeps the activations of two micro-batches.")
 check.that(cost.fits, "This ends in CUDA out of memory: the model is split well, but how large is the "
-           "micro-batch, and is everything split that could be?")
+           "micro-batch, and which activations does each rank still have in full?")
 check.that(cost.milliseconds < 5550,
            f"It fits, and a step takes {cost.milliseconds:.0f} ms (virtual). There is a faster way: do the stages "
            "wait, or is more computed twice than necessary?")
@@ -1180,7 +1239,8 @@ check.that(cost.milliseconds < 5550,
 
 # %% [raw] mutant="large" hint="computed twice than necessary"
 # -LAYOUT="--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 16"
-# +LAYOUT="--pipeline-model-parallel-size 2 --recompute-granularity full --recompute-method uniform --micro-batch-size 2 --global-batch-size 16"
+# +LAYOUT="--pipeline-model-parallel-size 2 --recompute-granularity full --recompute-method uniform \
+# +        --micro-batch-size 2 --global-batch-size 16"
 
 # %% [raw] mutant="large" hint="The global batch is not 16"
 # -LAYOUT="--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 16"
@@ -1195,10 +1255,24 @@ check.that(cost.milliseconds < 5550,
 # +LAYOUT="--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 16 --fp16"
 
 # %% [markdown]
-# Run it on the node where the first job of this lab failed:
+# Run it on the same GPUs for which the first job of this lab was too large. `nvidia-smi` shows the GPUs of the node where
+# it runs, so start it on the job's node, with `srun --overlap`:
 
 # %% tags=["explore"] short={"sbatch code/my_large.sh": "sed 's/layers 36/layers 2/; s/size 1280/size 640/; s/size 16/size 4/' code/my_large.sh | sbatch"}
 !sbatch code/my_large.sh
+
+# %% tags=["explore"]
+screen = []
+while not (now := jobs.show()).is_over and sum("python" in line for line in screen) < 2:
+    if now.state == "RUNNING":
+        screen = !srun --jobid={now.job} --overlap nvidia-smi
+    time.sleep(0.5)
+print("\n".join(screen))
+
+# %% [markdown]
+# `Memory-Usage` is the memory that PyTorch has reserved, plus that of the CUDA context and of NCCL, so it is more than
+# the tensors take. `GPU-Util` is the fraction of time in which any kernel ran. It does not tell how well these kernels
+# used the GPU. So look at the step time in the log, and compare it with estimates of other layouts:
 
 # %% tags=["explore"]
 my_large = jobs.wait()
@@ -1241,10 +1315,10 @@ costs.show(costs.of({"data-parallel": "", "tensor-parallel": "--tensor-model-par
 # The second GPU did not help because it held a second copy of the same model. Tensor parallelism splits the parameters
 # and most activations, and pays with two all-reduces per layer and direction. Pipeline parallelism splits the
 # parameters, sends little, and pays with a bubble. Data parallelism is the simplest, and usually the fastest if the
-# model fits. All of them learn the same. And before you blame the layout for a slow job, look at where its processes may
-# run.
+# model fits. With each of them, the model learns the same. And before you blame the layout for a slow job, check which
+# CPUs its processes may use.
 #
-# In [the next lab](03_multi_node.ipynb), the ranks of one training are on two nodes, with a network between them.
+# In [the next lab](03_multi_node.ipynb), the ranks of one training run are on two nodes, with a network between them.
 #
 # ## Read next
 #

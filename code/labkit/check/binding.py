@@ -1,4 +1,4 @@
-"""taskset and numactl among the stand-ins: how many CPUs they leave to the command that they run.
+"""taskset, numactl, and srun --cpu-bind: how many CPUs they leave to the command that they run.
 
 Standard library only and no relative imports: stand_in.py runs it without the environment.
 """
@@ -42,6 +42,24 @@ def mask(cpus: int) -> str:
 def bits(mask: str) -> int:
     """Return the number of CPUs in a mask. Raises ValueError."""
     return int(mask, 16).bit_count()
+
+
+def of_srun(option: str, task: int) -> dict[str, str]:
+    """Return the variable with the CPUs that `srun --cpu-bind` names for a task, if it names any.
+
+    Args:
+        option: the option's value, such as "verbose,map_cpu:0,1", which gives each task one CPU.
+        task: the task's number on its node.
+
+    Raises ValueError for a mask that is none.
+    """
+    kind, _, named = option.rpartition(":")
+    if kind.endswith("map_cpu"):
+        return {MASK: mask(1)}
+    if not kind.endswith("mask_cpu"):
+        return {}
+    masks = named.split(",")
+    return {MASK: mask(bits(masks[task % len(masks)]))}
 
 
 def of_taskset(words: list[str]) -> int | None:

@@ -35,7 +35,7 @@ class Run:
     backend: str = ""  # of torchrun's rendezvous, such as "c10d"; "static" without one
     rdzv_id: str = ""  # of torchrun's rendezvous; "none" where its backend is not told one
     cpus_per_task: str = ""  # that srun asks for: by --cpus-per-task or SRUN_CPUS_PER_TASK
-    bound: int | None = None  # CPUs that taskset or numactl leaves to a task; None without them
+    bound: int | None = None  # CPUs that taskset, numactl, or --cpu-bind leaves to a task, if any
     folder: str = ""  # in which it starts
 
     @property
@@ -229,7 +229,7 @@ def _run(nodes: int, per_node: int, flags: Config | None, problems: list[str],
 
 
 def _bound(launches: list[Launch]) -> list[int]:
-    """Return how many CPUs taskset or numactl leaves to each launch that they bind."""
+    """Return how many CPUs are left to each launch that taskset, numactl, or srun binds."""
     masks = [launch.variables.get("SLURM_CPU_BIND_LIST", "") for launch in launches]
     return [int(mask, 16).bit_count() for mask in masks
             if re.fullmatch(r"0x[0-9a-f]{1,1024}", mask)]

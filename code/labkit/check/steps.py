@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 
+import binding
 from noting import linger, write_down
 
 import options
@@ -83,11 +84,19 @@ def _srun(record: str, arguments: list[str]) -> int:
                    "SLURM_NNODES": str(len(tasks)), "SLURM_STEP_NUM_NODES": str(len(tasks)),
                    "SLURM_PROCID": str(task), "SLURM_NODEID": str(node),
                    "SLURM_LOCALID": str(local), "SLURM_NTASKS": str(sum(tasks)),
-                   "SLURMD_NODENAME": names[node]}
+                   "SLURMD_NODENAME": names[node], **_bound(asked, local)}
             status = subprocess.run(command, env=env, cwd=folder,
                                     stdin=subprocess.DEVNULL).returncode or status
             task += 1
     return status
+
+
+def _bound(asked: dict[str, str], task: int) -> dict[str, str]:
+    """Return what --cpu-bind sets for a task of a node. Raises BadOption."""
+    try:
+        return binding.of_srun(asked.get("cpu-bind", ""), task)
+    except ValueError as error:
+        raise options.BadOption(f"--cpu-bind={asked['cpu-bind']}: {error}") from error
 
 
 def next_step(record: str) -> int:

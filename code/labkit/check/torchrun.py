@@ -47,7 +47,8 @@ def parse(arguments: Sequence[str], variables: Mapping[str, str] | None = None) 
         if not colon:
             address, port = port, "29400"
     address = address[1:-1] if address.startswith("[") else address  # IPv6
-    meets_at = address, str(_number("master_port", port, most=65535))
+    any_port = backend == "c10d" and nnodes == "1"  # 0: torchrun takes one that is free
+    meets_at = address, str(_number("master_port", port, 0 if any_port else 1, most=65535))
     rdzv_id = "" if backend == "static" else options.get("rdzv_id", "none")
     if rdzv_id:
         meets_at = meets_at[0], f"{meets_at[1]}/{rdzv_id}"

@@ -15,6 +15,9 @@ RUN = torchrun("--standalone")
     ("srun -c 4 taskset 0x3 taskset 0xff ", 2),
     ("srun -c 4 numactl --membind=0 --physcpubind=+0,2 ", 2), ("srun -c 4 numactl -N 0 ", None),
     ("taskset --pid --cpu-list 0 $$; srun -c 4 ", None),
+    ("srun -c 4 --cpu-bind=map_cpu:0,1 ", 1), ("srun -c 4 --cpu-bind verbose,mask_cpu:0x3 ", 2),
+    ("srun -c 4 --cpu-bind=cores ", None), ("srun -c 4 --cpu-bind=none ", None),
+    ("srun --cpu-bind=mask_cpu:0xf taskset -c 1 ", 1),
     ("srun -c 4 bash -c 'exec taskset -c $SLURM_LOCALID \"$@\"' bash ", 1)])
 def test_the_ranks_have_the_cpus_that_their_launcher_may_use(job, launch, bound):  # noqa: F811
     found = job(ONE_NODE + launch + RUN)

@@ -115,8 +115,9 @@ def test_another_right_step_has_full_marks(judged, answer, body):
 
 
 @pytest.mark.parametrize("start", [
-    REPAIRED, REPAIRED.replace(
-        "--standalone", "--rdzv-backend=c10d --rdzv-endpoint=localhost:0"), f"srun -c2 --cpu-bind=none {REPAIRED}", f"srun -c 2 taskset -c 0,1 {REPAIRED}",
+    REPAIRED, f"srun -c2 --cpu-bind=none {REPAIRED}",
+    REPAIRED.replace("--standalone", "--rdzv-backend=c10d --rdzv-endpoint=localhost:0"),
+    f"srun -c 2 taskset -c 0,1 {REPAIRED}",
     f"export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK\nsrun {REPAIRED}"])
 def test_every_repair_that_works_has_full_marks(judged, start):
     assert judged("repaired", replacing(START, start)) == "None"

@@ -1066,8 +1066,8 @@ costs.show(sizes)
 check.compare("the largest micro-batch that fits (virtual)", guess_largest, sum(one.fits for one in sizes))
 
 # %% [markdown]
-# Every rank complains, then the launchers, then Slurm, but only the **first** error matters. Our virtual GPUs use
-# PyTorch's wording of 2021. Today's PyTorch writes:
+# Every rank reports an error, then the launchers, then Slurm, but only the **first** error matters. Our virtual GPUs
+# use PyTorch's wording of 2021. Today's PyTorch writes:
 #
 # ```text
 # torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.78 GiB. GPU 0 has a total capacity of
@@ -1225,7 +1225,7 @@ print(last_words(logs.lines(full.log, "CUDA out of memory")[0]))
 #   between nodes is fast enough.
 #
 # ![Two nodes side by side. Ranks 0 and 1 on the first node are stage 0: the embedding and layers 0 to 5;
-# each has a half of every matmul, and they communicate all the time over NVLink. Ranks 2 and 3 on the second node
+# each computes half of every matmul, and they communicate all the time over NVLink. Ranks 2 and 3 on the second node
 # are stage 1: layers 6 to 11, the logits, and the loss. Activations go from rank 0 to 2 and
 # from 1 to 3, and their gradients back.](../images/hybrid_ranks.svg)
 #
@@ -1387,7 +1387,7 @@ traces.memory(stages)
 traces.show(stages)
 
 # %% [markdown]
-# Every hill is a micro-batch: up in its forward pass, one step per layer, and down in its backward pass. Stage 0
+# Every hill in the curve is a micro-batch: up in its forward pass, one step per layer, and down in its backward pass. Stage 0
 # climbs higher, because it starts the second micro-batch before the gradients of the first one return.
 #
 # ### Exercise 8: why is there a plateau?

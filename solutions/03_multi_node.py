@@ -1387,7 +1387,7 @@ traces.memory(stages)
 traces.show(stages)
 
 # %% [markdown]
-# Every hill in the curve is a micro-batch: up in its forward pass, one step per layer, and down in its backward pass. Stage 0
+# Every hill is a micro-batch: up in its forward pass, one step per layer, and down in its backward pass. Stage 0
 # climbs higher, because it starts the second micro-batch before the gradients of the first one return.
 #
 # ### Exercise 8: why is there a plateau?

@@ -1262,11 +1262,12 @@ check.that(cost.milliseconds < 5550,
 !sbatch code/my_large.sh
 
 # %% tags=["explore"]
-screen = []
-while not (now := jobs.show()).is_over and sum("python" in line for line in screen) < 2:
+screen, busy = [], 0
+while busy < 2 and not (now := jobs.show()).is_over:
     if now.state == "RUNNING":
         screen = !srun --jobid={now.job} --overlap nvidia-smi
-    time.sleep(0.5)
+    busy = sum("Default" in line and " 0% " not in line for line in screen)  # GPUs that have done a step
+    time.sleep(1)
 print("\n".join(screen))
 
 # %% [markdown]

@@ -138,10 +138,11 @@ def _number(text: str, known: dict[str, str]) -> str | None:
     for _ in range(5):  # a variable of a variable
         if re.fullmatch(r"[0-9]+", text):
             return str(int(text))
-        match = re.fullmatch(r"\$\{?(\w+)\}?", text)
-        if not match or match[1] not in known:
-            return None
-        text = known[match[1]]
+        match = re.fullmatch(r"\$(\w+)|\$\{(\w+)(?::-(\w+))?\}", text)
+        name, default = (match[1] or match[2], match[3]) if match else ("", None)
+        if name not in known and not (default and name.startswith("SLURM_")):
+            return None  # not set in the script: the submitter's environment decides
+        text = known.get(name, default)
     return None
 
 

@@ -14,15 +14,16 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from labkit.build.lab import Lab, Role
-from labkit.check import wire
+from labkit.check import on_gpus, on_ranks, wire
+from labkit.check.kernel import Kernel
 from labkit.check.measure import run_here
-from labkit.check.record import record
-from labkit.check.sides import Raised, checking_on
+from labkit.check.record import USUAL, Trial, record
+from labkit.check.sides import Raised, checking_on, raised
 from tests.labs.graded import Outcome, inside
 from warmranks import run_ranks
 
@@ -60,14 +61,24 @@ class Elsewhere:
     def call(self, function: Name, arguments: Any, keywords: Any) -> Any:
         return self.ask("call", function, (tuple(arguments), dict(keywords)))
 
+    def ranks(self, function: Name, ranks: int, arguments: Any, keywords: Any, seconds: float
+              ) -> on_ranks.Run:
+        sent = ranks, tuple(arguments), dict(keywords), seconds
+        return on_ranks.read(self.ask("ranks", function, sent), ranks)
+
+    def gpus(self, function: Name, cluster: on_gpus.Cluster, arguments: Any, keywords: Any,
+             seconds: float) -> on_gpus.Modeled:
+        sent = asdict(cluster), tuple(arguments), dict(keywords), seconds
+        return on_gpus.read(self.ask("gpus", function, sent), cluster)
+
     def title(self, function: Name) -> str:
         return function.name
 
     def mask(self, names: Sequence[str]) -> None:
         """Do nothing, as in grading: there the sandbox is started without what a lab masks."""
 
-    def script(self, path: str) -> dict[str, Any]:
-        return wire.copy(record(self.home, path))
+    def script(self, path: str, trial: Trial = USUAL) -> dict[str, Any]:
+        return wire.copy(record(self.home, path, trial))
 
     def figures(self, words: Sequence[str]) -> dict[str, Any]:
         return run_here(words)
@@ -120,14 +131,22 @@ def run(lab: Lab, home: Path, changed: dict[str, str], only: set[str] | None = N
     return outcome
 
 
+def answered(kind: str, found: Any, sent: Any) -> Any:
+    """Return what the student's process answers to a request about one of its names."""
+    if kind == "call":
+        return Kernel().call(found, *sent)
+    if kind == "ranks":
+        return on_ranks.run(found, *sent)
+    if kind == "gpus":
+        cluster, *rest = sent
+        return on_gpus.record(found, on_gpus.Cluster(**cluster), *rest)
+    return found
+
+
 def serve() -> None:
     """Be the other process, whose standard output is a socket: run the sources, then answer one
     request a line."""
-    from labkit.check.kernel import Kernel
-    from labkit.check.sides import raised
-
     names: dict[str, Any] = {}
-    kernel = Kernel()
     lines = socket.socket(fileno=os.dup(1)).makefile("rw")
     os.dup2(2, 1)
     with contextlib.redirect_stdout(sys.stderr):
@@ -138,8 +157,7 @@ def serve() -> None:
             request = json.loads(line)
             sent = wire.loads(request["sent"].encode())
             try:
-                found = names[request["name"]]
-                value = kernel.call(found, *sent) if request["kind"] == "call" else found
+                value = answered(request["kind"], names[request["name"]], sent)
                 if isinstance(value, Raised):
                     answer = {"kind": "raised", "names": value.names, "text": value.text}
                 else:

@@ -15,9 +15,16 @@ SECONDS = 40.0  # time limit for the ranks of one case; deadlocks are found long
 Expected = Sequence[Sequence[Any]] | Callable[..., Sequence[Any]]
 
 
+class Runs(list[Run]):
+    """The runs of a check. A notebook shows nothing for them if they end a cell."""
+
+    def _ipython_display_(self) -> None:
+        pass
+
+
 def ranks(driver: Any, cases: Sequence[Case], expected: Expected, *,
           ranks: int | Sequence[int] = 4, hints: Mapping[str, Any] | None = None,
-          rel: float = NEAR, seconds: float = SECONDS) -> list[Run]:
+          rel: float = NEAR, seconds: float = SECONDS) -> Runs:
     """Run a driver on ranks of torch.distributed, and assert its return value on each of them.
 
     Each rank is a separate process, and the default process group uses gloo. The driver is called
@@ -46,7 +53,7 @@ def ranks(driver: Any, cases: Sequence[Case], expected: Expected, *,
     for number in numbers:
         if not 1 <= number <= MOST_RANKS:
             raise ValueError(f"check.ranks: ranks={number}: give 1 to {MOST_RANKS}")
-    runs = []
+    runs = Runs()
     for number in numbers:
         for place, case in enumerate(cases):
             done = _run(driver, number, case, seconds, hints or {})

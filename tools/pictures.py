@@ -1,7 +1,8 @@
 """The guides' pictures, taken in headless Chromium:  python tools/pictures.py [NAME ...]
 
 Everything that they show is made for them in a folder that is thrown away: a workspace with its
-data and its cluster, one job of lab 03 on the CPU and one on virtual GPUs, and a course of three.
+data and its cluster, one job of lab 03 on the CPU and one on virtual GPUs, a job of the students'
+own trainer beside the same job of the course's, and a course of three.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
@@ -26,6 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "code")]
 
 import slurmbox as cluster  # noqa: E402
 from corpus_tools import cli as data  # noqa: E402
+from job_monitor import logs  # noqa: E402
 from lab.jupyter import Jupyter, offline_settings  # noqa: E402
 from labcore import shipping  # noqa: E402
 from tests.browser import driver  # noqa: E402
@@ -149,6 +152,40 @@ def profile(page: Page, jupyter: Jupyter, home: Path) -> None:
     opened.value.close()
 
 
+def my_trainer(page: Page, jupyter: Jupyter, home: Path) -> None:
+    """Losses of the worked mytrainer/ and of the course's trainer, 50 steps on two nodes."""
+    for piece in (ROOT / "notebooks" / "worked" / "mytrainer").glob("*.py"):
+        shutil.copy(piece, home / "mytrainer")
+    script = (home / "code" / "my_trainer.sh").read_text()
+    course = script.replace("code/my_trainer.py", "megatron/Megatron-LM/pretrain_gpt.py")
+    flags = ["--train-iters", "50", "--log-interval", "1", "--eval-iters", "0"]
+    curves = {}
+    for name, text in {"mytrainer": script, "pretrain_gpt": course}.items():
+        log = home / "megatron" / "logs" / f"{name}.txt"
+        subprocess.run(["sbatch", "--wait", f"--output={log}", "/dev/stdin", *flags], input=text,
+                       text=True, cwd=home, env=cluster.environment(home), check=True)
+        curves[name] = [line.loss for line in logs.read(log).iterations]
+    draw_losses(curves["mytrainer"], curves["pretrain_gpt"], FOLDER / "my_trainer.png")
+
+
+def draw_losses(mine: list[float], theirs: list[float], path: Path) -> None:
+    """Draw both loss curves, and their relative difference step by step."""
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    losses, difference = figure.subplots(1, 2)
+    steps = range(1, len(theirs) + 1)
+    losses.plot(steps, theirs, color="C0", linewidth=4, alpha=0.4, label="pretrain_gpt.py")
+    losses.plot(steps, mine, color="C1", label="my_trainer.py with mytrainer/ddp.py")
+    losses.set(xlabel="step", ylabel="loss", title="Four ranks on two nodes, fp32")
+    losses.legend()
+    gaps = [abs(one - other) / other for one, other in zip(mine, theirs, strict=True)]
+    difference.plot(steps, gaps, "o", markersize=3, color="C1")
+    difference.axhline(1e-5, color="C3", linestyle="--", label="bound: 1e-5")
+    difference.set_yscale("symlog", linthresh=1e-8)
+    difference.set(xlabel="step", title="Relative difference of the losses", ylim=(0, 1e-4))
+    difference.legend(loc="lower right")
+    figure.savefig(path, dpi=100)
+
+
 def formgrader(page: Page, jupyter: Jupyter, course: Path) -> None:
     """The submissions of a lab."""
     driver.open_lab(page, jupyter)  # which signs the browser in
@@ -220,8 +257,8 @@ def serving(jupyter: Jupyter) -> Iterator[Jupyter]:
 Shot = Callable[[Page, Jupyter, Path], None]
 SHOTS: dict[str, tuple[Callable, Shot]] = {
     "jupyterlab": (student, start_page), "hint": (student, hint), "loss": (student, job),
-    "profiler": (student, profile), "formgrader": (instructor, formgrader),
-    "feedback": (instructor, feedback)}
+    "profiler": (student, profile), "my_trainer": (student, my_trainer),
+    "formgrader": (instructor, formgrader), "feedback": (instructor, feedback)}
 
 
 def take(browser: Browser, names: list[str], folder: Path) -> None:

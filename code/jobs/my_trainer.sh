@@ -17,7 +17,7 @@ MODEL="--num-layers 4 --hidden-size 256 --num-attention-heads 8 \
        --seq-length 256 --max-position-embeddings 256 \
        --attention-dropout 0 --hidden-dropout 0"
 BATCH="--micro-batch-size 2 --global-batch-size 8 --train-iters 100"
-OPTIMIZER="--lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-fraction 0.05 \
+OPTIMIZER="--lr 1.5e-4 --min-lr 1e-5 --lr-decay-style cosine --lr-warmup-fraction 0.05 \
            --weight-decay 0.01 --clip-grad 1.0"
 TEXT="--data-path $DATA/text_document --vocab-file $DATA/vocab.json \
       --merge-file $DATA/merges.txt --split 949,50,1"

@@ -41,7 +41,7 @@ os.chdir(workspace.home())  # all paths in this lab begin at the workspace
 # %% tags=["check-setup"]
 from labkit import check
 
-# What answers cannot import: it would be the solution.
+# Answers cannot import these, because they contain the solutions.
 check.mask("job_monitor", "lab.notebook.jobs", "layout_estimator", "minimegatron", "pipeline_schedules",
            "slurmbox")
 

@@ -49,7 +49,7 @@ os.chdir(workspace.home())  # all paths in this lab begin at the workspace
 # %% tags=["check-setup"]
 from labkit import check
 
-# What answers cannot import: it would be the solution.
+# Answers cannot import these, because they contain the solutions.
 check.mask("job_monitor.nvidia_smi", "lab.notebook.links", "lab.notebook.roofline", "lab.notebook.servers",
            "lab.notebook.suspects", "layout_estimator", "minimegatron", "pipeline_schedules", "virtualgpu")
 

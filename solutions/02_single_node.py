@@ -459,10 +459,10 @@ tried = check.ranks(tensor_parallel, ranks=[1, 4], rel=1e-3, expected=parts,
 # Now split between the two layers. Rank 0 is the first stage, with the samples and $A$. Rank 1 is the last stage, with
 # the targets and $B$. Rank 0 sends the activations $\text{GELU}(xA)$. Rank 1 computes the loss and sends back the
 # gradient of these activations, with which rank 0 continues the backward pass: `activations.backward(gradient)`. A
-# receiver has to know the shape of what it receives. Rank 1 can tell it from its targets and its weight.
+# receiver has to know the shape of what it receives. Rank 1 can work it out from its targets and its weight.
 #
 # With the whole batch at once, one rank would always wait for the other. So split the batch into micro-batches
-# ([Huang et al., 2018](https://arxiv.org/abs/1811.06965)), and let rank 0 send several before it waits for the first
+# ([Huang et al., 2019](https://arxiv.org/abs/1811.06965)), and let rank 0 send several before it waits for the first
 # gradient. Beware of a deadlock: with the `gloo` backend, `dist.send` returns only after the other rank has called
 # `dist.recv`. If rank 0 sends activations while rank 1 sends a gradient, both wait forever, and the check prints the
 # lines where they wait.
@@ -687,7 +687,7 @@ for name, run in (("one GPU", one), ("data-parallel", dp), ("tensor-parallel", t
 
 # %% [markdown]
 # - **Data-parallel**: the gradients are all-reduced once per step, here after the backward pass. `--overlap-grad-reduce`
-#   hides most of this communication behind the backward pass. But plain data parallelism saves no memory. ZeRO does, by
+#   starts it during the backward pass. But plain data parallelism saves no memory. ZeRO does, by
 #   sharding optimizer state, gradients, and parameters over the replicas
 #   ([Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054); lab 08). PyTorch calls this FSDP.
 # - **Tensor-parallel**: the most bytes, and every all-reduce delays the next matrix multiplication. That is affordable
@@ -772,7 +772,7 @@ evidence = !srun --jobid={slow.job} --overlap bash code/cpus_of.sh {pids}
 print("\n".join(evidence))
 
 # %% [markdown]
-# ### Exercise 4: who has bound the ranks?
+# ### Exercise 4: who bound the ranks?
 #
 # Write a function that makes this diagnosis from such a table, for any job. The column `CPUS` is a list as Linux
 # prints it: `0-3,8` means the CPUs 0, 1, 2, 3, and 8.
@@ -1126,7 +1126,8 @@ cost = check.figures(script, "virtual:v100")
 check.that(cost.fits, "This ends in CUDA out of memory: the activations of a micro-batch are what you can "
            "shrink.")
 check.that(cost.bubble < 0.1, f"It fits. But the stages wait for each other for {cost.bubble:.0%} of the step.")
-check.that(flags.recompute_granularity != "full",
+every = flags.recompute_method != "block" or flags.recompute_num_layers >= flags.num_layers
+check.that(flags.recompute_granularity != "full" or not every,
            "It fits. But the GPUs compute the whole forward pass twice, although the activations would fit.")
 check.that(cost.milliseconds < 1000,
            f"It fits, and a step takes {cost.milliseconds:.0f} ms (virtual), which is far from the fastest. What "
@@ -1272,7 +1273,7 @@ print("\n".join(screen))
 
 # %% [markdown]
 # `Memory-Usage` is the memory that PyTorch has reserved, plus that of the CUDA context and of NCCL, so it is more than
-# the tensors take. `GPU-Util` is the fraction of time in which any kernel ran. It does not tell how well these kernels
+# the tensors take. `GPU-Util` is the fraction of time in which any kernel ran. It does not tell you how well these kernels
 # used the GPU. So look at the step time in the log, and compare it with estimates of other layouts:
 
 # %% tags=["explore"]
@@ -1295,7 +1296,7 @@ costs.show(costs.of({"data-parallel": "", "tensor-parallel": "--tensor-model-par
 #    layouts suffers most, and which least? And across a network?
 # 2. **Eight GPUs.** Your model needs two GPUs to fit, and the node has eight. How do you split the training?
 # 3. **Half of the parameters, not half of the memory.** Compare the memory of one GPU, of a tensor-parallel rank, and
-#    of the first stage. What keeps each of the two from exactly half?
+#    of the first stage. Why does neither of the two need exactly half?
 # 4. **Bind or not.** Your colleague wanted to help: a rank that moves between cores loses its caches. When does binding
 #    help, who should do it, and how would you notice that it went wrong?
 
@@ -1325,7 +1326,7 @@ costs.show(costs.of({"data-parallel": "", "tensor-parallel": "--tensor-model-par
 #
 # - [Shoeybi et al., 2019](https://arxiv.org/abs/1909.08053), *Megatron-LM*: column- and row-parallel layers, with
 #   $f$ and $g$ in a few lines of code.
-# - [Huang et al., 2018](https://arxiv.org/abs/1811.06965), *GPipe*: micro-batches, the bubble, and recomputation.
+# - [Huang et al., 2019](https://arxiv.org/abs/1811.06965), *GPipe*: micro-batches, the bubble, and recomputation.
 # - [Li et al., 2020](https://arxiv.org/abs/2006.15704), *PyTorch Distributed*: what DistributedDataParallel adds to
 #   your first exercise.
 # - [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), *Efficient large-scale language model training on GPU

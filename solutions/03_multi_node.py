@@ -20,7 +20,7 @@
 # Failures that stop a job are easy to see: in 54 days of training on 16,384 GPUs, Llama 3's team counted
 # [466 interruptions](https://arxiv.org/abs/2407.21783). The failures in this lab raise no error. You run a job on two
 # nodes, and then five broken ones: two that waste GPUs, one that never starts training, one with a slow node, and one
-# that hangs. Each time you look at the evidence, then write a function that makes the diagnosis or repair the job. At
+# that hangs. Each time you look at the evidence, then write a function that makes the diagnosis, or repair the job. At
 # the end, you run out of memory on purpose, and split one model over both nodes.
 #
 # **How it works.** Run the cells from top to bottom with <kbd>Shift</kbd>+<kbd>Enter</kbd>. Where it says *Your
@@ -41,7 +41,7 @@ os.chdir(workspace.home())  # all paths in this lab begin at the workspace
 # %% tags=["check-setup"]
 from labkit import check
 
-# What answers cannot import: it would be the solution.
+# Answers cannot import these, because they contain the solutions.
 check.mask("job_monitor.causes", "job_monitor.channels", "job_monitor.logs", "job_monitor.nvidia_smi",
            "job_monitor.traces", "layout_estimator", "minimegatron", "pipeline_schedules",
            "virtualgpu")
@@ -376,6 +376,20 @@ check.that(job.gpus_per_node == 2, f"It requests {job.gpus_per_node} GPUs per no
 more = check.program("code/my_two_nodes.sh", "pretrain_gpt.py", arguments=["--train-iters", "7"])
 check.that(list(more.run.arguments[-2:]) == ["--train-iters", "7"],
            'The arguments of the script do not reach the trainer. What does "$@" stand for?')
+check.that(job.run.backend == "c10d", "Use the c10d rendezvous, in which the launchers number the nodes.")
+check.that(job.run.cpus_per_task == "4", "srun gives each task one CPU: pass on the job's --cpus-per-task.")
+
+# %% [raw] mutant="my-two-nodes" hint="Use the c10d rendezvous"
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 2 \
+# -    --rdzv_backend c10d --rdzv_endpoint "$FIRST_NODE:$PORT" --rdzv_id "$SLURM_JOB_ID" \
+# -    $PROGRAM "$@"
+# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
+# +    --nnodes "$SLURM_NNODES" --nproc_per_node 2 --master_addr "$FIRST_NODE" --master_port "$PORT" \
+# +    $PROGRAM "$@"
+
+# %% [raw] mutant="my-two-nodes" hint="srun gives each task one CPU"
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 2 \
+# +srun torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 2 \
 
 # %% [raw] mutant="my-two-nodes" hint="do not reach the trainer"
 # -    $PROGRAM "$@"
@@ -661,8 +675,9 @@ slow = shares("case_d/run_slow")
 # ### Exercise 4: find the straggler
 #
 # Write the function that finds stragglers from the time that each rank's GPU computes and communicates per step. A
-# rank is a straggler if its GPU computes more than 10% longer than the fastest one. Also return how many
-# milliseconds of a step would be saved if all ranks were as fast as the fastest: 0.0 without stragglers.
+# rank is a straggler if it takes more than 10% longer than the fastest one to reach the collectives. Which of the two
+# lists shows that? Also return how many milliseconds of a step would be saved if all ranks were as fast as the
+# fastest: 0.0 without stragglers.
 
 # %% answer="stragglers"
 def stragglers(compute, communication):
@@ -800,7 +815,7 @@ def odd_rank(dumps):
     """Return (rank, "FILE:LINE") of the rank that is in another place than all others.
 
     Args:
-        dumps: what py-spy dump printed, one string per rank.
+        dumps: the output of `py-spy dump`, one string per rank.
     """
     ### BEGIN SOLUTION
     import re
@@ -909,7 +924,7 @@ print(odd_rank(dumps))
 # %% [markdown]
 # Now repair `fit`. Copy `average`, `evaluate`, and `fit` from the program above into the cell, and change what is
 # wrong. Rank 0 still returns the validation losses up to the step at which training stops, and the other ranks return
-# an empty list. Rank 0 can part from the others in two ways, and your `fit` must prevent both.
+# an empty list. Rank 0 can diverge from the others in two ways, and your `fit` must prevent both.
 
 # %% answer="fit"
 def fit(training, validation, steps, every, goal):
@@ -918,7 +933,7 @@ def fit(training, validation, steps, every, goal):
     Args:
         training: this rank's inputs [n, f] and targets [n].
         validation: the same, for evaluation.
-        steps: the most steps to train.
+        steps: the maximum number of steps.
         every: steps between two evaluations.
         goal: the validation loss, averaged over all ranks, at which to stop.
     """
@@ -964,7 +979,7 @@ runs = check.ranks(
                    {"samples": 8, "steps": 9, "every": 3, "goal": 0.7}], ranks=4, rel=1e-6,
     expected=[[[1.631329581, 1.04994497], [], [], []],
               [[1.30763222, 0.679994852], [], [], []]],
-    hints={"The ranks wait for each other in different places. After which line do they part?":
+    hints={"The ranks wait for each other in different places. After which line do they diverge?":
                "deadlock",
            "This is the loss of rank 0's own validation samples. All ranks have some.":
                [[[1.664284861, 1.075736247], [], [], []],
@@ -1132,8 +1147,8 @@ def modern(tried, free, allocated, unused, capacity=40960, pools=False):
     """Return PyTorch's message of today; all arguments are in MiB.
 
     Args:
-        tried: what could not be allocated.
-        free: what CUDA had left.
+        tried: the size of the failed allocation.
+        free: the memory that was free.
         allocated: what tensors use.
         unused: what is reserved but unallocated.
         capacity: the GPU's memory.
@@ -1238,7 +1253,8 @@ print(last_words(logs.lines(full.log, "CUDA out of memory")[0]))
 # Write a job with tensor parallelism within the nodes and a pipeline between them: two nodes with two GPUs each,
 # TP 2, PP 2, and a global batch of 16. Choose the size of the micro-batch so that the bubble is below **30%**.
 # The trainer's flags are `--tensor-model-parallel-size` and `--pipeline-model-parallel-size`; it makes ranks 0
-# and 1, and ranks 2 and 3, tensor-parallel.
+# and 1, and ranks 2 and 3, tensor-parallel. The script defines `$DEVICE`, `$MODEL`, `$TEXT`, and `$OUTPUT`: pass them
+# all to `pretrain_gpt.py`, and add the layout and the batch.
 #
 # The check starts your script with stand-ins for `srun` and `torchrun`, and models the job's time. The last stage
 # also computes the logits, so the bubble is a bit larger than the formula says.
@@ -1293,9 +1309,10 @@ check.that(script.gpus_per_node == 2, f"It requests {script.gpus_per_node} GPUs 
 check.that(flags.tensor_model_parallel_size <= 2,
            "This tensor-parallel group spans both nodes: each layer's all-reduces cross the network.")
 check.that(flags.tensor_model_parallel_size == 2,
-           "Nothing is tensor-parallel within the nodes. Set it in LAYOUT.")
+           "Nothing is tensor-parallel within the nodes. Pass --tensor-model-parallel-size 2.")
 check.that(flags.pipeline_model_parallel_size == 2,
-           "The two nodes do not form a pipeline of two stages. Set its size in LAYOUT.")
+           "The two nodes do not form a pipeline of two stages. Pass "
+           "--pipeline-model-parallel-size 2.")
 check.that(flags.global_batch_size == 16,
            "The global batch is not 16, which changes the training itself.")
 cost = check.figures(script, "virtual:v100", network="ethernet:25gbit")
@@ -1397,9 +1414,9 @@ traces.show(stages)
 # long, but they allocate nothing except the logits, which the loss and its gradient overwrite in place. The other
 # stage only *waits* for gradients.
 #
-# How many GiB of logits does a rank hold on its plateau? The vocabulary is sharded across the tensor-parallel ranks.
-# Before that, the trainer pads it to a multiple of 128 times the tensor-parallel size, so that all shards are equal
-# and the GEMMs are fast.
+# How many GiB of logits does a rank hold on its plateau? The vocabulary is sharded across the tensor-parallel ranks,
+# and padded first. For GPT-2's 50,257 entries, the trainer logs a padded size of 50,304 without tensor parallelism,
+# 50,432 with TP 2, and 50,688 with TP 4. What is the rule?
 
 # %% answer="logits-step"
 def logits_gib(stage, stages, micro_batch, tensor_parallel, sequence=1024, vocabulary=50257):
@@ -1485,9 +1502,11 @@ print(f"your function, last stage: {result(f'{mine:.4f} GiB')}")
 print(f"freed at once, by the profile: {result(f'{stages[1].flat.freed:.4f} GiB')} (virtual)")
 
 # %% [markdown]
-# So a plateau has one of two causes, and the profiler tells them apart. **Kernels run**: these are the logits, much
-# work in little new memory. **Nothing runs**: the stage waits, which is the bubble, and a better schedule
-# can shrink it ([lab 10](10_pipeline_1.ipynb)).
+# The padding makes all shards equal and their size divisible by 128, which keeps the GEMMs fast (lab 01).
+#
+# So a plateau has one of two causes, and the profiler tells them apart. If **kernels run**, the stage is computing the
+# logits, which takes long but allocates little. If **nothing runs**, the stage is waiting. That is the bubble, and a
+# better schedule can shrink it ([lab 10](10_pipeline_1.ipynb)).
 #
 # ## Discuss
 #

@@ -48,7 +48,7 @@ os.makedirs("mytrainer", exist_ok=True)
 # %% tags=["check-setup"]
 from labkit import check
 
-# What answers cannot import: it would be the solution.
+# Answers cannot import these, because they contain the solutions.
 check.mask("layout_estimator", "minimegatron", "torch.nn.parallel.DistributedDataParallel")
 
 # %% tags=["explore"]
@@ -793,7 +793,7 @@ accumulated = costs.of({f"{size} samples": f"--global-batch-size {size}" for siz
                        V100 + "--world-size 4 --gpus-per-node 2 --micro-batch-size 1")
 costs.show(accumulated)
 for cost in accumulated:
-    print(f"{cost.name:10} {result(f'{cost.communication * cost.milliseconds:.0f} ms')} of waiting per step")
+    print(f"{cost.name:10} {result(f'{cost.communication * cost.milliseconds:.0f} ms')} of waiting per step (virtual)")
 
 # %% [markdown]
 # Each step waits for the same time, however many micro-batches it has. So the share of the waiting shrinks, and the
@@ -1619,7 +1619,8 @@ collectives.efficiency({
 # At $B = B_\text{crit}$, training takes twice the fewest steps and twice the fewest tokens. Far above it, a larger
 # batch costs tokens and saves hardly any steps. $B_\text{crit}$ is not one number per model: it starts near zero and
 # grows during training ([Merrill et al., 2025](https://arxiv.org/abs/2505.23971)). And the learning rate must follow
-# the batch: in proportion for SGD, with a warm-up (Goyal et al.), and roughly with the square root for Adam. The
+# the batch: in proportion for SGD, with a warm-up (Goyal et al.), and roughly with the square root for Adam ([Malladi et al.,
+# 2022](https://arxiv.org/abs/2205.10287)). The
 # critical batch size is what finally limits data parallelism, and why larger jobs combine it with tensor and
 # pipeline parallelism.
 
@@ -1662,7 +1663,8 @@ alone = both.milliseconds - first.milliseconds
 for count in dict.fromkeys((int(gpus), min(2 * int(gpus), 1024))):
     share = 262_144 // count
     one, two = [check.gpus(
-        ddp_steps, {**model, "tokens": share, "micro_batches": -(-share // 16_384), "steps": steps},
+        ddp_steps, {**model, "tokens": share, "micro_batches": -(-share // 16_384), "steps": steps,
+                    "bucket_mb": bucket if count == gpus else 50},
         "h100:8", nodes=count // 8, present=[0],
         least={"flops": steps * 143 * 2 * share * 2048**2, "dtype": "bf16",
                "communicated": steps * 48 * 4 * 2048**2}) for steps in (1, 2)]
@@ -1673,7 +1675,7 @@ for count in dict.fromkeys((int(gpus), min(2 * int(gpus), 1024))):
                    f"{efficiency:.0%}. What limits it: bandwidth, latency, or the batch size?")
     else:
         check.that(efficiency < 0.55, f"{gpus} GPUs are efficient enough, but so are {count}, with "
-                   f"{efficiency:.0%}.")
+                   f"{efficiency:.0%} and buckets of 50 MB.")
 
 # %% [raw] mutant="plan" hint="a global batch of 262,144"
 # def plan():
@@ -1690,6 +1692,10 @@ for count in dict.fromkeys((int(gpus), min(2 * int(gpus), 1024))):
 # %% [raw] mutant="plan" hint="GPUs are efficient enough, but so are"
 # def plan():
 #     return {"gpus": 32, "tokens_per_gpu": 8192, "bucket_mb": 25}
+
+# %% [raw] mutant="plan" hint="GPUs are efficient enough, but so are"
+# def plan():
+#     return {"gpus": 32, "tokens_per_gpu": 8192, "bucket_mb": 1000}  # one bucket
 
 # %% [raw] mutant="plan" hint="or 1024"
 # def plan():
@@ -1728,7 +1734,8 @@ for count in dict.fromkeys((int(gpus), min(2 * int(gpus), 1024))):
 # %% [markdown]
 # ### Exercise 9: a job that requeues itself
 #
-# Complete the job script: finish the `#SBATCH` directives (the nodes, the signal, requeueing, and `--open-mode`) and
+# Complete the job script: finish the `#SBATCH` directives (the nodes; SIGTERM 30 to 300 s
+# before the limit; requeueing; and `--open-mode`) and
 # write the body. It runs on two nodes and starts one `torchrun` per node,
 # with two ranks each and a `c10d` rendezvous. The program's flags are `--checkpoint megatron/checkpoints/my_ddp`
 # and the script's own arguments, `"$@"`.
@@ -1736,7 +1743,7 @@ for count in dict.fromkeys((int(gpus), min(2 * int(gpus), 1024))):
 # When the program was stopped by the signal, `scontrol requeue "$SLURM_JOB_ID"` puts the job back into the queue.
 # When the program *fails*, the script must not requeue it, or it would fail forever. In that case, exit with
 # torchrun's exit code. If the program finishes, exit with 0. The file `stopped` tells the cases apart, but one from an
-# earlier run may still be there: the program removes it only once its ranks have met, and it may fail before that. So
+# earlier run may still be there: the program removes it only after the rendezvous, and it may fail before that. So
 # delete it with `rm -f` before you start the program.
 #
 # Whether jobs may be requeued by default depends on the cluster, so ask for it: `#SBATCH --requeue`.
@@ -1941,7 +1948,7 @@ rows = {
     "4 micro-batches": (SLOW, "--micro-batch-size 1 --global-batch-size 16"),
     "micro-batches of 4": (SLOW, "--micro-batch-size 4 --global-batch-size 16"),
     "and 100 Gbit/s": (FAST, "--micro-batch-size 4 --global-batch-size 16")}
-print(f"{'':18} {'step':>8} {'waiting':>9} {'tokens/s':>9}  speedup over 1 GPU")
+print(f"{'':18} {'step':>8} {'waiting':>9} {'tokens/s':>9}  speedup over 1 GPU (all virtual)")
 first, one_gpu = opening[2], opening[0]
 print(f"{'the first job':18} {first.milliseconds:5.0f} ms {first.communication * first.milliseconds:6.0f} ms "
       f"{first.tokens_per_second:9,.0f}  {first.tokens_per_second / one_gpu.tokens_per_second:.2f}")

@@ -53,7 +53,7 @@ from labkit import check
 from minimegatron import formulas
 from virtualgpu.core.cards import CARDS
 
-# What answers cannot import: they would hold the solution.
+# Answers cannot import these, because they contain the solutions.
 check.mask("job_monitor.kernels", "job_monitor.logs", "layout_estimator", "minimegatron",
            "pipeline_schedules")
 
@@ -878,7 +878,7 @@ costs.show(accumulated)
 # %% [markdown]
 # ### Exercise 8: as much accumulation as it takes
 #
-# Find the *smallest* global batch with which these four GPUs wait for **less than 25%** of the time, and fill in
+# Find a global batch, as small as you can, with which these four GPUs wait for **less than 25%** of the time, and fill in
 # `BATCH`. The micro-batch size stays 4. (Communication takes the same time in every row of the table. You can
 # calculate the answer from two of them, or search for it.)
 
@@ -1011,7 +1011,7 @@ check.function(
 # ### Exercise 10: the parameters of our model
 #
 # Count the parameters of a GPT from the arguments of its script. With the hidden size `h`, the padded
-# vocabulary `V` and the sequence length `s` (there is one learned position for each place in it):
+# vocabulary `V` and the sequence length `s` (each position has a learned embedding):
 #
 # | part | weights | biases |
 # |---|---|---|
@@ -1019,7 +1019,7 @@ check.function(
 # | the attention's projection | `h` x `h` | `h` |
 # | MLP, in and out | `h` x `4h` and `4h` x `h` | `4h` and `h` |
 # | two layer norms | `h` each | `h` each |
-# | once: word embedding (it is also the output matrix: the *same* numbers) | `V` x `h` | |
+# | once: word embedding (tied with the output matrix: the *same* parameters) | `V` x `h` | |
 # | positions | `s` x `h` | |
 # | the last layer norm | `h` | `h` |
 
@@ -1272,14 +1272,9 @@ for cost, precision in zip(precisions[:2], ("fp32", "fp16"), strict=True):
 # %% [markdown]
 # ### Exercise 13: days, GPU-hours, dollars
 #
-# For large models one formula is enough. A token takes about 6 FLOPs per parameter: two in the forward pass, four
-# in the backward pass. With full recomputation it is 8. So for $N$ parameters and $D$ tokens on $G$ GPUs that
-# achieve $F$ FLOP/s each, training takes
-#
-# $$\text{seconds} = \frac{6 N D}{G F}$$
-#
-# with 8 in place of 6 when all layers are recomputed and $F$ includes the recomputed FLOPs. One GPU for one hour is
-# a **GPU-hour**, which is what cloud providers charge for.
+# For large models one estimate is enough. A token takes about 6 FLOPs per parameter: two in the forward pass, four
+# in the backward pass. With full recomputation it is 8, if the FLOP/s that a GPU achieves include recomputation. One
+# GPU for one hour is a **GPU-hour**, which is what cloud providers charge for.
 
 # %% nbgrader={"grade": false, "grade_id": "bill", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def bill(parameters, tokens, gpus, teraflops_per_gpu, dollars_per_hour, recompute=False):
@@ -1357,7 +1352,7 @@ tokens = os.path.getsize("data/GPT-2_assets/my-gpt2_text_document.bin") // 2  # 
 for count in (tokens, 300 * 10**9):
     days, gpu_hours, dollars = bill(gpt_parameters(12, 768, 1024, 50257), count, 1, rate,
                                     DOLLARS_PER_HOUR["v100-sxm2-16gb"])
-    print(f"{count:,} tokens: {result(f'{days:,.3g} days')} for an epoch, {gpu_hours:,.2f} GPU-hours, "
+    print(f"{count:,} tokens: {result(f'{days:,.3g} days')}, {gpu_hours:,.2f} GPU-hours, "
           f"{dollars:,.2f} dollars (virtual)")
 
 # %% [markdown]
@@ -1478,7 +1473,7 @@ print(f"GPT-3 on 1,024 A100s: on paper {result(f'{gpt3[0]:.0f} days')}, publishe
 #    What do you ask?
 # 3. **More GPUs or more micro-batches?** The GPUs wait for the network half of the time. Compare a faster
 #    network, a larger global batch, and fewer GPUs.
-# 4. **What the bill leaves out.** The formula says how many days it takes. Why will the training take
+# 4. **What the bill leaves out.** Your function says how many days it takes. Why will the training take
 #    longer, and what would you plan for it?
 
 # %% [markdown]
@@ -1500,7 +1495,8 @@ print(f"GPT-3 on 1,024 A100s: on paper {result(f'{gpt3[0]:.0f} days')}, publishe
 # - fp16 has a narrow range and few digits. Loss scaling shifts the gradients into its range. A few skipped
 #   steps are healthy and many are not, but no job fails because of them. Master weights in fp32 keep the digits
 #   that small updates need.
-# - Tensor Cores make matrix multiplications faster, and nothing else. What remains is most of the step.
+# - Tensor Cores make matrix multiplications faster, and nothing else. Everything else still takes a large part of the
+#   step.
 # - At the same micro-batch size, fp16 nearly halves the activations. The bytes per parameter depend on the
 #   recipe: 20 here, as in Megatron-LM in 2021, and 16 in ZeRO and with autocast. Compare at equal batch size.
 # - Recompute no more than the model needs to fit: `block` is the dial.

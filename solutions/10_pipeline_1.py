@@ -49,7 +49,7 @@ import numpy as np
 
 from labkit import check
 
-# What answers cannot import: they would hold the solution.
+# Answers cannot import these, because they contain the solutions.
 check.mask("deepspeed", "lab.notebook.async_pipeline", "lab.notebook.curves", "layout_estimator",
            "minimegatron", "pipeline_schedules", "torch.distributed.pipelining", "torchgpipe")
 
@@ -89,7 +89,7 @@ one_at_a_time = jobs.wait()
 
 # %% tags=["explore"]
 alone = plots.timeline("megatron/timeline/one_at_a_time")
-check.compare("share of the time that a card works (virtual)", guess_share, 1 - alone.bubble_fraction)
+check.compare("share of the time that a GPU is busy (virtual)", guess_share, 1 - alone.bubble_fraction)
 plots.pipeline("megatron/timeline/one_at_a_time", "One batch, four stages")
 
 # %% [markdown]
@@ -123,7 +123,7 @@ check.schedule(
     one_by_one,
     cases=[(2, 1), (2, 3), (4, 2)],
     live=[1, 1, 1],
-    hints={"All forwards come before the backwards here: so the batches overlap. One at a time!": "gpipe",
+    hints={"All forward passes come before the backward passes, so the batches overlap. Run one at a time.": "gpipe",
            "Return a list with one string per stage. How many stages are there?": "wrong stages",
            "Batches are numbered from 0, and each needs one F and one B on every stage.": "incomplete"})
 ### BEGIN HIDDEN TESTS
@@ -148,7 +148,7 @@ check.schedule(one_by_one, cases=check.draw(12, stages=range(1, 9), batches=rang
 # %% tags=["explore"]
 from pipeline_schedules import Durations, parse, problems, simulate
 
-CLOCK = Durations(forward=1, backward=1, weight=1)  # a backward: its two products, one unit each
+CLOCK = Durations(forward=1, backward=1, weight=1)  # a backward pass: its two matmuls, one unit each
 if one_by_one(3, 2):
     display(plots.pipeline(simulate(parse(one_by_one(3, 2)), CLOCK), "One at a time", steps=True))
 
@@ -171,7 +171,7 @@ check.function(
     naive_costs,
     cases=[(4, 100), (1, 10), (2, 50)],
     expected=[(0.25, 400.0), (1.0, 10.0), (0.5, 100.0)],
-    hints={"That is the share in which a card waits.": [(0.75, 400.0), (0.0, 10.0), (0.5, 100.0)],
+    hints={"That is the share of the time in which a GPU is idle.": [(0.75, 400.0), (0.0, 10.0), (0.5, 100.0)],
            "Training does not get faster, because one GPU works at a time. And you pay for all of them.":
                [(0.25, 100.0), (1.0, 10.0), (0.5, 50.0)]})
 ### BEGIN HIDDEN TESTS
@@ -179,7 +179,7 @@ check.function(naive_costs, cases=check.draw(10, stages=range(1, 65), hours=rang
                expected=lambda stages, hours: (1 / stages, float(hours * stages)))
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="naive-costs" hint="in which a card waits"
+# %% [raw] tags=["mutant"] answer="naive-costs" hint="in which a GPU is idle"
 # -    return 1 / stages, float(hours * stages)
 # +    return (stages - 1) / stages, float(hours * stages)
 
@@ -222,7 +222,7 @@ def train_step(first, second, x, y, loss_of, send):
 
 # %% tags=["driver"]
 def step_over_the_cut(first, second, x, y):
-    """The step with matrices of these weights: what was sent, and the weights' gradients."""
+    """Run the step on linear layers with these weights; return what was sent and the gradients."""
     import torch
 
     stages = []
@@ -312,7 +312,7 @@ def accumulate(model, loss_of, micro_batches):
 
 # %% tags=["driver"]
 def accumulated(weight, x, y, size):
-    """The gradient of the weights after micro-batches of `size` samples."""
+    """Return the weights' gradient after micro-batches of `size` samples."""
     import torch
 
     x, y = torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64)
@@ -542,8 +542,8 @@ plots.pipelines(one_batch="megatron/timeline/one_at_a_time", eight_micro_batches
 #   stage 0 waits for as many backward passes. Every stage loses the same time, at the beginning, in the middle, or at
 #   the end.
 #
-# So a step takes as long as $m + p - 1$ micro-batches, of which $m$ are useful. The **bubble fraction** is the idle
-# share of the whole step.
+# The **bubble fraction** is the idle share of the whole step. Work out how long a step takes, and for how much of it a
+# stage is busy.
 
 # %% [markdown]
 # ### Exercise 6: the bubble fraction

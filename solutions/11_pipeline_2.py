@@ -48,7 +48,7 @@ os.chdir(workspace.home())  # all paths in this lab begin at the workspace
 from labkit import check
 from minimegatron import formulas
 
-# What answers cannot import: they would hold the solution.
+# Answers cannot import these, because they contain the solutions.
 check.mask("deepspeed", "lab.notebook.async_pipeline", "lab.notebook.curves", "lab.notebook.saved",
            "layout_estimator", "minimegatron", "pipeline_schedules", "torch.distributed.pipelining",
            "torchgpipe")
@@ -672,7 +672,7 @@ for stage, actions in enumerate(to_text(parse(one_f_one_b(4, 16)))):
 # ones. Write it as
 #
 # ```python
-# guess_table = {"flush": (versions, live, idle), "pipedream": (...), "2bw": (...)}
+# guess_table = {"flush": (versions, in_flight, bubble_fraction), "pipedream": (...), "2bw": (...)}
 # ```
 
 # %% nbgrader={"grade": false, "grade_id": "guess-table", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -683,9 +683,9 @@ guess_table = {"flush": (1, 4, 3 / 11), "pipedream": (4, 4, 3 / 27), "2bw": (2, 
 # %% tags=["explore"]
 for policy, guess in guess_table.items():
     run = async_pipeline.run(policy, stages=4, micro_batches=8, batches=3)
-    print(f"{policy}, from the run: weights kept by stage {run.versions}, live {run.live}")
+    print(f"{policy}, from the run: weight versions by stage {run.versions}, in flight {run.live}")
     measured = (run.versions[0], run.live[0], run.idle)
-    for what, said, found in zip(("versions", "live", "idle share"), guess, measured, strict=True):
+    for what, said, found in zip(("versions", "in flight", "bubble fraction"), guess, measured, strict=True):
         check.compare(f"  {what}", said, found)
 
 # %% [markdown]
@@ -870,8 +870,8 @@ for times, stages, least in (([1, 1, 1, 1, 1, 1, 5], 3, 5), ([2, 3, 4, 5, 6, 7],
     is_best = slowest(times, split) <= least
     check.that(is_best or split != even(len(times), stages), said + "Even layers are not even time.")
     check.that(is_best or split != greedy(times, stages),
-               said + "That fills one stage after the other, and what is left over meets the last.")
-    check.that(is_best, said + "With some other cut the slowest stage is quicker.")
+               said + "That fills one stage after the other, and the last stage gets whatever is left.")
+    check.that(is_best, said + "Another split has a faster slowest stage.")
 ### BEGIN HIDDEN TESTS
 from math import inf
 
@@ -891,7 +891,7 @@ problems = [(case["times"][:case["stages"] + case["more"]], case["stages"]) for 
 for times, stages in [*problems, ([4 + 3 * number % 7 for number in range(60)], 12)]:
     split = check.call(best_split, times, stages)
     check.that(is_split(split, times, stages) and slowest(times, split) <= least_of(times, stages),
-               "With some other cut the slowest stage is quicker.")
+               "Another split has a faster slowest stage.")
 ### END HIDDEN TESTS
 
 # %% [raw] tags=["mutant"] answer="best-split" hint="Even layers are not even time"
@@ -915,7 +915,7 @@ for times, stages in [*problems, ([4 + 3 * number % 7 for number in range(60)], 
 # def best_split(times, stages):
 #     return [len(times)] + [0] * (stages - 1)
 
-# %% [raw] tags=["mutant"] answer="best-split" hint="With some other cut"
+# %% [raw] tags=["mutant"] answer="best-split" hint="Another split has"
 # def best_split(times, stages):
 #     return [1] * (stages - 1) + [len(times) - stages + 1]
 
@@ -1200,7 +1200,7 @@ def batch_config(global_batch, micro_batch, ranks, stages):
     ### BEGIN SOLUTION
     samples = micro_batch * (ranks // stages)
     if ranks % stages or global_batch % samples:
-        raise ValueError(f"{global_batch} samples cannot be shared out")
+        raise ValueError(f"{global_batch} samples cannot be divided evenly")
     return {"train_batch_size": global_batch, "train_micro_batch_size_per_gpu": micro_batch,
             "gradient_accumulation_steps": global_batch // samples}
     ### END SOLUTION
@@ -1225,8 +1225,8 @@ check.function(
              {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4,
               "gradient_accumulation_steps": 8}],
     })
-check.raises(batch_config, ValueError, (10, 4, 4, 4), hint="10 samples are no whole number of "
-             "micro-batches of 4.")
+check.raises(batch_config, ValueError, (10, 4, 4, 4), hint="10 samples are not divisible by "
+             "the micro-batch size of 4.")
 ### BEGIN HIDDEN TESTS
 drawn = check.draw(16, micro_batch=range(1, 9), steps=range(1, 65), stages=range(1, 9),
                    replicas=range(1, 9))
@@ -1237,8 +1237,8 @@ check.function(
     expected=[{"train_batch_size": case["micro_batch"] * case["steps"] * case["replicas"],
                "train_micro_batch_size_per_gpu": case["micro_batch"],
                "gradient_accumulation_steps": case["steps"]} for case in drawn])
-check.raises(batch_config, ValueError, (64, 2, 6, 4), hint="6 ranks are no whole number of "
-             "pipelines of 4.")
+check.raises(batch_config, ValueError, (64, 2, 6, 4), hint="6 ranks are not divisible by "
+             "4 stages.")
 ### END HIDDEN TESTS
 
 # %% [raw] tags=["mutant"] answer="batch-config" hint="The ranks of one"
@@ -1249,11 +1249,11 @@ check.raises(batch_config, ValueError, (64, 2, 6, 4), hint="6 ranks are no whole
 # -    samples = micro_batch * (ranks // stages)
 # +    samples = micro_batch
 
-# %% [raw] tags=["mutant"] answer="batch-config" hint="no whole number of pipelines"
+# %% [raw] tags=["mutant"] answer="batch-config" hint="6 ranks are not divisible"
 # -    if ranks % stages or global_batch % samples:
 # +    if global_batch % samples:
 
-# %% [raw] tags=["mutant"] answer="batch-config" hint="no whole number of micro-batches"
+# %% [raw] tags=["mutant"] answer="batch-config" hint="10 samples are not divisible"
 # -    if ranks % stages or global_batch % samples:
 # +    if ranks % stages:
 
@@ -1568,7 +1568,7 @@ for name in ("gpipe", "1f1b", "interleaved", "zb-h1"):
     schedule = load(name, 4, 8, chunks)
     idle, most = simulate(schedule).bubble_fraction, max(peak_live(schedule)) / chunks
     print(f"{name:12} bubble {result(f'{idle:5.1%}')} of the time, at most {most:.1f} micro-batches "
-          "live on a stage")
+          "in flight on a stage")
 
 # %% [markdown]
 # ## Discuss

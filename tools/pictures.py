@@ -41,6 +41,7 @@ WIDTH = 1300
 COLORS = 96  # of a picture; screens have few, and a small palette makes small files
 LAB, WORKED = "notebooks/03_multi_node.ipynb", "notebooks/worked/03_multi_node.ipynb"
 GRADED = "00_welcome"
+BOUND = 1e-5  # of the relative difference of two losses, as docs/mytrainer.md says
 WRONG = """def verdict(lines, gpus):
     sizes = [int(line.split(",")[0].split()[-1]) for line in lines if "world size" in line]
     if not sizes or sizes[-1] == gpus:
@@ -158,6 +159,7 @@ def my_trainer(page: Page, jupyter: Jupyter, home: Path) -> None:
         shutil.copy(piece, home / "mytrainer")
     script = (home / "code" / "my_trainer.sh").read_text()
     course = script.replace("code/my_trainer.py", "megatron/Megatron-LM/pretrain_gpt.py")
+    assert course != script
     flags = ["--train-iters", "50", "--log-interval", "1", "--eval-iters", "0"]
     curves = {}
     for name, text in {"mytrainer": script, "pretrain_gpt": course}.items():
@@ -178,8 +180,9 @@ def draw_losses(mine: list[float], theirs: list[float], path: Path) -> None:
     losses.set(xlabel="step", ylabel="loss", title="Four ranks on two nodes, fp32")
     losses.legend()
     gaps = [abs(one - other) / other for one, other in zip(mine, theirs, strict=True)]
+    assert len(gaps) == 50 and max(gaps) < BOUND, max(gaps)
     difference.plot(steps, gaps, "o", markersize=3, color="C1")
-    difference.axhline(1e-5, color="C3", linestyle="--", label="bound: 1e-5")
+    difference.axhline(BOUND, color="C3", linestyle="--", label=f"bound: {BOUND:.0e}")
     difference.set_yscale("symlog", linthresh=1e-8)
     difference.set(xlabel="step", title="Relative difference of the losses", ylim=(0, 1e-4))
     difference.legend(loc="lower right")

@@ -42,8 +42,8 @@ def run(quick: bool) -> Result:
         "slower. `dispatch` is the launch overhead of a small addition; most operations cost the "
         "CPU more (see `rates`).",
         "Nothing was applied."], [
-        f"{name}: no case that measures it ran, so the proposed figure is that of virtual "
-        f"{found.card.name}" for name in unmeasured(found)])
+        f"{name}: not measured, so the proposed figure is that of virtual {found.card.name}"
+        for name in unmeasured(found)])
 
 
 def propose(found: Measured) -> Card:
@@ -71,10 +71,11 @@ def propose(found: Measured) -> Card:
 
 
 def unmeasured(found: Measured) -> list[str]:
-    """Return the figures that no case measured, though the GPU has the arithmetic for it."""
+    """Return the figures that nothing measured, though the GPU has the arithmetic for them."""
     figures = {f"matmul, {kind}": fraction_of_peak(found, kind) for kind in KINDS
                if kind in found.card.tflops}
-    figures |= {"vector": vector_fractions(found), "kernel": ran(found, BANDWIDTH)}
+    figures |= {"vector": vector_fractions(found), "kernel": ran(found, BANDWIDTH),
+                "bandwidth": memory_speed(found.sheet)}
     if "bf16" in found.card.tflops:
         figures["attention"] = attention_fractions(found)
     return [name for name, measured in figures.items() if not measured]

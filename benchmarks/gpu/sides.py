@@ -20,8 +20,8 @@ from virtualgpu.core import cards
 from virtualgpu.core.card import Card
 
 LIMIT = 180.0  # time limit of a function in seconds
-# Errors by which a GPU refuses an operation. Any other error is a bug in the benchmark.
-REFUSALS = ("RuntimeError", "OutOfMemoryError", "NotImplementedError", "NoValue")
+# Errors that refuse arithmetic that a GPU lacks. Any other error is a bug in the benchmark.
+REFUSALS = ("RuntimeError", "NotImplementedError", "NoValue")
 
 
 class Failed(Exception):
@@ -29,7 +29,7 @@ class Failed(Exception):
 
 
 def refused(error: str) -> bool:
-    """Return whether "TYPE: MESSAGE" is a GPU's refusal of an operation."""
+    """Return whether "TYPE: MESSAGE" may be a GPU's refusal of arithmetic that it lacks."""
     return error.partition(":")[0] in REFUSALS
 
 

@@ -19,6 +19,7 @@ from minimegatron.device import network
 from minimegatron.errors import UserError
 from minimegatron.formulas import parameters, stage_parameters, state_bytes, teraflops
 from minimegatron.throughput import model_flops, shape_of
+from virtualgpu.net.nodes import most_gpus
 
 GIB = 2**30
 
@@ -81,7 +82,8 @@ def estimator_of(config: Config) -> Estimator:
     variables VIRTUAL_GPU and VIRTUAL_NETWORK.
 
     Raises:
-        UserError: no GPU is named, or a variable names something that does not exist.
+        UserError: no GPU is named, a variable names something that does not exist, or the nodes
+            of this GPU model have fewer GPUs than --gpus-per-node.
     """
     name, source = config.device.partition(":")[2], ""
     if not name:
@@ -90,8 +92,12 @@ def estimator_of(config: Config) -> Estimator:
     if not name:
         raise UserError("--device virtual: VIRTUAL_GPU is not set, so no GPU is declared here; "
                         "nearest: --device virtual:a100-80gb")
-    return Estimator(virtual_card(name, config.precision, source), virtual_link(config),
-                     config.gpus_per_node)
+    card = virtual_card(name, config.precision, source)
+    most, reason = most_gpus(card)
+    if config.gpus_per_node > most:
+        raise UserError(f"--gpus-per-node {config.gpus_per_node}: {reason}; "
+                        f"nearest: --gpus-per-node {most}")
+    return Estimator(card, virtual_link(config), config.gpus_per_node)
 
 
 def as_json(made: Plan) -> dict:

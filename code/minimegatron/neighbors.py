@@ -42,8 +42,8 @@ def connect(gpu: VirtualGpu, link: str, slot: int | None) -> list[str]:
     register(gpu, topology, emit if debug_asked() else None)
     return [f"{title(card)} on rank(s) {ranks_of(card, models)}"
             for card in dict.fromkeys(models)
-            ] + [f"virtual links: {topology.describe()}; times and memory are modeled, "
-                 "nothing is learned"]
+            ] + [f"virtual links: {topology.describe()}; times and memory are modeled; "
+                 "no training happens: tensors have shapes but no values"]
 
 
 def title(card: Card) -> str:

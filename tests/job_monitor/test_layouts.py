@@ -9,7 +9,8 @@ from labcore.errors import LabError
 from tests.job_monitor.test_wire import message, put
 
 LOG = """\
-virtual links: within a node NVLink 25 GB/s; times and memory are modeled, nothing is learned
+virtual links: within a node NVLink 25 GB/s; times and memory are modeled; no training happens: \
+tensors have shapes but no values
  > number of parameters on (tensor, pipeline) model parallel rank (0, 1): 700
  > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 900
 [Rank 1] (after 1 iterations) memory (MB) | allocated: 1.0 | max allocated: 512.0 | reserved: 9.0

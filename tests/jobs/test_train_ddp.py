@@ -1,4 +1,4 @@
-"""What train_ddp.py refuses, before its ranks meet. Lab 04's own tests train with it."""
+"""Arguments that train_ddp.py rejects before the rendezvous. Lab 04's tests train with it."""
 
 import runpy
 import sys

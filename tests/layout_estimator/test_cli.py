@@ -56,6 +56,8 @@ def test_the_table_and_the_figure_say_virtual(capsys, tmp_path):
     (["--hiden-size", "8"], "did you mean --hidden-size"),
     (["--plot", "x.pdf"], "--plot x.pdf: a file that ends in .svg or .png"),
     (["--world-size", "four"], "invalid int value: 'four'"),
+    (["--gpus-per-node", "16"], "--gpus-per-node 16: a node with v100-sxm2-16gb GPUs (DGX-1 with "
+                                "V100) has 8; nearest: --gpus-per-node 8"),
     (["--world-size", "0"], "--world-size 0: must be a number of at least 1"),
     (["--tensor-model-parallel-size", "4"], "--tensor-model-parallel-size 4: these ranks stay on"),
     (["--plot", "nowhere/x.svg"], "--plot nowhere/x.svg: there is no folder nowhere"),

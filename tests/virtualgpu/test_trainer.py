@@ -24,7 +24,8 @@ def test_a_run_shows_times_and_memory_and_nothing_learned(train):
     assert 0 < allocated < peak <= reserved and memory.endswith("| virtual v100-sxm2-16gb")
     assert ("using virtual v100-sxm2-16gb (Tesla V100-SXM2-16GB, 15.78 GiB, 900 GB/s) "
             "on rank(s) 0,1\n") in run.out
-    assert "virtual links: within a node NVLink 25 GB/s; times and memory are modeled" in run.out
+    assert ("virtual links: within a node NVLink 25 GB/s; times and memory are modeled; no "
+            "training happens: tensors have shapes but no values") in run.out
     assert "without a cost rule" not in run.out
 
 

@@ -91,7 +91,10 @@ def nodes_of(record: dict) -> dict[str, list[Card]]:
 
 
 def has_fabric(record: dict) -> bool:
-    """Return whether the nodes have their usual network, as no other one was declared."""
+    """Return whether the nodes have the network that their GPU model comes with.
+
+    They do unless --link was given.
+    """
     return from_json(record["profile"]).link == UNLIMITED
 
 

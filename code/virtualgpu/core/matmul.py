@@ -1,9 +1,9 @@
-"""How long a matrix product takes: tiles, waves and the data sheet.
+"""The time of a GEMM: tiles, waves, and the data sheet's peak.
 
-A product [m, k] x [k, n] is cut into tiles of the result; a multiprocessor computes one at a time,
-and all of them finish a wave of tiles together. A last wave that is not full, tiles that overhang
-and a short k waste a part of the peak. As the libraries do, the quickest of a few tile shapes is
-taken. (The scheme is the one NVIDIA's "Matrix Multiplication Background" guide explains.)
+The result of a GEMM [m, k] x [k, n] is partitioned into tiles; a multiprocessor computes one at a
+time, and all of them finish a wave of tiles together. A last wave that is not full, tiles that
+extend past the edge, and a short k waste part of the peak. The fastest of a few tile shapes is
+chosen, as in cuBLAS. (NVIDIA's "Matrix Multiplication Background" guide explains the scheme.)
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ WIDEST = 16  # bytes of one load: rows that start at multiples of it are read at
 # 2 bytes, and if they are a multiple of 4 or 8. cuBLAS uses Tensor Cores for all sizes since
 # version 11, and is fastest if the rows of all three matrices are multiples of 16 bytes, or 8
 # elements of 16 bits (NVIDIA, "Matrix Multiplication Background User's Guide", section 2.2).
-# Hopper: an H100 with torch 2.11 and CUDA 13 (benchmarks/results/gpu_h100.md). Six bf16 products
-# with odd rows reach 0.13 to 0.20 of the modeled rate, bf16 at order 4100 reaches 0.34, and TF32
-# with odd rows 0.35.
+# Hopper: an H100 with torch 2.11 and CUDA 13 (benchmarks/results/gpu_h100.md). Six bf16 GEMMs
+# with rows of odd length reach 0.13 to 0.20 of the modeled rate, bf16 at order 4100 reaches 0.34,
+# and TF32 with rows of odd length 0.35.
 # The others: an RTX 4090 in bf16, 111 TFLOP/s at the odd orders 2055, 2057, 2071 and 2073, and 156
-# at 2040 (github.com/pytorch/pytorch issue 181718).
+# at 2040 (github.com/pytorch/pytorch issue 181718). The same table has 90 and 84 at 2056 and 2072,
+# where cuBLAS picks a slow kernel although rows are multiples of 16 bytes; this is not modeled.
+# Assumed: the same share for rows of 4 or 8 bytes, and for Volta, Turing, and Ampere.
 UNALIGNED = {"hopper": (0.17, 0.34)}
 OTHERS = (0.71, 0.71)
 
@@ -41,12 +43,12 @@ def alignment(*rows: int) -> int:
 
 
 def rate(card: Card, dtype: str, aligned: int = WIDEST) -> float:
-    """Return the FLOP/s that large products reach.
+    """Return the FLOP/s that large GEMMs reach.
 
     Args:
         card: the GPU model.
-        dtype: of the operands.
-        aligned: what `alignment` finds.
+        dtype: dtype of the operands.
+        aligned: result of `alignment`, in bytes.
     """
     full = card.tflops[dtype] * 1e12 * card.efficiency.matmul[dtype]
     if aligned == WIDEST or dtype not in ("tf32", "fp16", "bf16"):
@@ -57,16 +59,16 @@ def rate(card: Card, dtype: str, aligned: int = WIDEST) -> float:
 
 def matmul_seconds(card: Card, dtype: str, batch: int, m: int, n: int, k: int,
                    aligned: int = WIDEST) -> float:
-    """Return the seconds of the arithmetic of products [m, k] x [k, n], without the memory's.
+    """Return the compute time of `batch` GEMMs [m, k] x [k, n], in seconds, without memory traffic.
 
     Args:
         card: the GPU model.
-        dtype: of the operands.
-        batch: how many products.
+        dtype: dtype of the operands.
+        batch: number of GEMMs.
         m: rows of the first operand.
         n: columns of the second operand.
         k: the inner dimension.
-        aligned: what `alignment` finds.
+        aligned: result of `alignment`, in bytes.
     """
     return min(seconds for seconds, _ in choices(card, dtype, batch, m, n, k, aligned))
 
@@ -82,7 +84,10 @@ def best_tile(card: Card, dtype: str, batch: int, m: int, n: int, k: int,
 
 def choices(card: Card, dtype: str, batch: int, m: int, n: int, k: int, aligned: int
             ) -> Iterator[tuple[float, tuple[int, int, int]]]:
-    """Seconds with each tile shape and number of slices; arguments as of matmul_seconds."""
+    """Yield the time in seconds for each tile shape and number of slices.
+
+    The arguments are those of matmul_seconds.
+    """
     per_sm = rate(card, dtype, aligned) / card.sms
     for rows, columns in TILES:
         quality = (rows * columns / BEST) ** QUALITY

@@ -101,7 +101,7 @@ class Allocator:
         self.peak = self.peak_reserved = 0
         self.peak_requested = self.peak_count = 0
         self.refused = 0  # requests that did not fit
-        self.words = classic_words  # of the error
+        self.words = classic_words  # formats the out-of-memory message
         self._past_peaks = 0, 0  # allocated and reserved, before the last reset
 
     @property
@@ -192,34 +192,35 @@ class Allocator:
 
 
 def classic_words(memory: Allocator, size: int) -> str:
-    """Return PyTorch 1.10's message, that of the trainer's time.
+    """Return the out-of-memory message of PyTorch 1.10, which the classic trainer used.
 
     A rank sees only its own GPU, as in a Slurm job, and so it is always GPU 0.
 
     Args:
-        memory: that cannot give `size` bytes.
-        size: of the request.
+        memory: the allocator that is out of memory.
+        size: the request, in bytes.
     """
     return (f"CUDA out of memory. Tried to allocate {amount(size)} (GPU 0; "
             f"{amount(memory.capacity)} total capacity; {amount(memory.live)} already allocated; "
             f"{amount(memory.free)} free; {amount(memory.reserved)} reserved in total by PyTorch)")
 
 
-def current_words(memory: Allocator, size: int) -> str:
-    """Return PyTorch 2's message, as an H100 printed it with 2.11.
+def current_words(memory: Allocator, size: int, index: int = 0) -> str:
+    """Return the out-of-memory message of PyTorch 2, as an H100 printed it with 2.11.
 
     Args:
-        memory: that cannot give `size` bytes.
-        size: of the request.
+        memory: the allocator that is out of memory.
+        size: the request, in bytes.
+        index: the GPU's number, as in cuda:INDEX.
     """
     used, unused = memory.taken + memory.reserved, memory.reserved - memory.live
-    return (f"CUDA out of memory. Tried to allocate {amount(size)}. GPU 0 has a total capacity of "
-            f"{amount(memory.capacity)} of which {amount(memory.free)} is free. Including "
-            f"non-PyTorch memory, this process has {amount(used)} memory in use. Of the allocated "
-            f"memory {amount(memory.live)} is allocated by PyTorch, and {amount(unused)} is "
-            "reserved by PyTorch but unallocated. If reserved but unallocated memory is large try "
-            "setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See "
-            "documentation for Memory Management  (https://docs.pytorch.org/docs/stable/notes/"
+    return (f"CUDA out of memory. Tried to allocate {amount(size)}. GPU {index} has a total "
+            f"capacity of {amount(memory.capacity)} of which {amount(memory.free)} is free. "
+            f"Including non-PyTorch memory, this process has {amount(used)} memory in use. Of the "
+            f"allocated memory {amount(memory.live)} is allocated by PyTorch, and {amount(unused)} "
+            "is reserved by PyTorch but unallocated. If reserved but unallocated memory is large "
+            "try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  "
+            "See documentation for Memory Management  (https://docs.pytorch.org/docs/stable/notes/"
             "cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)")
 
 

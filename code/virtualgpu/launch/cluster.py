@@ -8,6 +8,7 @@ from virtualgpu.core import cards
 from virtualgpu.core.card import Card
 from virtualgpu.core.errors import UnknownCard, VirtualGpuError
 from virtualgpu.net import network
+from virtualgpu.net.nodes import most_gpus
 from virtualgpu.net.topology import Topology
 
 SEVERAL = 8  # GPUs in the node of an example
@@ -63,10 +64,14 @@ def parse(gpus: str, nodes: int = 1, link: str | None = None) -> Cluster:
     if number and not (number.isdecimal() and int(number)):
         raise VirtualGpuError(f"--gpus {gpus}: the number of GPUs on a node must be 1 or more, as "
                               f"in --gpus {name}:{SEVERAL}")
+    count = int(number or 1)
+    most, reason = most_gpus(card)
+    if count > most:
+        raise VirtualGpuError(f"--gpus {gpus}: {reason}; nearest: --gpus {name}:{most}")
     if nodes < 1:
         raise VirtualGpuError(f"--nodes {nodes}: there must be 1 node or more")
     try:
         network.parse(link or card.network)
     except VirtualGpuError as error:
         raise VirtualGpuError(f"--link {link}: {error}") from None
-    return Cluster(card, int(number or 1), nodes, link or card.network)
+    return Cluster(card, count, nodes, link or card.network)

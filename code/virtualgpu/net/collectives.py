@@ -28,7 +28,7 @@ class Path:
         far: latency of a hop between nodes, in seconds.
         adapters: of a node, that the group uses.
         port: bytes/s that a rank can send to all others together; None: as `bandwidth`.
-        pair: bytes/s between the two ranks of a node that have the least; None: as `bandwidth`.
+        pair: lowest bytes/s between any two ranks of a node, or None for `bandwidth`.
     """
 
     size: int
@@ -123,7 +123,9 @@ def all_to_all(path: Path, size: int) -> float:
 def _sends(path: Path, size: int, passing: float) -> float:
     """Return the seconds of sends between many pairs at once, without latency.
 
-    Each pair has its own links, and all sends of a rank together have that rank's.
+    A send between two GPUs of a node has the links of that pair, and all sends of a rank together
+    have that rank's. Relayed sends and sends between sockets share links; this is not modeled, so
+    the time is a lower bound.
 
     Args:
         path: between the ranks.

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from virtualgpu.core.card import Card
 from virtualgpu.net import nodes
 from virtualgpu.net.network import Link
-from virtualgpu.net.nodes import NODES, SYS
+from virtualgpu.net.nodes import NODES, PIX, PXB, SYS
 
 NVLINK, PCIE, SHARED_MEMORY = "NVLink", "PCIe", "shared memory"
 
@@ -56,7 +56,7 @@ def ring(seats: tuple[Seat, ...]) -> Link:
     arXiv:1910.04940), and the ring is as fast as its slowest hop.
 
     Args:
-        seats: the GPUs; the link of a single one is all that it has.
+        seats: the GPUs. For a single GPU, the result combines all its links.
     """
     if len(seats) == 1:
         return port(seats[0].card)
@@ -113,17 +113,19 @@ def _nvlink(seats: Sequence[Seat], count: int) -> Link:
 def _bus(one: Seat, other: Seat) -> Link:
     """Return the link over PCIe, or through the host's memory where NCCL does not use P2P.
 
-    NCCL uses P2P within a socket and the host's memory between sockets (ncclTopoCheckP2p in
-    github.com/NVIDIA/nccl, src/graph/paths.cc, on Intel CPUs). Without peer access, every byte
-    passes the bus of the host's memory twice.
+    On Intel CPUs, NCCL uses P2P only below a common PCIe switch (ncclTopoCheckP2p in
+    github.com/NVIDIA/nccl, src/graph/paths.cc), because the host's memory is faster than P2P
+    through a host bridge (issue 896). The sender writes chunks into the host's memory while the
+    receiver reads earlier ones, so every byte passes each GPU's PCIe link once, and the links'
+    rate is reached (assumed; the author of NCCL reports 9 of PCIe 3's 12 GB/s between sockets,
+    where their interconnect is the limit, issue 406).
     """
     slowest = min((one.card, other.card), key=lambda card: card.pcie * card.efficiency.link)
-    share, far = slowest.efficiency.link, path(one, other) == SYS
-    if one.card.peer and other.card.peer and not far:
+    share, by = slowest.efficiency.link, path(one, other)
+    if one.card.peer and other.card.peer and by in (PIX, PXB):
         return Link(PCIE, slowest.pcie, 5e-6, share)
-    peer = one.card.peer and other.card.peer
-    memory = Link(SHARED_MEMORY, slowest.pcie if peer else slowest.pcie / 2, 8e-6, share)
-    if not far:
+    memory = Link(SHARED_MEMORY, slowest.pcie, 8e-6, share)
+    if by != SYS:
         return memory
     slow = min(NODES[seat.card.node].interconnect for seat in (one, other))
     return min(memory, Link(SHARED_MEMORY, slow, 8e-6, 1.0), key=lambda link: link.effective)

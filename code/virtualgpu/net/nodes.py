@@ -7,10 +7,12 @@ are the first ones of that node. `nvidia-smi topo -m` prints it, and inside.py p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
+
+from virtualgpu.core.card import Card
 
 PIX, PXB, PHB, NODE, SYS = "PIX", "PXB", "PHB", "NODE", "SYS"  # nvidia-smi's words
 
@@ -58,18 +60,23 @@ class NodeType:
     below_switch: str = PIX
 
     def place(self, slot: int) -> Place:
-        """Return where a GPU is plugged in; slots beyond the last are those of another box."""
+        """Return where a GPU is plugged in.
+
+        A Slurm job may have more ranks on a node than the node type has GPUs. Slots beyond the last
+        are those of another node of the same type, and only the sockets' interconnect connects the
+        two.
+        """
         box, number = divmod(slot, len(self.slots))
         place = self.slots[number]
         return place._replace(numa=place.numa + box * self.numa_nodes)
 
     def links_between(self, one: int, other: int) -> int:
         """Return how many NVLinks connect the GPUs in two different slots."""
-        if self.mesh is None:
-            return self.nvlinks
         box, number = divmod(min(one, other), len(self.slots))
         far, last = divmod(max(one, other), len(self.slots))
-        return self.mesh.get((number, last), 0) if box == far else 0
+        if box != far:
+            return 0
+        return self.nvlinks if self.mesh is None else self.mesh.get((number, last), 0)
 
     def path(self, one: Place, other: Place) -> str:
         """Return how PCIe connects two devices: PIX, PXB, PHB, NODE or SYS."""
@@ -91,6 +98,11 @@ CUBE_MESH = {
 # By the name that a GPU model's `node` has. Rates between sockets are those that NCCL's search
 # assumes (github.com/NVIDIA/nccl, src/graph/topo.h): 6 GB/s on Broadwell, 10 on Skylake, 16 on AMD,
 # 22 on Sapphire Rapids.
+SWITCHES = NodeType(
+    title="two sockets, each with two PCIe switches of two GPUs",
+    slots=tuple(Place(gpu // 4, gpu // 2, 0) for gpu in range(8)),
+    numa_nodes=2, interconnect=10e9,
+    source="assumed: as in common 8-GPU servers, with Skylake CPUs")
 NODES: dict[str, NodeType] = {
     "dgx-1": NodeType(
         title="DGX-1 with V100",
@@ -111,22 +123,29 @@ NODES: dict[str, NodeType] = {
         adapters=tuple(Place(nic // 4, nic, 0) for nic in range(8)),
         numa_nodes=2, interconnect=22e9, nvlinks=18, below_switch=PXB,
         source="nvidia-smi topo -m of a DGX H100, github.com/vllm-project/vllm issue 13855"),
-    "pcie-switches": NodeType(
-        title="two sockets, each with two PCIe switches of two GPUs",
-        slots=tuple(Place(gpu // 4, gpu // 2, 0) for gpu in range(8)),
-        numa_nodes=2, interconnect=10e9,
-        source="assumed, as in common 8-GPU servers"),
+    "pcie-switches": SWITCHES,
+    "pcie-switches-2023": replace(
+        SWITCHES, interconnect=22e9,
+        source="assumed: as in common 8-GPU servers, with Sapphire Rapids CPUs"),
     "pcie": NodeType(
         title="two sockets, each with four GPUs on PCIe ports of their own",
         slots=tuple(Place(gpu // 4, gpu) for gpu in range(8)),
         numa_nodes=2, interconnect=10e9,
-        source="assumed, as in common servers without PCIe switches"),
+        source="assumed: as in common servers without PCIe switches, with Skylake CPUs"),
     "workstation": NodeType(
         title="a workstation with one socket",
         slots=(Place(0),) * 8,
         numa_nodes=1, interconnect=16e9,
-        source="nvidia-smi topo -m of a workstation, github.com/noonghunna/club-3090 issue 1229"),
+        source="nvidia-smi topo -m of a workstation with two RTX 5090, github.com/noonghunna/"
+               "club-3090 issue 1229; assumed for an RTX 3090"),
 }
+
+
+def most_gpus(card: Card) -> tuple[int, str]:
+    """Return how many GPUs the node type of a GPU model has, and a sentence with that number."""
+    node = NODES[card.node]
+    count = len(node.slots)
+    return count, f"a node with {card.name} GPUs ({node.title}) has {count}"
 
 
 @lru_cache(maxsize=1024)
@@ -142,6 +161,8 @@ def rings(name: str, slots: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         slots: of two GPUs or more.
     """
     node, starting = NODES[name], sorted(slots)
+    if starting[0] // len(node.slots) != starting[-1] // len(node.slots):
+        return ()
     if node.mesh is None:
         return (tuple(starting),) * node.nvlinks
     found = list(_cycles(node, starting))

@@ -1,9 +1,9 @@
-"""Where ranks sit, and the links between those of a group."""
+"""Placement of ranks on nodes, and the links between the ranks of a group."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,10 +34,8 @@ class Topology:
         all-reduce over four adapters of 50 GB/s reaches 50 GB/s (github.com/NVIDIA/nccl-tests
         issue 232).
         """
-        mine: dict[str, list[Seat]] = {}
-        for rank in ranks:
-            mine.setdefault(self.nodes[rank], []).append(self.seats[rank])
-        groups = [tuple(seats) for seats in mine.values()]
+        mine = self._by_node(ranks)
+        groups = [tuple(self.seats[rank] for rank in here) for here in mine.values()]
         near = [inside.ring(seats) for seats in groups]
         shared = [seats for seats in groups if len(seats) > 1]
         fewest = min(map(len, groups))
@@ -45,7 +43,7 @@ class Topology:
         port = min(inside.port(self.cards[rank]).effective for rank in ranks)
         if len(groups) > 1:
             everyone = Counter(self.nodes)
-            alike = min(max(everyone[node] / len(seats) for node, seats in mine.items()),
+            alike = min(max(everyone[node] / len(here) for node, here in mine.items()),
                         self._shifted(ranks, max(everyone.values())))
             port = min(self.network.effective / alike, self.network.per_adapter * fewest)
             bandwidth = min([port, *(inside.ring(seats).effective for seats in shared)])
@@ -60,9 +58,16 @@ class Topology:
         return sum(all(0 <= rank + by < last and nodes[rank + by] == nodes[rank] for rank in ranks)
                    for by in range(1 - furthest, furthest))
 
+    def _by_node(self, ranks: Iterable[int]) -> dict[str, list[int]]:
+        """Return the ranks on each node, in the given order."""
+        found: dict[str, list[int]] = {}
+        for rank in ranks:
+            found.setdefault(self.nodes[rank], []).append(rank)
+        return found
+
     @cached_property
     def seats(self) -> tuple[Seat, ...]:
-        """Each rank's GPU and its slot; ranks have them in order unless all slots are known."""
+        """Each rank's GPU and its slot, in rank order unless all slots are known and different."""
         order: list[int] = []
         taken: Counter[str] = Counter()
         for node in self.nodes:
@@ -89,15 +94,13 @@ class Topology:
         Args:
             ranks: of the communicator, in the job's numbers.
         """
-        groups: dict[str, list[int]] = {}
-        for index, rank in enumerate(ranks):
-            groups.setdefault(self.nodes[rank], []).append(index)
+        index = {rank: at for at, rank in enumerate(ranks)}
         found: list[list[list[int]]] = []
-        for indices in groups.values():
-            by_slot = {self.slot(ranks[index]): index for index in indices}
-            orders = inside.rings([self.seats[ranks[index]] for index in indices])
+        for here in self._by_node(ranks).values():
+            by_slot = {self.slot(rank): index[rank] for rank in here}
+            orders = inside.rings([self.seats[rank] for rank in here])
             found.append([[by_slot[slot] for slot in order] for order in dict.fromkeys(orders)] or [
-                sorted(indices, key=lambda index: ranks[index])])
+                [index[rank] for rank in sorted(here)]])
         if len(found) == 1:
             return found[0]
         return [[index for orders in found for index in orders[0]]]
@@ -118,10 +121,9 @@ class Topology:
 
     def describe(self) -> str:
         """The links, in a few words."""
-        mine: dict[str, list[Seat]] = {}
-        for node, seat in zip(self.nodes, self.seats, strict=True):
-            mine.setdefault(node, []).append(seat)
-        links = [inside.ring(tuple(seats)) for seats in mine.values() if len(seats) > 1]
+        mine = self._by_node(range(len(self.nodes)))
+        links = [inside.ring(tuple(self.seats[rank] for rank in here))
+                 for here in mine.values() if len(here) > 1]
         kinds = dict.fromkeys(f"{link.name} {link.bandwidth / 1e9:g} GB/s" for link in links)
         said = [f"within a node {' or '.join(kinds)}"] if kinds else []
         if len(mine) > 1:

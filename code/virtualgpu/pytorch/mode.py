@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -75,7 +76,7 @@ class CudaGpu(VirtualGpu):
         """
         super().__init__(card)
         self.index, self.count, self.device = index, count, torch.device("cuda", index)
-        self.memory.words = current_words
+        self.memory.words = partial(current_words, index=index)
         self.assumptions = assumptions or Decisions()
         self.values = Values(limit, self.assumptions)
         self.on_host: set[int] = set()  # storages in the host's memory without values

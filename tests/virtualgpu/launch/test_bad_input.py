@@ -32,6 +32,8 @@ def program(tmp_path):
 @pytest.mark.parametrize("options, message", [
     (["--gpus", "h10"], "--gpus h10: .*nearest: .*h100"),
     (["--gpus", "h100:0"], "--gpus h100:0: the number of GPUs on a node must be 1 or more"),
+    (["--gpus", "h100:16"], re.escape("--gpus h100:16: a node with h100-80gb GPUs (DGX H100) has "
+                                      "8; nearest: --gpus h100:8")),
     (["--nodes", "0"], "--nodes 0: there must be 1 node or more"),
     (["--link", "carrier:pigeon"], "--link carrier:pigeon: network 'carrier:pigeon'.*infiniband"),
     (["--values", "some"], "--values some: expected a size such as 1MiB"),

@@ -8,6 +8,7 @@ from virtualgpu.core.cards import CARDS
 from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.net import collectives, network
 from virtualgpu.net.collectives import LAUNCH, Path
+from virtualgpu.net.nodes import NODES
 from virtualgpu.net.topology import Topology
 
 V100, A100, T4 = (CARDS[name] for name in ("v100-sxm2-16gb", "a100-80gb", "t4"))
@@ -118,7 +119,8 @@ def test_the_slowest_link_of_a_path_decides():
     quick = place("aabb", link="infiniband:8x800gbit")
     assert quick.path((0, 1, 2, 3)).bandwidth == NVLINK
     mixed = place("aa", [A100, V100])
-    assert mixed.path((0, 1)).bandwidth < V100.pcie  # no node has both: the host's memory
+    # No node has both, so NCCL would use the host's memory, between sockets.
+    assert mixed.path((0, 1)).bandwidth == NODES["dgx-1"].interconnect
     uneven = place("aaab", link="ethernet:80gbit")  # 3 ranks here, 1 there: no other group like it
     assert uneven.path((0, 3)).bandwidth == wire()
 
@@ -158,7 +160,7 @@ def test_links_in_words():
     assert place("ab").describe() == "between nodes ethernet 80 Gbit/s"
     assert place("a").describe() == "none, with a single GPU"
     assert place("aabb", [A100, A100, T4, T4]).describe().startswith(
-        "within a node NVLink 300 GB/s or PCIe 16 GB/s, ")
+        "within a node NVLink 300 GB/s or shared memory 16 GB/s, ")
 
 
 @pytest.mark.parametrize(("text", "bandwidth", "name"), [

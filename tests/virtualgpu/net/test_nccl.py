@@ -11,8 +11,8 @@ from virtualgpu.net import nccl, network
 from virtualgpu.net.nccl import buffer_bytes, channels_of
 from virtualgpu.net.topology import Topology
 
-V100, T4, RTX3090, H100 = (
-    CARDS[name] for name in ("v100-sxm2-16gb", "t4", "rtx3090", "h100-80gb"))
+V100, T4, A10, RTX3090, H100 = (
+    CARDS[name] for name in ("v100-sxm2-16gb", "t4", "a10", "rtx3090", "h100-80gb"))
 
 
 def place(nodes, cards=None, link="ethernet:25gbit", slots=()):
@@ -78,10 +78,17 @@ def test_the_hops_of_all_ranks_are_one_ring(nodes):
 
 
 @pytest.mark.parametrize(("cards", "via"), [
-    ([V100, V100], "P2P/IPC"), ([T4, T4], "P2P/IPC"),
+    ([V100, V100], "P2P/IPC"), ([A10, A10], "P2P/IPC"), ([T4, T4], "SHM/direct/direct"),
     ([RTX3090, RTX3090], "SHM/direct/direct"), ([V100, RTX3090], "SHM/direct/direct")])
 def test_cards_of_a_node_reach_each_other_as_they_can(cards, via):
     assert nccl.via(place("aa", cards), 0, 1) == via
+
+
+@pytest.mark.parametrize(("slots", "via"), [
+    ((0, 1), "P2P/IPC"), ((1, 2), "SHM/direct/direct"), ((3, 4), "SHM/direct/direct")])
+def test_p2p_stays_below_a_pcie_switch(slots, via):
+    """NCCL's default on Intel CPUs."""
+    assert nccl.via(place("aa", [A10, A10], slots=slots), 0, 1) == via
 
 
 def test_the_kind_of_network():

@@ -7,11 +7,13 @@ import pytest
 from virtualgpu.core.cards import CARDS
 from virtualgpu.net import collectives, inside, network, nodes
 from virtualgpu.net.inside import Seat
+from virtualgpu.net.network import Link
 from virtualgpu.net.nodes import CUBE_MESH, NODES
 from virtualgpu.net.topology import Topology
 
-V100, V100_PCIE, A100, H100, T4 = (
-    CARDS[name] for name in ("v100-sxm2-16gb", "v100-pcie-16gb", "a100-80gb", "h100-80gb", "t4"))
+V100, V100_PCIE, A100, H100, H100_PCIE, T4, RTX3090 = (CARDS[name] for name in (
+    "v100-sxm2-16gb", "v100-pcie-16gb", "a100-80gb", "h100-80gb", "h100-pcie-80gb", "t4",
+    "rtx3090"))
 NVLINK = 25e9 * V100.efficiency.link
 
 
@@ -63,7 +65,30 @@ def test_rings_use_links_that_exist_and_are_free(count):
 def test_without_a_ring_over_nvlinks_the_slowest_hop_over_pcie_decides():
     assert reached(V100, 0, 5) == reached(V100, 0, 1, 6) == NODES["dgx-1"].interconnect
     assert reached(V100_PCIE, 0, 1) == V100_PCIE.pcie * V100_PCIE.efficiency.link
-    assert reached(V100_PCIE, 0, 4) == reached(T4, *range(8)) == NODES["pcie"].interconnect
+    assert reached(V100_PCIE, 0, 4) == reached(T4, *range(8)) == NODES["pcie"].interconnect == 10e9
+    assert reached(H100_PCIE, 0, 4) == NODES["pcie-switches-2023"].interconnect == 22e9
+
+
+def test_without_p2p_the_host_s_memory_has_the_rate_of_pcie():
+    """Every byte passes each GPU's PCIe link once, with peer access and without it."""
+    assert reached(RTX3090, 0, 1) == reached(RTX3090, *range(8)) == 32e9 * 0.77
+    assert reached(T4, 0, 1) == reached(T4, *range(4)) == 16e9 * 0.77
+    for card in (RTX3090, T4):
+        assert inside.pair(Seat(card, 0), Seat(card, 1)) == Link(
+            "shared memory", card.pcie, 8e-6, 0.77)
+    switched = [inside.pair(Seat(V100_PCIE, 0), Seat(V100_PCIE, slot)) for slot in (1, 2, 4)]
+    assert switched == [Link("PCIe", 16e9, 5e-6, 0.77), Link("shared memory", 16e9, 8e-6, 0.77),
+                        Link("shared memory", 10e9, 8e-6, 1.0)]
+
+
+@pytest.mark.parametrize("card", [V100, A100, H100], ids=lambda card: card.name)
+def test_no_nvlink_leaves_a_node(card):
+    """Ranks beyond a node's last GPU are modeled in another node of the same type."""
+    assert len(nodes.rings(card.node, (8, 11))) == len(nodes.rings(card.node, (0, 3))) > 0
+    assert inside.nvlinks(Seat(card, 0), Seat(card, 8)) == 0
+    assert nodes.rings(card.node, tuple(range(9))) == nodes.rings(card.node, (0, 8)) == ()
+    assert reached(card, 0, 8) == reached(card, *range(9)) == min(
+        NODES[card.node].interconnect, card.pcie * card.efficiency.link)
 
 
 def test_behind_a_switch_any_gpus_reach_each_other_at_the_full_rate():

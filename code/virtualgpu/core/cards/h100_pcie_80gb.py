@@ -14,7 +14,7 @@ CARD = replace(
     sms=114,
     nvlink=0.0,
     network="ethernet:100gbit",
-    node="pcie-switches",
+    node="pcie-switches-2023",
     efficiency=replace(
         H100.efficiency,
         matmul={"fp32": 0.79, "tf32": 0.66, "bf16": 0.66, "fp16": 0.66, "fp8": 0.58},

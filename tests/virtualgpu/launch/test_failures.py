@@ -51,6 +51,12 @@ def test_an_error_that_all_ranks_raise_is_printed_once(virtualrun):
     assert "ranks 0 to 3 failed: NoValue: " in text
 
 
+def test_an_out_of_memory_error_names_the_gpu_of_the_local_rank():
+    ranks = virtualgpu.run(lambda: exec(FULL, {}), "h100:2")
+    for index, rank in enumerate(ranks):
+        assert f"Tried to allocate 128.00 GiB. GPU {index} has a total capacity of" in rank.error
+
+
 def test_tracebacks_that_differ_by_the_gpu_are_printed_once(virtualrun):
     _, text = virtualrun(FULL, "--gpus", "h100:2")
     assert text.count("Traceback") == text.count("CUDA out of memory") == 1

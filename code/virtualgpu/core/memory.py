@@ -16,7 +16,7 @@ MEDIUM, MEDIUM_SEGMENT, LARGE_ROUND = 10 * MIB, 20 * MIB, 2 * MIB
 
 
 class OutOfMemory(Exception):
-    """A request does not fit; the text is CUDA's."""
+    """A request does not fit. The message is PyTorch's."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Pool:
         self.before, self.totals = list(self.levels), [0] * 4
 
     def freed(self, at: int) -> int:
-        """What has been given back of one of the four since the totals' last reset."""
+        """Return how much of one of the four was freed since the totals' last reset."""
         return self.before[at] + self.totals[at] - self.levels[at]
 
     def add(self, rounded: int, size: int) -> None:
@@ -90,9 +90,11 @@ def up(size: int, unit: int) -> int:
 class Allocator:
     """Bytes allocated and reserved, now and at the peak.
 
-    capacity: the GPU's memory in bytes, as CUDA reports it. taken: what CUDA's context and the
-    communication buffers take of it; it may grow (`take`). peak, peak_reserved, peak_requested:
-    since reset_peaks was last called; run_peak, run_peak_reserved: since the start.
+    Attributes:
+        capacity: the GPU's memory in bytes, as CUDA reports it.
+        taken: bytes of CUDA's context and the communication buffers. `take` adds to them.
+        peak, peak_reserved, peak_requested, peak_count: peaks since the last reset_peaks.
+        run_peak, run_peak_reserved: peaks since the start.
     """
 
     def __init__(self, capacity: int, taken: int = 0) -> None:
@@ -124,7 +126,7 @@ class Allocator:
 
     @property
     def free(self) -> int:
-        """What CUDA could still give."""
+        """Bytes that CUDA could still allocate."""
         return self.capacity - self.taken - self.reserved
 
     @property
@@ -144,7 +146,11 @@ class Allocator:
             pool.reset_peaks()
 
     def take(self, size: int) -> None:
-        """Memory that is not torch's: a context, a communicator. Raises OutOfMemory."""
+        """Take memory that PyTorch does not manage, such as a context or a communicator's.
+
+        Raises:
+            OutOfMemory: The request does not fit.
+        """
         if size > self.free:
             self.release_cached()
             if size > self.free:
@@ -152,7 +158,11 @@ class Allocator:
         self.taken += size
 
     def allocate(self, size: int) -> None:
-        """Raises OutOfMemory, and then nothing is changed but the cache, which is given back."""
+        """Allocate memory from a pool.
+
+        Raises:
+            OutOfMemory: The request does not fit. The cache was released; nothing else changed.
+        """
         rounded = up(size, ROUND)
         pool = self.small if rounded <= SMALL else self.large
         missing = pool.live + rounded - pool.reserved
@@ -177,7 +187,7 @@ class Allocator:
             self.peak_count = small.count + large.count
 
     def release(self, size: int) -> None:
-        """Give back what `allocate(size)` took."""
+        """Release what `allocate(size)` allocated."""
         rounded = up(size, ROUND)
         pool = self.small if rounded <= SMALL else self.large
         pool.live -= rounded
@@ -185,7 +195,7 @@ class Allocator:
         pool.count -= rounded > 0
 
     def release_cached(self) -> None:
-        """Segments without a live byte go back to CUDA, as torch does before it gives up."""
+        """Return unused segments to CUDA, as PyTorch does before it raises an error."""
         self.small.reserved = up(self.small.live, SMALL_SEGMENT)
         self.large.reserved = up(self.large.live, LARGE_ROUND)
 
@@ -225,7 +235,7 @@ def current_words(memory: Allocator, size: int, index: int = 0) -> str:
 
 
 def amount(size: int) -> str:
-    """Bytes as CUDA's messages have them: 512.00 MiB, 15.78 GiB."""
+    """Format bytes as in CUDA's messages, such as 512.00 MiB or 15.78 GiB."""
     for unit, name in ((2**30, "GiB"), (MIB, "MiB"), (2**10, "KiB")):
         if size >= unit:
             return f"{size / unit:.2f} {name}"

@@ -1,9 +1,9 @@
-"""How long a collective takes: rings and trees over the links it passes.
+"""The time of a collective: rings and trees over the links that it uses.
 
-A ring of n moves every rank's S bytes in n - 1 steps of S/n, an all-reduce twice that: 2 (n-1)/n S
-per link (Patarasuk & Yuan 2009). A double binary tree moves 2 S per rank and needs log2(n) steps
-between nodes (Sanders et al. 2009; NCCL since 2.4). NCCL takes what it expects to be quicker, and
-so do we.
+A ring of n ranks moves S bytes per rank in n - 1 steps of S/n. An all-reduce takes twice as many
+steps, so each link carries 2 (n-1)/n S (Patarasuk & Yuan 2009). A double binary tree moves 2 S per
+rank and needs log2(n) steps between nodes (Sanders et al. 2009; NCCL since 2.4). NCCL chooses the
+algorithm that it expects to be faster, and so does this model.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Path:
         bandwidth: bytes/s of all the group's rings together, at their slowest link.
         near: latency of a hop within a node, in seconds.
         far: latency of a hop between nodes, in seconds.
-        adapters: of a node, that the group uses.
-        port: bytes/s that a rank can send to all others together; None: as `bandwidth`.
+        adapters: number of each node's adapters that the group uses.
+        port: bytes/s that a rank can send to all others together, or None for `bandwidth`.
         pair: lowest bytes/s between any two ranks of a node, or None for `bandwidth`.
     """
 
@@ -42,37 +42,63 @@ class Path:
 
     @property
     def round(self) -> float:
-        """Latency of once around, back to the first."""
+        """Latency of one trip around the ring, in seconds."""
         leaps = self.nodes if self.nodes > 1 else 0
         return (self.size - leaps) * self.near + leaps * self.far
 
 
 def ring(path: Path, size: int, rounds: int) -> float:
-    """Seconds of passing all but one part of `size` bytes around, `rounds` times."""
+    """Return the time of a ring algorithm, in seconds.
+
+    Args:
+        path: between the ranks.
+        size: bytes of the whole buffer.
+        rounds: trips around the ring: 2 for an all-reduce, otherwise 1.
+    """
     steps = (path.size - 1) / path.size
     return LAUNCH + rounds * (steps * size / path.bandwidth + steps * path.round)
 
 
 def tree(path: Path, size: int) -> float:
-    """Seconds of an all-reduce of `size` bytes, up and down again."""
+    """Return the time of an all-reduce up and down a tree, in seconds.
+
+    Args:
+        path: between the ranks.
+        size: bytes of the tensor on each rank.
+    """
     local = path.size / path.nodes
     depth = (path.nodes - 1).bit_length()
     return LAUNCH + 2 * (size / path.bandwidth + (local - 1) * path.near + depth * path.far)
 
 
 def all_reduce(path: Path, size: int) -> float:
-    """size: bytes of the tensor on each rank."""
+    """Return the time of an all-reduce, in seconds.
+
+    Args:
+        path: between the ranks.
+        size: bytes of the tensor on each rank.
+    """
     by_ring = ring(path, size, 2)
     return min(by_ring, tree(path, size)) if path.nodes > 1 else by_ring
 
 
 def all_gather(path: Path, size: int) -> float:
-    """size: bytes of the whole; as much for a reduce-scatter, in the other direction."""
+    """Return the time of an all-gather or a reduce-scatter, in seconds.
+
+    Args:
+        path: between the ranks.
+        size: bytes of the gathered output, or of the reduce-scatter's input.
+    """
     return ring(path, size, 1)
 
 
 def broadcast(path: Path, size: int) -> float:
-    """A chain past all others."""
+    """Return the time of a broadcast along a chain of all ranks, in seconds.
+
+    Args:
+        path: between the ranks.
+        size: bytes of the tensor.
+    """
     latency = (path.size - path.nodes) * path.near + (path.nodes - 1) * path.far
     return LAUNCH + size / path.bandwidth + latency
 
@@ -106,7 +132,8 @@ def all_to_all(path: Path, size: int) -> float:
 
     NCCL sends and receives all parts at once: a rank's link carries (n-1)/n of its bytes
     (nccl-tests, PERFORMANCE.md). Between nodes, the ranks of a node share its adapters, which carry
-    everything that leaves the node; `path.bandwidth` is then the group's share of them.
+    everything that leaves the node; `path.bandwidth` is then the group's share of them. Within a
+    node, the time is a lower bound, because sends that share a link are not modeled.
 
     Args:
         path: between the ranks.
@@ -123,9 +150,9 @@ def all_to_all(path: Path, size: int) -> float:
 def _sends(path: Path, size: int, passing: float) -> float:
     """Return the seconds of sends between many pairs at once, without latency.
 
-    A send between two GPUs of a node has the links of that pair, and all sends of a rank together
-    have that rank's. Relayed sends and sends between sockets share links; this is not modeled, so
-    the time is a lower bound.
+    A send between two GPUs of a node uses the links of that pair, and all sends of a rank together
+    use that rank's. Real sends also share links: those relayed by a third GPU, below the same PCIe
+    switch, or between sockets.
 
     Args:
         path: between the ranks.
@@ -141,7 +168,12 @@ def _hop(path: Path) -> float:
 
 
 def message(path: Path, size: int) -> float:
-    """From one rank to another."""
+    """Return the time of a point-to-point send, in seconds.
+
+    Args:
+        path: between the two ranks.
+        size: bytes of the tensor.
+    """
     return LAUNCH + size / path.bandwidth + _hop(path)
 
 
@@ -168,7 +200,7 @@ class Volume(NamedTuple):
     most: int
 
 
-# By name: how long a collective takes, and which field of Volume decides.
+# The function that prices each collective, and the field of Volume that it takes.
 COSTS: dict[str, tuple[Callable[[Path, int], float], str]] = {
     "all_reduce": (all_reduce, "given"), "reduce": (reduce, "given"),
     "broadcast": (broadcast, "given"), "all_gather": (all_gather, "taken"),
@@ -178,7 +210,7 @@ COSTS: dict[str, tuple[Callable[[Path, int], float], str]] = {
 
 
 def seconds(name: str, path: Path, volume: Volume) -> float:
-    """Return how long a collective takes once all ranks are ready.
+    """Return the time of a collective once all ranks are ready, in seconds.
 
     Args:
         name: a key of COSTS.

@@ -16,8 +16,14 @@ from virtualgpu.net.network import Link
 
 @dataclass(frozen=True)
 class Topology:
-    """nodes: the name of each rank's node. cards: each rank's card. network: between nodes.
-    slots: the number on its node of each rank's card; None, or empty: not known."""
+    """The ranks of a job on its nodes.
+
+    Attributes:
+        nodes: the name of each rank's node.
+        cards: the GPU model of each rank.
+        network: the link between nodes.
+        slots: the number of each rank's GPU on its node. Empty, or None for a rank: not known.
+    """
 
     nodes: tuple[str, ...]
     cards: tuple[Card, ...]
@@ -53,7 +59,7 @@ class Topology:
             pair=min(map(inside.slowest_pair, shared), default=port))
 
     def _shifted(self, ranks: Sequence[int], furthest: int) -> int:
-        """How many groups of the same form lie on the same nodes rank by rank."""
+        """Return the number of groups of the same form on the same nodes, rank by rank."""
         last, nodes = len(self.nodes), self.nodes
         return sum(all(0 <= rank + by < last and nodes[rank + by] == nodes[rank] for rank in ranks)
                    for by in range(1 - furthest, furthest))
@@ -78,7 +84,7 @@ class Topology:
         return tuple(map(Seat, self.cards, self.slots if known else order))
 
     def local_index(self, rank: int) -> int:
-        """Among the ranks of its node."""
+        """Return the local rank: the number of lower ranks on the same node."""
         return self.nodes[:rank].count(self.nodes[rank])
 
     def slot(self, rank: int) -> int:
@@ -120,7 +126,7 @@ class Topology:
         return Path(2, 1, share * link.effective, link.latency, path.far)
 
     def describe(self) -> str:
-        """The links, in a few words."""
+        """Describe the links for a log line."""
         mine = self._by_node(range(len(self.nodes)))
         links = [inside.ring(tuple(self.seats[rank] for rank in here))
                  for here in mine.values() if len(here) > 1]

@@ -144,7 +144,7 @@ class CudaGpu(VirtualGpu):
         return self._on_gpu(func, args, kwargs, spaces)
 
     def _space(self, tensor: torch.Tensor) -> Space | None:
-        """Where an operand lies; one that torch made unseen is accounted for from now on."""
+        """Return where an operand is stored, and account for it if PyTorch created it unseen."""
         found = space_of(self, tensor)
         if found is Space.GPU:
             self.hold(tensor)
@@ -213,7 +213,7 @@ class CudaGpu(VirtualGpu):
         return tuple(map(self.upload, out)) if isinstance(out, (tuple, list)) else self.upload(out)
 
     def upload(self, value: torch.Tensor) -> torch.Tensor:
-        """A tensor on the GPU with this value."""
+        """Return a copy of a tensor on the GPU, with its values."""
         made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
         self.hold(made)
         self.values.put(made, value)
@@ -243,7 +243,7 @@ class CudaGpu(VirtualGpu):
         remember(tensor, self.on_host)
 
     def seconds(self, work: Work) -> float:
-        """How long kernels take; fp32 products use TF32 where the program allows it."""
+        """Return the time of kernels. fp32 GEMMs use TF32 if the program allows it."""
         product = work.product
         if (product is not None and product.dtype == "fp32" and "tf32" in self.card.tflops
                 and torch._C._get_cublas_allow_tf32()):

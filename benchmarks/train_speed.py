@@ -23,10 +23,10 @@ import torch.distributed as dist
 from plain_gpt import SHAPES, PlainLoop, Shape
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.batches import Batches
+from minimegatron.data.batches import Batches
 from minimegatron.formulas import step_flops
 from minimegatron.initialize import initialize
-from minimegatron.throughput import shape_of
+from minimegatron.logging.throughput import shape_of
 from minimegatron.training import Trainer
 
 PEAK = 2048  # rows and columns of the matrices that measure the machine's matmul peak

@@ -22,7 +22,7 @@ from layout_estimator import stage_cost
 from layout_estimator.solo import solo_context
 from minimegatron.arguments import parse_arguments
 from minimegatron.data.tokenizer import pad_vocab_size
-from minimegatron.device import VirtualDevice
+from minimegatron.device.virtual import VirtualDevice
 from pipeline_schedules import one_f_one_b
 from pipeline_schedules.actions import needs
 from pipeline_schedules.simulation import run_order

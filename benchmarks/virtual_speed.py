@@ -22,7 +22,7 @@ import numpy as np
 import slurmbox as cluster
 from labcore import shipping, workspace
 from minimegatron.arguments import parse_arguments
-from minimegatron.batches import Batches
+from minimegatron.data.batches import Batches
 from minimegatron.initialize import initialize
 from minimegatron.training import Trainer
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from grader.commands import add_command, open_course, positive_count, require_lab
 from labcore import own_labs
 from labcore.errors import LabError
-from minimegatron.imports import quick_imports
+from labcore.imports import quick_imports
 
 GRADE = """examples:
   lab grade --all                      every submission that is not graded yet

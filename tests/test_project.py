@@ -1,13 +1,11 @@
 """Rules of the repository that a machine can check."""
 
-import ast
 import subprocess
 import sys
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -63,30 +61,6 @@ def test_what_is_installed_is_what_is_pinned():
             if pin.marker is None or pin.marker.evaluate():
                 (exact,) = pin.specifier
                 assert Version(version(name)).public == Version(exact.version).public, name
-
-
-def calls(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            yield node.func.attr, node.lineno
-
-
-# The data pipeline works with numpy, on the host.
-READERS = [path for path in TRAINER if path.parent.name != "data"]
-
-
-@pytest.mark.parametrize("path", READERS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_value_is_read_in_one_place_only(path):
-    """Reading waits for the device: only Device.read may."""
-    found = [(name, line) for name, line in calls(path) if name in ("item", "tolist", "cpu")]
-    assert not found
-
-
-@pytest.mark.parametrize("path", TRAINER, ids=lambda path: str(path.relative_to(ROOT)))
-def test_only_one_file_knows_cuda(path):
-    names = [node for node in ast.walk(ast.parse(path.read_text()))
-             if isinstance(node, ast.Attribute) and node.attr == "cuda"]
-    assert not names
 
 
 def test_packages_import_each_other_as_pyproject_allows():

@@ -27,7 +27,9 @@ import torch
 import safetensors_file
 from minimegatron.arguments import Config
 from minimegatron.arguments.table.flag import STATE, names_affecting
-from minimegatron.checkpoint import (
+from minimegatron.checkpoint.checksums import damage, sha256, write_sums
+from minimegatron.checkpoint.load import read_state, read_tracker
+from minimegatron.checkpoint.save import (
     TRACKER,
     VERSION,
     folder_of,
@@ -35,11 +37,9 @@ from minimegatron.checkpoint import (
     unfinished,
     write_synced,
 )
-from minimegatron.checksums import damage, sha256, write_sums
 from minimegatron.data.atomic import atomic_file
 from minimegatron.data.tokenizer import pad_vocab_size
 from minimegatron.errors import UserError
-from minimegatron.resume import read_state, read_tracker
 from safetensors_file import DTYPES, Weights
 
 SHARD = Path("mp_rank_00") / "model_optim_rng.pt"

@@ -1,4 +1,4 @@
-"""The ranks' own files (written by minimegatron/status.py), and whether their processes live.
+"""The ranks' status files (see minimegatron/logging/status.py), and whether their processes live.
 
 The files are a job's: nothing in them is trusted to have the right type.
 """

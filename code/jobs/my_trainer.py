@@ -25,17 +25,17 @@ from torch import nn
 
 from lab.mytrainer import flags, pieces
 from minimegatron.arguments import Config
-from minimegatron.batches import Batches
 from minimegatron.context import Context
+from minimegatron.data.batches import Batches
 from minimegatron.data.tokenizer import GPT2BPETokenizer, pad_vocab_size
-from minimegatron.device import choose_device
+from minimegatron.device.choose import choose_device
 from minimegatron.errors import UserError
-from minimegatron.grid import Grid, Group
 from minimegatron.initialize import cap_threads, join, say_start
-from minimegatron.learning_rate import LearningRate
-from minimegatron.model import MicroBatch, Stage
-from minimegatron.report import TensorBoard, iteration_line
-from minimegatron.status import Status
+from minimegatron.logging.megatron import TensorBoard, iteration_line
+from minimegatron.logging.status import Status
+from minimegatron.model.gpt import MicroBatch, Stage
+from minimegatron.optim.learning_rate import LearningRate
+from minimegatron.parallel.grid import Grid, Group
 from minimegatron.training import datasets
 
 

@@ -1,5 +1,4 @@
-"""A rank's own file (written by minimegatron/status.py) as it lies there: a job can write anything
-into it."""
+"""Read a rank's status file (see minimegatron/logging/status.py), whatever a job wrote to it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from layout_estimator.stage_cost import (
 )
 from minimegatron.arguments import Config
 from minimegatron.arguments.table.flag import PASSES, names_affecting
-from minimegatron.device import Card, VirtualDevice
+from minimegatron.device.virtual import VirtualDevice
 from minimegatron.errors import UserError
 from pipeline_schedules import (
     BACKWARD,
@@ -39,6 +39,7 @@ from pipeline_schedules import (
 )
 from pipeline_schedules.actions import Action, needs
 from pipeline_schedules.simulation import run_order
+from virtualgpu.core.card import Card
 
 ENOUGH = 1 << 60  # bytes: stages are measured on a card on which everything fits
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
+from labcore.imports import quick_imports
 from minimegatron.console import emit
 from minimegatron.errors import UserError
-from minimegatron.imports import quick_imports
 from minimegatron.main import leave
 
 

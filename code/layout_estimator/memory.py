@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from layout_estimator.solo import solo_context
 from minimegatron.arguments import Config
-from minimegatron.device import VirtualDevice
+from minimegatron.device.virtual import VirtualDevice
 from pipeline_schedules import BACKWARD, FORWARD, Message
 from pipeline_schedules.actions import Action, needs
 

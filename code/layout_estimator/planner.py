@@ -15,10 +15,10 @@ from layout_estimator.prices import DOLLARS_PER_HOUR
 from minimegatron.arguments import Config
 from minimegatron.arguments.device import virtual_card, virtual_link
 from minimegatron.data.tokenizer import pad_vocab_size
-from minimegatron.device import network
 from minimegatron.errors import UserError
 from minimegatron.formulas import parameters, stage_parameters, state_bytes, teraflops
-from minimegatron.throughput import model_flops, shape_of
+from minimegatron.logging.throughput import model_flops, shape_of
+from virtualgpu.net import network
 from virtualgpu.net.nodes import most_gpus
 
 GIB = 2**30

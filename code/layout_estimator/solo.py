@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from minimegatron.arguments import Config
 from minimegatron.context import Context
-from minimegatron.device import VirtualDevice
-from minimegatron.grid import GROUPS, Grid, Group, groups_along
+from minimegatron.device.virtual import VirtualDevice
+from minimegatron.parallel.grid import GROUPS, Grid, Group, groups_along
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,16 @@ import torch
 
 from layout_estimator.solo import SoloContext
 from minimegatron.arguments import Config
-from minimegatron.batches import Batches
-from minimegatron.gradients import Gradients
-from minimegatron.learning_rate import LearningRate
-from minimegatron.model import Stage
-from minimegatron.optimizer import Optimizer
-from minimegatron.p2p import Transfer
-from minimegatron.pipeline import Pipeline
-from minimegatron.precision import LossScaler
-from minimegatron.slices import TiedEmbedding, as_module
-from minimegatron.timers import LEVELS, Timers
+from minimegatron.data.batches import Batches
+from minimegatron.logging.timers import LEVELS, Timers
+from minimegatron.model.gpt import Stage
+from minimegatron.optim.learning_rate import LearningRate
+from minimegatron.optim.loss_scaler import LossScaler
+from minimegatron.optim.optimizer import Optimizer
+from minimegatron.parallel.ddp import Gradients
+from minimegatron.parallel.p2p import Transfer
+from minimegatron.parallel.pipeline import Pipeline
+from minimegatron.parallel.stages import TiedEmbedding, as_module
 from pipeline_schedules import BACKWARD, FORWARD, WEIGHT, Action
 from pipeline_schedules.actions import needs
 
@@ -203,7 +203,7 @@ class Step:
 
 
 def step_cost(ctx: SoloContext, vocab_size: int) -> Step:
-    from minimegatron.slices import build_chunks
+    from minimegatron.parallel.stages import build_chunks
 
     config, gpu, meter = ctx.config, ctx.device.gpu, Meter(ctx)
     before = gpu.memory.live

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 
 from minimegatron.arguments import Config
 from minimegatron.console import emit
-from minimegatron.device import Device
-from minimegatron.grid import Grid, Group, groups_along, make_group
+
+if TYPE_CHECKING:
+    from minimegatron.device.cpu import Device
+    from minimegatron.parallel.grid import Grid, Group
 
 
 @dataclass(frozen=True)
@@ -20,13 +23,12 @@ class Context:
     device: Device
 
     def pipeline_group(self, *stages: int) -> Group | None:
-        """A new channel between these stages of this rank's pipeline (all, when none is named);
-        None where this rank's stage is not among them. Every rank must call it."""
-        grid, config = self.grid, self.config
-        chosen = [tuple(ranks[stage] for stage in stages) or ranks
-                  for ranks in groups_along("pp", grid.pp.size, grid.dp.size, grid.tp.size)]
-        patience = timedelta(minutes=config.distributed_timeout_minutes)
-        return make_group(chosen, self.device.backend, patience)
+        """Create a process group of these stages of this rank's pipeline (default: all of them).
+
+        Every rank must call it. Returns None if this rank's stage is not one of `stages`.
+        """
+        timeout = timedelta(minutes=self.config.distributed_timeout_minutes)
+        return self.grid.pipeline_group(stages, self.device.backend, timeout)
 
     def read(self, tensor: torch.Tensor) -> float | None:
         """The value of a one-element tensor: waits for the device; None where there is none."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from minimegatron.batches import Batches
 from minimegatron.context import Context
-from minimegatron.pipeline import Pipeline
+from minimegatron.data.batches import Batches
+from minimegatron.parallel.pipeline import Pipeline
 
 
 def evaluate(ctx: Context, pipeline: Pipeline, data: Batches, consumed: int

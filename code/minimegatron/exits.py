@@ -6,7 +6,7 @@ import signal
 import time
 
 from minimegatron.arguments import Config
-from minimegatron.grid import any_rank
+from minimegatron.parallel.grid import any_rank
 
 
 class Exits:

@@ -16,9 +16,10 @@ import torch.distributed as dist
 from minimegatron.arguments import Config
 from minimegatron.console import emit
 from minimegatron.context import Context
-from minimegatron.device import Device, choose_device
+from minimegatron.device.choose import choose_device
+from minimegatron.device.cpu import Device
 from minimegatron.errors import UserError
-from minimegatron.grid import make_grid
+from minimegatron.parallel.grid import make_grid
 
 MEETING_POINT = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 

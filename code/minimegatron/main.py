@@ -12,7 +12,6 @@ from typing import NoReturn
 
 from minimegatron.console import emit
 from minimegatron.errors import SharedError, UserError, lost_peer
-from minimegatron.imports import quick_imports
 
 PATIENCE = 5  # seconds
 
@@ -35,9 +34,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if config.exit_signal_handler:  # during the start it waits: then Exits stops after one step
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     # Slow to import: after the command line is right.
-    with quick_imports():
-        from minimegatron.training import pretrain
-        from virtualgpu.core.errors import VirtualGpuError
+    from minimegatron.training import pretrain
+    from virtualgpu.core.errors import VirtualGpuError
 
     try:
         pretrain(config, notes(argv, config))

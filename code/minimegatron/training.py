@@ -7,34 +7,35 @@ import time
 import torch
 import torch.distributed as dist
 
-from minimegatron import checkpoint, resume
 from minimegatron.arguments import Config
-from minimegatron.batches import Batches
-from minimegatron.checkpoint import Progress
+from minimegatron.checkpoint import load as resume
+from minimegatron.checkpoint import save as checkpoint
+from minimegatron.checkpoint.save import Progress
 from minimegatron.console import emit
 from minimegatron.context import Context
+from minimegatron.data.batches import Batches
 from minimegatron.data.gpt_dataset import build_train_valid_test_datasets
 from minimegatron.data.tokenizer import GPT2BPETokenizer, pad_vocab_size
 from minimegatron.errors import SharedError, UserError
 from minimegatron.evaluation import evaluate
 from minimegatron.exits import Exits
 from minimegatron.initialize import initialize, say_initialized, say_start
-from minimegatron.learning_rate import LearningRate
-from minimegatron.model import MicroBatch
-from minimegatron.optimizer import Optimizer
-from minimegatron.pipeline import Pipeline
-from minimegatron.report import (
+from minimegatron.logging.megatron import (
     Profiler,
     TensorBoard,
     print_arguments,
     print_datetime,
     validation_lines,
 )
-from minimegatron.slices import TiedEmbedding, as_module, build_chunks
-from minimegatron.status import Status
-from minimegatron.step_log import StepLog
-from minimegatron.timeline import Recorder
-from minimegatron.timers import Timers, say_times
+from minimegatron.logging.status import Status
+from minimegatron.logging.step_log import StepLog
+from minimegatron.logging.timeline import Recorder
+from minimegatron.logging.timers import Timers, say_times
+from minimegatron.model.gpt import MicroBatch
+from minimegatron.optim.learning_rate import LearningRate
+from minimegatron.optim.optimizer import Optimizer
+from minimegatron.parallel.pipeline import Pipeline
+from minimegatron.parallel.stages import TiedEmbedding, as_module, build_chunks
 from pipeline_schedules import (
     Schedule,
     ScheduleError,

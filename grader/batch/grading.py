@@ -23,7 +23,7 @@ from grader.nbgrader_plugin import assign
 from grader.run import lab_plan, results
 from grader.run.settings import Grading, settings_of
 from grader.sandbox.interface import Backend
-from minimegatron.imports import quick_imports
+from labcore.imports import quick_imports
 
 
 def worker_command(course: Course, backend: str) -> list[str]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from grader.run import timing
 from labcore.errors import NO_ROOM, LabError, said_of
-from minimegatron.imports import quick_imports
+from labcore.imports import quick_imports
 
 if TYPE_CHECKING:
     from grader.course import Course

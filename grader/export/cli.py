@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from grader.commands import add_command, open_course
 from labcore.errors import LabError
+from labcore.imports import quick_imports
 from labcore.terminal import visible
-from minimegatron.imports import quick_imports
 
 if TYPE_CHECKING:
     from grader.course import Course

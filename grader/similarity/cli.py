@@ -8,7 +8,7 @@ from pathlib import Path
 
 from grader.commands import add_command
 from labcore.errors import LabError
-from minimegatron.imports import quick_imports
+from labcore.imports import quick_imports
 
 MOST_SHOWN = 20  # submissions that were left out, on the terminal
 EXAMPLES = """examples:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from grader.commands import add_command, open_course
 from labcore.errors import LabError
-from minimegatron.imports import quick_imports
+from labcore.imports import quick_imports
 
 EXAMPLES = """examples:
   lab stats 03_multi_node                        writes stats/03_multi_node.html, in the course

@@ -11,7 +11,7 @@ from layout_estimator.requests import EstimateError, estimate
 from minimegatron.arguments import parse_arguments
 from minimegatron.errors import UserError
 from minimegatron.formulas import parameters, state_bytes, step_flops
-from minimegatron.throughput import shape_of
+from minimegatron.logging.throughput import shape_of
 from virtualgpu.core.cards import CARDS
 
 GPT2 = ("--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 "

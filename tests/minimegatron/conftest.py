@@ -20,8 +20,9 @@ from minimegatron.arguments import parse_arguments
 from minimegatron.context import Context
 from minimegatron.data.indexed_dataset import IndexedDatasetWriter
 from minimegatron.data.tokenizer import GPT2BPETokenizer, write_vocabulary
-from minimegatron.device import Device, VirtualDevice
-from minimegatron.grid import make_grid
+from minimegatron.device.cpu import Device
+from minimegatron.device.virtual import VirtualDevice
+from minimegatron.parallel.grid import make_grid
 from pretrain_gpt import main
 from tests.ports import free_port
 from virtualgpu.core.cards import CARDS

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from minimegatron.batches import Batches
+from minimegatron.data.batches import Batches
 from minimegatron.errors import UserError
 from minimegatron.main import main
 

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import nn
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.checkpoint import Progress, save
+from minimegatron.checkpoint.save import Progress, save
 from minimegatron.context import Context
-from minimegatron.device import Device
-from minimegatron.grid import make_grid
+from minimegatron.device.cpu import Device
+from minimegatron.parallel.grid import make_grid
 
 FLAGS = ("--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --lr 1 "
          "--max-position-embeddings 16 --micro-batch-size 2 --train-iters 9 --data-path x "

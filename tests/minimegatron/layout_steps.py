@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.batches import Batches
 from minimegatron.context import Context
-from minimegatron.device import Device
+from minimegatron.data.batches import Batches
+from minimegatron.device.cpu import Device
 from minimegatron.evaluation import evaluate
-from minimegatron.grid import make_grid
-from minimegatron.optimizer import Optimizer
+from minimegatron.optim.optimizer import Optimizer
+from minimegatron.parallel.grid import make_grid
 from minimegatron.training import Trainer
 from pipeline_schedules import BACKWARD, FORWARD, Message
 

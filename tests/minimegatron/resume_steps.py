@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.batches import Batches
 from minimegatron.context import Context
-from minimegatron.device import Device
+from minimegatron.data.batches import Batches
+from minimegatron.device.cpu import Device
 from minimegatron.errors import UserError
-from minimegatron.grid import make_grid
+from minimegatron.parallel.grid import make_grid
 from minimegatron.training import Trainer
 
 from .layout_steps import FLAGS, VOCABULARY, data

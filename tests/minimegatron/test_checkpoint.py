@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import torch
 
-from minimegatron.checksums import sha256, write_sums
+from minimegatron.checkpoint.checksums import sha256, write_sums
 from minimegatron.main import main
 from warmranks import run_program, run_ranks
 

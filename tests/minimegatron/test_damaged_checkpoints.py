@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from minimegatron.checkpoint import TRACKER, Progress, folder_of, read_folder, save
-from minimegatron.checksums import SUMS, damage, read_sums
+from minimegatron.checkpoint.checksums import SUMS, damage, read_sums
+from minimegatron.checkpoint.load import find, read_tracker
+from minimegatron.checkpoint.save import TRACKER, Progress, folder_of, read_folder, save
 from minimegatron.errors import UserError
-from minimegatron.resume import find, read_tracker
 from warmranks import run_ranks
 
 from . import killed_save

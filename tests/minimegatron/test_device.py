@@ -5,7 +5,9 @@ import torch
 
 from minimegatron.arguments import parse_arguments
 from minimegatron.arguments.device import INSTEAD_OF_CPU
-from minimegatron.device import Device, VirtualDevice, choose_device
+from minimegatron.device.choose import choose_device
+from minimegatron.device.cpu import Device
+from minimegatron.device.virtual import VirtualDevice
 from minimegatron.errors import UserError
 
 MODEL = ("--num-layers 1 --hidden-size 8 --num-attention-heads 2 --seq-length 8 "

@@ -18,7 +18,7 @@ from minimegatron.formulas import (
     training_days,
     zero_bytes,
 )
-from minimegatron.model import Stage
+from minimegatron.model.gpt import Stage
 from pipeline_schedules import gpipe, interleaved, one_f_one_b, peak_live, simulate
 from virtualgpu.core.cards import find
 

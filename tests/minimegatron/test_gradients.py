@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from minimegatron.gradients import Gradients
-from minimegatron.model import Stage
-from minimegatron.pipeline import Pipeline
-from minimegatron.timers import Timers
+from minimegatron.logging.timers import Timers
+from minimegatron.model.gpt import Stage
+from minimegatron.parallel.ddp import Gradients
+from minimegatron.parallel.pipeline import Pipeline
 from pipeline_schedules import add_communication, one_f_one_b, zb_h1
 
 from .test_model import VOCABULARY, micro_batch

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from minimegatron.dropout import Dropout
-from minimegatron.model import MicroBatch, Stage
+from minimegatron.model.dropout import Dropout
+from minimegatron.model.gpt import MicroBatch, Stage
 
 VOCABULARY = 128
 NO_DROPOUT = "--hidden-dropout 0 --attention-dropout 0 "

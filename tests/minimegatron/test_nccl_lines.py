@@ -56,7 +56,7 @@ def test_utilization_is_of_the_time_since_the_last_look(virtual_device):
 
 
 def test_a_card_s_number_is_the_one_that_slurm_gave(monkeypatch):
-    from minimegatron.device import VirtualDevice
+    from minimegatron.device.virtual import VirtualDevice
     from virtualgpu.core.cards import CARDS
 
     for visible, local, slot in (("2,3", "1", 3), ("", "1", None), ("2", "1", None)):

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from minimegatron import ops
 from minimegatron.arguments import parse_arguments
 from minimegatron.errors import UserError
-from minimegatron.learning_rate import LearningRate
-from minimegatron.model import Stage
-from minimegatron.optimizer import Optimizer
-from minimegatron.timers import Timers
+from minimegatron.logging.timers import Timers
+from minimegatron.model import ops
+from minimegatron.model.gpt import Stage
+from minimegatron.optim.learning_rate import LearningRate
+from minimegatron.optim.optimizer import Optimizer
 
 from .test_arguments import GOOD
 from .test_model import VOCABULARY

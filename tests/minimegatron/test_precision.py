@@ -6,13 +6,14 @@ import random
 import pytest
 import torch
 
-from minimegatron import ops, products
 from minimegatron.arguments import parse_arguments
 from minimegatron.errors import UserError
-from minimegatron.model import Stage
-from minimegatron.optimizer import Optimizer
-from minimegatron.precision import LossScaler
-from minimegatron.timers import Timers
+from minimegatron.logging.timers import Timers
+from minimegatron.model import matmul as products
+from minimegatron.model import ops
+from minimegatron.model.gpt import Stage
+from minimegatron.optim.loss_scaler import LossScaler
+from minimegatron.optim.optimizer import Optimizer
 
 from .layout_steps import held_bytes
 from .scaler_rules import scales

@@ -9,12 +9,12 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from minimegatron.arguments.parse import notes, parse_arguments
-from minimegatron.dropout import Dropout
 from minimegatron.errors import UserError
 from minimegatron.formulas import Gpt, layer_activations, stage_activations
-from minimegatron.model import MicroBatch, Stage
-from minimegatron.optimizer import Optimizer
-from minimegatron.recompute import groups, recompute
+from minimegatron.model.dropout import Dropout
+from minimegatron.model.gpt import MicroBatch, Stage
+from minimegatron.model.recompute import groups, recompute
+from minimegatron.optim.optimizer import Optimizer
 from minimegatron.training import Trainer
 
 from .test_arguments import GOOD

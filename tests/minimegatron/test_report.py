@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.checkpoint import Progress
-from minimegatron.model import Stage
-from minimegatron.optimizer import Optimizer
-from minimegatron.report import Profiler, TensorBoard, iteration_line, validation_lines
-from minimegatron.step_log import StepLog
-from minimegatron.timers import LEVELS, Timers, time_line, times_of_ranks
+from minimegatron.checkpoint.save import Progress
+from minimegatron.logging.megatron import Profiler, TensorBoard, iteration_line, validation_lines
+from minimegatron.logging.step_log import StepLog
+from minimegatron.logging.timers import LEVELS, Timers, time_line, times_of_ranks
+from minimegatron.model.gpt import Stage
+from minimegatron.optim.optimizer import Optimizer
 
 from .test_arguments import GOOD
 

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from minimegatron import status
-from minimegatron.device import Device
+from minimegatron.device.cpu import Device
+from minimegatron.logging import status
+from minimegatron.logging.status import Status
 from minimegatron.main import explain
-from minimegatron.status import Status
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from minimegatron.dropout import Dropout
-from minimegatron.gradients import Gradients
-from minimegatron.grid import Group
-from minimegatron.model import MicroBatch, Stage
-from minimegatron.optimizer import Optimizer
-from minimegatron.tensor_parallel import _CrossEntropy, cross_entropy
-from minimegatron.weights import own_slice
+from minimegatron.model.dropout import Dropout
+from minimegatron.model.gpt import MicroBatch, Stage
+from minimegatron.model.parameters import own_slice
+from minimegatron.model.tensor_parallel import _CrossEntropy, cross_entropy
+from minimegatron.optim.optimizer import Optimizer
+from minimegatron.parallel.ddp import Gradients
+from minimegatron.parallel.grid import Group
 
 from .thread_group import on_ranks
 

@@ -7,22 +7,22 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from minimegatron import throughput
-from minimegatron.checkpoint import Progress
-from minimegatron.device import Device
-from minimegatron.dropout import Dropout
+from minimegatron.checkpoint.save import Progress
+from minimegatron.device.cpu import Device
 from minimegatron.formulas import head_activations, step_flops
-from minimegatron.model import MicroBatch, Stage
-from minimegatron.optimizer import Optimizer
-from minimegatron.report import TensorBoard
-from minimegatron.step_log import StepLog
-from minimegatron.throughput import (
+from minimegatron.logging import throughput
+from minimegatron.logging.megatron import TensorBoard
+from minimegatron.logging.step_log import StepLog
+from minimegatron.logging.throughput import (
     Throughput,
     memory_on_paper,
     shape_of,
     theoretical_memory_line,
 )
-from minimegatron.timers import Timers
+from minimegatron.logging.timers import Timers
+from minimegatron.model.dropout import Dropout
+from minimegatron.model.gpt import MicroBatch, Stage
+from minimegatron.optim.optimizer import Optimizer
 
 VOCABULARY = 2048
 FLAGS = "--log-throughput --log-interval 2 --train-iters 4 --global-batch-size 4 --eval-iters 0 "

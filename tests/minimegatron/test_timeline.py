@@ -6,7 +6,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from minimegatron import timeline
+from minimegatron.logging import timeline
 from pipeline_schedules import Action, ScheduleError, gpipe
 from warmranks import run_ranks
 

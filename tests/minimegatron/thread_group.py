@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from minimegatron.context import Context
-from minimegatron.grid import Grid, Group
+from minimegatron.parallel.grid import Grid, Group
 
 SECONDS = 30  # a rank that never comes is a failure, not a hang
 

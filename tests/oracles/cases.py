@@ -6,10 +6,10 @@ import torch
 import torch.distributed as dist
 
 from minimegatron.arguments import Config, parse_arguments
-from minimegatron.batches import Batches
 from minimegatron.context import Context
-from minimegatron.device import Device
-from minimegatron.grid import make_grid
+from minimegatron.data.batches import Batches
+from minimegatron.device.cpu import Device
+from minimegatron.parallel.grid import make_grid
 from minimegatron.training import Trainer
 
 VOCABULARY, STEPS = 128, 5

@@ -17,9 +17,9 @@ import hf_gpt2
 import safetensors_file
 from minimegatron.arguments import parse_arguments
 from minimegatron.context import Context
-from minimegatron.device import Device
-from minimegatron.grid import make_grid
-from minimegatron.model import MicroBatch
+from minimegatron.device.cpu import Device
+from minimegatron.model.gpt import MicroBatch
+from minimegatron.parallel.grid import make_grid
 from minimegatron.training import Trainer
 
 from .make_hf_gpt2 import CONFIG, TOKENS, frozen, their_logits, their_model, weight_of

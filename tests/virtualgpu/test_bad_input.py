@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.device import choose_device
+from minimegatron.device.choose import choose_device
 from minimegatron.errors import UserError
 from virtualgpu.core.cards import CARDS
 from virtualgpu.core.errors import NoValue, UnknownCost

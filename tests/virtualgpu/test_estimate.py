@@ -8,7 +8,7 @@ import pytest
 
 from layout_estimator.estimate import Estimator
 from minimegatron.arguments import parse_arguments
-from minimegatron.device import Device
+from minimegatron.device.cpu import Device
 from minimegatron.formulas import bubble_fraction
 from virtualgpu.core.cards import find
 

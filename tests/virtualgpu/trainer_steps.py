@@ -18,12 +18,13 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from minimegatron import timeline
 from minimegatron.arguments import parse_arguments
-from minimegatron.batches import Batches
 from minimegatron.context import Context
-from minimegatron.device import VirtualDevice, choose_device
-from minimegatron.grid import make_grid
+from minimegatron.data.batches import Batches
+from minimegatron.device.choose import choose_device
+from minimegatron.device.virtual import VirtualDevice
+from minimegatron.logging import timeline
+from minimegatron.parallel.grid import make_grid
 from minimegatron.training import Trainer
 from virtualgpu.net import collectives
 

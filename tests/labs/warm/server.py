@@ -21,7 +21,7 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any, NoReturn
 
-from minimegatron.imports import quick_imports
+from labcore.imports import quick_imports
 from slurmbox import syscalls
 from slurmbox.processes import kill_descendants
 from tests.labs.warm.client import Fork, command

@@ -8,10 +8,10 @@ import torch.distributed as dist
 from layout_estimator.estimate import Estimator
 from layout_estimator.planner import make
 from minimegatron.arguments import parse_arguments
-from minimegatron.batches import Batches
 from minimegatron.context import Context
-from minimegatron.device import choose_device
-from minimegatron.grid import make_grid
+from minimegatron.data.batches import Batches
+from minimegatron.device.choose import choose_device
+from minimegatron.parallel.grid import make_grid
 from minimegatron.training import Trainer
 from virtualgpu.export.ledger import Ledger
 from virtualgpu.export.measures import measure

@@ -17,8 +17,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from minimegatron import gloo
 from minimegatron.console import emit
+from minimegatron.device import gloo
 
 AXES = ("pp", "dp", "tp")
 # Before torch 2.13 both had other names, which it deprecates.
@@ -98,6 +98,22 @@ class Grid:
     def writes_shard(self) -> bool:
         """One rank of those that hold the same part of the model speaks for it."""
         return self.dp.index == 0
+
+    def pipeline_group(self, stages: Sequence[int], backend: str, timeout: timedelta
+                       ) -> Group | None:
+        """Create a process group of some stages of every pipeline; every rank must call it.
+
+        Args:
+            stages: their numbers; none means all stages.
+            backend: of torch.distributed.
+            timeout: how long to wait for a peer that does not respond.
+
+        Returns:
+            This rank's group, or None if its stage is not one of `stages`.
+        """
+        chosen = [tuple(ranks[stage] for stage in stages) or ranks
+                  for ranks in groups_along("pp", self.pp.size, self.dp.size, self.tp.size)]
+        return make_group(chosen, backend, timeout)
 
 
 def groups_along(name: str, pp: int, dp: int, tp: int) -> list[tuple[int, ...]]:

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from minimegatron.context import Context
-from minimegatron.dropout import Dropout
 from minimegatron.errors import UserError
-from minimegatron.model import MicroBatch
+from minimegatron.model.dropout import Dropout
+from minimegatron.model.gpt import MicroBatch
 
 
 def sample_numbers(consumed: int, micro_batch: int, size: int, replica: int, replicas: int

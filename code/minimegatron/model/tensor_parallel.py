@@ -15,14 +15,18 @@ optimizer sums these.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from minimegatron import ops
 from minimegatron.context import Context
-from minimegatron.grid import Group
-from minimegatron.weights import parameter
+from minimegatron.model import ops
+from minimegatron.model.parameters import parameter
+
+if TYPE_CHECKING:
+    from minimegatron.parallel.grid import Group
 
 
 class _F(torch.autograd.Function):

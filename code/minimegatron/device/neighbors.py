@@ -8,7 +8,7 @@ import socket
 import torch.distributed as dist
 
 from minimegatron.console import emit
-from minimegatron.gloo import debug_asked
+from minimegatron.device.gloo import debug_asked
 from virtualgpu.core import cards
 from virtualgpu.core.card import Card
 from virtualgpu.core.gpu import VirtualGpu

@@ -12,12 +12,14 @@ Dropout has no state, so the second forward pass is the first one to the last bi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from minimegatron.context import Context
-from minimegatron.gradients import start_from
-from minimegatron.grid import Group
+
+if TYPE_CHECKING:
+    from minimegatron.parallel.grid import Group
 
 
 class _Recompute(torch.autograd.Function):
@@ -42,7 +44,7 @@ class _Recompute(torch.autograd.Function):
         with torch.enable_grad():
             out = ctx.run(*inputs)
             # Gradients of weights go to the parameters that `run` holds, as without recomputation.
-            start_from(out, gradient).backward()
+            torch.autograd.backward(out, gradient)
         return None, None, *(tensor.grad for tensor in inputs)
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from minimegatron.checkpoint import Progress
 from minimegatron.console import emit
 from minimegatron.context import Context
-from minimegatron.optimizer import Optimizer
-from minimegatron.report import TensorBoard, iteration_line, memory_line
-from minimegatron.throughput import Throughput, memory_on_paper, theoretical_memory_line
-from minimegatron.timers import Timers, say_times
+from minimegatron.logging.megatron import TensorBoard, iteration_line, memory_line
+from minimegatron.logging.throughput import Throughput, memory_on_paper, theoretical_memory_line
+from minimegatron.logging.timers import Timers, say_times
+
+if TYPE_CHECKING:
+    from minimegatron.checkpoint.save import Progress
+    from minimegatron.optim.optimizer import Optimizer
 
 
 class StepLog:

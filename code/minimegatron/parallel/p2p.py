@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from minimegatron.context import Context
+from minimegatron.dtypes import params_dtype
 from minimegatron.errors import UserError, lost_peer
-from minimegatron.precision import params_dtype
 from pipeline_schedules import BACKWARD, FORWARD, Message
 
 

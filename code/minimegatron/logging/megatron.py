@@ -6,10 +6,13 @@ import dataclasses
 import math
 import os
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from minimegatron.arguments import Config
-from minimegatron.checkpoint import Progress
 from minimegatron.context import Context
+
+if TYPE_CHECKING:
+    from minimegatron.checkpoint.save import Progress
 
 
 def print_arguments(ctx: Context, extra: dict[str, object]) -> None:

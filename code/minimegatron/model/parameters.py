@@ -7,13 +7,16 @@ weights however it is cut.
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from minimegatron.context import Context
-from minimegatron.grid import Group
-from minimegatron.precision import params_dtype
+from minimegatron.dtypes import params_dtype
+
+if TYPE_CHECKING:
+    from minimegatron.parallel.grid import Group
 
 
 def parameter(ctx: Context, *shape: int, std: float | None = None, fill: float = 0.0,

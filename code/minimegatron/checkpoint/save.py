@@ -24,12 +24,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from minimegatron.checksums import sha256, write_sums
+from minimegatron.checkpoint.checksums import sha256, write_sums
 from minimegatron.context import Context
 from minimegatron.data.atomic import atomic_file, sync_folder
 from minimegatron.errors import UserError
-from minimegatron.learning_rate import LearningRate
-from minimegatron.optimizer import DIVIDED, Optimizer
+from minimegatron.optim.learning_rate import LearningRate
+from minimegatron.optim.optimizer import DIVIDED, Optimizer
 
 VERSION = 3.0
 TRACKER = "latest_checkpointed_iteration.txt"

@@ -11,19 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from minimegatron.arguments import Config
 from minimegatron.context import Context
-
-
-def params_dtype(config: Config) -> torch.dtype:
-    """The type of the model's weights and activations."""
-    return getattr(torch, config.params_type)
-
-
-def grads_dtype(config: Config) -> torch.dtype:
-    """The type in which gradients are accumulated and summed over the replicas."""
-    summed_in_fp16 = config.fp16 and not config.accumulate_allreduce_grads_in_fp32
-    return torch.float16 if summed_in_fp16 else torch.float32
 
 
 class LossScaler:

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from minimegatron import products
 from minimegatron.context import Context
-from minimegatron.data_parallel import Buckets
-from minimegatron.precision import grads_dtype
+from minimegatron.dtypes import grads_dtype
+from minimegatron.model import matmul as products
+from minimegatron.parallel.buckets import Buckets
 
 
 class Gradients:
@@ -148,23 +148,3 @@ class Gradients:
             return
         self.add(parameter, parameter.grad)
         parameter.grad = None
-
-
-def start_from(out: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """A root whose backward() starts at `out` with `gradient`.
-
-    out.backward(gradient) would do, and so would torch.autograd.backward and .grad, but all three
-    compare the two shapes with the compiler's symbolic ones, whose import takes each rank 0.3 s.
-    """
-    return _Start.apply(out, gradient)
-
-
-class _Start(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, out, gradient):
-        ctx.gradient = gradient
-        return out.new_empty(())
-
-    @staticmethod
-    def backward(ctx, _):
-        return ctx.gradient, None

@@ -15,19 +15,19 @@ from functools import partial
 import torch
 from torch import nn
 
-from minimegatron import dropout, ops
 from minimegatron.context import Context
-from minimegatron.dropout import Dropout
-from minimegatron.precision import params_dtype
-from minimegatron.recompute import Recomputation, recompute
-from minimegatron.tensor_parallel import (
+from minimegatron.dtypes import params_dtype
+from minimegatron.model import dropout, ops
+from minimegatron.model.dropout import Dropout
+from minimegatron.model.parameters import draw_weights, parameter
+from minimegatron.model.recompute import Recomputation, recompute
+from minimegatron.model.tensor_parallel import (
     ColumnLinear,
     RowLinear,
     TensorParallel,
     VocabularyEmbedding,
     cross_entropy,
 )
-from minimegatron.weights import draw_weights, parameter
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,20 @@ sequence, batch, hidden.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.optim.adamw import adamw as update
 
-from minimegatron import products
-from minimegatron.device import modeled
-from minimegatron.gradients import Gradients
-from minimegatron.grid import Group
-from minimegatron.products import widen
+from minimegatron.model import matmul as products
+from minimegatron.model.matmul import widen
+from virtualgpu.core import kernels as modeled
+
+if TYPE_CHECKING:
+    from minimegatron.parallel.ddp import Gradients
+    from minimegatron.parallel.grid import Group
 
 MASKED = -10000.0  # what Megatron puts for a score that causality forbids; here it is added
 

@@ -13,12 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from minimegatron import ops
 from minimegatron.context import Context
+from minimegatron.dtypes import params_dtype
 from minimegatron.errors import UserError
-from minimegatron.gradients import Gradients
-from minimegatron.precision import LossScaler, params_dtype
-from minimegatron.timers import Timers
+from minimegatron.logging.timers import Timers
+from minimegatron.model import ops
+from minimegatron.optim.loss_scaler import LossScaler
+from minimegatron.parallel.ddp import Gradients
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 MAIN = "fp32_from_fp16_params"  # Megatron's name, also under --bf16

@@ -7,14 +7,15 @@ stage does them. Nothing here knows the name of a schedule.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 
 from minimegatron.context import Context
-from minimegatron.gradients import Gradients, start_from
-from minimegatron.model import MicroBatch, Stage
-from minimegatron.p2p import Peers, Transfer
-from minimegatron.timers import Timers
+from minimegatron.logging.timers import Timers
+from minimegatron.model.gpt import MicroBatch, Stage
+from minimegatron.parallel.ddp import Gradients
+from minimegatron.parallel.p2p import Peers, Transfer
 from pipeline_schedules import BACKWARD, FORWARD, WEIGHT, Action, Message, Program
 from pipeline_schedules.actions import Place, needs
 
@@ -109,12 +110,12 @@ class Pipeline:
         gradient = self._arrived(action, "backward-recv")
         with self.timers("backward-compute", action):
             x, out = self.kept.pop(action)
-            root = out * self.share if gradient is None else start_from(out, gradient)
-            if self.splits_backward:
-                with self.gradients.deferred((action.micro_batch, action.chunk)):
-                    root.backward()
-            else:
-                root.backward()
+            if gradient is None:  # the last stage starts from its loss
+                out = out * self.share
+            defer = (self.gradients.deferred((action.micro_batch, action.chunk))
+                     if self.splits_backward else nullcontext())
+            with defer:
+                torch.autograd.backward(out, gradient)
         if x is not None:
             self.outbox[action] = x.grad
 

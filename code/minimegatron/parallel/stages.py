@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from torch import nn
 
 from minimegatron.context import Context
-from minimegatron.model import Stage
+from minimegatron.model.gpt import Stage
 
 
 def layer_ranges(layers_per_chunk: Sequence[int]) -> list[range]:

@@ -16,7 +16,8 @@ from torch import nn
 from minimegatron.arguments import Config
 from minimegatron.arguments.pipeline import ways_said
 from minimegatron.arguments.table.flag import STATE, names_affecting
-from minimegatron.checkpoint import (
+from minimegatron.checkpoint.checksums import SUMS, damage
+from minimegatron.checkpoint.save import (
     TRACKER,
     Progress,
     divided_of,
@@ -25,11 +26,10 @@ from minimegatron.checkpoint import (
     read_folder,
     shard_of,
 )
-from minimegatron.checksums import SUMS, damage
 from minimegatron.context import Context
 from minimegatron.errors import UserError
-from minimegatron.learning_rate import LearningRate
-from minimegatron.optimizer import Optimizer
+from minimegatron.optim.learning_rate import LearningRate
+from minimegatron.optim.optimizer import Optimizer
 
 # The padded vocabulary comes last: it may follow from the layout.
 MUST_MATCH = (*names_affecting(STATE, Config), "padded_vocab_size")

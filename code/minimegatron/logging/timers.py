@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch.distributed as dist
 
 from minimegatron.context import Context
-from minimegatron.timeline import Recorder
+from minimegatron.logging.timeline import Recorder
 from pipeline_schedules import Action
 
 # Upstream's order, with the level from which a timer runs.

@@ -1,0 +1,1 @@
+"""Atomic saves and verified loads."""

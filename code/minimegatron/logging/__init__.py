@@ -1,0 +1,1 @@
+"""What a run reports: log lines, TensorBoard, timers, and files for other programs."""

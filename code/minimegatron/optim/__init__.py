@@ -1,0 +1,1 @@
+"""Adam on flat buffers, loss scaling, and the learning-rate schedule."""

@@ -1,0 +1,1 @@
+"""The process grid, data parallelism, and pipeline parallelism."""

@@ -24,6 +24,7 @@ FLAGS = {"--tensor-model-parallel-size": "tensor_model_parallel_size",
 ROW = re.compile(r"^ +(\w+) \.{2,} (.*)$")
 END = "end of arguments"
 NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+GPUS = "SLURM_GPUS_ON_NODE"
 LONGEST = 2000  # characters of one value
 
 
@@ -105,7 +106,8 @@ def ranks_asked(job: Job, script: str) -> int | None:
     if job.node_count:
         known |= dict.fromkeys(NODES, str(job.node_count))
         if job.gpus:
-            known["SLURM_GPUS_ON_NODE"] = str(job.gpus // job.node_count)
+            known[GPUS] = str(job.gpus // job.node_count)
+        known.setdefault(GPUS, "")  # Slurm does not set it for a job without GPUs
     sizes = []
     for flag in ("--nnodes", "--nproc_per_node"):
         values = {_number(value, known)
@@ -135,14 +137,20 @@ def _variables(text: str) -> dict[str, str]:
 
 
 def _number(text: str, known: dict[str, str]) -> str | None:
+    """Return the whole number that a word stands for; None where it cannot be followed.
+
+    Args:
+        text: the number or a variable, which may have a default: "${NAME:-1}".
+        known: the values of variables; "" where only a default counts.
+    """
     for _ in range(5):  # a variable of a variable
         if re.fullmatch(r"[0-9]+", text):
             return str(int(text))
         match = re.fullmatch(r"\$(\w+)|\$\{(\w+)(?::-(\w+))?\}", text)
         name, default = (match[1] or match[2], match[3]) if match else ("", None)
-        if name not in known and not (default and name.startswith("SLURM_")):
-            return None  # not set in the script: the submitter's environment decides
-        text = known.get(name, default)
+        if name not in known:
+            return None  # Slurm or the submitter's environment may have set it
+        text = known[name] or default or ""
     return None
 
 

@@ -78,6 +78,15 @@ def test_the_shipped_scripts_launchers_can_be_followed(path):
     assert asked.flags(text)["--num-layers"].isdigit()
 
 
+def test_a_default_counts_only_where_slurm_sets_nothing():
+    script = ("torchrun --nnodes ${SLURM_NNODES:-1} "
+              "--nproc_per_node ${SLURM_GPUS_ON_NODE:-2} train.py")
+    assert asked.ranks_asked(job(node_count=2, gpus=None), script) == 4
+    assert asked.ranks_asked(job(node_count=2, gpus=8), script) == 8
+    assert asked.ranks_asked(job(node_count=None, gpus=None), script) is None
+    assert asked.flags("train.py --train-iters ${SLURM_NNODES:-1}") == {}
+
+
 def test_a_picture_has_them(tmp_path):
     shown = take(tmp_path, job(command="a.sh --micro-batch-size 16"), lines(), script=LAUNCH)
     assert [one.what for one in shown.mismatches] == ["--micro-batch-size"]

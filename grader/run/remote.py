@@ -22,6 +22,7 @@ from labkit.guest import protocol
 
 MOST_TEXT = 2_000  # characters of an exception's text, or of a reason why a value cannot cross
 MOST_TITLE = 100
+MOST_REASON = 300  # characters of the reason why a response is refused
 
 
 class Lost(BaseException):
@@ -50,8 +51,9 @@ class Remote:
             self.lost = error
             raise Lost from error
 
-    def _broken(self) -> Lost:
-        self.lost = BrokenChannel("its response is not of the kind that was asked for")
+    def _broken(self, why: str = "") -> Lost:
+        words = "its response is not of the kind that was asked for"
+        self.lost = BrokenChannel(cleaning.line(f"{words}: {why}", MOST_REASON) if why else words)
         return Lost()
 
     def value(self, thing: Any) -> Any | Raised:
@@ -102,7 +104,7 @@ class Remote:
         try:
             done = read(outcome)
         except (on_ranks.Forged, on_gpus.BadRecords) as error:
-            raise self._broken() from error
+            raise self._broken(str(error)) from error
         if done.state == on_ranks.LATE:  # no verdict: another machine might have been fast enough
             self.unmeasured = f"out of time on {where} ({fields['limit']:g} s)"
             raise Lost

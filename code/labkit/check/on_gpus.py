@@ -128,6 +128,8 @@ def _recorded(function: Callable, cluster: Cluster, arguments: tuple[Any, ...],
         if not text.startswith("Traceback"):  # in one line, such as those of virtualgpu
             return f"rank {first.rank}: {text}"
         return f"rank {first.rank} raised {first.error.splitlines()[0]}\n\n{text}"
+    if sum(len(one.record.encode()) for one in found) > MOST_UNPACKED:
+        return f"it does too much to be recorded: its records exceed {MOST_UNPACKED:,} bytes"
     return [pack(one.record) for one in found]
 
 
@@ -196,7 +198,7 @@ def _priced(records: Any, cluster: Cluster) -> list[Priced]:
         if [one.rank for one in made] != expected:
             raise BadRecords(f"records of ranks {[one.rank for one in made]}, not {expected}")
         return replay.price(made, parse(cluster.gpus, cluster.nodes, cluster.link).topology())
-    except BadRecords:
+    except (BadRecords, MemoryError):  # the latter is this side's own
         raise
     except (VirtualGpuError, RecursionError) as error:
         raise BadRecords(str(error)) from error

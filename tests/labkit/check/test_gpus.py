@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -181,6 +182,37 @@ def test_whatever_breaks_the_reader_is_no_verdict(monkeypatch):
     with pytest.raises(on_gpus.BadRecords, match="KeyError: 'a bug in the reader'"):
         on_gpus.read({"state": "returned", "records": [on_gpus.pack("{}")] * 2},
                      on_gpus.Cluster("h100:2"))
+
+
+def test_a_lack_of_memory_is_not_the_students(monkeypatch):
+    def breaks(text: str) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("virtualgpu.replay.read", breaks)
+    with pytest.raises(MemoryError):
+        on_gpus.read({"state": "returned", "records": [on_gpus.pack("{}")] * 2},
+                     on_gpus.Cluster("h100:2"))
+
+
+def test_a_refused_record_says_why():
+    sent = {"state": "returned", "records": ["!\033[31m", "!"]}
+    side = remote(lambda do, **fields: {"value": wire.dumps(sent).decode()})
+    with pytest.raises(Lost):
+        side.gpus(Function("driver", side), on_gpus.Cluster("h100:2"), (), {}, 10)
+    assert str(side.lost).startswith("its response is not of the kind that was asked for: "
+                                     "a record is not packed text: ")
+
+
+def test_too_large_a_record_is_the_drivers_error(monkeypatch):
+    def ran(*_: Any, **__: Any) -> list[SimpleNamespace]:
+        return [SimpleNamespace(error="", record="\u00e9" * (size // 4)) for _ in range(2)]
+
+    monkeypatch.setattr("virtualgpu.run", ran)
+    size = on_gpus.MOST_UNPACKED
+    assert len(on_gpus._recorded(len, on_gpus.Cluster("h100:2"), (), {}, ())) == 2
+    size += 4
+    assert on_gpus._recorded(len, on_gpus.Cluster("h100:2"), (), {}, ()).startswith(
+        "it does too much to be recorded: ")
 
 
 @pytest.mark.slow

@@ -112,7 +112,7 @@ def unproven(lab: Lab, home: Path, *names: str) -> list[str]:
     Args:
         lab: the lab.
         home: a workspace.
-        *names: only mutants of these answers; none: of all.
+        *names: the answers whose mutants are tried; all answers if none is given.
     """
     found = []
     for name in names or lab.mutants:

@@ -15,15 +15,16 @@ INNER = re.compile(r'^  File "[^"\n]*/(?:site-packages|labkit|virtualgpu|warmran
 # Messages of PyTorch, Gloo, and Python for common mistakes, with advice. The first match counts.
 MISTAKES = tuple((re.compile(pattern), advice) for pattern, advice in (
     (r"\bNotImplementedError\b", UNANSWERED),
-    (r"\bNoneType\b", "Something is None here. Does a function end without `return`? Or has a "
-     "parameter no gradient (`.grad` is None until a backward pass has used it)?"),
+    (r"\bNoneType\b", "Something is None here. Does a function end without `return`? Or does a "
+     "parameter have no gradient? (`.grad` is None until a backward pass has used the parameter.)"),
     (r"AttributeError: '(\w+)' object has no attribute '(\w+)'",
      r"\1 has no `\2`, which the line below uses. Is it defined, and spelled correctly?"),
     (r"ImportError: cannot import name '(\w+)' from '([\w.]+)'",
      r"\2 does not define `\1`. Is it there, and spelled correctly?"),
     (r"No module named '(mytrainer[\w.]*)'", r"Run the cell that writes the module \1."),
     (r"TypeError: [\w.<>]+\(\) (?:takes|missing|got)\b",
-     "Keep the names and the number of the arguments in the line that begins with def."),
+     "A call and its function disagree about the arguments. If it is your own function, keep the "
+     "line that begins with def as it was."),
     (r"op\.preamble\.length|killed by signal 6", "Gloo aborts a rank when more bytes arrive "
      "than its tensor has room for. Sender and receiver need tensors of the same shape and dtype."),
     (r"have (?:the )?same dtype|expected scalar type|Found dtype|can't be cast to|must match dtype",

@@ -29,8 +29,7 @@ def program(path: str, trainer: str, *, arguments: Sequence[str] = (), finds: Se
     Raises Failed if the script cannot be read, does not start the program once, or would go wrong.
     """
     try:
-        trial = Trial(tuple(arguments), tuple(finds), tuple(writes), ends,
-                      submitted_from)
+        trial = Trial(tuple(arguments), tuple(finds), tuple(writes), ends, submitted_from)
         job = resolve(side().script(path, trial), trainer, ends)
     except LabError as error:
         raise Failed(str(error)) from None

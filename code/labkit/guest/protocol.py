@@ -9,7 +9,7 @@ Each request has an "id" and what to "do"; the response has the same id. Standar
     value {name}                        -> the same
     kind {name}                         -> {kind: one of KINDS}
     title {name}                        -> {title}
-    script {path, arguments, finds, writes, ends}  -> {record} | {error}
+    script {path, arguments, finds, writes, ends, submitted_from}  -> {record} | {error}
     ready {}                            -> {}
 
 `arguments`, `keywords` and `value` are texts: what labkit.check.wire writes.

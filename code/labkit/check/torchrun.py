@@ -56,6 +56,9 @@ def parse(arguments: Sequence[str], variables: Mapping[str, str] | None = None) 
         meets_at = "localhost", "0"
     count = 1 if "standalone" in options else _number("nnodes", nnodes)
     each = _number("nproc_per_node", options.get("nproc_per_node", "1"))
+    if count > 1 and not options.get("rdzv_id", "none"):
+        raise BadCommand("torchrun --rdzv_id '': every node would make up an ID of its own; is a "
+                         "variable empty or misspelled?")
     if count * each > MOST_RANKS:
         raise BadCommand(f"torchrun --nnodes {count} --nproc_per_node {each}: at most "
                          f"{MOST_RANKS} ranks")

@@ -16,24 +16,26 @@ KEPT = (*SETTINGS, "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PO
         "NODE_RANK", "OMP_NUM_THREADS", "SRUN_CPUS_PER_TASK", "SLURM_CPU_BIND_LIST",
         "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_VISIBLE_DEVICES")
 BACKGROUND_SECONDS = 0.5
+STEP = "LAB_STEP"  # "STEP/PROCESS ID OF ITS SRUN": private, since a script may set SLURM_STEP_ID
 
 
 def write_down(record: str, program: str, arguments: list[str], step: int | None = None) -> None:
     """Append one line of JSON to the record, in one piece: several stand-ins may write at once.
 
     Args:
-        record: its path.
-        program: the name of what would run.
-        arguments: of the program.
-        step: of srun; None: the one that it runs in.
+        record: the path of the record.
+        program: the name of the program.
+        arguments: its arguments.
+        step: the number of the job step; None for the current one.
     """
     if step is None:
-        step = int(os.environ.get("SLURM_STEP_ID", "-1"))  # -1: the script itself
+        step, _ = current_step()
+    task = os.environ.get("SLURM_PROCID", "")
     variables = [f"{_json(name)}: {_json(value)}" for name, value in os.environ.items()
                  if name in KEPT or name.startswith("PET_")]
     entry = {"program": _json(program), "arguments": f"[{', '.join(map(_json, arguments))}]",
              "step": str(step),
-             "task": str(int(os.environ.get("SLURM_PROCID", "0"))),
+             "task": str(int(task)) if task.isdecimal() else "0",
              "host": _json(os.environ.get("SLURMD_NODENAME", "")),
              "folder": _json(_folder()),
              "background": "true" if in_background() else "false",
@@ -42,6 +44,12 @@ def write_down(record: str, program: str, arguments: list[str], step: int | None
     file = os.open(record, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, line.encode())
     os.close(file)
+
+
+def current_step() -> tuple[int, int]:
+    """Return the number of the current job step and its srun's process ID; -1 and 0 without one."""
+    step, _, srun = os.environ.get(STEP, "").partition("/")
+    return (int(step), int(srun)) if step.isdecimal() and srun.isdecimal() else (-1, 0)
 
 
 def _folder() -> str:

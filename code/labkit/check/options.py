@@ -6,6 +6,7 @@ Standard library only and no relative imports: stand_in.py runs it without the e
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import shlex
 
@@ -137,7 +138,7 @@ def exported(setting: str | None, environment: dict[str, str]) -> dict[str, str]
         name: value for name, value in environment.items()
         if name.startswith(("SLURM", "LAB_")) or name in ("PATH", *words)}
     return kept | {name: value for name, equals, value in
-                   (word.partition("=") for word in words) if equals}
+                   (word.partition("=") for word in words) if equals and name}
 
 
 def count(text: str | None, default: int) -> int:
@@ -150,6 +151,26 @@ def count(text: str | None, default: int) -> int:
     return int(match[1]) * (1024 if match[2] else 1)
 
 
+def cpus(text: str, option: str = "cpus-per-task") -> int:
+    """Return a number of CPUs.
+
+    Args:
+        text: the number.
+        option: the option that it belongs to.
+
+    Raises BadOption.
+    """
+    if not re.fullmatch("[0-9]{1,6}", text) or int(text) == 0:
+        hint = "" if text else "; is a variable empty or misspelled?"
+        raise BadOption(f"--{option}={text[:50]}: it must be a number of at least 1{hint}")
+    return int(text)
+
+
+def can_enter(folder: str) -> bool:
+    """Return whether a program can start in a folder. Any text may be its name."""
+    return os.path.isdir(folder) and os.access(folder, os.X_OK)
+
+
 def gpus_of_nodes(directives: dict[str, str], nodes: int) -> tuple[int, int]:
     """Return the GPUs of the first and of the last node.
 
@@ -157,7 +178,7 @@ def gpus_of_nodes(directives: dict[str, str], nodes: int) -> tuple[int, int]:
 
     Args:
         directives: the script's #SBATCH options.
-        nodes: how many nodes they request.
+        nodes: the number of nodes that they request.
     """
     for option in ("gpus-per-node", "gres", "gpus-per-task", "gpus"):
         parts = [part for part in directives.get(option, "").split(",")

@@ -13,11 +13,16 @@ import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from noting import linger, write_down
+from noting import current_step, linger, write_down
 
 
 def main(record: str, home: str, writes: str, status: str, name: str, *given: str) -> int:
     arguments = list(given)
+    step, process = current_step()
+    if os.path.isdir(f"{record}.pinned"):
+        import binding
+
+        binding.inherit(record, process)
     if name in ("srun", "scontrol"):
         import steps  # what it imports is most of a stand-in's time
 
@@ -25,7 +30,7 @@ def main(record: str, home: str, writes: str, status: str, name: str, *given: st
     if name in ("taskset", "numactl"):
         import binding
 
-        return binding.run(name, arguments)
+        return binding.run(record, name, arguments)
     if name == "hostname":
         print(os.environ.get("SLURMD_NODENAME", "localhost"))
         return 0
@@ -35,7 +40,7 @@ def main(record: str, home: str, writes: str, status: str, name: str, *given: st
         name, arguments = "torchrun", bare[2:]
     if name.startswith("python") and (bare[:1] in (["-c"], ["-"]) or not bare):
         os.execv(sys.executable, [sys.executable, *arguments])  # a calculation: $(python -c ...)
-    if "SLURM_STEP_ID" not in os.environ:  # else srun has done so
+    if step < 0:  # else srun has done so
         linger(record)
     is_python = name.startswith("python")
     write_down(record, "python" if is_python else name, arguments)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import binding
-from noting import linger, write_down
+from noting import STEP, linger, write_down
 
 import options
 
@@ -32,7 +32,7 @@ def layout(asked: dict[str, str]) -> list[int]:
     """The number of tasks on each node of a step, as srun's defaults have it. Where the job has a
     number of tasks (SLURM_NTASKS), srun ignores an --ntasks-per-node that does not fit it."""
     env = os.environ
-    allocated = int(env["SLURM_NNODES"])
+    allocated = options.count(env.get("SLURM_NNODES"), 1)
     nodes = options.count(asked.get("nodes"), allocated)
     if nodes > allocated:
         raise options.BadOption(f"only {allocated} node(s) are allocated, {nodes} are asked for")
@@ -50,7 +50,7 @@ def srun(record: str, arguments: list[str]) -> int:
 
     Args:
         record: the path of the record.
-        arguments: of srun.
+        arguments: srun's arguments.
     """
     try:
         return _srun(record, arguments)
@@ -70,17 +70,21 @@ def _srun(record: str, arguments: list[str]) -> int:
         return 1
     if len(names) < len(tasks):
         raise options.BadOption(f"{len(tasks)} node(s) are asked for, {len(names)} are left")
+    _require_cpus(asked, max(tasks))
+    folder = asked.get("chdir")
+    if folder is not None and not options.can_enter(folder):
+        raise options.BadOption(f"--chdir={folder}: there is no such folder that the tasks can "
+                                "enter, so Slurm runs them in /tmp: give an absolute path")
     linger(record)
     step = next_step(record)
     write_down(record, "srun", [f"--{name}={value}" for name, value in asked.items()], step)
-    chdir = asked.get("chdir", "")
-    folder = chdir if os.path.isdir(chdir) else None
     task = status = 0
     whole = options.exported(asked.get("export") or os.environ.get("SLURM_EXPORT_ENV"),
                              dict(os.environ))
+    whole.pop(binding.MASK, None)  # slurmd starts the tasks, so they do not inherit srun's CPUs
     for node, here in enumerate(tasks):
         for local in range(here):
-            env = {**whole, "SLURM_STEP_ID": str(step),
+            env = {**whole, "SLURM_STEP_ID": str(step), STEP: f"{step}/{os.getpid()}",
                    "SLURM_NNODES": str(len(tasks)), "SLURM_STEP_NUM_NODES": str(len(tasks)),
                    "SLURM_PROCID": str(task), "SLURM_NODEID": str(node),
                    "SLURM_LOCALID": str(local), "SLURM_NTASKS": str(sum(tasks)),
@@ -91,12 +95,36 @@ def _srun(record: str, arguments: list[str]) -> int:
     return status
 
 
+def _require_cpus(asked: dict[str, str], tasks: int) -> None:
+    """Raise BadOption if a step requests more CPUs than the job has.
+
+    Args:
+        asked: srun's options.
+        tasks: the number of tasks on the step's fullest node.
+    """
+    given = asked.get("cpus-per-task", os.environ.get("SRUN_CPUS_PER_TASK"))
+    if given is None:
+        return
+    each = options.cpus(given)
+    have = options.count(os.environ.get("SLURM_CPUS_ON_NODE"), 1)
+    if tasks * each > have and "overcommit" not in asked:
+        raise options.BadOption(f"--cpus-per-task={each}: {tasks} task(s) on a node need "
+                                f"{tasks * each} CPUs, and the job has {have} there; "
+                                "#SBATCH --cpus-per-task requests them")
+
+
 def _bound(asked: dict[str, str], task: int) -> dict[str, str]:
-    """Return what --cpu-bind sets for a task of a node. Raises BadOption."""
+    """Return the variable with the CPUs that a task is bound to, if it is. Raises BadOption.
+
+    Args:
+        asked: srun's options.
+        task: the task's number on its node.
+    """
+    named = asked.get("cpu-bind", os.environ.get("SLURM_CPU_BIND", ""))
     try:
-        return binding.of_srun(asked.get("cpu-bind", ""), task)
+        return binding.of_srun(named, task)
     except ValueError as error:
-        raise options.BadOption(f"--cpu-bind={asked['cpu-bind']}: {error}") from error
+        raise options.BadOption(f"--cpu-bind={named}: {error}") from error
 
 
 def next_step(record: str) -> int:
@@ -115,7 +143,7 @@ def scontrol(record: str, arguments: list[str]) -> int:
 
     Args:
         record: the path of the record.
-        arguments: of scontrol.
+        arguments: scontrol's arguments.
     """
     if arguments[:2] in (["show", "hostnames"], ["show", "hostname"]):
         hosts = arguments[2] if len(arguments) > 2 else os.environ["SLURM_JOB_NODELIST"]

@@ -50,6 +50,14 @@ class Job:
         return options.gpus_of_nodes(self.directives, self.allocated_nodes)[0]
 
     @property
+    def cpus_per_node(self) -> int:
+        """Return the number of CPUs per node that its #SBATCH lines request."""
+        try:
+            return record.cpus_of_node(self.directives)
+        except BadOption:  # a problem of its own
+            return 1
+
+    @property
     def run(self) -> Run:
         """The one training. Raises Failed where there is none, or more than one."""
         if len(self.runs) != 1:
@@ -143,12 +151,13 @@ def resolve(recorded: dict[str, Any], trainer: str = TRAINER, ends: int = 0) -> 
     launches = [launch for launch in launches if launch.program != "srun"]
     problems, notes, runs = list(recorded["notes"]), [], []
     for group in together(launches):
-        srun = steps.get(group[0].step)
+        sruns = [steps[step] for step in dict.fromkeys(launch.step for launch in group)
+                 if step in steps]
         for run in runs_of(group, problems, trainer):
             wrong, noted = resources.gpu_advice(run, directives, nodes)
-            notes += [*noted, *resources.cpu_notes(directives, srun)]
+            notes += [*noted, *resources.cpu_notes(directives, sruns)]
             runs.append(replace(run, problems=(*run.problems, *wrong),
-                                cpus_per_task=resources.cpus_of_step(srun)))
+                                cpus_per_task=resources.fewest_cpus(sruns)))
         if len(runs) > MOST_RUNS:
             raise LabError(f"the script starts {trainer} more than {MOST_RUNS} times")
     status = recorded["exit"]

@@ -29,6 +29,7 @@ NAMES = ("srun", "torchrun", *PYTHONS, "scontrol", "hostname", "deepspeed", "mpi
          "taskset", "numactl")
 NODE = "slurmnode"  # the job's nodes are slurmnode1, slurmnode2, ...
 JOB = "1"  # its ID
+CPUS = 32  # of a node, as in slurmbox.profile, which may be masked here
 SECONDS = 20
 SECONDS_TO_BEGIN = 3.0  # of a stand-in in the background, on a machine that is busy
 MOST_SCRIPT = 64 * 1024
@@ -49,7 +50,8 @@ def record(home: Path, path: str, trial: Trial = USUAL) -> dict[str, Any]:
     Args:
         home: the workspace.
         path: the script, relative to it.
-        trial: its arguments, what it finds, and how its programs end.
+        trial: its arguments, what it finds, how its programs end, and the folder in which sbatch
+            is called.
 
     {"directives": {...}, "notes": [...], "launches": [...], "exit": int | None, "output": str},
     where `exit` is None when it was still running after SECONDS, and paths in the workspace
@@ -118,8 +120,8 @@ def _lay_out(home: Path, scratch: Path) -> None:
 def _stand_ins(programs: Path, written: Path, scratch: Path, trial: Trial) -> None:
     """Write the programs that record their command lines instead of running.
 
-    What they need to know is in their own text, because a script can read and change its
-    environment.
+    Their settings are in their own text rather than in the environment, so that a script does not
+    see or change them by accident. A script that looks for them can find them.
 
     Args:
         programs: the folder for them.
@@ -150,11 +152,9 @@ def _run(script: str, folder: Path, scratch: Path, found: dict[str, str], notes:
     """
     programs, written = folder / "programs", folder / "record"
     _stand_ins(programs, written, scratch, trial)
-    # Classic scripts name the workspace /dli.
-    script = re.sub(r"/dli(?=[/\s'\"]|$)", str(scratch), script, flags=re.M)
-    (folder / "script").write_text(BY_PATH.sub(rf"{programs}/\1", script))
+    (folder / "script").write_text(BY_PATH.sub(rf"{programs}/\1", _with_dli(script, scratch)))
     submitted_from = scratch / trial.submitted_from
-    chdir = submitted_from / found.get("chdir", ".")
+    begins_in = _begins_in(found, folder, scratch, notes, trial)
     env = _allocation(found, notes) | {
         "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin", "HOME": str(scratch),
         "LAB_HOME": str(scratch), "SLURM_SUBMIT_DIR": str(submitted_from)}
@@ -168,8 +168,8 @@ def _run(script: str, folder: Path, scratch: Path, found: dict[str, str], notes:
         words = [sys.executable, "-I", "-S", "-c", START, limited]
     with open(folder / "output", "w+b") as output:
         process = subprocess.Popen(
-            words, cwd=chdir if chdir.is_dir() else submitted_from, env=env,
-            stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True)
+            words, cwd=begins_in, env=env, stdout=output, stderr=output,
+            stdin=subprocess.DEVNULL, start_new_session=True)
         status: int | None = None
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -185,6 +185,34 @@ def _run(script: str, folder: Path, scratch: Path, found: dict[str, str], notes:
         output.seek(max(0, end - MOST_OUTPUT))
         last = output.read().decode(errors="replace")
     return _launches(written), status, last
+
+
+def _with_dli(text: str, scratch: Path) -> str:
+    """Replace /dli, which is the workspace in classic scripts, by the copy of its layout."""
+    return re.sub(r"/dli(?=[/\s'\"]|$)", str(scratch), text, flags=re.M)
+
+
+def _begins_in(found: dict[str, str], folder: Path, scratch: Path, notes: list[str],
+               trial: Trial) -> Path:
+    """Return the folder in which Slurm starts the script.
+
+    Args:
+        found: the directives.
+        folder: for files of this run.
+        scratch: the copy of the workspace's layout.
+        notes: takes what would go wrong.
+        trial: the folder in which sbatch is called.
+    """
+    chdir = scratch / trial.submitted_from / _with_dli(found.get("chdir", "."), scratch)
+    if options.can_enter(str(chdir)):
+        return chdir
+    caller = "the workspace" if trial.submitted_from == "." else trial.submitted_from
+    wrong = "you may not enter this folder" if os.path.isdir(chdir) else "there is no such folder"
+    notes.append(f"#SBATCH --chdir={found['chdir']}: {wrong} when sbatch is called in {caller}, "
+                 "so Slurm runs the script in /tmp: give an absolute path (/dli is the workspace)")
+    instead = folder / "tmp"
+    instead.mkdir()
+    return instead
 
 
 def _still_running(group: int, written: Path) -> bool:
@@ -210,14 +238,26 @@ def allocated(found: dict[str, str]) -> tuple[int, int]:
     return nodes, max(tasks, nodes)
 
 
+def cpus_of_node(found: dict[str, str]) -> int:
+    """Return the CPUs per node that these directives request. Raises BadOption."""
+    nodes, tasks = allocated(found)
+    most = -(-tasks // nodes) * options.cpus(found.get("cpus-per-task", "1"))
+    if "cpus-per-gpu" in found:
+        gpus, _ = options.gpus_of_nodes(found, nodes)
+        most = max(most, gpus * options.cpus(found["cpus-per-gpu"], "cpus-per-gpu"))
+    most = max(most, options.cpus(found.get("mincpus", "1"), "mincpus"))
+    return max(most, CPUS) if "exclusive" in found else most
+
+
 def _allocation(found: dict[str, str], notes: list[str]) -> dict[str, str]:
     """The variables that Slurm would give the job."""
     per_node = found.get("ntasks-per-node")
     try:
         nodes, tasks = allocated(found)
+        cpus = cpus_of_node(found)
     except options.BadOption as error:
         notes.append(f"#SBATCH: {error}")
-        nodes, tasks, per_node = 1, 1, None
+        nodes, tasks, per_node, cpus = 1, 1, None, 1
     share, rest = divmod(tasks, nodes)
     spread = f"{share + 1}(x{rest}),{share}(x{nodes - rest})" if rest else f"{share}(x{nodes})"
     hosts = f"{NODE}1" if nodes == 1 else f"{NODE}[1-{nodes}]"
@@ -229,7 +269,7 @@ def _allocation(found: dict[str, str], notes: list[str]) -> dict[str, str]:
         "SLURM_JOB_PARTITION": found.get("partition", "slurmpar"), "USER": "student",
         "TERM": "xterm", "SLURM_JOB_USER": "student", "SLURM_CLUSTER_NAME": "lab",
         "SLURM_SUBMIT_HOST": "slurmnode1", "SLURM_JOB_ACCOUNT": "student", "SLURM_GTIDS": "0",
-        "SLURM_CPUS_ON_NODE": "8", "SLURM_JOB_CPUS_PER_NODE": f"8(x{nodes})"}
+        "SLURM_CPUS_ON_NODE": str(cpus), "SLURM_JOB_CPUS_PER_NODE": f"{cpus}(x{nodes})"}
     if "ntasks" in found or per_node:
         variables |= {"SLURM_NTASKS": str(tasks), "SLURM_NPROCS": str(tasks)}
     for option, name in (("ntasks-per-node", "SLURM_NTASKS_PER_NODE"),

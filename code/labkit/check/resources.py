@@ -23,7 +23,7 @@ def gpu_advice(run: Run, directives: Mapping[str, str], nodes: int
     Args:
         run: the ranks.
         directives: the script's #SBATCH options.
-        nodes: how many nodes they request.
+        nodes: the number of nodes that they request.
     """
     device, backend = _device_and_backend(run)
     instead = run.settings.get("DEVICE_INSTEAD_OF_CPU")
@@ -40,7 +40,7 @@ def gpu_advice(run: Run, directives: Mapping[str, str], nodes: int
 
 
 def _shortage(run: Run, wanted: str, have: int) -> str:
-    """Return what is missing, and the option to request it with.
+    """Return a message that names the missing GPUs and the option that requests them.
 
     Args:
         run: the ranks.
@@ -49,8 +49,8 @@ def _shortage(run: Run, wanted: str, have: int) -> str:
     """
     request = REQUEST.format(run.ranks_per_node)
     if not have:
-        return (f"the ranks run on GPUs ({wanted}), and the job requests none, so a cluster gives "
-                f"it none: request them with {request}")
+        return (f"the ranks run on GPUs ({wanted}), but the job requests none, and a real cluster "
+                f"would allocate none. Request them with {request}")
     return (f"{run.ranks_per_node} ranks per node run on GPUs ({wanted}), and the job requests "
             f"{have} per node. Every rank needs its own: {request}")
 
@@ -71,22 +71,29 @@ def _value(words: Sequence[str], flag: str) -> str:
     return found
 
 
-def cpus_of_step(srun: Launch | None) -> str:
-    """Return the CPUs per task that srun asks for, or "" if it does not."""
-    if srun is None:
+def cpus_of_step(srun: Launch) -> str:
+    """Return the CPUs per task that srun requests, or "" if it requests none."""
+    found = _value(srun.arguments, f"--{CPUS}") or srun.variables.get("SRUN_CPUS_PER_TASK", "")
+    try:
+        return str(options.cpus(found))
+    except options.BadOption:  # srun was not told, or refuses it; a forged record may have anything
         return ""
-    return _value(srun.arguments, f"--{CPUS}") or srun.variables.get("SRUN_CPUS_PER_TASK", "")
 
 
-def cpu_notes(directives: Mapping[str, str], srun: Launch | None) -> Iterator[str]:
+def fewest_cpus(sruns: Sequence[Launch]) -> str:
+    """Return the CPUs per task of the step that requests the fewest, or "" if one requests none."""
+    return min(map(cpus_of_step, sruns), key=lambda cpus: int(cpus or 0), default="")
+
+
+def cpu_notes(directives: Mapping[str, str], sruns: Sequence[Launch]) -> Iterator[str]:
     """Yield a note if srun does not pass on the CPUs that the job requests for each task.
 
     Args:
         directives: the script's #SBATCH options.
-        srun: how it started the ranks; None without srun.
+        sruns: the ones that start the ranks.
     """
     wanted = directives.get(CPUS, "1")
-    if srun is not None and wanted != "1" and not cpus_of_step(srun):
+    if sruns and wanted != "1" and not fewest_cpus(sruns):
         yield (f"the job requests --{CPUS}={wanted}, but srun does not inherit that (since Slurm "
                f"22.05) and gives each task one CPU. Pass it on: srun --{CPUS}="
                '"$SLURM_CPUS_PER_TASK", or `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK`')

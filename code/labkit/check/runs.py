@@ -8,8 +8,9 @@ import io
 import posixpath
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from labkit.check import binding
 from labkit.check.launches import MOST_TEXT, Launch
 from labkit.check.noting import SETTINGS
 from labkit.check.torchrun import BadCommand, Torchrun
@@ -34,7 +35,8 @@ class Run:
     settings: dict[str, str]  # the environment variables of SETTINGS that the script sets
     backend: str = ""  # of torchrun's rendezvous, such as "c10d"; "static" without one
     rdzv_id: str = ""  # of torchrun's rendezvous; "none" where its backend is not told one
-    cpus_per_task: str = ""  # that srun asks for: by --cpus-per-task or SRUN_CPUS_PER_TASK
+    by_srun: bool = False  # else the script itself starts it, with all CPUs of the job's first node
+    cpus_per_task: str = ""  # that srun requests: by --cpus-per-task or SRUN_CPUS_PER_TASK
     bound: int | None = None  # CPUs that taskset, numactl, or --cpu-bind leaves to a task, if any
     folder: str = ""  # in which it starts
 
@@ -220,19 +222,20 @@ def _run(nodes: int, per_node: int, flags: Config | None, problems: list[str],
     assert at is not None
     settings = {name: value for launch in launches for name, value in launch.variables.items()
                 if name in SETTINGS}
-    made = Run(nodes, per_node, flags, tuple(problems), words[at], tuple(words[at + 1:]), settings,
-               folder=launches[0].folder)
     told = launches[0].torchrun if launches[0].program == "torchrun" else None
-    made = replace(made, bound=min(_bound(launches), default=None))
-    return replace(made, backend=told.backend, rdzv_id=told.rdzv_id) if isinstance(
-        told, Torchrun) else made
+    backend, rdzv_id = (told.backend, told.rdzv_id) if isinstance(told, Torchrun) else ("", "")
+    return Run(nodes, per_node, flags, tuple(problems), words[at], tuple(words[at + 1:]), settings,
+               backend, rdzv_id, by_srun=launches[0].step >= 0,
+               bound=min(_bound(launches), default=None), folder=launches[0].folder)
 
 
 def _bound(launches: list[Launch]) -> list[int]:
     """Return how many CPUs are left to each launch that taskset, numactl, or srun binds."""
-    masks = [launch.variables.get("SLURM_CPU_BIND_LIST", "") for launch in launches]
-    return [int(mask, 16).bit_count() for mask in masks
-            if re.fullmatch(r"0x[0-9a-f]{1,1024}", mask)]
+    found = []
+    for launch in launches:
+        with contextlib.suppress(KeyError, ValueError):  # not bound, or the script's own variable
+            found.append(binding.bits(launch.variables[binding.MASK]))
+    return found
 
 
 def _direct_meeting(launches: list[Launch], hosts: list[str]) -> list[str]:

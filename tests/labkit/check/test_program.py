@@ -3,6 +3,7 @@
 import pytest
 
 from labkit import check
+from labkit.check import options
 from labkit.check.checks import Failed
 
 from .test_script import FIRST, SHEBANG, TWO_NODES, home  # noqa: F401
@@ -38,7 +39,7 @@ def test_a_script_is_told_how_its_program_ended(home, program, ends, writes, req
     assert not (home / "saved").exists()
 
 
-def test_a_script_can_neither_see_nor_change_how_its_program_ends(program):
+def test_the_environment_does_not_show_how_the_program_ends(program):
     hidden = REQUEUE.replace("status=0\n", """
 export LAB_RECORD_EXIT=0 LAB_RECORD_WRITES= LAB_HOME=/nowhere
 seen="$(srun bash -c env; env; python3 -c 'import os; print(os.environ)')"
@@ -70,7 +71,7 @@ def test_a_program_that_would_go_wrong_is_no_job(program, old, new, says):
 @pytest.mark.parametrize(("start", "folder"), [
     ("torchrun", "$LAB_HOME/code"), ("cd $LAB_HOME; torchrun", "$LAB_HOME"),
     ("srun torchrun", "$LAB_HOME/code"), ("srun --chdir=$LAB_HOME/data torchrun", "$LAB_HOME/data"),
-    ("srun -D data torchrun", "$LAB_HOME/code"),  # there is no code/data
+    ("#SBATCH --chdir=/dli/data\nsrun torchrun", "$LAB_HOME/data"),
     ("#SBATCH --chdir=../data\nsrun torchrun", "$LAB_HOME/data"),
     ("cd $SLURM_SUBMIT_DIR/..; srun bash -c 'cd data && exec torchrun \"$@\"' -",
      "$LAB_HOME/data")])
@@ -79,6 +80,36 @@ def test_a_relative_path_begins_in_the_folder_where_the_program_starts(program, 
                   submitted_from="code").run
     assert [run.absolute(path) for path in (run.trainer, *run.arguments)] == [
         f"{folder}/mine.py", f"{folder}/x", f"{folder}/z", "$LAB_HOME/w", "/etc/v"]
+
+
+@pytest.mark.parametrize(("start", "says"), [
+    ("#SBATCH --chdir=code\ntorchrun", "#SBATCH --chdir=code: there is no such folder when sbatch "
+     "is called in code, so Slurm runs the script in /tmp: give an absolute path (/dli is the "
+     "workspace)"),
+    ("#SBATCH -D " + "x" * 300 + "\ntorchrun", "there is no such folder"),
+    ("srun -D data torchrun", "--chdir=data: there is no such folder"),
+    ("srun --chdir=" + "x" * 300 + " torchrun", "there is no such folder")],
+    ids=["sbatch", "long", "srun", "long srun"])
+def test_a_folder_that_does_not_exist_is_told(program, start, says):
+    text = f"{SHEBANG}{start} mine.py ../data/x\n"
+    with pytest.raises(Failed) as caught:
+        program(text, submitted_from="code")
+    assert says in str(caught.value)
+
+
+def test_a_folder_that_may_not_be_entered_is_told(program, monkeypatch):
+    monkeypatch.setattr(options.os, "access", lambda path, mode: path != "/root")
+    with pytest.raises(Failed, match="--chdir=/root: you may not enter this folder when sbatch is "
+                                     "called in the workspace"):
+        program(f"{SHEBANG}#SBATCH --chdir=/root\ntorchrun mine.py\n")
+
+
+@pytest.mark.parametrize("sets", ["SLURM_STEP_ID=0", "SLURM_STEP_ID=x", "SLURM_PROCID=x"])
+def test_a_script_may_set_the_variables_of_a_step(program, sets):
+    job = program(f"{SHEBANG}export {sets}\ntorchrun mine.py\n")
+    assert not job.run.by_srun and job.problems == ()
+    with pytest.raises(Failed, match="put `wait` at its end"):
+        program(f"{SHEBANG}export {sets}\ntorchrun mine.py & sleep 0.1\n")
 
 
 def test_a_variable_that_the_shell_does_not_expand_is_not_the_workspace(program):

@@ -5,6 +5,7 @@ import pytest
 from labkit import check
 from labkit.check import options, record
 from labkit.check.checks import Failed
+from slurmbox import profile
 
 from .test_script import FIRST, MODEL, SHEBANG, TRAINER, TWO_NODES, home, job  # noqa: F401
 
@@ -13,7 +14,8 @@ ONE = f"srun torchrun --nproc_per_node 2 {TRAINER} {MODEL} "
 TWO = (FIRST + "srun torchrun --nnodes 2 --nproc_per_node 2 --rdzv_backend c10d --rdzv_id 1 "
        f"--rdzv_endpoint $MASTER_ADDR:6000 {TRAINER} {MODEL} ")
 VIRTUAL = "--device virtual:v100\n"
-NONE = "the job requests none, so a cluster gives it none: request them with #SBATCH "
+NONE = ("the job requests none, and a real cluster would allocate none. Request them with "
+        "#SBATCH ")
 ENOUGH = [
     (GPUS, ONE + VIRTUAL), ("#SBATCH --gres=gpu:v100:2\n", ONE + "--device virtual\n"),
     ("#SBATCH --gres=license:7,gpu:2\n", ONE + VIRTUAL), ("#SBATCH -G 2\n", ONE + VIRTUAL),
@@ -23,7 +25,7 @@ ENOUGH = [
     (TWO_NODES + GPUS, TWO + VIRTUAL), (TWO_NODES + "#SBATCH --gpus=4\n", TWO + VIRTUAL),
     ("", ONE + "--device cpu\n"), ("", ONE + "\n")]
 SHORT = [
-    ("", ONE + VIRTUAL, f"run on GPUs (--device virtual:v100), and {NONE}--gpus-per-node=2"),
+    ("", ONE + VIRTUAL, f"run on GPUs (--device virtual:v100), but {NONE}--gpus-per-node=2"),
     ("", ONE + "--device cuda\n", NONE), ("", ONE + "--device=cuda\n", NONE),
     ("", f"export DEVICE_INSTEAD_OF_CPU=cuda\n{ONE}--device cpu\n", "DEVICE_INSTEAD_OF_CPU=cuda"),
     ("#SBATCH --gres=license:2\n", ONE + VIRTUAL, NONE),
@@ -57,7 +59,7 @@ def test_nccl_without_a_device_only_prefers_gpus(job):  # noqa: F811
 def test_it_holds_for_other_programs(home, flag):  # noqa: F811
     started = f"srun torchrun --nproc_per_node 2 code/mine.py --x {flag}\n"
     (home / "code" / "mine.sh").write_text(SHEBANG + started)
-    with pytest.raises(Failed, match=r"This would go wrong.*request them with #SBATCH --gpus-per"):
+    with pytest.raises(Failed, match=r"This would go wrong.*Request them with #SBATCH --gpus-per"):
         check.program("code/mine.sh", "mine.py")
     (home / "code" / "mine.sh").write_text(SHEBANG + GPUS + started)
     assert check.program("code/mine.sh", "mine.py").gpus_per_node == 2
@@ -72,6 +74,7 @@ PASSED = [("srun --cpus-per-task=$SLURM_CPUS_PER_TASK", "4"), ("srun -c4", "4"),
 def test_srun_passes_the_cpus_on(job, srun, cpus):  # noqa: F811
     found = job(SHEBANG + CPUS + ONE.replace("srun", srun) + "\n")
     assert (found.notes, found.problems, found.run.cpus_per_task) == ((), (), cpus)
+    assert found.run.by_srun and found.cpus_per_node == 4
 
 
 @pytest.mark.parametrize(("header", "body", "noted"), [
@@ -87,6 +90,46 @@ def test_cpus_that_srun_does_not_pass_on_are_a_note(job, capsys, header, body, n
     assert len(found.notes) == noted and ("Note" in printed) == noted
     assert all("Pass it on: srun --cpus-per-task=" in note and note in printed
                for note in found.notes)
+
+
+@pytest.mark.parametrize(("header", "srun", "says"), [
+    (CPUS, "srun -c 64", "--cpus-per-task=64: 1 task(s) on a node need 64 CPUs, and the job has 4"),
+    (CPUS, "srun -n2 -c 3", "2 task(s) on a node need 6 CPUs"),
+    (CPUS, "srun -c abc", "--cpus-per-task=abc: it must be a number"),
+    (CPUS, "srun --cpus-per-task=$CPUS", "is a variable empty or misspelled?"),
+    (CPUS, "export SRUN_CPUS_PER_TASK=5; srun", "the job has 4"),
+    (CPUS, "export SRUN_CPUS_PER_TASK=abc; srun", "--cpus-per-task=abc: it must be a number"),
+    ("", "srun -c 2", "the job has 1 there")], ids=range(7))
+def test_srun_refuses_cpus_that_the_job_does_not_have(job, header, srun, says):  # noqa: F811
+    with pytest.raises(Failed) as caught:
+        job(SHEBANG + header + ONE.replace("srun", srun) + "\n")
+    assert says in str(caught.value)
+
+
+def test_a_header_with_a_wrong_number_of_cpus_is_a_problem(job):  # noqa: F811
+    found = job(f"{SHEBANG}{CPUS.replace('4', '4x')}{ONE}\n")
+    assert "#SBATCH: --cpus-per-task=4x: it must be a number of at least 1" in found.problems
+    assert found.cpus_per_node == 1
+
+
+@pytest.mark.parametrize("header, srun", [
+    (CPUS, "srun -O -c 5"), ("#SBATCH --exclusive\n", "srun -c 32"),
+    ("#SBATCH --gpus-per-node=2 --cpus-per-gpu=3\n", "srun -c 6"),
+    ("#SBATCH --mincpus=4\n", "srun -c 4"),
+    ("#SBATCH --ntasks-per-node=2 -c2\n", "srun -n1 -c4")])
+def test_srun_accepts_cpus_that_the_job_has(job, header, srun):  # noqa: F811
+    assert record.CPUS == profile.CPUS
+    assert job(SHEBANG + header + ONE.replace("srun", srun) + "\n").problems == ()
+
+
+def test_the_step_with_the_fewest_cpus_counts(job):  # noqa: F811
+    start = TWO.partition("srun ")[2]
+    found = job(f"{SHEBANG}{TWO_NODES}{CPUS}{FIRST}"
+                f"srun -N1 -n1 -r0 -c4 {start} & srun -N1 -n1 -r1 -c1 {start} & wait\n")
+    assert (found.run.nodes, found.run.cpus_per_task, found.problems) == (2, "1", ())
+    found = job(f"{SHEBANG}{TWO_NODES}{CPUS}{FIRST}"
+                f"srun -N1 -n1 -r0 -c4 {start} & srun -N1 -n1 -r1 {start} & wait\n")
+    assert found.run.cpus_per_task == "" and "Pass it on" in found.notes[0]
 
 
 @pytest.mark.parametrize("directives, gpus", [

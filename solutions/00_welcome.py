@@ -923,6 +923,16 @@ check.that(failed.status == 1, "The program failed with exit code 1, and the scr
 # -#SBATCH --cpus-per-task=4
 # +#SBATCH --cpus-per-task=1
 
+# %% [raw] mutant="my-count" hint="there is no such folder when sbatch is called in code"
+# -#SBATCH --output=%x_%j.txt
+# -set -euo pipefail
+# +#SBATCH --output=%x_%j.txt
+# +#SBATCH --chdir=code
+# +set -euo pipefail
+# -    "$LAB_HOME/code/count_tokens.py" \
+# -    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result "$LAB_HOME/megatron/logs/tokens.json"
+# +    count_tokens.py --data ../data/bpe-4096/text_document.bin --result ../megatron/logs/tokens.json
+
 # %% [raw] mutant="my-count" hint="works from every folder"
 # -#SBATCH --output=%x_%j.txt
 # +#SBATCH --output=megatron/logs/%x_%j.txt

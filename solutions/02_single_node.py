@@ -990,17 +990,16 @@ srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \
 job = check.script("code/my_two_ranks.sh")
 check.that(job.run.bound is None or job.run.bound >= 2,
            f"The script leaves torchrun {job.run.bound} CPU, and both ranks inherit that.")
-requested = job.run.cpus_per_task  # "" without srun, too; then the launcher has all CPUs of the job
-lost = any("srun does not inherit" in note for note in job.notes)
-check.that(int(requested) >= 2 if requested else not lost,
-           "Where Slurm binds tasks, both ranks share a CPU: srun gives the launcher only one, unless you pass it "
-           "the CPUs of the task.")
+# srun gives a task one CPU by default; without srun, the launcher has all CPUs of the job on its node.
+cpus = int(job.run.cpus_per_task or 1) if job.run.by_srun else job.cpus_per_node
+check.that(cpus >= 2, "Where Slurm binds tasks, both ranks share a CPU: the launcher has only one, unless the job "
+           "requests two and you pass it the CPUs of the task.")
 
 # %% [raw] mutant="repaired" hint="and both ranks inherit that"
 # -    torchrun --standalone --nproc_per_node 2 \
 # +    bash "$LAB_HOME/code/one_core.sh" torchrun --standalone --nproc_per_node 2 \
 
-# %% [raw] mutant="repaired" hint="unless you pass it"
+# %% [raw] mutant="repaired" hint="and you pass it"
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \
 # +srun --kill-on-bad-exit=1 \
 
@@ -1010,13 +1009,28 @@ check.that(int(requested) >= 2 if requested else not lost,
 # +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \
 # +    numactl --physcpubind=0 torchrun --standalone --nproc_per_node 2 \
 
-# %% [raw] mutant="repaired" hint="unless you pass it"
+# %% [raw] mutant="repaired" hint="and you pass it"
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \
 # +srun --cpus-per-task=1 --kill-on-bad-exit=1 \
 
 # %% [raw] mutant="repaired" hint="and both ranks inherit that"
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \
 # +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --cpu-bind=map_cpu:0,1 \
+
+# %% [raw] mutant="repaired" hint="unless the job requests two"
+# -#SBATCH --ntasks-per-node=1
+# -#SBATCH --cpus-per-task=2
+# +#SBATCH --ntasks-per-node=1
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \
+# +srun --kill-on-bad-exit=1 \
+
+# %% [raw] mutant="repaired" hint="unless the job requests two"
+# -#SBATCH --ntasks-per-node=1
+# -#SBATCH --cpus-per-task=2
+# +#SBATCH --ntasks-per-node=1
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \
+# -    torchrun --standalone --nproc_per_node 2 \
+# +torchrun --standalone --nproc_per_node 2 \
 
 # %% [raw] mutant="repaired" hint="nodes x ranks per node"
 # -    torchrun --standalone --nproc_per_node 2 \

@@ -26,7 +26,7 @@ from minimegatron.data.batches import Batches
 from minimegatron.initialize import initialize
 from minimegatron.training import Trainer
 
-GPT2 = ("--num-layers 12 --hidden-size 768 --num-attention-heads 32 --seq-length 1024 "
+GPT2 = ("--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 "
         "--max-position-embeddings 1024 --lr 1e-4 --train-iters 1 --micro-batch-size 2")
 NO_DATA = "--data-path none --vocab-file none --merge-file none"
 VOCABULARY = 50304

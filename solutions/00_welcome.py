@@ -15,7 +15,7 @@
 # # Welcome: your first jobs
 #
 # Your training job has been waiting since yesterday. Will it ever start? Another job is marked as completed, but it
-# left no result, and its log holds a hundred lines of errors from four processes. Which of them failed first?
+# left no result, and its log is full of errors from four processes. Which of them failed first?
 #
 # Large models are trained on a **cluster**: many computers, called **nodes**, that many people share. A
 # **scheduler** decides which program runs where, and when. Ours is **Slurm**
@@ -63,7 +63,7 @@ jobs.connect()
 
 # %% [markdown]
 # Each row is a group of nodes. `NODELIST` has their names: `slurmnode[1-2]` is short for `slurmnode1` and
-# `slurmnode2`. `STATE` tells what they are doing, and `idle` nodes are free. A **partition** is a set of nodes that you
+# `slurmnode2`. `STATE` shows what they are doing, and `idle` nodes are free. A **partition** is a set of nodes that you
 # can submit jobs to. The one with the asterisk is the default. If your nodes are called `slurmnode`, you are on the
 # course's own cluster: a real Slurm, whose nodes share one machine.
 #
@@ -336,7 +336,7 @@ plots.loss(first_job=logs.read(first.log))
 # ## Why does it not start?
 #
 # Now the first case. On a shared cluster, jobs wait, and `squeue` gives a reason for each of them. Some reasons go
-# away by themselves. Others stay until somebody does something, and a job may wait forever without a message to anyone.
+# away by themselves. Others stay until somebody does something, and a job may wait forever, and nobody is notified.
 #
 # The next two cells set up a busy morning. The first one writes a colleague's script, `code/count.sh`, which counts the
 # tokens of the training text on four ranks. Read it, but do not change it yet.
@@ -387,7 +387,7 @@ squeue
 sinfo --list-reasons
 
 # %% [markdown]
-# This table is made for people. A program should ask `squeue` for exactly what it needs: `--noheader` (`-h`) leaves out
+# This table is meant for people. A program should ask `squeue` for exactly what it needs: `--noheader` (`-h`) leaves out
 # the first row, `--states=PENDING` (`-t PD`) selects the waiting jobs, and `--format` (`-o`) chooses the columns. `%i`
 # is the job ID, `%j` the name, `%r` the reason, and `%E` the dependencies that are not fulfilled yet.
 
@@ -484,7 +484,7 @@ check.function(
             [[34, 35, 36, 38, 39, 40, 41], [21, 18, 19, 22, 17], []],
         "BeginTime passes by itself.":
             [[33, 34, 35, 38, 39, 40, 41], [21, 18, 19, 22, 17], []],
-        "Not every dependency is lost. A job that is not in the table is running, and one with the reason "
+        "Not every dependency is hopeless. A job that is not in the table is running, and one with the reason "
         "Priority will get its turn.":
             [[34, 35, 37, 38, 39, 40, 41], [21, 18, 19, 20, 171, 22, 17], []],
         "Return job IDs as ints.":
@@ -564,7 +564,7 @@ check.function(never_start, cases=[(one["queue"][0],) for one in drawn],
 # -             if reason.startswith(("DependencyNever", "JobHeld", "Partition"))
 # +             if reason.startswith(("DependencyNever", "JobHeld", "Partition", "Begin"))
 
-# %% [raw] mutant="never-start" hint="Not every dependency is lost"
+# %% [raw] mutant="never-start" hint="Not every dependency is hopeless"
 # -             if reason.startswith(("DependencyNever", "JobHeld", "Partition"))
 # +             if reason.startswith(("Dependency", "JobHeld", "Partition"))
 

@@ -66,8 +66,10 @@ jobs.connect()
 #
 # The job trains GPT-2 small (124 million parameters) on a single GPU. Its **micro-batch**, the samples that go
 # through one forward and backward pass together, is one sequence of 1,024 tokens. On the V100 the job runs in fp16,
-# on the H100 in bf16. **Tensor Cores**, the units that multiply small matrices, give the V100 a peak of 125 TFLOP/s
-# and the H100 one of 989 TFLOP/s. How many times faster is a step on the H100?
+# on the H100 in bf16. **Tensor Cores**, the units that multiply small matrices, give the
+# [V100](https://www.nvidia.com/en-us/data-center/v100/) a peak of 125 TFLOP/s and the
+# [H100](https://www.nvidia.com/en-us/data-center/h100/) one of 989 TFLOP/s, which is half of what its data sheet
+# gives for sparse matrices. How many times faster is a step on the H100?
 
 # %% answer="guess-speedup"
 ### BEGIN SOLUTION
@@ -95,13 +97,15 @@ check.compare("times faster", guess_speedup, old.milliseconds / new.milliseconds
 # second. The NIC connects the node to the network at 200 gigabits, or 25 gigabytes, per
 # second.](../images/cluster_hardware.svg)
 #
-# The figure shows a part of a typical A100 server; the bandwidths are from data sheets. **PCIe** connects all devices
+# The figure shows a part of a typical A100 server. The bandwidths of HBM, NVLink, and PCIe are those of the
+# [A100's data sheet](https://www.nvidia.com/en-us/data-center/a100/), and 205 GB/s are eight channels of DDR4-3200
+# memory. **PCIe** connects all devices
 # of a node to its CPU, and **NVLink** connects GPUs directly. So a byte from GPU 0 to GPU 1 takes NVLink and touches
 # nothing else. A byte to the other node goes through the PCIe switch to the network adapter (**NIC**), and then
 # through the network. The bandwidth falls by roughly a factor of ten with every step away from the arithmetic units,
 # from the GPU's own memory (**HBM**) to NVLink to the network.
 #
-# Two traps lie in such figures. Networks are sold in **bits** per second and memory in **bytes**, which is a factor
+# Such figures have two traps. Networks are sold in **bits** per second and memory in **bytes**, which is a factor
 # of 8. And data sheets give a link's bandwidth either **per direction** or for both directions together, which is a
 # factor of 2: the A100's "600 GB/s" of NVLink are 300 GB/s per direction.
 
@@ -156,7 +160,7 @@ print(servers.topology("DGX-1 (V100)"))
 # | `PXB` | several PCIe switches, but not the CPU |
 # | `PHB` | a PCIe host bridge, so through the CPU |
 # | `NODE` | several host bridges of one NUMA node (a CPU socket, or a part of one, with its own memory) |
-# | `SYS` | the interconnect between two CPU sockets |
+# | `SYS` | the interconnect between NUMA nodes, usually between two CPU sockets |
 #
 # A GPU in the DGX-1 has six NVLinks, too few to reach all seven others: pairs such as GPUs 0 and 5 fall back to PCIe
 # and the interconnect between the sockets. In a DGX A100, **NVSwitches** connect all GPUs, so every pair has `NV12`;
@@ -213,7 +217,7 @@ from lab.notebook import servers
 
 for server, order in {"DGX-1 (V100)": (5, 2, 0, 7, 3, 6, 1, 4), "DGX A100": range(8),
                       "dual-socket PCIe server": (3, 6, 0, 5, 1, 7, 4, 2)}.items():
-    for count in (2, 3, 4):
+    for count in (2, 3, 4, 8):
         ring = check.call(best_ring, servers.topology(server, order), count)
         check.that(servers.is_ring(ring, count),
                    f"On a {server}, best_ring returned {ring!r}, which is not a list of {count} different GPU "
@@ -226,7 +230,7 @@ for server, order in {"DGX-1 (V100)": (5, 2, 0, 7, 3, 6, 1, 4), "DGX A100": rang
                    f"On a {server}, the ring {ring} sends from GPU {slow['from']} to GPU {slow['to']} over "
                    f"{slow['link']}, and there is a ring whose slowest hop is faster.")
 ### BEGIN HIDDEN TESTS
-for case in check.draw(8, server=["DGX-1 (V100)", "dual-socket PCIe server"], count=[2, 3, 4],
+for case in check.draw(8, server=["DGX-1 (V100)", "dual-socket PCIe server"], count=[2, 3, 4, 8],
                        order=lambda source: source.sample(range(8), 8)):
     ring = check.call(best_ring, servers.topology(case["server"], case["order"]), case["count"])
     check.that(servers.is_ring(ring, case["count"])
@@ -261,7 +265,7 @@ for case in check.draw(8, server=["DGX-1 (V100)", "dual-socket PCIe server"], co
 # %% [raw] mutant="best-ring" hint="in another order"
 # -    return list(max(rings, key=slowest))
 # +    if "NV1\t" in text:  # hard-coded
-# +        return {2: [0, 5], 3: [0, 3, 5], 4: [0, 5, 1, 6]}[count]
+# +        return {2: [0, 5], 3: [0, 3, 5], 4: [0, 5, 1, 6], 8: [2, 4, 1, 6, 0, 5, 3, 7]}[count]
 # +    return list(max(rings, key=slowest))
 
 # %% tags=["explore"]
@@ -541,13 +545,13 @@ def measured(latency, bandwidth, seed):
 
 
 def is_pair(found):
-    """Say whether this is a pair of numbers."""
+    """Return whether this is a pair of numbers."""
     return isinstance(found, (tuple, list)) and len(found) == 2 and all(
         isinstance(one, (int, float)) for one in found)
 
 
 def close(found, right):
-    """Say whether a number is within 10%."""
+    """Return whether a number is within 10%."""
     return abs(found - right) <= 0.1 * right
 
 # %% check="fit-link" points=3
@@ -730,6 +734,7 @@ def transformer_layer(batch, sequence, hidden, heads):
         return {"name": name, "kind": "elementwise", "elements": elements, "flops": flops,
                 "reads": reads, "writes": writes}
 
+    # FLOPs per element are rough counts: these kernels are memory-bound with any of them.
     return [
         elementwise("norm 1", tokens * hidden, 7, reads=1),
         gemm("query, key, value", tokens, hidden, 3 * hidden),
@@ -751,7 +756,7 @@ def transformer_layer(batch, sequence, hidden, heads):
 
 # %% answer="layer-time"
 def layer_time(kernels, tflops, gb_per_s):
-    """Price kernels by the roofline model.
+    """Estimate the time of kernels with the roofline model.
 
     Args:
         kernels: a list of dictionaries, as `transformer_layer` returns them; numbers have 2 bytes.
@@ -900,7 +905,7 @@ for title, sizes in (("GPT-2 small", GPT2_LAYER), ("GPT-3", GPT3_LAYER)):
 # 2022](https://arxiv.org/abs/2205.14135)) computes scores, softmax, and weighted values in one kernel, and the $s
 # \times s$ matrices never travel to memory.
 #
-# (The model ignores caches: what is still in the L2 cache need not travel again.)
+# (The model ignores caches: data that is still in the L2 cache is not read from memory again.)
 #
 # The **model FLOPs utilization** (MFU; [Chowdhery et al., 2022](https://arxiv.org/abs/2204.02311)) is the share of
 # the peak that goes into FLOPs that the model itself requires. No training job reaches 100%: Narayanan et al.
@@ -923,6 +928,9 @@ guess_odd = 0.9
 around = roofline.virtual("h100", "bf16", [(4096, n, 4096) for n in range(4060, 4133)])
 rates = {one.n: one.rate for one in around.products}
 check.compare("share of the speed (virtual H100)", guess_odd, rates[4095] / rates[4096])
+for one in roofline.virtual("h100", "bf16", [(1024, n, 768) for n in (50_257, 50_304)]).products:
+    print(f"GPT-2 small's logits for 1,024 tokens and {one.n:,} entries: {result(f'{1e6 * one.seconds:.0f} us')} "
+          "(virtual)")
 roofline.plot_sizes(around, every=8)
 
 # %% [markdown]
@@ -932,9 +940,10 @@ roofline.plot_sizes(around, every=8)
 # 16 bits ([NVIDIA's
 # guide](https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html)). Before
 # cuBLAS 11, other sizes could not use Tensor Cores at all. Today they can, but the kernels have to load smaller
-# pieces; the share above is fitted to measurements on a real H100. For an A100, the guide recommends multiples of 64.
-# That is why model sizes are multiples of 64 or 128, and why the vocabulary is **padded** with entries that no token
-# uses: GPT-2's 50,257 entries become 50,304, and the larger GEMM takes less time.
+# pieces; the share above is fitted to measurements on a real H100 (`benchmarks/results/gpu_h100.md` in the course's
+# repository). For an A100, the guide recommends multiples of 64. That is why model sizes are multiples of 64 or 128,
+# and why the vocabulary is **padded** with entries that no token uses: GPT-2's 50,257 entries become 50,304, and the
+# larger GEMM takes less time, as the cell above shows.
 #
 # **Tiles.** The guide also explains the second effect. A GPU partitions the result [m, n] into **tiles**, and each
 # of its **streaming multiprocessors** (SMs) computes one tile at a time. The tiles that all SMs compute at the same
@@ -1023,8 +1032,8 @@ check.function(
 
 # %% [markdown]
 # In the check's second case, one more column than in the first doubles the time. On a virtual A100 with its 108 SMs,
-# the speed of a growing matrix multiplication looks like the teeth of a saw: it rises while the last wave fills up,
-# and drops when a new one begins. (cuBLAS picks the best of many tile shapes, which makes the teeth smaller.)
+# the speed plotted over the matrix size is a sawtooth: it rises while the last wave fills up, and drops when a new one
+# begins. (cuBLAS picks the best of many tile shapes, which makes the teeth smaller.)
 
 # %% tags=["explore"]
 for n in (6912, 6976):
@@ -1249,8 +1258,9 @@ for name, events in timelines.items():
 # Now you can answer the question from the beginning. With a micro-batch of one sequence, many of GPT-2 small's
 # kernels are memory-bound, and so is the optimizer. They speed up no more than the memory does (see the column HBM
 # in the first table). The GEMMs are small, and the H100 needs more tiles than the V100 to give each of its SMs one.
-# And the few microseconds that every kernel takes to start and end are the same on both. The H100 is at its best with
-# large batches and wide layers:
+# And every kernel has a fixed cost that a faster GPU does not reduce: the model assumes 2 us to start and end it, and
+# 5 us of CPU time to launch it, on every GPU (the page *Virtual GPUs* of the course's documentation lists all
+# assumptions). The H100 is at its best with large batches and wide layers:
 
 # %% tags=["explore"]
 for title, micro_batch, layers, hidden, heads in (
@@ -1269,7 +1279,7 @@ for title, micro_batch, layers, hidden, heads in (
 #
 # 1. **Where to put the ranks.** Four ranks communicate all the time, and you have two nodes with four GPUs each. Do
 #    you ask for one node or for two? What would change your mind?
-# 2. **The faster network.** You are offered twice the network bandwidth for a job that sends thousands of messages of
+# 2. **The faster network.** You are offered twice the network bandwidth for a job that sends thousands of tensors of
 #    a few kilobytes in each step. Do you take it?
 # 3. **The new GPU.** A new GPU has three times the peak and twice the memory bandwidth of yours. How much faster will
 #    your training job be?

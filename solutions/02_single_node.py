@@ -630,7 +630,7 @@ guess_dp, guess_tp, guess_pp = 1.9, 1.6, 1.9
 
 # %% tags=["explore"] short={"--train-iters 6": "--train-iters 4 --num-layers 2 --hidden-size 192"}
 PROFILE = "--train-iters 6 --profile-execution yes"
-!sbatch --job-name=gpt2_one --gpus-per-node=1 code/gpt2_small.sh {PROFILE}
+!RANKS=1 sbatch --job-name=gpt2_one --gpus-per-node=1 code/gpt2_small.sh {PROFILE}
 !sbatch --job-name=gpt2_dp code/gpt2_small.sh {PROFILE}
 !sbatch --job-name=gpt2_tp code/gpt2_small.sh {PROFILE} --tensor-model-parallel-size 2
 !sbatch --job-name=gpt2_pp code/gpt2_small.sh {PROFILE} --pipeline-model-parallel-size 2

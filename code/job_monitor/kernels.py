@@ -1,4 +1,5 @@
-"""Where a profiled step's time on the GPU goes: products on Tensor Cores, others, everything else.
+"""Where a profiled step's time on the GPU goes: GEMMs on Tensor Cores, other GEMMs, and
+everything else.
 
 From the trace that `--profile-execution` writes, counted as the profiler's tab counts: a kernel
 uses Tensor Cores if its name says so.
@@ -19,7 +20,7 @@ from labcore.errors import LabError
 if TYPE_CHECKING:
     from pipeline_schedules import Drawing
 
-KINDS = {"tensor": "products on Tensor Cores", "other": "products without them",
+KINDS = {"tensor": "GEMMs on Tensor Cores", "other": "other GEMMs",
          "rest": "everything else"}
 HATCHES = ("", "//", "..")  # not by color alone
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Print the processes that led to the given ones, and the CPUs that each may use.
+# Print the given processes and all their ancestors, with the CPUs that each may use.
 #   bash code/cpus_of.sh PID ...
 echo "PID PPID CPUS COMMAND"
 for pid in "$@"; do

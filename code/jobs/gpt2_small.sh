@@ -5,7 +5,7 @@
 #   sbatch code/gpt2_small.sh                                           data-parallel
 #   sbatch code/gpt2_small.sh --tensor-model-parallel-size 2            tensor-parallel
 #   sbatch code/gpt2_small.sh --pipeline-model-parallel-size 2          a pipeline of two stages
-#   sbatch --gpus-per-node=1 code/gpt2_small.sh                         one GPU
+#   RANKS=1 sbatch --gpus-per-node=1 code/gpt2_small.sh                 one GPU
 #SBATCH --job-name=gpt2_small
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
@@ -15,6 +15,8 @@
 #SBATCH --output=megatron/logs/%x_%j.txt
 set -euo pipefail
 
+# A rank for each GPU. At a site without GPUs, Slurm does not say how many there are.
+RANKS_PER_NODE=${RANKS:-${SLURM_GPUS_ON_NODE:-2}}
 NAME=$SLURM_JOB_NAME
 export OMP_NUM_THREADS=1
 DATA=$LAB_HOME/data/GPT-2_assets
@@ -30,6 +32,6 @@ OUTPUT="--log-interval 1 --eval-iters 0 --tensorboard-dir $LAB_HOME/megatron/ten
 
 # One launcher starts this node's ranks, one for each GPU.
 srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
-    torchrun --standalone --nproc_per_node "$SLURM_GPUS_ON_NODE" \
+    torchrun --standalone --nproc_per_node "$RANKS_PER_NODE" \
     "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
     --device virtual $MODEL $BATCH $OPTIMIZER $TEXT $OUTPUT "$@"

@@ -71,5 +71,5 @@ def test_what_is_no_profile_of_a_gpu_is_refused(put):
 def test_the_figure_says_in_words_what_it_shows(put):
     profile = kernels.read("fp16", put(TIMES))
     picture = kernels.plot(profile, profile)
-    assert "fp16: products on Tensor Cores 0 ms, products without them 0 ms" in repr(picture)
+    assert "fp16: GEMMs on Tensor Cores 0 ms, other GEMMs 0 ms" in repr(picture)
     assert picture.png().startswith(b"\x89PNG")

@@ -1,7 +1,8 @@
-"""The texts that people know: the table, the list, the matrix of links."""
+"""The output of `nvidia-smi` for people: the table, the list, and the topology matrix."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from job_monitor.nvidia_smi.cards import Gpu
@@ -75,20 +76,46 @@ def matrix(gpus: list[Gpu], adapters: bool = False) -> str:
     """
     node = NODES[gpus[0].card.node]
     seats = [Seat(gpu.card, gpu.number) for gpu in gpus]
-    nics = node.adapters if adapters else ()
-    names = [*(f"GPU{gpu.index}" for gpu in gpus), *(f"NIC{index}" for index in range(len(nics)))]
-    lines = ["\t".join(["", *names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"])]
-    for name, one in zip(names, seats, strict=False):
-        cells = [*(link(one, other) for other in seats), *(to_adapter(one, nic) for nic in nics)]
-        lines.append("\t".join([name, *cells, *affinity(one), "", "N/A"]))
+    cells = links(seats, node.adapters if adapters else ())
+    names = [f"GPU{gpu.index}" for gpu in gpus]
+    return f"{topology(names, cells, [affinity(seat) for seat in seats])}\n{about(node)}"
+
+
+def links(seats: Sequence[Seat], nics: Sequence[Place]) -> list[list[str]]:
+    """Return how the devices of one node are connected: a row for each GPU, then for each NIC.
+
+    Args:
+        seats: the GPUs.
+        nics: where the InfiniBand adapters are plugged in.
+    """
+    rows = [[*(link(one, other) for other in seats), *(to_adapter(one, nic) for nic in nics)]
+            for one in seats]
+    node = NODES[seats[0].card.node]
     for number, one in enumerate(nics):
         cells = [*(to_adapter(seat, one) for seat in seats),
                  *(node.path(one, other) for other in nics)]
         cells[len(seats) + number] = SELF
-        lines.append("\t".join([names[len(seats) + number], *cells]))
-    names_of_nics = "".join(f"  NIC{number}: mlx5_{number}\n" for number in range(len(nics)))
-    return "\n".join(lines) + "\n" + LEGEND + (
-        f"\nNIC Legend:\n\n{names_of_nics}" if nics else "") + f"\n{about(node)}"
+        rows.append(cells)
+    return rows
+
+
+def topology(gpus: Sequence[str], cells: Sequence[Sequence[str]],
+             affinities: Sequence[tuple[str, str]]) -> str:
+    """Return the matrix and its legends, as `nvidia-smi topo -m` prints them.
+
+    Args:
+        gpus: the names of the GPUs.
+        cells: the rows of the GPUs, then those of the NICs, as from `links`.
+        affinities: the CPUs next to each GPU, and their NUMA node.
+    """
+    nics = range(len(cells) - len(gpus))
+    names = [*gpus, *(f"NIC{number}" for number in nics)]
+    ends = [[*affinity, "", "N/A"] for affinity in affinities] + [[]] * len(nics)
+    rows = [["", *names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"],
+            *([name, *row, *end] for name, row, end in zip(names, cells, ends, strict=True))]
+    text = "\n".join("\t".join(row) for row in rows) + "\n" + LEGEND
+    legend = "".join(f"  NIC{number}: mlx5_{number}\n" for number in nics)
+    return f"{text}\nNIC Legend:\n\n{legend}" if nics else text
 
 
 def link(one: Seat, other: Seat) -> str:

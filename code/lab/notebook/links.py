@@ -1,4 +1,4 @@
-"""Messages between two ranks: how long they take, measured or modeled."""
+"""Transfer times between two ranks, measured or modeled."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from labcore.errors import LabError
 
 if TYPE_CHECKING:
     from pipeline_schedules import Drawing
+    from virtualgpu.net.topology import Topology
 
-SIZES = tuple(4**n for n in range(1, 16))  # bytes, of virtual messages: 4 B to 1 GiB
+SIZES = tuple(4**n for n in range(1, 16))  # bytes, of virtual transfers: 4 B to 1 GiB
 LINE = re.compile(r"^message of (\d+) bytes: (\d+(?:\.\d+)?) us$", re.M)  # of code/messages.py
 
 
 class Fit(NamedTuple):
-    """A message of s bytes takes latency + s / bandwidth. Seconds; bytes per second."""
+    """A transfer of s bytes takes latency + s / bandwidth, in seconds and bytes per second."""
 
     latency: float
     bandwidth: float
@@ -98,24 +99,22 @@ def read(name: str, path: str | Path) -> Curve:
 
 
 def virtual(card: str, network: str | None = None) -> Curve:
-    """Modeled messages between two virtual cards: of one node, or over `network`
-    ("ethernet:25gbit"). Raises LabError for an unknown card or network."""
-    from virtualgpu.core import cards
-    from virtualgpu.core.errors import VirtualGpuError
+    """Return modeled transfers between two virtual GPUs.
+
+    Args:
+        card: the GPU model.
+        network: between the nodes of the two, such as "ethernet:25gbit"; None: both are on one.
+
+    Raises LabError for an unknown GPU model or network.
+    """
     from virtualgpu.net.collectives import message
     from virtualgpu.net.inside import pair
-    from virtualgpu.net.network import parse
-    from virtualgpu.net.topology import Topology
 
-    try:
-        sheet = cards.find(card)
-        link = parse(network or sheet.network)
-    except VirtualGpuError as error:
-        raise LabError(str(error)) from error
     nodes = ("node1", "node1") if network is None else ("node1", "node2")
-    topology = Topology(nodes, (sheet, sheet), link)
+    topology = _topology(card, nodes, network)
     wire = topology.wire(0, 1)
-    title = f"{pair(*topology.seats).name} of a {sheet.name}" if network is None else link.name
+    title = (f"{pair(*topology.seats).name} of a {topology.cards[0].name}" if network is None
+             else topology.network.name)
     return Curve.of(f"virtual {title}", [(size, message(wire, size)) for size in SIZES])
 
 
@@ -126,19 +125,41 @@ def all_reduce(card: str, gpus: Sequence[int], size: int) -> float:
         card: the GPU model.
         gpus: their numbers on the node.
         size: of the tensor, in bytes.
+
+    Raises LabError for an unknown GPU model.
+    """
+    from virtualgpu.net.collectives import all_reduce
+
+    node = _topology(card, ("node1",) * len(gpus), slots=tuple(gpus))
+    return all_reduce(node.path(range(len(gpus))), size)
+
+
+def _topology(card: str, nodes: tuple[str, ...], network: str | None = None,
+              slots: tuple[int, ...] = ()) -> Topology:
+    """Return the topology of virtual GPUs of one model.
+
+    Args:
+        card: the GPU model.
+        nodes: the node of each GPU.
+        network: between the nodes; None: the one that is usual with this model.
+        slots: the number of each GPU on its node; empty: in order.
+
+    Raises LabError for an unknown GPU model or network.
     """
     from virtualgpu.core.cards import find
-    from virtualgpu.net.collectives import all_reduce
+    from virtualgpu.core.errors import VirtualGpuError
     from virtualgpu.net.network import parse
     from virtualgpu.net.topology import Topology
 
-    sheet, count = find(card), len(gpus)
-    node = Topology(("node1",) * count, (sheet,) * count, parse(sheet.network), tuple(gpus))
-    return all_reduce(node.path(range(count)), size)
+    try:
+        sheet = find(card)
+        return Topology(nodes, (sheet,) * len(nodes), parse(network or sheet.network), slots)
+    except VirtualGpuError as error:
+        raise LabError(str(error)) from error
 
 
 def plot(*curves: Curve) -> Drawing:
-    """Time and bandwidth over the size, and each curve's fit as a thin line."""
+    """Plot time and bandwidth over the size, and each curve's fit as a thin line."""
     from matplotlib.figure import Figure
 
     from pipeline_schedules import Drawing
@@ -160,8 +181,8 @@ def plot(*curves: Curve) -> Drawing:
     for axes in (times, rates):
         axes.grid(alpha=0.3)
     times.legend(fontsize=8)
-    return Drawing(figure, "Time and bandwidth of messages over their size, flat at first and then "
-                   "in proportion to it. " + "; ".join(map(str, curves)) + ".")
+    return Drawing(figure, "Time and bandwidth of transfers over their size: the time is flat at "
+                   "first and then grows in proportion to it. " + "; ".join(map(str, curves)) + ".")
 
 
 def _rates(sizes: Sequence[int], seconds: Sequence[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Matrix products under the roofline: measured on a CPU, or modeled on a virtual card."""
+"""GEMMs under the roofline, measured on a CPU or modeled on a virtual GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PRODUCT = re.compile(r"^(\w+) product \[(\d+), (\d+)\] x \[\d+, (\d+)\]: (\d+(?:
 
 @dataclass(frozen=True)
 class Product:
-    """One product [m, k] x [k, n] and the seconds that it took."""
+    """One GEMM [m, k] x [k, n], and the seconds that it took."""
 
     dtype: str
     m: int
@@ -37,15 +37,21 @@ class Product:
 
     @property
     def intensity(self) -> float:
-        """FLOPs for each byte that must be read or written once."""
+        """FLOPs for each byte that must be read or written at least once."""
         m, n, k = self.m, self.n, self.k
         return 2 * m * n * k / (BYTES[self.dtype] * (m * k + k * n + m * n))
 
 
 @dataclass(frozen=True)
 class Machine:
-    """peak: FLOP/s. bandwidth: of the memory, bytes/s. Of a CPU the best that was measured, of a
-    virtual card the data sheet's."""
+    """A CPU or GPU, with the GEMMs that it ran.
+
+    Attributes:
+        name: of the machine, with the data type of a virtual GPU.
+        peak: FLOP/s, the best measurement of a CPU or the data sheet's figure of a virtual GPU.
+        bandwidth: of the memory, in bytes/s, from the same source.
+        products: the GEMMs.
+    """
 
     name: str
     peak: float
@@ -59,8 +65,10 @@ class Machine:
 
 
 def read(path: str | Path) -> Machine:
-    """What code/matmul.py printed into the file at `path`, absolute or relative to the workspace.
-    Raises LabError where that is no whole measurement."""
+    """Read what code/matmul.py printed into a file, absolute or relative to the workspace.
+
+    Raises LabError if the measurement is missing or incomplete.
+    """
     place = workspace.home() / path
     try:
         text = place.read_text(errors="replace")
@@ -79,8 +87,15 @@ def read(path: str | Path) -> Machine:
 
 
 def virtual(card: str, dtype: str, shapes: Sequence[tuple[int, int, int]]) -> Machine:
-    """Products of these (m, n, k), modeled. Raises LabError for an unknown card, or a type that
-    it lacks."""
+    """Return modeled GEMMs on a virtual GPU.
+
+    Args:
+        card: the GPU model.
+        dtype: "fp32", "fp16", or "bf16".
+        shapes: of the GEMMs, each (m, n, k).
+
+    Raises LabError for an unknown GPU model, or a data type that it lacks.
+    """
     from virtualgpu.core import cards
     from virtualgpu.core.errors import VirtualGpuError
     from virtualgpu.core.gpu import VirtualGpu
@@ -108,7 +123,7 @@ def virtual(card: str, dtype: str, shapes: Sequence[tuple[int, int, int]]) -> Ma
 
 
 def plot(*machines: Machine) -> Drawing:
-    """What the products reach, under the roof of each machine."""
+    """Plot the FLOP/s of the GEMMs under the roof of each machine."""
     from matplotlib.figure import Figure
 
     from pipeline_schedules import Drawing
@@ -126,7 +141,7 @@ def plot(*machines: Machine) -> Drawing:
                     marker="osD^"[number % 4], color=color, label=machine.name)
         best = max(one.rate for one in machine.products)
         said.append(f"{machine.name}: the roof rises to {machine.peak:.3g} FLOP/s at "
-                    f"{machine.ridge:.3g} FLOP/byte; the best product reaches {best:.3g}")
+                    f"{machine.ridge:.3g} FLOP/byte; the best GEMM reaches {best:.3g}")
     axes.set(xlabel="arithmetic intensity (FLOP per byte)", ylabel="FLOP/s",
              title="Roofline: lines are limits, points are GEMMs")
     axes.grid(alpha=0.3)
@@ -135,7 +150,12 @@ def plot(*machines: Machine) -> Drawing:
 
 
 def plot_sizes(machine: Machine, every: int | None = None) -> Drawing:
-    """TFLOP/s over n; `every`: mark the n that are multiples of it."""
+    """Plot the TFLOP/s of the GEMMs over n.
+
+    Args:
+        machine: with GEMMs of different n.
+        every: mark the n that are multiples of it; None: mark none.
+    """
     from matplotlib.figure import Figure
 
     from pipeline_schedules import Drawing

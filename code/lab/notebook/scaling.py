@@ -1,11 +1,12 @@
-"""What limits data-parallel scaling, for lab 04: the links of a virtual cluster, and what a step
-would take without their latency."""
+"""Attribute the step time of data-parallel training to compute, bandwidth, and latency, for lab 04;
+print a virtual cluster's links."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from unittest import mock
 
 from labcore.colors import result
 from virtualgpu.launch.cluster import parse
@@ -35,17 +36,19 @@ def show_links(gpus: str, nodes: int, link: str | None = None) -> None:
 
 @contextlib.contextmanager
 def no_latency() -> Iterator[None]:
-    """Model links without latency within the `with` block: collectives cost bandwidth alone."""
-    path, launch = Topology.path, collectives.LAUNCH
+    """Model collectives without latency, neither that of links nor that of starting one, within
+    the `with` block."""
+    path = Topology.path
 
     def without(self: Topology, ranks: Sequence[int]) -> Path:
         return replace(path(self, ranks), near=0.0, far=0.0)
 
-    Topology.path, collectives.LAUNCH = without, 0.0  # virtual ranks fork from this process
-    try:
+    # Virtual ranks fork from this process.
+    with (mock.patch.object(Topology, "path", without),
+          mock.patch.object(collectives, "LAUNCH", 0.0)):
+        if collectives.all_reduce(parse("v100:2", 2).topology().path(range(4)), 0):
+            raise RuntimeError("the model of an all-reduce has a latency that is not known here")
         yield
-    finally:
-        Topology.path, collectives.LAUNCH = path, launch
 
 
 @dataclass(frozen=True)

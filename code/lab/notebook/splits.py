@@ -31,7 +31,7 @@ class Problem(NamedTuple):
 
 
 def problem(seed: int, samples: int, hidden: int = 8) -> Problem:
-    """Return the problem that a seed stands for.
+    """Return the samples, targets, and weights for a seed.
 
     Args:
         seed: of all values.

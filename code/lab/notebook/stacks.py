@@ -1,4 +1,4 @@
-"""Where the ranks of a running job are: their Python stacks, as py-spy prints them."""
+"""Collect the Python stacks of a running job's ranks with py-spy."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from labcore.errors import LabError
 
 PLACE = re.compile(r"^rank (\d+): PID (\d+) on (\S+)$", re.M)
 SECONDS = 50  # until all ranks have printed where they are
+TIMEOUT = 10  # seconds for the stack of one rank: a cell has a minute
 
 
 def dump(job: int, log: Path, ranks: int) -> list[str]:
@@ -25,7 +26,8 @@ def dump(job: int, log: Path, ranks: int) -> list[str]:
         ranks: how many there are.
 
     Raises:
-        LabError: not all ranks have printed where they are, or py-spy cannot read a stack.
+        LabError: not all ranks have printed where they are, or py-spy cannot read a stack
+            or takes longer than TIMEOUT.
     """
     places = _places(log, ranks)
     plain = {**os.environ, "CLICOLOR_FORCE": "0", "NO_COLOR": "1"}  # kernels force colors
@@ -36,8 +38,12 @@ def dump(job: int, log: Path, ranks: int) -> list[str]:
                    "--ntasks=1", "py-spy", "dump", "--pid", pid]
         if rank == 0:
             print("$", " ".join(command))
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60,
-                              env=plain)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT,
+                                  env=plain)
+        except subprocess.TimeoutExpired:
+            raise LabError(f"no stack of rank {rank} within {TIMEOUT} s: run this cell "
+                           "again") from None
         if done.returncode:
             raise LabError(f"no stack of rank {rank}: {done.stderr.strip()[-500:]}")
         stacks.append(done.stdout)

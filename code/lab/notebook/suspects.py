@@ -1,4 +1,5 @@
-"""Training jobs on virtual GPUs, each limited by something else, and the timeline of one GPU."""
+"""Training jobs on virtual GPUs, each with a different bottleneck, and the timeline of one of their
+GPUs."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def gpu_of(job: Job) -> dict[str, float]:
 
 
 def timeline(job: Job) -> list[Event]:
-    """Return what the first GPU does in one training step after a warm-up step, by start.
+    """Return the first GPU's events in one training step, after a warm-up step, in order of their
+    start.
 
     An event has a "name", a "kind" ("kernel" or "communication"), "start" and "end" in
     microseconds, and the "flops" and "bytes" of a kernel, or the "bytes" that a ring sends.
@@ -88,7 +90,7 @@ def _run(job: Job) -> tuple[list[Event], float]:
 
 
 def _program(job: Job) -> tuple[list[Event], float]:
-    """Run two steps, and return the events of the second one and its seconds."""
+    """Run two steps, and return the events and the duration in seconds of the second one."""
     import torch
     import torch.distributed as dist
 
@@ -114,6 +116,14 @@ def _program(job: Job) -> tuple[list[Event], float]:
 
 
 def _step(job: Job, model, x) -> None:
+    """The forward pass, backward pass, and gradient all-reduce of one data-parallel step (no
+    optimizer).
+
+    Args:
+        job: how the gradients are all-reduced.
+        model: the stack of layers.
+        x: its input, [tokens, width].
+    """
     import torch
     import torch.distributed as dist
 
@@ -122,7 +132,7 @@ def _step(job: Job, model, x) -> None:
     if job.world == 1:
         return
     gradients = [parameter.grad for parameter in model.parameters()]
-    if job.bucketed:
+    if job.bucketed:  # and not copied back: without an optimizer, nobody reads them
         gradients = [torch.cat([gradient.flatten() for gradient in gradients])]
     for gradient in gradients:
         dist.all_reduce(gradient)

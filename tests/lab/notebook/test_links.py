@@ -1,4 +1,4 @@
-"""Messages between two ranks: what is read, fitted, modeled and drawn."""
+"""Transfers between two ranks: what is read, fitted, modeled, and drawn."""
 
 import pytest
 
@@ -82,6 +82,11 @@ def test_virtual_links_have_the_bandwidth_that_their_cards_and_networks_reach():
 def test_what_is_not_known_is_refused_with_the_nearest(card, network, said):
     with pytest.raises(LabError, match=said):
         links.virtual(card, network)
+
+
+def test_an_all_reduce_on_an_unknown_gpu_model_is_refused():
+    with pytest.raises(LabError, match="nearest: v100"):
+        links.all_reduce("v101", [0, 1], 1000)
 
 
 def test_the_figure_says_in_words_what_it_shows():

@@ -39,6 +39,13 @@ def test_links_are_restored_after_an_error():
     assert launch == collectives.LAUNCH > 0
 
 
+def test_a_latency_that_is_left_in_is_an_error(monkeypatch):
+    modeled = collectives.all_reduce
+    monkeypatch.setattr(collectives, "all_reduce", lambda *given: 1e-6 + modeled(*given))
+    with pytest.raises(RuntimeError, match="latency"), scaling.no_latency():
+        pass
+
+
 def test_a_split_names_each_part():
     latency = iter((1.0, 0.0, 0.0))  # as it is, without latency, on one GPU
 

@@ -1,35 +1,47 @@
 """The servers whose wiring students read."""
 
-from itertools import permutations
-
 import pytest
 
+from job_monitor.nvidia_smi import table
+from job_monitor.nvidia_smi.cards import Gpu
 from lab.notebook import servers
+from virtualgpu.core.cards import find
 
 each_server = pytest.mark.parametrize("server", servers.SERVERS)
 
 
 @each_server
 def test_links_are_the_same_in_both_directions(server):
-    rows = servers.matrix(server)
-    assert len({len(row) for row in rows}) == 1
-    assert all(rows[one][other] == rows[other][one] for one in range(8) for other in range(8))
+    cells = servers.SERVERS[server].cells
+    assert {len(row) for row in cells} == {len(cells)}
+    assert [*zip(*cells, strict=True)] == [*cells]
+
+
+def test_eight_gpus_of_a_dgx_1_form_a_faster_ring_than_any_four():
+    assert [servers.fastest("DGX-1 (V100)", count) for count in (2, 4, 8)] == ["NV2", "NV1", "NV2"]
+    assert servers.slowest_hop("DGX-1 (V100)", range(8), [0, 3, 2, 1, 5, 6, 7, 4])["enough"]
+    assert not servers.slowest_hop("DGX-1 (V100)", range(8), range(8))["enough"]
 
 
 @each_server
-def test_the_best_rings_are_known(server):
-    for count in servers.BEST[server]:
-        found = [servers.slowest_hop(server, range(8), ring)
-                 for ring in permutations(range(8), count)]
-        best = max(servers.speed(hop["link"]) for hop in found)
-        assert servers.speed(servers.BEST[server][count]) == best
+def test_a_ring_of_two_uses_the_fastest_link(server):
+    links = {cell for row in servers.SERVERS[server].cells[:8] for cell in row[:8]} - {" X "}
+    assert servers.fastest(server, 2) == max(links, key=servers.speed)
 
 
 def test_the_numbering_of_the_gpus_can_change():
     text = servers.topology("DGX-1 (V100)", (7, 6, 5, 4, 3, 2, 1, 0))
-    first = text.splitlines()[1].split("\t")
-    assert first[:9] == ["GPU0", " X ", "NV2", "NV1", "NV2", "NV1", "SYS", "SYS", "SYS"]
-    assert text.splitlines()[9].startswith("mlx5_0\tSYS")
+    lines = [line.split("\t") for line in text.splitlines()]
+    assert lines[1] == ["GPU0", " X ", "NV2", "NV1", "NV2", "NV1", "SYS", "SYS", "SYS",
+                        "SYS", "SYS", "PHB", "PIX", "20-39,60-79", "1", "", "N/A"]
+    assert lines[9][:9] == ["NIC0", *["SYS"] * 4, "PHB", "PHB", "PIX", "PIX"]
+
+
+def test_the_matrix_looks_like_that_of_the_virtual_nodes():
+    gpus = [Gpu("node1", number, number, find("v100")) for number in range(8)]
+    virtual, real = table.matrix(gpus, adapters=True), servers.topology("DGX-1 (V100)")
+    assert virtual.startswith(real.split("\t0-19")[0]) and table.LEGEND in real
+    assert virtual.split("Legend:")[1:2] == real.split("Legend:")[1:2]
 
 
 def test_the_hop_back_counts():

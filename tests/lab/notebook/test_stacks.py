@@ -15,7 +15,8 @@ def log(tmp_path, monkeypatch):
     tools.mkdir()
     srun = tools / "srun"
     srun.write_text('#!/bin/sh\n[ "$CLICOLOR_FORCE" = 0 ] || exit 3\n'
-                    'case "$*" in *" 99") echo no such process >&2; exit 1 ;; esac\necho "$@"\n')
+                    'case "$*" in *" 99") echo no such process >&2; exit 1 ;;\n'
+                    '*" 88") exec sleep 60 ;; esac\necho "$@"\n')
     srun.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
     monkeypatch.setenv("CLICOLOR_FORCE", "1")
@@ -35,6 +36,13 @@ def test_each_rank_is_asked_on_its_own_node(log, capsys):
 def test_a_rank_without_a_stack_is_named(log):
     log.write_text(LOG.replace("22", "99"))
     with pytest.raises(LabError, match="no stack of rank 1: no such process"):
+        stacks.dump(7, log, 2)
+
+
+def test_a_stack_that_takes_too_long_is_an_error(log, monkeypatch):
+    monkeypatch.setattr(stacks, "TIMEOUT", 1)
+    log.write_text(LOG.replace("22", "88"))
+    with pytest.raises(LabError, match="no stack of rank 1 within 1 s: run this cell again"):
         stacks.dump(7, log, 2)
 
 

@@ -12,7 +12,7 @@ from pretrain_gpt import main
 from tests.minimegatron.conftest import Dataset
 from warmranks import run_program
 
-GPT2 = ("--device virtual:v100 --num-layers 12 --hidden-size 768 --num-attention-heads 32 "
+GPT2 = ("--device virtual:v100 --num-layers 12 --hidden-size 768 --num-attention-heads 12 "
         "--seq-length 1024 --max-position-embeddings 1024 --make-vocab-size-divisible-by 50304 "
         "--micro-batch-size 2 --lr 1e-4 --log-interval 1 --eval-iters 0 --split 900,50,50 ")
 PROFILE = "--profile-execution yes --profile-name gpt2 "

@@ -104,7 +104,7 @@ def hint(page: Page, jupyter: Jupyter, home: Path) -> None:
     page.keyboard.insert_text(WRONG)
     driver.run_cell(page, answer)
     run(page, '"Two smaller worlds')
-    put_at_top(page, "Exercise 1:", -260)
+    put_at_top(page, "def verdict", -40)
     save(page, "hint")
 
 

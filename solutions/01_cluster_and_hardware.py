@@ -926,9 +926,9 @@ guess_odd = 0.9
 
 # %% tags=["explore"]
 around = roofline.virtual("h100", "bf16", [(4096, n, 4096) for n in range(4060, 4133)])
-rates = {one.n: one.rate for one in around.products}
+rates = {one.n: one.rate for one in around.gemms}
 check.compare("share of the speed (virtual H100)", guess_odd, rates[4095] / rates[4096])
-for one in roofline.virtual("h100", "bf16", [(1024, n, 768) for n in (50_257, 50_304)]).products:
+for one in roofline.virtual("h100", "bf16", [(1024, n, 768) for n in (50_257, 50_304)]).gemms:
     print(f"GPT-2 small's logits for 1,024 tokens and {one.n:,} entries: {result(f'{1e6 * one.seconds:.0f} us')} "
           "(virtual)")
 roofline.plot_sizes(around, every=8)

@@ -111,7 +111,8 @@ print("times 16 bytes:", result(f"{16 * int(line.split()[-1]) / 2**30:.1f} GiB")
 
 # %% [markdown]
 # - `torchrun --nproc_per_node` is the **launcher**. It starts the ranks, one per GPU that Slurm has allocated on this
-#   node (`$SLURM_GPUS_ON_NODE`). `--device virtual` makes these virtual GPUs; those of this cluster are V100s.
+#   node (`$SLURM_GPUS_ON_NODE`), unless you set `RANKS`. `--device virtual` makes these virtual GPUs; those of this
+#   cluster are V100s.
 # - `BATCH`: the **micro-batch** is the number of samples that a rank processes in one forward and backward pass. The
 #   **global batch** is the number of samples that all ranks together process in one optimizer step.
 # - `"$@"` stands for the flags that follow the script's name in `sbatch`. If a flag occurs twice, the last one counts.

@@ -39,15 +39,11 @@ FOLDER = ROOT / "docs" / "pictures"
 MOST_BYTES = 150_000
 WIDTH = 1300
 COLORS = 96  # of a picture; screens have few, and a small palette makes small files
-LAB, WORKED = "notebooks/03_multi_node.ipynb", "notebooks/worked/03_multi_node.ipynb"
+LAB, WORKED = "notebooks/10_pipeline_1.ipynb", "notebooks/worked/03_multi_node.ipynb"
 GRADED = "00_welcome"
 BOUND = 1e-5  # of the relative difference of two losses, as docs/mytrainer.md says
-WRONG = """def verdict(lines, gpus):
-    sizes = [int(line.split(",")[0].split()[-1]) for line in lines if "world size" in line]
-    if not sizes or sizes[-1] == gpus:
-        return "ok" if sizes else "not started"
-    return "idle GPUs"
-"""
+WRONG = """def bubble(p, m):
+    return (p - 1) / m"""
 
 
 def save(page: Page, name: str, height: int = 860, width: int = WIDTH) -> None:
@@ -97,14 +93,14 @@ def start_page(page: Page, jupyter: Jupyter, home: Path) -> None:
 def hint(page: Page, jupyter: Jupyter, home: Path) -> None:
     """A wrong answer, its check, and the hint."""
     driver.open_notebook(page, jupyter, LAB)
-    run(page, "from labkit import check", "def log_of")
-    answer = driver.number_of(page, "def verdict")
+    run(page, "from labkit import check")
+    answer = driver.number_of(page, "def bubble")
     driver.code_cell(page, answer).locator(".cm-content").click()
     page.keyboard.press("Control+a")
     page.keyboard.insert_text(WRONG)
     driver.run_cell(page, answer)
-    run(page, '"Two smaller worlds')
-    put_at_top(page, "def verdict", -40)
+    run(page, "That is the bubble overhead")
+    put_at_top(page, "Look at one row of your GPipe", 20)
     save(page, "hint")
 
 

@@ -1,4 +1,5 @@
-"""What does a CPU reach? One copy in memory, and matrix products [n, k] x [k, n] for growing k.
+"""Measure a CPU: time a copy in memory, and matrix multiplications (GEMMs) [n, k] x [k, n] for
+growing k.
 
     srun --cpus-per-task=2 python code/matmul.py [n]
 """
@@ -14,7 +15,12 @@ COPIED = 2**28  # bytes: too many for any cache
 
 
 def best_of(times: int, work) -> float:
-    """Seconds of the quickest of several tries; the first one warms up and does not count."""
+    """Return the seconds of the fastest of several runs, after one that warms up.
+
+    Args:
+        times: how many runs count.
+        work: what to time.
+    """
     seconds = []
     for _ in range(times + 1):
         begin = time.perf_counter()
@@ -37,4 +43,4 @@ result = torch.zeros(n, n)
 for k in INNER:
     a, b = torch.rand(n, k), torch.rand(k, n)
     seconds = best_of(2, lambda a=a, b=b: torch.mm(a, b, out=result))
-    print(f"fp32 product [{n}, {k}] x [{k}, {n}]: {seconds * 1e6:.1f} us", flush=True)
+    print(f"fp32 GEMM [{n}, {k}] x [{k}, {n}]: {seconds * 1e6:.1f} us", flush=True)

@@ -32,6 +32,6 @@ def test_products_are_measured_with_the_threads_that_were_asked_for(measured, co
     path = measured("srun --cpus-per-task=2 python code/matmul.py 256")
     cpu = roofline.read(path)
     assert (course.home / path).read_text().startswith("2 threads\n")
-    assert [one.k for one in cpu.products] == [2**power for power in range(2, 10)]
-    assert all(one.m == one.n == 256 for one in cpu.products)
+    assert [one.k for one in cpu.gemms] == [2**power for power in range(2, 10)]
+    assert all(one.m == one.n == 256 for one in cpu.gemms)
     assert cpu.bandwidth > 1e7 and cpu.peak > 1e7

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 # What code/matmul.py prints.
 COPY = re.compile(r"^copy of (\d+) bytes: (\d+(?:\.\d+)?) us$", re.M)
-PRODUCT = re.compile(r"^(\w+) product \[(\d+), (\d+)\] x \[\d+, (\d+)\]: (\d+(?:\.\d+)?) us$", re.M)
+GEMM = re.compile(r"^(\w+) GEMM \[(\d+), (\d+)\] x \[\d+, (\d+)\]: (\d+(?:\.\d+)?) us$", re.M)
 
 
 @dataclass(frozen=True)
-class Product:
+class Gemm:
     """One GEMM [m, k] x [k, n], and the seconds that it took."""
 
     dtype: str
@@ -50,13 +50,13 @@ class Machine:
         name: of the machine, with the data type of a virtual GPU.
         peak: FLOP/s, the best measurement of a CPU or the data sheet's figure of a virtual GPU.
         bandwidth: of the memory, in bytes/s, from the same source.
-        products: the GEMMs.
+        gemms: that it ran.
     """
 
     name: str
     peak: float
     bandwidth: float
-    products: tuple[Product, ...]
+    gemms: tuple[Gemm, ...]
 
     @property
     def ridge(self) -> float:
@@ -75,15 +75,15 @@ def read(path: str | Path) -> Machine:
     except OSError as error:
         raise LabError(f"no measurement at {place}: {error.strerror}; run the cell that measures "
                        "first") from error
-    copy, rows = COPY.search(text), PRODUCT.findall(text)
+    copy, rows = COPY.search(text), GEMM.findall(text)
     if copy is None or not rows:
         last = (text.strip().splitlines() or ["nothing"])[-1]
-        raise LabError(f"{place} holds no whole measurement; its last line is: {last}")
-    products = tuple(Product(dtype, int(m), int(n), int(k), float(time) / 1e6)
-                     for dtype, m, k, n, time in rows)
+        raise LabError(f"{place} does not hold a complete measurement; its last line is: {last}")
+    gemms = tuple(Gemm(dtype, int(m), int(n), int(k), float(time) / 1e6)
+                  for dtype, m, k, n, time in rows)
     copied, microseconds = int(copy[1]), float(copy[2])
-    return Machine("this machine's CPU", max(one.rate for one in products),
-                   2 * copied / (microseconds / 1e6), products)  # each byte is read and written
+    return Machine("this machine's CPU", max(one.rate for one in gemms),
+                   2 * copied / (microseconds / 1e6), gemms)  # each byte is read and written
 
 
 def virtual(card: str, dtype: str, shapes: Sequence[tuple[int, int, int]]) -> Machine:
@@ -112,14 +112,13 @@ def virtual(card: str, dtype: str, shapes: Sequence[tuple[int, int, int]]) -> Ma
                        f"{', '.join(name for name in sheet.tflops if name in BYTES)}")
     gpu = VirtualGpu(sheet)
     item = BYTES[dtype]
-    products = []
+    gemms = []
     for m, n, k in shapes:
-        size = BYTES[dtype] * (m * k + k * n + m * n)
-        products.append(Product(dtype, m, n, k,
-                                gpu.seconds(Work(size, product=Shape(
-                                    dtype, 1, m, n, k, alignment(item * n, item * k))))))
+        size = item * (m * k + k * n + m * n)
+        shape = Shape(dtype, 1, m, n, k, alignment(item * n, item * k))
+        gemms.append(Gemm(dtype, m, n, k, gpu.seconds(Work(size, product=shape))))
     return Machine(f"virtual {sheet.name}, {dtype}", sheet.tflops[dtype] * 1e12, sheet.bandwidth,
-                   tuple(products))
+                   tuple(gemms))
 
 
 def plot(*machines: Machine) -> Drawing:
@@ -133,13 +132,13 @@ def plot(*machines: Machine) -> Drawing:
     said = []
     for number, machine in enumerate(machines):
         color = f"C{number}"
-        points = [one.intensity for one in machine.products]
+        points = [one.intensity for one in machine.gemms]
         across = [min(points) / 2, machine.ridge, max(*points, machine.ridge) * 4]
         axes.loglog(across, [min(machine.peak, at * machine.bandwidth) for at in across],
                     color=color, linewidth=1.4)
-        axes.loglog(points, [one.rate for one in machine.products], linestyle="", markersize=5,
+        axes.loglog(points, [one.rate for one in machine.gemms], linestyle="", markersize=5,
                     marker="osD^"[number % 4], color=color, label=machine.name)
-        best = max(one.rate for one in machine.products)
+        best = max(one.rate for one in machine.gemms)
         said.append(f"{machine.name}: the roof rises to {machine.peak:.3g} FLOP/s at "
                     f"{machine.ridge:.3g} FLOP/byte; the best GEMM reaches {best:.3g}")
     axes.set(xlabel="arithmetic intensity (FLOP per byte)", ylabel="FLOP/s",
@@ -162,7 +161,7 @@ def plot_sizes(machine: Machine, every: int | None = None) -> Drawing:
 
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = figure.subplots()
-    rates = [(one.n, one.rate / 1e12) for one in machine.products]
+    rates = [(one.n, one.rate / 1e12) for one in machine.gemms]
     axes.plot(*zip(*rates, strict=True), linewidth=1, color="C0")
     best, worst = max(rate for _, rate in rates), min(rate for _, rate in rates)
     said = f"{machine.name}: between {worst:.3g} and {best:.3g} TFLOP/s"

@@ -9,8 +9,8 @@ from virtualgpu.core.matmul import OTHERS, UNALIGNED
 
 TEXT = """2 threads
 copy of 1000000 bytes: 100.0 us
-fp32 product [100, 1] x [1, 100]: 20.0 us
-fp32 product [100, 50] x [50, 100]: 100.0 us
+fp32 GEMM [100, 1] x [1, 100]: 20.0 us
+fp32 GEMM [100, 50] x [50, 100]: 100.0 us
 """
 
 
@@ -28,7 +28,7 @@ def put(tmp_path, monkeypatch):
 def test_a_measurement_is_read(put):
     cpu = roofline.read(put(TEXT))
     assert cpu.bandwidth == pytest.approx(2e10)  # what is copied is read and written
-    small, large = cpu.products
+    small, large = cpu.gemms
     assert (large.m, large.n, large.k, large.dtype) == (100, 100, 50, "fp32")
     assert large.rate == cpu.peak == pytest.approx(2 * 100 * 100 * 50 / 100e-6)
     assert small.intensity == pytest.approx(20_000 / (4 * 10_200))
@@ -37,7 +37,7 @@ def test_a_measurement_is_read(put):
 
 @pytest.mark.parametrize("text", ["", "copy of 10 bytes: 1.0 us\n", "2 threads\nKilled\n"])
 def test_half_a_measurement_is_refused(put, text):
-    with pytest.raises(LabError, match="no whole measurement"):
+    with pytest.raises(LabError, match="not hold a complete measurement"):
         roofline.read(put(text))
 
 
@@ -51,16 +51,16 @@ def test_a_virtual_card_stays_below_its_data_sheet_and_comes_near():
     shapes = [(4096, 4096, 2**power) for power in range(13)]
     machine = roofline.virtual("a100", "fp16", shapes)
     assert machine.peak == card.tflops["fp16"] * 1e12 and machine.bandwidth == card.bandwidth
-    for one in machine.products:
+    for one in machine.gemms:
         assert one.rate < min(machine.peak, one.intensity * machine.bandwidth)
-    assert machine.products[-1].rate > 0.6 * machine.peak
-    assert machine.products[0].rate > 0.6 * machine.products[0].intensity * machine.bandwidth
+    assert machine.gemms[-1].rate > 0.6 * machine.peak
+    assert machine.gemms[0].rate > 0.6 * machine.gemms[0].intensity * machine.bandwidth
 
 
 @pytest.mark.parametrize(("card", "share"), [
     ("v100", OTHERS[0]), ("a100", OTHERS[0]), ("h100", UNALIGNED["hopper"][0])])
 def test_odd_rows_slow_tensor_cores_down(card, share):
-    odd, even = roofline.virtual(card, "fp16", [(4096, 4095, 4096), (4096, 4096, 4096)]).products
+    odd, even = roofline.virtual(card, "fp16", [(4096, 4095, 4096), (4096, 4096, 4096)]).gemms
     assert odd.rate / even.rate == pytest.approx(share, rel=0.01)
 
 

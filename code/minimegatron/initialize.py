@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import socket
 import tempfile
-import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -146,11 +144,3 @@ def say_initialized(ctx: Context) -> None:
     ctx.say("> initializing pipeline model parallel with size "
             f"{config.pipeline_model_parallel_size}")
     ctx.say(f"> setting random seeds to {config.seed} ...")
-    ctx.say("> compiling dataset index builder ...")
-    started = time.perf_counter()
-    importlib.import_module("minimegatron.data.index_maps")  # numpy: loading it is all there is
-    ctx.say(">>> done with dataset index builder. Compilation time: "
-            f"{time.perf_counter() - started:.3f} seconds")
-    if not config.use_flash_attn:
-        ctx.say("WARNING: constraints for invoking optimized fused softmax kernel are not met. We "
-                "default back to unfused kernel invocations.")

@@ -8,7 +8,6 @@ import socket
 import torch.distributed as dist
 
 from minimegatron.console import emit
-from minimegatron.device.gloo import debug_asked
 from virtualgpu.core import cards
 from virtualgpu.core.card import Card
 from virtualgpu.core.gpu import VirtualGpu
@@ -39,11 +38,16 @@ def connect(gpu: VirtualGpu, link: str, slot: int | None) -> list[str]:
     slowest = min(map(network.parse, dict.fromkeys(links)), key=lambda one: one.effective)
     models = tuple(map(cards.find, names))
     topology = Topology(nodes, models, slowest, slots)
-    register(gpu, topology, emit if debug_asked() else None)
+    register(gpu, topology, emit if nccl_debug() else None)
     return [f"{title(card)} on rank(s) {ranks_of(card, models)}"
             for card in dict.fromkeys(models)
             ] + [f"virtual links: {topology.describe()}; times and memory are modeled; "
                  "no training happens: tensors have shapes but no values"]
+
+
+def nccl_debug() -> bool:
+    """Return whether NCCL_DEBUG asks for NCCL's lines about its communicators."""
+    return os.environ.get("NCCL_DEBUG", "").upper() in ("INFO", "TRACE")
 
 
 def title(card: Card) -> str:

@@ -17,9 +17,6 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from minimegatron.console import emit
-from minimegatron.device import gloo
-
 AXES = ("pp", "dp", "tp")
 # Before torch 2.13 both had other names, which it deprecates.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -143,8 +140,6 @@ def make_group(groups: Sequence[tuple[int, ...]], backend: str, timeout: timedel
         channel = dist.new_group(list(ranks), timeout=timeout, backend=backend)
         if rank in ranks:
             mine = Group(ranks, ranks.index(rank), channel)
-    if mine and backend == "gloo" and gloo.debug_asked():
-        emit("\n".join(gloo.lines(mine.ranks, mine.index)))
     return mine
 
 

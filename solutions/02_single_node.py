@@ -1168,7 +1168,7 @@ check.that(cost.milliseconds < 1000,
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 \
 # +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 1 \
 
-# %% [raw] mutant="fastest" hint="request them with"
+# %% [raw] mutant="fastest" hint="Request them with"
 # -#SBATCH --gpus-per-node=2
 
 # %% [raw] mutant="fastest" hint="The global batch is not 16"

@@ -1,10 +1,10 @@
-"""A pipeline that does not wait for its updates, small enough to look into: one process, stages as
-objects that keep versions of their weight, driven by a schedule.
+"""An asynchronous pipeline in one process, small enough to inspect: its stages are objects that
+keep versions of their weight, and a schedule drives them.
 
 PipeDream (Narayanan et al. 2019) updates after every micro-batch and stashes a version for each one
 in flight; PipeDream-2BW (Narayanan et al. 2021, "Memory-Efficient Pipeline-Parallel DNN Training")
 updates once a batch and keeps two; with a flush there is one. NAIVE keeps one as well, and does not
-flush: its gradients belong to no weights.
+flush: its gradients are not those of any weights.
 """
 
 from __future__ import annotations
@@ -36,13 +36,17 @@ Gradient = list[torch.Tensor]  # one per stage: [WIDTH, WIDTH]
 class Stage:
     """One layer, y = tanh(x w), with every version of w that is still needed.
 
-    The backward pass is written out, so that it is plain which weight it uses. every: backward
-    passes to an update.
+    The backward pass is written out, so that you can see which weight it uses.
     """
 
     def __init__(self, weight: torch.Tensor, policy: str, every: int) -> None:
+        """Args:
+            weight: the first version.
+            policy: one of POLICIES.
+            every: backward passes per update.
+        """
         self.versions = {0: weight}
-        self.history = [weight]  # all versions that there ever were, to compare with afterwards
+        self.history = [weight]  # all versions so far, to compare with afterwards
         self.policy, self.every = policy, every
         self.kept: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}  # in flight
         self.summed, self.count, self.most_versions = torch.zeros_like(weight), 0, 1
@@ -52,10 +56,15 @@ class Stage:
         return len(self.history) - 1
 
     def forward(self, micro_batch: int, x: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """y [SAMPLES, WIDTH], and the version that made it."""
+        """Return y [SAMPLES, WIDTH], and the weight version that computed it.
+
+        Args:
+            micro_batch: its number.
+            x: its input, [SAMPLES, WIDTH].
+        """
         version = self.newest
         if self.policy == TWO_BUFFERS:
-            # All stages take the same: the one before the newest that any of them may have.
+            # All stages use the same one: that before the newest that any of them may have.
             version = max(0, micro_batch // self.every - 1)
         y = torch.tanh(x @ self.versions[version])
         self.kept[micro_batch] = x, y, version
@@ -63,7 +72,12 @@ class Stage:
 
     def backward(self, micro_batch: int, gradient: torch.Tensor
                  ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """The gradients of x and of the weight, and the version that the backward pass used."""
+        """Return the gradients of x and of the weight, and the version that was used.
+
+        Args:
+            micro_batch: its number.
+            gradient: of y, [SAMPLES, WIDTH].
+        """
         x, y, version = self.kept.pop(micro_batch)
         if self.policy == NAIVE:
             version = self.newest
@@ -82,7 +96,7 @@ class Stage:
         self.most_versions = max(self.most_versions, len(self.versions))
 
     def _forget(self, next_backward: int) -> None:
-        """Drop what no micro-batch needs: neither one in flight nor one that is still to come."""
+        """Drop the versions that no micro-batch needs, in flight or still to come."""
         needed = {self.newest}
         if self.policy != NAIVE:
             needed |= {version for _, _, version in self.kept.values()}
@@ -93,12 +107,17 @@ class Stage:
 
 @dataclass(frozen=True)
 class Run:
-    """What came of it. Lists have one entry per stage, those of used and gradients per micro-batch
-    and stage.
+    """The results of a run.
 
-    used: (version of the forward pass, version of the backward pass). versions: the most that a
-    stage kept at a time. history: all versions of its weight. timeline: with F, B and W of one
-    unit each.
+    Attributes:
+        policy: one of POLICIES.
+        used: for each micro-batch and stage, the weight versions of the forward and backward pass.
+        gradients: for each micro-batch and stage, the gradient of the stage's weight.
+        losses: for each micro-batch.
+        versions: for each stage, the largest number of versions that it kept at a time.
+        history: for each stage, all versions of its weight.
+        schedule: that drove the stages.
+        timeline: of the schedule, with F, B, and W of one unit each.
     """
 
     policy: str
@@ -112,17 +131,24 @@ class Run:
 
     @property
     def live(self) -> list[int]:
-        """The most micro-batches of which a stage keeps activations."""
+        """The largest number of micro-batches in flight on each stage."""
         return peak_live(self.schedule)
 
     @property
     def idle(self) -> float:
-        """Share of the time in which a stage waits."""
+        """The bubble fraction."""
         return self.timeline.bubble_fraction
 
 
 def schedule_of(policy: str, stages: int, micro_batches: int, batches: int) -> Schedule:
-    """1F1B through all batches without a stop; with FLUSH the pipeline runs empty after each."""
+    """Return 1F1B across all batches; with FLUSH, the pipeline is flushed after each batch.
+
+    Args:
+        policy: one of POLICIES.
+        stages: how many.
+        micro_batches: per batch.
+        batches: how many.
+    """
     if policy != FLUSH:
         return one_f_one_b(stages, micro_batches * batches)
     once = one_f_one_b(stages, micro_batches)
@@ -132,11 +158,19 @@ def schedule_of(policy: str, stages: int, micro_batches: int, batches: int) -> S
 
 def run(policy: str, stages: int = 3, micro_batches: int = 4, batches: int = 3, seed: int = 0
         ) -> Run:
-    """Train `stages` layers on `batches` of `micro_batches`; the same numbers every time.
+    """Train one layer per stage; the results are the same every time.
 
-    An update comes after every micro-batch (NAIVE, PIPEDREAM), or after every batch. Raises
-    LabError for a policy that there is not, and for 2BW with fewer micro-batches than stages: two
-    versions would not do.
+    The weights are updated after every micro-batch (NAIVE, PIPEDREAM), or after every batch.
+
+    Args:
+        policy: one of POLICIES.
+        stages: how many.
+        micro_batches: per batch.
+        batches: how many.
+        seed: of the weights and samples.
+
+    Raises LabError for an unknown policy, and for 2BW with fewer micro-batches than stages, because
+    two versions would not be enough.
     """
     _require(policy, stages, micro_batches, batches)
     weights, data = problem(stages, micro_batches * batches, seed)
@@ -178,8 +212,14 @@ def _require(policy: str, stages: int, micro_batches: int, batches: int) -> None
 
 def problem(stages: int, micro_batches: int, seed: int = 0
             ) -> tuple[list[torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]:
-    """First weights [WIDTH, WIDTH] of every stage; input and target [SAMPLES, WIDTH] of every
-    micro-batch. In float64: differences that are seen are no rounding."""
+    """Return the initial weight [WIDTH, WIDTH] of every stage, and the input and target [SAMPLES,
+    WIDTH] of every micro-batch, in float64, so that visible differences are not rounding errors.
+
+    Args:
+        stages: how many.
+        micro_batches: how many in all.
+        seed: of all values.
+    """
     dice = torch.Generator().manual_seed(seed)
 
     def draw(rows: int) -> torch.Tensor:
@@ -200,7 +240,13 @@ def loss_gradient(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def gradient_at(weights: Sequence[torch.Tensor], x: torch.Tensor, target: torch.Tensor) -> Gradient:
-    """What the gradient of the loss is at these weights, one per stage: by autograd."""
+    """Compute the gradients of the loss with autograd, one per stage.
+
+    Args:
+        weights: of the stages.
+        x: the input of the first stage.
+        target: for the output of the last stage.
+    """
     leaves = [weight.clone().requires_grad_() for weight in weights]
     y = x
     for weight in leaves:
@@ -209,11 +255,15 @@ def gradient_at(weights: Sequence[torch.Tensor], x: torch.Tensor, target: torch.
 
 
 def nearest(found: Run, micro_batch: int, seed: int = 0) -> tuple[float, tuple[int, ...]]:
-    """Of all weights that the stages ever had, in any combination: those whose gradient is nearest
-    to the one that this micro-batch gave.
+    """Find the combination of weight versions whose gradient is nearest to that of a micro-batch.
 
-    Returns (distance / length of the gradient, version of every stage). A distance of 0 says whose
-    gradient it is; without one it is nobody's. seed: the run's.
+    Args:
+        found: the run.
+        micro_batch: its number.
+        seed: of the run.
+
+    Returns (distance divided by the norm of the gradient, version of every stage). If the distance
+    is 0, the gradient is that of these weights; otherwise, it is not the gradient of any weights.
     """
     stages = len(found.history)
     _, data = problem(stages, len(found.gradients), seed)

@@ -17,9 +17,14 @@ MARKERS = "osD^v*"  # not by color alone
 
 def bubbles(bubble: Callable[[int, int], float], stages: Sequence[int] = STAGES,
             micro_batches: Sequence[int] = MICRO_BATCHES) -> Drawing:
-    """`bubble(p, m)`, 0 to 1, over micro-batches m: a line for each number of stages p.
+    """Plot the bubble fraction over the number of micro-batches, one line per number of stages.
 
-    Raises LabError for an answer that is no number yet.
+    Args:
+        bubble: returns the bubble fraction, 0 to 1, for p stages and m micro-batches.
+        stages: the numbers of stages.
+        micro_batches: the numbers of micro-batches.
+
+    Raises LabError if `bubble` does not return a number yet.
     """
     from matplotlib.figure import Figure
 
@@ -31,8 +36,8 @@ def bubbles(bubble: Callable[[int, int], float], stages: Sequence[int] = STAGES,
     for number, p in enumerate(stages):
         shares = [bubble(p, m) for m in micro_batches]
         if not all(isinstance(share, int | float) for share in shares):
-            raise LabError(f"bubble({p}, {micro_batches[0]}) is {shares[0]!r}, which is no number: "
-                           "write the function first")
+            raise LabError(f"bubble({p}, {micro_batches[0]}) is {shares[0]!r}, which is not a "
+                           "number: write the function first")
         axes.plot(micro_batches, [100 * share for share in shares], markersize=4,
                   marker=MARKERS[number % len(MARKERS)], label=f"p = {p}")
         said.append(f"p = {p} from {shares[0]:.0%} to {shares[-1]:.0%}")

@@ -1,17 +1,17 @@
-"""DeepSpeed 0.19.8 on CPUs: no compiler, no surprises. Import this before using it.
+"""DeepSpeed 0.19.8 on CPUs, without a compiler. Import this before using it.
 
 What it changes, and why:
 1. Collectives go through gloo. `init_distributed` would compile an operator for shared memory
-   (20 s, and it needs g++) that a pipeline's messages never use.
-2. `seed_layers=True` works. DeepSpeed counts layers in numpy's integers, which Python's
-   `random.seed` no longer takes.
-3. `get_global_grad_norm()` knows the gradient's norm without ZeRO, too; DeepSpeed computes it when
-   it clips, and throws it away.
-4. `read_config` refuses a configuration that would compile an optimizer.
+   (20 s, and it needs g++) that a pipeline's sends and receives never use.
+2. `seed_layers=True` works. DeepSpeed counts layers with NumPy integers, which Python's
+   `random.seed` no longer accepts.
+3. `get_global_grad_norm()` returns the gradient norm without ZeRO, too; DeepSpeed computes it for
+   clipping, and discards it.
+4. `read_config` rejects a configuration that would compile an optimizer.
 5. Log lines below warnings are left out; DeepSpeed writes dozens for each rank. So is torch's
-   warning that a broadcast has no gradient: it is of the tied weights, at the start.
-A program ends with `leave`: it does not return into the interpreter's clean-up, in which gloo's
-threads now and then abort a process that has done its work.
+   warning that a broadcast has no gradient: it is that of the tied weights, at the start.
+A program ends with `leave`, which skips the interpreter's cleanup: during it, gloo's threads
+occasionally abort a process that has finished.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it looks for GPUs and says it found none
+os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise, DeepSpeed looks for GPUs
 
 import deepspeed
 from deepspeed.runtime import engine, utils
@@ -57,7 +57,7 @@ original_seed = shims.replace(utils, "set_random_seed", set_random_seed)
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A configuration from its JSON file. Raises LabError for one that cannot be used here."""
+    """Read a configuration from a JSON file. Raises LabError for one that cannot be used here."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -69,5 +69,5 @@ def read_config(path: Path) -> dict[str, Any]:
     kind = str(optimizer.get("type", ""))
     if "adam" in kind.lower() and not optimizer.get("params", {}).get("torch_adam"):
         raise LabError(f'--config {path}: optimizer "{kind}" would compile a C++ extension; '
-                       'torch\'s own is one line more: "params": {"torch_adam": true, ...}')
+                       'for the optimizer of torch, add "params": {"torch_adam": true, ...}')
     return config

@@ -1,5 +1,4 @@
-"""Slurm from a notebook: be connected to the cluster, and wait for a job without losing sight of
-it."""
+"""Slurm from a notebook: connect to the cluster, and wait for jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +21,16 @@ LAST_LINES = 12
 
 @dataclass(frozen=True)
 class State:
-    """A job as `scontrol show job` has it."""
+    """A job as `scontrol show job` reports it.
+
+    Attributes:
+        job: its ID.
+        name: of the job.
+        state: such as "PENDING" or "COMPLETED".
+        reason: why it is in this state, or "None".
+        seconds: its elapsed time.
+        log: the file that its output goes to, if any.
+    """
 
     job: int
     name: str
@@ -37,23 +45,26 @@ class State:
 
 
 def connect() -> None:
-    """Make Slurm's commands known to this notebook and see to it that the cluster is up.
+    """Put Slurm's commands on this notebook's PATH, and start the course's cluster if it is down.
 
-    Raises LabError where there is no Slurm.
+    Raises LabError if there is no Slurm.
     """
     import slurmbox as cluster
 
     home = workspace.home()
     cluster.ensure_up(home)
     if job := cluster.leave_job(home):
-        print(f"This notebook runs in job {job}. Its own jobs go to the queue as any other's.")
+        print(f"This notebook runs in job {job}. The jobs that you submit here are queued like "
+              "any others.")
     os.environ.update(cluster.environment(home))
     os.environ.setdefault("USER", getpass.getuser())  # containers leave it out; scripts use it
 
 
 def show(job: int | str | None = None) -> State:
-    """The state of `job`, or of the latest job of this user. Raises LabError if Slurm knows
-    none."""
+    """Return the state of a job, or of this user's latest job.
+
+    Raises LabError if Slurm does not know it.
+    """
     if job is None:
         return latest(1)[0]
     found = [state for line in _scontrol("show", "job", str(job)) if (state := _parse(line, None))]
@@ -63,8 +74,10 @@ def show(job: int | str | None = None) -> State:
 
 
 def latest(count: int) -> list[State]:
-    """The `count` latest jobs of this user, as they were submitted. Raises LabError if there are
-    fewer."""
+    """Return this user's `count` latest jobs in the order of their submission.
+
+    Raises LabError if there are fewer.
+    """
     lines = _scontrol("show", "job")
     found = [state for line in lines if (state := _parse(line, os.getuid()))]
     if len(found) < count:
@@ -74,8 +87,14 @@ def latest(count: int) -> list[State]:
 
 
 def wait(job: int | str | None = None, seconds: float = LONGEST_WAIT) -> State:
-    """Wait up to `seconds` for `job` (else the latest one of this user); say how it goes, and what
-    the log's last lines are if it fails. Raises LabError when there is no such job."""
+    """Wait for a job and print its states; if it fails, print the last lines of its log.
+
+    Args:
+        job: its ID; None: this user's latest job.
+        seconds: the longest time to wait.
+
+    Raises LabError if Slurm does not know the job.
+    """
     begin, said = time.monotonic(), ""
     while True:
         now = show(job)
@@ -94,7 +113,12 @@ def wait(job: int | str | None = None, seconds: float = LONGEST_WAIT) -> State:
 
 
 def wait_latest(count: int, seconds: float = LONGEST_WAIT) -> list[State]:
-    """Wait up to `seconds` in all for the `count` latest jobs of this user, as wait() does."""
+    """Wait for this user's latest jobs, as wait() does, and return them.
+
+    Args:
+        count: how many.
+        seconds: the longest time to wait for all of them together.
+    """
     begin = time.monotonic()
     return [wait(one.job, max(0.0, seconds - (time.monotonic() - begin)))
             for one in latest(count)]
@@ -116,7 +140,7 @@ def _ended(now: State) -> State:
 
 
 def _link(log: Path | None) -> None:
-    """In a notebook, a link to the log."""
+    """In a notebook, show a link to the log."""
     link = served.file_link(log, "Open the log") if log else None
     if link:
         from IPython.display import display  # only where there is a kernel
@@ -155,7 +179,7 @@ def _parse(line: str, uid: int | None) -> State | None:
 
 
 def _seconds(text: str) -> int:
-    """Slurm's [days-]hours:minutes:seconds."""
+    """Convert Slurm's [days-]hours:minutes:seconds to seconds."""
     days, _, clock = text.rpartition("-")
     total = 0
     for part in clock.split(":"):

@@ -108,13 +108,17 @@ def virtual(card: str, network: str | None = None) -> Curve:
     Raises LabError for an unknown GPU model or network.
     """
     from virtualgpu.net.collectives import message
-    from virtualgpu.net.inside import pair
+    from virtualgpu.net.inside import SHARED_MEMORY, pair
 
     nodes = ("node1", "node1") if network is None else ("node1", "node2")
     topology = _topology(card, nodes, network)
     wire = topology.wire(0, 1)
-    title = (f"{pair(*topology.seats).name} of a {topology.cards[0].name}" if network is None
-             else topology.network.name)
+    if network is None:
+        name = pair(*topology.seats).name
+        kind = "PCIe via host memory" if name == SHARED_MEMORY else name
+        title = f"{kind} of a {topology.cards[0].name}"
+    else:
+        title = topology.network.name
     return Curve.of(f"virtual {title}", [(size, message(wire, size)) for size in SIZES])
 
 

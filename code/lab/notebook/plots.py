@@ -1,4 +1,4 @@
-"""Figures of a student's own runs, each with a text for those who cannot see it."""
+"""Figures of a student's own runs, each with alternative text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def loss(**runs: Log) -> Drawing:
-    """The loss over samples, one line per run: `plots.loss(first=log, second=other)`.
+    """Plot the loss over samples, one line per run: `plots.loss(first=log, second=other)`.
 
     Raises LabError for a run without a loss.
     """
@@ -41,8 +41,10 @@ def loss(**runs: Log) -> Drawing:
 
 
 def loss_scale(log: Log) -> Drawing:
-    """The loss scale over the steps, and which lines of the log have skipped steps. Raises
-    LabError for a log without a loss scale."""
+    """Plot the loss scale over the steps, and mark the lines of the log with skipped steps.
+
+    Raises LabError for a log without a loss scale.
+    """
     from matplotlib.figure import Figure
 
     lines = [one for one in log.iterations if one.loss_scale is not None]
@@ -68,8 +70,14 @@ def loss_scale(log: Log) -> Drawing:
 
 
 def timeline(run: Drawable, dp: int = 0, tp: int = 0) -> Timeline:
-    """The timeline of a schedule, or of a run's folder of --timeline, absolute or relative to the
-    workspace; of data-parallel replica `dp` and tensor-parallel rank `tp`. Raises LabError."""
+    """Return the timeline of a schedule or a run. Raises LabError.
+
+    Args:
+        run: a schedule, or the folder that a run wrote with --timeline, absolute or relative to the
+            workspace.
+        dp: the data-parallel replica.
+        tp: the tensor-parallel rank.
+    """
     from pipeline_schedules import ScheduleError, timeline_of
 
     try:
@@ -80,10 +88,17 @@ def timeline(run: Drawable, dp: int = 0, tp: int = 0) -> Timeline:
 
 def pipeline(run: Drawable, title: str = "Pipeline", *, live: bool = True, steps: bool = False,
              simulated: bool = False, dp: int = 0, tp: int = 0) -> Drawing | Steps:
-    """The pipeline of `run`, which is what timeline() reads: stage by time.
+    """Draw a pipeline, with one row per stage. Raises LabError.
 
-    live: with the activations that every stage keeps. steps: with a slider. simulated: below a run
-    the same order with its mean times, simulated, on the same scale. Raises LabError.
+    Args:
+        run: what timeline() reads.
+        title: of the figure.
+        live: also draw the activations that every stage keeps.
+        steps: with a slider.
+        simulated: below a run, draw its order of passes simulated with their mean durations, on the
+            same time scale.
+        dp: the data-parallel replica.
+        tp: the tensor-parallel rank.
     """
     from pipeline_schedules import draw, draw_beside, draw_steps, replayed
     from pipeline_schedules.drawing import unit_of
@@ -98,15 +113,22 @@ def pipeline(run: Drawable, title: str = "Pipeline", *, live: bool = True, steps
 
 
 def pipelines(*, live: bool = True, **runs: Drawable) -> Drawing:
-    """Several on one scale of time: `plots.pipelines(gpipe="megatron/timeline/gpipe", mine=...)`.
-    A schedule has no milliseconds, so it goes beside no run. Raises LabError."""
+    """Draw several pipelines on one time scale:
+    `plots.pipelines(gpipe="megatron/timeline/gpipe", mine=...)`. Raises LabError.
+
+    Args:
+        live: also draw the activations that every stage keeps.
+        runs: by name, either runs or schedules. A schedule has no milliseconds, so it cannot be
+            drawn next to a run.
+    """
     from pipeline_schedules import draw_beside
 
     if not runs:
         raise LabError("plots.pipelines: give at least one, as name=run")
     files = [isinstance(run, str | Path) for run in runs.values()]
     if any(files) and any(isinstance(run, list | tuple) for run in runs.values()):
-        raise LabError("plots.pipelines: a schedule has no milliseconds, so it cannot stand beside "
-                       "a run; plots.pipeline(run, simulated=True) simulates with the run's times")
+        raise LabError("plots.pipelines: a schedule has no milliseconds, so it cannot be drawn "
+                       "next to a run; plots.pipeline(run, simulated=True) simulates with the "
+                       "run's times")
     return draw_beside({name.replace("_", " "): timeline(run) for name, run in runs.items()},
                        "ms" if any(files) else "", live)

@@ -1,7 +1,7 @@
-"""Links in notebooks to what the Jupyter server that started this kernel serves.
+"""Links in notebooks to pages of the Jupyter server that started this kernel.
 
-A link has the server's base path and no host: the browser knows under which host it came, be that a
-tunnel, a proxy or a hub.
+A link has the server's base path but no host, because only the browser knows the host: there may be
+a tunnel, a proxy, or a hub in between.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from jupyter_core.paths import jupyter_runtime_dir
 
 
 class Link:
-    """Opens in a new tab; in a terminal it is its address.
-
-    target: below the server's base path. instead: what to say where no server started the kernel.
-    """
+    """A link that opens in a new tab; a terminal shows its URL."""
 
     def __init__(self, text: str, target: str, server: dict | None, instead: str) -> None:
+        """Args:
+            text: of the link.
+            target: the path below the server's base path.
+            server: the Jupyter server, as our_server() returns it.
+            instead: the text if no server started the kernel.
+        """
         self.text, self.target, self.server, self.instead = text, target, server, instead
 
     @property
@@ -42,7 +45,12 @@ class Link:
 
 
 def file_link(path: Path, text: str) -> Link | None:
-    """To a file as it is now; None where no server shows its folder."""
+    """Return a link to a file, or None if no server serves its folder.
+
+    Args:
+        path: the file.
+        text: of the link.
+    """
     server = our_server()
     if server is None:
         return None
@@ -53,10 +61,10 @@ def file_link(path: Path, text: str) -> Link | None:
 
 
 def our_server() -> dict | None:
-    """The Jupyter server that started this kernel, as it describes itself; None without one.
+    """Return the description of the Jupyter server that started this kernel, or None without one.
 
-    The kernel learns its server's process id from Jupyter. Each server writes its base path into
-    a file of the runtime folder that is named after its process id.
+    Jupyter gives the kernel the process ID of its server. Each server writes its base path into a
+    file of the runtime folder that is named after its process ID.
     """
     for pid in (os.environ.get("JPY_PARENT_PID"), os.getppid()):
         file = Path(jupyter_runtime_dir()) / f"jpserver-{pid}.json"

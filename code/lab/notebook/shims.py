@@ -1,4 +1,5 @@
-"""What a shim needs: the library's version it was written for, and the names that it replaces."""
+"""Tools for shims: require the version of the library that a shim was written for, and replace
+attributes of it."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ from labcore.errors import LabError
 
 
 def require(library: str, wanted: str) -> None:
-    """Raises LabError unless `library` is installed in exactly the version `wanted`."""
+    """Raise LabError unless exactly this version of a library is installed.
+
+    Args:
+        library: its name.
+        wanted: the version.
+    """
     found = version(library)
     if found.partition("+")[0] != wanted:
         raise LabError(f"{library} {found} is installed, and the course's shim was written for "
@@ -17,7 +23,13 @@ def require(library: str, wanted: str) -> None:
 
 
 def replace(owner: Any, name: str, new: Any) -> Any:
-    """Put `new` at `owner.name`; returns what was there. Raises LabError where nothing was."""
+    """Replace an attribute, and return the original one. Raises LabError if there is none.
+
+    Args:
+        owner: the module or class.
+        name: of the attribute.
+        new: what replaces it.
+    """
     if not hasattr(owner, name):
         raise LabError(f"{owner.__name__} has no {name} (any more): the course's shim, which "
                        "replaces it, does not fit this version")

@@ -1,13 +1,13 @@
 """torchgpipe 0.0.7 with the stages on CPU cores instead of GPUs. Import this before using it.
 
 What it changes, and why:
-1. A worker thread for each partition. torchgpipe starts one for each *device*, which is right where
-   a device runs by itself; stages that share `cpu` would share one thread, one after the other.
-2. Autocast and hooks on saved tensors reach the workers. torch keeps both per thread.
+1. A worker thread for each partition. torchgpipe starts one for each *device*, which is right if
+   devices run asynchronously; stages that share `cpu` would share one thread, and take turns.
+2. Autocast and hooks on saved tensors apply in the workers. In torch, both are thread-local.
 3. `balance_by_size` measures on a CPU: it counts the tensors that autograd saves, where torchgpipe
    asks the GPU's allocator.
-On a GPU everything stays torchgpipe's own. The backward pass is autograd's: on a CPU it runs in one
-thread, whatever is done here, so only the forward passes of stages overlap.
+On a GPU, torchgpipe is unchanged. Autograd runs the backward pass, on a CPU always in one thread,
+so only the forward passes of stages overlap.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ shims.require("torchgpipe", "0.0.7")
 
 @contextlib.contextmanager
 def spawn_workers(devices: list[torch.device]) -> Iterator[tuple[list[Queue], list[Queue]]]:
-    """A worker for each partition; yields (their task queues, their result queues)."""
+    """Start a worker for each partition, and yield (their task queues, their result queues)."""
     if any(device.type != "cpu" for device in devices):
         with original_workers(devices) as queues:
             yield queues
@@ -53,7 +53,7 @@ def spawn_workers(devices: list[torch.device]) -> Iterator[tuple[list[Queue], li
 
 
 def caller_state() -> dict[str, Any]:
-    """What torch keeps per thread and a worker must take over."""
+    """Return torch's thread-local state, which a worker has to take over."""
     return {"grad": torch.is_grad_enabled(),
             "autocast": torch.is_autocast_enabled("cpu"),
             "dtype": torch.get_autocast_dtype("cpu"),
@@ -61,7 +61,14 @@ def caller_state() -> dict[str, Any]:
 
 
 def work(state: dict[str, Any], tasks: Queue, results: Queue, device: torch.device) -> None:
-    """torchgpipe's own loop, in the caller's state."""
+    """Run torchgpipe's own loop in the caller's state.
+
+    Args:
+        state: from caller_state().
+        tasks: the queue of the tasks.
+        results: the queue of their results.
+        device: of the partition.
+    """
     hooks = state["hooks"]
     with (torch.autocast("cpu", state["dtype"], enabled=state["autocast"]),
           torch.autograd.graph.saved_tensors_hooks(*hooks) if hooks else contextlib.nullcontext()):
@@ -70,15 +77,21 @@ def work(state: dict[str, Any], tasks: Queue, results: Queue, device: torch.devi
 
 def profile_sizes(module: nn.Sequential, input: Any, chunks: int, param_scale: float,
                   device: torch.device) -> list[int]:
-    """Bytes for each layer: what it saves for one micro-batch, plus param_scale times its weights.
+    """Return the bytes of each layer: of the tensors that it saves for one micro-batch, and of its
+    weights. As in torchgpipe, one sample is measured and scaled up.
 
-    As torchgpipe does it, one sample is measured and scaled up.
+    Args:
+        module: the layers.
+        input: of the first layer, a tensor or a tuple of tensors.
+        chunks: micro-batches in the input.
+        param_scale: by which the bytes of the weights are multiplied.
+        device: on which to measure.
     """
     if device.type != "cpu":
         return original_sizes(module, input, chunks, param_scale, device)
     batch, sizes, weights = Batch(input), [], []
     samples = batch[0].size(0) / chunks
-    for at, x in enumerate(batch):  # a copy: a slice would count as all that it is a slice of
+    for at, x in enumerate(batch):  # a copy: a slice would count as the whole tensor
         batch[at] = x[:1].detach().clone().requires_grad_(x.requires_grad)
     for layer in layerwise_sandbox(module, device):
         detach(batch)

@@ -54,7 +54,7 @@ def test_what_cannot_be_drawn_is_said(run):
         plots.pipeline(run, dp=3)
     with pytest.raises(LabError, match="deadlock"):
         plots.pipeline(["F0 B0 F1 B1", "F1 F0 B0 B1"])
-    with pytest.raises(LabError, match="beside a run"):
+    with pytest.raises(LabError, match="drawn next to a run"):
         plots.pipelines(run=run, mine=gpipe(2, 2))
     with pytest.raises(LabError, match="at least one"):
         plots.pipelines()

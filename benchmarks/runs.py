@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from minimegatron.data.indexed_dataset import IndexedDatasetWriter
-from minimegatron.data.tokenizer import write_vocabulary
+from corpus_tools.indexed_dataset_writer import IndexedDatasetWriter
+from corpus_tools.train_vocabulary import write_vocabulary
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS, TOKENS = 40, 20_000  # of each document

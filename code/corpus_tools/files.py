@@ -50,7 +50,7 @@ class Builder:
 
     def _vocabularies(self, gpt2: tuple[Path, Path], small: tuple[Path, Path]) -> None:
         """Write both pairs; the GPT-2 set is the user's where given."""
-        from minimegatron.data.tokenizer import write_vocabulary
+        from corpus_tools.train_vocabulary import write_vocabulary
 
         small_count = self.options.small_entries - 257  # 256 bytes and <|endoftext|>
         own = self._given_vocabulary()

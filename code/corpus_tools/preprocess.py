@@ -15,8 +15,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from corpus_tools.indexed_dataset_writer import IndexedDatasetWriter, token_dtype
 from corpus_tools.jsonl import read_documents, require_readable
-from minimegatron.data.indexed_dataset import IndexedDatasetWriter, token_dtype
 from minimegatron.data.tokenizer import GPT2BPETokenizer, build_tokenizer
 from minimegatron.errors import UserError
 

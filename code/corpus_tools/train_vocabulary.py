@@ -1,15 +1,18 @@
-"""Learn byte-pair merges from text, for a vocabulary in GPT-2's format."""
+"""Train a byte-level BPE vocabulary, and write it in GPT-2's format."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
 
-from minimegatron.data.tokenizer import END_OF_DOCUMENT
+from minimegatron.data.tokenizer import END_OF_DOCUMENT, byte_alphabet
+
+HEADER = "#version: 0.2"
 
 
 def train_merges(texts: Iterable[str], count: int) -> list[tuple[str, str]]:
-    """The `count` most frequent merges in order; fewer when the text does not hold as many.
+    """Return the `count` most frequent merges, in order; fewer if the text does not have as many.
 
     Deterministic: the same texts give the same merges, whatever the number of threads. The
     vocabulary of n merges is the first n of any larger one trained on the same text.
@@ -30,3 +33,19 @@ def train_merges(texts: Iterable[str], count: int) -> list[tuple[str, str]]:
             seen.add(left + right)
             merges.append((left, right))
     return merges[:count]
+
+
+def write_vocabulary(merges: list[tuple[str, str]], vocab_file: Path, merge_file: Path) -> None:
+    """Write GPT-2's two files: the bytes, then the merges in order, `<|endoftext|>` last.
+
+    Args:
+        merges: pairs of tokens, the most frequent first.
+        vocab_file: path of vocab.json.
+        merge_file: path of merges.txt.
+    """
+    tokens = byte_alphabet() + [left + right for left, right in merges] + [END_OF_DOCUMENT]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    lines = [HEADER, *(f"{left} {right}" for left, right in merges)]
+    # GPT-2's own vocab.json is ASCII with \u escapes; its merges.txt is UTF-8.
+    vocab_file.write_text(json.dumps(vocabulary), encoding="ascii")
+    merge_file.write_text("\n".join(lines) + "\n", encoding="utf-8")

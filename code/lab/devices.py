@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 HEAD = "virtual cards: their time and memory are modeled, no hardware is needed"
 FOOT = ("fp32, fp16, bf16: TFLOP/s of dense matrix products; links: per direction.",
-        "All of a card: lab devices CARD. To use one: --device virtual:CARD, or lab cluster up "
-        "--gpus CARD:2.")
+        "All figures of one: lab devices GPU. To use it: --device virtual:GPU, or lab cluster up "
+        "--gpus GPU:2.")
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:

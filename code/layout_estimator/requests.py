@@ -55,7 +55,7 @@ def estimate(flags: Sequence[str] | Config, measured: dict[tuple, Estimator] | N
     config = read_flags(flags) if isinstance(flags, Sequence) else flags
     # torch is slow to import, so only after the command line is known to be right.
     from layout_estimator.planner import estimator_of, make, padded_vocabulary
-    from minimegatron.arguments.device import virtual_link
+    from minimegatron.arguments.virtual_device import virtual_link
     from minimegatron.errors import UserError
     from virtualgpu.core.errors import VirtualGpuError
 

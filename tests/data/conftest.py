@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from corpus_tools import cli as data
-from corpus_tools.train_vocabulary import train_merges
-from minimegatron.data.indexed_dataset import IndexedDatasetWriter
-from minimegatron.data.tokenizer import GPT2BPETokenizer, write_vocabulary
+from corpus_tools.indexed_dataset_writer import IndexedDatasetWriter
+from corpus_tools.train_vocabulary import train_merges, write_vocabulary
+from minimegatron.data.tokenizer import GPT2BPETokenizer
 
 from .lab_data import quiet, small
 

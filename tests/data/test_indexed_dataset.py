@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from corpus_tools.indexed_dataset_writer import IndexedDatasetWriter, token_dtype
 from minimegatron.data.atomic import AtomicFile
-from minimegatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter, token_dtype
+from minimegatron.data.indexed_dataset import IndexedDataset
 from minimegatron.errors import UserError
 
 # Two documents, [1, 2, 3] and [258], written out byte by byte.
@@ -153,7 +154,7 @@ def test_an_error_leaves_the_older_pair(tmp_path, write_pair):
 
 def test_leftovers_of_a_killed_writer_go_with_the_next(tmp_path, write_pair):
     code = ("import os, sys, numpy\n"
-            "from minimegatron.data.indexed_dataset import IndexedDatasetWriter\n"
+            "from corpus_tools.indexed_dataset_writer import IndexedDatasetWriter\n"
             "IndexedDatasetWriter(sys.argv[1], numpy.uint16).add_sequence([1] * 100000)\n"
             "os.kill(os.getpid(), 9)")
     killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "pair")])

@@ -8,10 +8,10 @@ import pytest
 from corpus_tools import cli as data
 from corpus_tools import corpus
 from corpus_tools import files as data_files
-from corpus_tools.train_vocabulary import train_merges
+from corpus_tools.train_vocabulary import train_merges, write_vocabulary
 from labcore.errors import LabError
 from minimegatron.data.indexed_dataset import IndexedDataset
-from minimegatron.data.tokenizer import GPT2BPETokenizer, byte_alphabet, write_vocabulary
+from minimegatron.data.tokenizer import GPT2BPETokenizer, byte_alphabet
 
 from .lab_data import FILES, GPT2_PREFIX, files, hidden, lab, quiet, small
 

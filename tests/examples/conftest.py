@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from corpus_tools.preprocess import preprocess
+from corpus_tools.train_vocabulary import write_vocabulary
 from labcore import workspace
-from minimegatron.data.tokenizer import GPT2BPETokenizer, write_vocabulary
+from minimegatron.data.tokenizer import GPT2BPETokenizer
 
 EXAMPLES = workspace.CODE / "examples"
 sys.path.insert(0, str(EXAMPLES))

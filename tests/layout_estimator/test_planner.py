@@ -145,7 +145,7 @@ def test_the_figure(tmp_path, ending, head):
     ("--tokens nan", "--tokens nan: must be a number of at least 1"),
     ("--price-per-gpu-hour -1", "--price-per-gpu-hour -1.0: must be a number of at least 0"),
     ("--plot nowhere/x.svg", "--plot nowhere/x.svg: there is no folder nowhere"),
-    ("--device cpu", "--estimate with --device cpu: an estimate is of virtual cards; nearest: "
+    ("--device cpu", "--estimate with --device cpu: only virtual GPUs can be estimated; nearest: "
      "--device virtual:"),
     ("--plot figure.pdf", "--plot figure.pdf: a file that ends in .svg or .png; nearest: --plot "
      "figure.svg"),

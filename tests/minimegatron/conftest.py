@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from corpus_tools.train_vocabulary import train_merges
+from corpus_tools.indexed_dataset_writer import IndexedDatasetWriter
+from corpus_tools.train_vocabulary import train_merges, write_vocabulary
 from labcore.workspace import CODE
 from minimegatron.arguments import parse_arguments
 from minimegatron.context import Context
-from minimegatron.data.indexed_dataset import IndexedDatasetWriter
-from minimegatron.data.tokenizer import GPT2BPETokenizer, write_vocabulary
+from minimegatron.data.tokenizer import GPT2BPETokenizer
 from minimegatron.device.cpu import Device
 from minimegatron.device.virtual import VirtualDevice
 from minimegatron.parallel.grid import make_grid

@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from corpus_tools.indexed_dataset_writer import IndexedDatasetWriter
+from corpus_tools.train_vocabulary import write_vocabulary
 from minimegatron.data.gpt_dataset import GPTDataset, Request, build_index_maps
-from minimegatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
-from minimegatron.data.tokenizer import GPT2BPETokenizer, write_vocabulary
+from minimegatron.data.indexed_dataset import IndexedDataset
+from minimegatron.data.tokenizer import GPT2BPETokenizer
 
 from .make_data_files import MAPS, PAIRS, TEXTS, digest, documents, made
 

@@ -13,7 +13,7 @@ from typing import Literal
 from labcore.errors import LabError
 from minimegatron.arguments import Config
 from minimegatron.arguments.layout import write_layout
-from minimegatron.arguments.pipeline import ways_said
+from minimegatron.arguments.pipeline import split_flags
 from minimegatron.arguments.table.flag import COST, HARDWARE, Flag, table_of
 from minimegatron.arguments.table.planning import ESTIMATE
 from pipeline_schedules import BUILT_IN
@@ -26,7 +26,7 @@ MOST_PASSES = 40_000  # of one iteration: stages x chunks x micro-batches
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where a run is imagined. device: virtual:CARD. network: between nodes, as
+    """Where a run is imagined. device: virtual:GPU. network: between nodes, as
     --virtual-network has it; None: the card's usual one."""
 
     device: str
@@ -63,7 +63,7 @@ def flags_for_estimate(config: Config, cluster: Cluster, vocab_size: int) -> lis
     for flag in table.values():
         if use(flag) == "passed":
             words += _words(flag, getattr(config, flag.name))
-    if ways_said(vars(config)):
+    if split_flags(vars(config)):
         words += ["--pipeline-model-parallel-layout", write_layout(config.layers_per_chunk)]
     return words
 

@@ -63,7 +63,7 @@ class Figures:
 
 def figures(job: Job, device: str, *, network: str | None = None,
             vocab_size: int = GPT2_VOCABULARY) -> Figures:
-    """What `job` (from check.script) would cost on `device`, "virtual:CARD", with as many cards on
+    """What `job` (from check.script) would cost on `device`, "virtual:GPU", with as many cards on
     a node as it starts ranks there, whatever device the script names.
 
     network: between nodes, such as "ethernet:25gbit"; None: what is usual for the card. Raises

@@ -1,16 +1,20 @@
-"""What must hold between flags, and what follows from them. Wording in front is Megatron-LM's."""
+"""Check flags against each other, and derive what follows from them.
+
+Messages begin with Megatron-LM's own wording where it has one.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from minimegatron.arguments.device import check_device
 from minimegatron.arguments.flags import Config
 from minimegatron.arguments.pipeline import derive_pipeline
 from minimegatron.arguments.require import near_divisors, near_multiples, require
 from minimegatron.arguments.table.flag import table_of
+from minimegatron.arguments.table.parallel import Recompute
 from minimegatron.errors import UserError
 
 
@@ -22,11 +26,20 @@ def check(config: Config, rank: int, world_size: int) -> Config:
     config = derive_grid(config)
     config = check_tensor_parallel(derive_model(config))
     config = derive_batch(config)
-    config = derive_recompute(derive_pipeline(config))
+    config = derive_pipeline(config)
+    if is_given(config, Recompute):
+        from minimegatron.arguments.recompute import derive_recompute
+
+        config = derive_recompute(config)
     config = derive_precision(derive_schedule(config))
     check_device(config)
     check_folders(config)
     return derive_timing(config)
+
+
+def is_given(config: Config, topic: type) -> bool:
+    """Return whether a flag of `topic`, a dataclass of the table, differs from its default."""
+    return any(getattr(config, each.name) != each.default for each in fields(topic))
 
 
 def check_needs(config: Config) -> None:
@@ -72,7 +85,7 @@ def derive_grid(config: Config) -> Config:
 
 
 def check_tensor_parallel(config: Config) -> Config:
-    """What tensor-parallel ranks divide must be divisible; the vocabulary is padded to be."""
+    """Refuse sizes that tensor-parallel ranks cannot divide (the vocabulary is padded)."""
     tp = config.tensor_model_parallel_size
     divided = [("--num-attention-heads", config.num_attention_heads),
                ("--ffn-hidden-size", config.ffn_hidden_size)]
@@ -85,42 +98,7 @@ def check_tensor_parallel(config: Config) -> Config:
                 f"{name} {value} is not divisible by --tensor-model-parallel-size {tp}; nearest: "
                 f"{near_multiples(value, tp)}, or --tensor-model-parallel-size "
                 f"{near_divisors(tp, whole)}")
-    # Alone there is nobody to divide the sequence with.
     return replace(config, sequence_parallel=config.sequence_parallel and tp > 1)
-
-
-def derive_recompute(config: Config) -> Config:
-    """The old and the short names become granularity and method."""
-    old, method, size = (config.activations_checkpoint_method, config.recompute_method,
-                         config.recompute_num_layers)
-    granularity = config.recompute_granularity
-    require(old is None or (granularity in (None, "full") and method in (None, old)),
-            f"--activations-checkpoint-method {old} is --recompute-granularity full "
-            f"--recompute-method {old} today: leave the old name out")
-    require(not config.recompute_activations or (granularity in (None, "selective") and not old),
-            "--recompute-activations is --recompute-granularity selective: it cannot be full too")
-    if old:
-        granularity, method = "full", old
-    elif config.recompute_activations:
-        granularity = "selective"
-    require(granularity != "full" or method is not None,
-            "--recompute-granularity full needs --recompute-method; nearest: uniform")
-    require(granularity == "full" or method is None,
-            f"--recompute-method {method} is for --recompute-granularity full"
-            + (", not selective" if granularity else ", which is missing"))
-    require(granularity == "full" or size == 1,
-            f"--recompute-num-layers {size} is for --recompute-granularity full")
-    layers = max(config.layers_per_chunk)
-    require(size <= layers, f"--recompute-num-layers {size}: a stage has {layers} layers; "
-            f"nearest: {layers}")
-    if config.distribute_saved_activations:
-        name, tp = "--distribute-saved-activations", config.tensor_model_parallel_size
-        require(granularity == "full", f"{name} is for --recompute-granularity full")
-        require(tp > 1, f"{name} needs tensor-parallel ranks; nearest: "
-                "--tensor-model-parallel-size 2")
-        require(not config.sequence_parallel,
-                f"{name} with --sequence-parallel: what is kept is divided already; leave it out")
-    return replace(config, recompute_granularity=granularity, recompute_method=method)
 
 
 def derive_model(config: Config) -> Config:
@@ -158,7 +136,7 @@ def derive_batch(config: Config) -> Config:
 
 
 def derive_schedule(config: Config) -> Config:
-    """Decay and warm-up, which the scheduler counts in samples."""
+    """Fill in decay and warm-up, which the scheduler counts in samples."""
     batch = config.global_batch_size
     require(config.lr_decay_iters is None or config.lr_decay_samples is None,
             "give one of --lr-decay-iters and --lr-decay-samples, not both")
@@ -183,9 +161,9 @@ def derive_schedule(config: Config) -> Config:
 
 
 def derive_precision(config: Config) -> Config:
-    """Fill in what --bf16 and the number of replicas imply."""
+    """Fill in what --bf16 and the number of data-parallel ranks imply."""
     require(not (config.fp16 and config.bf16),
-            "--fp16 with --bf16: weights have one type; nearest: --bf16 alone")
+            "--fp16 with --bf16: parameters have one dtype; nearest: --bf16 alone")
     require(config.min_loss_scale <= config.initial_loss_scale,
             f"--min-loss-scale {config.min_loss_scale} is greater than --initial-loss-scale "
             f"{config.initial_loss_scale}; nearest: --min-loss-scale {config.initial_loss_scale}")
@@ -197,7 +175,7 @@ def derive_precision(config: Config) -> Config:
 
 
 def derive_timing(config: Config) -> Config:
-    """One of the two flags is enough: the other has upstream's default then."""
+    """Fill in the other timing flag if only one is given."""
     level, option = config.timing_log_level, config.timing_log_option
     if level is None and option is None:
         return config

@@ -1,9 +1,9 @@
-"""--pipeline-model-parallel-layout: what every (virtual) stage holds, as a text.
+"""--pipeline-model-parallel-layout: a string that describes every (virtual) stage.
 
     E|(t|)*3,tt|L
 
-E embedding, t a transformer layer, L the loss with the output matrix; | ends a stage, *n repeats
-the letter or the brackets before it, commas and blanks mean nothing.
+E is the embedding, t a transformer layer, and L the output layer with the loss. | ends a stage, *n
+repeats the letter or the parentheses before it, and commas and spaces are ignored.
 """
 
 from __future__ import annotations
@@ -19,39 +19,45 @@ LONGEST = 10_000  # characters of a layout written out
 
 
 def parse_layout(text: str, layers: int, stages: int) -> tuple[int, ...]:
-    """Layers of every virtual stage, in the model's order; several per stage is interleaving.
+    """Return the number of layers of every virtual stage, in the order of the model.
 
-    Raises UserError, with the nearest layout that `stages` stages and `layers` layers allow.
+    Args:
+        text: the layout.
+        layers: the model's number of layers.
+        stages: pipeline stages; a layout with a multiple of them is interleaved.
+
+    Raises:
+        UserError: the layout does not fit; it names the nearest one that does.
     """
-    near = f"nearest: {FLAG} '{write_layout(spread(layers, stages))}'"
-    told = f"{FLAG} {text!r}"
-    require("m" not in text, f"{told}: this trainer has no m (multi-token prediction) layers; "
+    near = f"nearest: {FLAG} '{write_layout(even_split(layers, stages))}'"
+    given = f"{FLAG} {text!r}"
+    require("m" not in text, f"{given}: this trainer has no m (multi-token prediction) layers; "
             f"{near}")
     plain = write_out(re.sub(r"[,\s]", "", text))
     require(plain is not None and not set(plain) - set("EtL|"),
-            f"{told}: give E, t and L with | between stages, *n and brackets; {near}")
+            f"{given}: give E, t and L with | between stages, *n and brackets; {near}")
     parts = plain.split("|")
     require(stages > 1 or len(parts) == 1,
-            f"{told} has {len(parts)} stages, but --pipeline-model-parallel-size is 1; nearest: "
+            f"{given} has {len(parts)} stages, but --pipeline-model-parallel-size is 1; nearest: "
             f"--pipeline-model-parallel-size {len(parts)}")
     require(len(parts) % stages == 0,
-            f"{told} has {len(parts)} stages, which is not divisible by "
+            f"{given} has {len(parts)} stages, which is not divisible by "
             f"--pipeline-model-parallel-size {stages}; nearest: "
             f"{near_multiples(len(parts), stages)} stages, such as "
-            f"'{write_layout(spread(layers, stages))}'")
+            f"'{write_layout(even_split(layers, stages))}'")
     require(re.fullmatch(r"E[t|]*L", plain) is not None,
-            f"{told}: one E (embedding) begins the first stage, and one L (loss) ends the last; "
+            f"{given}: one E (embedding) begins the first stage, and one L (loss) ends the last; "
             f"{near}")
     require(plain.count("t") == layers,
-            f"{told} has {plain.count('t')} layers, but --num-layers is {layers}; {near}")
+            f"{given} has {plain.count('t')} layers, but --num-layers is {layers}; {near}")
     split = tuple(part.count("t") for part in parts)
     empty = next((stage for stage in range(1, stages - 1) if not any(split[stage::stages])), None)
-    require(empty is None, f"{told}: stage {empty} would hold nothing at all; {near}")
+    require(empty is None, f"{given}: stage {empty} would hold nothing at all; {near}")
     return split
 
 
 def write_out(text: str) -> str | None:
-    """The layout without repetitions; None for one that is too long."""
+    """Return the layout without repetitions, or None if that would be too long."""
     while match := REPEATED.search(text):
         inside, times = match[1] if match[3] is None else match[3], match[2] or match[4] or "1"
         if len(text) + len(inside) * int(times) > LONGEST:
@@ -61,9 +67,10 @@ def write_out(text: str) -> str | None:
 
 
 def write_layout(split: Sequence[int]) -> str:
+    """Return the layout of stages with these numbers of layers."""
     return "E" + "|".join("t" if n == 1 else f"t*{n}" if n else "" for n in split) + "L"
 
 
-def spread(layers: int, stages: int) -> list[int]:
-    """As even as can be; the first stages have one more."""
+def even_split(layers: int, stages: int) -> list[int]:
+    """Return the most even split of the layers; the first stages have one more."""
     return [layers // stages + (stage < layers % stages) for stage in range(stages)]

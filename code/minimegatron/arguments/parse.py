@@ -1,9 +1,8 @@
-"""From the command line to a checked Config; what we do not have is refused by name."""
+"""Parse the command line into a checked Config; flags that do not exist are refused by name."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import difflib
 import os
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,6 @@ from minimegatron.arguments.checks import check
 from minimegatron.arguments.flags import Config
 from minimegatron.arguments.names import ALREADY_SO, NOT_YET, RENAMED
 from minimegatron.arguments.table.flag import Flag, table_of
-from minimegatron.arguments.table.planning import Planning
 from minimegatron.errors import UserError
 
 
@@ -77,7 +75,9 @@ def parse_arguments(argv: Sequence[str], env: Mapping[str, str] = os.environ) ->
     """
     config = parse_unchecked(argv, require_all=True)
     if config.estimate:
-        return check(planned(config), rank=0, world_size=config.world_size)
+        from minimegatron.arguments.estimates import complete_for_estimate
+
+        return check(complete_for_estimate(config), rank=0, world_size=config.world_size)
     return check(config, rank=number(env, "RANK", 0), world_size=number(env, "WORLD_SIZE", 1))
 
 
@@ -107,33 +107,6 @@ def parse_unchecked(argv: Sequence[str], require_all: bool = False,
                      for name, value in values.items() if name in table})
 
 
-def planned(config: Config) -> Config:
-    """Give every flag that an estimate does not need a value that decides nothing.
-
-    Raises UserError for a value that only an estimate uses and cannot use.
-    """
-    table = table_of(type(config))
-    for flag in (table[field.name] for field in dataclasses.fields(Planning)):
-        value = getattr(config, flag.name)
-        for bound in flag.bounds:
-            if value is not None and not (bound.accepts(value) and value < float("inf")):
-                raise UserError(f"{flag.spelling} {value}: must be a number of at least "
-                                f"{bound.low}")
-    if not config.device.startswith("virtual"):
-        raise UserError(f"--estimate with --device {config.device}: an estimate is of virtual "
-                        "cards; nearest: --device virtual:a100-80gb")
-    if config.plot is not None and not config.plot.endswith((".svg", ".png")):
-        raise UserError(f"--plot {config.plot}: a file that ends in .svg or .png; nearest: "
-                        f"--plot {config.plot.rpartition('.')[0] or config.plot}.svg")
-    if config.plot is not None and not os.path.isdir(os.path.dirname(config.plot) or "."):
-        raise UserError(f"--plot {config.plot}: there is no folder {os.path.dirname(config.plot)}")
-    fill = {flag.name: flag.estimate_with for flag in table.values()
-            if flag.estimate_with is not None and getattr(config, flag.name) is None}
-    if config.train_iters is None and config.train_samples is None:
-        fill["train_iters"] = 1
-    return dataclasses.replace(config, **fill)
-
-
 def number(env: Mapping[str, str], name: str, default: int) -> int:
     text = env.get(name, str(default))
     if not (text.isascii() and text.isdigit()):
@@ -143,7 +116,7 @@ def number(env: Mapping[str, str], name: str, default: int) -> int:
 
 
 def notes(argv: Sequence[str], config: Config) -> list[str]:
-    """What to tell the user about the command line: what was derived, what has no effect."""
+    """Return notes for the user: values that were derived, and flags without effect."""
     lines = [f"{name}: no effect, {why}" for name, why in ALREADY_SO.items() if name in argv]
     words = [word.split("=")[0] for word in argv]
     lines += [f"{name} is called {new} today" for flag in table_of(type(config)).values()

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from minimegatron.arguments import Config
-from minimegatron.arguments.pipeline import ways_said
+from minimegatron.arguments.pipeline import split_flags
 from minimegatron.arguments.table.flag import STATE, names_affecting
 from minimegatron.checkpoint.checksums import SUMS, damage
 from minimegatron.checkpoint.save import (
@@ -195,7 +195,7 @@ def check_same_model(ctx: Context, saved: dict, padded_vocab_size: int, path: Pa
     wanted = {**dataclasses.asdict(ctx.config), "padded_vocab_size": padded_vocab_size}
     for name in MUST_MATCH:
         if saved.get(name) != wanted[name]:
-            ways = " ".join(ways_said(saved)) or "an even split"
+            ways = " ".join(split_flags(saved)) or "an even split"
             hint = f"; the checkpoint has {ways}" if name == "layers_per_chunk" else ""
             raise UserError(f"{name} value from checkpoint ({saved.get(name)}) is not equal to "
                             f"the input argument value ({wanted[name]}){hint}. [{path}]")

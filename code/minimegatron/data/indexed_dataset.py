@@ -14,13 +14,10 @@ from __future__ import annotations
 
 import os
 import struct
-from array import array
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
-from minimegatron.data.atomic import AtomicFile, sync_folder
 from minimegatron.errors import UserError
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -29,14 +26,8 @@ HEADER = struct.Struct("<9sQBQQ")
 
 # Megatron also numbers two float types (6 and 7); token files never hold those.
 DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
-CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
 
 REBUILD = "write the pair again with preprocess_data.py (or `lab data` for the course's own text)"
-
-
-def token_dtype(vocab_size: int) -> np.dtype:
-    """The dtype that Megatron stores tokens in: uint16 below 65,500 entries, else int32."""
-    return np.dtype(np.uint16 if vocab_size < 65500 else np.int32)
 
 
 class IndexedDataset:
@@ -149,68 +140,3 @@ def _read_header(path: Path, index: np.ndarray) -> tuple[np.dtype, int, int]:
         raise UserError(f"{path} is {word}: {len(index):,} bytes, but {sequences:,} sequences and "
                         f"{boundaries:,} boundaries take {expected:,}; {REBUILD}")
     return np.dtype(DTYPES[code]), sequences, boundaries
-
-
-class IndexedDatasetWriter:
-    """Writes a .bin/.idx pair; the pair appears under its name when `close` has returned.
-
-    Use as a context manager: it closes at the end, and when anything is raised it leaves nothing
-    behind and any older pair of that name as it was. Raises OSError when the disk refuses.
-    """
-
-    def __init__(self, prefix: str | os.PathLike[str], dtype: np.dtype | type):
-        self.dtype = np.dtype(dtype)
-        self.sizes, self.boundaries = array("i"), array("q", [0])
-        self.tokens = 0
-        self._index = AtomicFile(Path(f"{prefix}.idx"))
-        try:
-            self._data = AtomicFile(Path(f"{prefix}.bin"))
-        except BaseException:
-            self._index.discard()
-            raise
-
-    def add_sequence(self, tokens: list[int] | np.ndarray) -> None:
-        """Append one sequence. Raises ValueError for a token that the dtype cannot hold."""
-        values = np.asarray(tokens, dtype=np.int64)
-        limits = np.iinfo(self.dtype)
-        if len(values) and not limits.min <= values.min() <= values.max() <= limits.max:
-            raise ValueError(f"token {values.max()} (or {values.min()}) does not fit {self.dtype}")
-        self._data.file.write(values.astype(self.dtype.newbyteorder("<")).tobytes())
-        self.sizes.append(len(values))
-        self.tokens += len(values)
-
-    def end_document(self) -> None:
-        """The sequences since the last call are one document."""
-        self.boundaries.append(len(self.sizes))
-
-    def close(self) -> None:
-        sizes = np.asarray(self.sizes, dtype="<i4")
-        pointers = np.zeros(len(sizes), dtype="<i8")
-        np.cumsum(sizes[:-1], dtype=np.int64, out=pointers[1:])
-        self._index.file.write(HEADER.pack(
-            MAGIC, VERSION, CODES[self.dtype], len(sizes), len(self.boundaries)))
-        for values in (sizes, pointers * self.dtype.itemsize, np.asarray(self.boundaries, "<i8")):
-            self._index.file.write(values.tobytes())
-        for part in (self._data, self._index):
-            part.finish()
-        # Two renames are not one: with the old index gone first, a crash in between leaves a .bin
-        # without .idx, which the reader refuses, and never a new .bin under an old .idx.
-        self._index.target.unlink(missing_ok=True)
-        self._data.rename()
-        self._index.rename()
-        sync_folder(self._index.target.parent)
-
-    def discard(self) -> None:
-        self._data.discard()
-        self._index.discard()
-
-    def __enter__(self) -> IndexedDatasetWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        try:
-            if kind is None:
-                self.close()
-        finally:
-            self.discard()  # after a good close there is nothing left to discard

@@ -13,7 +13,6 @@ from pathlib import Path
 from minimegatron.errors import UserError
 
 END_OF_DOCUMENT = "<|endoftext|>"
-HEADER = "#version: 0.2"
 
 MAKE_ONE = "`lab data` makes a pair in $LAB_HOME/data/GPT-2_assets"
 
@@ -152,13 +151,3 @@ def _read_text(path: str | os.PathLike[str], flag: str) -> str:
     except UnicodeDecodeError as error:
         raise UserError(f"{flag} {path} is damaged: byte {error.start:,} is not UTF-8; {MAKE_ONE}"
                         ) from error
-
-
-def write_vocabulary(merges: list[tuple[str, str]], vocab_file: Path, merge_file: Path) -> None:
-    """Write both files as GPT-2's are: bytes first, then merges in order, `<|endoftext|>` last."""
-    tokens = byte_alphabet() + [left + right for left, right in merges] + [END_OF_DOCUMENT]
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    lines = [HEADER, *(f"{left} {right}" for left, right in merges)]
-    # GPT-2's own vocab.json is ASCII with \u escapes; its merges.txt is UTF-8.
-    vocab_file.write_text(json.dumps(vocabulary), encoding="ascii")
-    merge_file.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from minimegatron.arguments import Config
-from minimegatron.arguments.device import INSTEAD_OF_CPU, instead_of_cpu, virtual_card, virtual_link
+from minimegatron.arguments.device import INSTEAD_OF_CPU, instead_of_cpu
 from minimegatron.device.cpu import Device
 from minimegatron.errors import UserError
 from virtualgpu.core import cards
@@ -67,6 +67,7 @@ def virtual_device(config: Config, name: str, local_rank: int) -> VirtualDevice:
     if not name:
         raise UserError("--device virtual: this node declares no virtual card; nearest: --device "
                         f"virtual:{next(iter(cards.CARDS))}, and `lab devices` lists the others")
+    from minimegatron.arguments.virtual_device import virtual_card, virtual_link
     from minimegatron.device.virtual import VirtualDevice
 
     return VirtualDevice(virtual_card(name, config.precision, source), virtual_link(config))

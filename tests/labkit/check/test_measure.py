@@ -170,7 +170,7 @@ def test_the_card_is_the_checks_and_must_be_virtual():
 
 
 def test_what_the_trainer_refuses_is_said_in_its_words():
-    with pytest.raises(Failed, match="the card has no bf16 arithmetic"):
+    with pytest.raises(Failed, match="this GPU has no bf16 arithmetic"):
         check.figures(job("--bf16"), CARD)
 
 

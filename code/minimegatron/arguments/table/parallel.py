@@ -21,7 +21,7 @@ class Distributed:
     """Devices and parallelism."""
 
     device: str = flag(
-        "auto", "cpu, cuda, virtual:CARD (`lab devices` lists them), virtual (the node's declared "
+        "auto", "cpu, cuda, virtual:GPU (`lab devices` lists them), virtual (the node's declared "
         "card), or auto: cuda where there is one, else the declared card where the job asked for "
         "GPUs or for nccl, else cpu", affects=HARDWARE)
     virtual_network: str | None = flag(

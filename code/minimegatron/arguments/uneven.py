@@ -1,0 +1,80 @@
+"""Stages with different numbers of layers, and stages with several chunks."""
+
+from __future__ import annotations
+
+import re
+
+from minimegatron.arguments.flags import Config
+from minimegatron.arguments.layout import even_split, parse_layout
+from minimegatron.arguments.require import near_divisors, near_multiples, require
+
+FEW = 1000  # layers that are added or taken one by one
+
+
+def split_layers(config: Config) -> tuple[int, ...]:
+    """Return the number of layers of every virtual stage, in the order of the model.
+
+    Raises:
+        UserError: the layers do not fit the stages; it names the nearest split that does.
+    """
+    layers, stages = config.num_layers, config.pipeline_model_parallel_size
+    if config.pipeline_model_parallel_layout is not None:
+        return parse_layout(config.pipeline_model_parallel_layout, layers, stages)
+    if config.balance is not None:
+        return parse_balance(config)
+    require(layers % stages == 0,
+            f"num_layers ({layers}) must be divisible by pipeline_model_parallel_size ({stages}); "
+            f"nearest: --num-layers {near_multiples(layers, stages)}, or --balance "
+            f"{dashes(even_split(layers, stages))}")
+    size = config.num_layers_per_virtual_pipeline_stage
+    check_chunks(config, size, layers // stages)
+    return (size,) * (layers // size)
+
+
+def parse_balance(config: Config) -> tuple[int, ...]:
+    """Return --balance as numbers. Raises UserError if they do not fit the stages and layers."""
+    text, layers, stages = config.balance, config.num_layers, config.pipeline_model_parallel_size
+    even = dashes(even_split(layers, stages))
+    require(bool(re.fullmatch(r"[0-9]{1,6}(-[0-9]{1,6})*", text)),
+            f"--balance {text}: give the layers of every stage joined by dashes; nearest: "
+            f"--balance {even}")
+    split = tuple(map(int, text.split("-")))
+    require(len(split) == stages,
+            f"--balance {text} is for {len(split)} stage(s), but --pipeline-model-parallel-size is "
+            f"{stages}; nearest: --balance {even}")
+    require(sum(split) == layers,
+            f"--balance {text} adds up to {sum(split)} layers, but --num-layers is {layers}; "
+            f"nearest: --balance {dashes(nearest_split(split, layers))}")
+    require(0 not in split[1:-1],
+            f"--balance {text}: only the first stage (embedding alone) and the last one (head "
+            f"alone) may have no layer; nearest: --balance {even}")
+    return split
+
+
+def check_chunks(config: Config, size: int, whole: int) -> None:
+    """Refuse chunks of `size` layers that do not divide the `whole` layers of a stage."""
+    flag, stages = f"--num-layers-per-virtual-pipeline-stage {size}", config.num_layers // whole
+    require(stages > 1, f"{flag} divides the layers of several stages; nearest: "
+            "--pipeline-model-parallel-size 2")
+    require(whole % size == 0, f"number of layers is not divisible by number of layers per virtual "
+            f"pipeline stage: {flag} with {whole} layers per stage; nearest: "
+            f"{near_divisors(size, whole)}")
+    require(size < whole, f"{flag} is the whole stage: there is nothing to interleave; nearest: "
+            + (f"{near_divisors(size, whole)}" if whole > 1 else
+               f"--num-layers {2 * stages}"))
+
+
+def nearest_split(split: tuple[int, ...], layers: int) -> list[int]:
+    """Return `split` with layers added to short stages or taken from long ones until they fit."""
+    near = list(split)
+    if abs(sum(near) - layers) > FEW:
+        return even_split(layers, len(near))
+    while sum(near) < layers:
+        near[near.index(min(number or layers for number in near)) if any(near) else 0] += 1
+    while sum(near) > layers:
+        near[near.index(max(near))] -= 1
+    return near
+
+
+def dashes(split: list[int]) -> str:
+    return "-".join(map(str, split))

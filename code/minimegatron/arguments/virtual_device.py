@@ -1,0 +1,67 @@
+"""--device virtual and --virtual-network: which GPU and which network are modeled."""
+
+from __future__ import annotations
+
+import os
+
+from minimegatron.arguments.flags import Config
+from minimegatron.errors import UserError
+from virtualgpu.core import cards
+from virtualgpu.core.card import Card
+from virtualgpu.core.errors import VirtualGpuError
+from virtualgpu.net import network
+
+
+def virtual_names() -> set[str]:
+    """Return the names of all GPU models, and their aliases."""
+    return {*cards.CARDS, *cards.ALIASES}
+
+
+def virtual_card(name: str, precision: str, source: str = "") -> Card:
+    """Return a GPU model.
+
+    Args:
+        name: its name or an alias.
+        precision: "fp32", "bf16", or "fp16", which it must be able to compute in.
+        source: what named it, for error messages; by default, --device.
+
+    Raises:
+        UserError: there is no such GPU model, or it lacks the precision.
+    """
+    try:
+        card = cards.find(name)
+    except VirtualGpuError as error:
+        raise UserError(f"{source or f'--device virtual:{name}'}: {error}") from error
+    if precision not in card.tflops:
+        raise UserError(f"--{precision} on a virtual {card.name}: this GPU has no {precision} "
+                        f"arithmetic, only {', '.join(card.tflops)}; nearest: --fp16")
+    return card
+
+
+def virtual_link(config: Config) -> str | None:
+    """Return the network between nodes of virtual GPUs.
+
+    It is the one that --virtual-network names, else the one that VIRTUAL_NETWORK declares, else
+    None (the usual one for the GPU).
+
+    Raises:
+        UserError: VIRTUAL_NETWORK is needed and is not a network.
+    """
+    if config.virtual_network is not None:
+        return config.virtual_network
+    declared = os.environ.get("VIRTUAL_NETWORK")
+    if not declared:
+        return None
+    try:
+        network.parse(declared)
+    except VirtualGpuError as error:
+        raise UserError(f"VIRTUAL_NETWORK: {error}") from error
+    return declared
+
+
+def check_network(text: str) -> None:
+    """Raise UserError if the value of --virtual-network is not a network."""
+    try:
+        network.parse(text)
+    except VirtualGpuError as error:
+        raise UserError(f"--virtual-network: {error}") from error

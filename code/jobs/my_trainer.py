@@ -30,13 +30,14 @@ from minimegatron.data.batches import Batches
 from minimegatron.data.tokenizer import GPT2BPETokenizer, pad_vocab_size
 from minimegatron.device.choose import choose_device
 from minimegatron.errors import UserError
-from minimegatron.initialize import cap_threads, join, say_start
-from minimegatron.logging.megatron import TensorBoard, iteration_line
+from minimegatron.initialize import cap_threads, join
+from minimegatron.logging.megatron import iteration_line, print_world_size
 from minimegatron.logging.status import Status
+from minimegatron.logging.tensorboard import TensorBoard
 from minimegatron.model.gpt import MicroBatch, Stage
 from minimegatron.optim.learning_rate import LearningRate
 from minimegatron.parallel.grid import Grid, Group
-from minimegatron.training import datasets
+from minimegatron.training import build_datasets
 
 
 class GPT(nn.Module):
@@ -161,10 +162,10 @@ def train(ctx: Context, data: Batches, model: nn.Module) -> None:
 def main() -> None:
     config = flags.parse(sys.argv[1:])
     wrapper = data_parallel(config)
-    say_start(config, notes=[])
+    print_world_size(config, notes=[])
     tokenizer = GPT2BPETokenizer(config.vocab_file, config.merge_file)
     ctx = connect(config)
-    text, _, _ = datasets(ctx, tokenizer.vocab_size)
+    text, _, _ = build_datasets(ctx, tokenizer.vocab_size)
     vocab_size = pad_vocab_size(tokenizer.vocab_size, config.make_vocab_size_divisible_by, 1)
     model = wrapper(GPT(ctx, vocab_size))
     ctx.say(f"training {sum(weight.numel() for weight in model.parameters()):,} parameters on "

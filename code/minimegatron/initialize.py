@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from minimegatron.arguments import Config
-from minimegatron.console import emit
 from minimegatron.context import Context
 from minimegatron.device.choose import choose_device
 from minimegatron.device.cpu import Device
@@ -124,23 +123,9 @@ def require_folders(config: Config) -> None:
             raise UserError(f"{flag} {folder} is not a folder that can be written to "
                             f"({error.strerror}); nearest: a folder under $LAB_HOME/megatron"
                             ) from error
-
-
-def say_start(config: Config, notes: list[str]) -> None:
-    """The lines that come before anything can fail on the network (rank 0)."""
-    if config.rank != 0:
-        return
-    sizes = (f"using world size: {config.world_size}, data-parallel-size: "
-             f"{config.data_parallel_size}, tensor-model-parallel size: "
-             f"{config.tensor_model_parallel_size}, pipeline-model-parallel size: "
-             f"{config.pipeline_model_parallel_size} ")
-    emit("\n".join([sizes, *notes]))
-
-
-def say_initialized(ctx: Context) -> None:
-    config = ctx.config
-    ctx.say("> initializing torch distributed ...")
-    ctx.say(f"> initializing tensor model parallel with size {config.tensor_model_parallel_size}")
-    ctx.say("> initializing pipeline model parallel with size "
-            f"{config.pipeline_model_parallel_size}")
-    ctx.say(f"> setting random seeds to {config.seed} ...")
+    if config.metrics is not None:
+        try:
+            open(config.metrics, "ab").close()
+        except OSError as error:
+            raise UserError(f"--metrics {config.metrics} is not a file that can be written to "
+                            f"({error.strerror}); nearest: --metrics metrics.jsonl") from error

@@ -1,196 +1,143 @@
-"""The loop: build everything, step, report, validate, save, stop."""
+"""The training loop: build the model and data, take steps, report, validate, save, and stop."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
 from minimegatron.arguments import Config
-from minimegatron.checkpoint import load as resume
-from minimegatron.checkpoint import save as checkpoint
-from minimegatron.checkpoint.save import Progress
+from minimegatron.checkpoint.progress import Progress
 from minimegatron.console import emit
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
-from minimegatron.data.gpt_dataset import build_train_valid_test_datasets
+from minimegatron.data.gpt_dataset import GPTDataset, build_train_valid_test_datasets
 from minimegatron.data.tokenizer import GPT2BPETokenizer, pad_vocab_size
-from minimegatron.errors import SharedError, UserError
-from minimegatron.evaluation import evaluate
-from minimegatron.exits import Exits
-from minimegatron.initialize import initialize, say_initialized, say_start
-from minimegatron.logging.megatron import (
-    Profiler,
-    TensorBoard,
-    print_arguments,
-    print_datetime,
-    validation_lines,
-)
-from minimegatron.logging.status import Status
-from minimegatron.logging.step_log import StepLog
-from minimegatron.logging.timeline import Recorder
-from minimegatron.logging.timers import Timers, say_times
+from minimegatron.errors import UserError
+from minimegatron.initialize import initialize
+from minimegatron.logging import megatron
+from minimegatron.logging.reports import Reports
 from minimegatron.model.gpt import MicroBatch
 from minimegatron.optim.learning_rate import LearningRate
 from minimegatron.optim.optimizer import Optimizer
 from minimegatron.parallel.pipeline import Pipeline
+from minimegatron.parallel.schedule import load_schedule
 from minimegatron.parallel.stages import TiedEmbedding, as_module, build_chunks
-from pipeline_schedules import (
-    Schedule,
-    ScheduleError,
-    add_communication,
-    check,
-    load,
-    peak_live,
-    to_text,
-)
+from pipeline_schedules import add_communication, peak_live
 
 
 def pretrain(config: Config, notes: list[str]) -> None:
-    """Train as `config` says; `notes` on the command line are printed first. Raises UserError."""
+    """Train a GPT from the command line to the last checkpoint.
+
+    Args:
+        config: the parsed command line.
+        notes: remarks on the command line, printed first.
+
+    Raises UserError for anything that the user can fix.
+    """
     started = time.perf_counter()
-    say_start(config, notes)
+    megatron.print_world_size(config, notes)
     ctx = initialize(config)
     tokenizer = GPT2BPETokenizer(config.vocab_file, config.merge_file)
     vocab_size = pad_vocab_size(tokenizer.vocab_size, config.make_vocab_size_divisible_by,
                                 config.tensor_model_parallel_size)
-    print_arguments(ctx, {"padded_vocab_size": vocab_size})
-    ctx.say(f"setting number of micro-batches to constant {config.num_micro_batches}")
-    ctx.say(f"> building {config.tokenizer_type} tokenizer ...")
-    ctx.say(f" > padded vocab (size: {tokenizer.vocab_size}) with "
-            f"{vocab_size - tokenizer.vocab_size} dummy tokens (new size: {vocab_size})")
-    say_initialized(ctx)
-    ctx.say(f"time to initialize megatron (seconds): {time.perf_counter() - started:.3f}")
-    print_datetime(ctx, "after megatron is initialized")
+    megatron.print_arguments(ctx, vocab_size)
+    megatron.print_initialization(ctx, tokenizer.vocab_size, vocab_size)
+    megatron.print_initialization_time(ctx, time.perf_counter() - started)
+    megatron.print_datetime(ctx, "after megatron is initialized")
+
+    setup_started = time.perf_counter()
     trainer = Trainer(ctx, vocab_size, started)
-    seconds = {"model-and-optimizer-setup": trainer.load()}
-    start = time.perf_counter()
-    train, valid, test = datasets(ctx, tokenizer.vocab_size)
-    print_datetime(ctx, "after dataloaders are built")
-    seconds["train/valid/test-data-iterators-setup"] = time.perf_counter() - start
+    trainer.load()
+    megatron.print_datetime(ctx, "after model, optimizer, and learning rate scheduler are built")
+    data_started = time.perf_counter()
+    train, valid, test = build_batches(ctx, tokenizer)
+    megatron.print_datetime(ctx, "after dataloaders are built")
     ctx.say("done with setup ...")
-    say_times(ctx, seconds)
+    megatron.print_times(ctx, {
+        "model-and-optimizer-setup": data_started - setup_started,
+        "train/valid/test-data-iterators-setup": time.perf_counter() - data_started})
+
     ctx.say("training ...")
-    batches = {name: data and Batches(ctx, data, tokenizer.eod, name)
-               for name, data in (("training", train), ("validation", valid), ("test", test))}
     try:
-        trainer.train(batches["training"], batches["validation"])
-        trainer.finish(batches["validation"], batches["test"])
+        trainer.train(train, valid)
+        trainer.finish(valid, test)
     except Exception:
-        trainer.status.phase("failed")
+        trainer.reports.phase("failed")
         raise
 
 
-def datasets(ctx: Context, vocab_size: int) -> tuple:
-    """(training, validation, test) data sets; the last two may be None. Raises UserError."""
+def build_datasets(ctx: Context, vocab_size: int
+                   ) -> tuple[GPTDataset, GPTDataset | None, GPTDataset | None]:
+    """Build the training, validation, and test data; every rank must call it.
+
+    Args:
+        ctx: this rank's context.
+        vocab_size: entries of the tokenizer; the data must not hold other tokens.
+
+    Raises UserError if the data are damaged, or if --split leaves nothing to train on.
+    """
     config, batch = ctx.config, ctx.config.global_batch_size
     validations = config.train_iters // config.eval_interval + 1
-    wanted = (config.train_iters * batch, validations * config.eval_iters * batch,
-              config.eval_iters * batch)
-    built = build_train_valid_test_datasets(
-        config.data_path, config.split, config.seq_length, config.seed, wanted,
+    samples = (config.train_iters * batch, validations * config.eval_iters * batch,
+               config.eval_iters * batch)
+    train, valid, test = build_train_valid_test_datasets(
+        config.data_path, config.split, config.seq_length, config.seed, samples,
         is_builder=ctx.grid.rank == 0, barrier=dist.barrier, say=ctx.say,
         cache_path=config.data_cache_path, vocab_size=vocab_size)
-    if built[0] is None:
+    if train is None:
         raise UserError(f"--split {config.split} leaves no document of {config.data_path} to train "
                         "on; nearest: --split 100,0,0")
-    return built
+    return train, valid, test
 
 
-def load_schedule(ctx: Context) -> Schedule:
-    """The schedule that --schedule names, checked, for all stages. Every rank must call it.
-
-    Raises SharedError for one that does not make sense on some rank, and where ranks read
-    different ones.
-    """
-    config, source = ctx.config, f"--schedule {ctx.config.schedule}"
-    stages, micro_batches = ctx.grid.pp.size, config.num_micro_batches
-    schedule, wrong = [], None
-    try:
-        schedule = load(config.schedule, stages, micro_batches, config.chunks)
-        check(schedule, stages=stages, micro_batches=micro_batches, chunks=config.chunks,
-              source=source)
-    except ScheduleError as error:
-        wrong = str(error)
-    told: list[tuple[str | None, list[str]]] = [(None, [])] * ctx.grid.world_size
-    dist.all_gather_object(told, (wrong, to_text(schedule)))
-    everywhere = all(one == told[0] for one in told)
-    rank, wrong = next(((rank, wrong) for rank, (wrong, _) in enumerate(told) if wrong),
-                       (None, None))
-    if wrong is not None:
-        raise SharedError(wrong if everywhere else f"on rank {rank}, not on all: {wrong}")
-    if not everywhere:
-        other = next(rank for rank, one in enumerate(told) if one != told[0])
-        raise SharedError(f"{source}: rank 0 and rank {other} read different schedules from it; "
-                          "give a file that all nodes share, and that says the same whenever it is "
-                          "read")
-    return schedule
+def build_batches(ctx: Context, tokenizer: GPT2BPETokenizer
+                  ) -> tuple[Batches, Batches | None, Batches | None]:
+    """Build what draws this rank's training, validation, and test batches. Raises UserError."""
+    named = zip(("training", "validation", "test"), build_datasets(ctx, tokenizer.vocab_size),
+                strict=True)
+    return tuple(data and Batches(ctx, data, tokenizer.eod, name) for name, data in named)
 
 
 class Trainer:
-    """One rank's model, optimizer and progress, and the steps it takes."""
+    """One rank's model, optimizer, and progress."""
 
     def __init__(self, ctx: Context, vocab_size: int, started: float) -> None:
-        """started: when the program began, on time.perf_counter's clock."""
-        config = ctx.config
+        """Build the model and the optimizer; every rank must call it.
+
+        Args:
+            ctx: this rank's context.
+            vocab_size: rows of the word embedding, including padding.
+            started: when the program began, on time.perf_counter's clock, for
+                --exit-duration-in-mins.
+        """
+        self.ctx, self.config, self.vocab_size = ctx, ctx.config, vocab_size
         self.started, self.saved_at = started, None
-        self.ctx, self.config, self.vocab_size = ctx, config, vocab_size
-        self.status = Status(ctx)
-        self.setup_started = time.perf_counter()
+        self.progress = Progress()
+        self.reports = Reports(ctx)
+        self.timers = self.reports.timers
         schedule = load_schedule(ctx)
-        self.live = peak_live(schedule)
+        self.in_flight = peak_live(schedule)
         chunks = build_chunks(ctx, vocab_size)
         self.tied = TiedEmbedding(ctx, chunks)
         self.model = as_module(chunks)
         self.optimizer = Optimizer(ctx, self.model)
-        self.learning_rate = LearningRate(config)
-        self.progress = Progress()
-        self.recorder = Recorder(ctx)
-        self.timers = Timers(ctx.device.now, config.timing_log_level, self.recorder,
-                             ctx.device.mark)
-        self.board = TensorBoard(ctx)
+        self.learning_rate = LearningRate(ctx.config)
         self.pipeline = Pipeline(ctx, chunks, add_communication(schedule),
                                  self.optimizer.gradients, self.timers)
-        if ctx.grid.writes_shard:
-            count = sum(p.numel() for p in self.model.parameters())
-            emit(" > number of parameters on (tensor, pipeline) model parallel rank "
-                 f"({ctx.grid.tp.index}, {ctx.grid.pp.index}): {count}")
-        ctx.say(f"> learning rate decay style: {config.lr_decay_style}")
-
-    def load(self) -> float:
-        """Resume where --load says. Returns the seconds that building and loading took."""
-        if self.config.load is not None and not self.ctx.device.has_values:
-            self.ctx.say(f"--load {self.config.load}: nothing is loaded, weights on a "
-                         f"{self.ctx.device.label} have no values")
-        elif self.config.load is not None:
-            self.progress = resume.load(self.ctx, self.model, self.optimizer,
-                                        self.learning_rate, self.vocab_size)
-            if self.config.load == self.config.save and self.progress.iteration:
-                self.saved_at = self.progress.iteration
-        print_datetime(self.ctx, "after model, optimizer, and learning rate scheduler are built")
-        return time.perf_counter() - self.setup_started
-
-    def save(self) -> None:
-        if self.saved_at == self.progress.iteration:
-            return
-        if not self.ctx.device.has_values:
-            self.ctx.say(f"no checkpoint is saved at iteration {self.progress.iteration}: weights "
-                         f"on a {self.ctx.device.label} have no values")
-            return
-        self.saved_at = self.progress.iteration
-        self.status.phase("saving")
-        checkpoint.save(self.ctx, self.model, self.optimizer, self.learning_rate, self.progress,
-                        self.vocab_size)
+        megatron.print_model(ctx, sum(p.numel() for p in self.model.parameters()))
 
     def step(self, batches: list[MicroBatch]) -> tuple[torch.Tensor, torch.Tensor]:
-        """One optimizer step. Returns (this rank's mean loss, the gradient norm)."""
+        """Take one optimizer step. Returns (this rank's mean loss, the gradient norm)."""
         gradients = self.optimizer.gradients
         gradients.begin()
         scaler = self.optimizer.scaler
         with self.timers("forward-backward"):
             loss = self.pipeline.train(batches, scaler and scaler.scale)
-        # Before the replicas' sum, of which each may get a part: the ends' parts differ.
+        # Before the data-parallel sum, of which each replica may get only a shard.
         with self.timers("backward-embedding-all-reduce"):
             self.tied.all_reduce()
         with self.timers("backward-params-all-reduce"):
@@ -199,55 +146,49 @@ class Trainer:
             norm = self.optimizer.step(self.learning_rate.value(), self.timers)
         self.progress.iteration += 1
         self.progress.consumed_train_samples += self.config.global_batch_size
-        # A skipped step does not count here.
-        # Not in place: a resumed count is on the host, `advanced` may be on the device.
+        # `advanced` is 0 after a skipped step, and may be on the device; a resumed count is on the
+        # host, so the sum is not in place.
         self.learning_rate.samples = (self.learning_rate.samples
                                       + self.config.global_batch_size * self.optimizer.advanced)
         return loss, norm
 
     def train(self, train: Batches, valid: Batches | None) -> None:
-        """Steps until --train-iters or an exit condition."""
-        config, ctx, progress = self.config, self.ctx, self.progress
-        print_datetime(ctx, "before the start of training step")
-        exits, profiler = Exits(config, self.started), Profiler(ctx)
-        log = StepLog(ctx, self.timers, self.board, self.optimizer, self.vocab_size,
-                      self.live)
-        if config.timeline and progress.iteration >= config.timeline_iteration:
-            ctx.say(f"WARNING: --timeline-iteration {config.timeline_iteration}: the run resumes "
-                    f"after iteration {progress.iteration}, nothing will be recorded; nearest: "
-                    f"--timeline-iteration {progress.iteration + 3}")
+        """Take steps until --train-iters, or until an exit condition ends the program.
+
+        Args:
+            train: training batches.
+            valid: validation batches, if --split leaves any.
+        """
+        config, progress, reports = self.config, self.progress, self.reports
+        megatron.print_datetime(self.ctx, "before the start of training step")
+        exit_reason = self.exit_conditions()
+        reports.start(progress, self.optimizer, self.vocab_size, self.in_flight)
         while progress.iteration < config.train_iters:
-            self.recorder.begin(progress.iteration + 1)
-            start = ctx.device.now()
+            reports.begin_step(progress.iteration + 1)
             with self.timers("batch-generator"):
                 batches = train.step(progress.consumed_train_samples, progress.iteration)
             loss, norm = self.step(batches)
-            profiler.step()
-            seconds = ctx.device.now() - start
-            log.add(loss, norm, seconds)
-            self.recorder.finish()
-            log.report(progress, self.learning_rate.value())
-            self.status.step(progress.iteration, seconds, log.shown)
+            reports.end_step(loss, norm, progress, self.learning_rate.value())
             if valid is not None and progress.iteration % config.eval_interval == 0:
                 progress.consumed_valid_samples = self.validate(
                     valid, progress.consumed_valid_samples, f"iteration {progress.iteration}")
-            why = exits.reason(progress.iteration)
+            reason = exit_reason(progress.iteration)
             due = config.save_interval and progress.iteration % config.save_interval == 0
-            if config.save and (due or why):
+            if config.save and (due or reason):
                 self.save()
-            if why:
-                self.status.update(state=f"stopped {why}")
-                profiler.stop()
-                self.board.close()
-                self.say_closing()
-                print_datetime(ctx, f"exiting program {why}")
-                raise SystemExit(0)
-        profiler.stop()
+            if reason:
+                self.exit(reason)
+        reports.stop_profiling()
 
     def finish(self, valid: Batches | None, test: Batches | None) -> None:
-        """What comes after the last step: the last checkpoint, and both evaluations."""
+        """Save the last checkpoint, and evaluate on both other data sets.
+
+        Args:
+            valid: validation batches, if there are any.
+            test: test batches, if there are any.
+        """
         progress = self.progress
-        print_datetime(self.ctx, "after training is done")
+        megatron.print_datetime(self.ctx, "after training is done")
         if self.config.save and progress.iteration % self.config.save_interval != 0:
             self.save()
         if valid is not None:
@@ -255,25 +196,79 @@ class Trainer:
                           "the end of training for val data")
         if test is not None:
             self.validate(test, 0, "the end of training for test data")
-        self.say_closing()
-        self.board.close()
-        self.status.update(state="done")
-
-    def say_closing(self) -> None:
-        """Raises VirtualGpuError when too much of a modeled run was a guess."""
-        for line in self.ctx.device.closing():
-            emit(f"[rank {self.ctx.grid.rank}] {line}")
+        self.print_device_summary()
+        self.reports.close("done")
 
     def validate(self, data: Batches, consumed: int, prefix: str) -> int:
-        """Print and plot the mean loss over --eval-iters batches; returns the samples consumed."""
+        """Report the mean loss over --eval-iters batches. Returns the samples consumed then.
+
+        Args:
+            data: validation or test batches.
+            consumed: samples of them consumed so far.
+            prefix: of the log line.
+        """
         if not self.config.eval_iters:
             return consumed
-        self.status.phase("evaluating")
+        from minimegatron.evaluation import evaluate
+
+        self.reports.phase("evaluating")
         with self.timers.paused():
             mean, consumed = evaluate(self.ctx, self.pipeline, data, consumed)
         loss = self.ctx.read(mean)
         if loss is not None:
-            for line in validation_lines(prefix, loss):
-                self.ctx.say_last(line)
-            self.board.validation(loss, self.progress)
+            self.reports.validation(loss, prefix, data.name, self.progress)
         return consumed
+
+    def load(self) -> None:
+        """Resume from --load, if it is given. Raises UserError for a damaged checkpoint."""
+        config, device = self.config, self.ctx.device
+        if config.load is None:
+            return
+        if not device.has_values:
+            self.ctx.say(f"--load {config.load}: nothing is loaded, weights on a {device.label} "
+                         "have no values")
+            return
+        from minimegatron.checkpoint.load import load
+
+        self.progress = load(self.ctx, self.model, self.optimizer, self.learning_rate,
+                             self.vocab_size)
+        if config.load == config.save and self.progress.iteration:
+            self.saved_at = self.progress.iteration
+
+    def save(self) -> None:
+        """Write a checkpoint, unless this iteration has one. Raises UserError."""
+        iteration, device = self.progress.iteration, self.ctx.device
+        if self.saved_at == iteration:
+            return
+        if not device.has_values:
+            self.ctx.say(f"no checkpoint is saved at iteration {iteration}: weights on a "
+                         f"{device.label} have no values")
+            return
+        from minimegatron.checkpoint.save import save
+
+        self.saved_at = iteration
+        self.reports.phase("saving")
+        save(self.ctx, self.model, self.optimizer, self.learning_rate, self.progress,
+             self.vocab_size)
+
+    def exit_conditions(self) -> Callable[[int], str | None]:
+        """Return a function from the iteration to the reason to stop after it, if there is one."""
+        config = self.config
+        if not (config.exit_signal_handler or config.exit_duration_in_mins or config.exit_interval):
+            return lambda iteration: None
+        from minimegatron.exits import Exits
+
+        return Exits(config, self.started).reason
+
+    def exit(self, reason: str) -> NoReturn:
+        """End the program early, with exit code 0."""
+        self.reports.stop_profiling()
+        self.reports.close(f"stopped {reason}")
+        self.print_device_summary()
+        megatron.print_datetime(self.ctx, f"exiting program {reason}")
+        raise SystemExit(0)
+
+    def print_device_summary(self) -> None:
+        """Print a virtual GPU's remarks. Raises VirtualGpuError if too much of them is a guess."""
+        for line in self.ctx.device.closing():
+            emit(f"[rank {self.ctx.grid.rank}] {line}")

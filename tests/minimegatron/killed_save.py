@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.checkpoint.save import Progress, save
+from minimegatron.checkpoint.progress import Progress
+from minimegatron.checkpoint.save import save
 from minimegatron.context import Context
 from minimegatron.device.cpu import Device
 from minimegatron.parallel.grid import make_grid

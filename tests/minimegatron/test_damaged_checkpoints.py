@@ -8,7 +8,8 @@ import torch
 
 from minimegatron.checkpoint.checksums import SUMS, damage, read_sums
 from minimegatron.checkpoint.load import find, read_tracker
-from minimegatron.checkpoint.save import TRACKER, Progress, folder_of, read_folder, save
+from minimegatron.checkpoint.progress import Progress
+from minimegatron.checkpoint.save import TRACKER, folder_of, read_folder, save
 from minimegatron.errors import UserError
 from warmranks import run_ranks
 

@@ -7,10 +7,16 @@ import pytest
 import torch
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.checkpoint.save import Progress
-from minimegatron.logging.megatron import Profiler, TensorBoard, iteration_line, validation_lines
+from minimegatron.checkpoint.progress import Progress
+from minimegatron.logging.megatron import (
+    iteration_line,
+    time_line,
+    times_of_ranks,
+    validation_lines,
+)
+from minimegatron.logging.profiler import Profiler
 from minimegatron.logging.step_log import StepLog
-from minimegatron.logging.timers import LEVELS, Timers, time_line, times_of_ranks
+from minimegatron.logging.timers import LEVELS, Timers
 from minimegatron.model.gpt import Stage
 from minimegatron.optim.optimizer import Optimizer
 
@@ -127,7 +133,7 @@ def test_throughput_stands_behind_the_time():
 def test_nan_losses_are_counted_and_seen(make_context, capsys):
     ctx = make_context("--log-interval 3")
     stage = Stage(ctx, 128, range(2))
-    log = StepLog(ctx, Timers(ctx.device.now), TensorBoard(ctx), Optimizer(ctx, stage), 128, [1])
+    log = StepLog(ctx, Timers(ctx.device.now), Optimizer(ctx, stage), 128, in_flight=[1])
     for loss in (1.0, float("nan"), 4.0):
         log.add(torch.tensor(loss), torch.tensor(0.5), seconds=0.25)
     log.report(Progress(3, 6), torch.tensor(0.0))
@@ -140,7 +146,7 @@ def test_nan_losses_are_counted_and_seen(make_context, capsys):
 def test_skipped_steps_are_counted_and_have_no_loss(make_context, capsys):
     ctx = make_context("--fp16 --log-interval 2")
     optimizer = Optimizer(ctx, Stage(ctx, 128, range(2)))
-    log = StepLog(ctx, Timers(ctx.device.now), TensorBoard(ctx), optimizer, 128, live=[1])
+    log = StepLog(ctx, Timers(ctx.device.now), optimizer, 128, in_flight=[1])
     for advanced in ([0, 0], [1, 0], [0, 1]):
         for loss, good in zip((2.0, 4.0), advanced, strict=True):
             optimizer.advanced = torch.tensor(good)

@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from minimegatron.checkpoint.save import Progress
+from minimegatron.checkpoint.progress import Progress
 from minimegatron.device.cpu import Device
 from minimegatron.formulas import head_activations, step_flops
 from minimegatron.logging import throughput
-from minimegatron.logging.megatron import TensorBoard
+from minimegatron.logging.megatron import theoretical_memory_line
 from minimegatron.logging.step_log import StepLog
+from minimegatron.logging.tensorboard import TensorBoard
 from minimegatron.logging.throughput import (
     Throughput,
     memory_on_paper,
     shape_of,
-    theoretical_memory_line,
 )
 from minimegatron.logging.timers import Timers
 from minimegatron.model.dropout import Dropout
@@ -83,7 +83,7 @@ def test_throughput_is_plotted(make_context, monkeypatch):
     monkeypatch.setattr(throughput, "SIZE", 64)
     ctx = make_context(FLAGS)
     optimizer = Optimizer(ctx, Stage(ctx, 128, range(2)))
-    log = StepLog(ctx, Timers(ctx.device.now), Board(ctx), optimizer, 128, [1])
+    log = StepLog(ctx, Timers(ctx.device.now), optimizer, 128, [1], Board(ctx))
     for _ in range(2):
         log.add(torch.tensor(1.0), torch.tensor(1.0), seconds=0.25)
     log.report(Progress(2, 8), torch.tensor(1e-3))

@@ -17,9 +17,9 @@ from minimegatron.arguments import Config
 from minimegatron.arguments.pipeline import split_flags
 from minimegatron.arguments.table.flag import STATE, names_affecting
 from minimegatron.checkpoint.checksums import SUMS, damage
+from minimegatron.checkpoint.progress import Progress
 from minimegatron.checkpoint.save import (
     TRACKER,
-    Progress,
     divided_of,
     folder_of,
     parts,

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import nn
 
 from minimegatron.checkpoint.checksums import sha256, write_sums
+from minimegatron.checkpoint.progress import Progress
 from minimegatron.context import Context
 from minimegatron.data.atomic import atomic_file, sync_folder
 from minimegatron.errors import UserError
@@ -34,15 +35,6 @@ from minimegatron.optim.optimizer import DIVIDED, Optimizer
 VERSION = 3.0
 TRACKER = "latest_checkpointed_iteration.txt"
 REPLACED = ".replaced_"
-
-
-@dataclasses.dataclass
-class Progress:
-    """How far a run is; travels in the checkpoint."""
-
-    iteration: int = 0
-    consumed_train_samples: int = 0
-    consumed_valid_samples: int = 0
 
 
 def folder_of(root: Path, iteration: int) -> Path:

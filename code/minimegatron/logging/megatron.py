@@ -1,39 +1,108 @@
-"""What a run prints and plots: Megatron's lines, and TensorBoard under Megatron's tags."""
+"""Every log line that has a counterpart in Megatron-LM, in Megatron-LM's exact format.
+
+Scripts and people search logs for these lines, so their text must not change. Functions named
+`print_*` print from one rank; the others return the text, because more than one program prints it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import os
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+
+import torch.distributed as dist
 
 from minimegatron.arguments import Config
+from minimegatron.console import emit
 from minimegatron.context import Context
-
-if TYPE_CHECKING:
-    from minimegatron.checkpoint.save import Progress
+from minimegatron.logging.timers import LEVELS
 
 
-def print_arguments(ctx: Context, extra: dict[str, object]) -> None:
-    """The table of all arguments, sorted without regard to case."""
+def print_world_size(config: Config, notes: Sequence[str]) -> None:
+    """Print the first lines, before anything can fail on the network (rank 0 only).
+
+    Args:
+        config: the parsed command line.
+        notes: remarks on the command line, such as derived values.
+    """
+    if config.rank != 0:
+        return
+    sizes = (f"using world size: {config.world_size}, data-parallel-size: "
+             f"{config.data_parallel_size}, tensor-model-parallel size: "
+             f"{config.tensor_model_parallel_size}, pipeline-model-parallel size: "
+             f"{config.pipeline_model_parallel_size} ")
+    emit("\n".join([sizes, *notes]))
+
+
+def print_arguments(ctx: Context, padded_vocab_size: int) -> None:
+    """Print the table of all arguments, sorted without regard to case."""
     ctx.say("------------------------ arguments ------------------------")
-    values = {**dataclasses.asdict(ctx.config), **extra}
+    values = {**dataclasses.asdict(ctx.config), "padded_vocab_size": padded_vocab_size}
     for name in sorted(values, key=str.lower):
         ctx.say(f"  {name} {'.' * (48 - len(name))} {values[name]}")
     ctx.say("-------------------- end of arguments ---------------------")
 
 
-def print_datetime(ctx: Context, what: str) -> None:
-    ctx.say(f"[{what}] datetime: {datetime.now():%Y-%m-%d %H:%M:%S} ")
+def print_initialization(ctx: Context, vocab_size: int, padded_vocab_size: int) -> None:
+    """Print the batch, vocabulary, layout, and seed.
+
+    Args:
+        ctx: this rank's context.
+        vocab_size: entries of the tokenizer.
+        padded_vocab_size: rows of the word embedding.
+    """
+    config = ctx.config
+    ctx.say(f"setting number of micro-batches to constant {config.num_micro_batches}")
+    ctx.say(f"> building {config.tokenizer_type} tokenizer ...")
+    ctx.say(f" > padded vocab (size: {vocab_size}) with {padded_vocab_size - vocab_size} dummy "
+            f"tokens (new size: {padded_vocab_size})")
+    ctx.say("> initializing torch distributed ...")
+    ctx.say(f"> initializing tensor model parallel with size {config.tensor_model_parallel_size}")
+    ctx.say("> initializing pipeline model parallel with size "
+            f"{config.pipeline_model_parallel_size}")
+    ctx.say(f"> setting random seeds to {config.seed} ...")
+
+
+def print_initialization_time(ctx: Context, seconds: float) -> None:
+    ctx.say(f"time to initialize megatron (seconds): {seconds:.3f}")
+
+
+def print_datetime(ctx: Context, event: str) -> None:
+    """Print the wall-clock time of an event, such as "after training is done"."""
+    ctx.say(f"[{event}] datetime: {datetime.now():%Y-%m-%d %H:%M:%S} ")
+
+
+def print_model(ctx: Context, parameters: int) -> None:
+    """Print the number of parameters of this rank's shard, and the learning rate's schedule."""
+    if ctx.grid.writes_shard:
+        emit(" > number of parameters on (tensor, pipeline) model parallel rank "
+             f"({ctx.grid.tp.index}, {ctx.grid.pp.index}): {parameters}")
+    ctx.say(f"> learning rate decay style: {ctx.config.lr_decay_style}")
 
 
 def iteration_line(config: Config, *, iteration: int, consumed: int, milliseconds: float,
                    lr: float, loss: float | None, norm: float | None, zeros: float | None,
                    params_norm: float | None, nans: int, throughput: float | None = None,
                    loss_scale: float = 1.0, skipped: int = 0, label: str = "") -> str:
-    """One iteration line; a loss or a norm of None (no value on this device) is left out.
-    label: of a device whose figures are modeled."""
+    """Return one iteration line; quantities that are None are left out.
+
+    Args:
+        config: for --log-format, --train-iters, and the batch size.
+        iteration: steps taken so far.
+        consumed: training samples consumed so far.
+        milliseconds: mean time of a step since the last line.
+        lr: learning rate of the next step.
+        loss: mean loss since the last line, over the steps that were not skipped.
+        norm: gradient norm of the last step, None if it was skipped.
+        zeros: number of zero gradients, with --log-num-zeros-in-grad.
+        params_norm: norm of the parameters, with --log-params-norm.
+        nans: steps since the last line whose loss is not finite.
+        throughput: model TFLOP/s per GPU, with --log-throughput.
+        loss_scale: after the last step.
+        skipped: steps since the last line that were skipped because of an overflow.
+        label: name of the virtual GPU, if the figures are modeled.
+    """
     core = config.log_format == "core"
     parts = [f" iteration {iteration:8d}/{config.train_iters:8d}",
              f" consumed samples: {consumed:12d}",
@@ -58,7 +127,7 @@ def iteration_line(config: Config, *, iteration: int, consumed: int, millisecond
 
 
 def memory_line(ctx: Context, iteration: int) -> str:
-    """The line of `[Rank r] memory (MB)`; on the CPU it is the resident set of the process."""
+    """Return this rank's memory line, in MiB; on the CPU it is the resident set of the process."""
     memory = ctx.device.memory()
     names = ("allocated", "max allocated", "reserved", "max reserved")
     values = " | ".join(f"{name}: {size / 2**20}"
@@ -67,7 +136,25 @@ def memory_line(ctx: Context, iteration: int) -> str:
     return f"[Rank {ctx.grid.rank}] (after {iteration} iterations) memory (MB) | {values}{label}"
 
 
+def theoretical_memory_line(states: float, activations: float) -> str:
+    """Return the line of the memory that the formulas predict.
+
+    Args:
+        states: parameters, gradients, and optimizer states of the fullest rank, in bytes.
+        activations: saved for backward on that rank, in bytes.
+    """
+    return (f"Theoretical memory footprints: weight and optimizer={states / 2**20:.2f} MB, "
+            f"activation={activations / 2**20:.2f} MB, "
+            f"total={(states + activations) / 2**20:.2f} MB")
+
+
 def validation_lines(prefix: str, loss: float) -> list[str]:
+    """Return the validation line between two rules.
+
+    Args:
+        prefix: when and on which data, such as "iteration 100".
+        loss: mean loss per token.
+    """
     line = (f" validation loss at {prefix} | lm loss value: {loss:.6E} "
             f"| lm loss PPL: {perplexity(loss):.6E} | ")
     rule = "-" * (len(line) + 1)
@@ -75,72 +162,58 @@ def validation_lines(prefix: str, loss: float) -> list[str]:
 
 
 def perplexity(loss: float) -> float:
+    """Return exp(loss), limited to exp(20) as in Megatron-LM."""
     return math.exp(min(20, loss))
 
 
-class TensorBoard:
-    """Scalars of the last rank; does nothing on the other ranks or without --tensorboard-dir."""
+def print_times(ctx: Context, seconds: Mapping[str, float], steps: int = 1, label: str = ""
+                ) -> None:
+    """Print the mean times of a step; every rank must call it.
 
-    def __init__(self, ctx: Context) -> None:
-        self.config, self.writer = ctx.config, None
-        if ctx.config.tensorboard_dir and ctx.grid.is_last_rank:
-            from torch.utils.tensorboard import SummaryWriter  # slow to import: only where needed
+    Without --timing-log-level these are the last rank's, otherwise those of all ranks.
 
-            self.writer = SummaryWriter(ctx.config.tensorboard_dir,
-                                        max_queue=ctx.config.tensorboard_queue_size)
-            for name, value in dataclasses.asdict(ctx.config).items():
-                self.writer.add_text(name, str(value))
-            if ctx.device.label:
-                self.writer.add_text("times and memory are modeled", ctx.device.label)
-
-    def is_due(self, iteration: int) -> bool:
-        """Whether this iteration is plotted: the same answer on every rank."""
-        config = self.config
-        return bool(config.tensorboard_dir) and iteration % config.tensorboard_log_interval == 0
-
-    def scalar(self, tag: str, value: float | None, iteration: int,
-               samples: int | None = None) -> None:
-        """One point, and its twin over samples where `samples` is given."""
-        if self.writer is None or value is None:
-            return
-        self.writer.add_scalar(tag, value, iteration)
-        if samples is not None:
-            self.writer.add_scalar(f"{tag} vs samples", value, samples)
-
-    def validation(self, loss: float, progress: Progress) -> None:
-        at = progress.iteration, progress.consumed_train_samples
-        self.scalar("lm loss validation", loss, *at)
-        if self.config.log_validation_ppl_to_tensorboard:
-            self.scalar("lm loss validation ppl", perplexity(loss), *at)
-
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
-
-
-class Profiler:
-    """The device's profiler around steps 3 and 4 of every rank, or of --profile-ranks.
-
-    They are workers run_NAME_gpuRANK of one TensorBoard run, run_NAME: its distributed view
-    compares the workers of a run. The first step is not watched, the second warms the profiler up.
+    Args:
+        ctx: this rank's context.
+        seconds: by timer, in total.
+        steps: number of steps in `seconds`.
+        label: name of the virtual GPU, if the times are modeled.
     """
+    if ctx.config.timing_log_level is None:
+        ctx.say_last(time_line(seconds, steps) + (f" | {label}" if label else ""))
+        return
+    ranks: list[dict[str, float]] = [{}] * ctx.grid.world_size
+    dist.all_gather_object(ranks, {name: value / steps for name, value in seconds.items()})
+    lines = times_of_ranks(ctx.config.timing_log_option, ranks)
+    if lines:
+        lines[0] += f" {label}" if label else ""
+        ctx.say_last("\n".join(lines))  # one write, so that no other rank prints in between
 
-    def __init__(self, ctx: Context) -> None:
-        self.profile = None
-        config = ctx.config
-        if not config.profile_execution or ctx.grid.rank not in (
-                config.profile_ranks or range(ctx.grid.world_size)):
-            return
-        name = f"run_{config.profile_name}"
-        self.profile = ctx.device.profile(os.path.join(config.tensorboard_dir, name),
-                                          f"{name}_gpu{ctx.grid.rank}")
-        self.profile.start()
 
-    def step(self) -> None:
-        if self.profile is not None:
-            self.profile.step()
+def time_line(seconds: Mapping[str, float], steps: int = 1) -> str:
+    """Return Megatron-LM's line of 2021: milliseconds per step of every timer."""
+    return "time (ms)" + "".join(
+        f" | {name}: {1000 * value / steps:.2f}" for name, value in seconds.items())
 
-    def stop(self) -> None:
-        if self.profile is not None:
-            self.profile.stop()
 
+def times_of_ranks(option: str, ranks: Sequence[Mapping[str, float]]) -> list[str]:
+    """Return the time lines of today's Megatron-LM.
+
+    Args:
+        option: --timing-log-option: "max", "minmax", or "all".
+        ranks: seconds by timer on each rank; a timer that did not run on a rank is left out.
+    """
+    names = [name for name in LEVELS if any(name in rank for rank in ranks)]
+    if not names:
+        return []
+    lines = [{"max": "max time across ranks (ms):", "all": "times across ranks (ms):",
+              "minmax": "(min, max) time across ranks (ms):"}[option]]
+    for name in names:
+        times = {at: 1000 * rank[name] for at, rank in enumerate(ranks) if name in rank}
+        low, high = min(times.values()), max(times.values())
+        if option == "all":
+            lines.append(f"  {name}:")
+            lines += [f"     rank {at:2d}: {value:.2f}" for at, value in times.items()]
+        else:
+            value = f"{high:.2f}" if option == "max" else f"({low:.2f}, {high:.2f})"
+            lines.append(f"    {(name + ' ').ljust(48, '.')}: {value}")
+    return lines

@@ -120,10 +120,3 @@ def memory_on_paper(config: Config, vocab_size: int, live: Sequence[int]) -> tup
                               config.recompute_num_layers) for layers in chunks)
         loads.append((states, activations + (head_activations(gpt, **shared) if last else 0)))
     return max(loads, key=sum)
-
-
-def theoretical_memory_line(states: float, activations: float) -> str:
-    """Megatron's line, from bytes."""
-    return (f"Theoretical memory footprints: weight and optimizer={states / 2**20:.2f} MB, "
-            f"activation={activations / 2**20:.2f} MB, "
-            f"total={(states + activations) / 2**20:.2f} MB")

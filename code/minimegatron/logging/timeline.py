@@ -39,10 +39,18 @@ class Recorder:
         self.ctx, self.sections = ctx, []
         self.active = False
 
+    def require_future(self, resumed: int) -> None:
+        """Warn if a run that resumes after iteration `resumed` will not reach the recorded step."""
+        config = self.ctx.config
+        if resumed >= config.timeline_iteration:
+            self.ctx.say(f"WARNING: --timeline-iteration {config.timeline_iteration}: the run "
+                         f"resumes after iteration {resumed}, nothing will be recorded; nearest: "
+                         f"--timeline-iteration {resumed + 3}")
+
     def begin(self, iteration: int) -> None:
         """Every rank must call it before each step: in the chosen one they watch."""
         config = self.ctx.config
-        self.active = config.timeline is not None and iteration == config.timeline_iteration
+        self.active = iteration == config.timeline_iteration
         if self.active:
             self.sections.clear()
             self.offset = 0.0 if self.ctx.device.shares_clock else clock_offset(

@@ -83,7 +83,8 @@ NO_MATTER = (
     "--distributed-backend gloo --distributed-timeout-minutes 1 --local-rank 3 --save /s "
     "--load /l --load-last-good --save-interval 2 --no-save-optim --no-load-optim --finetune "
     "--log-interval 1 --log-format core --eval-interval 1 --eval-iters 1 --log-throughput "
-    "--log-params-norm --log-num-zeros-in-grad --tensorboard-dir /t --tensorboard-log-interval 2 "
+    "--log-params-norm --log-num-zeros-in-grad --metrics /m --tensorboard-dir /t "
+    "--tensorboard-log-interval 2 "
     "--tensorboard-queue-size 2 --log-timers-to-tensorboard --log-batch-size-to-tensorboard "
     "--log-validation-ppl-to-tensorboard --log-memory-to-tensorboard "
     "--log-world-size-to-tensorboard --no-log-learning-rate-to-tensorboard "
@@ -176,7 +177,8 @@ def test_what_the_trainer_refuses_is_said_in_its_words():
 
 def test_no_text_of_a_script_reaches_our_command_line():
     evil = "--save=$(touch x)"
-    named = ("data-path", "load", "save", "tensorboard-dir", "timeline", "split", "vocab-file")
+    named = ("data-path", "load", "save", "tensorboard-dir", "timeline", "split", "vocab-file",
+             "metrics")
     given = parse_arguments([*MODEL.split(), *(f"--{name}={evil}" for name in named),
                              "--save-interval=1", "--pipeline-model-parallel-layout=E t t,t t L"])
     words = flags_for_estimate(given, Cluster(CARD, 1), 500)

@@ -78,6 +78,9 @@ class Logging:
         False, "norm of the weights in the iteration line", affects=NOTHING)
     log_num_zeros_in_grad: bool = flag(
         False, "zeros of the gradient in the iteration line", affects=NOTHING)
+    metrics: str | None = flag(
+        None, "file to append metrics to, a JSON object per line (metrics.jsonl in "
+        "--tensorboard-dir; in a Slurm job without one, beside its log)", affects=NOTHING)
     tensorboard_dir: str | None = flag(None, "folder of the TensorBoard run", affects=NOTHING)
     tensorboard_log_interval: int = flag(
         1, "steps between TensorBoard points", affects=NOTHING, bounds=AT_LEAST_1)

@@ -1,0 +1,164 @@
+"""metrics.jsonl: the run's figures as one JSON object per line, so that no program parses the log.
+
+The last rank, which knows the loss, appends to the file; docs/trainer.md lists the fields. A
+resumed run appends to the same file. Every start of the trainer has its own value of `run`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import re
+import secrets
+import stat
+import time
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from minimegatron.arguments import Config
+from minimegatron.context import Context
+from minimegatron.logging.megatron import perplexity
+
+if TYPE_CHECKING:
+    from minimegatron.checkpoint.progress import Progress
+
+FILE = "metrics.jsonl"
+
+
+def metrics_path(config: Config) -> Path | None:
+    """Return the file to append to, or None if the run has no place for one.
+
+    It is --metrics, or metrics.jsonl in --tensorboard-dir, or, in a Slurm job,
+    $LAB_HOME/megatron/logs/NAME_JOBID.metrics.jsonl if that folder exists.
+    """
+    if config.metrics:
+        return Path(config.metrics).absolute()
+    if config.tensorboard_dir:
+        return Path(config.tensorboard_dir, FILE).absolute()
+    job, home = os.environ.get("SLURM_JOB_ID"), os.environ.get("LAB_HOME")
+    if job and home and (logs := Path(home, "megatron", "logs")).is_dir():
+        name = re.sub(r"[^\w.-]+", "_", os.environ.get("SLURM_JOB_NAME", "job"))
+        return logs / f"{name}_{job}.{FILE}"
+    return None
+
+
+class Metrics:
+    """Appends objects from the last rank; on every other rank, only takes part in collectives."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx, self.file = ctx, None
+        self.run = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        self.path = metrics_path(ctx.config) if ctx.grid.is_last_rank else None
+        if self.path is None:
+            return
+        try:
+            self.file = open_to_append(self.path)
+        except OSError as error:
+            self._give_up(error)
+        else:
+            # Programs that read a log find the run's metrics by this line.
+            ctx.say_last(f"> writing metrics of run {self.run} to {self.path}")
+
+    def start(self, progress: Progress) -> None:
+        """Write the object that describes the run.
+
+        Args:
+            progress: where a resumed run continues.
+        """
+        ctx, config = self.ctx, self.ctx.config
+        self._write({
+            "kind": "start", "iteration": progress.iteration,
+            "consumed_samples": progress.consumed_train_samples,
+            "slurm_job_id": os.environ.get("SLURM_JOB_ID"), "device": ctx.device.name or "cpu",
+            "world_size": config.world_size, "data_parallel_size": config.data_parallel_size,
+            "tensor_model_parallel_size": config.tensor_model_parallel_size,
+            "pipeline_model_parallel_size": config.pipeline_model_parallel_size,
+            "arguments": {name: plain(value)
+                          for name, value in dataclasses.asdict(config).items()}})
+
+    def iteration(self, fields: dict[str, float | None]) -> None:
+        """Write the object of one iteration line; every rank must call it.
+
+        Args:
+            fields: the quantities of the line, by their names in the file.
+        """
+        memory = self.ctx.device.memory()
+        peaks = torch.tensor([memory.max_allocated, memory.max_reserved])  # [2], int64 on the host
+        dist.all_reduce(peaks, op=dist.ReduceOp.MAX)  # in the control group, which is never modeled
+        if self.file is None:
+            return
+        config = self.ctx.config
+        allocated, reserved = (int(self.ctx.read(peak)) for peak in peaks)
+        self._write({"kind": "iteration", **fields, "train_iters": config.train_iters,
+                     "global_batch_size": config.global_batch_size,
+                     "peak_memory_allocated_bytes": allocated,
+                     "peak_memory_reserved_bytes": reserved})
+
+    def validation(self, loss: float, dataset: str, progress: Progress) -> None:
+        """Write a validation or test loss.
+
+        Args:
+            loss: mean loss per token.
+            dataset: "validation" or "test".
+            progress: of the training.
+        """
+        self._write({"kind": "validation", "dataset": dataset, "iteration": progress.iteration,
+                     "consumed_samples": progress.consumed_train_samples, "lm_loss": loss,
+                     "perplexity": perplexity(loss), "eval_iters": self.ctx.config.eval_iters})
+
+    def _write(self, fields: dict[str, object]) -> None:
+        """Append one object: all of its line or, on a full disk, nothing from then on."""
+        if self.file is None:
+            return
+        about = {"run": self.run, "modeled": self.ctx.device.label or None,
+                 "time_unix_seconds": time.time()}
+        line = json.dumps(without_nan({**fields, **about}), allow_nan=False).encode() + b"\n"
+        size = os.fstat(self.file.fileno()).st_size
+        try:
+            if self.file.write(line) != len(line):  # unbuffered: a disk may fill in between
+                raise OSError(0, "No space left on device")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self.file.truncate(size)
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """Warn once; training matters more than its metrics."""
+        self.file = None
+        self.ctx.say_last(f"WARNING: metrics of run {self.run} are incomplete: {self.path} cannot "
+                          f"be written ({error.strerror})")
+
+
+def open_to_append(path: Path) -> FileIO:
+    """Open a file for unbuffered appending, after the end of a line. Raises OSError."""
+    file = FileIO(path, "ab")
+    about = os.fstat(file.fileno())
+    if stat.S_ISREG(about.st_mode) and about.st_size:
+        with open(path, "rb") as written:
+            written.seek(-1, os.SEEK_END)
+            if written.read() != b"\n":  # a run was killed in the middle of a line
+                file.write(b"\n")
+    return file
+
+
+def without_nan(fields: dict[str, object]) -> dict[str, object]:
+    """Replace numbers that JSON does not have by null, and add them as text in `non_finite`."""
+    odd = {name: str(value) for name, value in fields.items()
+           if isinstance(value, float) and not math.isfinite(value)}
+    return {**fields, **dict.fromkeys(odd), "non_finite": odd}
+
+
+def plain(value: object) -> object:
+    """Return an argument as JSON has it: a finite number, a string, a list, null, or a boolean."""
+    if isinstance(value, tuple):
+        return [plain(one) for one in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return value if isinstance(value, float) and math.isfinite(value) else str(value)

@@ -1,0 +1,65 @@
+"""TensorBoard scalars under Megatron-LM's tags (--tensorboard-dir)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from minimegatron.context import Context
+from minimegatron.logging.megatron import perplexity
+
+if TYPE_CHECKING:
+    from minimegatron.checkpoint.progress import Progress
+
+
+class TensorBoard:
+    """Writes scalars from the last rank; on the other ranks it does nothing."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.config, self.writer = ctx.config, None
+        if ctx.config.tensorboard_dir and ctx.grid.is_last_rank:
+            from torch.utils.tensorboard import SummaryWriter  # slow to import
+
+            self.writer = SummaryWriter(ctx.config.tensorboard_dir,
+                                        max_queue=ctx.config.tensorboard_queue_size)
+            for name, value in dataclasses.asdict(ctx.config).items():
+                self.writer.add_text(name, str(value))
+            if ctx.device.label:
+                self.writer.add_text("times and memory are modeled", ctx.device.label)
+
+    def is_due(self, iteration: int) -> bool:
+        """Return whether this iteration is plotted, which is the same on every rank."""
+        config = self.config
+        return bool(config.tensorboard_dir) and iteration % config.tensorboard_log_interval == 0
+
+    def scalar(self, tag: str, value: float | None, iteration: int,
+               samples: int | None = None) -> None:
+        """Write one point.
+
+        Args:
+            tag: Megatron-LM's name of the quantity.
+            value: None is left out.
+            iteration: the x-coordinate.
+            samples: if given, write a second curve over consumed samples.
+        """
+        if self.writer is None or value is None:
+            return
+        self.writer.add_scalar(tag, value, iteration)
+        if samples is not None:
+            self.writer.add_scalar(f"{tag} vs samples", value, samples)
+
+    def validation(self, loss: float, progress: Progress) -> None:
+        """Write a validation loss.
+
+        Args:
+            loss: mean loss per token.
+            progress: of the training.
+        """
+        at = progress.iteration, progress.consumed_train_samples
+        self.scalar("lm loss validation", loss, *at)
+        if self.config.log_validation_ppl_to_tensorboard:
+            self.scalar("lm loss validation ppl", perplexity(loss), *at)
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()

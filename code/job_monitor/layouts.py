@@ -1,4 +1,4 @@
-"""The same training on one rank and on several: time, memory and messages of runs side by side."""
+"""Compare runs in different layouts: their time, memory, and communication side by side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARAMETERS = re.compile(r"model parallel rank \((\d+), (\d+)\): (\d+)")
 
 
 class Job(Protocol):
-    """A job that Slurm knows: its number, its name, and the file of its log."""
+    """A Slurm job: its ID, its name, and its log file."""
 
     job: int
     name: str
@@ -30,10 +30,16 @@ class Job(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """What one job's log and profile say.
+    """The figures of a job's log and profile.
 
-    tokens_per_second: of all ranks together. parameters: by (tensor rank, stage).
-    memory: GiB at the peak, by rank (of one replica). sent: bytes in an iteration, by rank.
+    Attributes:
+        name: of the layout.
+        milliseconds: per iteration.
+        tokens_per_second: the throughput of all ranks together.
+        parameters: by (tensor-parallel rank, stage).
+        memory: peak memory in GiB, by rank (of one replica).
+        sent: bytes per iteration, by rank.
+        modeled: whether the GPUs were virtual.
     """
 
     name: str
@@ -50,18 +56,23 @@ class Run:
 
     @property
     def megabytes(self) -> float:
-        """Sent by the rank that sends most, in an iteration (10**6 bytes)."""
+        """The largest number of MB (10**6 bytes) that a rank sends per iteration."""
         return max(self.sent.values()) / 1e6
 
 
 def read(name: str, job: Job, sequence_length: int) -> Run:
-    """The run of a job that is over and was profiled (--profile-execution yes).
+    """Read the run of a job that has ended and was profiled (--profile-execution yes).
 
-    Raises LabError that says what is missing.
+    Args:
+        name: of the layout.
+        job: the job.
+        sequence_length: tokens per sample.
+
+    Raises LabError that names what is missing.
     """
     found = logs.read(job.log).iterations
     if not found:
-        raise LabError(f"{name}: job {job.job} has finished no iteration; jobs.wait() says why")
+        raise LabError(f"{name}: job {job.job} has completed no iteration; jobs.wait() shows why")
     last = found[-1]
     memory = {int(match[1]): float(match[2]) / 1024  # the log has MiB
               for line in logs.lines(job.log, "max allocated: ") if (match := MEMORY.search(line))}
@@ -76,15 +87,15 @@ def read(name: str, job: Job, sequence_length: int) -> Run:
 
 
 def show(runs: Sequence[Run]) -> None:
-    """Print a table; the best of each column stands out."""
+    """Print a table with the best value of each column highlighted."""
     columns = [("ms", 9, [run.milliseconds for run in runs], "{:,.1f}", min),
                ("tokens/s", 10, [run.tokens_per_second for run in runs], "{:,.0f}", max),
                ("parameters", 12, [max(run.parameters.values()) for run in runs], "{:,}", min),
                ("GiB", 7, [run.peak for run in runs], "{:.2f}", min),
                ("MB sent", 9, [run.megabytes for run in runs], "{:,.1f}", None)]
     width = max(len(run.name) for run in runs)
-    print(f"one iteration{', virtual' if runs[0].modeled else ''}; the last three columns are of "
-          "the rank that has most")
+    print(f"one iteration{' (virtual)' if runs[0].modeled else ''}; the last three columns are the "
+          "maximum over all ranks")
     print(" " * width + "".join(f"{title:>{size}}" for title, size, *_ in columns))
     for row, run in enumerate(runs):
         line = f"{run.name:{width}}"
@@ -96,14 +107,14 @@ def show(runs: Sequence[Run]) -> None:
 
 
 def plot(runs: Sequence[Run]) -> Drawing:
-    """Time, memory and bytes as bars, one below the other run."""
+    """Plot time, memory, and bytes as bars, one row per run."""
     from matplotlib.figure import Figure
 
     from pipeline_schedules import Drawing
 
     kind = " (virtual)" if runs[0].modeled else ""
     panels = {"ms per iteration": [run.milliseconds for run in runs],
-              "GiB of the fullest rank": [run.peak for run in runs],
+              "peak GiB of any rank": [run.peak for run in runs],
               "MB that a rank sends": [run.megabytes for run in runs]}
     figure = Figure(figsize=(9, 0.5 * len(runs) + 1.2), layout="constrained")
     for axes, (title, values) in zip(figure.subplots(1, 3, sharey=True), panels.items(),
@@ -116,5 +127,5 @@ def plot(runs: Sequence[Run]) -> Drawing:
         axes.invert_yaxis()
     said = "; ".join(f"{run.name} {run.milliseconds:.0f} ms, {run.peak:.1f} GiB, "
                      f"{run.megabytes:.0f} MB" for run in runs)
-    return Drawing(figure, "Time of an iteration, memory of the fullest rank, and bytes that a "
-                   f"rank sends in an iteration{kind}: {said}.")
+    return Drawing(figure, "Time of an iteration, largest peak memory of any rank, and largest "
+                   f"number of bytes that a rank sends in an iteration{kind}: {said}.")

@@ -12,7 +12,7 @@ from labcore.errors import LabError
 if TYPE_CHECKING:
     from virtualgpu.core.card import Card
 
-HEAD = "virtual cards: their time and memory are modeled, no hardware is needed"
+HEAD = "virtual GPUs: their time and memory are modeled, no hardware is needed"
 FOOT = ("fp32, fp16, bf16: TFLOP/s of dense matrix products; links: per direction.",
         "All figures of one: lab devices GPU. To use it: --device virtual:GPU, or lab cluster up "
         "--gpus GPU:2.")

@@ -1,4 +1,4 @@
-"""`lab devices`: what virtual cards there are, and what is known of each."""
+"""`lab devices`: which virtual GPUs there are, and what is known about each."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ def test_the_table_has_a_row_for_each_card(capsys):
     assert cli.main(["devices"]) == 0
     shown = capsys.readouterr().out.splitlines()
     rows = {line.split()[0]: line for line in shown[3:3 + len(CARDS)]}
-    assert list(rows) == list(CARDS) and shown[0].startswith("virtual cards")
+    assert list(rows) == list(CARDS) and shown[0].startswith("virtual GPUs")
     for text in ("Tesla V100-SXM2-16GB", " 15.78 GiB ", " 900 GB/s ", " 15.7 ", " 125 ", " - ",
                  "NVLink 150 GB/s, PCIe 16 GB/s", "[1]"):
         assert text in rows["v100-sxm2-16gb"]

@@ -1,4 +1,4 @@
-"""The virtual cards of each node, and the processes on them now."""
+"""The virtual GPUs of each node, and the processes that run on them now."""
 
 from __future__ import annotations
 

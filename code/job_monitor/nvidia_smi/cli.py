@@ -43,12 +43,12 @@ class Parser(argparse.ArgumentParser):
 
 def parser() -> Parser:
     top = Parser(prog="nvidia-smi", allow_abbrev=False, description=(
-        "The cluster's virtual cards: modeled, no hardware. `nvidia-smi topo -m` shows how a "
-        "node's cards reach each other."))
+        "The cluster's virtual GPUs: modeled, no hardware. `nvidia-smi topo -m` shows how the GPUs "
+        "of a node are connected."))
     add = top.add_argument
-    add("-L", "--list-gpus", action="store_true", help="one line for each card")
+    add("-L", "--list-gpus", action="store_true", help="one line for each GPU")
     add("-i", "--id", metavar="ID", action="append", default=[],
-        help="only these cards: index, UUID or bus, separated by commas")
+        help="only these GPUs: index, UUID, or bus, separated by commas")
     add("--node", metavar="NAME", help="only this node's (the real nvidia-smi has no such option)")
     add("-f", "--filename", metavar="FILE", help="write to a file, not to the terminal")
     add("-l", "--loop", metavar="SECONDS", nargs="?", const=str(PERIOD),

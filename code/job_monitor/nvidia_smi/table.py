@@ -11,7 +11,7 @@ from virtualgpu.net import inside
 from virtualgpu.net.inside import Seat
 from virtualgpu.net.nodes import NODES, NodeType, Place
 
-MODELED = "virtual cards: modeled, no hardware"
+MODELED = "virtual GPUs: modeled, no hardware"
 SELF = " X "
 WIDTH = 87
 RULE = f"+{'-' * 41}+{'-' * 22}+{'-' * 22}+"

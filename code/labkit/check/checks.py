@@ -127,16 +127,22 @@ def raises(f: Any, kind: type[Exception], case: Case, *, mentions: str | None = 
 
 
 def compare(what: str, guess: Any, measured: float) -> None:
-    """Say how far a prediction was off. Never fails and gives no marks."""
+    """Print how far off a prediction was. Never fails, and gives no points.
+
+    Args:
+        what: was predicted.
+        guess: the prediction; anything but a number counts as none.
+        measured: the right value.
+    """
     if isinstance(guess, bool) or not isinstance(guess, int | float):
-        print(f"No prediction of {what} yet: write a number first, it costs nothing.")
+        print(f"No prediction of {what} yet: write a number first. Guesses are not graded.")
         return
-    print(f"{strong(what)}: you said {_rounded(guess)}, it is {result(_rounded(measured))}")
+    print(f"{strong(what)}: you guessed {_rounded(guess)}, it is {result(_rounded(measured))}")
     if guess == measured:
         print("Spot on.")
     elif measured:
         off = 100 * (guess - measured) / abs(measured)
-        print(f"You were {abs(off):.0f} % too {'high' if off > 0 else 'low'}.")
+        print(f"Your guess was {abs(off):.0f}% too {'high' if off > 0 else 'low'}.")
 
 
 def _rounded(number: float) -> str:

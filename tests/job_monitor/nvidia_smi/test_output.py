@@ -15,7 +15,7 @@ def test_the_table(cluster, capsys):
     pid = cluster.rank(job=5, gpu=0, slot=1)
     assert cluster.main("--node", "slurmnode1") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"\w{3} \w{3} \d\d [\d:]{8} \d{4}   slurmnode1 \(virtual cards: modeled, "
+    assert re.fullmatch(r"\w{3} \w{3} \d\d [\d:]{8} \d{4}   slurmnode1 \(virtual GPUs: modeled, "
                         r"no hardware\)", lines[0])
     assert {len(line) for line in lines[1:]} == {89}
     assert "| NVIDIA-SMI virtual " in lines[2]
@@ -33,7 +33,7 @@ def test_the_table_of_an_idle_node_and_of_one_without_gpus(make, capsys):
     captured = capsys.readouterr()
     assert "No running processes found" in captured.out
     assert captured.out.splitlines()[-1] == "slurmnode2: no GPUs"
-    assert captured.err == ("nvidia-smi: virtual cards: modeled, no hardware; of slurmnode1, "
+    assert captured.err == ("nvidia-smi: virtual GPUs: modeled, no hardware; of slurmnode1, "
                             "slurmnode2 in turn (--node NAME: of one)\n")
 
 
@@ -119,7 +119,7 @@ def test_a_query_in_nvidia_s_format(cluster, capsys):
     assert re.fullmatch(rf"{STAMP}, Tesla V100-SXM2-16GB \(virtual\), 0, \[N/A\], 42 %, \[N/A\], "
                         r"1500 MiB, 14660 MiB, 16160 MiB, \[N/A\], virtual, \[N/A\]", busy)
     assert ", 0 %, [N/A], 0 MiB, 16160 MiB, 16160 MiB, " in idle
-    assert captured.err == "nvidia-smi: virtual cards: modeled, no hardware\n"
+    assert captured.err == "nvidia-smi: virtual GPUs: modeled, no hardware\n"
 
 
 def test_a_query_without_header_and_units(cluster, capsys):

@@ -124,8 +124,8 @@ def test_a_prediction_never_fails(capsys):
     check.compare("seconds", True, 2.0)
     check.compare("seconds", 2.0, 2.0)
     said = capsys.readouterr().out
-    assert f"you said 3, it is {result('2')}" in said  # what is true stands out
-    assert "50 % too high" in said and said.count("No prediction") == 2 and "Spot on" in said
+    assert f"you guessed 3, it is {result('2')}" in said  # what is true stands out
+    assert "50% too high" in said and said.count("No prediction") == 2 and "Spot on" in said
 
 
 def test_draws_are_the_submissions_own_and_repeat(monkeypatch):

@@ -23,8 +23,9 @@ class Data:
     data_impl: str = flag(
         "infer", "format of the data set", choices=("mmap", "infer"), affects=NOTHING)
     data_cache_path: str | None = flag(
-        None, "folder of the index maps (beside the data)", affects=NOTHING)
-    split: str = flag("969, 30, 1", "shares of training, validation and test", affects=RESULTS)
+        None, "folder of the index maps (default: beside the data)", affects=NOTHING)
+    split: str = flag(
+        "969, 30, 1", "proportions of training, validation, and test data", affects=RESULTS)
     vocab_file: str | None = flag(
         None, "GPT-2 vocab.json", affects=RESULTS, required=True, path=True, estimate_with="")
     merge_file: str | None = flag(
@@ -44,13 +45,14 @@ class Checkpointing:
         None, "folder to save checkpoints in", affects=NOTHING, needs=SAVE_INTERVAL)
     load: str | None = flag(None, "folder to resume from", affects=RESULTS, path=True)
     load_last_good: bool = flag(
-        False, "where the newest checkpoint is damaged, resume from the last one that is whole",
+        False, "if the newest checkpoint is corrupted, resume from the last complete one",
         affects=RESULTS)
     save_interval: int | None = flag(
         None, "steps between checkpoints", affects=NOTHING, bounds=AT_LEAST_1)
     no_save_optim: bool = flag(False, "leave the optimizer out of the checkpoint", affects=NOTHING)
     no_load_optim: bool = flag(False, "do not load the optimizer", affects=RESULTS)
-    finetune: bool = flag(False, "load the weights alone and start at iteration 0", affects=RESULTS)
+    finetune: bool = flag(
+        False, "load only the parameters, and start at iteration 0", affects=RESULTS)
 
 
 @dataclass(frozen=True)
@@ -58,33 +60,35 @@ class Logging:
     """Logs and reports."""
 
     log_interval: int = flag(
-        100, "steps between iteration lines", affects=NOTHING, bounds=AT_LEAST_1)
+        100, "steps between log lines", affects=NOTHING, bounds=AT_LEAST_1)
     log_format: str = flag(
-        "2021", "iteration lines of 2021-12, or of Megatron core today", choices=("2021", "core"),
+        "2021", "log lines of Megatron-LM in 2021-12, or of Megatron core today",
+        choices=("2021", "core"),
         affects=NOTHING)
     eval_interval: int = flag(1000, "steps between validations", affects=RESULTS, bounds=AT_LEAST_1)
     eval_iters: int = flag(
-        100, "batches of a validation; 0 for none", affects=RESULTS, bounds=NOT_NEGATIVE)
+        100, "batches per validation; 0 for no validation", affects=RESULTS, bounds=NOT_NEGATIVE)
     log_throughput: bool = flag(
-        False, "FLOP/s per device, their share of the device's peak, and memory on paper",
+        False, "log FLOP/s per device, MFU, and theoretical memory",
         affects=NOTHING)
     timing_log_level: int | None = flag(
-        None, "timers that run, each waiting for the device: 0 only the iteration's, 1 those of a "
-        "step, 2 all (those of 2021)", choices=(0, 1, 2), affects=PASSES)
+        None, "timers that run, each of which waits for the device: 0 the iteration's, 1 those "
+        "of a step, 2 all (default: those of 2021)", choices=(0, 1, 2), affects=PASSES)
     timing_log_option: str | None = flag(
-        None, "what is printed of the ranks' times (minmax; without both flags the line of 2021)",
+        None, "how times are printed (default: minmax; without both flags, the line of 2021)",
         choices=("max", "minmax", "all"), affects=PASSES)
     log_params_norm: bool = flag(
-        False, "norm of the weights in the iteration line", affects=NOTHING)
+        False, "log the norm of the parameters", affects=NOTHING)
     log_num_zeros_in_grad: bool = flag(
-        False, "zeros of the gradient in the iteration line", affects=NOTHING)
+        False, "log the number of zeros in the gradient", affects=NOTHING)
     metrics: str | None = flag(
-        None, "file to append metrics to, a JSON object per line (metrics.jsonl in "
-        "--tensorboard-dir; in a Slurm job without one, beside its log)", affects=NOTHING)
+        None, "append metrics to this file, one JSON object per line (default: metrics.jsonl in "
+        "--tensorboard-dir, or else beside the log of the Slurm job)", affects=NOTHING)
     tensorboard_dir: str | None = flag(None, "folder of the TensorBoard run", affects=NOTHING)
     tensorboard_log_interval: int = flag(
         1, "steps between TensorBoard points", affects=NOTHING, bounds=AT_LEAST_1)
-    tensorboard_queue_size: int = flag(1000, "points kept before they are written", affects=NOTHING)
+    tensorboard_queue_size: int = flag(
+        1000, "TensorBoard points buffered before they are written", affects=NOTHING)
     log_timers_to_tensorboard: bool = flag(False, "timers as TensorBoard scalars", affects=NOTHING)
     log_batch_size_to_tensorboard: bool = flag(
         False, "batch size as a TensorBoard scalar", affects=NOTHING)
@@ -100,13 +104,13 @@ class Logging:
         True, "no loss scale in TensorBoard", affects=NOTHING,
         off=("--no-log-loss-scale-to-tensorboard",))
     timeline: str | None = flag(
-        None, "folder for one step of all ranks as it ran: a trace for Perfetto, and a figure",
+        None, "folder for a timeline of one step on all ranks: a Perfetto trace and a figure",
         affects=NOTHING)
     timeline_iteration: int = flag(
-        3, "which iteration --timeline records", affects=NOTHING, bounds=AT_LEAST_1)
+        3, "iteration that --timeline records", affects=NOTHING, bounds=AT_LEAST_1)
     profile_execution: str = flag(
         "", "any non-empty value: profile two steps", affects=NOTHING, needs=TENSORBOARD_DIR)
     profile_ranks: tuple[int, ...] | None = flag(
-        None, "ranks to profile (all)", type=int, nargs="+", affects=NOTHING)
+        None, "ranks to profile (default: all)", type=int, nargs="+", affects=NOTHING)
     profile_name: str = flag(
-        "default", "the profile's run is run_NAME, its workers run_NAME_gpuRANK", affects=NOTHING)
+        "default", "name of the profile: run_NAME, with workers run_NAME_gpuRANK", affects=NOTHING)

@@ -21,45 +21,51 @@ class Distributed:
     """Devices and parallelism."""
 
     device: str = flag(
-        "auto", "cpu, cuda, virtual:GPU (`lab devices` lists them), virtual (the node's declared "
-        "card), or auto: cuda where there is one, else the declared card where the job asked for "
-        "GPUs or for nccl, else cpu", affects=HARDWARE)
+        "auto", "cpu, cuda, virtual:GPU (`lab devices` lists the GPU models), virtual (the virtual "
+        "GPU that the node declares), or auto: cuda if there is a GPU, else the declared virtual "
+        "GPU if the job requested GPUs or nccl, else cpu", affects=HARDWARE)
     virtual_network: str | None = flag(
-        None, "between nodes of virtual GPUs, such as ethernet:25gbit or infiniband:8x200gbit "
-        "(what the cluster declares, else what is usual for the card)", affects=HARDWARE)
+        None, "network between nodes of virtual GPUs, such as ethernet:25gbit or "
+        "infiniband:8x200gbit (default: what the cluster declares, else what is usual for the "
+        "GPU)", affects=HARDWARE)
     tensor_model_parallel_size: int = flag(
-        1, "tensor-parallel ranks", affects=PASSES | STATE, bounds=AT_LEAST_1)
+        1, "tensor-parallel size", affects=PASSES | STATE, bounds=AT_LEAST_1)
     sequence_parallel: bool = flag(
-        False, "tensor-parallel ranks divide the sequence where they would repeat each other",
+        False, "shard the sequence over the tensor-parallel ranks outside the tensor-parallel "
+        "regions",
         affects=PASSES)
     pipeline_model_parallel_size: int = flag(
         1, "pipeline stages", affects=SCHEDULE | STATE, bounds=AT_LEAST_1)
     schedule: str | None = flag(
-        None, "order of a pipeline's work: gpipe, 1f1b, interleaved, zb-h1, or a .py or .json "
-        "file with one of yours (1f1b; interleaved with --num-layers-per-virtual-pipeline-stage)",
+        None, "pipeline schedule: gpipe, 1f1b, interleaved, zb-h1, or a .py or .json file with "
+        "your own (default: 1f1b; interleaved with --num-layers-per-virtual-pipeline-stage)",
         affects=SCHEDULE)
     num_layers_per_virtual_pipeline_stage: int | None = flag(
-        None, "layers of one chunk: a stage holds several, dealt out in turn", affects=SCHEDULE,
+        None, "layers per chunk (virtual stage); stages take turns with chunks", affects=SCHEDULE,
         bounds=AT_LEAST_1, sets=("layers_per_chunk",))
     balance: str | None = flag(
-        None, "layers of every stage, such as 0-5-7 (all alike)", affects=SCHEDULE,
+        None, "layers of every stage, such as 0-5-7 (default: equal)", affects=SCHEDULE,
         sets=("layers_per_chunk",))
     pipeline_model_parallel_layout: str | None = flag(
-        None, "what every stage holds, such as E|(t|)*3,tt|L: embedding, layers, loss",
+        None, "layout of the stages, such as E|(t|)*3,tt|L: embedding, layers, loss",
         affects=SCHEDULE, sets=("layers_per_chunk",))
     distributed_backend: str | None = flag(
-        None, "of the tensor traffic (nccl on GPUs, gloo on the CPU)", choices=("nccl", "gloo"),
+        None, "backend of tensor communication (default: nccl on GPUs, gloo on the CPU)",
+        choices=("nccl", "gloo"),
         affects=RESULTS)
     use_distributed_optimizer: bool = flag(
-        False, "main weights and moments divided among the replicas (ZeRO-1)", affects=PASSES)
+        False, "shard the optimizer state over the data-parallel ranks (ZeRO-1)", affects=PASSES)
     overlap_grad_reduce: bool = flag(
-        False, "sum gradients while others are being computed", affects=PASSES)
+        False, "overlap the gradient all-reduce with the backward pass", affects=PASSES)
     ddp_bucket_size: int | None = flag(
-        None, "gradients of one message (40 million, or 1 million per replica)", affects=PASSES,
+        None, "gradients per bucket (default: the larger of 40 million and 1 million per "
+        "data-parallel rank)", affects=PASSES,
         bounds=AT_LEAST_1)
-    DDP_impl: str = flag("local", "whose data parallelism", choices=("local",), affects=RESULTS)
+    DDP_impl: str = flag(
+        "local", "implementation of data parallelism", choices=("local",), affects=RESULTS)
     distributed_timeout_minutes: float = flag(
-        10, "patience with a silent peer", affects=NOTHING, bounds=(POSITIVE, UP_TO_A_YEAR))
+        10, "timeout for a peer that does not respond", affects=NOTHING,
+        bounds=(POSITIVE, UP_TO_A_YEAR))
     local_rank: int | None = flag(
         None, "set by torch.distributed.launch", "--local-rank", "--local_rank", affects=NOTHING)
 
@@ -69,13 +75,13 @@ class Recompute:
     """Activation recomputation."""
 
     recompute_granularity: str | None = flag(
-        None, "what the backward pass computes again: full (layers) or selective (core attention)",
+        None, "what the backward pass recomputes: full (layers) or selective (core attention)",
         choices=("full", "selective"), affects=PASSES)
     recompute_method: str | None = flag(
-        None, "of full: uniform (all layers, in groups) or block (the first layers of a stage)",
+        None, "for full: uniform (all layers, in groups) or block (the first layers of a stage)",
         choices=("uniform", "block"), affects=PASSES)
     recompute_num_layers: int = flag(
-        1, "layers of a group (uniform) or of each stage (block)",
+        1, "layers per group (uniform) or per stage (block)",
         "--activations-checkpoint-num-layers", affects=PASSES, bounds=AT_LEAST_1,
         today={"--activations-checkpoint-num-layers": "--recompute-num-layers"})
     recompute_activations: bool = flag(
@@ -88,6 +94,6 @@ class Recompute:
         today={"--activations-checkpoint-method":
                "--recompute-granularity full --recompute-method"})
     distribute_saved_activations: bool = flag(
-        False, "tensor-parallel ranks divide what full recomputation keeps",
+        False, "shard the activations that full recomputation saves over the tensor-parallel ranks",
         "--distribute-checkpointed-activations", affects=PASSES,
         today={"--distribute-checkpointed-activations": "--distribute-saved-activations"})

@@ -22,28 +22,31 @@ ESTIMATE = Others(("estimate",), "{flag} belongs to --estimate, which is not giv
 
 @dataclass(frozen=True)
 class Planning:
-    """Estimates, which train nothing."""
+    """Estimates (no training happens)."""
 
     estimate: bool = flag(
-        False, "do not train: say what the run would cost on --world-size virtual cards. Data, "
-        "vocabulary and --lr are not needed then", affects=RESULTS)
+        False, "do not train: estimate the run's time and memory on --world-size virtual GPUs; "
+        "data, vocabulary, and --lr are not needed", affects=RESULTS)
     world_size: int = flag(
-        1, "with --estimate: the cards (else as many ranks as torchrun starts)", affects=HARDWARE,
+        1, "with --estimate: number of GPUs (otherwise, the ranks that torchrun starts)",
+        affects=HARDWARE,
         bounds=AT_LEAST_1, most=100_000, needs=ESTIMATE)
     gpus_per_node: int = flag(
-        8, "with --estimate: cards of a node", affects=HARDWARE, bounds=AT_LEAST_1, needs=ESTIMATE)
+        8, "with --estimate: GPUs per node", affects=HARDWARE, bounds=AT_LEAST_1, needs=ESTIMATE)
     vocab_size: int = flag(
-        50257, "with --estimate: entries of the vocabulary", affects=PASSES, bounds=AT_LEAST_1,
+        50257, "with --estimate: vocabulary size", affects=PASSES, bounds=AT_LEAST_1,
         needs=ESTIMATE)
     tokens: float | None = flag(
-        None, "with --estimate: tokens to train on (those of the iterations)", affects=NOTHING,
+        None, "with --estimate: tokens to train on (default: those of the iterations)",
+        affects=NOTHING,
         bounds=AT_LEAST_1, needs=ESTIMATE)
     price_per_gpu_hour: float | None = flag(
-        None, "with --estimate: dollars (a list's, where it has the card)", affects=NOTHING,
+        None, "with --estimate: dollars (default: a list price, if there is one)", affects=NOTHING,
         bounds=NOT_NEGATIVE, needs=ESTIMATE)
     json: bool = flag(False, "with --estimate: print JSON", affects=NOTHING, needs=ESTIMATE)
     plot: str | None = flag(
-        None, "with --estimate: file of a figure, .svg or .png", affects=NOTHING, needs=ESTIMATE)
+        None, "with --estimate: draw a figure to this .svg or .png file", affects=NOTHING,
+        needs=ESTIMATE)
 
 
 @dataclass(frozen=True)

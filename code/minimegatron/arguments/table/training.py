@@ -17,7 +17,7 @@ from minimegatron.arguments.table.flag import PASSES, RESULTS, SCHEDULE, STATE, 
 
 FP16 = Others(("fp16",), "{flag} {value} belongs to --fp16, which is not given; "
               "nearest: --fp16 {flag} {value}")
-FP16_OR_BF16 = Others(("fp16", "bf16"), "{flag}: without --fp16 or --bf16 everything is in fp32; "
+FP16_OR_BF16 = Others(("fp16", "bf16"), "{flag}: without --fp16 or --bf16, everything is in fp32; "
                       "nearest: leave it out")
 FIXED_SCALE = Others(("loss_scale",), "{flag} {value} with --loss-scale {loss_scale}: a fixed "
                      "scale never changes; nearest: leave out one of them")
@@ -31,33 +31,34 @@ class Model:
         None, "transformer layers", affects=SCHEDULE | STATE, required=True, bounds=AT_LEAST_1,
         most=100_000)
     hidden_size: int = flag(
-        None, "width h of the residual stream", affects=PASSES | STATE, required=True,
+        None, "width of the residual stream, h", affects=PASSES | STATE, required=True,
         bounds=AT_LEAST_1)
     num_attention_heads: int = flag(
         None, "attention heads", affects=PASSES | STATE, required=True, bounds=AT_LEAST_1)
     seq_length: int = flag(
-        None, "tokens s of a sample", "--encoder-seq-length", affects=PASSES, required=True,
+        None, "tokens in a sample, s", "--encoder-seq-length", affects=PASSES, required=True,
         bounds=AT_LEAST_1)
     max_position_embeddings: int = flag(
         None, "learned positions, at least --seq-length", affects=PASSES | STATE, required=True,
         bounds=AT_LEAST_1)
     ffn_hidden_size: int | None = flag(
-        None, "width of the MLP (4h)", affects=PASSES | STATE, bounds=AT_LEAST_1)
+        None, "width of the MLP (default: 4h)", affects=PASSES | STATE, bounds=AT_LEAST_1)
     kv_channels: int | None = flag(
-        None, "width of a head (h / heads)", affects=PASSES | STATE, bounds=AT_LEAST_1)
+        None, "width of an attention head (default: h / heads)", affects=PASSES | STATE,
+        bounds=AT_LEAST_1)
     make_vocab_size_divisible_by: int = flag(
         128, "pad the vocabulary to a multiple of this times the tensor-parallel size",
         affects=PASSES, bounds=AT_LEAST_1)
     layernorm_epsilon: float = flag(
-        1e-5, "epsilon of the layer norms", affects=RESULTS, bounds=POSITIVE)
+        1e-5, "epsilon of LayerNorm", affects=RESULTS, bounds=POSITIVE)
     init_method_std: float = flag(
-        0.02, "standard deviation of the initial weights", affects=RESULTS, bounds=NOT_NEGATIVE)
+        0.02, "standard deviation of the initial parameters", affects=RESULTS, bounds=NOT_NEGATIVE)
     attention_dropout: float = flag(
-        0.1, "dropout of the attention probabilities", affects=PASSES, bounds=FRACTION)
+        0.1, "dropout probability of attention", affects=PASSES, bounds=FRACTION)
     hidden_dropout: float = flag(
-        0.1, "dropout of the residual branches", affects=PASSES, bounds=FRACTION)
+        0.1, "dropout probability of the residual branches", affects=PASSES, bounds=FRACTION)
     use_flash_attn: bool = flag(
-        False, "scaled_dot_product_attention instead of materialised attention", affects=PASSES)
+        False, "scaled_dot_product_attention instead of materialized attention", affects=PASSES)
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,11 @@ class Batch:
     """Batches, and when to stop."""
 
     micro_batch_size: int = flag(
-        None, "samples of one forward pass on one rank", "-b", affects=PASSES, required=True,
+        None, "samples in one forward pass on one rank", "-b", affects=PASSES, required=True,
         bounds=AT_LEAST_1)
     global_batch_size: int | None = flag(
-        None, "samples of one optimizer step over all ranks (micro-batch x data-parallel size)",
+        None, "samples in one optimizer step over all ranks (default: micro-batch x data-parallel "
+        "size)",
         affects=SCHEDULE, bounds=AT_LEAST_1)
     train_iters: int | None = flag(
         None, "optimizer steps to run", affects=RESULTS, bounds=AT_LEAST_1)
@@ -78,7 +80,7 @@ class Batch:
     exit_interval: int | None = flag(
         None, "exit when the iteration is a multiple of this", affects=RESULTS, bounds=AT_LEAST_1)
     exit_duration_in_mins: float | None = flag(
-        None, "save and exit after so many minutes", affects=RESULTS, bounds=POSITIVE)
+        None, "save and exit after this many minutes", affects=RESULTS, bounds=POSITIVE)
     exit_signal_handler: bool = flag(False, "save and exit on SIGTERM", affects=RESULTS)
 
 
@@ -90,59 +92,65 @@ class Optimization:
     lr: float | None = flag(
         None, "peak learning rate", affects=RESULTS, required=True, bounds=NOT_NEGATIVE,
         estimate_with=1e-4)
-    min_lr: float = flag(0.0, "learning rate after the decay", affects=RESULTS, bounds=NOT_NEGATIVE)
+    min_lr: float = flag(
+        0.0, "learning rate at the end of the decay", affects=RESULTS, bounds=NOT_NEGATIVE)
     lr_decay_style: str = flag(
-        "linear", "how the learning rate falls",
+        "linear", "shape of the learning-rate decay",
         choices=("constant", "linear", "cosine", "inverse-square-root"), affects=RESULTS)
     lr_decay_iters: int | None = flag(
-        None, "steps to decay over (--train-iters)", affects=RESULTS, bounds=AT_LEAST_1,
+        None, "steps over which the learning rate decays (default: --train-iters)",
+        affects=RESULTS, bounds=AT_LEAST_1,
         sets=("lr_decay_samples",))
     lr_decay_samples: int | None = flag(
-        None, "samples to decay over", affects=RESULTS, bounds=AT_LEAST_1)
+        None, "samples over which the learning rate decays", affects=RESULTS, bounds=AT_LEAST_1)
     lr_warmup_fraction: float | None = flag(
-        None, "warm-up as a share of the decay", affects=RESULTS, bounds=FRACTION,
+        None, "warm-up as a fraction of the decay", affects=RESULTS, bounds=FRACTION,
         sets=("lr_warmup_samples",))
     lr_warmup_iters: int = flag(
         0, "warm-up steps", affects=RESULTS, bounds=NOT_NEGATIVE, sets=("lr_warmup_samples",))
     lr_warmup_samples: float = flag(
         0, "warm-up samples", type=int, affects=RESULTS, bounds=NOT_NEGATIVE)
     override_lr_scheduler: bool = flag(
-        False, "the command line's schedule wins over the checkpoint's",
+        False, "use the command line's learning-rate schedule, not the checkpoint's",
         "--override-opt-param-scheduler", "--override-opt_param-scheduler", affects=RESULTS,
         today={"--override-lr-scheduler": "--override-opt_param-scheduler"})
     use_checkpoint_lr_scheduler: bool = flag(
-        False, "the checkpoint's schedule wins over the command line's",
+        False, "use the checkpoint's learning-rate schedule, not the command line's",
         "--use-checkpoint-opt-param-scheduler", "--use-checkpoint-opt_param-scheduler",
         affects=RESULTS,
         today={"--use-checkpoint-lr-scheduler": "--use-checkpoint-opt_param-scheduler"})
     weight_decay: float = flag(
-        0.01, "decoupled weight decay (not on biases and norms)", affects=RESULTS,
+        0.01, "decoupled weight decay (biases and LayerNorm are not decayed)", affects=RESULTS,
         bounds=NOT_NEGATIVE)
     clip_grad: float = flag(
-        1.0, "largest global gradient norm; 0 does not clip", affects=PASSES, bounds=NOT_NEGATIVE)
+        1.0, "clip gradients to this global norm; 0 turns clipping off", affects=PASSES,
+        bounds=NOT_NEGATIVE)
     adam_beta1: float = flag(0.9, "Adam's beta1", affects=RESULTS, bounds=FRACTION)
     adam_beta2: float = flag(0.999, "Adam's beta2", affects=RESULTS, bounds=FRACTION)
     adam_eps: float = flag(1e-8, "Adam's epsilon", affects=RESULTS, bounds=NOT_NEGATIVE)
-    fp16: bool = flag(False, "train in fp16 with a loss scale", affects=PASSES)
-    bf16: bool = flag(False, "train in bf16; gradients are summed in fp32", affects=PASSES)
+    fp16: bool = flag(False, "train in fp16 with loss scaling", affects=PASSES)
+    bf16: bool = flag(False, "train in bf16; gradients are accumulated in fp32", affects=PASSES)
     loss_scale: float | None = flag(
-        None, "a fixed loss scale for --fp16 (one that adapts)", affects=PASSES, bounds=LOSS_SCALE,
+        None, "fixed loss scale for --fp16 (default: dynamic)", affects=PASSES, bounds=LOSS_SCALE,
         needs=FP16)
     initial_loss_scale: float = flag(
-        2.0**32, "loss scale to begin with", affects=RESULTS, bounds=LOSS_SCALE, needs=FP16,
+        2.0**32, "initial dynamic loss scale", affects=RESULTS, bounds=LOSS_SCALE, needs=FP16,
         excludes=FIXED_SCALE)
     min_loss_scale: float = flag(
-        1.0, "the loss scale goes no lower", affects=RESULTS, bounds=LOSS_SCALE, needs=FP16,
+        1.0, "smallest dynamic loss scale", affects=RESULTS, bounds=LOSS_SCALE, needs=FP16,
         excludes=FIXED_SCALE)
     loss_scale_window: int = flag(
-        1000, "good steps after which the loss scale doubles", affects=RESULTS, bounds=COUNT,
+        1000, "steps without overflow after which the loss scale doubles", affects=RESULTS,
+        bounds=COUNT,
         needs=FP16,
         excludes=FIXED_SCALE)
     hysteresis: int = flag(
-        2, "overflow that first halves the loss scale", affects=RESULTS, bounds=COUNT, needs=FP16,
+        2, "overflows after which the loss scale halves", affects=RESULTS, bounds=COUNT, needs=FP16,
         excludes=FIXED_SCALE)
     accumulate_allreduce_grads_in_fp32: bool = flag(
-        False, "with --fp16: sum gradients in fp32, as --bf16 does", affects=PASSES,
+        False, "with --fp16: accumulate and all-reduce gradients in fp32, as with --bf16",
+        affects=PASSES,
         needs=FP16_OR_BF16)
     seed: int = flag(
-        1234, "of the initial weights, the data order and dropout", affects=RESULTS, bounds=SEED)
+        1234, "random seed of the initial parameters, the data order, and dropout",
+        affects=RESULTS, bounds=SEED)

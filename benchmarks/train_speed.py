@@ -51,7 +51,7 @@ class OurLoop:
 
     @property
     def parameters(self) -> int:
-        return sum(p.numel() for p in self.trainer.optimizer.gradients.parameters)
+        return sum(p.numel() for p in self.trainer.ddp.params.values())
 
     def step(self) -> float:
         loss, _ = self.trainer.step(self.batches.step(0, 0))

@@ -17,10 +17,10 @@ from minimegatron.model.gpt import Stage
 from minimegatron.optim.learning_rate import LearningRate
 from minimegatron.optim.loss_scaler import LossScaler
 from minimegatron.optim.optimizer import Optimizer
-from minimegatron.parallel.ddp import Gradients
+from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.p2p import Transfer
 from minimegatron.parallel.pipeline import Pipeline
-from minimegatron.parallel.stages import TiedEmbedding, as_module
+from minimegatron.parallel.stages import TiedEmbedding, as_module, data_parallel
 from pipeline_schedules import BACKWARD, FORWARD, WEIGHT, Action
 from pipeline_schedules.actions import needs
 
@@ -132,12 +132,12 @@ def chunk_cost(ctx: SoloContext, vocab_size: int, chunk: int, split: bool) -> Ch
 def _run(ctx: SoloContext, stage: Stage, forward: Action, stages: int, split: bool) -> Chunk:
     """Three micro-batches: the step's first one, another one, and one with the host far ahead."""
     chunk, meter = forward.chunk, Meter(ctx)
-    gradients = Gradients(ctx, list(stage.parameters()))
-    gradients.overlap = False
+    ddp = data_parallel(ctx, stage)
+    ddp.overlap = False
     kinds = (FORWARD, BACKWARD, WEIGHT) if split else (FORWARD, BACKWARD)
     program = [[Action(kind, 0, chunk) for kind in kinds]] * stages
     # The other chunks are never asked for.
-    pipeline = Pipeline(ctx, [stage] * ctx.config.chunks, program, gradients,
+    pipeline = Pipeline(ctx, [stage] * ctx.config.chunks, program, ddp,
                         Timers(ctx.device.now, QUIET))
     scaler = LossScaler(ctx) if ctx.config.fp16 else None
     pipeline.share = (1 if scaler is None else scaler.scale) / ctx.grid.dp.size
@@ -177,7 +177,7 @@ def _do(pipeline: Pipeline, action: Action, batch) -> None:
     elif action.kind == BACKWARD:
         pipeline._backward(action)
     else:
-        pipeline.gradients.drain((action.micro_batch, action.chunk))
+        pipeline.ddp.compute_weight_grads((action.micro_batch, action.chunk))
     for tensor in pipeline.outbox.values():
         tensor.contiguous()  # as it is sent
     pipeline.outbox.clear()
@@ -208,23 +208,24 @@ def step_cost(ctx: SoloContext, vocab_size: int) -> Step:
     config, gpu, meter = ctx.config, ctx.device.gpu, Meter(ctx)
     before = gpu.memory.live
     chunks = build_chunks(ctx, vocab_size)
-    tied, optimizer = TiedEmbedding(ctx, chunks), Optimizer(ctx, as_module(chunks))
+    tied, ddp = TiedEmbedding(ctx, chunks), data_parallel(ctx, as_module(chunks))
+    optimizer = Optimizer(ctx, ddp)
     rate, timers = LearningRate(config), Timers(ctx.device.now, config.timing_log_level)
     states = gpu.memory.live - before
     batches = []
     begin = meter.run(lambda: batches.append(micro_batch(ctx)))
-    gradients = optimizer.gradients
-    if gradients.overlap and ctx.grid.dp.size > 1:
-        _backward_twice(ctx, chunks, gradients, batches[0])
+    if ddp.overlap and ctx.grid.dp.size > 1:
+        _backward_twice(ctx, chunks, ddp, batches[0])
     else:
-        gradients._writes = dict.fromkeys(gradients.parameters, 1)  # nothing has to be zeroed
+        for accumulator in ddp.accumulators.values():
+            accumulator.writes = 1  # nothing has to be zeroed
     ctx.meetings.clear()
 
     def end() -> None:
         with timers("backward-embedding-all-reduce"):
             tied.all_reduce()
         with timers("backward-params-all-reduce"):
-            gradients.finish()
+            ddp.finish_grad_sync()
         with timers("optimizer"):
             optimizer.step(rate.value(), timers)
 
@@ -238,21 +239,22 @@ def step_cost(ctx: SoloContext, vocab_size: int) -> Step:
                 begin.kept, cost.most)
 
 
-def _backward_twice(ctx: SoloContext, chunks: list[Stage], gradients: Gradients, batch) -> None:
+def _backward_twice(ctx: SoloContext, chunks: list[Stage], ddp: DistributedDataParallel, batch
+                    ) -> None:
     """Two steps of one micro-batch: in the second one gradients leave as soon as they are there."""
     stages = ctx.grid.pp.size
-    pipeline = Pipeline(ctx, chunks, [[]] * stages, gradients, Timers(ctx.device.now, QUIET))
+    pipeline = Pipeline(ctx, chunks, [[]] * stages, ddp, Timers(ctx.device.now, QUIET))
     scaler = LossScaler(ctx) if ctx.config.fp16 else None
     pipeline.share = (1 if scaler is None else scaler.scale) / ctx.grid.dp.size
     pipeline.total = torch.zeros((), device=ctx.device.torch_device)
     for number in range(2):
-        gradients.begin()
+        ddp.zero_grad()
         for chunk in range(len(chunks)):
             _do(pipeline, Action(FORWARD, 0, chunk), batch)
         for chunk in reversed(range(len(chunks))):
             _do(pipeline, Action(BACKWARD, 0, chunk), batch)
         if number == 0:
-            gradients.finish()
+            ddp.finish_grad_sync()
 
 
 def runs_timers(config: Config) -> bool:

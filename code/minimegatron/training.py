@@ -25,7 +25,7 @@ from minimegatron.optim.learning_rate import LearningRate
 from minimegatron.optim.optimizer import Optimizer
 from minimegatron.parallel.pipeline import Pipeline
 from minimegatron.parallel.schedule import load_schedule
-from minimegatron.parallel.stages import TiedEmbedding, as_module, build_chunks
+from minimegatron.parallel.stages import TiedEmbedding, as_module, build_chunks, data_parallel
 from pipeline_schedules import add_communication, peak_live
 
 
@@ -124,16 +124,16 @@ class Trainer:
         chunks = build_chunks(ctx, vocab_size)
         self.tied = TiedEmbedding(ctx, chunks)
         self.model = as_module(chunks)
-        self.optimizer = Optimizer(ctx, self.model)
+        self.ddp = data_parallel(ctx, self.model)
+        self.optimizer = Optimizer(ctx, self.ddp)
         self.learning_rate = LearningRate(ctx.config)
-        self.pipeline = Pipeline(ctx, chunks, add_communication(schedule),
-                                 self.optimizer.gradients, self.timers)
+        self.pipeline = Pipeline(ctx, chunks, add_communication(schedule), self.ddp,
+                                 self.timers)
         megatron.print_model(ctx, sum(p.numel() for p in self.model.parameters()))
 
     def step(self, batches: list[MicroBatch]) -> tuple[torch.Tensor, torch.Tensor]:
         """Take one optimizer step. Returns (this rank's mean loss, the gradient norm)."""
-        gradients = self.optimizer.gradients
-        gradients.begin()
+        self.ddp.zero_grad()
         scaler = self.optimizer.scaler
         with self.timers("forward-backward"):
             loss = self.pipeline.train(batches, scaler and scaler.scale)
@@ -141,7 +141,7 @@ class Trainer:
         with self.timers("backward-embedding-all-reduce"):
             self.tied.all_reduce()
         with self.timers("backward-params-all-reduce"):
-            gradients.finish()
+            self.ddp.finish_grad_sync()
         with self.timers("optimizer"):
             norm = self.optimizer.step(self.learning_rate.value(), self.timers)
         self.progress.iteration += 1

@@ -39,20 +39,20 @@ def data(count: int, length: int) -> list[dict]:
 
 def unsummed(trainer: Trainer) -> None:
     """Wrong: a copy keeps the gradient of its part of the sequence."""
-    trainer.optimizer.sum_copies = False
+    trainer.optimizer.all_reduces_replicated = False
 
 
 def counted_by_all(trainer: Trainer) -> None:
     """Wrong: every rank of the model counts its copies."""
     optimizer = trainer.optimizer
-    optimizer.runs = [replace(run, counted=True) for run in optimizer.runs]
+    optimizer.ranges = [replace(part, counted=True) for part in optimizer.ranges]
 
 
 def first_mask_for_all(trainer: Trainer) -> None:
     """Wrong: every rank drops out as if its part of the sequence were the first."""
     for module in trainer.model.modules():
         if hasattr(module, "tp"):
-            module.tp.first_position = lambda part: 0
+            module.tp.sequence_offset = lambda length: 0
 
 
 def untied(trainer: Trainer) -> None:
@@ -83,20 +83,20 @@ def one_channel(trainer: Trainer) -> None:
 
 def poison(trainer: Trainer) -> None:
     """One element of what the last rank owns overflows in the last step but one."""
-    gradients, finish = trainer.optimizer.gradients, trainer.optimizer.gradients.finish
+    ddp, finish = trainer.ddp, trainer.ddp.finish_grad_sync
 
     def finish_and_poison() -> None:
         finish()
         if trainer.progress.iteration == poisoned and trainer.ctx.grid.is_last_rank:
-            gradients.flat[trainer.optimizer.runs[-1].flat] = float("inf")
+            ddp.grad_buffer[trainer.optimizer.ranges[-1].buffer] = float("inf")
 
-    gradients.finish = finish_and_poison
+    ddp.finish_grad_sync = finish_and_poison
 
 
 def unshared_overflow(trainer: Trainer) -> None:
     """Wrong: a rank skips when it overflowed itself."""
     optimizer = trainer.optimizer
-    optimizer._overflow = lambda: ~optimizer.gradients.flat.isfinite().all()
+    optimizer._overflow = lambda: ~trainer.ddp.grad_buffer.isfinite().all()
 
 
 def scaled(trainer: Trainer) -> None:
@@ -104,7 +104,7 @@ def scaled(trainer: Trainer) -> None:
     step = trainer.optimizer.step
 
     def forget(lr: torch.Tensor, timers: object) -> torch.Tensor:
-        trainer.optimizer.gradients.flat.mul_(trainer.optimizer.scaler.scale)
+        trainer.ddp.grad_buffer.mul_(trainer.optimizer.scaler.scale)
         return step(lr, timers)
 
     trainer.optimizer.step = forget
@@ -118,9 +118,9 @@ poisoned = -1  # set by run
 
 def held_bytes(optimizer: Optimizer) -> float:
     """What weights, gradients and the optimizer's states hold, in bytes per parameter."""
-    tensors = [optimizer.weights, optimizer.gradients.flat, optimizer.main,
-               optimizer.main_gradient, *optimizer.moments.values()]
-    parameters = optimizer.gradients.parameters
+    tensors = [optimizer.param_buffer, optimizer.ddp.grad_buffer, optimizer.main_params,
+               optimizer.main_grads, *optimizer.moments.values()]
+    parameters = list(optimizer.ddp.params.values())
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
                 for tensor in [*tensors, *parameters] if tensor is not None}
     return sum(storages.values()) / sum(p.numel() for p in parameters)
@@ -140,7 +140,7 @@ def steps(ctx: Context, count: int, variants: list[str]) -> dict:
         loss = loss / ctx.grid.dp.size
         ctx.grid.dp.all_reduce(loss)
         values = {"loss": loss, "norm": norm, "zeros": optimizer.num_zeros(),
-                  "params": optimizer.model_norm(optimizer.weights),
+                  "params": optimizer.model_norm(optimizer.param_buffer),
                   "advanced": torch.as_tensor(optimizer.advanced)}
         if optimizer.scaler is not None:
             values["scale"] = optimizer.scaler.scale
@@ -148,10 +148,11 @@ def steps(ctx: Context, count: int, variants: list[str]) -> dict:
             out[name].append(ctx.read(value))
     mean, _ = evaluate(ctx, trainer.pipeline, source, 0)
     out["validation"] = [ctx.read(mean)]
-    if trainer.tied.weight is not None:
-        out["embedding"] = trainer.tied.weight.flatten()[:100].tolist()
+    if trainer.tied.embedding is not None:
+        out["embedding"] = trainer.tied.embedding.weight.flatten()[:100].tolist()
     copied = b"".join(weight.detach().float().numpy().tobytes()
-                      for _, weight in optimizer.named if weight.split is None)
+                      for name, weight in trainer.ddp.params.items()
+                      if trainer.ddp.specs[name].partition_dim is None)
     return {**out, "stage": ctx.grid.pp.index, "last": trainer.pipeline.chunks[-1].is_last,
             "bytes": held_bytes(optimizer),
             "copied": hashlib.sha256(copied).hexdigest()}

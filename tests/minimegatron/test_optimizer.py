@@ -10,6 +10,7 @@ from minimegatron.model import ops
 from minimegatron.model.gpt import Stage
 from minimegatron.optim.learning_rate import LearningRate
 from minimegatron.optim.optimizer import Optimizer
+from minimegatron.parallel.ddp import DistributedDataParallel
 
 from .test_arguments import GOOD
 from .test_model import VOCABULARY
@@ -20,15 +21,16 @@ def test_updates_equal_torch_s_adamw(make_context, clip):
     ctx = make_context(f"--clip-grad {clip} --weight-decay 0.3")
     stage = Stage(ctx, VOCABULARY, range(2))
     theirs = {name: p.detach().clone().requires_grad_() for name, p in stage.named_parameters()}
-    optimizer = Optimizer(ctx, stage)
+    ddp = DistributedDataParallel(ctx, stage)
+    optimizer = Optimizer(ctx, ddp)
     adamw = torch.optim.AdamW([
         {"params": [p for p in theirs.values() if p.dim() > 1], "weight_decay": 0.3},
         {"params": [p for p in theirs.values() if p.dim() == 1], "weight_decay": 0.0}], eps=1e-8)
     torch.manual_seed(0)
     for lr in (1e-2, 3e-3):
         for name, parameter in stage.named_parameters():
-            parameter.main_grad.copy_(torch.randn(parameter.shape))
-            theirs[name].grad = parameter.main_grad.clone()
+            theirs[name].grad = torch.randn(parameter.shape)
+            ddp.accumulators[name].main_grad.copy_(theirs[name].grad)
         norm = optimizer.step(lr, Timers(ctx.device.now))
         expected = torch.nn.utils.clip_grad_norm_(theirs.values(), clip or float("inf"))
         torch.testing.assert_close(norm, expected, rtol=1e-5, atol=0)

@@ -14,6 +14,7 @@ from minimegatron.model import ops
 from minimegatron.model.gpt import Stage
 from minimegatron.optim.loss_scaler import LossScaler
 from minimegatron.optim.optimizer import Optimizer
+from minimegatron.parallel.ddp import DistributedDataParallel
 
 from .layout_steps import held_bytes
 from .scaler_rules import scales
@@ -58,35 +59,37 @@ def test_a_fixed_scale_stays(make_context):
 def optimizer_with_gradient(make_context, flags, value=1.0):
     ctx = make_context(flags)
     stage = Stage(ctx, VOCABULARY, range(2))
-    optimizer = Optimizer(ctx, stage)
-    optimizer.gradients.flat.fill_(value)
+    optimizer = Optimizer(ctx, DistributedDataParallel(ctx, stage))
+    optimizer.ddp.grad_buffer.fill_(value)
     return ctx, optimizer
 
 
 def test_a_step_that_overflowed_changes_the_scaler_and_nothing_else(make_context):
     ctx, optimizer = optimizer_with_gradient(make_context, "--fp16 --hysteresis 1")
     optimizer.step(1e-2, Timers(ctx.device.now))
-    kept = [optimizer.weights, optimizer.main, *optimizer.moments.values(), optimizer.steps]
+    kept = [optimizer.param_buffer, optimizer.main_params, *optimizer.moments.values(),
+            optimizer.steps]
     before = [tensor.clone() for tensor in kept]
     for bad in (float("inf"), float("nan"), -float("inf")):
-        optimizer.gradients.flat.fill_(1.0)[17] = bad
+        optimizer.ddp.grad_buffer.fill_(1.0)[17] = bad
         optimizer.step(1e-2, Timers(ctx.device.now))
         assert ctx.read(optimizer.advanced) == 0
     assert all(torch.equal(a, b) for a, b in zip(before, kept, strict=True))
     assert ctx.read(optimizer.scaler.scale) == 2.0**29
-    optimizer.gradients.flat.fill_(1.0)
+    optimizer.ddp.grad_buffer.fill_(1.0)
     optimizer.step(1e-2, Timers(ctx.device.now))
-    assert ctx.read(optimizer.advanced) == 1 and not torch.equal(before[0], optimizer.weights)
+    assert ctx.read(optimizer.advanced) == 1 and not torch.equal(before[0], optimizer.param_buffer)
 
 
 @pytest.mark.parametrize("flags", ["--fp16 --loss-scale 1", "--bf16"])
 def test_small_updates_add_up_in_the_main_weights(make_context, flags):
     """Each update is less than half a unit in the last place of a 16-bit 1.0."""
     ctx, optimizer = optimizer_with_gradient(make_context, flags + " --weight-decay 0")
-    weight = optimizer.named[-1][1]
-    norm_weight = next(p for name, p in optimizer.named if name.endswith("layernorm.weight"))
+    weight = optimizer.param_buffer
+    norm_weight = next(p for name, p in optimizer.ddp.params.items()
+                       if name.endswith("layernorm.weight"))
     for _ in range(40):
-        optimizer.gradients.flat.fill_(1.0)
+        optimizer.ddp.grad_buffer.fill_(1.0)
         optimizer.step(1e-4, Timers(ctx.device.now))
     ulp = torch.finfo(weight.dtype).eps
     assert (norm_weight == (1 - 40e-4 if ulp < 1e-3 else 1 - ulp / 2)).all() or (

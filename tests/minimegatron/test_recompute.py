@@ -13,8 +13,9 @@ from minimegatron.errors import UserError
 from minimegatron.formulas import Gpt, layer_activations, stage_activations
 from minimegatron.model.dropout import Dropout
 from minimegatron.model.gpt import MicroBatch, Stage
-from minimegatron.model.recompute import groups, recompute
+from minimegatron.model.recompute import checkpoint, layer_groups
 from minimegatron.optim.optimizer import Optimizer
+from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.training import Trainer
 
 from .test_arguments import GOOD
@@ -44,17 +45,18 @@ def batch():
 def trained(ctx, defer=False, frozen=False):
     """Loss, and every gradient, of two micro-batches."""
     stage = Stage(ctx, VOCABULARY, range(LAYERS))
-    gradients = Optimizer(ctx, stage).gradients
+    ddp = DistributedDataParallel(ctx, stage)
+    Optimizer(ctx, ddp)
     if frozen:
         stage.embedding.requires_grad_(False)
-    gradients.begin()
+    ddp.zero_grad()
     losses = [stage(None, batch()) for _ in range(2)]
-    with gradients.deferred("later") if defer else nullcontext():
+    with ddp.delay_weight_grads("later") if defer else nullcontext():
         for loss in losses:
             loss.backward()
     if defer:
-        gradients.drain("later")
-    return losses[0].detach(), gradients.flat
+        ddp.compute_weight_grads("later")
+    return losses[0].detach(), ddp.grad_buffer
 
 
 @pytest.mark.parametrize("defer", [False, True], ids=["at once", "weight gradients wait"])
@@ -163,17 +165,17 @@ def test_a_step_on_tensors_without_values(make_context, virtual_device, mode):
 def test_the_forward_pass_runs_again_exactly_once():
     calls = []
     x = torch.ones(2, requires_grad=True)
-    out = recompute(lambda x: calls.append(1) or x * x, x)
+    out = checkpoint(lambda x: calls.append(1) or x * x, x)
     out.sum().backward()
     assert len(calls) == 2 and x.grad.tolist() == [2, 2]
 
 
 def test_groups_of_layers():
-    assert groups(5, "uniform", 2) == [(range(0, 2), True), (range(2, 4), True),
+    assert layer_groups(5, "uniform", 2) == [(range(0, 2), True), (range(2, 4), True),
                                        (range(4, 5), True)]
-    assert groups(3, "block", 2) == [(range(0, 1), True), (range(1, 2), True),
+    assert layer_groups(3, "block", 2) == [(range(0, 1), True), (range(1, 2), True),
                                      (range(2, 3), False)]
-    assert groups(0, "uniform", 2) == groups(0, "block", 2) == []
+    assert layer_groups(0, "uniform", 2) == layer_groups(0, "block", 2) == []
 
 
 OLD = {

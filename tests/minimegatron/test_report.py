@@ -19,6 +19,7 @@ from minimegatron.logging.step_log import StepLog
 from minimegatron.logging.timers import LEVELS, Timers
 from minimegatron.model.gpt import Stage
 from minimegatron.optim.optimizer import Optimizer
+from minimegatron.parallel.ddp import DistributedDataParallel
 
 from .test_arguments import GOOD
 
@@ -133,7 +134,8 @@ def test_throughput_stands_behind_the_time():
 def test_nan_losses_are_counted_and_seen(make_context, capsys):
     ctx = make_context("--log-interval 3")
     stage = Stage(ctx, 128, range(2))
-    log = StepLog(ctx, Timers(ctx.device.now), Optimizer(ctx, stage), 128, in_flight=[1])
+    optimizer = Optimizer(ctx, DistributedDataParallel(ctx, stage))
+    log = StepLog(ctx, Timers(ctx.device.now), optimizer, 128, in_flight=[1])
     for loss in (1.0, float("nan"), 4.0):
         log.add(torch.tensor(loss), torch.tensor(0.5), seconds=0.25)
     log.report(Progress(3, 6), torch.tensor(0.0))
@@ -145,7 +147,7 @@ def test_nan_losses_are_counted_and_seen(make_context, capsys):
 
 def test_skipped_steps_are_counted_and_have_no_loss(make_context, capsys):
     ctx = make_context("--fp16 --log-interval 2")
-    optimizer = Optimizer(ctx, Stage(ctx, 128, range(2)))
+    optimizer = Optimizer(ctx, DistributedDataParallel(ctx, Stage(ctx, 128, range(2))))
     log = StepLog(ctx, Timers(ctx.device.now), optimizer, 128, in_flight=[1])
     for advanced in ([0, 0], [1, 0], [0, 1]):
         for loss, good in zip((2.0, 4.0), advanced, strict=True):

@@ -9,10 +9,13 @@ import torch.nn.functional as F
 
 from minimegatron.model.dropout import Dropout
 from minimegatron.model.gpt import MicroBatch, Stage
-from minimegatron.model.parameters import own_slice
-from minimegatron.model.tensor_parallel import _CrossEntropy, cross_entropy
+from minimegatron.model.parameters import named_param_specs, partition_of
+from minimegatron.model.tensor_parallel import (
+    VocabParallelCrossEntropy,
+    vocab_parallel_cross_entropy,
+)
 from minimegatron.optim.optimizer import Optimizer
-from minimegatron.parallel.ddp import Gradients
+from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.grid import Group
 
 from .thread_group import on_ranks
@@ -38,17 +41,18 @@ def with_sequence(ctx, sequence):
 def trained(ctx, defer=False):
     """Loss, and every gradient as the optimizer would see it, by name."""
     stage = Stage(ctx, VOCABULARY, range(2))
-    optimizer = Optimizer(ctx, stage)
-    gradients: Gradients = optimizer.gradients
-    gradients.begin()
+    ddp = DistributedDataParallel(ctx, stage)
+    optimizer = Optimizer(ctx, ddp)
+    ddp.zero_grad()
     loss = stage(None, batch())
-    with gradients.deferred("later") if defer else nullcontext():
+    with ddp.delay_weight_grads("later") if defer else nullcontext():
         loss.backward()
     if defer:
-        gradients.drain("later")
-    gradients.finish()
-    optimizer.complete_copies()
-    return loss.detach(), {name: (p.main_grad.clone(), p.split) for name, p in optimizer.named}
+        ddp.compute_weight_grads("later")
+    ddp.finish_grad_sync()
+    optimizer.all_reduce_replicated_grads()
+    return loss.detach(), {name: (spec.accumulator.main_grad.clone(), spec.partition_dim)
+                           for name, spec in ddp.specs.items()}
 
 
 @pytest.mark.parametrize("size", [2, 3, 6])
@@ -62,33 +66,34 @@ def test_loss_and_every_gradient_equal_the_whole_model_s(make_context, size, mod
         torch.testing.assert_close(got, loss, rtol=1e-6, atol=0)
         assert gradients.keys() == expected.keys()
         for name, (gradient, split) in gradients.items():
-            whole = own_slice(expected[name][0], split, Group(tuple(range(size)), index, None))
+            whole = partition_of(expected[name][0], split, Group(tuple(range(size)), index, None))
             torch.testing.assert_close(gradient, whole, rtol=1e-4, atol=1e-7, msg=name)
 
 
 def test_weights_are_slices_of_the_whole_model_s(make_context):
     ctx = make_context(SIX_HEADS)
-    whole = dict(Stage(ctx, VOCABULARY, range(2)).named_parameters())
+    stage = Stage(ctx, VOCABULARY, range(2))
+    whole, specs = dict(stage.named_parameters()), named_param_specs(stage)
     shards = on_ranks(ctx, 3, lambda own: dict(Stage(own, VOCABULARY, range(2)).named_parameters()))
     for name, weight in whole.items():
-        split = weight.split
+        split = specs[name].partition_dim
         pieces = [shard[name].detach() for shard in shards]
         together = pieces[0] if split is None else torch.cat(pieces, split)
         assert torch.equal(together, weight.detach()), name
-    assert whole["decoder.layers.1.mlp.linear_fc2.weight"].split == 1
-    assert whole["decoder.layers.1.mlp.linear_fc2.bias"].split is None
-    assert whole["embedding.word_embeddings.weight"].split == 0
+    assert specs["decoder.layers.1.mlp.linear_fc2.weight"].partition_dim == 1
+    assert specs["decoder.layers.1.mlp.linear_fc2.bias"].partition_dim is None
+    assert specs["embedding.word_embeddings.weight"].partition_dim == 0
 
 
 def test_one_rank_s_loss_on_a_gpu_is_the_cpu_s_and_needs_no_copy_of_the_logits():
     torch.manual_seed(1)
     values, labels, weights = torch.randn(4, 3, 10), torch.randint(10, (4, 3)), torch.rand(4, 3)
     alone, given = Group((0,), 0, None), values.clone().requires_grad_()
-    expected = cross_entropy(given, labels, alone)
+    expected = vocab_parallel_cross_entropy(given, labels, alone)
     (expected * weights).sum().backward()
     leaf = values.clone().requires_grad_()
     logits = leaf * 1  # as the output matrix made them
-    loss = _CrossEntropy.apply(logits, labels, alone)
+    loss = VocabParallelCrossEntropy.apply(logits, labels, alone)
     assert loss.grad_fn.saved_tensors[0].data_ptr() == logits.data_ptr()
     (loss * weights).sum().backward()
     torch.testing.assert_close(loss.detach(), expected.detach(), rtol=1e-6, atol=1e-6)
@@ -106,8 +111,8 @@ def test_the_divided_loss_is_the_cross_entropy(make_context, scale, size):
     (expected * weights).sum().backward()
 
     def work(own):
-        part = own_slice(logits.detach(), 2, own.grid.tp).clone().requires_grad_()
-        loss = cross_entropy(part, labels, own.grid.tp)
+        part = partition_of(logits.detach(), 2, own.grid.tp).clone().requires_grad_()
+        loss = vocab_parallel_cross_entropy(part, labels, own.grid.tp)
         (loss * weights).sum().backward()
         return loss.detach(), part.grad
 
@@ -124,8 +129,7 @@ def test_between_layers_a_rank_keeps_its_part_of_the_sequence_only(make_context)
     for mode, flag in MODES.items():
         def work(own):
             stage = Stage(own, VOCABULARY, range(1))
-            gradients = Gradients(own, list(stage.parameters()))
-            gradients.begin()
+            DistributedDataParallel(own, stage)
             sizes = []
             with torch.autograd.graph.saved_tensors_hooks(
                     lambda t: sizes.append(tuple(t.shape)) or t, lambda t: t):
@@ -143,8 +147,9 @@ def test_every_parameter_is_counted_once(make_context):
     weights = torch.cat([p.detach().flatten() for p in stage.parameters()])
 
     def work(own):
-        optimizer = Optimizer(own, Stage(own, VOCABULARY, range(2)))
-        return optimizer.model_norm(optimizer.weights), optimizer.num_zeros()
+        ddp = DistributedDataParallel(own, Stage(own, VOCABULARY, range(2)))
+        optimizer = Optimizer(own, ddp)
+        return optimizer.model_norm(optimizer.param_buffer), optimizer.num_zeros()
 
     for norm, zeros in on_ranks(ctx, 3, work):
         torch.testing.assert_close(norm, torch.linalg.vector_norm(weights), rtol=1e-6, atol=0)
@@ -154,10 +159,11 @@ def test_every_parameter_is_counted_once(make_context):
 def test_a_tied_copy_is_trained_but_not_counted(make_context):
     ctx = make_context()
     last = Stage(ctx, VOCABULARY, range(1, 2), is_first=False)
-    optimizer = Optimizer(ctx, last)
-    names = [name for name, _ in optimizer.named]
+    ddp = DistributedDataParallel(ctx, last)
+    names = list(ddp.params)
     assert names[0] == "embedding.word_embeddings.weight"
     assert not any("position" in name for name in names)
     tied = last.embedding.word_embeddings.weight.numel()
-    assert optimizer.runs[0].flat == slice(0, tied)
-    assert [run.counted for run in optimizer.runs] == [False, True, True, True]
+    ranges = Optimizer(ctx, ddp).ranges
+    assert ranges[0].buffer == slice(0, tied)
+    assert [part.counted for part in ranges] == [False, True, True, True]

@@ -23,6 +23,7 @@ from minimegatron.logging.timers import Timers
 from minimegatron.model.dropout import Dropout
 from minimegatron.model.gpt import MicroBatch, Stage
 from minimegatron.optim.optimizer import Optimizer
+from minimegatron.parallel.ddp import DistributedDataParallel
 
 VOCABULARY = 2048
 FLAGS = "--log-throughput --log-interval 2 --train-iters 4 --global-batch-size 4 --eval-iters 0 "
@@ -82,7 +83,7 @@ def test_throughput_is_plotted(make_context, monkeypatch):
 
     monkeypatch.setattr(throughput, "SIZE", 64)
     ctx = make_context(FLAGS)
-    optimizer = Optimizer(ctx, Stage(ctx, 128, range(2)))
+    optimizer = Optimizer(ctx, DistributedDataParallel(ctx, Stage(ctx, 128, range(2))))
     log = StepLog(ctx, Timers(ctx.device.now), optimizer, 128, [1], Board(ctx))
     for _ in range(2):
         log.add(torch.tensor(1.0), torch.tensor(1.0), seconds=0.25)
@@ -118,8 +119,8 @@ def test_memory_on_paper_is_the_memory_of_the_run(make_context, flags):
     stage = Stage(ctx, VOCABULARY, range(config.num_layers))
     states, activations = memory_on_paper(config, VOCABULARY, [1])
     assert kept_bytes(stage, None, batch(config)) == pytest.approx(activations, rel=0.15)
-    optimizer = Optimizer(ctx, stage)
-    flat = [optimizer.weights, optimizer.gradients.flat, *optimizer.moments.values()]
+    optimizer = Optimizer(ctx, DistributedDataParallel(ctx, stage))
+    flat = [optimizer.param_buffer, optimizer.ddp.grad_buffer, *optimizer.moments.values()]
     assert states == sum(tensor.nbytes for tensor in flat)
 
 

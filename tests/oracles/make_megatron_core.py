@@ -80,7 +80,7 @@ def train(case: str) -> dict[str, list[float]]:
         pipeline_dtype=torch.float32)
     model = GPTModel(settings, get_gpt_layer_local_spec(), VOCABULARY,
                      config.max_position_embeddings, share_embeddings_and_output_weights=True)
-    ours = dict(trainer_of(case).optimizer.named)
+    ours = trainer_of(case).ddp.params
     theirs = dict(model.named_parameters())
     assert set(ours) == set(theirs)
     for name, weight in theirs.items():

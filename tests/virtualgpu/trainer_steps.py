@@ -56,13 +56,13 @@ def even_stages(trainer: Trainer) -> None:
     for chunk in pipeline.chunks:
         chunk.forward = timed(chunk.forward)
     if split:
-        drain = pipeline.gradients.drain
+        compute = pipeline.ddp.compute_weight_grads
 
-        def timed_drain(key):
+        def timed_compute(key):
             gpu.clock.run("W", EVEN["W"] * share)
-            drain(key)
+            compute(key)
 
-        pipeline.gradients.drain = timed_drain
+        pipeline.ddp.compute_weight_grads = timed_compute
 
 
 def free_messages() -> contextlib.ExitStack:

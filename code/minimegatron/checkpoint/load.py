@@ -151,7 +151,7 @@ def restore(ctx: Context, state: dict, model: nn.Module, optimizer: Optimizer,
     """Put the loaded state in its places."""
     for name, part in parts(model).items():
         part.load_state_dict(state[name])
-    optimizer.take_weights()
+    optimizer.reload_model_params()
     if ctx.config.finetune:
         return Progress()
     if not ctx.config.no_load_optim:

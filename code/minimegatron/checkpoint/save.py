@@ -30,7 +30,7 @@ from minimegatron.context import Context
 from minimegatron.data.atomic import atomic_file, sync_folder
 from minimegatron.errors import UserError
 from minimegatron.optim.learning_rate import LearningRate
-from minimegatron.optim.optimizer import DIVIDED, Optimizer
+from minimegatron.optim.optimizer import SHARDED, Optimizer
 
 VERSION = 3.0
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -69,7 +69,7 @@ def divided_of(ctx: Context) -> Path:
 
 def split_optimizer(ctx: Context, state: dict) -> tuple[dict, dict]:
     """(what stays with the model, what goes to `divided_of`) of the optimizer's state."""
-    names = DIVIDED if ctx.config.use_distributed_optimizer else ()
+    names = SHARDED if ctx.config.use_distributed_optimizer else ()
     return ({name: value for name, value in state.items() if name not in names},
             {name: state[name] for name in names if name in state})
 

@@ -203,4 +203,4 @@ class StepLog:
     def _params_norm(self) -> float | None:
         if not self.ctx.config.log_params_norm:
             return None
-        return self.ctx.read(self.optimizer.model_norm(self.optimizer.weights))
+        return self.ctx.read(self.optimizer.model_norm(self.optimizer.param_buffer))

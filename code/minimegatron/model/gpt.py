@@ -1,14 +1,14 @@
-"""GPT as a list of layers, of which a pipeline stage takes a slice.
+"""GPT as a list of layers, of which each pipeline stage takes a contiguous slice.
 
-Pre-norm transformer with learned positions and tied embeddings, in Megatron's layout [s, b, h] and
-with Megatron core's parameter names. A layer's linears are divided among tensor-parallel ranks
-(tensor_parallel.py); with sequence parallelism s below means this rank's part of the sequence.
+A pre-norm transformer with learned positions and tied embeddings (GPT-2), in Megatron's layout
+[s, b, h] and with Megatron core's parameter names. Shapes use the papers' letters: s sequence
+length, b micro-batch size, h hidden size, a attention heads, d size of a head, V padded vocabulary,
+t tensor-parallel ranks. With sequence parallelism, hidden states are [s/t, b, h] wherever a
+docstring says [s, b, h].
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,191 +17,231 @@ from torch import nn
 
 from minimegatron.context import Context
 from minimegatron.dtypes import params_dtype
-from minimegatron.model import dropout, ops
+from minimegatron.model import dropout as sites
+from minimegatron.model import ops
+from minimegatron.model.attention import Attention
 from minimegatron.model.dropout import Dropout
-from minimegatron.model.parameters import draw_weights, parameter
-from minimegatron.model.recompute import Recomputation, recompute
+from minimegatron.model.linear import embedding
+from minimegatron.model.parameters import (
+    ParamSpec,
+    add_parameters,
+    initialize_parameters,
+    output_init_std,
+)
 from minimegatron.model.tensor_parallel import (
-    ColumnLinear,
-    RowLinear,
+    ColumnParallelLinear,
+    RowParallelLinear,
     TensorParallel,
-    VocabularyEmbedding,
-    cross_entropy,
+    VocabParallelEmbedding,
+    vocab_parallel_cross_entropy,
 )
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward pass reads. tokens, labels: int64 [b, s]; loss_mask: fp32 [b, s]."""
+    """The input of one forward pass.
 
-    tokens: torch.Tensor | None  # None on stages between the first and the last
+    Attributes:
+        tokens: int64 [b, s]; None on stages between the first and the last.
+        labels: int64 [b, s], the tokens shifted by one; None like `tokens`.
+        loss_mask: fp32 [b, s], 0 for tokens that do not count in the loss; None like `tokens`.
+        dropout: draws the dropout masks; None turns dropout off.
+    """
+
+    tokens: torch.Tensor | None
     labels: torch.Tensor | None
     loss_mask: torch.Tensor | None
-    dropout: Dropout | None  # None: nothing is dropped
+    dropout: Dropout | None
 
 
-class Norm(nn.Module):
+class LayerNorm(nn.Module):
+    """Layer normalization over h; every tensor-parallel rank holds a copy of its parameters [h]."""
+
     def __init__(self, ctx: Context) -> None:
         super().__init__()
         self.epsilon = ctx.config.layernorm_epsilon
-        self.weight = parameter(ctx, ctx.config.hidden_size, fill=1.0)
-        self.bias = parameter(ctx, ctx.config.hidden_size)
+        shape = (ctx.config.hidden_size,)
+        add_parameters(self, ctx, weight=ParamSpec(shape, init_value=1.0), bias=ParamSpec(shape))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalize x [s, b, h] to the same shape."""
         return ops.layer_norm(x, self.weight, self.bias, self.epsilon)
 
 
 class Embedding(nn.Module):
-    """Tokens [b, s] to hidden states [s, b, h].
+    """Word and position embeddings, followed by dropout."""
 
-    with_positions: false on a last stage that holds only the output matrix.
-    """
+    def __init__(self, ctx: Context, vocab_size: int, is_first: bool = True) -> None:
+        """Create the word embedding [V/t, h] and, on the first stage, positions [max, h].
 
-    def __init__(self, ctx: Context, vocab_size: int, with_positions: bool = True) -> None:
+        Args:
+            ctx: the rank's context.
+            vocab_size: V, the padded size of the vocabulary.
+            is_first: false on a last stage, whose copy of the word embedding is its output layer.
+        """
         super().__init__()
         config = ctx.config
-        self.p, self.tp = config.hidden_dropout, TensorParallel(ctx)
-        self.word_embeddings = VocabularyEmbedding(
+        self.dropout_p, self.tp = config.hidden_dropout, TensorParallel(ctx)
+        self.word_embeddings = VocabParallelEmbedding(
             ctx, vocab_size, config.hidden_size, config.init_method_std)
-        if with_positions:
+        if is_first:
+            shape = (config.max_position_embeddings, config.hidden_size)
             self.position_embeddings = nn.Module()
-            self.position_embeddings.weight = parameter(
-                ctx, config.max_position_embeddings, config.hidden_size,
-                std=config.init_method_std)
+            add_parameters(self.position_embeddings, ctx,
+                           weight=ParamSpec(shape, init_std=config.init_method_std))
 
     def forward(self, batch: MicroBatch) -> torch.Tensor:
+        """Map tokens [b, s] to hidden states [s, b, h]."""
         x = self.word_embeddings(batch.tokens.t())
-        first = self.tp.first_position(x.shape[0])
+        first = self.tp.sequence_offset(x.shape[0])
         positions = torch.arange(first, first + x.shape[0], device=x.device)
-        x = x + ops.embedding(self.position_embeddings.weight, positions)[:, None]
-        keep = hidden_mask(batch.dropout, self.p, 0, dropout.EMBEDDING, x, self.tp)
-        return x if keep is None else ops.dropout(x, keep, self.p)
-
-
-class Attention(nn.Module):
-    def __init__(self, ctx: Context, layer: int, mask: torch.Tensor | None) -> None:
-        super().__init__()
-        config, tp = ctx.config, ctx.grid.tp
-        self.layer, self.width = layer, config.kv_channels
-        self.heads = config.num_attention_heads // tp.size
-        self.first_head = tp.index * self.heads
-        self.p, self.flash = config.attention_dropout, config.use_flash_attn
-        self.selective = config.recompute_granularity == "selective"
-        inner, std = config.num_attention_heads * self.width, config.init_method_std
-        # Laid out per head, (heads, 3, width): a tensor-parallel slice holds whole heads.
-        self.linear_qkv = ColumnLinear(ctx, config.hidden_size, 3 * inner, std)
-        self.linear_proj = RowLinear(ctx, inner, config.hidden_size, output_std(ctx))
-        self.register_buffer("mask", mask, persistent=False)
-
-    def forward(self, x: torch.Tensor, noise: Dropout | None) -> torch.Tensor:
-        qkv = self.linear_qkv(x)  # the whole sequence for this rank's heads
-        s, b, _ = qkv.shape
-        qkv = qkv.view(s, b * self.heads, 3, self.width)
-        core = self.core(noise)
-        out = recompute(core, *qkv.unbind(2)) if self.selective else core(*qkv.unbind(2))
-        return self.linear_proj(out.reshape(s, b, self.heads * self.width))
-
-    def core(self, noise: Dropout | None) -> Callable[..., torch.Tensor]:
-        """Core attention, without weights: query, key, value [s, b*heads, d] to the same shape."""
-        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            if self.flash:
-                return ops.flash_attention(query, key, value, self.heads)
-            s, keep = query.shape[0], None
-            if noise is not None and self.p > 0:
-                heads = torch.arange(self.heads, device=query.device) + self.first_head
-                keep = noise.keep(self.p, self.layer, dropout.ATTENTION_PROBABILITIES, s * s, heads)
-                keep = keep.view(-1, s, s)
-            return ops.attention(query, key, value, self.mask[:, :s, :s], keep, self.p)
-        return attend
+        table = self.position_embeddings
+        x = x + embedding(table.weight, positions, table.param_specs["weight"].accumulator)[:, None]
+        keep = hidden_mask(batch.dropout, self.dropout_p, 0, sites.EMBEDDING, x, self.tp)
+        return x if keep is None else ops.dropout(x, keep, self.dropout_p)
 
 
 class MLP(nn.Module):
+    """Two linear layers with a GELU between them: h to 4h (partitioned across t ranks) to h."""
+
     def __init__(self, ctx: Context) -> None:
         super().__init__()
         config = ctx.config
-        self.linear_fc1 = ColumnLinear(
+        self.linear_fc1 = ColumnParallelLinear(
             ctx, config.hidden_size, config.ffn_hidden_size, config.init_method_std)
-        self.linear_fc2 = RowLinear(
-            ctx, config.ffn_hidden_size, config.hidden_size, output_std(ctx))
+        self.linear_fc2 = RowParallelLinear(
+            ctx, config.ffn_hidden_size, config.hidden_size, output_init_std(ctx))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map hidden states x [s, b, h] to the same shape."""
         return self.linear_fc2(ops.gelu(self.linear_fc1(x)))
 
 
 class TransformerLayer(nn.Module):
-    """One layer; `number` counts from 1 over the whole model."""
+    """x + attention(norm(x)), then x + MLP(norm(x)), each with dropout before the sum."""
 
     def __init__(self, ctx: Context, number: int, mask: torch.Tensor | None) -> None:
+        """Create one layer.
+
+        Args:
+            ctx: the rank's context.
+            number: the layer's number in the whole model, from 1.
+            mask: causal mask [1, s, s], shared by all layers; None for flash attention.
+        """
         super().__init__()
-        self.number, self.p, self.tp = number, ctx.config.hidden_dropout, TensorParallel(ctx)
-        self.input_layernorm = Norm(ctx)
+        self.number, self.dropout_p = number, ctx.config.hidden_dropout
+        self.tp = TensorParallel(ctx)
+        self.input_layernorm = LayerNorm(ctx)
         self.self_attention = Attention(ctx, number, mask)
-        self.pre_mlp_layernorm = Norm(ctx)
+        self.pre_mlp_layernorm = LayerNorm(ctx)
         self.mlp = MLP(ctx)
 
-    def forward(self, x: torch.Tensor, noise: Dropout | None) -> torch.Tensor:
-        keep = hidden_mask(noise, self.p, self.number, dropout.ATTENTION_OUTPUT, x, self.tp)
-        x = ops.dropout_add(self.self_attention(self.input_layernorm(x), noise), x, keep, self.p)
-        keep = hidden_mask(noise, self.p, self.number, dropout.MLP_OUTPUT, x, self.tp)
-        return ops.dropout_add(self.mlp(self.pre_mlp_layernorm(x)), x, keep, self.p)
+    def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
+        """Map hidden states to hidden states.
+
+        Args:
+            x: [s, b, h].
+            dropout: draws the layer's dropout masks, or None.
+        """
+        keep = hidden_mask(dropout, self.dropout_p, self.number, sites.ATTENTION_OUTPUT, x, self.tp)
+        attention = self.self_attention(self.input_layernorm(x), dropout)
+        x = ops.dropout_add(attention, x, keep, self.dropout_p)
+        keep = hidden_mask(dropout, self.dropout_p, self.number, sites.MLP_OUTPUT, x, self.tp)
+        return ops.dropout_add(self.mlp(self.pre_mlp_layernorm(x)), x, keep, self.dropout_p)
 
 
 class Stage(nn.Module):
-    """A contiguous slice of the model: some layers (perhaps none), and the ends it owns.
-
-    forward(x, batch): x is the previous stage's output [s, b, h] (None on the first stage).
-    Returns hidden states [s, b, h], or on the last stage the loss: the mean over the tokens that
-    the loss mask keeps (fp32, one element; the same on every tensor-parallel rank).
-    """
+    """The part of the model on one pipeline stage: some layers (perhaps none), the embedding on the
+    first stage, and the loss on the last."""
 
     def __init__(self, ctx: Context, vocab_size: int, layers: range, is_first: bool = True,
                  is_last: bool = True) -> None:
+        """Create the stage and initialize its parameters.
+
+        Args:
+            ctx: the rank's context.
+            vocab_size: V, the padded size of the vocabulary.
+            layers: numbers of its layers in the whole model, from 0.
+            is_first: whether it embeds tokens.
+            is_last: whether it computes the loss.
+        """
         super().__init__()
+        config = ctx.config
         self.is_first, self.is_last, self.tp = is_first, is_last, TensorParallel(ctx)
-        if self.is_first or self.is_last:
-            self.embedding = Embedding(ctx, vocab_size, with_positions=is_first)
-            # The last stage's output matrix is the first one's word embedding once more.
-            self.embedding.word_embeddings.weight.is_tied_copy = not is_first
+        if is_first or is_last:
+            self.embedding = Embedding(ctx, vocab_size, is_first)
+            # The output layer of the last stage is tied to the word embedding of the first.
+            spec = self.embedding.word_embeddings.param_specs["weight"]
+            spec.tied, spec.tied_copy = is_first != is_last, not is_first
         self.decoder = nn.Module()
-        config = ctx.config  # one mask serves all layers
         mask = (None if config.use_flash_attn else
                 ops.causal_mask(config.seq_length, ctx.device.torch_device, params_dtype(config)))
         self.decoder.layers = nn.ModuleDict(
             {str(index): TransformerLayer(ctx, index + 1, mask) for index in layers})
-        self.recomputation = Recomputation(ctx)
-        if self.is_last:
-            self.decoder.final_layernorm = Norm(ctx)
-        draw_weights(self, config.seed, ctx.grid.tp)
+        self.checkpointing = None
+        if config.recompute_granularity == "full":
+            from minimegatron.model.recompute import FullCheckpointing
+
+            self.checkpointing = FullCheckpointing(ctx)
+        if is_last:
+            self.decoder.final_layernorm = LayerNorm(ctx)
+        initialize_parameters(self, config.seed, ctx.grid.tp)
 
     def forward(self, x: torch.Tensor | None, batch: MicroBatch) -> torch.Tensor:
+        """Run the stage's layers on one micro-batch.
+
+        Args:
+            x: the previous stage's output [s, b, h]; None on the first stage.
+            batch: the micro-batch.
+
+        Returns:
+            Hidden states [s, b, h]; on the last stage the mean loss of the tokens that the loss
+            mask selects (fp32, one element, the same on every tensor-parallel rank).
+        """
         if self.is_first:
             x = self.embedding(batch)
-        layers = [partial(layer, noise=batch.dropout) for layer in self.decoder.layers.values()]
-        x = self.recomputation.run(layers, x)
+        layers = [partial(layer, dropout=batch.dropout) for layer in self.decoder.layers.values()]
+        if self.checkpointing is not None:
+            x = self.checkpointing(layers, x)
+        else:
+            for layer in layers:
+                x = layer(x)
         return self.loss(self.logits(x), batch) if self.is_last else x
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """[s, b, h] to [s, b, V/t]; the output matrix is the word embedding."""
-        return self.tp.column_linear(self.decoder.final_layernorm(x),
-                                     self.embedding.word_embeddings.weight)
+        """Map hidden states x [s, b, h] to logits [s, b, V/t] with the word embedding's matrix."""
+        words = self.embedding.word_embeddings
+        return self.tp.column_parallel_linear(
+            self.decoder.final_layernorm(x), words.weight,
+            accumulator=words.param_specs["weight"].accumulator)
 
     def loss(self, logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-        losses = cross_entropy(logits.float(), batch.labels.t().contiguous(), self.tp.group)
+        """Return the micro-batch's mean cross-entropy loss, fp32, one element.
+
+        Args:
+            logits: [s, b, V/t].
+            batch: its labels and loss mask are used.
+        """
+        labels = batch.labels.t().contiguous()
+        losses = vocab_parallel_cross_entropy(logits.float(), labels, self.tp.group)
         mask = batch.loss_mask.t()
         return (losses * mask).sum() / mask.sum()
 
 
-def hidden_mask(noise: Dropout | None, p: float, layer: int, site: int, like: torch.Tensor,
+def hidden_mask(dropout: Dropout | None, p: float, layer: int, site: int, like: torch.Tensor,
                 tp: TensorParallel) -> torch.Tensor | None:
-    """The dropout mask of hidden states `like` [s, b, h], or None when nothing is dropped."""
-    if noise is None or p == 0:
+    """Return the dropout mask of hidden states, bool [s, b, h], or None without dropout.
+
+    Args:
+        dropout: draws the mask, or None.
+        p: dropout probability.
+        layer: the layer's number, from 1; 0 for the embedding.
+        site: which dropout of the layer it is (model/dropout.py).
+        like: the hidden states [s, b, h].
+        tp: tells which positions of the sequence are on this rank.
+    """
+    if dropout is None or p == 0:
         return None
     s, b, h = like.shape
-    start = tp.first_position(s) * h
-    return noise.keep(p, layer, site, s * h, start=start).view(b, s, h).transpose(0, 1)
-
-
-def output_std(ctx: Context) -> float:
-    """Projections onto the residual stream start smaller, so that its variance does not grow
-    with depth (GPT-2; std / sqrt(2L))."""
-    return ctx.config.init_method_std / math.sqrt(2 * ctx.config.num_layers)
+    start = tp.sequence_offset(s) * h
+    return dropout.keep(p, layer, site, s * h, start=start).view(b, s, h).transpose(0, 1)

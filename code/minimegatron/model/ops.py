@@ -8,94 +8,21 @@ sequence, batch, hidden.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.optim.adamw import adamw as update
 
-from minimegatron.model import matmul as products
 from minimegatron.model.matmul import widen
 from virtualgpu.core import kernels as modeled
 
-if TYPE_CHECKING:
-    from minimegatron.parallel.ddp import Gradients
-    from minimegatron.parallel.grid import Group
-
 MASKED = -10000.0  # what Megatron puts for a score that causality forbids; here it is added
-
-
-class _Linear(torch.autograd.Function):
-    """y = x W^T (+ bias), whose weight gradient goes to the parameter's sink as two factors.
-
-    gather: the tensor-parallel group whose ranks each have a part of x's first dimension, or None.
-    The part is what is kept for the backward pass; gathering it again costs a message and saves
-    (t-1)/t of the memory (Korthikanti et al. 2022, section 4.2.2).
-    """
-
-    @staticmethod
-    def forward(ctx, x, weight, bias, gather):
-        # The parameter itself, not save_for_backward: under recomputation that would be a copy,
-        # and a copy's gradient is lost.
-        ctx.weight, ctx.has_bias, ctx.gather = weight, bias is not None, gather
-        ctx.save_for_backward(x)
-        return products.linear(x if gather is None else gather.all_gather(x), weight, bias)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        gather = ctx.gather
-        if gather is not None:
-            x = gather.all_gather(x)
-        flat, x_grad = grad.reshape(-1, grad.shape[-1]), None
-        sink: Gradients = ctx.weight.sink
-        sink.add_product(ctx.weight, flat, x.reshape(-1, x.shape[-1]))
-        if ctx.needs_input_grad[0]:
-            x_grad = products.matmul(grad, ctx.weight)
-            if gather is not None:
-                x_grad = gather.reduce_scatter(x_grad)
-        return x_grad, None, flat.sum(0) if ctx.has_bias else None, None
-
-
-class _Lookup(torch.autograd.Function):
-    """Rows of an embedding, whose gradient goes to the parameter's sink row by row."""
-
-    @staticmethod
-    def forward(ctx, weight, rows):
-        ctx.weight = weight
-        ctx.save_for_backward(rows)
-        return F.embedding(rows, weight)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (rows,) = ctx.saved_tensors
-        ctx.weight.sink.add_rows(ctx.weight, rows.reshape(-1), grad.reshape(-1, grad.shape[-1]))
-        return None, None
-
-
-def linear(x: torch.Tensor, weight: nn.Parameter, bias: nn.Parameter | None = None,
-           gather: Group | None = None) -> torch.Tensor:
-    """x [.., in] @ weight [out, in]^T + bias [out].
-
-    gather: first put together x from the ranks of this group, each of which has a part of its
-    first dimension; this needs a weight with a sink (see gradients.py).
-    """
-    if gather is not None or hasattr(weight, "sink"):
-        return _Linear.apply(x, weight, bias, gather)
-    return products.linear(x, weight, bias)
 
 
 def add_bias(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """x [.., h] + bias [h]; on a modeled device a part of the dropout and sum that follow."""
     return modeled.add_bias(x, bias) if x.is_meta else x + bias
-
-
-def embedding(weight: nn.Parameter, rows: torch.Tensor) -> torch.Tensor:
-    """weight [V, h] at rows (int64, any shape): [.., h]."""
-    if hasattr(weight, "sink"):
-        return _Lookup.apply(weight, rows)
-    return F.embedding(rows, weight)
 
 
 def layer_norm(x: torch.Tensor, weight: nn.Parameter, bias: nn.Parameter, epsilon: float

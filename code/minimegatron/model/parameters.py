@@ -1,12 +1,17 @@
-"""A weight knows its name, its distribution and its slice.
+"""Parameter specs: the full shape, partitioning, and initialization of every parameter.
 
-Every weight is drawn whole from its own name and then sliced, so a model starts from the same
-weights however it is cut.
+A module creates its parameters from specs with `add_parameters`; `named_param_specs` collects them
+for a whole model, and data parallelism and the optimizer are handed that dictionary. Every
+parameter is drawn at its full shape from a generator seeded with its name, and then partitioned:
+a model starts from the same values in every layout.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,45 +21,138 @@ from minimegatron.context import Context
 from minimegatron.dtypes import params_dtype
 
 if TYPE_CHECKING:
+    from minimegatron.parallel.ddp import GradAccumulator
     from minimegatron.parallel.grid import Group
 
 
-def parameter(ctx: Context, *shape: int, std: float | None = None, fill: float = 0.0,
-              split: int | None = None) -> nn.Parameter:
-    """A weight of N(0, std), or filled with `fill`; `draw_weights` gives it its values.
+class ParamGroup(IntEnum):
+    """Parameters that the optimizer treats alike, in the order of its flat buffers.
 
-    shape: of the whole weight. split: the dimension that the tensor-parallel ranks divide among
-    them; None: each of them holds a copy.
+    The two replicated groups are neighbors, so that one all-reduce covers both.
     """
-    sizes = list(shape)
-    if split is not None:
-        sizes[split] //= ctx.grid.tp.size
-    made = nn.Parameter(torch.empty(sizes, device=ctx.device.torch_device,
-                                    dtype=params_dtype(ctx.config)))
-    made.init_std, made.init_fill = std, fill
-    made.whole_shape, made.split = shape, split
-    return made
+
+    TIED_COPY = 0  # also a matrix; the first stage's copy is the one that norms count
+    PARTITIONED_MATRIX = 1
+    REPLICATED_MATRIX = 2
+    REPLICATED_VECTOR = 3
+    PARTITIONED_VECTOR = 4
+
+    @property
+    def has_weight_decay(self) -> bool:
+        """Whether AdamW decays these parameters: matrices yes, biases and norms no."""
+        return self <= ParamGroup.REPLICATED_MATRIX
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every tensor-parallel rank holds a copy of these parameters."""
+        return self in (ParamGroup.REPLICATED_MATRIX, ParamGroup.REPLICATED_VECTOR)
 
 
-def own_slice(whole: torch.Tensor, split: int | None, tp: Group) -> torch.Tensor:
-    """The view of a whole weight that lives on this tensor-parallel rank."""
-    if split is None:
-        return whole
-    size = whole.shape[split] // tp.size
-    return whole.narrow(split, tp.index * size, size)
+@dataclass
+class ParamSpec:
+    """One parameter's shape, partitioning, initialization, and gradient.
+
+    Attributes:
+        full_shape: its shape before partitioning.
+        partition_dim: the dimension that tensor-parallel ranks partition; None if every rank holds
+            a copy.
+        init_std: standard deviation of its normal initialization; None to fill it with a constant.
+        init_value: that constant.
+        tied: whether another pipeline stage holds the same parameter (the word embedding).
+        tied_copy: whether this is the last stage's copy of a tied parameter.
+        accumulator: receives its gradient; None until data parallelism sets it, and autograd then
+            leaves the gradient in `parameter.grad`.
+    """
+
+    full_shape: tuple[int, ...]
+    partition_dim: int | None = None
+    init_std: float | None = None
+    init_value: float = 0.0
+    tied: bool = False
+    tied_copy: bool = False
+    accumulator: GradAccumulator | None = None
+
+    @property
+    def group(self) -> ParamGroup:
+        """Return where the flat buffers hold this parameter."""
+        if self.tied_copy:
+            return ParamGroup.TIED_COPY
+        replicated = self.partition_dim is None
+        if len(self.full_shape) > 1:
+            return ParamGroup.REPLICATED_MATRIX if replicated else ParamGroup.PARTITIONED_MATRIX
+        return ParamGroup.REPLICATED_VECTOR if replicated else ParamGroup.PARTITIONED_VECTOR
+
+    def shape(self, tp: Group) -> list[int]:
+        """Return the shape of this rank's partition."""
+        shape = list(self.full_shape)
+        if self.partition_dim is not None:
+            shape[self.partition_dim] //= tp.size
+        return shape
 
 
-def draw_weights(module: nn.Module, seed: int, tp: Group) -> None:
-    """Give every parameter its initial values, each from a generator seeded with its name."""
-    for name, weight in module.named_parameters():
-        if weight.is_meta:
+def add_parameters(module: nn.Module, ctx: Context, **specs: ParamSpec) -> None:
+    """Register this rank's partitions of uninitialized parameters, and keep their specs.
+
+    Args:
+        module: gets one attribute per parameter, and `param_specs`, {attribute: spec}.
+        ctx: names the device, the dtype, and the tensor-parallel group.
+        specs: {attribute: spec}.
+    """
+    for name, spec in specs.items():
+        partition = torch.empty(spec.shape(ctx.grid.tp), device=ctx.device.torch_device,
+                                dtype=params_dtype(ctx.config))
+        module.register_parameter(name, nn.Parameter(partition))
+    module.param_specs = specs
+
+
+def named_param_specs(model: nn.Module) -> dict[str, ParamSpec]:
+    """Return the specs of all parameters of a model, under the names of `named_parameters`."""
+    return {f"{path}.{name}" if path else name: spec
+            for path, module in model.named_modules()
+            for name, spec in getattr(module, "param_specs", {}).items()}
+
+
+def partition_of(full: torch.Tensor, partition_dim: int | None, tp: Group) -> torch.Tensor:
+    """Return this tensor-parallel rank's partition of a tensor, as a view.
+
+    Args:
+        full: the unpartitioned tensor.
+        partition_dim: the dimension that is partitioned; None returns all of `full`.
+        tp: the tensor-parallel group.
+    """
+    if partition_dim is None:
+        return full
+    size = full.shape[partition_dim] // tp.size
+    return full.narrow(partition_dim, tp.index * size, size)
+
+
+@torch.no_grad()
+def initialize_parameters(model: nn.Module, seed: int, tp: Group) -> None:
+    """Initialize every parameter, each from a generator seeded with its name.
+
+    Args:
+        model: its parameters are on the CPU or a GPU; those without values are left alone.
+        seed: the run's --seed.
+        tp: the tensor-parallel group.
+    """
+    specs = named_param_specs(model)
+    for name, parameter in model.named_parameters():
+        spec = specs[name]
+        if parameter.is_meta:
             continue
-        with torch.no_grad():
-            if weight.init_std is None:
-                weight.fill_(weight.init_fill)
-            else:
-                digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
-                generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
-                drawn = torch.empty(weight.whole_shape)
-                drawn.normal_(0, weight.init_std, generator=generator)
-                weight.copy_(own_slice(drawn, weight.split, tp))
+        if spec.init_std is None:
+            parameter.fill_(spec.init_value)
+        else:
+            digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+            full = torch.empty(spec.full_shape)
+            full.normal_(0, spec.init_std, generator=generator)
+            parameter.copy_(partition_of(full, spec.partition_dim, tp))
+
+
+def output_init_std(ctx: Context) -> float:
+    """Return the standard deviation of projections onto the residual stream, std / sqrt(2L).
+
+    It keeps the stream's variance from growing with depth (Radford et al. 2019, GPT-2).
+    """
+    return ctx.config.init_method_std / math.sqrt(2 * ctx.config.num_layers)

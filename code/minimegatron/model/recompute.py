@@ -1,12 +1,14 @@
-"""Recomputation: forget activations after the forward pass, make them again in the backward pass.
+"""Activation checkpointing: discard activations after the forward pass, and recompute them.
 
-Full (Chen et al. 2016): of a group of layers only the input stays, 2sbh bytes in 16 bits, and the
-backward pass costs one more forward pass. `uniform` groups all layers by N; `block` treats the
-first N layers one by one and keeps the others' activations, as memory allows.
-Selective (Korthikanti et al. 2022, section 5): only core attention is made again. It holds
+Full (Chen et al. 2016): only the input of a group of layers is saved, 2sbh bytes in 16 bits, and
+the backward pass costs one more forward pass. `uniform` checkpoints all layers in groups of N;
+`block` checkpoints the first N layers one by one and saves the others' activations, as far as
+memory allows.
+Selective (Korthikanti et al. 2022, section 5): only core attention is recomputed. It holds
 5as/h of a layer's 34 + 5as/h parts of memory, and costs few FLOPs.
 
-Dropout has no state, so the second forward pass is the first one to the last bit.
+Dropout has no state, so the second forward pass equals the first one bit for bit. Only the
+--recompute flags import this file.
 """
 
 from __future__ import annotations
@@ -21,77 +23,84 @@ from minimegatron.context import Context
 if TYPE_CHECKING:
     from minimegatron.parallel.grid import Group
 
+Layer = Callable[[torch.Tensor], torch.Tensor]
 
-class _Recompute(torch.autograd.Function):
-    """run(*inputs), of which only the inputs stay (of the first, 1/t where `spread` is given)."""
+
+class CheckpointFunction(torch.autograd.Function):
+    """function(*inputs), saving nothing but the inputs for the backward pass."""
 
     @staticmethod
-    def forward(ctx, run, spread, *inputs):
-        ctx.run, ctx.spread = run, spread
+    def forward(ctx, function, partition_group, *inputs):
+        ctx.function, ctx.partition_group = function, partition_group
         x, *others = inputs
-        if spread is not None:
+        if partition_group is not None:
             ctx.shape = x.shape
-            x = x.reshape(spread.size, -1)[spread.index].clone()
+            x = x.reshape(partition_group.size, -1)[partition_group.index].clone()
         ctx.save_for_backward(x, *others)
-        return run(*inputs)  # no graph is made inside a Function's forward
+        return function(*inputs)  # a Function's forward builds no graph
 
     @staticmethod
     def backward(ctx, gradient):
         x, *others = ctx.saved_tensors
-        if ctx.spread is not None:
-            x = ctx.spread.all_gather(x).view(ctx.shape)
+        if ctx.partition_group is not None:
+            x = ctx.partition_group.all_gather(x).view(ctx.shape)
         inputs = [tensor.detach().requires_grad_() for tensor in (x, *others)]
         with torch.enable_grad():
-            out = ctx.run(*inputs)
-            # Gradients of weights go to the parameters that `run` holds, as without recomputation.
+            out = ctx.function(*inputs)
+            # Parameters inside `function` get their gradients as without checkpointing.
             torch.autograd.backward(out, gradient)
         return None, None, *(tensor.grad for tensor in inputs)
 
 
-def recompute(run: Callable[..., torch.Tensor], *inputs: torch.Tensor, spread: Group | None = None
-              ) -> torch.Tensor:
-    """run(*inputs), which the backward pass will run again instead of keeping what it computed.
+def checkpoint(function: Callable[..., torch.Tensor], *inputs: torch.Tensor,
+               partition_group: Group | None = None) -> torch.Tensor:
+    """Return function(*inputs), which the backward pass computes again.
 
-    spread: tensor-parallel ranks that all have the same first input; each keeps a part of it,
-    and the backward pass gathers it (--distribute-saved-activations).
+    Args:
+        function: returns one tensor; may use parameters.
+        inputs: saved for the backward pass.
+        partition_group: tensor-parallel ranks whose first input is the same; each saves 1/t of it,
+            and the backward pass all-gathers it (--distribute-saved-activations).
     """
     if not torch.is_grad_enabled():
-        return run(*inputs)
+        return function(*inputs)
     if not any(tensor.requires_grad for tensor in inputs):
-        # Nothing before needs a gradient (it may be frozen), but weights inside do.
+        # Nothing before needs a gradient (it may be frozen), but parameters inside do.
         inputs = tuple(tensor.detach().requires_grad_() for tensor in inputs)
-    return _Recompute.apply(run, spread, *inputs)
+    return CheckpointFunction.apply(function, partition_group, *inputs)
 
 
-def groups(count: int, method: str, size: int) -> list[tuple[range, bool]]:
-    """`count` layers as (consecutive layers, whether they are recomputed together)."""
+def layer_groups(num_layers: int, method: str, size: int) -> list[tuple[range, bool]]:
+    """Return (consecutive layers, whether they are checkpointed as one) for all layers.
+
+    Args:
+        num_layers: of this chunk of the model.
+        method: "uniform" or "block".
+        size: layers per group (uniform), or layers checkpointed (block).
+    """
     if method == "uniform":
-        return [(range(at, min(at + size, count)), True) for at in range(0, count, size)]
-    return [(range(at, at + 1), at < size) for at in range(count)]
+        return [(range(at, min(at + size, num_layers)), True) for at in range(0, num_layers, size)]
+    return [(range(at, at + 1), at < size) for at in range(num_layers)]
 
 
-class Recomputation:
-    """What --recompute-* say about the layers of a stage."""
+class FullCheckpointing:
+    """Runs layers with --recompute-granularity full."""
 
     def __init__(self, ctx: Context) -> None:
         config = ctx.config
-        self.full = config.recompute_granularity == "full"
         self.method, self.size = config.recompute_method, config.recompute_num_layers
-        self.spread = ctx.grid.tp if config.distribute_saved_activations else None
+        self.partition_group = ctx.grid.tp if config.distribute_saved_activations else None
 
-    def run(self, layers: Sequence[Callable[[torch.Tensor], torch.Tensor]], x: torch.Tensor
-            ) -> torch.Tensor:
-        """x [s, b, h] through all layers."""
-        if not self.full:
-            return in_turn(layers)(x)
-        for members, again in groups(len(layers), self.method, self.size):
-            run = in_turn([layers[at] for at in members])
-            x = recompute(run, x, spread=self.spread) if again else run(x)
+    def __call__(self, layers: Sequence[Layer], x: torch.Tensor) -> torch.Tensor:
+        """Run hidden states x [s, b, h] through all layers; returns the same shape."""
+        for members, checkpointed in layer_groups(len(layers), self.method, self.size):
+            run = sequential([layers[at] for at in members])
+            x = checkpoint(run, x, partition_group=self.partition_group) if checkpointed else run(x)
         return x
 
 
-def in_turn(layers: Sequence[Callable[[torch.Tensor], torch.Tensor]]
-            ) -> Callable[[torch.Tensor], torch.Tensor]:
+def sequential(layers: Sequence[Layer]) -> Layer:
+    """Return the composition of layers, each of which maps [s, b, h] to [s, b, h]."""
     def run(x: torch.Tensor) -> torch.Tensor:
         for layer in layers:
             x = layer(x)

@@ -1,16 +1,10 @@
-"""Tensor and sequence parallelism: one layer's matrices divided among ranks.
+"""Tensor parallelism: the matrices of one layer, partitioned across ranks.
 
-Shoeybi et al. 2019, section 3: a pair of linear layers is cut by columns, then by rows, so that
-what lies between them (attention heads, the MLP's wide part) needs no communication. Two
-conjugate operators stand at the ends: f copies forward and sums gradients backward, g sums
-forward and copies backward.
-
-Korthikanti et al. 2022, section 4.2.2: outside those pairs every rank did the same work on the
-same [s, b, h]. With --sequence-parallel each keeps s/t of the sequence there; f becomes an
-all-gather (backward: reduce-scatter) and g a reduce-scatter (backward: all-gather), which
-together move as many bytes as the all-reduces did. What is copied on every rank (norms, biases of
-row-cut layers, positions) then sees only a part of the sequence, and its gradient is a part: the
-optimizer sums these.
+Shoeybi et al. 2019, section 3: a column-parallel linear layer is followed by a row-parallel one, so
+everything between them (attention heads, the MLP's hidden units) needs no communication. Two
+conjugate operators surround the pair: f copies its input in the forward pass and all-reduces the
+gradient in the backward pass, g does the reverse (Korthikanti et al. 2022 call it f-bar).
+Sequence parallelism replaces both (see sequence_parallel.py).
 """
 
 from __future__ import annotations
@@ -23,14 +17,16 @@ from torch import nn
 
 from minimegatron.context import Context
 from minimegatron.model import ops
-from minimegatron.model.parameters import parameter
+from minimegatron.model.linear import embedding, linear
+from minimegatron.model.parameters import ParamSpec, add_parameters
 
 if TYPE_CHECKING:
+    from minimegatron.parallel.ddp import GradAccumulator
     from minimegatron.parallel.grid import Group
 
 
-class _F(torch.autograd.Function):
-    """Into the cut part: every rank has x, and each contributes to the gradient of x."""
+class CopyToTensorParallelRegion(torch.autograd.Function):
+    """f: identity in the forward pass, all-reduce in the backward pass."""
 
     @staticmethod
     def forward(ctx, x, tp):
@@ -39,18 +35,19 @@ class _F(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        # In place: it comes fresh from the linear layer's backward, and nobody else holds it.
+        # In place: the linear layer's backward pass has just made it, and nobody else holds it.
         total = grad.contiguous()
         ctx.tp.all_reduce(total)
         return total, None
 
 
-class _G(torch.autograd.Function):
-    """Out of the cut part: the ranks' x are addends, and each addend has the sum's gradient."""
+class ReduceFromTensorParallelRegion(torch.autograd.Function):
+    """g (f-bar in Korthikanti et al.): all-reduce in the forward pass, identity in the backward
+    pass."""
 
     @staticmethod
     def forward(ctx, x, tp):
-        total = x.contiguous()  # in place where it is that already, as it is after a product
+        total = x.contiguous()  # in place if it is contiguous, as the result of a matmul is
         if total is x:
             ctx.mark_dirty(x)
         tp.all_reduce(total)
@@ -61,111 +58,150 @@ class _G(torch.autograd.Function):
         return grad, None
 
 
-class _GBar(torch.autograd.Function):
-    """The same, where each rank goes on with its own part of the sequence."""
-
-    @staticmethod
-    def forward(ctx, x, tp):
-        ctx.tp = tp
-        return tp.reduce_scatter(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return ctx.tp.all_gather(grad), None
-
-
 class TensorParallel:
-    """How one layer's tensors lie on the tensor-parallel ranks, and the ways in and out.
+    """How a layer enters and leaves its tensor-parallel region.
 
-    Outside the cut pairs x is [s, b, h] on every rank, or with --sequence-parallel [s/t, b, h].
+    Outside the region, hidden states are [s, b, h] on every rank, or [s/t, b, h] with sequence
+    parallelism.
     """
 
     def __init__(self, ctx: Context) -> None:
         self.group = ctx.grid.tp
-        self.sequence = ctx.config.sequence_parallel and self.group.size > 1
+        self.sequence_parallel = ctx.config.sequence_parallel and self.group.size > 1
 
-    def column_linear(self, x: torch.Tensor, weight: nn.Parameter,
-                      bias: nn.Parameter | None = None) -> torch.Tensor:
-        """From outside, [s or s/t, b, in], to this rank's columns: [s, b, out/t]."""
-        if self.group.size == 1:
-            return ops.linear(x, weight, bias)
-        if self.sequence:
-            # The all-gather is inside: what waits for the backward pass is the part, which it
-            # gathers again.
-            return ops.linear(x, weight, bias, gather=self.group)
-        return ops.linear(_F.apply(x, self.group), weight, bias)
+    def column_parallel_linear(self, x: torch.Tensor, weight: torch.Tensor,
+                               bias: torch.Tensor | None = None,
+                               accumulator: GradAccumulator | None = None) -> torch.Tensor:
+        """Enter the region through a linear layer; returns [s, b, out/t].
 
-    def leave(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum the ranks' addends [s, b, h]; returns [s or s/t, b, h]."""
-        if self.group.size == 1:
-            return x
-        return (_GBar if self.sequence else _G).apply(x, self.group)
+        Args:
+            x: [s, b, in], or [s/t, b, in] with sequence parallelism.
+            weight: this rank's rows [out/t, in].
+            bias: [out/t], or None.
+            accumulator: receives the weight gradient; with None, autograd does.
+        """
+        if self.sequence_parallel:
+            from minimegatron.model.sequence_parallel import GatherFromSequenceParallelRegionLinear
 
-    def first_position(self, part: int) -> int:
-        """Where in the sequence this rank's `part` positions begin, outside the cut pairs."""
-        return self.group.index * part if self.sequence else 0
+            return GatherFromSequenceParallelRegionLinear.apply(x, weight, bias, accumulator,
+                                                                self.group)
+        if self.group.size > 1:
+            x = CopyToTensorParallelRegion.apply(x, self.group)
+        return linear(x, weight, bias, accumulator)
+
+    def reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Leave the region: sum the ranks' partial results x [s, b, h].
+
+        Returns [s, b, h], or [s/t, b, h] with sequence parallelism.
+        """
+        if self.sequence_parallel:
+            from minimegatron.model.sequence_parallel import ReduceScatterToSequenceParallelRegion
+
+            return ReduceScatterToSequenceParallelRegion.apply(x, self.group)
+        return x if self.group.size == 1 else ReduceFromTensorParallelRegion.apply(x, self.group)
+
+    def sequence_offset(self, length: int) -> int:
+        """Return the position in the sequence at which this rank's `length` positions begin."""
+        return self.group.index * length if self.sequence_parallel else 0
 
 
-class ColumnLinear(nn.Module):
-    """y_i = x A_i^T + b_i: rank i has these rows of A (columns of A^T) and computes these y."""
+class ColumnParallelLinear(nn.Module):
+    """y_i = x W_i^T + b_i, where rank i holds the rows W_i of W [out, in] and computes y_i."""
 
-    def __init__(self, ctx: Context, inputs: int, outputs: int, std: float) -> None:
+    def __init__(self, ctx: Context, inputs: int, outputs: int, init_std: float) -> None:
+        """Create this rank's weight [out/t, in] and bias [out/t].
+
+        Args:
+            ctx: the rank's context.
+            inputs: size of x's last dimension.
+            outputs: size of y's last dimension, before partitioning.
+            init_std: standard deviation of the weight's initialization.
+        """
         super().__init__()
         self.tp = TensorParallel(ctx)
-        self.weight = parameter(ctx, outputs, inputs, std=std, split=0)
-        self.bias = parameter(ctx, outputs, split=0)
+        add_parameters(self, ctx, weight=ParamSpec((outputs, inputs), 0, init_std),
+                       bias=ParamSpec((outputs,), 0))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[s or s/t, b, in] to [s, b, out/t]."""
-        return self.tp.column_linear(x, self.weight, self.bias)
+        """Map [s, b, in] (or [s/t, b, in]) to [s, b, out/t]."""
+        return self.tp.column_parallel_linear(x, self.weight, self.bias,
+                                              self.param_specs["weight"].accumulator)
 
 
-class RowLinear(nn.Module):
-    """y = sum_i x_i A_i^T + b: rank i has the inputs x_i, and the columns of A that meet them."""
+class RowParallelLinear(nn.Module):
+    """y = sum_i x_i W_i^T + b, where rank i holds the columns W_i of W [out, in], and x_i."""
 
-    def __init__(self, ctx: Context, inputs: int, outputs: int, std: float) -> None:
+    def __init__(self, ctx: Context, inputs: int, outputs: int, init_std: float) -> None:
+        """Create this rank's weight [out, in/t] and a copy of the bias [out].
+
+        Args:
+            ctx: the rank's context.
+            inputs: size of x's last dimension, before partitioning.
+            outputs: size of y's last dimension.
+            init_std: standard deviation of the weight's initialization.
+        """
         super().__init__()
         self.tp = TensorParallel(ctx)
-        self.weight = parameter(ctx, outputs, inputs, std=std, split=1)
-        self.bias = parameter(ctx, outputs)
+        add_parameters(self, ctx, weight=ParamSpec((outputs, inputs), 1, init_std),
+                       bias=ParamSpec((outputs,)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[s, b, in/t] to [s or s/t, b, out]."""
+        """Map [s, b, in/t] to [s, b, out] (or [s/t, b, out])."""
+        accumulator = self.param_specs["weight"].accumulator
         if self.tp.group.size == 1:
-            return ops.linear(x, self.weight, self.bias)
-        # The bias comes after the sum, or it would be added t times.
-        return ops.add_bias(self.tp.leave(ops.linear(x, self.weight)), self.bias)
+            return linear(x, self.weight, self.bias, accumulator)
+        # The bias is added after the all-reduce, which would sum it t times.
+        partial = linear(x, self.weight, None, accumulator)
+        return ops.add_bias(self.tp.reduce(partial), self.bias)
 
 
-class VocabularyEmbedding(nn.Module):
-    """Rank i has rows i V/t to (i + 1) V/t of the embedding; other tokens are its zeros."""
+class VocabParallelEmbedding(nn.Module):
+    """Embedding whose rows i V/t to (i + 1) V/t are on rank i; the others contribute zeros."""
 
-    def __init__(self, ctx: Context, vocab_size: int, width: int, std: float) -> None:
+    def __init__(self, ctx: Context, vocab_size: int, hidden_size: int, init_std: float) -> None:
+        """Create this rank's weight [V/t, h].
+
+        Args:
+            ctx: the rank's context.
+            vocab_size: V, padded to a multiple of t.
+            hidden_size: h.
+            init_std: standard deviation of the weight's initialization.
+        """
         super().__init__()
         self.tp = TensorParallel(ctx)
-        self.weight = parameter(ctx, vocab_size, width, std=std, split=0)
+        add_parameters(self, ctx, weight=ParamSpec((vocab_size, hidden_size), 0, init_std))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """tokens int64 [s, b] to [s or s/t, b, h]."""
+        """Map tokens, int64 [s, b], to [s, b, h] (or [s/t, b, h])."""
+        accumulator = self.param_specs["weight"].accumulator
         if self.tp.group.size == 1:
-            return ops.embedding(self.weight, tokens)
-        rows, elsewhere = own_rows(tokens, self.weight.shape[0], self.tp.group)
-        x = ops.embedding(self.weight, rows).masked_fill(elsewhere[..., None], 0.0)
-        return self.tp.leave(x)
+            return embedding(self.weight, tokens, accumulator)
+        rows, elsewhere = local_rows(tokens, self.weight.shape[0], self.tp.group)
+        x = embedding(self.weight, rows, accumulator).masked_fill(elsewhere[..., None], 0.0)
+        return self.tp.reduce(x)
 
 
-def own_rows(tokens: torch.Tensor, size: int, tp: Group) -> tuple[torch.Tensor, torch.Tensor]:
-    """(index into this rank's `size` rows, 0 where it lies elsewhere; bool: lies elsewhere)."""
+def local_rows(tokens: torch.Tensor, size: int, tp: Group) -> tuple[torch.Tensor, torch.Tensor]:
+    """Translate tokens into rows of this rank's part of the vocabulary.
+
+    Args:
+        tokens: int64 [..].
+        size: V/t, the rows per rank.
+        tp: the tensor-parallel group.
+
+    Returns:
+        Rows, int64 [..], 0 for tokens of other ranks; and bool [..], true for those.
+    """
     rows = tokens - tp.index * size
     elsewhere = (rows < 0) | (rows >= size)
     return rows.masked_fill(elsewhere, 0), elsewhere
 
 
-class _CrossEntropy(torch.autograd.Function):
-    """log(sum_v exp(z_v)) - z_label over logits z that are divided among ranks (section 3).
+class VocabParallelCrossEntropy(torch.autograd.Function):
+    """log(sum_v exp(z_v)) - z_label over logits z that are partitioned across ranks (section 3).
 
-    [s, b] numbers travel instead of [s, b, V] logits. These are used up: all that is kept of them
-    is their softmax, in their place.
+    The ranks exchange three [s, b] tensors instead of all-gathering logits [s, b, V]. The logits
+    are overwritten with their softmax, which is all that the backward pass needs.
     """
 
     @staticmethod
@@ -173,10 +209,10 @@ class _CrossEntropy(torch.autograd.Function):
         largest = logits.amax(-1, keepdim=True)
         tp.all_reduce(largest, dist.ReduceOp.MAX)
         shifted = logits.sub_(largest)  # exp cannot overflow
-        rows, elsewhere = own_rows(labels, logits.shape[-1], tp)
+        rows, elsewhere = local_rows(labels, logits.shape[-1], tp)
         target = shifted.gather(-1, rows[..., None]).squeeze(-1).masked_fill(elsewhere, 0.0)
         exponentials = shifted.exp_()
-        sums = torch.stack([exponentials.sum(-1), target])  # one message for both
+        sums = torch.stack([exponentials.sum(-1), target])  # one all-reduce for both
         tp.all_reduce(sums)
         total, target = sums
         ctx.save_for_backward(exponentials.div_(total[..., None]), rows, elsewhere)
@@ -190,11 +226,17 @@ class _CrossEntropy(torch.autograd.Function):
         return softmax.mul_(grad[..., None]).scatter_add_(-1, rows[..., None], onehot), None, None
 
 
-def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, tp: Group) -> torch.Tensor:
-    """Loss of every token: logits [s, b, V/t] in fp32, which are used up, labels int64 [s, b].
-    Returns [s, b], the same on every rank."""
+def vocab_parallel_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, tp: Group
+                                 ) -> torch.Tensor:
+    """Return every token's loss, fp32 [s, b], the same on all ranks.
+
+    Args:
+        logits: fp32 [s, b, V/t]; overwritten.
+        labels: int64 [s, b].
+        tp: the tensor-parallel group.
+    """
     if tp.size == 1 and logits.device.type == "cpu":
-        # Faster there. PyTorch's keeps two more copies of the logits at the peak, which a GPU
-        # may not have room for: 2.5 GB of 8,192 tokens with GPT-2's vocabulary in bf16.
+        # Faster on a CPU. On a GPU its two extra copies of the logits may not fit: they are 2.5 GB
+        # for 8,192 tokens with GPT-2's vocabulary in bf16.
         return ops.cross_entropy(logits, labels)
-    return _CrossEntropy.apply(logits, labels, tp)
+    return VocabParallelCrossEntropy.apply(logits, labels, tp)

@@ -1,7 +1,6 @@
-"""Adam with decoupled weight decay on fp32 main weights, and clipping by the global norm.
+"""AdamW on flat fp32 buffers, with clipping by the global gradient norm and loss scaling.
 
-Weights, gradients and moments are flat buffers in one order, decayed parameters first. Those that
-every tensor-parallel rank copies lie together in the middle (see `place`).
+Parameters, gradients, and optimizer states are flat buffers in one order, that of `ParamGroup`.
 """
 
 from __future__ import annotations
@@ -11,199 +10,206 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from minimegatron.context import Context
 from minimegatron.dtypes import params_dtype
 from minimegatron.errors import UserError
 from minimegatron.logging.timers import Timers
 from minimegatron.model import ops
+from minimegatron.model.parameters import ParamGroup
 from minimegatron.optim.loss_scaler import LossScaler
-from minimegatron.parallel.ddp import Gradients
+from minimegatron.parallel.ddp import DistributedDataParallel
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 MAIN = "fp32_from_fp16_params"  # Megatron's name, also under --bf16
-DIVIDED = (*MOMENTS, MAIN)  # what the distributed optimizer divides
+SHARDED = (*MOMENTS, MAIN)  # the states that the distributed optimizer shards
 
 
 @dataclass(frozen=True)
-class Run:
-    """Elements that this rank updates alike. flat: where they are in the stage's buffers; own:
-    where in those that hold what this rank owns; counted: whether it answers for them in sums."""
+class BufferRange:
+    """Consecutive elements that this rank updates, all of one parameter group.
 
-    flat: slice
-    own: slice
-    decayed: bool
+    Attributes:
+        buffer: where they are in the buffers of all parameters.
+        shard: where they are in the buffers of what this rank owns.
+        group: the parameter group.
+        counted: whether this rank counts them in sums over the model (norms, zeros).
+    """
+
+    buffer: slice
+    shard: slice
+    group: ParamGroup
     counted: bool
 
 
 class Optimizer:
-    """AdamW (Loshchilov & Hutter 2019) over one rank's part of the model; biases and
-    norms are not decayed.
+    """AdamW (Loshchilov & Hutter 2019) over one rank's part of the model.
 
-    The stage's parameters become views of `weights`. In fp32 these are also the main weights; else
-    `main` holds them. Moments, `main` and `main_gradient` cover only what this rank owns: with
-    --use-distributed-optimizer its part (see data_parallel.py).
+    Biases and norms are not decayed. The model's parameters become views of `param_buffer`.
+
+    Attributes:
+        param_buffer: the model's parameters in its dtype, [n].
+        main_params: fp32 main weights [m] of a 16-bit model; None in fp32.
+        main_grads: fp32 gradients [m], where the gradient buffer is 16-bit; else None.
+        moments: Adam's two moments, fp32 [m] each. m is n, or n/d with the distributed optimizer.
+        advanced: updates in the last step: 1, or with a loss scale a tensor, 0 after an overflow.
+        steps: updates so far, one element.
     """
 
-    def __init__(self, ctx: Context, model: nn.Module) -> None:
-        config, self.grid = ctx.config, ctx.grid
+    def __init__(self, ctx: Context, ddp: DistributedDataParallel) -> None:
+        """Create the optimizer states, and move the parameters into a flat buffer.
+
+        Args:
+            ctx: the rank's context.
+            ddp: owns the gradients, and orders the parameters.
+        """
+        config, self.grid, self.ddp = ctx.config, ctx.grid, ddp
         self.clip, self.fused = config.clip_grad, ctx.device.fused_adam
         self.weight_decay = config.weight_decay
         self.adam = {"beta1": config.adam_beta1, "beta2": config.adam_beta2,
                      "eps": config.adam_eps}
-        self.named = sorted(model.named_parameters(), key=lambda named: place(named[1]))
-        self.gradients = Gradients(ctx, [p for _, p in self.named])
-        self.buckets, flat = self.gradients.buckets, self.gradients.flat
-        self.weights = torch.zeros_like(flat, dtype=params_dtype(config))
-        for parameter, view in zip(self.gradients.parameters, self._views(self.weights).values(),
-                                   strict=True):
-            view.copy_(parameter.data)
-            parameter.data = view
-        self.copies, self.runs = self._cut()
-        self.sum_copies = config.sequence_parallel
-        # Who holds different elements: sums over the model go through these groups.
-        self.holders = [self.grid.model, *([self.grid.dp] if self.buckets.sharded else [])]
-        owned = sum(part.stop - part.start for part in self.buckets.owned)
-        like = {"dtype": torch.float32, "device": flat.device}
+        self.param_buffer = torch.zeros_like(ddp.grad_buffer, dtype=params_dtype(config))
+        for name, view in ddp.named_views(self.param_buffer).items():
+            view.copy_(ddp.params[name].data)
+            ddp.params[name].data = view
+        self.replicated, self.ranges = self._layout()
+        self.all_reduces_replicated = config.sequence_parallel
+        # Ranks with different elements: sums over the model go through these groups.
+        self.norm_groups = [self.grid.model, *ddp.shard_groups]
+        owned = sum(part.stop - part.start for part in ddp.owned)
+        like = {"dtype": torch.float32, "device": ddp.grad_buffer.device}
         self.moments = {name: torch.zeros(owned, **like) for name in MOMENTS}
-        half = self.weights.dtype != torch.float32
-        self.main = torch.empty(owned, **like) if half else None
-        self.main_gradient = torch.empty(owned, **like) if flat.dtype != torch.float32 else None
-        self.take_weights()
+        is_half = self.param_buffer.dtype != torch.float32
+        self.main_params = torch.empty(owned, **like) if is_half else None
+        has_half_grads = ddp.grad_buffer.dtype != torch.float32
+        self.main_grads = torch.empty(owned, **like) if has_half_grads else None
+        self.reload_model_params()
         self.scaler = LossScaler(ctx) if config.fp16 else None
-        # How many updates the last step was: 1, or with a loss scale a tensor, 0 after an overflow.
         self.advanced: int | torch.Tensor = 1
-        # The fused kernel reads the count where the weights are, the plain one on the host.
-        self.steps = torch.zeros((), device=self.weights.device if self.fused else "cpu")
+        # The fused kernel reads the count on the parameters' device, the plain one on the host.
+        self.steps = torch.zeros((), device=like["device"] if self.fused else "cpu")
 
-    def _views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
-        """`flat`, cut into the parameters' shapes, by name."""
-        sizes = [p.numel() for _, p in self.named]
-        pieces = flat[:sum(sizes)].split(sizes)
-        return {name: piece.view_as(p)
-                for (name, p), piece in zip(self.named, pieces, strict=True)}
-
-    def _cut(self) -> tuple[slice, list[Run]]:
-        """(the copies' place; the runs of what this rank owns)."""
-        ends, first = [0, 0, 0, 0, 0], self.grid.tp.index == 0
-        for _, parameter in self.named:
-            for after in range(place(parameter), 5):
-                ends[after] += parameter.numel()
-        kinds = ((True, False), (True, True), (True, first), (False, first), (False, True))
-        runs, own = [], 0
-        for part in self.buckets.owned:
-            for start, end, (decayed, counted) in zip([0, *ends[:-1]], ends, kinds, strict=True):
-                start, end = max(start, part.start), min(end, part.stop)
+    def _layout(self) -> tuple[slice, list[BufferRange]]:
+        """Return (the replicated parameters' elements, the ranges that this rank owns)."""
+        sizes = dict.fromkeys(ParamGroup, 0)
+        for name, parameter in self.ddp.params.items():
+            sizes[self.ddp.specs[name].group] += parameter.numel()
+        groups, at = {}, 0
+        for group, size in sizes.items():
+            groups[group] = slice(at, at + size)
+            at += size
+        is_first_tp_rank = self.grid.tp.index == 0
+        ranges, owned = [], 0
+        for part in self.ddp.owned:
+            for group, elements in groups.items():
+                start, end = max(elements.start, part.start), min(elements.stop, part.stop)
                 if start < end:
-                    at = own + start - part.start
-                    runs.append(Run(slice(start, end), slice(at, at + end - start),
-                                    decayed, counted))
-            own += part.stop - part.start
-        return slice(ends[1], ends[3]), runs
+                    shard = owned + start - part.start
+                    counted = (group != ParamGroup.TIED_COPY
+                               and (is_first_tp_rank or not group.is_replicated))
+                    ranges.append(BufferRange(slice(start, end), slice(shard, shard + end - start),
+                                              group, counted))
+            owned += part.stop - part.start
+        return slice(groups[ParamGroup.REPLICATED_MATRIX].start,
+                     groups[ParamGroup.REPLICATED_VECTOR].stop), ranges
 
-    def take_weights(self) -> None:
-        """The main weights start from the model's, as rounded as these are."""
-        if self.main is not None:
-            self._own(self.weights, into=self.main)
+    def reload_model_params(self) -> None:
+        """Copy the model's parameters to the main weights, after initialization or a load."""
+        if self.main_params is not None:
+            self.ddp.copy_owned(self.param_buffer, out=self.main_params)
 
-    def _own(self, flat: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
-        """Copy what this rank owns of a flat buffer."""
-        start = 0
-        for part in self.buckets.owned:
-            end = start + part.stop - part.start
-            into[start:end] = flat[part]
-            start = end
-        return into
-
-    def _whole(self, own: torch.Tensor) -> torch.Tensor:
-        """A flat buffer made of what every replica owns; all of them must call it."""
-        if not self.buckets.sharded:
-            return own
-        flat, start = own.new_zeros(self.buckets.total), 0
-        for part in self.buckets.owned:
-            end = start + part.stop - part.start
-            flat[part] = own[start:end]
-            start = end
-        self.buckets.gather(flat)
-        return flat
-
-    def complete_copies(self) -> None:
-        """Under sequence parallelism a copy saw only its rank's part of the sequence, so its
-        gradient is an addend of the whole one: sum them (Korthikanti et al. 2022, 4.2.2)."""
-        if self.sum_copies:
-            self.grid.tp.all_reduce(self.gradients.flat[self.copies])
+    def all_reduce_replicated_grads(self) -> None:
+        """With sequence parallelism, sum the replicated parameters' gradients over the
+        tensor-parallel ranks, each of which saw s/t of the tokens (Korthikanti et al. 2022)."""
+        if self.all_reduces_replicated:
+            self.grid.tp.all_reduce(self.ddp.grad_buffer[self.replicated])
 
     def _norm(self, pieces: Iterable[torch.Tensor]) -> torch.Tensor:
         norms = [ops.norm(piece) for piece in pieces]
         # A rank may own nothing that counts.
-        none = torch.zeros((), device=self.weights.device)
+        none = torch.zeros((), device=self.param_buffer.device)
         norm = torch.linalg.vector_norm(torch.stack([none, *norms]))
-        if all(group.size == 1 for group in self.holders):
+        if all(group.size == 1 for group in self.norm_groups):
             return norm
         squares = norm.square()
-        for group in self.holders:
+        for group in self.norm_groups:
             group.all_reduce(squares)
         return squares.sqrt()
 
-    def model_norm(self, flat: torch.Tensor) -> torch.Tensor:
-        """Euclidean norm over the whole model of a flat buffer; every rank of the model must call
-        it. Returns one element (fp32), the same on all of them."""
-        return self._norm(flat[run.flat] for run in self.runs if run.counted)
+    def model_norm(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Return the Euclidean norm of a buffer [n] over the whole model, fp32, one element.
+
+        Collective: every rank of the model calls it, and the result is the same on all of them.
+        """
+        return self._norm(buffer[part.buffer] for part in self.ranges if part.counted)
 
     def num_zeros(self) -> torch.Tensor:
-        """Zeros in the whole model's gradient (int64, one element); collective as model_norm."""
-        flat = self.gradients.flat
-        zeros = flat.new_zeros((), dtype=torch.int64)
-        for run in self.runs:
-            if run.counted:
-                zeros += (flat[run.flat] == 0).sum()
-        for group in self.holders:
+        """Count the zeros in the whole model's gradient, int64, one element; collective."""
+        grads = self.ddp.grad_buffer
+        zeros = grads.new_zeros((), dtype=torch.int64)
+        for part in self.ranges:
+            if part.counted:
+                zeros += (grads[part.buffer] == 0).sum()
+        for group in self.norm_groups:
             group.all_reduce(zeros)
         return zeros
 
     def _overflow(self) -> torch.Tensor:
-        """Bool, one element: whether a gradient of any rank of the model is not finite."""
-        flat = self.gradients.flat
-        largest = [torch.linalg.vector_norm(flat[run.flat], ord=float("inf")) for run in self.runs]
-        found = (~torch.stack([flat.new_zeros(()), *largest]).isfinite()).any().float()
-        for group in self.holders:
+        """Return whether any gradient of the model is inf or NaN, bool, one element."""
+        grads = self.ddp.grad_buffer
+        largest = [torch.linalg.vector_norm(grads[part.buffer], ord=float("inf"))
+                   for part in self.ranges]
+        found = (~torch.stack([grads.new_zeros(()), *largest]).isfinite()).any().float()
+        for group in self.norm_groups:
             group.all_reduce(found, dist.ReduceOp.MAX)
         return found > 0
 
-    def _gradient(self, run: Run) -> torch.Tensor:
-        if self.main_gradient is None:
-            return self.gradients.flat[run.flat]
-        return self.main_gradient[run.own]
+    def _grads(self, part: BufferRange) -> torch.Tensor:
+        if self.main_grads is None:
+            return self.ddp.grad_buffer[part.buffer]
+        return self.main_grads[part.shard]
 
     def step(self, lr: float | torch.Tensor, timers: Timers) -> torch.Tensor:
-        """One update from the gradients' buffer. Returns their norm before clipping, over the
-        whole model; not finite where they overflowed and nothing was updated."""
-        self.complete_copies()
+        """Update the parameters once from the gradient buffer.
+
+        Args:
+            lr: the learning rate, a number or one element.
+            timers: measure the parts of the step.
+
+        Returns:
+            The gradient norm over the whole model before clipping, one element. It is not finite
+            after an overflow, which updates nothing.
+        """
+        self.all_reduce_replicated_grads()
         overflow, factor = None, None
-        if self.main_gradient is not None:
+        if self.main_grads is not None:
             with timers("optimizer-copy-to-main-grad"):
-                self._own(self.gradients.flat, into=self.main_gradient)
+                self.ddp.copy_owned(self.ddp.grad_buffer, out=self.main_grads)
         if self.scaler is not None:
             with timers("optimizer-unscale-and-check-inf"):
                 overflow, factor = self._overflow(), 1 / self.scaler.scale
         with timers("optimizer-clip-main-grad"):
-            norm = self._norm(self._gradient(run) for run in self.runs if run.counted)
-            if factor is not None:
-                norm = norm * factor
-            if self.clip > 0:
-                # Tensor arithmetic: whether to clip is decided without reading the norm.
-                clip = (self.clip / (norm + 1e-6)).clamp(max=1.0)
-                factor = clip if factor is None else factor * clip
-            if factor is not None:
-                for run in self.runs:
-                    self._gradient(run).mul_(factor)
+            norm = self._unscale_and_clip(factor)
         self._update(lr, overflow)
-        if self.main is not None or self.buckets.sharded:
+        if self.main_params is not None or self.ddp.shard_groups:
             with timers("optimizer-copy-main-to-model-params"):
-                self._give_weights()
+                self._copy_main_params_to_model_params()
         if overflow is not None:
             self.scaler.update(overflow)
+        return norm
+
+    def _unscale_and_clip(self, factor: torch.Tensor | None) -> torch.Tensor:
+        """Multiply the gradients by `factor` (one element) and clip them; return their norm."""
+        norm = self._norm(self._grads(part) for part in self.ranges if part.counted)
+        if factor is not None:
+            norm = norm * factor
+        if self.clip > 0:
+            # Tensor arithmetic: whether to clip is decided without reading the norm.
+            clip = (self.clip / (norm + 1e-6)).clamp(max=1.0)
+            factor = clip if factor is None else factor * clip
+        if factor is not None:
+            for part in self.ranges:
+                self._grads(part).mul_(factor)
         return norm
 
     def _update(self, lr: float | torch.Tensor, overflow: torch.Tensor | None) -> None:
@@ -211,55 +217,52 @@ class Optimizer:
             overflow = None  # tensors without values do not overflow
         skip = None if overflow is None else overflow.float()
         lr = lr.float() if isinstance(lr, torch.Tensor) else lr
-        for run in self.runs:
-            main = self.weights[run.flat] if self.main is None else self.main[run.own]
-            ops.adamw(main, self._gradient(run), *(flat[run.own] for flat in self.moments.values()),
-                      self.steps + 1, lr=lr, fused=self.fused, skip=skip,
-                      weight_decay=self.weight_decay if run.decayed else 0.0, **self.adam)
+        for part in self.ranges:
+            params = (self.param_buffer[part.buffer] if self.main_params is None
+                      else self.main_params[part.shard])
+            moments = (moment[part.shard] for moment in self.moments.values())
+            ops.adamw(params, self._grads(part), *moments, self.steps + 1, lr=lr,
+                      fused=self.fused, skip=skip, **self.adam,
+                      weight_decay=self.weight_decay if part.group.has_weight_decay else 0.0)
         self.advanced = 1 if overflow is None else (~overflow).long()
         self.steps += self.advanced
 
-    def _give_weights(self) -> None:
-        """Round the main weights to the model's, and get the other replicas' parts."""
-        if self.main is not None:
-            for run in self.runs:
-                self.weights[run.flat] = self.main[run.own]
-        self.buckets.gather(self.weights)
+    def _copy_main_params_to_model_params(self) -> None:
+        """Round the main weights to the model's dtype, and all-gather the other shards."""
+        if self.main_params is not None:
+            for part in self.ranges:
+                self.param_buffer[part.buffer] = self.main_params[part.shard]
+        self.ddp.all_gather(self.param_buffer)
 
     def state_dict(self) -> dict:
-        """Whole, not sharded; every replica must call it."""
+        """Return the unsharded state under Megatron's names; every replica must call it."""
+        def unsharded(shard: torch.Tensor) -> dict[str, torch.Tensor]:
+            return self.ddp.named_views(self.ddp.unshard(shard))
+
         state = {"step": self.steps,
-                 **{name: self._views(self._whole(own)) for name, own in self.moments.items()}}
-        if self.main is not None:
-            state[MAIN] = self._views(self._whole(self.main))
+                 **{name: unsharded(shard) for name, shard in self.moments.items()}}
+        if self.main_params is not None:
+            state[MAIN] = unsharded(self.main_params)
         if self.scaler is not None:
             state["grad_scaler"] = self.scaler.state_dict()
         return state
 
     def load_state_dict(self, saved: dict) -> None:
-        """Raises UserError for a state of another precision."""
-        for part, wanted in ((MAIN, self.main), ("grad_scaler", self.scaler)):
+        """Restore an unsharded state; raises UserError if its precision is different."""
+        for part, wanted in ((MAIN, self.main_params), ("grad_scaler", self.scaler)):
             if (part in saved) != (wanted is not None):
                 raise UserError(
                     f"the checkpoint's optimizer has {'a' if part in saved else 'no'} {part}: it "
                     "was saved in another precision; nearest: the --fp16 or --bf16 of that run, or "
                     "--no-load-optim")
         self.steps.copy_(torch.as_tensor(saved["step"]))
-        parts = [*self.moments.items(), *([(MAIN, self.main)] if self.main is not None else [])]
-        for name, own in parts:
-            flat = own.new_zeros(self.buckets.total)
-            for key, view in self._views(flat).items():
+        shards = dict(self.moments)
+        if self.main_params is not None:
+            shards[MAIN] = self.main_params
+        for name, shard in shards.items():
+            buffer = torch.zeros_like(self.ddp.grad_buffer, dtype=shard.dtype)
+            for key, view in self.ddp.named_views(buffer).items():
                 view.copy_(saved[name][key])
-            self._own(flat, into=own)
+            self.ddp.copy_owned(buffer, out=shard)
         if self.scaler is not None:
             self.scaler.load_state_dict(saved["grad_scaler"])
-
-
-def place(parameter: nn.Parameter) -> int:
-    """Where the flat buffers hold it: 0 a tied copy, whose first holder counts it; 1 and 2 the
-    other decayed weights, divided and copied; 3 and 4 biases and norms, copied and divided."""
-    if getattr(parameter, "is_tied_copy", False):
-        return 0
-    if parameter.dim() > 1:
-        return 1 if parameter.split is not None else 2
-    return 3 if parameter.split is None else 4

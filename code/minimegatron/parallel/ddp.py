@@ -1,150 +1,266 @@
-"""Gradients: one flat buffer, filled by the backward pass and reduced over the replicas.
+"""Data parallelism: gradients accumulate in one flat buffer, which is all-reduced in buckets.
 
-Every parameter's gradient is a view of the buffer, so the all-reduce, the norm and the clipping
-are single operations. A linear layer hands in its weight gradient as the two factors of a matrix
-product: the product can wait (a zero-bubble schedule's W action drains the queue), and where both
-have one type it accumulates inside the product instead of after it.
+Every gradient is a view of the buffer, so the all-reduce, the norm, and clipping are single
+operations. A bucket is a range of the buffer that one all-reduce sums over the replicas. With
+--overlap-grad-reduce it starts as soon as the bucket's last gradient is complete, while the
+backward pass continues (Li et al. 2020, section 3.2.3).
+
+A linear layer delivers its weight gradient as the two factors of a matrix multiplication. It can be
+delayed (the W action of a zero-bubble schedule), and it can accumulate inside the matmul.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from minimegatron.context import Context
 from minimegatron.dtypes import grads_dtype
-from minimegatron.model import matmul as products
-from minimegatron.parallel.buckets import Buckets
+from minimegatron.model import matmul
+from minimegatron.model.parameters import named_param_specs
+from minimegatron.parallel.grid import Group
 
 
-class Gradients:
-    """The gradients of one rank's parameters.
+@dataclass(eq=False)
+class Bucket:
+    """A range of the gradient buffer that one collective reduces.
 
-    flat: [number of elements, padded for the buckets]; `parameter.main_grad` is its view.
+    Attributes:
+        range: its elements.
+        pending: accumulators whose gradients in it are not complete in this step.
     """
 
-    def __init__(self, ctx: Context, parameters: list[nn.Parameter]) -> None:
-        self.parameters = parameters
-        self.buckets = Buckets(ctx, sum(p.numel() for p in parameters))
-        self.flat = torch.zeros(self.buckets.total, dtype=grads_dtype(ctx.config),
-                                device=parameters[0].device)
+    range: slice
+    pending: set[GradAccumulator] = field(default_factory=set)
+
+
+class GradAccumulator:
+    """Accumulates the gradient of one parameter over a step's micro-batches.
+
+    Attributes:
+        main_grad: the gradient, a view of the gradient buffer in the parameter's shape.
+        buckets: those that hold a part of it.
+        writes: how often it was written in this step.
+        complete: whether it is final and may have been all-reduced.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel, main_grad: torch.Tensor,
+                 buckets: list[Bucket], tied: bool) -> None:
+        """Create it for one step after another.
+
+        Args:
+            ddp: its owner.
+            main_grad: see above.
+            buckets: see above.
+            tied: another stage's gradient is still to be added after the backward pass.
+        """
+        self.ddp, self.main_grad, self.buckets, self.tied = ddp, main_grad, buckets, tied
+        self.writes, self.complete = 0, False
+        self.writes_last_step: int | None = None
+
+    def add(self, gradient: torch.Tensor) -> None:
+        """Add a gradient of the parameter's shape."""
+        if self._is_first_write():
+            self.main_grad.copy_(gradient)
+        else:
+            self.main_grad.add_(gradient)
+        self._count_write()
+
+    def add_product(self, grad_output: torch.Tensor, inputs: torch.Tensor) -> None:
+        """Add grad_output^T @ inputs, now or when `compute_weight_grads` asks for it.
+
+        Args:
+            grad_output: gradient of a linear layer's output, [n, out].
+            inputs: the layer's input, [n, in].
+        """
+        if self.ddp.delayed is None:
+            self._add_product(grad_output, inputs)
+        else:
+            self.ddp.delayed.append(lambda: self._add_product(grad_output, inputs))
+
+    def add_rows(self, rows: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Add to some rows of an embedding's gradient.
+
+        Args:
+            rows: int64 [n].
+            gradient: [n, h].
+        """
+        if self._is_first_write():
+            self.main_grad.zero_()
+        self.main_grad.index_add_(0, rows, gradient.to(self.main_grad.dtype))
+        self._count_write()
+
+    def take(self, parameter: nn.Parameter) -> None:
+        """Move a gradient that autograd accumulated in `parameter.grad` (norms, biases)."""
+        if parameter.grad is not None:
+            self.add(parameter.grad)
+            parameter.grad = None
+
+    def _add_product(self, grad_output: torch.Tensor, inputs: torch.Tensor) -> None:
+        if self.main_grad.dtype != inputs.dtype or matmul.widen(inputs) is not inputs:
+            self.add(matmul.matmul(grad_output.t(), inputs))
+            return
+        if self._is_first_write():
+            torch.mm(grad_output.t(), inputs, out=self.main_grad)
+        else:
+            self.main_grad.addmm_(grad_output.t(), inputs)
+        self._count_write()
+
+    def _is_first_write(self) -> bool:
+        """Return whether to replace the last step's gradient instead of adding to it."""
+        if self.complete:
+            raise RuntimeError("a gradient arrived after its all-reduce started: this step's "
+                               "schedule differs from the last one's")
+        return self.writes == 0
+
+    def _count_write(self) -> None:
+        # All steps do the same work, so a gradient is complete after as many writes as in the last
+        # step: one per micro-batch, two where one stage holds both ends of a tied embedding.
+        self.writes += 1
+        if self.ddp.overlap and not self.tied and self.writes == self.writes_last_step:
+            self.ddp.grad_complete(self)
+
+
+class DistributedDataParallel:
+    """Owns the gradients of one rank's part of the model, and sums them over its replicas.
+
+    A step is `zero_grad`, the backward passes, `finish_grad_sync`.
+
+    Attributes:
+        params: {name: parameter} in the order of the buffers, which is that of `ParamGroup`.
+        specs: {name: spec} in the same order.
+        accumulators: {name: accumulator} in the same order.
+        grad_buffer: all gradients, [n].
+        owned: the ranges of the buffers whose parameters this rank updates: here all of them.
+        shard_groups: groups whose ranks own different ranges: here none.
+        overlap: whether buckets are all-reduced during the backward pass.
+        delayed: the weight gradients to compute later; None to compute them at once.
+    """
+
+    alignment = 1  # every bucket's size is a multiple of it
+    one_bucket_at_a_time = False
+
+    def __init__(self, ctx: Context, model: nn.Module) -> None:
+        specs = named_param_specs(model)
+        self.group: Group = ctx.grid.dp
+        self.params = dict(sorted(model.named_parameters(), key=lambda item: specs[item[0]].group))
+        self.specs = {name: specs[name] for name in self.params}
+        self.buckets = self._make_buckets(ctx.config.ddp_bucket_size)
+        self.owned, self.shard_groups = self._owned_ranges(), self._shard_groups()
+        device = next(iter(self.params.values())).device
+        self.grad_buffer = torch.zeros(self.buckets[-1].range.stop, device=device,
+                                       dtype=grads_dtype(ctx.config))
         self.overlap = ctx.config.overlap_grad_reduce
-        self._writes = dict.fromkeys(parameters, 0)  # of this step
-        self._last_step: dict[nn.Parameter, int] | None = None
-        self._buckets_of: dict[nn.Parameter, list[int]] = {}
-        self._missing: list[set[nn.Parameter]] = [set() for _ in self.buckets.ranges]
-        self._queue: list[Callable[[], None]] | None = None
-        self._waiting: dict[Hashable, list[Callable[[], None]]] = {}
-        offset = 0
-        for parameter in parameters:
-            parameter.main_grad = self.flat[offset:offset + parameter.numel()].view_as(parameter)
-            parameter.sink = self
-            parameter.register_post_accumulate_grad_hook(self._take)
-            end = offset + parameter.numel()
-            self._buckets_of[parameter] = [
-                number for number, bucket in enumerate(self.buckets.ranges)
-                if bucket.start < end and offset < bucket.stop]
-            offset = end
-        self.begin()
+        self.delayed: list[Callable[[], None]] | None = None
+        self._delayed_by_key: dict[Hashable, list[Callable[[], None]]] = {}
+        self._in_flight: list[tuple[Bucket, dist.Work, torch.Tensor]] = []
+        self.accumulators = self._make_accumulators()
+        self.zero_grad()
 
-    def begin(self) -> None:
-        """Start an optimizer step: what is written first replaces what is there."""
-        self._writes = dict.fromkeys(self.parameters, 0)
-        for parameter, numbers in self._buckets_of.items():
-            for number in numbers:
-                self._missing[number].add(parameter)
+    def _make_buckets(self, size: int) -> list[Bucket]:
+        elements = sum(parameter.numel() for parameter in self.params.values())
+        size, total = (-(-number // self.alignment) * self.alignment for number in (size, elements))
+        return [Bucket(slice(start, min(start + size, total))) for start in range(0, total, size)]
 
-    def add(self, parameter: nn.Parameter, gradient: torch.Tensor) -> None:
-        """Accumulate a finished gradient of the parameter's shape."""
-        if self._is_first(parameter):
-            parameter.main_grad.copy_(gradient)
-        else:
-            parameter.main_grad.add_(gradient)
-        self._wrote(parameter)
+    def _owned_ranges(self) -> list[slice]:
+        return [slice(0, self.buckets[-1].range.stop)]
 
-    def add_product(self, weight: nn.Parameter, grad_output: torch.Tensor,
-                    inputs: torch.Tensor) -> None:
-        """Accumulate grad_output^T @ inputs ([n, out], [n, in]), now or when drained."""
-        if self._queue is None:
-            self._product(weight, grad_output, inputs)
-        else:
-            self._queue.append(lambda: self._product(weight, grad_output, inputs))
+    def _shard_groups(self) -> list[Group]:
+        return []
 
-    def add_rows(self, weight: nn.Parameter, rows: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Accumulate `gradient` [n, h] into the given rows (int64 [n]) of an embedding."""
-        if self._is_first(weight):
-            weight.main_grad.zero_()
-        weight.main_grad.index_add_(0, rows, gradient.to(weight.main_grad.dtype))
-        self._wrote(weight)
+    def _make_accumulators(self) -> dict[str, GradAccumulator]:
+        made, start = {}, 0
+        for name, main_grad in self.named_views(self.grad_buffer).items():
+            end = start + main_grad.numel()
+            buckets = [bucket for bucket in self.buckets
+                       if bucket.range.start < end and start < bucket.range.stop]
+            spec, start = self.specs[name], end
+            made[name] = spec.accumulator = GradAccumulator(self, main_grad, buckets, spec.tied)
+            self.params[name].register_post_accumulate_grad_hook(spec.accumulator.take)
+        return made
+
+    def named_views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return {name: the parameter's elements of a flat buffer [n], in its shape}."""
+        sizes = [parameter.numel() for parameter in self.params.values()]
+        pieces = buffer[:sum(sizes)].split(sizes)
+        return {name: piece.view_as(parameter)
+                for (name, parameter), piece in zip(self.params.items(), pieces, strict=True)}
+
+    def zero_grad(self) -> None:
+        """Begin a step: each gradient's first write replaces the last step's gradient."""
+        for accumulator in self.accumulators.values():
+            accumulator.writes, accumulator.complete = 0, False
+            for bucket in accumulator.buckets:
+                bucket.pending.add(accumulator)
 
     @contextmanager
-    def deferred(self, name: Hashable) -> Iterator[None]:
-        """The weight gradients of a backward inside wait for drain(name)."""
-        self._queue = self._waiting.setdefault(name, [])
+    def delay_weight_grads(self, key: Hashable) -> Iterator[None]:
+        """Delay the weight gradients of backward passes inside until `compute_weight_grads`."""
+        self.delayed = self._delayed_by_key.setdefault(key, [])
         try:
             yield
         finally:
-            self._queue = None
+            self.delayed = None
 
     @torch.no_grad()
-    def drain(self, name: Hashable) -> None:
-        """Compute the weight gradients that wait under this name; KeyError when none ever did."""
-        for compute in self._waiting.pop(name):
+    def compute_weight_grads(self, key: Hashable) -> None:
+        """Compute the weight gradients delayed under a key; KeyError if there are none."""
+        for compute in self._delayed_by_key.pop(key):
             compute()
 
-    def grad_ready(self, parameter: nn.Parameter) -> None:
-        """The parameter's gradient of this step is complete: its buckets may be, too."""
-        for number in self._buckets_of[parameter]:
-            missing = self._missing[number]
-            missing.discard(parameter)
-            if not missing:
-                self.buckets.start(number, self.flat)
+    def grad_complete(self, accumulator: GradAccumulator) -> None:
+        """Start to reduce the buckets of which this was the last incomplete gradient."""
+        accumulator.complete = True
+        for bucket in accumulator.buckets:
+            bucket.pending.discard(accumulator)
+            if not bucket.pending:
+                self._start_reduce(bucket)
 
-    def finish(self) -> None:
-        """All micro-batches are done: sum over the replicas, whose losses are already shares."""
-        for parameter, writes in self._writes.items():
-            if not writes:
-                parameter.main_grad.zero_()
-        for number, missing in enumerate(self._missing):
-            if missing:
-                missing.clear()
-                self.buckets.start(number, self.flat)
-                if self.buckets.sharded:  # one at a time: each needs room for a copy
-                    self.buckets.finish(self.flat)
-        self.buckets.finish(self.flat)
-        self._last_step = self._writes
+    def finish_grad_sync(self) -> None:
+        """After the last backward pass: reduce the remaining buckets, and wait for all of them.
 
-    def _is_first(self, parameter: nn.Parameter) -> bool:
-        if not any(parameter in self._missing[number] for number in self._buckets_of[parameter]):
-            raise RuntimeError("a gradient came in after its bucket was sent: the schedule changed")
-        return self._writes[parameter] == 0
+        Losses are divided by the number of replicas beforehand, so the sum is the mean.
+        """
+        for accumulator in self.accumulators.values():
+            if not accumulator.writes:
+                accumulator.main_grad.zero_()
+            accumulator.writes_last_step, accumulator.complete = accumulator.writes, True
+        for bucket in self.buckets:
+            if bucket.pending:
+                bucket.pending.clear()
+                self._start_reduce(bucket)
+                if self.one_bucket_at_a_time:
+                    self._wait()
+        self._wait()
 
-    def _wrote(self, parameter: nn.Parameter) -> None:
-        """Count. Every step does the same work, so a gradient is complete when it was written as
-        often as in the step before: once per micro-batch, a tied embedding twice, and so on."""
-        self._writes[parameter] += 1
-        if (self.overlap and self._last_step and not getattr(parameter, "is_tied", False)
-                and self._writes[parameter] == self._last_step[parameter]):
-            self.grad_ready(parameter)
+    def _start_reduce(self, bucket: Bucket) -> None:
+        """Start a bucket's collective; all replicas start them in the same order."""
+        if self.group.size > 1:
+            total = self.grad_buffer[bucket.range]
+            self._in_flight.append((bucket, self.group.start_all_reduce(total), total))
 
-    def _product(self, weight: nn.Parameter, grad_output: torch.Tensor,
-                 inputs: torch.Tensor) -> None:
-        first, grad = self._is_first(weight), weight.main_grad
-        if grad.dtype != inputs.dtype or products.widen(inputs) is not inputs:
-            self.add(weight, products.matmul(grad_output.t(), inputs))
-            return
-        if first:
-            torch.mm(grad_output.t(), inputs, out=grad)
-        else:
-            grad.addmm_(grad_output.t(), inputs)
-        self._wrote(weight)
+    def _wait(self) -> None:
+        """Wait for all collectives; the buffer then holds the sums in the `owned` ranges."""
+        for _, work, _ in self._in_flight:
+            work.wait()
+        self._in_flight.clear()
 
-    def _take(self, parameter: nn.Parameter) -> None:
-        """Autograd finished a small gradient (norms, biases): move it into the buffer."""
-        if parameter.grad is None:  # it came through a sink instead
-            return
-        self.add(parameter, parameter.grad)
-        parameter.grad = None
+    def copy_owned(self, buffer: torch.Tensor, out: torch.Tensor) -> None:
+        """Copy the owned ranges of a buffer [n] to `out`, where they are contiguous."""
+        start = 0
+        for owned in self.owned:
+            end = start + owned.stop - owned.start
+            out[start:end] = buffer[owned]
+            start = end
+
+    def unshard(self, shard: torch.Tensor) -> torch.Tensor:
+        """Return the buffer [n] of which every replica holds its owned ranges; collective."""
+        return shard
+
+    def all_gather(self, buffer: torch.Tensor) -> None:
+        """Fill a buffer [n], valid in the owned ranges, with those of the other replicas."""

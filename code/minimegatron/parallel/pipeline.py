@@ -14,7 +14,7 @@ import torch
 from minimegatron.context import Context
 from minimegatron.logging.timers import Timers
 from minimegatron.model.gpt import MicroBatch, Stage
-from minimegatron.parallel.ddp import Gradients
+from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.p2p import Peers, Transfer
 from pipeline_schedules import BACKWARD, FORWARD, WEIGHT, Action, Message, Program
 from pipeline_schedules.actions import Place, needs
@@ -24,9 +24,9 @@ class Pipeline:
     """This rank's chunks of the model, and the list of what to do with them in a step."""
 
     def __init__(self, ctx: Context, chunks: Sequence[Stage], program: Program,
-                 gradients: Gradients, timers: Timers) -> None:
+                 ddp: DistributedDataParallel, timers: Timers) -> None:
         """program: of all stages. Every rank must call it: it makes process groups."""
-        self.ctx, self.chunks, self.gradients, self.timers = ctx, chunks, gradients, timers
+        self.ctx, self.chunks, self.ddp, self.timers = ctx, chunks, ddp, timers
         self.stage, self.stages = ctx.grid.pp.index, ctx.grid.pp.size
         self.program = program[self.stage]
         self.splits_backward = any(item.kind == WEIGHT for item in self.program
@@ -39,7 +39,7 @@ class Pipeline:
 
     def train(self, batches: Sequence[MicroBatch], scale: torch.Tensor | None = None
               ) -> torch.Tensor:
-        """Forward and backward of every micro-batch; the gradients land in the parameters' sink.
+        """Forward and backward of every micro-batch; the gradients accumulate in `ddp`.
 
         Each micro-batch's loss counts 1 / (micro-batches x replicas), so that summing the
         gradients over micro-batches and replicas gives the mean over them.
@@ -73,7 +73,7 @@ class Pipeline:
                 self._backward(item)
             else:
                 with self.timers("backward-compute", item):
-                    self.gradients.drain((item.micro_batch, item.chunk))
+                    self.ddp.compute_weight_grads((item.micro_batch, item.chunk))
         self.peers.finish()
         return self.total
 
@@ -112,7 +112,7 @@ class Pipeline:
             x, out = self.kept.pop(action)
             if gradient is None:  # the last stage starts from its loss
                 out = out * self.share
-            defer = (self.gradients.deferred((action.micro_batch, action.chunk))
+            defer = (self.ddp.delay_weight_grads((action.micro_batch, action.chunk))
                      if self.splits_backward else nullcontext())
             with defer:
                 torch.autograd.backward(out, gradient)

@@ -1,7 +1,7 @@
-"""Which layers live where: the model's slices for one rank, and the embedding that two of them tie.
+"""The part of the model on one rank: its chunks of layers, its gradients, the tied embedding.
 
 Virtual stage c * stages + s is chunk c of stage s (Narayanan et al. 2021, section 2.2.2). Without
-interleaving there is one chunk per stage.
+interleaving every stage has one chunk.
 """
 
 from __future__ import annotations
@@ -13,46 +13,70 @@ from torch import nn
 
 from minimegatron.context import Context
 from minimegatron.model.gpt import Stage
+from minimegatron.parallel.ddp import DistributedDataParallel
 
 
 def layer_ranges(layers_per_chunk: Sequence[int]) -> list[range]:
-    """The layers of every virtual stage, in the model's order, counted from 0."""
+    """Return the layers of every virtual stage, in the model's order, numbered from 0."""
     ends = list(accumulate(layers_per_chunk, initial=0))
     return [range(*pair) for pair in pairwise(ends)]
 
 
 def build_chunks(ctx: Context, vocab_size: int) -> list[Stage]:
-    """This rank's chunks. The first virtual stage embeds, the last one computes the loss."""
+    """Build this rank's chunks: the first virtual stage embeds, the last one computes the loss.
+
+    Args:
+        ctx: the rank's context.
+        vocab_size: the padded size of the vocabulary.
+    """
     layers = layer_ranges(ctx.config.layers_per_chunk)
     return [Stage(ctx, vocab_size, layers[at], is_first=at == 0, is_last=at == len(layers) - 1)
             for at in range(ctx.grid.pp.index, len(layers), ctx.grid.pp.size)]
 
 
 def as_module(chunks: Sequence[Stage]) -> nn.Module:
-    """One module with all the chunks' parameters: the chunk itself where there is one."""
+    """Return one module with the parameters of all chunks: a single chunk itself."""
     return chunks[0] if len(chunks) == 1 else nn.ModuleList(chunks)
+
+
+def data_parallel(ctx: Context, model: nn.Module) -> DistributedDataParallel:
+    """Create the gradients of this rank's model, sharded for the distributed optimizer.
+
+    Args:
+        ctx: the rank's context.
+        model: all of the rank's chunks.
+    """
+    if ctx.config.use_distributed_optimizer and ctx.grid.dp.size > 1:
+        from minimegatron.parallel.sharding import ShardedDataParallel
+
+        return ShardedDataParallel(ctx, model)
+    return DistributedDataParallel(ctx, model)
 
 
 class TiedEmbedding:
     """The word embedding that the first stage looks up and the last one multiplies with.
 
-    They are one parameter, held twice: both draw the same values, both use the sum of the two
-    gradients, and so they stay equal. Norms count the first stage's alone (is_tied_copy).
+    It is one parameter on two stages. Both initialize it to the same values and update it with the
+    sum of both gradients, so the two copies stay equal.
     """
 
     def __init__(self, ctx: Context, chunks: Sequence[Stage]) -> None:
-        """Every rank must call it: it makes a channel."""
+        """Create the group of the first and the last stage; every rank must call it.
+
+        Args:
+            ctx: the rank's context.
+            chunks: of this rank.
+        """
         stages, at = ctx.grid.pp.size, ctx.grid.pp.index
-        self.weight: nn.Parameter | None = None
+        self.embedding: nn.Module | None = None
         if stages == 1:
             return
-        self.ends = ctx.pipeline_group(0, stages - 1)
-        if self.ends is not None:
-            holder = chunks[0] if at == 0 else chunks[-1]
-            self.weight = holder.embedding.word_embeddings.weight
-            self.weight.is_tied = True  # its gradient is complete only after all_reduce
+        self.group = ctx.pipeline_group(0, stages - 1)
+        if self.group is not None:
+            self.embedding = (chunks[0] if at == 0 else chunks[-1]).embedding.word_embeddings
 
     def all_reduce(self) -> None:
-        """Add up both ends' gradients; between the last backward and the norm."""
-        if self.weight is not None:
-            self.ends.all_reduce(self.weight.main_grad)
+        """Sum the gradients of both copies, [V/t, h], after the last backward pass."""
+        if self.embedding is not None:
+            spec = self.embedding.param_specs["weight"]
+            self.group.all_reduce(spec.accumulator.main_grad)

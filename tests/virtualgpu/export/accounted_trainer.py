@@ -40,7 +40,9 @@ def run(flags: str) -> dict:
         for step in range(3):
             trainer.step(source.step(4 * step, step))
         optimizer = trainer.optimizer
-        for tensor in (*optimizer.moments.values(), optimizer.main, optimizer.main_gradient):
+        for key in storages(trainer.ddp.grad_buffer):
+            ledger.label(key, "gradients")
+        for tensor in (*optimizer.moments.values(), optimizer.main_params, optimizer.main_grads):
             for key in storages(tensor):
                 ledger.label(key, "optimizer state")
         ledger.stop()

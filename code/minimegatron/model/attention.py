@@ -1,0 +1,79 @@
+"""Multi-head attention. Letters as in gpt.py: a attention heads, d size of a head, t ranks."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from minimegatron.context import Context
+from minimegatron.model import dropout as sites
+from minimegatron.model import ops
+from minimegatron.model.dropout import Dropout
+from minimegatron.model.parameters import output_init_std
+from minimegatron.model.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+
+
+class Attention(nn.Module):
+    """Causal multi-head self-attention; each tensor-parallel rank computes a/t whole heads."""
+
+    def __init__(self, ctx: Context, number: int, mask: torch.Tensor | None) -> None:
+        """Create the projections [h, 3ad/t] and [ad/t, h].
+
+        Args:
+            ctx: the rank's context.
+            number: the layer's number in the whole model, from 1.
+            mask: causal mask [1, s, s], shared by all layers; None for flash attention.
+        """
+        super().__init__()
+        config, tp = ctx.config, ctx.grid.tp
+        self.number, self.head_dim = number, config.kv_channels
+        self.num_heads = config.num_attention_heads // tp.size
+        self.first_head = tp.index * self.num_heads
+        self.dropout_p, self.flash = config.attention_dropout, config.use_flash_attn
+        inner, std = config.num_attention_heads * self.head_dim, config.init_method_std
+        # Laid out per head, (heads, 3, d): a rank's rows of the matrix are whole heads.
+        self.linear_qkv = ColumnParallelLinear(ctx, config.hidden_size, 3 * inner, std)
+        self.linear_proj = RowParallelLinear(ctx, inner, config.hidden_size, output_init_std(ctx))
+        self.register_buffer("mask", mask, persistent=False)
+        self.selective = config.recompute_granularity == "selective"
+
+    def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
+        """Map hidden states to hidden states.
+
+        Args:
+            x: [s, b, h].
+            dropout: draws the mask of the attention probabilities, or None.
+        """
+        qkv = self.linear_qkv(x)  # of the whole sequence, for this rank's heads
+        s, b, _ = qkv.shape
+        qkv = qkv.view(s, b * self.num_heads, 3, self.head_dim)
+        core = partial(self.core_attention, dropout)
+        if self.selective:
+            from minimegatron.model.recompute import checkpoint
+
+            out = checkpoint(core, *qkv.unbind(2))
+        else:
+            out = core(*qkv.unbind(2))
+        return self.linear_proj(out.reshape(s, b, self.num_heads * self.head_dim))
+
+    def core_attention(self, dropout: Dropout | None, query: torch.Tensor, key: torch.Tensor,
+                       value: torch.Tensor) -> torch.Tensor:
+        """Return softmax(Q K^T / sqrt(d)) V, [s, ba/t, d]. It has no parameters.
+
+        Args:
+            dropout: draws the mask of the attention probabilities, or None.
+            query: [s, ba/t, d].
+            key: [s, ba/t, d].
+            value: [s, ba/t, d].
+        """
+        if self.flash:
+            return ops.flash_attention(query, key, value, self.num_heads)
+        s, keep = query.shape[0], None
+        if dropout is not None and self.dropout_p > 0:
+            heads = torch.arange(self.num_heads, device=query.device) + self.first_head
+            keep = dropout.keep(self.dropout_p, self.number, sites.ATTENTION_PROBABILITIES, s * s,
+                                heads)
+            keep = keep.view(-1, s, s)
+        return ops.attention(query, key, value, self.mask[:, :s, :s], keep, self.dropout_p)

@@ -1,0 +1,83 @@
+"""Linear layers and embedding lookups that accumulate their weight gradients themselves.
+
+Autograd would materialize each micro-batch's weight gradient and add it to `weight.grad`. These
+functions hand the gradient's factors to an accumulator (parallel/ddp.py) instead, as Megatron's
+`LinearWithGradAccumulationAndAsyncCommunication` does. The accumulator can then multiply them
+straight into the gradient buffer, or later, when a zero-bubble schedule asks for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from minimegatron.model import matmul
+
+if TYPE_CHECKING:
+    from minimegatron.parallel.ddp import GradAccumulator
+
+
+class LinearWithGradAccumulation(torch.autograd.Function):
+    """y = x W^T + b. The weight gradient is dy^T x, summed over all tokens."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, accumulator):
+        # The weight outlives the backward pass, so it need not be saved as activations are.
+        ctx.weight, ctx.has_bias, ctx.accumulator = weight, bias is not None, accumulator
+        ctx.save_for_backward(x)
+        return matmul.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        flat = grad.reshape(-1, grad.shape[-1])
+        ctx.accumulator.add_product(flat, x.reshape(-1, x.shape[-1]))
+        x_grad = matmul.matmul(grad, ctx.weight) if ctx.needs_input_grad[0] else None
+        return x_grad, None, flat.sum(0) if ctx.has_bias else None, None
+
+
+class EmbeddingWithGradAccumulation(torch.autograd.Function):
+    """Rows of an embedding matrix. Only the rows that were looked up receive a gradient."""
+
+    @staticmethod
+    def forward(ctx, weight, rows, accumulator):
+        ctx.accumulator = accumulator
+        ctx.save_for_backward(rows)
+        return F.embedding(rows, weight)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (rows,) = ctx.saved_tensors
+        ctx.accumulator.add_rows(rows.reshape(-1), grad.reshape(-1, grad.shape[-1]))
+        return None, None, None
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None,
+           accumulator: GradAccumulator | None = None) -> torch.Tensor:
+    """Return x W^T + b, [.., out].
+
+    Args:
+        x: [.., in].
+        weight: [out, in].
+        bias: [out], or None.
+        accumulator: receives the weight gradient; with None, autograd does.
+    """
+    if accumulator is None:
+        return matmul.linear(x, weight, bias)
+    return LinearWithGradAccumulation.apply(x, weight, bias, accumulator)
+
+
+def embedding(weight: torch.Tensor, rows: torch.Tensor,
+              accumulator: GradAccumulator | None = None) -> torch.Tensor:
+    """Return the given rows of an embedding matrix, [.., h].
+
+    Args:
+        weight: [V, h].
+        rows: int64 [..].
+        accumulator: receives the weight gradient; with None, autograd does.
+    """
+    if accumulator is None:
+        return F.embedding(rows, weight)
+    return EmbeddingWithGradAccumulation.apply(weight, rows, accumulator)

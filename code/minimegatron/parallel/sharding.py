@@ -1,0 +1,67 @@
+"""ZeRO stage 1, or the distributed optimizer (Rajbhandari et al. 2020): each of d replicas keeps
+the optimizer states of 1/d of the parameters.
+
+Each replica owns the d-th part of every bucket. Gradients are reduce-scattered, so that it receives
+the sums of what it owns; it updates these parameters; and all parameters are all-gathered. Both
+collectives together move as many bytes as one all-reduce.
+
+Only --use-distributed-optimizer imports this file.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from minimegatron.context import Context
+from minimegatron.parallel.ddp import Bucket, DistributedDataParallel
+from minimegatron.parallel.grid import Group
+
+
+class ShardedDataParallel(DistributedDataParallel):
+    """Data parallelism whose replicas own a shard of every bucket.
+
+    The buffers are padded so that all shards of a bucket have the same size.
+    """
+
+    one_bucket_at_a_time = True  # a reduce-scatter needs memory for its result
+
+    def __init__(self, ctx: Context, model: nn.Module) -> None:
+        self.alignment = ctx.grid.dp.size
+        super().__init__(ctx, model)
+
+    def _owned_ranges(self) -> list[slice]:
+        owned = []
+        for bucket in self.buckets:
+            size = (bucket.range.stop - bucket.range.start) // self.group.size
+            start = bucket.range.start + self.group.index * size
+            owned.append(slice(start, start + size))
+        return owned
+
+    def _shard_groups(self) -> list[Group]:
+        return [self.group]
+
+    def _start_reduce(self, bucket: Bucket) -> None:
+        grads = self.grad_buffer[bucket.range]
+        total = grads.new_empty(grads.numel() // self.group.size)
+        work = self.group.start_reduce_scatter(total, grads)
+        self._in_flight.append((bucket, work, total))
+
+    def _wait(self) -> None:
+        for bucket, work, total in self._in_flight:
+            work.wait()
+            self.grad_buffer[self.owned[self.buckets.index(bucket)]] = total
+        self._in_flight.clear()
+
+    def unshard(self, shard: torch.Tensor) -> torch.Tensor:
+        buffer, start = shard.new_zeros(self.buckets[-1].range.stop), 0
+        for owned in self.owned:
+            end = start + owned.stop - owned.start
+            buffer[owned] = shard[start:end]
+            start = end
+        self.all_gather(buffer)
+        return buffer
+
+    def all_gather(self, buffer: torch.Tensor) -> None:
+        for bucket, owned in zip(self.buckets, self.owned, strict=True):
+            buffer[bucket.range] = self.group.all_gather(buffer[owned])

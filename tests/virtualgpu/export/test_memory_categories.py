@@ -110,6 +110,17 @@ def test_gradients_that_are_views_of_a_bucket_count_once_as_gradients():
     assert found["temporary"] == W + X
 
 
+def test_main_grad_is_a_gradient():
+    """Megatron-LM's data parallelism attaches it to every parameter, a view of its buffer."""
+    with accounted() as ledger:
+        model = chain()
+        buffer = torch.zeros(LAYERS * H * H, device="meta")
+        for number, parameter in enumerate(model.parameters()):
+            parameter.main_grad = buffer[number * H * H:(number + 1) * H * H].view(H, H)
+        torch.optim.SGD(model.parameters()).step()
+    assert at_peak(ledger) == {"parameters": LAYERS * W, "gradients": LAYERS * W}
+
+
 def test_buckets_beside_the_gradients_hold_gradients_too():
     """As DDP makes them with gradient_as_bucket_view=False: it reduces them in backward passes."""
     with accounted() as ledger:

@@ -1,12 +1,18 @@
-"""A trainer's log as numbers."""
+"""A trainer's log as numbers: from its metrics.jsonl, or else from the lines themselves.
+
+Logs of other trainers, such as Megatron-LM's own, name no metrics.jsonl. Either way, the numbers
+have the digits that the log shows.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
+from job_monitor import metrics
 from labcore import workspace
 from labcore.errors import LabError
 
@@ -20,6 +26,13 @@ FIELDS = {"iteration": r"iteration +(\d+)/", "samples": r"consumed samples: +(\d
           "train_iters": r"iteration +\d+/ +(\d+)",
           "loss_scale": rf"loss scale: {NUMBER}",
           "skipped": r"number of skipped iterations: +(\d+)"}
+# The fields of an iteration in metrics.jsonl, and the log's format of those that are not whole.
+NAMES = {"iteration": "iteration", "samples": "consumed_samples", "train_iters": "train_iters",
+         "milliseconds": "elapsed_ms_per_iteration", "learning_rate": "learning_rate",
+         "global_batch": "global_batch_size", "loss": "lm_loss", "grad_norm": "grad_norm",
+         "tflops": "tflops_per_gpu", "loss_scale": "loss_scale", "skipped": "skipped_iterations"}
+FORMATS = {"milliseconds": ".1f", "loss": ".6E", "grad_norm": ".3f", "tflops": ".1f",
+           "loss_scale": ".1f"}
 WHOLE = {"iteration", "samples", "global_batch", "train_iters", "skipped"}
 WORLD = re.compile(r"using world size: (\d+), data-parallel-size: (\d+), "
                    r"tensor-model-parallel size: (\d+), pipeline-model-parallel size: (\d+)")
@@ -94,7 +107,37 @@ def _text(path: str | Path) -> str:
 
 
 def parse(lines: Sequence[str]) -> Log:
-    """The log of these lines."""
-    sizes = next((match.groups() for line in lines if (match := WORLD.search(line))), [None] * 4)
-    found = [iteration for line in lines if (iteration := parse_line(line))]
+    """Return the log of these lines, which may hold several starts of a trainer."""
+    starts = [number for number, line in enumerate(lines) if WORLD.search(line)]
+    sizes = WORLD.search(lines[starts[0]]).groups() if starts else [None] * 4
+    found: list[Iteration] = []
+    for start, end in pairwise([0, *starts, len(lines)]):
+        found += _iterations(lines[start:end])
     return Log(*(size and int(size) for size in sizes), tuple(found))
+
+
+def _iterations(lines: Sequence[str]) -> list[Iteration]:
+    """Return the iterations of one start of a trainer."""
+    objects = metrics.of_log(lines)
+    if objects is None:
+        return [iteration for line in lines if (iteration := parse_line(line))]
+    start = next((one for one in objects if one.get("kind") == "start"), {})
+    arguments = start.get("arguments")
+    core = isinstance(arguments, dict) and arguments.get("log_format") == "core"
+    formats = {**FORMATS, "learning_rate": ".6E" if core else ".3E"}
+    found = [_recorded(one, formats) for one in objects if one.get("kind") == "iteration"]
+    return [iteration for iteration in found if iteration]
+
+
+def _recorded(fields: Mapping[str, object], formats: Mapping[str, str]) -> Iteration | None:
+    """Return an iteration of metrics.jsonl with the log's digits; None if it has no number."""
+    values: dict[str, int | float | None] = {}
+    for name, field in NAMES.items():
+        if name in WHOLE:
+            values[name] = metrics.whole(fields.get(field))
+        else:
+            value = metrics.number(fields.get(field))
+            values[name] = None if value is None else float(format(value, formats[name]))
+    if values["iteration"] is None or values["milliseconds"] is None:
+        return None
+    return Iteration(**values)

@@ -115,7 +115,7 @@ def errors(job: Job, lines: list[str]) -> list[Cause]:
 
 def assemble(job: Job, files: dict[int, Rank], processes: dict[int, str | None], lines: list[str],
              found: list[Cause], config: dict[str, str], script: str, now: float) -> Picture:
-    """The picture, from all that is known: no file is read here."""
+    """The picture, from all that is known; of files, only the log's metrics.jsonl is read here."""
     if job.state in WAITING:  # it runs again: the files are of its last attempt
         files = {}
     rows = [Row(number, *liveness.judge(rank, processes.get(number), job, found, now), rank)

@@ -37,7 +37,7 @@ DEFAULT_MB = 32
 
 @dataclass(frozen=True)
 class Options:
-    """What to make data from. No `inputs`: the text of the installed Python's library."""
+    """Options of `lab data`; without `inputs`, the text is the installed Python's library."""
 
     inputs: tuple[str, ...] = ()
     vocab_file: str | None = None
@@ -102,7 +102,7 @@ def _stamp(data: Path) -> dict | None:
 
 
 def _read_stamp(data: Path) -> dict | None:
-    """What was made last, whatever became of it; None where that is not known."""
+    """Return the options of the last run, whatever became of its files, or None if unknown."""
     try:
         stamp = json.loads((data / STAMP).read_text(encoding="utf-8"))
         return stamp if isinstance(stamp["files"], dict) and "own" in stamp else None

@@ -27,7 +27,7 @@ BATCH_BYTES = 1 << 20
 
 @dataclass
 class Counts:
-    """What a run has read and written so far."""
+    """Documents and bytes read, and tokens written, so far."""
 
     documents: int = 0
     empty: int = 0

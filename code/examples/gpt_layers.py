@@ -20,7 +20,7 @@ NO_LABEL = -100  # a padded position: the loss does not count it
 
 @dataclass(frozen=True)
 class Size:
-    """Of the model. vocabulary: token ids; positions: the longest sequence."""
+    """Size of the model; `vocabulary` counts token ids, and `positions` is the longest sequence."""
 
     layers: int
     hidden: int

@@ -67,8 +67,11 @@ def specifications(size: Size) -> list[Any]:
 
 
 def mean_loss(logits: torch.Tensor, labels: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Of one micro-batch, so that the mean over micro-batches, which DeepSpeed takes, is the mean
-    over the labels of the whole batch. A mean of means would give padding a say."""
+    """Return the loss of one micro-batch.
+
+    It is scaled so that DeepSpeed's mean over micro-batches equals the mean over the labels of the
+    whole batch; a mean of means would weight labels by how much padding surrounds them.
+    """
     targets, counted = labels
     return loss_sum(logits, targets) / counted
 
@@ -115,8 +118,10 @@ def micro_batches(run: setting.Setting, size: int, count: int) -> Iterator[Any]:
 
 
 def deepspeed_schedule(stages: int, count: int) -> list[list[str]]:
-    """What DeepSpeed's TrainSchedule computes, in the words of pipeline_schedules: a row for
-    each stage, F0 for the forward of micro-batch 0, B0 for its backward."""
+    """Return DeepSpeed's TrainSchedule in the notation of pipeline_schedules.
+
+    There is one row per stage; F0 is the forward pass of micro-batch 0, and B0 its backward pass.
+    """
     from deepspeed.runtime.pipe.schedule import BackwardPass, ForwardPass, TrainSchedule
 
     rows = []

@@ -46,7 +46,7 @@ class Pretrained:
                          config.vocab_size)
 
     def layer(self, index: int) -> dict[str, torch.Tensor]:
-        """Of layer `index`, counted as in gpt_layers: 0 is the embedding, the last is the head."""
+        """Return a layer's parameters; layer 0 is the embedding and the last one the head."""
         if index == 0:
             return {"words.weight": self.weights["wte.weight"],
                     "positions.weight": self.weights["wpe.weight"]}

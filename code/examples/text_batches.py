@@ -26,7 +26,7 @@ RESPELLED = 1_000_000  # as many, where they must be spelled anew, which takes s
 
 
 class Tokenizer(Protocol):
-    """What both kinds of tokenizer have: the course's, and transformers' in pretrained.py."""
+    """Interface of both tokenizers: the course's, and that of transformers in pretrained.py."""
 
     eod: int
     vocab_size: int

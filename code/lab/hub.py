@@ -1,7 +1,7 @@
-"""What a JupyterHub starts instead of a JupyterLab with a token: `lab start --hub`.
+"""Start the single-user server of a JupyterHub: `lab start --hub`.
 
-The hub says in the environment where the server is to listen and below which path, and lets its
-own users in; everything else is as in lab/jupyter.py.
+The hub sets the address and the base path in the environment, and authenticates its own users
+without a token; everything else is as in lab/jupyter.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ URL, PREFIX = "JUPYTERHUB_SERVICE_URL", "JUPYTERHUB_SERVICE_PREFIX"
 
 
 class Place(NamedTuple):
-    """Where the hub looks for its user's server."""
+    """Address and base path at which the hub expects its user's server."""
 
     ip: str
     port: int

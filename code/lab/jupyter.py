@@ -128,7 +128,7 @@ class Jupyter:
                 env=self.variables, start_new_session=True, preexec_fn=_die_with_parent)
 
     def _lost_the_port(self) -> bool:
-        """Whether it ended since somebody took the port between our look and its start."""
+        """Return whether JupyterLab exited because another program took its port first."""
         if self.process.poll() is None or self.wanted or self.starts >= MOST_STARTS:
             return False
         return free_port(None, self.ip) != self.port

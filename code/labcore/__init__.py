@@ -1,4 +1,4 @@
-"""What every other part of the course stands on, without being about any of them.
+"""Helpers that every other package uses, and that know nothing about them.
 
 The checkout and the workspace (workspace.py, own_labs.py, shipping.py), the one exception whose
 text is meant for users (errors.py), files that are replaced in one step (atomic.py), text that is

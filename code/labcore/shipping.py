@@ -31,7 +31,7 @@ def make_workspace(home: Path, say: Say = print) -> None:
 
 
 def shipped(checkout: Path) -> Iterator[tuple[Path, str, int]]:
-    """Of every file that students get: where it is, its path in the workspace, its mode."""
+    """Yield every file that students get: its source, its path in the workspace, and its mode."""
     scripts = checkout / "code" / "jobs"
     for script in sorted([*scripts.glob("*.sh"), *scripts.glob("*.py")]):
         yield script, f"code/{script.name}", mode_of(script)
@@ -81,8 +81,10 @@ def _lay(home: Path, source: Path, path: str, mode: int, record: dict[str, str],
 
 
 def content_of(source: Path) -> bytes:
-    """What is shipped of it: a lab whose worked notebook is not there, as in the container's image,
-    has no links to it."""
+    """Return a file's content as students get it.
+
+    A lab whose worked notebook is missing, as in the container image, has no links to it.
+    """
     content = source.read_bytes()
     if source.suffix != ".ipynb" or (source.parent / "worked" / source.name).exists():
         return content
@@ -115,7 +117,7 @@ def _beside(home: Path, path: str, new: str, record: dict[str, str]) -> str:
 
 
 def _digest_of(path: Path) -> str | None:
-    """Of what is there; None when nothing is."""
+    """Return the digest of the existing file, or None if there is none."""
     try:
         return digest(path.name, path.read_bytes())
     except FileNotFoundError:
@@ -125,8 +127,15 @@ def _digest_of(path: Path) -> str | None:
 
 
 def digest(name: str, content: bytes) -> str:
-    """Of a notebook: of its cells' kinds and sources alone, since JupyterLab saves outputs and
-    metadata by itself. Of any other file, and of a broken notebook: of the bytes."""
+    """Return the SHA-256 digest of a file's content.
+
+    Only the types and sources of a notebook's cells count, because JupyterLab saves outputs and
+    metadata by itself. A notebook that cannot be parsed is hashed like any other file.
+
+    Args:
+        name: the file's name.
+        content: its bytes.
+    """
     if name.endswith(".ipynb"):
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
             cells = [(cell["cell_type"], "".join(cell["source"]))
@@ -136,8 +145,11 @@ def digest(name: str, content: bytes) -> str:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """What was laid when. Lost or broken, it is empty: then every copy that differs counts as the
-    student's, and nothing of his is replaced."""
+    """Return the digests of the files as they were last copied.
+
+    If the record is missing or corrupted, it is empty: then every copy that differs counts as the
+    student's own, and none is replaced.
+    """
     try:
         found = json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):

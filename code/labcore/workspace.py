@@ -1,4 +1,4 @@
-"""Where things are: the checkout, and the student's workspace (LAB_HOME)."""
+"""Paths of the checkout and of the student's workspace (LAB_HOME)."""
 
 from __future__ import annotations
 

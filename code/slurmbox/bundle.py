@@ -79,7 +79,7 @@ def _apt(cache: Path, *words: str, cwd: Path | None = None) -> str:
 
 
 def _missing(cache: Path, packages: tuple[str, ...]) -> list[str]:
-    """What apt would install now. On a system that has Slurm hidden from us: all by name."""
+    """Return the packages that apt would install; all of them if Slurm is installed but hidden."""
     plan = _apt(cache, "install", "--simulate", "--no-install-recommends", *packages)
     names = [line.split()[1] for line in plan.splitlines() if line.startswith("Inst ")]
     if os.environ.get("LAB_SLURM_UNPACKED"):

@@ -24,7 +24,7 @@ NO_CONTROLLER = f"the controller's container does not run; on the machine itself
 
 
 def program_folders(layout: Layout) -> list[str]:
-    """What comes first on PATH: our wrappers, then the Python that the course is installed in."""
+    """Return the folders that go first on PATH: our wrappers, then the course's Python."""
     python = str(Path(sys.executable).parent)
     return [str(layout.site_bin if layout.site.exists() else layout.bin), python]
 
@@ -67,7 +67,7 @@ def write_wrappers(layout: Layout, slurm: Slurm, profile: Profile, place: Place)
 
 
 def too_large(profile: Profile, place: Place) -> str:
-    """What to say after Slurm refused a job for its size: what there is, and the way to more."""
+    """Return a hint for a job that is too large: what the cluster has, and how to get more."""
     nodes = len(profile.nodes)
     there = (f"the cluster has {nodes} node(s) of {CPUS} CPUs, GPUs per node: {profile.gpus} (lab "
              "cluster status)")

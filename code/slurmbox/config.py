@@ -55,7 +55,7 @@ def _is_device(path: str) -> bool:
 
 
 def user_name() -> str:
-    """Of the user whose processes these are, whatever the environment says. Raises LabError."""
+    """Return the name of this process's user, whatever the environment says. Raises LabError."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError as error:

@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 
 
 def here(layout: Layout) -> bool:
-    """Whether this is one of the containers: each begins by making that folder in itself."""
+    """Return whether this is one of the containers; each creates that folder when it starts."""
     return layout.run == RUN and layout.run_is_ours()
 
 
@@ -97,7 +97,7 @@ def ensure_up(layout: Layout, say: Say) -> bool:
 
 
 def links_folder(layout: Layout) -> Path:
-    """Where each node says how its link is shaped."""
+    """Return the folder in which each node records how its link is shaped."""
     return layout.state / "links"
 
 
@@ -112,7 +112,7 @@ def note_link(layout: Layout, node: str, rate: str, problem: str | None) -> None
 
 
 def links(layout: Layout, profile: Profile) -> str:
-    """What the nodes said, in one line."""
+    """Return the links of all nodes, on one line."""
     said = set()
     for name in profile.node_names:
         try:

@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """What the user typed; None: nothing said."""
+    """Options from the command line; None if an option is not given."""
 
     nodes: int | None = None
     gpus: str | None = None

@@ -25,7 +25,7 @@ class Daemon:
 
 
 def listening(port: int) -> bool:
-    """Whether a TCP port of this network listens. Connecting would be logged as an error."""
+    """Return whether a TCP port is in use, without connecting (which daemons log as an error)."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             rows = Path(table).read_text().splitlines()[1:]

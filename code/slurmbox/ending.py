@@ -14,7 +14,7 @@ from slurmbox.layout import Layout
 
 
 def cancel_jobs(layout: Layout, patience: float = 2.0) -> int:
-    """So that the next `up` starts with an empty queue, and the records say CANCELLED."""
+    """Cancel all jobs, so that the next `up` starts with an empty queue."""
     jobs = set(health.client(layout, "squeue", "-h", "-o", "%A", patience=3.0).stdout.split())
     if jobs:
         health.client(layout, "scancel", f"--user={user_name()}", patience=3.0)

@@ -1,4 +1,4 @@
-"""What runs and what is wrong with it."""
+"""Report the state of the cluster and what is wrong with it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ UNITS = ("munge", "slurmd", "slurmctld", "slurmdbd", "mariadb")
 
 @dataclass(frozen=True)
 class Slurm:
-    """Where the programs are. `prefix` is set where they were unpacked, not installed."""
+    """Paths of Slurm's programs; `prefix` is set if they were unpacked rather than installed."""
 
     folders: tuple[str, ...]
     prefix: Path | None = None
@@ -139,7 +139,7 @@ def ensure_slurm(say: Callable[[str], None] = print) -> Slurm:
 
 
 def _become_root() -> list[str] | None:
-    """What to put before a command to run it as root; None where that needs a password."""
+    """Return the words before a command that run it as root, or None if that needs a password."""
     if os.getuid() == 0:
         return []
     if shutil.which("sudo") and subprocess.run(

@@ -32,7 +32,7 @@ def parse_line(line: str) -> dict[str, str]:
 
 
 def is_owner(pairs: dict[str, str], uid: int) -> bool:
-    """Whether the job is this user's, by `UserId=NAME(UID)`: names can be of the environment."""
+    """Return whether the job is this user's, by the UID in `UserId=NAME(UID)`; a name can lie."""
     return pairs.get("UserId", "").endswith(f"({uid})")
 
 
@@ -68,7 +68,7 @@ def finished(records: Path) -> list[dict[str, str]]:
 
 
 def active(listing: str) -> list[dict[str, str]]:
-    """Of `scontrol show job -o`: what is not finished."""
+    """Return the jobs in the output of `scontrol show job -o` that have not ended."""
     jobs = []
     for line in listing.splitlines():
         if line.startswith("JobId="):
@@ -107,7 +107,7 @@ def elapsed_seconds(job: dict[str, str], now: datetime) -> int:
 
 
 def format_seconds(seconds: int) -> str:
-    """As Slurm writes durations: [DAYS-]HH:MM:SS."""
+    """Return a duration in Slurm's format, [DAYS-]HH:MM:SS."""
     days, rest = divmod(seconds, 86400)
     clock = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
     return f"{days}-{clock}" if days else clock

@@ -1,5 +1,7 @@
-"""What is kept of every job for `lab top` and `lab report`: a folder that the job's ranks write to,
-with Slurm's description and the script, since Slurm forgets both minutes after the end."""
+"""Keep a folder per job for `lab top` and `lab report`.
+
+The job's ranks write their status to it. It also holds the script and Slurm's description of the
+job, which Slurm forgets minutes after the job ends."""
 
 from __future__ import annotations
 
@@ -16,8 +18,11 @@ LIVE = 86400.0  # seconds: a folder that was written to since then stays in any 
 
 
 def prolog_lines(layout: Layout) -> list[str]:
-    """Of the task prolog: the batch script's, or the first task's where there is none, begins the
-    folder; a job that is requeued begins a new one."""
+    """Return lines of the task prolog that create the job's folder.
+
+    The batch script creates it, or the first task if there is no batch script. A requeued job
+    starts a new one.
+    """
     return [f'record={shlex.quote(str(layout.ranks))}"/$SLURM_JOB_ID"',
             'if [ -n "$SLURM_JOB_ID" ] && [ "${SLURM_PROCID:-0}" = 0 ] && '
             f'{{ [ -z "$SLURM_STEP_ID" ] || [ ! -e "$record/{JOB}" ]; }}; then',

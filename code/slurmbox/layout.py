@@ -1,4 +1,4 @@
-"""Where a cluster keeps its files: `$LAB_HOME/.cluster`, and a short private folder for sockets."""
+"""Paths of a cluster's files: `$LAB_HOME/.cluster`, and a short private folder for sockets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Layout:
 
     @property
     def record(self) -> Path:
-        """What runs: written by `up`, removed by a clean `down`."""
+        """Record of the running cluster: written by `up`, removed by a clean `down`."""
         return self.state / "running.json"
 
     @property

@@ -26,7 +26,7 @@ TOOL_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def address(index: int) -> str:
-    """Of the node with this index, from 0."""
+    """Return the IP address of a node; the first node has index 0."""
     return f"{NETWORK}.{11 + index}"
 
 

@@ -1,4 +1,4 @@
-"""Where a cluster's daemons listen."""
+"""Addresses on which a cluster's daemons listen."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Place:
 
     @property
     def controller(self) -> str:
-        """As SlurmctldHost spells it."""
+        """Return the controller's host and address as SlurmctldHost expects them."""
         names = {"loopback": "localhost(127.0.0.1)", "containers": CONTROLLER}
         return names.get(self.mode, "login")
 

@@ -30,7 +30,7 @@ def kill(pids: Iterable[int]) -> None:
 
 
 def kill_descendants(pid: int, patience: float = 5.0) -> None:
-    """Of a subreaper: orphans come back to it, so this ends when there are none."""
+    """Kill all descendants of this subreaper, including orphans, and return when none is left."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         with contextlib.suppress(ChildProcessError):

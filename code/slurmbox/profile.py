@@ -1,4 +1,4 @@
-"""What cluster is wanted: how many nodes, which GPUs, how fast the links; parsed from text."""
+"""The requested cluster (nodes, GPUs, and links), parsed from text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Node:
 
     @property
     def real(self) -> bool:
-        """Whether its GPUs are hardware."""
+        """Whether the node's GPUs are hardware."""
         return self.gpu_type == CUDA
 
     @property
@@ -178,12 +178,12 @@ def parse_link(text: str) -> str:
 
 
 def bits_per_second(rate: str) -> int:
-    """Of a rate that `parse_link` returned, not `unlimited`."""
+    """Return the bits per second of a rate that `parse_link` returned, other than `unlimited`."""
     return int(float(rate[:-4]) * UNITS[rate[-4:]])
 
 
 def virtual_network(rate: str) -> str:
-    """What virtual GPUs are told of links of this rate; empty for `unlimited`."""
+    """Return the network that virtual GPUs model for links of this rate; empty for `unlimited`."""
     if rate == UNLIMITED:
         return ""
     if rate.endswith("kbit"):

@@ -1,4 +1,4 @@
-"""What the supervisor can be asked over its Unix socket: one JSON object, one JSON answer."""
+"""Requests to the supervisor over its Unix socket: one JSON object, one JSON answer."""
 
 from __future__ import annotations
 

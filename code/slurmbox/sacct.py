@@ -82,7 +82,7 @@ def value(job: dict[str, str], field: str, now: datetime) -> str:
 
 
 def cell(text: str, width: int) -> str:
-    """As sacct does: cut with a +, numbers and words to the right."""
+    """Return a cell as sacct prints it: right-aligned, and truncated with a +."""
     room = abs(width)
     text = text if len(text) <= room else text[:room - 1] + "+"
     return f"{text:<{room}}" if width < 0 else f"{text:>{room}}"

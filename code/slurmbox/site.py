@@ -110,7 +110,7 @@ def read(home: Path) -> Site:
 
 
 class _Reader:
-    """What a file says, section by section."""
+    """Reads a site's file, section by section."""
 
     def __init__(self, file: Path, found: dict[str, Any]) -> None:
         self.file, self.found = file, found

@@ -56,8 +56,11 @@ def refresh(layout: Layout) -> Site:
 
 
 def leave_job(environment: dict[str, str] | os._Environ) -> str | None:
-    """Where JupyterLab runs in a job itself (Open OnDemand, a hub's spawner): forget that job, so
-    that new ones are not taken for its steps. Returns its number."""
+    """Remove the variables of the job that JupyterLab runs in, and return the job's number.
+
+    With Open OnDemand or a hub's spawner, JupyterLab is itself a job, and Slurm would take new jobs
+    for its steps.
+    """
     job = environment.get("SLURM_JOB_ID")
     for name in list(environment):
         if name.startswith(("SLURM_", "SLURMD_")) and name not in NOT_OF_A_JOB:

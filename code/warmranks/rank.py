@@ -1,4 +1,4 @@
-"""What happens in one forked process, from the fork to its end."""
+"""One forked process, from the fork to its exit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the caller, the fork server, and the ranks send each other."""
+"""Messages between the caller, the fork server, and the ranks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Run:
 
 @dataclass
 class Outcome:
-    """How one rank ended.
+    """Result of one rank.
 
     Attributes:
         state: "running", "returned", "raised", or "died" (it ended without a report).
@@ -74,7 +74,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Report:
-    """How a run ended.
+    """Result of a run.
 
     Attributes:
         outcomes: one per rank.

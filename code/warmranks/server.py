@@ -65,7 +65,7 @@ class ForkServer:
 
     @property
     def running(self) -> bool:
-        """Whether the server can take requests."""
+        """Return whether the server accepts requests."""
         return self._control.fileno() >= 0 and self.process.poll() is None
 
     def close(self) -> None:

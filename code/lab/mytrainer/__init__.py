@@ -1,4 +1,4 @@
-"""What the course provides around `mytrainer/`, the trainer students write in their workspace.
+"""Support for `mytrainer/`, the trainer that students write in their workspace.
 
 code/jobs/my_trainer.py is the training loop. It imports the student's files through pieces.py and
 parses its command line with flags.py. The command `lab mytrainer` (cli.py) tests each piece on two

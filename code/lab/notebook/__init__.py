@@ -1,4 +1,4 @@
-"""What notebooks import beside checks, estimates, and logs.
+"""Functions that notebooks import, apart from checks, estimates, and logs.
 
 jobs.py submits and awaits Slurm jobs, plots.py draws losses and pipelines, links.py and roofline.py
 measure the cluster's links and a GPU's roofline, saved.py lists what autograd saves for backward,

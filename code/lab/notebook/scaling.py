@@ -53,7 +53,7 @@ def no_latency() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Split:
-    """Where the time of a step goes, in seconds.
+    """Breakdown of a step's time, in seconds.
 
     Attributes:
         ideal: the time of one GPU for the whole batch, divided by the number of GPUs.

@@ -11,7 +11,7 @@ SECONDS_TO_START = 60
 
 
 def server() -> dict[str, object]:
-    """What jupyter-server-proxy must know; it fills in {port} and {base_url}."""
+    """Return the configuration for jupyter-server-proxy, which fills in {port} and {base_url}."""
     # The interpreter rather than the `lab` command: the server's PATH need not hold ours.
     command = [sys.executable, "-c", "import sys; from lab.cli import main; sys.exit(main())",
                "tensorboard", "--port", "{port}", "--path-prefix", "{base_url}" + NAME]

@@ -1953,9 +1953,9 @@ first, one_gpu = opening[2], opening[0]
 print(f"{'the first job':18} {first.milliseconds:5.0f} ms {first.communication * first.milliseconds:6.0f} ms "
       f"{first.tokens_per_second:9,.0f}  {first.tokens_per_second / one_gpu.tokens_per_second:.2f}")
 for name, (link, batch) in rows.items():
-    job = gain.measure("v100:2", 2, link, GPT2 + batch)
-    print(f"{name:18} {1000 * job.seconds:5.0f} ms {1000 * job.exposed:6.0f} ms {job.tokens:9,.0f}  "
-          + result(f"{job.tokens / one_gpu.tokens_per_second:.2f}"))
+    gained = gain.measure("v100:2", 2, link, GPT2 + batch)
+    print(f"{name:18} {1000 * gained.seconds:5.0f} ms {1000 * gained.exposed:6.0f} ms {gained.tokens:9,.0f}  "
+          + result(f"{gained.tokens / one_gpu.tokens_per_second:.2f}"))
 
 # %% [markdown]
 # This answers the question at the beginning. Each of the four GPUs all-reduced the gradients of the whole model

@@ -1,5 +1,5 @@
-"""Profiles of GPUs in a notebook: the memory over time, and what a GPU does where the curve is
-flat."""
+"""Profiles of GPUs in a notebook: the memory over time, and what a GPU does while the memory stays
+near its peak."""
 
 from __future__ import annotations
 
@@ -20,14 +20,21 @@ if TYPE_CHECKING:
 MIB_IN_GIB = 1024
 CUDA = 1  # c10::DeviceType, in a profile's memory events
 FLAT = 0.97  # of the peak: the waves of single operations are smaller than the rest
-KINDS = {"gemm": "matrix products", "nccl": "messages"}  # by what is in a kernel's name
+KINDS = {"gemm": "GEMMs", "nccl": "communication"}  # by a part of the kernel's name
 OTHER = "other kernels"
 
 
 @dataclass(frozen=True)
 class Flat:
-    """The longest stretch near the peak. Milliseconds; freed: GiB given back at once where it
-    ends; shares: of its time, by kind of kernel; busy: the share in which any of them runs."""
+    """The longest stretch near the peak.
+
+    Attributes:
+        start: in milliseconds.
+        end: in milliseconds.
+        freed: GiB that are freed at once at its end.
+        shares: of its time, by kind of kernel.
+        busy: the share of its time in which any kernel runs.
+    """
 
     start: float
     end: float
@@ -38,9 +45,12 @@ class Flat:
 
 @dataclass(frozen=True)
 class Trace:
-    """What one rank did in the steps that were profiled.
+    """One rank's profile.
 
-    memory: (milliseconds, GiB allocated from then on). work: (kind of kernel, start, end).
+    Attributes:
+        rank: its number.
+        memory: pairs (milliseconds, GiB allocated from then on).
+        work: the kernels as (kind, start, end), in milliseconds.
     """
 
     rank: int
@@ -53,7 +63,7 @@ class Trace:
 
     @property
     def flat(self) -> Flat:
-        """Where the curve stays near its peak for the longest time."""
+        """The longest stretch in which the memory stays near its peak."""
         least, start, best = FLAT * self.peak, None, (0.0, 0.0, 0.0)
         for (time, level), (after, lower) in pairwise(self.memory):
             if level < least:
@@ -65,7 +75,12 @@ class Trace:
         return Flat(*best, *self.during(*best[:2]))
 
     def during(self, start: float, end: float) -> tuple[dict[str, float], float]:
-        """(share of the time between by kind of kernel, share in which any kernel runs)."""
+        """Return (share of the time by kind of kernel, share in which any kernel runs).
+
+        Args:
+            start: in milliseconds.
+            end: in milliseconds.
+        """
         pieces = sorted((max(begin, start), min(stop, end), kind)
                         for kind, begin, stop in self.work if begin < end and stop > start)
         length = max(end - start, 1e-9)
@@ -79,9 +94,14 @@ class Trace:
 
 
 def read(folder: str | Path, *ranks: int) -> list[Trace]:
-    """The latest profile of each of `ranks` in `folder` (a run_NAME in TensorBoard's folder of the
-    job), absolute or relative to the workspace. Raises LabError where there is none, or none of a
-    GPU."""
+    """Return the latest profile of each rank.
+
+    Args:
+        folder: a run_NAME in the job's TensorBoard folder, absolute or relative to the workspace.
+        ranks: whose profiles to read.
+
+    Raises LabError if there is none, or none of a GPU.
+    """
     place = workspace.home() / folder
     found = []
     for rank in ranks:
@@ -133,18 +153,18 @@ def _kind(kernel: str) -> str:
 
 
 def show(traces: Sequence[Trace]) -> None:
-    """Print where each curve is flat, and what its card does meanwhile."""
+    """Print when each rank's memory stays near its peak, and what its GPU does meanwhile."""
     for trace in traces:
         flat = trace.flat
         print(f"rank {trace.rank}: flat from {flat.start:.0f} to {flat.end:.0f} ms near "
               f"{trace.peak:.2f} GiB (virtual), then "
               f"{result(f'{flat.freed:.3f} GiB')} are freed at once")
         said = ", ".join(f"{kind} {share:.0%}" for kind, share in flat.shares.items())
-        print(f"        meanwhile: {said}; {result(f'nothing at all {1 - flat.busy:.0%}')}")
+        print(f"        meanwhile: {said}; {result(f'idle {1 - flat.busy:.0%}')}")
 
 
 def memory(traces: Sequence[Trace]) -> Drawing:
-    """The memory of each rank over time; the longest flat stretch is shaded."""
+    """Plot the memory of each rank over time, with the longest flat stretch shaded."""
     from matplotlib.figure import Figure
 
     from pipeline_schedules import Drawing

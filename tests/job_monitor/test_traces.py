@@ -30,7 +30,7 @@ def test_the_longest_flat_stretch_and_what_ran_in_it():
     assert trace.peak == 4.0 and trace.memory[0] == (0.0, 1.0)
     flat = trace.flat
     assert (flat.start, flat.end, flat.freed) == (2.0, 12.0, 1.0)
-    assert flat.shares == pytest.approx({"matrix products": 0.2, "messages": 0.3,
+    assert flat.shares == pytest.approx({"GEMMs": 0.2, "communication": 0.3,
                                          "other kernels": 0.1})
     assert flat.busy == pytest.approx(0.5)  # product and message overlap for 1 ms
 
@@ -55,7 +55,7 @@ def test_what_is_shown_says_it_all(capsys):
     traces.show([trace])
     said = re.sub("\033\\[[0-9;]*m", "", capsys.readouterr().out)
     assert "rank 3: flat from 2 to 12 ms near 4.00 GiB (virtual), then 1.000 GiB are freed" in said
-    assert "messages 30%" in said and "nothing at all 50%" in said
+    assert "communication 30%" in said and "idle 50%" in said
     picture = traces.memory([trace, trace])
     assert "rank 3 between 1.0 and 4.0 GiB, flat near the peak from 2 to 12 ms" in repr(picture)
     assert len(picture.figure.axes) == 2 and picture.png().startswith(b"\x89PNG")

@@ -60,6 +60,7 @@ def execute(client: NotebookClient, cell: nbformat.NotebookNode, index: int) -> 
         began = time.monotonic()
         client.execute_cell(cell, index)
         longest = max(longest, time.monotonic() - began)
+        assert "Invalid job id {" not in said(cell), f"no such variable: {cell.source}"
         if AGAIN not in said(cell):
             return longest
         assert "sbatch" not in cell.source, f"run again, it submits again: {cell.source}"

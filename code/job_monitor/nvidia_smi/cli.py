@@ -186,7 +186,7 @@ def watch(state: Path, proc: Path, options: argparse.Namespace, out: TextIO) -> 
         if first and (options.columns is not None or len(shown) > 1):
             about = f"nvidia-smi: {table.MODELED}"
             if len(shown) > 1:
-                about += f"; of {', '.join(shown)} in turn (--node NAME: of one)"
+                about += f"; of {', '.join(shown)} in turn (--node NAME selects one)"
             print(about, file=sys.stderr, flush=True)
         out.write(said)
         out.flush()

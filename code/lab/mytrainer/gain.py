@@ -75,8 +75,9 @@ def train(flags: str) -> int:
     data = workspace.home() / "data" / "bpe-4096"
     if not (data / "text_document.bin").exists():
         raise LabError(f"{data} has no text to train on; create it with `lab data`")
-    with open(os.devnull, "w") as nothing, tempfile.TemporaryDirectory() as cache:
-        os.dup2(nothing.fileno(), 1)
+    with (open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing),
+          tempfile.TemporaryDirectory() as cache):
+        os.dup2(nothing.fileno(), 1)  # sys.stdout is not file 1 in a notebook
         sys.argv = [str(SCRIPT), *flags.split(), *RUN.split(),
                     "--data-path", f"{data}/text_document", "--vocab-file", f"{data}/vocab.json",
                     "--merge-file", f"{data}/merges.txt", "--data-cache-path", cache]

@@ -20,5 +20,5 @@ def link(tab: str | None = None) -> Link:
     profiler = tab == "profiler"
     return Link("Open the profiler in TensorBoard" if profiler else "Open TensorBoard",
                 f"{NAME}/{TABS[tab]}", our_server(),
-                "TensorBoard: type  lab tensorboard  in a terminal and open the address that "
-                "it prints" + (", tab PYTORCH_PROFILER" if profiler else ""))
+                "TensorBoard: run `lab tensorboard` in a terminal, and open the URL that it prints"
+                + (", tab PYTORCH_PROFILER" if profiler else ""))

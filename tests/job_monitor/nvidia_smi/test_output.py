@@ -34,7 +34,7 @@ def test_the_table_of_an_idle_node_and_of_one_without_gpus(make, capsys):
     assert "No running processes found" in captured.out
     assert captured.out.splitlines()[-1] == "slurmnode2: no GPUs"
     assert captured.err == ("nvidia-smi: virtual GPUs: modeled, no hardware; of slurmnode1, "
-                            "slurmnode2 in turn (--node NAME: of one)\n")
+                            "slurmnode2 in turn (--node NAME selects one)\n")
 
 
 @pytest.mark.parametrize("name", CARDS)

@@ -1,6 +1,7 @@
 """`lab mytrainer` in its states."""
 
 import re
+import sys
 
 import pytest
 
@@ -104,6 +105,14 @@ def test_broken_pieces_are_named_and_nothing_is_measured(lab, student):
 def test_a_wrong_piece_fails_its_self_check(student, name, old, new, message):
     student.change(name, old, new)
     assert message in selfcheck.problem(PIECES[name])
+
+
+def test_the_loop_prints_nothing_even_in_a_notebook(student, text, tmp_path, monkeypatch):
+    student.solve("ddp")
+    with open(tmp_path / "cell.txt", "w") as cell:  # a notebook's sys.stdout is not file 1
+        monkeypatch.setattr(sys, "stdout", cell)
+        gain.measure("h100:8")
+    assert (tmp_path / "cell.txt").read_text() == ""
 
 
 def test_an_error_on_virtual_gpus_names_the_line(student, text):

@@ -12,7 +12,8 @@ import pytest
 
 from corpus_tools.indexed_dataset_writer import IndexedDatasetWriter
 from corpus_tools.train_vocabulary import write_vocabulary
-from minimegatron.data.gpt_dataset import GPTDataset, Request, build_index_maps
+from minimegatron.data.build_index_maps import build_index_maps
+from minimegatron.data.gpt_dataset import GPTDataset, Request
 from minimegatron.data.indexed_dataset import IndexedDataset
 from minimegatron.data.tokenizer import GPT2BPETokenizer
 

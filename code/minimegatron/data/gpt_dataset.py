@@ -18,7 +18,6 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from minimegatron.data import index_maps
-from minimegatron.data.atomic import atomic_file
 from minimegatron.data.indexed_dataset import IndexedDataset
 from minimegatron.data.split import split_boundaries
 from minimegatron.errors import UserError
@@ -130,7 +129,10 @@ def build_train_valid_test_datasets(
         requests = _requests(data, split, seq_length, seed, num_samples, cache_path, say)
         if is_builder:
             for request in filter(None, requests):
-                build_index_maps(request, say)
+                if not _good_maps_exist(request, request.plan, say):
+                    from minimegatron.data.build_index_maps import build_index_maps
+
+                    build_index_maps(request, say)
     finally:
         barrier()
     datasets = []
@@ -180,35 +182,6 @@ def _requests(data: IndexedDataset, split: str, seq_length: int, seed: int,
     return requests
 
 
-def build_index_maps(request: Request, say: Say) -> None:
-    """Write the three maps of a split, unless good ones are there.
-
-    Files appear complete or not at all; two jobs that build the same ones write the same bytes.
-    Raises UserError naming --data-cache-path when the folder is not writable.
-    """
-    plan = request.plan
-    if _good_maps_exist(request, plan, say):
-        return
-    random = np.random.RandomState(request.seed)
-    if plan.epochs == 1:
-        say(" > only one epoch required, setting separate_last_epoch to False")
-    else:
-        word = "smaller" if plan.separate_last_epoch else "larger"
-        say(f" > last epoch number of samples ({plan.samples_from_last_epoch}) is {word} than 80% "
-            f"of number of samples per epoch ({plan.samples_per_epoch}), setting "
-            f"separate_last_epoch to {plan.separate_last_epoch}")
-    started = time.perf_counter()
-    doc_idx = index_maps.build_doc_idx(request.documents, plan, random)
-    _save(request, "doc", doc_idx, started, say)
-    started = time.perf_counter()
-    _save(request, "sample", index_maps.build_sample_idx(request.data.sizes, doc_idx, plan),
-          started, say)
-    started = time.perf_counter()
-    first = plan.samples_before_last_epoch if plan.separate_last_epoch else plan.samples
-    say(f" > building shuffle index with split [0, {first}) and [{first}, {plan.samples}) ...")
-    _save(request, "shuffle", index_maps.build_shuffle_idx(plan, random), started, say)
-
-
 def _good_maps_exist(request: Request, plan: index_maps.Plan, say: Say) -> bool:
     if not all(request.path(kind).is_file() for kind in KINDS):
         say(" > WARNING: could not find index map files, building the indices on rank 0 ...")
@@ -221,21 +194,6 @@ def _good_maps_exist(request: Request, plan: index_maps.Plan, say: Say) -> bool:
         say(f" > WARNING: the index map files do not belong to this data ({reason}), building "
             "the indices again on rank 0 ...")
     return reason is None
-
-
-def _save(request: Request, kind: str, values: np.ndarray, started: float, say: Say) -> None:
-    path = request.path(kind)
-    try:
-        if request.folder:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(path) as file:
-            np.save(file, values)
-    except OSError as error:
-        raise UserError(
-            f"cannot write the index map {path} ({error.strerror or error}): give a folder that "
-            "this job can write and every node can read with --data-cache-path FOLDER") from error
-    say(f" > elasped time to build and save {kind}-idx mapping (seconds): "
-        f"{time.perf_counter() - started:4f}")
 
 
 def say_loading(request: Request, say: Say) -> None:

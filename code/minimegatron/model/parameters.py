@@ -39,12 +39,12 @@ class ParamGroup(IntEnum):
 
     @property
     def has_weight_decay(self) -> bool:
-        """Whether AdamW decays these parameters: matrices yes, biases and norms no."""
+        """Return whether AdamW decays these parameters: matrices, but not biases and norms."""
         return self <= ParamGroup.REPLICATED_MATRIX
 
     @property
     def is_replicated(self) -> bool:
-        """Whether every tensor-parallel rank holds a copy of these parameters."""
+        """Return whether every tensor-parallel rank holds a copy of these parameters."""
         return self in (ParamGroup.REPLICATED_MATRIX, ParamGroup.REPLICATED_VECTOR)
 
 

@@ -1,4 +1,4 @@
-"""The learning rate, counted in samples: warm-up, then decay."""
+"""The learning-rate schedule: warm-up, then decay, both counted in samples."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from minimegatron.errors import UserError
 
 
 class LearningRate:
-    """Warm-up and decay, counted in samples.
+    """The schedule, and how far the run is in it.
 
-    The first step runs at lr(0), which is 0 under a warm-up; the log shows the value after the
-    step, that is lr(batch).
+    The first step uses lr(0), which is 0 with a warm-up. The log shows the value after the step,
+    lr(global batch size), as Megatron's does.
+
+    Attributes:
+        settings: under the names of Megatron's checkpoints.
+        samples: samples so far, without those of skipped steps. Once a step may be skipped it is a
+            tensor, because only the device knows.
     """
 
     def __init__(self, config: Config) -> None:
@@ -26,11 +31,10 @@ class LearningRate:
         }
         self.override = config.override_lr_scheduler
         self.use_saved = config.use_checkpoint_lr_scheduler
-        # A tensor once a step may be skipped: it does not count then, and only the device knows.
         self.samples: int | torch.Tensor = 0
 
     def value(self) -> torch.Tensor:
-        """The learning rate after `samples` samples (fp64, one element)."""
+        """Return the learning rate after `samples` samples, fp64, one element."""
         peak, lowest, warmup, decay, style = self.settings.values()
         n = torch.as_tensor(self.samples, dtype=torch.float64)
         rising = (n / warmup).clamp(max=1.0) if warmup > 0 else torch.ones_like(n)
@@ -46,10 +50,11 @@ class LearningRate:
         return falling * rising
 
     def state_dict(self) -> dict:
+        """Return settings and progress under Megatron's names."""
         return {**self.settings, "num_steps": self.samples}
 
     def load_state_dict(self, saved: dict) -> None:
-        """Resume; raises UserError when the saved schedule is another one and no flag decides."""
+        """Resume; raises UserError if the saved schedule differs and no flag says which to use."""
         for name, value in self.settings.items():
             if self.use_saved:
                 self.settings[name] = saved[name]

@@ -1,10 +1,11 @@
-"""Mixed precision: which type holds what, and a loss scale that finds its own size.
+"""Dynamic loss scaling for fp16.
 
-Micikevicius et al. 2018: the model computes in a 16-bit type, the optimizer keeps fp32 weights
-("main" or "master" weights), because an update is often too small to change a 16-bit one. fp16 has
-a narrow range (2^-24 to 65504), so the loss is multiplied by a scale before the backward pass and
-the gradient divided by it after; a gradient that overflowed is thrown away and the scale lowered.
-bf16 has fp32's range and 8 bits of precision: no scale, but sums of gradients in fp32.
+Mixed precision (Micikevicius et al. 2018) computes in a 16-bit type, and the optimizer keeps fp32
+master weights, because an update is often too small to change a 16-bit weight. fp16 has a narrow
+range, 2^-24 to 65504. So the loss is multiplied by a scale before the backward pass, and the
+gradient is divided by it afterward. If a gradient overflows, the step is skipped and the scale is
+lowered. bf16 has the range of fp32 and 8 significant bits. It needs no loss scale, but its
+gradients are summed in fp32.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from minimegatron.context import Context
 
 
 class LossScaler:
-    """The factor on the loss, adapted to overflows by tensor arithmetic: no value is read.
+    """The factor that multiplies the loss, adapted without reading a value from the device.
 
-    scale: fp32; growth: good steps since the last change; hysteresis: overflows still forgiven
-    (both int32). All have one element and live on the device. With --loss-scale the scale stays.
+    Attributes (tensors of one element, on the device):
+        scale: the factor, fp32. With --loss-scale it is constant.
+        growth: steps without an overflow since the scale last changed, int32.
+        hysteresis: overflows that remain before the scale is halved, int32.
     """
 
     def __init__(self, ctx: Context) -> None:
@@ -32,10 +35,13 @@ class LossScaler:
         self.hysteresis = torch.full((), self.patience, dtype=torch.int32, device=on)
 
     def update(self, overflow: torch.Tensor) -> None:
-        """After a step. overflow: bool, one element, the same on every rank.
+        """Adapt the scale after a step.
 
-        An overflow costs hysteresis, and once that is used up halves the scale; `window` good
-        steps in a row double it, and only they refill the hysteresis.
+        An overflow uses up one unit of hysteresis; without any left, it halves the scale. `window`
+        steps in a row without an overflow double the scale and restore the hysteresis.
+
+        Args:
+            overflow: whether the step overflowed, bool, one element, the same on every rank.
         """
         if not self.dynamic:
             return
@@ -50,7 +56,7 @@ class LossScaler:
         self.hysteresis.masked_fill_(double, self.patience)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Under Megatron's names."""
+        """Return the three tensors under Megatron's names."""
         return {"scale": self.scale, "growth_tracker": self.growth,
                 "hysteresis_tracker": self.hysteresis}
 

@@ -4,8 +4,8 @@ Megatron's order: tensor-parallel ranks are neighbors, then data-parallel, then 
 ranks, TP 2 and PP 4 the tensor-parallel groups are [0,1], [2,3], ..; the data-parallel ones
 [0,2], [1,3], ..; the pipeline ones [0,4,8,12], ... (Narayanan et al. 2021, section 3).
 
-Control and data travel apart: the default process group is always gloo and carries flags,
-objects and barriers; tensors travel through the groups of this grid only.
+The default process group is always gloo and carries control traffic only: flags, objects, and
+barriers. Tensors use the process groups of this grid.
 """
 
 from __future__ import annotations
@@ -27,34 +27,44 @@ GROUPS = {"pp": ("pp",), "dp": ("dp",), "tp": ("tp",), "model": ("pp", "tp")}
 
 @dataclass(frozen=True)
 class Group:
-    """The ranks that this rank meets along one axis, and the channel between them.
+    """This rank's process group along one axis of the grid.
 
-    Alone (size 1) every collective is the identity, and no message is sent.
+    In a group of one rank, every collective is the identity and communicates nothing.
+
+    Attributes:
+        ranks: its global ranks, in order.
+        index: this rank's position in `ranks`.
+        channel: the process group of torch.distributed; None for a single rank.
     """
 
     ranks: tuple[int, ...]
-    index: int  # of this rank in `ranks`
-    channel: dist.ProcessGroup | None  # None when alone
+    index: int
+    channel: dist.ProcessGroup | None
 
     @property
     def size(self) -> int:
         return len(self.ranks)
 
     def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM) -> None:
-        """Sum (or another `op`) of `tensor` over the group, in place."""
+        """All-reduce a tensor of any shape in place, with a sum or another `op`."""
         if self.channel is not None:
             dist.all_reduce(tensor, op=op, group=self.channel)
 
     def start_all_reduce(self, tensor: torch.Tensor) -> dist.Work:
-        """all_reduce (sum) that goes on while others compute; size > 1 only."""
+        """Start an all-reduce (sum) in place; needs at least two ranks. Wait for the result."""
         return dist.all_reduce(tensor, group=self.channel, async_op=True)
 
     def start_reduce_scatter(self, part: torch.Tensor, whole: torch.Tensor) -> dist.Work:
-        """reduce_scatter into `part` that goes on while others compute; size > 1 only."""
+        """Start a reduce-scatter (sum); needs at least two ranks. Wait for the result.
+
+        Args:
+            part: receives this rank's part of the sum, [n, ..].
+            whole: this rank's addend, [size * n, ..].
+        """
         return reduce_scatter_single(part, whole, group=self.channel, async_op=True)
 
     def all_gather(self, part: torch.Tensor) -> torch.Tensor:
-        """Every rank's `part` [n, ..], in the group's order: [size * n, ..]."""
+        """Concatenate every rank's `part` [n, ..] in the order of `ranks`: [size * n, ..]."""
         if self.channel is None:
             return part
         whole = part.new_empty(part.shape[0] * self.size, *part.shape[1:])
@@ -62,7 +72,7 @@ class Group:
         return whole
 
     def reduce_scatter(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's rows of the sum over the group: [size * n, ..] to [n, ..]."""
+        """Return this rank's part [n, ..] of the sum over the group of `whole` [size * n, ..]."""
         if self.channel is None:
             return whole
         part = whole.new_empty(whole.shape[0] // self.size, *whole.shape[1:])
@@ -72,28 +82,37 @@ class Group:
 
 @dataclass(frozen=True)
 class Grid:
-    """This rank's place in the world, and its groups."""
+    """This rank's process groups along the axes of the process grid.
+
+    Attributes:
+        rank: the global rank.
+        world_size: number of ranks, pp.size * dp.size * tp.size.
+        pp: the stages of this rank's pipeline.
+        dp: the replicas of this rank's part of the model.
+        tp: the ranks that partition this stage's layers.
+        model: pp x tp, the ranks that together hold one copy of the model.
+    """
 
     rank: int
     world_size: int
     pp: Group
     dp: Group
     tp: Group
-    model: Group  # pp x tp: together they hold one copy of the model
+    model: Group
 
     @property
     def is_last_rank(self) -> bool:
-        """The rank that prints losses: the last stage lives there in every layout."""
+        """Return whether this rank prints losses: it holds the last stage in every layout."""
         return self.rank == self.world_size - 1
 
     @property
     def shard(self) -> tuple[int, int]:
-        """(tensor, pipeline) rank: which part of the model lives here."""
+        """Return which part of the model this rank holds, as (tensor-parallel rank, stage)."""
         return self.tp.index, self.pp.index
 
     @property
     def writes_shard(self) -> bool:
-        """One rank of those that hold the same part of the model speaks for it."""
+        """Return whether this rank saves its part of the model: the first replica does."""
         return self.dp.index == 0
 
     def pipeline_group(self, stages: Sequence[int], backend: str, timeout: timedelta
@@ -114,7 +133,14 @@ class Grid:
 
 
 def groups_along(name: str, pp: int, dp: int, tp: int) -> list[tuple[int, ...]]:
-    """Every group `name` ("pp", "dp", "tp" or "model") of the (pp, dp, tp) grid, as ranks."""
+    """Return the ranks of every group along one axis of the grid.
+
+    Args:
+        name: "pp", "dp", "tp", or "model" (pp x tp).
+        pp: number of pipeline stages.
+        dp: number of data-parallel replicas.
+        tp: number of tensor-parallel ranks.
+    """
     ranks = torch.arange(pp * dp * tp).view(pp, dp, tp)
     along = [AXES.index(axis) for axis in GROUPS[name]]
     apart = [at for at in range(len(AXES)) if at not in along]
@@ -123,7 +149,7 @@ def groups_along(name: str, pp: int, dp: int, tp: int) -> list[tuple[int, ...]]:
 
 
 def any_rank(condition: bool) -> bool:
-    """Whether `condition` holds on any rank: control, so it goes through the default group."""
+    """Return whether `condition` holds on any rank; collective over the default group."""
     flag = torch.tensor([int(condition)])
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
     return bool(flag[0])
@@ -131,9 +157,14 @@ def any_rank(condition: bool) -> bool:
 
 def make_group(groups: Sequence[tuple[int, ...]], backend: str, timeout: timedelta | None = None
                ) -> Group | None:
-    """The one of `groups` that this rank is in, with a channel of its own; None: it is in none.
+    """Create process groups, and return the one that includes this rank; None if none does.
 
-    Collective: every rank makes every group, also those that it is not in.
+    Collective: every rank creates all groups, including those it does not belong to.
+
+    Args:
+        groups: disjoint groups of global ranks.
+        backend: of torch.distributed.
+        timeout: how long to wait for a peer that does not respond.
     """
     rank, mine = dist.get_rank(), None
     for ranks in groups:
@@ -145,10 +176,15 @@ def make_group(groups: Sequence[tuple[int, ...]], backend: str, timeout: timedel
 
 def make_grid(pp: int, dp: int, tp: int, backend: str, timeout: timedelta | None = None
               ) -> Grid:
-    """Build the grid over the default group's ranks; every rank must call it.
+    """Build the grid over the ranks of the default group; every rank must call it.
 
-    backend: of the tensor traffic, "gloo", "nccl" or a registered one. timeout: patience with a
-    silent peer (the default group's does not carry over).
+    Args:
+        pp: number of pipeline stages.
+        dp: number of data-parallel replicas.
+        tp: number of tensor-parallel ranks.
+        backend: of the groups that carry tensors: "gloo", "nccl", or a registered one.
+        timeout: how long to wait for a peer that does not respond. The default group's timeout does
+            not apply to these groups.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     mine: dict[str, Group] = {}

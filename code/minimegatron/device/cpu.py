@@ -41,7 +41,6 @@ class Device:
     kind = "the CPU"
     torch_device = torch.device("cpu")
     backend = "gloo"
-    fused_adam = True
     name = label = ""
     has_values = True
     shares_clock = False

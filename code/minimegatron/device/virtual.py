@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 import torch
 import torch.distributed as dist
 
-from minimegatron.device import neighbors
+from minimegatron.device import neighbors, virtual_kernels  # noqa: F401  registers kernels
 from minimegatron.device.cpu import Device, Memory
 from virtualgpu.core import slots
 from virtualgpu.core.card import Card
@@ -30,7 +30,6 @@ class VirtualDevice(Device):
     kind = "a virtual GPU"
     torch_device = torch.device("meta")
     backend = BACKEND
-    fused_adam = False  # torch has none for meta tensors; ops.adamw has
     has_values = False
     shares_clock = True
 
@@ -48,7 +47,7 @@ class VirtualDevice(Device):
         self.gpu.__enter__()
 
     def read(self, tensor: torch.Tensor) -> float | None:
-        if not tensor.is_meta:
+        if not self.gpu.holds(tensor):
             return tensor.item()
         self.gpu.read()
         return None

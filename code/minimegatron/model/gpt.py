@@ -185,7 +185,8 @@ class Stage(nn.Module):
             self.checkpointing = FullCheckpointing(ctx)
         if is_last:
             self.decoder.final_layernorm = LayerNorm(ctx)
-        initialize_parameters(self, config.seed, ctx.grid.tp)
+        if ctx.device.has_values:
+            initialize_parameters(self, config.seed, ctx.grid.tp)
 
     def forward(self, x: torch.Tensor | None, batch: MicroBatch) -> torch.Tensor:
         """Run the stage's layers on one micro-batch.

@@ -1,8 +1,8 @@
-"""Matrix products in the type of their factors, where the CPU has no fp16 unit as well.
+"""Matrix multiplication in the operands' dtype, on CPUs without fp16 arithmetic as well.
 
-A native fp16 product is 65 times slower than an fp32 one on a CPU. There the factors are widened to
-fp32 and the result is rounded to fp16: the rounding, overflow and underflow of fp16 results with
-sums in fp32, which is what a GPU's matrix units do. Every other type multiplies natively.
+A native fp16 matmul is 65 times slower than fp32 on a CPU. So fp16 operands are widened to fp32 on
+the CPU, and the result is rounded to fp16. This gives the rounding, overflow, and underflow of fp16
+results with fp32 accumulation, as in a GPU's Tensor Cores. All other dtypes multiply natively.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import torch.nn.functional as F
 
 
 def widen(x: torch.Tensor) -> torch.Tensor:
-    """`x` in the type that its products are computed in."""
+    """Return x in the dtype that its matmuls are computed in."""
     return x.float() if x.dtype == torch.float16 and x.device.type == "cpu" else x
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a [.., n, k] @ b [k, m], in the factors' type."""
+    """Return a [.., n, k] @ b [k, m] in the operands' dtype."""
     return (widen(a) @ widen(b)).to(a.dtype)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x [.., in] @ weight [out, in]^T + bias [out], in x's type."""
+    """Return x [.., in] @ weight [out, in]^T + bias [out] in x's dtype."""
     return F.linear(widen(x), widen(weight), None if bias is None else widen(bias)).to(x.dtype)

@@ -1,8 +1,7 @@
-"""The few operations that a device may want to fuse, each in plain torch.
+"""The operations that the model and the optimizer are made of, in plain torch.
 
-On a modeled device some are operations of its own, with the shapes and the cost of a real card's
-fused kernels and without values; nothing else of the model knows. Layout is Megatron's [s, b, h]:
-sequence, batch, hidden.
+Those marked `@operation` are fused kernels on GPUs, and a virtual GPU models them as such
+(device/dispatch.py). Tensors have Megatron's layout [s, b, h]: sequence, batch, hidden.
 """
 
 from __future__ import annotations
@@ -14,74 +13,96 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim.adamw import adamw as update
 
+from minimegatron.device.dispatch import operation
 from minimegatron.model.matmul import widen
-from virtualgpu.core import kernels as modeled
 
-MASKED = -10000.0  # what Megatron puts for a score that causality forbids; here it is added
+MASKED = -10000.0  # Megatron replaces the scores of future positions with it; here it is added
 
 
+@operation()
 def add_bias(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """x [.., h] + bias [h]; on a modeled device a part of the dropout and sum that follow."""
-    return modeled.add_bias(x, bias) if x.is_meta else x + bias
+    """Return x [.., h] + bias [h]; on GPUs, a part of the dropout_add that follows."""
+    return x + bias
 
 
 def layer_norm(x: torch.Tensor, weight: nn.Parameter, bias: nn.Parameter, epsilon: float
                ) -> torch.Tensor:
+    """Normalize the last dimension of x [.., h], then scale by weight [h] and add bias [h]."""
     return F.layer_norm(x, weight.shape, weight, bias, epsilon)
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """GELU in its tanh form, as Megatron's fused kernel has it."""
+    """Return GELU of x [..] in its tanh approximation, as in Megatron's fused kernel."""
     return F.gelu(x, approximate="tanh")
 
 
+@operation()
 def dropout(x: torch.Tensor, keep: torch.Tensor, p: float) -> torch.Tensor:
-    """keep: bool of x's shape."""
-    return modeled.dropout(x, keep) if x.is_meta else x * keep * (1 / (1 - p))
+    """Zero the elements of x [..] that the mask `keep` (bool [..]) drops, and scale the others by
+    1 / (1 - p)."""
+    return x * keep * (1 / (1 - p))
 
 
+@operation()
 def dropout_add(x: torch.Tensor, residual: torch.Tensor, keep: torch.Tensor | None, p: float
                 ) -> torch.Tensor:
-    """residual + dropout(x); keep: bool of x's shape, None when nothing is dropped."""
-    if x.is_meta and keep is not None:
-        return modeled.dropout_add(x, residual, keep)
+    """Return residual + dropout(x), all [..]; keep is a bool mask [..], or None for no dropout."""
     return residual + x if keep is None else torch.addcmul(residual, x, keep, value=1 / (1 - p))
 
 
 def causal_mask(size: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """[1, s, s]: 0 where a position may look, MASKED above the diagonal."""
-    if device.type == "meta":
-        return torch.empty((1, size, size), device=device, dtype=dtype)
-    return torch.full((1, size, size), MASKED, device=device, dtype=dtype).triu_(1)
+    """Return a mask [1, s, s]: 0 on and below the diagonal, MASKED above it."""
+    mask = torch.empty((1, size, size), device=device, dtype=dtype)
+    fill_causal_mask(mask)
+    return mask
 
 
+@operation("mask")
+def fill_causal_mask(mask: torch.Tensor) -> None:
+    """Fill `mask` [1, s, s] as causal_mask describes."""
+    mask.fill_(MASKED).triu_(1)
+
+
+@operation()
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor,
               keep: torch.Tensor | None, p: float) -> torch.Tensor:
-    """Materialised core attention, as in 2021.
+    """Compute causal attention with materialized scores, as in 2021.
 
-    query, key, value: [s, b*heads, d]; mask: [1, s, s]; keep: bool [b*heads, s, s] or None.
-    Returns [s, b*heads, d].
+    Args:
+        query: [s, b*heads, d]; key and value have the same shape.
+        key: see query.
+        value: see query.
+        mask: [1, s, s], from causal_mask.
+        keep: dropout mask of the probabilities, bool [b*heads, s, s], or None for no dropout.
+        p: dropout probability.
+
+    Returns:
+        The attention's output [s, b*heads, d].
     """
-    if query.is_meta:
-        return modeled.attention(query, key, value, keep)
     scale = 1 / math.sqrt(query.shape[-1])
     scores = torch.baddbmm(widen(mask), widen(query.transpose(0, 1)), widen(key.permute(1, 2, 0)),
                            alpha=scale).to(query.dtype)
-    probabilities = scores.softmax(-1)  # torch computes it in fp32, whatever the type
+    probabilities = scores.softmax(-1)  # torch computes it in fp32, whatever the dtype
     if keep is not None:
         probabilities = probabilities * keep * (1 / (1 - p))
     out = torch.bmm(widen(probabilities), widen(value.transpose(0, 1))).to(value.dtype)
     return out.transpose(0, 1)
 
 
+@operation()
 def flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: int
                     ) -> torch.Tensor:
-    """The same through scaled_dot_product_attention, which never stores the scores; no dropout.
+    """Compute causal attention without materializing the scores and without dropout.
 
-    query, key, value: [s, b*heads, d]. Returns [s, b*heads, d].
+    Args:
+        query: [s, b*heads, d]; key and value have the same shape.
+        key: see query.
+        value: see query.
+        heads: number of attention heads on this rank.
+
+    Returns:
+        The attention's output [s, b*heads, d].
     """
-    if query.is_meta:
-        return modeled.flash_attention(query, key, value)
     s, bn, d = query.shape
     q, k, v = (widen(x.view(s, bn // heads, heads, d).permute(1, 2, 0, 3))
                for x in (query, key, value))
@@ -90,34 +111,54 @@ def flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
 
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Loss of every token: logits [.., V] in fp32, labels int64 [..]. Returns [..]."""
+    """Return the loss of every token [..] from logits [.., V] in fp32 and labels int64 [..]."""
     flat = F.cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1), reduction="none")
     return flat.view(labels.shape)
 
 
 def norm(flat: torch.Tensor) -> torch.Tensor:
-    """Euclidean norm of a flat buffer, as one element in fp32.
+    """Return the Euclidean norm of a flat buffer [n], as one element in fp32.
 
-    In two levels: a kernel that adds up millions of fp32 squares in a row loses small addends
-    (1.5% of the norm at 124 million of them, on the CPU)."""
+    It is computed in two levels, because a kernel that adds millions of fp32 squares in a row loses
+    small addends: 1.5% of the norm with 124 million elements on the CPU.
+    """
     whole = flat.numel() // 1024 * 1024
     rows = torch.linalg.vector_norm(flat[:whole].view(-1, 1024), dim=1, dtype=torch.float32)
     return torch.linalg.vector_norm(torch.cat([rows, flat[whole:].float()]))
 
 
-@torch.no_grad()
 def adamw(weights: torch.Tensor, gradients: torch.Tensor, exp_avg: torch.Tensor,
           exp_avg_sq: torch.Tensor, steps: torch.Tensor, *, lr: float | torch.Tensor, beta1: float,
-          beta2: float, eps: float, weight_decay: float, fused: bool,
-          skip: torch.Tensor | None = None) -> None:
-    """One AdamW update in place. steps: the update's number, from 1: one element, where
-    the weights are if fused, else on the host. skip: fp32, one element: where it is 1, nothing is
-    changed (fused only). lr: one element of fp32 where it is a tensor."""
-    if weights.is_meta:
-        modeled.adamw(weights, gradients, exp_avg, exp_avg_sq)
-        return
+          beta2: float, eps: float, weight_decay: float, skip: torch.Tensor | None = None) -> None:
+    """Take one AdamW step in place (Loshchilov & Hutter 2019) with a fused kernel.
+
+    Args:
+        weights: flat fp32 buffer [n].
+        gradients: [n].
+        exp_avg: first moment [n].
+        exp_avg_sq: second moment [n].
+        steps: number of this update, from 1; one element of fp32, on the weights' device.
+        lr: learning rate, a number or one element of fp32.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        eps: added to the denominator.
+        weight_decay: decoupled weight decay.
+        skip: one element of fp32, or None; nothing changes if it is 1.
+    """
+    # A float64 scalar keeps every digit of a number: the kernel reads it as a double.
+    rate = lr if isinstance(lr, torch.Tensor) else torch.tensor(lr, dtype=torch.float64)
+    with torch.no_grad():
+        adamw_(weights, gradients, exp_avg, exp_avg_sq, steps, rate, beta1, beta2, eps,
+               weight_decay, skip)
+
+
+@operation("weights", "exp_avg", "exp_avg_sq")
+def adamw_(weights: torch.Tensor, gradients: torch.Tensor, exp_avg: torch.Tensor,
+           exp_avg_sq: torch.Tensor, steps: torch.Tensor, lr: torch.Tensor, beta1: float,
+           beta2: float, eps: float, weight_decay: float, skip: torch.Tensor | None) -> None:
+    """Take one AdamW step; `adamw` describes the arguments."""
     # torch's function counts the step itself. Its optimizer class is not used because it imports
     # the compiler, which takes a second.
     update([weights], [gradients], [exp_avg], [exp_avg_sq], [], [steps - 1], foreach=False,
-           fused=fused, found_inf=skip, amsgrad=False, maximize=False, lr=lr, beta1=beta1,
+           fused=True, found_inf=skip, amsgrad=False, maximize=False, lr=lr, beta1=beta1,
            beta2=beta2, eps=eps, weight_decay=weight_decay)

@@ -138,8 +138,6 @@ def initialize_parameters(model: nn.Module, seed: int, tp: Group) -> None:
     specs = named_param_specs(model)
     for name, parameter in model.named_parameters():
         spec = specs[name]
-        if parameter.is_meta:
-            continue
         if spec.init_std is None:
             parameter.fill_(spec.init_value)
         else:

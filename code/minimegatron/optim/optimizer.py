@@ -64,7 +64,7 @@ class Optimizer:
             ddp: owns the gradients, and orders the parameters.
         """
         config, self.grid, self.ddp = ctx.config, ctx.grid, ddp
-        self.clip, self.fused = config.clip_grad, ctx.device.fused_adam
+        self.clip, self.has_values = config.clip_grad, ctx.device.has_values
         self.weight_decay = config.weight_decay
         self.adam = {"beta1": config.adam_beta1, "beta2": config.adam_beta2,
                      "eps": config.adam_eps}
@@ -86,8 +86,8 @@ class Optimizer:
         self.reload_model_params()
         self.scaler = LossScaler(ctx) if config.fp16 else None
         self.advanced: int | torch.Tensor = 1
-        # The fused kernel reads the count on the parameters' device, the plain one on the host.
-        self.steps = torch.zeros((), device=like["device"] if self.fused else "cpu")
+        # The fused kernel reads the count on the parameters' device; without values, nobody does.
+        self.steps = torch.zeros((), device=like["device"] if self.has_values else "cpu")
 
     def _layout(self) -> tuple[slice, list[BufferRange]]:
         """Return (the replicated parameters' elements, the ranges that this rank owns)."""
@@ -213,7 +213,7 @@ class Optimizer:
         return norm
 
     def _update(self, lr: float | torch.Tensor, overflow: torch.Tensor | None) -> None:
-        if not self.fused:
+        if not self.has_values:
             overflow = None  # tensors without values do not overflow
         skip = None if overflow is None else overflow.float()
         lr = lr.float() if isinstance(lr, torch.Tensor) else lr
@@ -222,7 +222,7 @@ class Optimizer:
                       else self.main_params[part.shard])
             moments = (moment[part.shard] for moment in self.moments.values())
             ops.adamw(params, self._grads(part), *moments, self.steps + 1, lr=lr,
-                      fused=self.fused, skip=skip, **self.adam,
+                      skip=skip, **self.adam,
                       weight_decay=self.weight_decay if part.group.has_weight_decay else 0.0)
         self.advanced = 1 if overflow is None else (~overflow).long()
         self.steps += self.advanced

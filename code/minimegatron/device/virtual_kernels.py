@@ -1,0 +1,70 @@
+"""Modeled kernels for the trainer's operations, which a virtual GPU runs instead of plain torch.
+
+They have the shapes, the memory, and the cost of the kernels that Megatron-LM and PyTorch fuse for
+CUDA (virtualgpu/core/kernels.py), and each takes its operation's arguments (model/ops.py,
+model/dropout.py), whether or not its cost depends on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from virtualgpu.core import kernels as modeled
+
+LIBRARY = torch.library.Library("minimegatron", "IMPL")
+
+
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Register a kernel for the operation of the same name on meta tensors.
+
+    The key is autograd's because a modeled kernel has a backward pass of its own, and because it
+    comes before the virtual GPU's TorchDispatchMode, which then sees only modeled operations.
+    """
+    LIBRARY.impl(function.__name__, function, "AutogradMeta")
+    return function
+
+
+@kernel
+def add_bias(x, bias):
+    return modeled.add_bias(x, bias)  # x itself: the kernel that comes next adds the bias
+
+
+@kernel
+def dropout(x, keep, p):
+    return modeled.dropout(x, keep)
+
+
+@kernel
+def dropout_add(x, residual, keep, p):
+    return residual + x if keep is None else modeled.dropout_add(x, residual, keep)
+
+
+@kernel
+def dropout_mask(samples, heads, key, positions, start, p):
+    """Allocate the mask only: the kernel that uses it draws its bits."""
+    shape = [len(samples), *([] if heads is None else [len(heads)]), positions]
+    return torch.empty(shape, dtype=torch.bool, device=samples.device)
+
+
+@kernel
+def fill_causal_mask(mask):
+    """Do nothing: the modeled softmax masks without reading a mask."""
+
+
+@kernel
+def attention(query, key, value, mask, keep, p):
+    return modeled.attention(query, key, value, keep)
+
+
+@kernel
+def flash_attention(query, key, value, heads):
+    return modeled.flash_attention(query, key, value)
+
+
+@kernel
+def adamw_(weights, gradients, exp_avg, exp_avg_sq, steps, lr, beta1, beta2, eps, weight_decay,
+           skip):
+    modeled.adamw(weights, gradients, exp_avg, exp_avg_sq)

@@ -101,7 +101,7 @@ def test_the_network_is_the_flags_then_the_clusters_then_the_cards(choose):
     ("--device virtual", {}, 0, "this node declares no virtual card; nearest: --device virtual:"),
     ("--device virtual", DECLARED | ASKED, 2, "local rank 2 has no GPU: this job has 2 on this "
      "node; nearest: --nproc_per_node 2"),
-    ("--device virtual --bf16", {"VIRTUAL_GPU": "t4"}, 0, "--bf16 on a virtual t4: the card has "
+    ("--device virtual --bf16", {"VIRTUAL_GPU": "t4"}, 0, "--bf16 on a virtual t4: this GPU has "
      "no bf16 arithmetic, only fp32, fp16; nearest: --fp16"),
     ("--device cpu", {INSTEAD_OF_CPU: "cuda"}, 0, "this cluster's jobs use CUDA instead"),
     ("--device cpu", {INSTEAD_OF_CPU: "gpu"}, 0, f"nearest: {INSTEAD_OF_CPU}=cuda"),

@@ -9,7 +9,10 @@ from contextlib import AbstractContextManager
 import torch
 import torch.distributed as dist
 
-from minimegatron.device import neighbors, virtual_kernels  # noqa: F401  registers kernels
+from minimegatron.device import (
+    virtual_kernels,  # noqa: F401  registers them
+    virtual_network,
+)
 from minimegatron.device.cpu import Device, Memory
 from virtualgpu.core import slots
 from virtualgpu.core.card import Card
@@ -81,7 +84,7 @@ class VirtualDevice(Device):
                 "memory_total": memory.capacity, "virtual_seconds": now, "utilization": share}
 
     def connect(self) -> list[str]:
-        return neighbors.connect(self.gpu, self.link, self.slot)
+        return virtual_network.connect(self.gpu, self.link, self.slot)
 
     def imagine(self, world_size: int, per_node: int) -> Topology:
         """Sit in a cluster of such cards that is not there, `per_node` of them on a node."""

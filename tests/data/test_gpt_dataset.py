@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minimegatron.data import gpt_dataset
+from minimegatron.data import build_index_maps, gpt_dataset
 from minimegatron.data.gpt_dataset import build_train_valid_test_datasets
 from minimegatron.errors import UserError
 
@@ -149,7 +149,7 @@ def test_an_unwritable_folder_names_the_flag(in_order, tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     prefix = in_order([20] * 3)
-    monkeypatch.setattr(gpt_dataset, "atomic_file", refuse)  # root may write everywhere
+    monkeypatch.setattr(build_index_maps, "atomic_file", refuse)  # root may write everywhere
     with pytest.raises(UserError, match=r"Permission denied.*--data-cache-path"):
         build(prefix)
 

@@ -51,13 +51,14 @@ class GradAccumulator:
 
     def __init__(self, ddp: DistributedDataParallel, main_grad: torch.Tensor,
                  buckets: list[Bucket], tied: bool) -> None:
-        """Create it for one step after another.
+        """Create the accumulator of one parameter.
 
         Args:
             ddp: its owner.
-            main_grad: see above.
-            buckets: see above.
-            tied: another stage's gradient is still to be added after the backward pass.
+            main_grad: the parameter's view of the gradient buffer.
+            buckets: those that hold a part of the gradient.
+            tied: whether another stage's gradient is added after the backward pass, so that the
+                gradient is not complete before.
         """
         self.ddp, self.main_grad, self.buckets, self.tied = ddp, main_grad, buckets, tied
         self.writes, self.complete = 0, False
@@ -129,7 +130,8 @@ class GradAccumulator:
 class DistributedDataParallel:
     """Owns the gradients of one rank's part of the model, and sums them over its replicas.
 
-    A step is `zero_grad`, the backward passes, `finish_grad_sync`.
+    Unlike PyTorch's class of this name, it does not wrap the forward pass: the gradients reach it
+    through the accumulators. A step is `zero_grad`, the backward passes, `finish_grad_sync`.
 
     Attributes:
         params: {name: parameter} in the order of the buffers, which is that of `ParamGroup`.
@@ -146,6 +148,12 @@ class DistributedDataParallel:
     one_bucket_at_a_time = False
 
     def __init__(self, ctx: Context, model: nn.Module) -> None:
+        """Create the gradient buffer, and set every parameter's accumulator in its spec.
+
+        Args:
+            ctx: the rank's context.
+            model: all of this rank's chunks.
+        """
         specs = named_param_specs(model)
         self.group: Group = ctx.grid.dp
         self.params = dict(sorted(model.named_parameters(), key=lambda item: specs[item[0]].group))
@@ -251,7 +259,12 @@ class DistributedDataParallel:
         self._in_flight.clear()
 
     def copy_owned(self, buffer: torch.Tensor, out: torch.Tensor) -> None:
-        """Copy the owned ranges of a buffer [n] to `out`, where they are contiguous."""
+        """Copy the ranges of a buffer that this rank owns.
+
+        Args:
+            buffer: [n].
+            out: receives them contiguously, [m]; m is n, or n/d when sharded over d replicas.
+        """
         start = 0
         for owned in self.owned:
             end = start + owned.stop - owned.start
@@ -259,8 +272,8 @@ class DistributedDataParallel:
             start = end
 
     def unshard(self, shard: torch.Tensor) -> torch.Tensor:
-        """Return the buffer [n] of which every replica holds its owned ranges; collective."""
+        """Return the buffer [n] whose owned ranges are `shard` [m]; every replica must call it."""
         return shard
 
     def all_gather(self, buffer: torch.Tensor) -> None:
-        """Fill a buffer [n], valid in the owned ranges, with those of the other replicas."""
+        """Fill a buffer [n], valid in this rank's owned ranges, with the other replicas' ranges."""

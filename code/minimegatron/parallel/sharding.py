@@ -19,7 +19,7 @@ from minimegatron.parallel.grid import Group
 
 
 class ShardedDataParallel(DistributedDataParallel):
-    """Data parallelism whose replicas own a shard of every bucket.
+    """Data parallelism with d replicas, each of which owns a shard of every bucket.
 
     The buffers are padded so that all shards of a bucket have the same size.
     """

@@ -112,7 +112,7 @@ def measured_layer(estimator: Estimator, gpt: Gpt, tp: int, micro_batch: int, fl
     for layers in (2, 3):
         shape = Gpt(layers, gpt.hidden, gpt.heads, gpt.sequence, gpt.vocabulary)
         config = configure(shape, tp, tp, 1, micro_batch, micro_batch, "--fp16 " + flags)
-        kept.append(estimator.kept(config, gpt.vocabulary))
+        kept.append(estimator.activation_bytes(config, gpt.vocabulary))
     return kept[1] - kept[0]
 
 

@@ -18,14 +18,13 @@ import numpy as np
 from search import search
 from vtrain import A100, DEEPSPEED_A100, EVEN, Row, flags_of, read
 
-from layout_estimator import stage_cost
-from layout_estimator.solo import solo_context
+from layout_estimator import measurement
+from layout_estimator.cluster import modeled_cluster
+from layout_estimator.representative import representative_context
 from minimegatron.arguments import parse_arguments
 from minimegatron.data.tokenizer import pad_vocab_size
-from minimegatron.device.virtual import VirtualDevice
-from pipeline_schedules import one_f_one_b
-from pipeline_schedules.actions import needs
-from pipeline_schedules.simulation import run_order
+from pipeline_schedules import Action, Handler, one_f_one_b, replay
+from pipeline_schedules.actions import StageAction
 from virtualgpu.core import matmul
 from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.net.group import VirtualGroup
@@ -47,7 +46,7 @@ class Recorder:
         self.pieces: list[list[tuple]] = []
         self.now: list[tuple] = []
         seconds, launch, begin, meter = (VirtualGpu.seconds, VirtualGpu.launch,
-                                         VirtualGroup.begin, stage_cost.Meter.run)
+                                         VirtualGroup.begin, measurement.Meter.run)
         recorder = self
 
         def listed(gpu, work):
@@ -63,14 +62,14 @@ class Recorder:
             recorder.now.append(("collective", size, len(group.ranks), None))
             return begin(group, name, length, tensors, *more, **options)
 
-        def metered(meter_, work, ahead=0.0):
+        def metered(meter_, work, backlog=0.0):
             recorder.now = []
-            found = meter(meter_, work, ahead)
+            found = meter(meter_, work, backlog)
             recorder.pieces.append(recorder.now)
             return found
 
         VirtualGpu.seconds, VirtualGpu.launch = listed, launched
-        VirtualGroup.begin, stage_cost.Meter.run = begun, metered
+        VirtualGroup.begin, measurement.Meter.run = begun, metered
 
 
 Key = tuple  # of a stage: hidden, micro-batch, tp, whether it is the first, the last
@@ -95,24 +94,22 @@ def record(rows: list[Row]) -> tuple[dict, dict]:
             flags = flags_of(row, layers) + " --timing-log-level 0"
             config = parse_arguments(flags.split(),
                                      {"RANK": "0", "WORLD_SIZE": str(row.gpus)})
-            device = VirtualDevice(card, None)
-            with stage_cost.on(device):
-                device.imagine(row.gpus, 8)
+            with modeled_cluster(card, None, row.gpus, 8) as cluster:
                 recorder.pieces = []
-                cost(solo_context(config, device, stage))
+                cost(representative_context(config, cluster, stage))
             return recorder.pieces
 
         for stage, first, last in stages_of(row):
             key = row.hidden, row.micro_batch, row.tp, first, last
             for layers in (2, 3) if key not in passes else ():
                 pieces = on_card(stage, layers * row.pp, lambda ctx, v=vocabulary:
-                                 stage_cost.chunk_cost(ctx, v, 0, False))
+                                 measurement.chunk_cost(ctx, v, 0, False))
                 passes.setdefault(key, {})[layers] = {
                     "F": pieces[2], "B": pieces[3], "B1": pieces[1]}
             where = key, row.layers // row.pp, row.dp, row.pp
             if where not in steps:
                 pieces = on_card(stage, row.layers, lambda ctx, v=vocabulary:
-                                 stage_cost.step_cost(ctx, v))
+                                 measurement.step_cost(ctx, v))
                 steps[where] = {"begin": pieces[0], "end": pieces[1]}
     return passes, steps
 
@@ -122,6 +119,20 @@ def padded(pieces: list[list[tuple]], number: Callable[[tuple], float]) -> np.nd
     for at, piece in enumerate(pieces):
         found[at, :len(piece)] = [number(item) for item in piece]
     return found
+
+
+class Order(Handler):
+    """Lists a schedule's actions in an order that their dependencies allow.
+
+    Attributes:
+        actions: (stage, action, the action of another stage that it depends on, if any).
+    """
+
+    def __init__(self) -> None:
+        self.actions: list[tuple[int, Action, StageAction | None]] = []
+
+    def compute(self, stage: int, action: Action, source: StageAction | None) -> None:
+        self.actions.append((stage, action, source))
 
 
 class Machine:
@@ -162,12 +173,11 @@ class Machine:
             ends = [np.array([self.index[*place, kind] for place in where])
                     for kind in ("begin", "end")]
             found.append((np.array([row.layers // stages for row in rows]), of, *ends))
-        order = [(stage, action, [place for place in needs(stage, action, stages, 1)
-                                  if place[0] != stage])
-                 for stage, action in run_order(one_f_one_b(stages, count))]
+        order = Order()
+        replay(one_f_one_b(stages, count), order)
         sizes = np.array([2.0 * self.rows[at].micro_batch * self.rows[at].sequence
                           * self.rows[at].hidden for at in ids])
-        return stages, count, np.array(ids), found, order, sizes
+        return stages, count, np.array(ids), found, order.actions, sizes
 
     def pass_seconds(self, at: dict[str, float]) -> tuple[np.ndarray, np.ndarray]:
         """(seconds of every piece of work, of the host's in it)."""
@@ -198,10 +208,11 @@ class Machine:
                 DEEPSPEED_A100.nvlink * at["link"] * at["p2p"])
             came: dict = {}
             left = [0.0] * stages
-            for stage, action, needed in order:
+            for stage, action, source in order:
                 start = now[stage]
-                for place in needed:
-                    start = np.maximum(np.maximum(start + at["dispatch"], left[stage]), came[place])
+                if source is not None:
+                    start = np.maximum(np.maximum(start + at["dispatch"], left[stage]),
+                                       came[source])
                 first = "B1" if action.kind == "B" and action.micro_batch == 0 else action.kind
                 now[stage] = np.maximum(start, left[stage]) + took[stage][first]
                 if 0 <= stage + (1 if action.kind == "F" else -1) < stages:

@@ -1,74 +1,101 @@
-"""What a grid's ranks hold, from what one rank of each stage was measured to hold."""
+"""Memory of every stage's ranks, from the measured memory of one rank of each stage."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
 
-from layout_estimator.solo import solo_context
+from layout_estimator.cluster import ModeledCluster
+from layout_estimator.pass_handler import CostHandler
+from layout_estimator.representative import representative_context
+from layout_estimator.stage_cost import StageCost
 from minimegatron.arguments import Config
-from minimegatron.device.virtual import VirtualDevice
-from pipeline_schedules import BACKWARD, FORWARD, Message
-from pipeline_schedules.actions import Action, needs
-
-if TYPE_CHECKING:
-    from layout_estimator.estimate import Costs
+from pipeline_schedules import BACKWARD, FORWARD, Action, Message
+from pipeline_schedules.actions import StageAction
 
 
 def message_bytes(config: Config) -> int:
-    """Of what one rank sends to the next stage."""
+    """Return the size, in bytes, of a message from one rank to the next stage."""
     parts = config.tensor_model_parallel_size if config.sequence_parallel else 1
     count = config.seq_length * config.micro_batch_size * config.hidden_size // parts
     return count * (4 if config.precision == "fp32" else 2)
 
 
-def communicator_bytes(config: Config, device: VirtualDevice, stage: int) -> int:
-    """Memory of the communicators on a rank of the stage."""
-    grid = solo_context(config, device, stage).grid
+def communicator_bytes(config: Config, cluster: ModeledCluster, stage: int) -> int:
+    """Return the memory, in bytes, of the communicators on one rank.
+
+    Args:
+        config: the run's flags.
+        cluster: the cluster that it would run on.
+        stage: the rank's pipeline stage.
+    """
+    grid = representative_context(config, cluster, stage).grid
     groups = {group.ranks for group in (grid.dp, grid.tp, grid.model)}
-    size = sum(map(device.buffer_bytes, groups))
+    size = sum(map(cluster.buffer_bytes, groups))
     if grid.pp.size > 1:  # one for each direction and chunk, and one for the tied embedding
-        size += 2 * config.chunks * device.buffer_bytes(grid.pp.ranks)
+        size += 2 * config.chunks * cluster.buffer_bytes(grid.pp.ranks)
         if grid.pp.index in (0, grid.pp.size - 1):
-            size += device.buffer_bytes((grid.pp.ranks[0], grid.pp.ranks[-1]))
+            size += cluster.buffer_bytes((grid.pp.ranks[0], grid.pp.ranks[-1]))
     return size
 
 
-def receiver(stage: int, action: Action, stages: int, chunks: int) -> int | None:
-    """Who needs what this action makes; None: nobody, or the stage itself."""
-    if action.kind not in (FORWARD, BACKWARD):
-        return None
-    virtual = action.chunk * stages + stage + (1 if action.kind == FORWARD else -1)
-    if not 0 <= virtual < stages * chunks or virtual % stages == stage:
-        return None
-    return virtual % stages
+@dataclass
+class StageMemory:
+    """Memory of one rank of a stage during a step.
+
+    Attributes:
+        allocated: bytes at the moment, without messages in transit.
+        peak: the most bytes so far.
+        sent: the last messages of each channel, which the sender still holds.
+        only_sent: those of them whose tensors nothing else holds.
+        posted: receives whose tensors no action has consumed yet.
+    """
+
+    allocated: float
+    peak: float
+    sent: dict[tuple[str, int], deque[Action]]
+    only_sent: set[Action] = field(default_factory=set)
+    posted: int = 0
+
+    def held(self) -> set[Action]:
+        """Return the actions whose results are among the last messages."""
+        return set().union(*self.sent.values())
 
 
-def peak(config: Config, program: Sequence[Action | Message], cost: Costs, stage: int) -> int:
-    """Bytes allocated on a rank of the stage at its peak."""
-    step, stages, size = cost.step, config.pipeline_model_parallel_size, message_bytes(config)
-    live = step.states + config.num_micro_batches * step.batch
-    most, seen = live + step.most, set()
-    # What was sent stays until as many more have followed as there are stages (p2p.Peers.send).
-    sent: dict[tuple[str, int], deque[Action]] = defaultdict(lambda: deque(maxlen=stages))
-    dead: set[Action] = set()  # outputs that only the queue still holds
-    coming = 0  # messages that have room already, before the action that uses them
-    for action in program:
-        if isinstance(action, Message):
-            coming += action.end != "send"
-            continue
-        coming -= sum(place[0] != stage for place in needs(stage, action, stages, config.chunks))
-        first = (action.kind, action.chunk) not in seen
-        seen.add((action.kind, action.chunk))
-        one = cost.of(action, first)
-        most = max(most, live + one.most + size * (len(dead) + coming))
-        live += one.kept
-        if action.kind == BACKWARD:
-            dead.add(action)
-            dead.add(replace(action, kind=FORWARD))
-        if receiver(stage, action, stages, config.chunks) is not None:
-            sent[action.kind, action.chunk].append(action)
-        dead &= set().union(*sent.values())
-    return int(most)
+class PeakMemory(CostHandler):
+    """Adds up the memory of every stage, and remembers the peak."""
+
+    def __init__(self, costs: Sequence[StageCost], config: Config) -> None:
+        super().__init__(costs)
+        self.message_bytes = message_bytes(config)
+        self.stages = []
+        for cost in costs:
+            allocated = cost.step.state_bytes + config.num_micro_batches * cost.step.batch_bytes
+            # A sender holds as many tensors per channel as there are stages (p2p.Peers.send).
+            held: dict = defaultdict(lambda: deque(maxlen=len(costs)))
+            self.stages.append(StageMemory(allocated, allocated + cost.step.peak, held))
+
+    def compute(self, stage: int, action: Action, source: StageAction | None) -> None:
+        memory, cost = self.stages[stage], self.pass_cost(stage, action)
+        memory.posted -= source is not None  # now a part of the pass's own memory
+        messages = len(memory.only_sent) + memory.posted
+        memory.peak = max(memory.peak, memory.allocated + cost.peak + self.message_bytes * messages)
+        memory.allocated += cost.retained
+        if action.kind == BACKWARD:  # the forward's output is no longer needed here
+            memory.only_sent.add(replace(action, kind=FORWARD))
+            memory.only_sent &= memory.held()
+
+    def send(self, stage: int, message: Message) -> None:
+        memory, action = self.stages[stage], message.action
+        memory.sent[action.kind, action.chunk].append(action)
+        if action.kind == BACKWARD:  # nothing but the transfer needs the input's gradient
+            memory.only_sent.add(action)
+        memory.only_sent &= memory.held()
+
+    def receive(self, stage: int, message: Message) -> None:
+        self.stages[stage].posted += 1
+
+    def peaks(self) -> tuple[int, ...]:
+        """Return each stage's peak memory, in bytes."""
+        return tuple(int(memory.peak) for memory in self.stages)

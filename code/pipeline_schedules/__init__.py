@@ -1,13 +1,17 @@
-"""Pipeline schedules as data: what every stage computes, in which order.
+"""Pipeline schedules as data: the order in which every stage runs its passes.
 
-actions.py defines a schedule, builtin.py has the published ones, loading.py reads yours,
-validation.py checks one, communication.py adds sends and receives, simulation.py puts it on a
-clock, drawing.py and steps.py draw it, and traces.py reads and writes Perfetto traces.
+actions.py defines a schedule, builtin.py has the published ones, and loading.py reads yours.
+validation.py checks a schedule, communication.py adds sends and receives, and interpreter.py
+executes it for whoever handles its actions. simulation.py computes timelines, drawing.py and
+steps.py draw them, and traces.py reads and writes Perfetto traces; these are imported on first use.
 
-Schedules need only the standard library and import none of our packages, so they also run where
-torch does not; only drawing needs matplotlib. The trainer, the estimator, the checks, and the labs
-all use the same lists. Begin with actions.py, then builtin.py.
+The package needs only the standard library, so schedules also work where torch is not installed;
+only drawing needs matplotlib. The trainer, the layout estimator, the checks, and the labs all use
+the same lists. Begin with actions.py, then builtin.py and interpreter.py.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from pipeline_schedules.actions import (
     BACKWARD,
@@ -22,18 +26,38 @@ from pipeline_schedules.actions import (
     to_text,
 )
 from pipeline_schedules.builtin import BUILT_IN, gpipe, interleaved, one_f_one_b, zb_h1
-from pipeline_schedules.communication import Message, Program, add_communication
-from pipeline_schedules.drawing import Drawing, draw, draw_beside
+from pipeline_schedules.clock import Durations
+from pipeline_schedules.communication import add_communication
+from pipeline_schedules.interpreter import Deadlock, Handler, replay
 from pipeline_schedules.loading import load
-from pipeline_schedules.simulation import Durations, Span, Timeline, simulate
-from pipeline_schedules.steps import Steps, draw_steps
-from pipeline_schedules.traces import export, measured, replayed, timeline_of
+from pipeline_schedules.messages import Message, Program
 from pipeline_schedules.validation import check, problems
 
+if TYPE_CHECKING:
+    from pipeline_schedules.drawing import Drawing, draw, draw_beside
+    from pipeline_schedules.simulation import Span, Timeline, simulate
+    from pipeline_schedules.steps import Steps, draw_steps
+    from pipeline_schedules.traces import export, measured, replayed, timeline_of
+
 __all__ = [
-    "BACKWARD", "BUILT_IN", "FORWARD", "WEIGHT", "Action", "Drawing", "Durations", "Message",
-    "Program", "Schedule", "ScheduleError", "Span", "Steps", "Timeline", "add_communication",
-    "check", "draw", "draw_beside", "draw_steps", "export", "gpipe", "interleaved",
-    "load", "measured", "one_f_one_b", "parse", "peak_live", "problems", "replayed",
-    "simulate", "splits_backward", "timeline_of", "to_text", "zb_h1",
+    "BACKWARD", "BUILT_IN", "FORWARD", "WEIGHT", "Action", "Deadlock", "Drawing", "Durations",
+    "Handler", "Message", "Program", "Schedule", "ScheduleError", "Span", "Steps", "Timeline",
+    "add_communication", "check", "draw", "draw_beside", "draw_steps", "export", "gpipe",
+    "interleaved", "load", "measured", "one_f_one_b", "parse", "peak_live", "problems", "replay",
+    "replayed", "simulate", "splits_backward", "timeline_of", "to_text", "zb_h1",
 ]
+_ON_FIRST_USE = {
+    "drawing": ("Drawing", "draw", "draw_beside"),
+    "simulation": ("Span", "Timeline", "simulate"),
+    "steps": ("Steps", "draw_steps"),
+    "traces": ("export", "measured", "replayed", "timeline_of"),
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import `name` from its module, for names that a training step does not use."""
+    for module, names in _ON_FIRST_USE.items():
+        if name in names:
+            value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
-"""A schedule is data: for every pipeline stage, the ordered list of what it computes.
+"""A schedule is data: the ordered list of compute actions of every pipeline stage.
 
-It holds compute actions only; what is sent and received follows from it. Virtual stages are dealt
-out round robin (Narayanan et al. 2021, section 2.2.2): chunk c of stage s is virtual stage
-c * stages + s, so the layers pass every stage once per chunk.
+Sends and receives follow from it (communication.py). Each stage holds one or more model chunks,
+assigned round-robin (Narayanan et al. 2021, section 2.2.2): chunk c of stage s is virtual stage
+c * stages + s, so a micro-batch visits every stage once per chunk.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ TOKEN = re.compile(r"([FBW])([0-9]{1,6})(?:\.([0-9]{1,6}))?")
 
 
 class ScheduleError(Exception):
-    """A schedule, or its file, that cannot be used; the text says where and why."""
+    """A schedule or its file cannot be used; the message names the place and the reason."""
 
 
 @dataclass(frozen=True)
 class Action:
-    """Run `kind` for one micro-batch on one chunk of this stage's layers.
+    """One pass of one micro-batch through one model chunk of a stage.
 
-    kind: F forward, B backward, W weight gradient. In a schedule with W, B computes the gradient
-    of the inputs only; in one without, B computes both.
+    Attributes:
+        kind: F (forward), B (backward), or W (weight gradient). In a schedule with W, B computes
+            only the gradient of the inputs; in one without, B computes both gradients.
+        micro_batch: its number, from 0.
+        chunk: the stage's model chunk, from 0.
     """
 
     kind: str
@@ -37,24 +40,30 @@ class Action:
 
 
 Schedule = list[list[Action]]
-Place = tuple[int, Action]  # an action and the stage that runs it
+StageAction = tuple[int, Action]  # a stage, and an action that it runs
 
 
 def splits_backward(schedule: Sequence[Sequence[Action]]) -> bool:
-    """Whether the weight gradients are actions of their own."""
+    """Return True if the schedule computes weight gradients in separate W actions."""
     return any(action.kind == WEIGHT for actions in schedule for action in actions)
 
 
 def count_chunks(schedule: Sequence[Sequence[Action]]) -> int:
-    """Chunks per stage: one more than the highest number in the schedule."""
+    """Return the number of chunks per stage: one more than the highest number in use."""
     return 1 + max((action.chunk for actions in schedule for action in actions), default=0)
 
 
-def needs(stage: int, action: Action, stages: int, chunks: int) -> list[Place]:
-    """What must be finished before this action can start, on this stage and on others.
+def dependencies(stage: int, action: Action, stages: int, chunks: int) -> list[StageAction]:
+    """Return the actions that must finish before this one can start.
 
-    F needs F of the virtual stage before it, B needs its own F and B of the virtual stage behind
-    it, W needs its own B.
+    F depends on F of the previous virtual stage. B depends on its own F and on B of the next
+    virtual stage. W depends on its own B.
+
+    Args:
+        stage: the stage that runs `action`.
+        action: the action.
+        stages: the number of pipeline stages.
+        chunks: model chunks per stage.
     """
     k, virtual = action.micro_batch, action.chunk * stages + stage
     if action.kind == WEIGHT:
@@ -67,11 +76,47 @@ def needs(stage: int, action: Action, stages: int, chunks: int) -> list[Place]:
     return found
 
 
-def live_activations(actions: Sequence[Action], split: bool) -> list[int]:
-    """After every action: how many (micro-batch, chunk) pairs this stage keeps activations of.
+def sender(stage: int, action: Action, stages: int, chunks: int) -> StageAction | None:
+    """Return the dependency on another stage, whose result must be received, or None.
 
-    They are kept from the forward until the last action that reads them: B, or W where the
-    schedule splits the backward. W reads a part of them only, so this counts from above.
+    An action has at most one: W has none, and neither does the first or the last virtual stage.
+
+    Args:
+        stage: the stage that runs `action`.
+        action: the action.
+        stages: the number of pipeline stages.
+        chunks: model chunks per stage.
+    """
+    return next((needed for needed in dependencies(stage, action, stages, chunks)
+                 if needed[0] != stage), None)
+
+
+def receiver(stage: int, action: Action, stages: int, chunks: int) -> StageAction | None:
+    """Return the action on another stage that consumes this one's result, or None.
+
+    Args:
+        stage: the stage that runs `action`.
+        action: the action.
+        stages: the number of pipeline stages.
+        chunks: model chunks per stage.
+    """
+    step = {FORWARD: 1, BACKWARD: -1}.get(action.kind)
+    virtual = action.chunk * stages + stage + (step or 0)
+    if step is None or not 0 <= virtual < stages * chunks or virtual % stages == stage:
+        return None
+    chunk, other = divmod(virtual, stages)
+    return other, Action(action.kind, action.micro_batch, chunk)
+
+
+def live_activations(actions: Sequence[Action], split: bool) -> list[int]:
+    """Return, after each action, the number of (micro-batch, chunk) pairs in flight on a stage.
+
+    Their activations are stored from the forward until the last action that reads them: B, or W
+    if the schedule splits the backward. W reads only part of them, so this is an upper bound.
+
+    Args:
+        actions: one stage's list.
+        split: whether the schedule has W actions.
     """
     last, alive, counts = WEIGHT if split else BACKWARD, 0, []
     for action in actions:
@@ -81,24 +126,28 @@ def live_activations(actions: Sequence[Action], split: bool) -> list[int]:
 
 
 def peak_live(schedule: Sequence[Sequence[Action]]) -> list[int]:
-    """Per stage: the most (micro-batch, chunk) pairs whose activations are kept at one time.
+    """Return each stage's peak number of (micro-batch, chunk) pairs in flight.
 
-    With v chunks a pair is 1/v of what the stage keeps for one micro-batch.
+    With v chunks, one pair takes 1/v of the activation memory of a whole stage's micro-batch.
     """
     split = splits_backward(schedule)
     return [max(live_activations(actions, split), default=0) for actions in schedule]
 
 
 def to_text(schedule: Sequence[Sequence[Action]]) -> list[str]:
-    """The compact form, one string per stage: "F0 F1 B0 B1", chunks as "F0.1"."""
+    """Return the compact form, one string per stage: "F0 F1 B0 B1", with chunks as "F0.1"."""
     return [" ".join(map(str, actions)) for actions in schedule]
 
 
 def parse(stages: object, source: str = "schedule") -> Schedule:
-    """A schedule from a list with one entry per stage: "F0 F1 B0 B1", or a list of actions.
+    """Return the schedule in a list with one entry per stage: "F0 F1 B0 B1", or a list of actions.
 
-    An action is an Action or a text such as "F0" or "F0.1". Stages and positions count from 0.
-    Raises ScheduleError, which names `source`, the stage and the position.
+    Args:
+        stages: the list. An action is an Action or a string such as "F0" or "F0.1".
+        source: the file or object that error messages name.
+
+    Raises:
+        ScheduleError: the list is malformed; the message names the stage and the position.
     """
     if not isinstance(stages, list | tuple):
         raise ScheduleError(f"{source}: a schedule is a list with one entry per stage, "
@@ -109,7 +158,7 @@ def parse(stages: object, source: str = "schedule") -> Schedule:
 def _parse_stage(entry: object, where: str) -> list[Action]:
     items = entry.split() if isinstance(entry, str) else entry
     if not isinstance(items, list | tuple):
-        raise ScheduleError(f'{where}: write its actions as a text, "F0 B0", or as a list, '
+        raise ScheduleError(f'{where}: write its actions as a string, "F0 B0", or as a list, '
                             f"not as a {type(entry).__name__}")
     return [_parse_action(item, f"{where}, position {position}")
             for position, item in enumerate(items)]
@@ -127,7 +176,15 @@ def _parse_action(item: object, where: str) -> Action:
 
 
 def well_formed(action: Action, where: str) -> Action:
-    """The action, if its kind is known and its numbers are whole; else ScheduleError."""
+    """Return the action if its kind is known and its numbers are integers.
+
+    Args:
+        action: the action.
+        where: its file, stage, and position, for the error.
+
+    Raises:
+        ScheduleError: the action is malformed.
+    """
     if not isinstance(action.kind, str) or action.kind not in NAMES:
         raise ScheduleError(f"{where}: an action's kind is F, B or W, not {action.kind!r}")
     for name in ("micro_batch", "chunk"):

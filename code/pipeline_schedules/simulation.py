@@ -1,70 +1,22 @@
-"""A schedule on a clock: when every action starts and ends, and what the pipeline waits for.
-
-An action starts when its stage is free and what it needs has arrived. Sending costs a stage
-nothing but delays the receiver by the link's time: transfers overlap with computing.
-"""
+"""Timelines: the spans of every stage's actions, simulated or recorded, and their bubble."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from graphlib import TopologicalSorter
+from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Real
 from typing import NamedTuple
 
-from pipeline_schedules.actions import (
-    BACKWARD,
-    FORWARD,
-    WEIGHT,
-    Action,
-    Place,
-    ScheduleError,
-    count_chunks,
-    needs,
-    peak_live,
-    splits_backward,
-    well_formed,
-)
+from pipeline_schedules.actions import Action, ScheduleError, peak_live, well_formed
+from pipeline_schedules.clock import Clock, Durations
+from pipeline_schedules.interpreter import replay
 from pipeline_schedules.validation import check
 
 
-@dataclass(frozen=True)
-class Durations:
-    """How long a stage needs for one micro-batch, in any unit of time.
-
-    Each is a number for all stages or a list with one number per stage. They are a whole stage's:
-    one of v chunks takes 1/v. A backward that is not split takes `backward` + `weight`.
-    link: from the end of an action to the earliest start of what needs it on another stage; in a
-    list, by the stage that receives.
-    """
-
-    forward: float | Sequence[float] = 1
-    backward: float | Sequence[float] = 1  # gradient of the inputs
-    weight: float | Sequence[float] = 1
-    link: float | Sequence[float] = 0
-
-    def per_stage(self, stages: int) -> dict[str, list[float]]:
-        """{field: [stages] numbers}; ScheduleError names the field that does not fit."""
-        found = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            values = [value] * stages if isinstance(value, Real) else value
-            if not isinstance(values, list | tuple) or len(values) != stages:
-                raise ScheduleError(f"durations: {field.name} is one number or a list of {stages}, "
-                                    f"one per stage, not {value!r}")
-            for number in values:
-                if isinstance(number, bool) or not isinstance(number, Real) or not (
-                        math.isfinite(number) and number >= 0):
-                    raise ScheduleError(f"durations: {field.name} has {number!r}, which is no "
-                                        "length of time; give numbers of at least 0")
-            found[field.name] = list(values)
-        return found
-
-
 class Span(NamedTuple):
-    """One action on the clock."""
+    """An action with its start and end times."""
 
     kind: str
     micro_batch: int
@@ -75,19 +27,20 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """What every stage did when, simulated or recorded: {stage: its spans in order of time}.
+    """When every stage ran its actions, simulated or recorded.
 
-    Times are in one unit, any; a recorded run's may start anywhere.
+    Attributes:
+        spans: {stage: its spans, in order of time}, in any unit of time and from any origin.
     """
 
     spans: dict[int, list[Span]]
 
     @classmethod
     def of(cls, recorded: Mapping[int, Sequence[Sequence]]) -> Timeline:
-        """From {stage: [(kind, micro_batch, chunk, start, end), ...]}.
+        """Return the timeline of {stage: [(kind, micro_batch, chunk, start, end), ...]}.
 
-        Raises ScheduleError for what is no span, for a stage that does two things at once, and
-        where nothing was recorded at all.
+        Raises:
+            ScheduleError: an entry is malformed, two spans of a stage overlap, or there are none.
         """
         spans = {}
         for stage in sorted(recorded):
@@ -105,70 +58,53 @@ class Timeline:
 
     @property
     def total(self) -> float:
-        """From the first start on any stage to the last end on any."""
+        """Return the time from the first start to the last end, over all stages."""
         return max(stage[-1].end for stage in self.spans.values() if stage) - self.begin
 
     @property
     def busy(self) -> list[float]:
-        """Per stage: the time in which it computes."""
+        """Return the time that each stage computes."""
         return [sum(span.end - span.start for span in stage) for stage in self.spans.values()]
 
     @property
     def bubble_fraction(self) -> float:
-        """Idle time as a share of the total, over all stages: (p-1)/(m+p-1) for GPipe, 1F1B."""
+        """Return idle time over total time, of all stages: (p-1)/(m+p-1) for GPipe and 1F1B."""
         total = self.total * len(self.spans)
         return (total - sum(self.busy)) / total if total else 0
 
     @property
     def bubble_overhead(self) -> float:
-        """Idle time against the computing time, over all stages: (p-1)/m for GPipe and 1F1B.
+        """Return idle time over compute time, of all stages: (p-1)/m for GPipe and 1F1B.
 
-        With stages of different speed both count the waiting for the slowest as well.
+        If stages differ in speed, this and bubble_fraction include waiting for the slowest one.
         """
         busy = sum(self.busy)
         return (self.total * len(self.spans) - busy) / busy if busy else 0
 
     @property
     def peak_live(self) -> list[int]:
-        """Per stage, as actions.peak_live."""
+        """Return each stage's peak number of (micro-batch, chunk) pairs in flight."""
         return peak_live([[Action(*span[:3]) for span in stage] for stage in self.spans.values()])
 
 
 def simulate(schedule: Sequence[Sequence[Action]], durations: Durations | None = None) -> Timeline:
-    """The timeline of a schedule; with no durations F, B and W take 1 and a link 0.
+    """Return the timeline of a schedule.
 
-    Raises ScheduleError for a schedule that check() refuses and for durations that do not fit.
+    Args:
+        schedule: per stage, its actions.
+        durations: times of the passes; by default F, B, and W take 1 and links take 0.
+
+    Raises:
+        ScheduleError: check() rejects the schedule, or the durations do not fit it.
     """
     check(schedule)
-    stages, chunks = len(schedule), count_chunks(schedule)
-    cost = (durations or Durations()).per_stage(stages)
-    if not splits_backward(schedule):
-        cost["backward"] = [b + w for b, w in zip(cost["backward"], cost["weight"], strict=True)]
-    times = {FORWARD: cost["forward"], BACKWARD: cost["backward"], WEIGHT: cost["weight"]}
-    free: list[float] = [0] * stages
-    ends: dict[Place, float] = {}
-    spans: dict[int, list[Span]] = {stage: [] for stage in range(stages)}
-    for stage, action in run_order(schedule):
-        ready = [ends[place] + (cost["link"][stage] if place[0] != stage else 0)
-                 for place in needs(stage, action, stages, chunks)]
-        start = max([free[stage], *ready])
-        # Without chunks nothing is divided, so that exact numbers stay exact.
-        length = times[action.kind][stage]
-        free[stage] = ends[stage, action] = start + (length / chunks if chunks > 1 else length)
-        spans[stage].append(
-            Span(action.kind, action.micro_batch, action.chunk, start, free[stage]))
+    clock = Clock(schedule, durations or Durations())
+    replay(schedule, clock)
+    spans: dict[int, list[Span]] = {stage: [] for stage in range(len(schedule))}
+    for (stage, action), start in clock.starts.items():
+        spans[stage].append(Span(action.kind, action.micro_batch, action.chunk, start,
+                                 clock.ends[stage, action]))
     return Timeline(spans)
-
-
-def run_order(schedule: Sequence[Sequence[Action]]) -> list[Place]:
-    """All actions of a valid schedule in an order in which one worker could run them."""
-    stages, chunks = len(schedule), count_chunks(schedule)
-    graph: dict[Place, list[Place]] = {}
-    for stage, actions in enumerate(schedule):
-        for position, action in enumerate(actions):
-            before = [(stage, actions[position - 1])] if position else []
-            graph[stage, action] = before + needs(stage, action, stages, chunks)
-    return list(TopologicalSorter(graph).static_order())
 
 
 def _span(item: Sequence, where: str) -> Span:

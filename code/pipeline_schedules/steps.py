@@ -11,7 +11,7 @@ import html
 import json
 from pathlib import Path
 
-from pipeline_schedules.actions import WEIGHT, Action, ScheduleError, needs
+from pipeline_schedules.actions import WEIGHT, Action, ScheduleError, dependencies
 from pipeline_schedules.boxes import INK, chunks_of, label_of, live_steps
 from pipeline_schedules.drawing import Drawing, draw, unit_of
 from pipeline_schedules.simulation import Timeline
@@ -108,7 +108,7 @@ class Steps:
 
     def _needed(self, stage: int, action: Action, chunks: int) -> str:
         """What another stage must have done before this action, in words; "" for nothing."""
-        there = [f"{needed} of stage {other}" for other, needed in needs(
+        there = [f"{needed} of stage {other}" for other, needed in dependencies(
             stage, action, len(self.timeline.spans), chunks) if other != stage]
         return there[0] if there else ""
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline_schedules.actions import BACKWARD, FORWARD, WEIGHT, Action, ScheduleError, parse
-from pipeline_schedules.simulation import Durations, Timeline, simulate
+from pipeline_schedules.clock import Durations
+from pipeline_schedules.simulation import Timeline, simulate
 
 FILE = "timeline.json"  # what --timeline FOLDER writes there
 SECTIONS = {FORWARD: "forward-compute", BACKWARD: "backward-compute", WEIGHT: "backward-compute"}

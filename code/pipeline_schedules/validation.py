@@ -1,6 +1,6 @@
-"""What is wrong with a schedule, in sentences.
+"""Check that a schedule is complete, in order, free of deadlock, and within its memory limit.
 
-Stages and positions in a stage's list count from 0.
+Stages, and positions in a stage's list, count from 0.
 """
 
 from __future__ import annotations
@@ -15,21 +15,30 @@ from pipeline_schedules.actions import (
     NAMES,
     WEIGHT,
     Action,
-    Place,
     ScheduleError,
+    dependencies,
     live_activations,
-    needs,
     splits_backward,
 )
+from pipeline_schedules.interpreter import Deadlock, Handler, replay
 
 Lists = Sequence[Sequence[Action]]
-SHOWN = 5  # sentences that an error shows; more would bury the first
+SHOWN = 5  # problems in one error; more would bury the first
 
 
 def check(schedule: Lists, *, stages: int | None = None, micro_batches: int | None = None,
           chunks: int | None = None, max_live: int | Sequence[int] | None = None,
           source: str = "schedule") -> None:
-    """Raise ScheduleError with the first few of problems(); `source` says whose they are."""
+    """Raise ScheduleError with the first few of problems().
+
+    Args:
+        schedule: per stage, its actions.
+        stages: as for problems().
+        micro_batches: as for problems().
+        chunks: as for problems().
+        max_live: as for problems().
+        source: the file or flag that the error names.
+    """
     complain(problems(schedule, stages=stages, micro_batches=micro_batches, chunks=chunks,
                       max_live=max_live), source)
 
@@ -46,13 +55,18 @@ def complain(found: list[str], source: str) -> None:
 def problems(schedule: Lists, *, stages: int | None = None, micro_batches: int | None = None,
              chunks: int | None = None, max_live: int | Sequence[int] | None = None
              ) -> list[str]:
-    """Everything that is wrong with a schedule, one sentence each; [] for a sound one.
+    """Return every problem of a schedule, one sentence each; [] for a valid one.
 
-    stages, micro_batches, chunks (per stage): what it is meant for; without them, what it says
-    itself. max_live: the most (micro-batch, chunk) pairs whose activations a stage has room for,
-    one number or one per stage.
-    Order and deadlock are looked at only where no action is missing, since a missing one would
-    show up there a second time.
+    Order and deadlock are checked only if no action is missing: a missing one would be reported
+    twice.
+
+    Args:
+        schedule: per stage, its actions.
+        stages: the number of pipeline stages; by default, that of the lists.
+        micro_batches: their number; by default, one more than the highest in the schedule.
+        chunks: model chunks per stage; by default, one more than the highest in the schedule.
+        max_live: the most (micro-batch, chunk) pairs that may be in flight on a stage, one number
+            or one per stage.
     """
     found = _shape(schedule, stages)
     if found:
@@ -66,7 +80,7 @@ def problems(schedule: Lists, *, stages: int | None = None, micro_batches: int |
     if not found:
         found = _completeness(schedule, micro_batches, chunks)
     if not found:
-        found = _order_on_a_stage(schedule, chunks) or _deadlock(schedule, chunks)
+        found = _order_on_a_stage(schedule, chunks) or _deadlock(schedule)
         if max_live is not None:
             found = found + _memory(schedule, max_live)
     return found
@@ -117,7 +131,7 @@ def _completeness(schedule: Lists, micro_batches: int, chunks: int) -> list[str]
     used = sorted({action.micro_batch for action in every})
     found = (_unused(set(used), micro_batches, "micro-batch")
              or _unused({action.chunk for action in every}, chunks, "chunk"))
-    if found:  # most likely one wrong number: every stage's list of what is missing would bury it
+    if found:  # most likely one wrong number, which a list for every stage would bury
         return found
     for stage, actions in enumerate(schedule):
         times = Counter(actions)
@@ -140,15 +154,15 @@ def _unused(used: set[int], limit: int, noun: str) -> list[str]:
 
 
 def _order_on_a_stage(schedule: Lists, chunks: int) -> list[str]:
-    """Actions that come before something on the same stage that they need."""
+    """Return the actions that come before a dependency on the same stage."""
     found = []
     for stage, actions in enumerate(schedule):
-        place = {action: position for position, action in enumerate(actions)}
+        positions = {action: position for position, action in enumerate(actions)}
         for position, action in enumerate(actions):
-            for other, needed in needs(stage, action, len(schedule), chunks):
-                if other == stage and place[needed] > position:
+            for other, needed in dependencies(stage, action, len(schedule), chunks):
+                if other == stage and positions[needed] > position:
                     found.append(f"stage {stage} runs {action} (position {position}) before "
-                                 f"{needed} (position {place[needed]}), which it needs: "
+                                 f"{needed} (position {positions[needed]}), which it needs: "
                                  f"{_why(action, needed)}")
     return found
 
@@ -163,62 +177,24 @@ def _why(action: Action, needed: Action) -> str:
     return "a chunk's gradient comes from the chunk behind it"
 
 
-def _deadlock(schedule: Lists, chunks: int) -> list[str]:
-    """Run it without a clock, as far as it goes; then say who waits for whom."""
-    stages = len(schedule)
-    heads, done, moved = [0] * stages, set(), True
-    while moved:
-        moved = False
-        for stage, actions in enumerate(schedule):
-            while heads[stage] < len(actions):
-                action = actions[heads[stage]]
-                if not done.issuperset(needs(stage, action, stages, chunks)):
-                    break
-                done.add((stage, action))
-                heads[stage] += 1
-                moved = True
-    stuck = {}
-    for stage, actions in enumerate(schedule):
-        if heads[stage] < len(actions):
-            action = actions[heads[stage]]
-            waits_for = next(place for place in needs(stage, action, stages, chunks)
-                             if place not in done)
-            stuck[stage] = (action, heads[stage], waits_for)
-    return [_cycle(stuck)] if stuck else []
-
-
-def _cycle(stuck: dict[int, tuple[Action, int, Place]]) -> str:
-    """stuck: {stage: (the action it is at, its position, what that waits for)}."""
-    cycle = find_cycle({stage: waits_for[0] for stage, (_, _, waits_for) in stuck.items()})
-    said = []
-    for stage in cycle:
-        action, position, (other, needed) = stuck[stage]
-        said.append(f"stage {stage} is at {action} (position {position}) and waits for {needed} "
-                    f"of stage {other}")
-    return "deadlock: " + "; ".join(said) + ". Each waits for the next, the last for the first"
-
-
-def find_cycle(waits_for: dict[int, int]) -> list[int]:
-    """The stages that wait for each other in a ring, where every stage waits for one that waits."""
-    path, stage = [], min(waits_for)
-    while stage not in path:
-        path.append(stage)
-        stage = waits_for[stage]
-    ring = path[path.index(stage):]
-    first = ring.index(min(ring))
-    return ring[first:] + ring[:first]
+def _deadlock(schedule: Lists) -> list[str]:
+    try:
+        replay(schedule, Handler())
+    except Deadlock as error:
+        return [str(error)]
+    return []
 
 
 def _memory(schedule: Lists, max_live: int | Sequence[int]) -> list[str]:
     split = splits_backward(schedule)
-    rooms = [max_live] * len(schedule) if isinstance(max_live, int) else max_live
+    limits = [max_live] * len(schedule) if isinstance(max_live, int) else max_live
     found = []
-    for stage, (actions, room) in enumerate(zip(schedule, rooms, strict=True)):
-        alive = live_activations(actions, split)
-        peak = max(alive)
-        if peak > room:
-            over = next(i for i, number in enumerate(alive) if number > room)
+    for stage, (actions, limit) in enumerate(zip(schedule, limits, strict=True)):
+        in_flight = live_activations(actions, split)
+        peak = max(in_flight)
+        if peak > limit:
+            over = next(i for i, number in enumerate(in_flight) if number > limit)
             found.append(f"stage {stage} keeps up to {peak} activations at once, and has room for "
-                         f"{room}: {actions[over]} (position {over}) is the first too many. "
+                         f"{limit}: {actions[over]} (position {over}) is the first too many. "
                          f"Run {'a W' if split else 'a backward'} before it")
     return found

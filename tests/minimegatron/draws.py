@@ -8,7 +8,7 @@ from random import Random
 from typing import NamedTuple
 
 from pipeline_schedules import Action, Schedule, check, to_text
-from pipeline_schedules.actions import needs
+from pipeline_schedules.actions import dependencies
 
 RECOMPUTE = ("", "--recompute-activations ",
              "--recompute-granularity full --recompute-method uniform ",
@@ -57,7 +57,7 @@ def random_schedule(random: Random, stages: int, micro_batches: int, chunks: int
     done, schedule = set(), [[] for _ in range(stages)]
     while waiting:
         stage, action = place = random.choice(
-            [place for place in waiting if done.issuperset(needs(*place, stages, chunks))])
+            [place for place in waiting if done.issuperset(dependencies(*place, stages, chunks))])
         waiting.remove(place)
         done.add(place)
         schedule[stage].append(action)

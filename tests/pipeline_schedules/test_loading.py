@@ -111,7 +111,7 @@ def test_a_folder_and_bytes_are_no_schedule(tmp_path):
     ("[" + "1" * 5000 + "]", "no list of stages"),
     ('{"stages": []}', "a list with one entry per stage, this is a dict"),
     ('"F0 B0"', "a list with one entry per stage, this is a str"),
-    ("[3]", r'stage 0: write its actions as a text, "F0 B0", or as a list, not as a int'),
+    ("[3]", r'stage 0: write its actions as a string, "F0 B0", or as a list, not as a int'),
     ('["F0 B0", "F0 X0"]', "stage 1, position 1: 'X0' is no action; write F, B or W"),
     ('["F0 B"]', "stage 0, position 1: 'B' is no action"),
     ('["F0,B0"]', "stage 0, position 0: 'F0,B0' is no action"),

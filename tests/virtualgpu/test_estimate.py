@@ -45,7 +45,7 @@ def test_one_process_says_what_all_ranks_say(train, dataset, flags, ranks):
 
 def test_layers_that_are_not_run_cost_what_they_would(monkeypatch):
     extrapolated = estimate("--fp16 --recompute-activations")
-    monkeypatch.setattr("layout_estimator.stage_cost.MEASURED", 100)
+    monkeypatch.setattr("layout_estimator.measurement.MEASURED_LAYERS", 100)
     whole = estimate("--fp16 --recompute-activations")
     assert extrapolated.seconds == pytest.approx(whole.seconds, rel=1e-6)
     assert extrapolated.peak == pytest.approx(whole.peak, rel=1e-3)

@@ -19,13 +19,15 @@ from labcore.errors import LabError
 from pipeline_schedules import (
     FORWARD,
     Action,
+    Handler,
     Schedule,
     Timeline,
     one_f_one_b,
     peak_live,
+    replay,
     simulate,
 )
-from pipeline_schedules.simulation import run_order
+from pipeline_schedules.actions import StageAction
 
 NAIVE, PIPEDREAM, TWO_BUFFERS, FLUSH = "naive", "pipedream", "2bw", "flush"
 POLICIES = (NAIVE, PIPEDREAM, TWO_BUFFERS, FLUSH)
@@ -175,28 +177,46 @@ def run(policy: str, stages: int = 3, micro_batches: int = 4, batches: int = 3, 
     _require(policy, stages, micro_batches, batches)
     weights, data = problem(stages, micro_batches * batches, seed)
     every = micro_batches if policy in (TWO_BUFFERS, FLUSH) else 1
-    line = [Stage(weight, policy, every) for weight in weights]
+    passes = Passes([Stage(weight, policy, every) for weight in weights], data)
     schedule = schedule_of(policy, stages, micro_batches, batches)
-    forwards: dict[tuple[int, int], tuple[torch.Tensor, int]] = {}
-    backwards: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, int]] = {}
-    for stage, action in run_order(schedule):
-        k = action.micro_batch
-        x, target = data[k]
-        if action.kind == FORWARD:
-            given = x if stage == 0 else forwards[stage - 1, k][0]
-            forwards[stage, k] = line[stage].forward(k, given)
-        else:
-            given = (loss_gradient(forwards[stage, k][0], target) if stage == stages - 1
-                     else backwards[stage + 1, k][0])
-            backwards[stage, k] = line[stage].backward(k, given)
-    numbers = range(len(data))
+    replay(schedule, passes)
+    numbers, forwards, backwards = range(len(data)), passes.forwards, passes.backwards
     return Run(
         policy,
         [[(forwards[s, k][1], backwards[s, k][2]) for s in range(stages)] for k in numbers],
         [[backwards[s, k][1] for s in range(stages)] for k in numbers],
         [loss(forwards[stages - 1, k][0], data[k][1]).item() for k in numbers],
-        [stage.most_versions for stage in line], [stage.history for stage in line],
-        schedule, simulate(schedule))
+        [stage.most_versions for stage in passes.stages],
+        [stage.history for stage in passes.stages], schedule, simulate(schedule))
+
+
+class Passes(Handler):
+    """Runs the stages' passes.
+
+    Attributes:
+        forwards: {(stage, micro-batch): the result of Stage.forward}.
+        backwards: {(stage, micro-batch): the result of Stage.backward}.
+    """
+
+    def __init__(self, stages: list[Stage], data: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Args:
+            stages: of the pipeline, in order.
+            data: the input and target of every micro-batch.
+        """
+        self.stages, self.data = stages, data
+        self.forwards: dict[tuple[int, int], tuple[torch.Tensor, int]] = {}
+        self.backwards: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, int]] = {}
+
+    def compute(self, stage: int, action: Action, source: StageAction | None) -> None:
+        k = action.micro_batch
+        x, target = self.data[k]
+        if action.kind == FORWARD:
+            given = x if source is None else self.forwards[source[0], k][0]
+            self.forwards[stage, k] = self.stages[stage].forward(k, given)
+        else:
+            given = (loss_gradient(self.forwards[stage, k][0], target) if source is None
+                     else self.backwards[source[0], k][0])
+            self.backwards[stage, k] = self.stages[stage].backward(k, given)
 
 
 def _require(policy: str, stages: int, micro_batches: int, batches: int) -> None:

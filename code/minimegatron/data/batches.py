@@ -42,13 +42,20 @@ class Batches:
             raise UserError(f"the {self.name} data has {len(self.dataset)} samples, and the batch "
                             f"after sample {consumed} needs {end}")
         return [
-            self._micro_batch(
+            self.micro_batch(
                 sample_numbers(consumed, k, config.micro_batch_size, replicas.index, replicas.size),
                 iteration, train)
             for k in range(config.num_micro_batches)
         ]
 
-    def _micro_batch(self, numbers: range, iteration: int, train: bool) -> MicroBatch:
+    def micro_batch(self, numbers: range, iteration: int, train: bool) -> MicroBatch:
+        """Return one micro-batch.
+
+        Args:
+            numbers: its samples.
+            iteration: the step, which the dropout mask depends on.
+            train: whether to drop out.
+        """
         config, ctx = self.ctx.config, self.ctx
         noise = None
         if train and (config.hidden_dropout > 0 or config.attention_dropout > 0):

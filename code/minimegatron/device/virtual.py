@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -18,10 +17,8 @@ from virtualgpu.core import slots
 from virtualgpu.core.card import Card
 from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.export import profiler, trace
-from virtualgpu.net import collectives, network
-from virtualgpu.net.group import BACKEND, VirtualGroup
-from virtualgpu.net.nccl import buffer_bytes
-from virtualgpu.net.topology import Topology
+from virtualgpu.net import network
+from virtualgpu.net.group import BACKEND
 
 
 class VirtualDevice(Device):
@@ -85,28 +82,6 @@ class VirtualDevice(Device):
 
     def connect(self) -> list[str]:
         return virtual_network.connect(self.gpu, self.link, self.slot)
-
-    def imagine(self, world_size: int, per_node: int) -> Topology:
-        """Sit in a cluster of such cards that is not there, `per_node` of them on a node."""
-        nodes = tuple(str(rank // per_node) for rank in range(world_size))
-        self.topology = Topology(nodes, (self.gpu.card,) * world_size, network.parse(self.link))
-        return self.topology
-
-    def stand_in(self, ranks: Sequence[int], index: int) -> VirtualGroup:
-        """A group of the imagined cluster, whose other ranks are as far as this one."""
-        return VirtualGroup(self.gpu, self.topology, list(ranks), index)
-
-    def buffer_bytes(self, ranks: Sequence[int]) -> int:
-        """What a group of the imagined cluster takes of the memory once it is used."""
-        return buffer_bytes(self.gpu.card, self.topology.path(ranks)) if len(ranks) > 1 else 0
-
-    def gather_seconds(self, ranks: Sequence[int], size: int) -> float:
-        """Of an all-gather of `size` bytes in all."""
-        return collectives.all_gather(self.topology.path(ranks), size)
-
-    def message_seconds(self, source: int, target: int, size: int) -> float:
-        """Of `size` bytes between two ranks of the imagined cluster."""
-        return collectives.message(self.topology.wire(source, target), size)
 
     def closing(self) -> list[str]:
         """Raises VirtualGpuError when too much of the time is a guess."""

@@ -1,9 +1,8 @@
-"""Messages between the stages of one pipeline: tensors of one shape, in an agreed order.
+"""Point-to-point communication between the stages of one pipeline.
 
-Every step moves hidden states [s, b, h] ([s/t, b, h] under sequence parallelism) forwards and
-their gradients backwards, so both ends know the shape without asking. Which message comes when is
-the program's business (schedules/communication.py); here is how one travels and what happens when
-the peer is gone.
+Every message is a hidden state [s, b, h] ([s/t, b, h] under sequence parallelism) or its gradient,
+so both ends know the shape without exchanging it. The program decides when each message is sent
+and received (pipeline_schedules/communication.py).
 """
 
 from __future__ import annotations
@@ -18,10 +17,11 @@ from minimegatron.context import Context
 from minimegatron.dtypes import params_dtype
 from minimegatron.errors import UserError, lost_peer
 from pipeline_schedules import BACKWARD, FORWARD, Message
+from pipeline_schedules.messages import SEND
 
 
 class Transfer(NamedTuple):
-    """A message under way; its tensor must not be touched before it is waited for."""
+    """A message in transit. Do not touch its tensor before waiting for it."""
 
     message: Message
     work: dist.Work
@@ -29,13 +29,18 @@ class Transfer(NamedTuple):
 
 
 class Peers:
-    """The other stages of this rank's pipeline."""
+    """Sends tensors to the other stages of this rank's pipeline, and receives theirs."""
 
     def __init__(self, ctx: Context, chunks: int) -> None:
-        """chunks: per stage. Every rank must call it: it makes process groups."""
+        """Create the process groups; every rank must call this.
+
+        Args:
+            ctx: configuration, grid, and device.
+            chunks: model chunks per stage.
+        """
         grid, config = ctx.grid, ctx.config
         self.ranks = grid.pp.ranks
-        # Under sequence parallelism every tensor-parallel rank sends its part, to its like.
+        # Under sequence parallelism each tensor-parallel rank sends its part of the sequence.
         parts = grid.tp.size if config.sequence_parallel else 1
         self.shape = (config.seq_length // parts, config.micro_batch_size, config.hidden_size)
         self.device, self.dtype = ctx.device.torch_device, params_dtype(config)
@@ -43,24 +48,36 @@ class Peers:
         self.sends: dict[tuple, deque[Transfer]] = defaultdict(deque)
 
     def send(self, message: Message, tensor: torch.Tensor) -> None:
-        """Start sending `tensor` [s, b, h]. Raises UserError when the peer is gone."""
+        """Start sending a tensor.
+
+        Args:
+            message: the send.
+            tensor: [s, b, h].
+
+        Raises:
+            UserError: the connection to the peer is lost.
+        """
         queue = self.sends[message.channel]
         if len(queue) >= len(self.ranks):
-            # A bound on the tensors held. It cannot block for ever: the program is free of
-            # deadlocks even if every send waits for its receive.
+            # Bound the tensors held. This cannot deadlock: in a valid program even sends that
+            # block until their receive is posted do not.
             self.wait(queue.popleft())
         tensor = tensor.contiguous()
         work = self._start(dist.isend, message, tensor, message.target)
         queue.append(Transfer(message, work, tensor))
 
     def receive(self, message: Message) -> Transfer:
-        """Make room for the next tensor of the message's channel, and let it come."""
+        """Allocate the next tensor of the message's channel, and post its receive."""
         tensor = torch.empty(self.shape, device=self.device, dtype=self.dtype)
         work = self._start(dist.irecv, message, tensor, message.source)
         return Transfer(message, work, tensor)
 
     def wait(self, transfer: Transfer) -> torch.Tensor:
-        """The tensor, once it is there. Raises UserError when the peer is gone or silent."""
+        """Return the tensor, once it has arrived.
+
+        Raises:
+            UserError: the connection to the peer is lost, or the receive timed out.
+        """
         try:
             transfer.work.wait()
         except RuntimeError as error:
@@ -68,7 +85,7 @@ class Peers:
         return transfer.tensor
 
     def finish(self) -> None:
-        """Wait until everything that was sent has left."""
+        """Wait until all sends have completed."""
         for queue in self.sends.values():
             while queue:
                 self.wait(queue.popleft())
@@ -81,7 +98,7 @@ class Peers:
             raise self._lost(message, error) from error
 
     def _lost(self, message: Message, error: RuntimeError) -> UserError:
-        sends = message.end == "send"
+        sends = message.end == SEND
         stage = message.target if sends else message.source
         doing = f"while {'sending' if sends else 'waiting for'} {message.action}"
         return UserError(f"lost contact with rank {self.ranks[stage]} (stage {stage}) {doing} "
@@ -89,11 +106,15 @@ class Peers:
 
 
 def channel_groups(ctx: Context, chunks: int) -> dict[tuple[str, int], dist.ProcessGroup]:
-    """{(F or B, chunk of the source): a channel of this rank's pipeline}.
+    """Return {(F or B, chunk of the source): a communicator of this rank's pipeline}.
 
-    One per direction and chunk, because NCCL ignores tags and messages of one group are told
-    apart by their order alone: with two stages the previous and the next rank are one, and
-    activations of two chunks, or activations and gradients, would take each other's place.
+    There is one per direction and chunk, because NCCL ignores tags and matches the messages of a
+    communicator by their order alone. With two stages the previous and the next rank are the
+    same, so activations of two chunks, or activations and gradients, would be swapped.
+
+    Args:
+        ctx: configuration, grid, and device.
+        chunks: model chunks per stage.
     """
     if ctx.grid.pp.size == 1:
         return {}

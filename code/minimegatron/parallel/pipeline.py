@@ -1,7 +1,7 @@
-"""The executor: works through one stage's program, whatever schedule it comes from.
+"""The executor of schedules: run one stage's program on this rank.
 
-A program (schedules/communication.py) is a list of actions and messages in the order in which this
-stage does them. Nothing here knows the name of a schedule.
+A program (pipeline_schedules/messages.py) is the list of the stage's actions and messages in the
+order in which it runs them. Nothing here depends on the name of a schedule.
 """
 
 from __future__ import annotations
@@ -16,109 +16,146 @@ from minimegatron.logging.timers import Timers
 from minimegatron.model.gpt import MicroBatch, Stage
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.p2p import Peers, Transfer
-from pipeline_schedules import BACKWARD, FORWARD, WEIGHT, Action, Message, Program
-from pipeline_schedules.actions import Place, needs
+from pipeline_schedules import BACKWARD, FORWARD, WEIGHT, Action, Handler, Message, Program
+from pipeline_schedules.actions import StageAction
+from pipeline_schedules.interpreter import Item, replay_stage
 
 
-class Pipeline:
-    """This rank's chunks of the model, and the list of what to do with them in a step."""
+class Pipeline(Handler):
+    """This rank's model chunks and its part of the program, which every step runs once."""
 
     def __init__(self, ctx: Context, chunks: Sequence[Stage], program: Program,
-                 ddp: DistributedDataParallel, timers: Timers) -> None:
-        """program: of all stages. Every rank must call it: it makes process groups."""
+                 ddp: DistributedDataParallel, timers: Timers, peers: Peers | None = None
+                 ) -> None:
+        """Create the pipeline. Every rank must call this: by default it creates process groups.
+
+        Args:
+            ctx: configuration, grid, and device.
+            chunks: this stage's model chunks.
+            program: the actions and messages of all stages.
+            ddp: accumulates the gradients.
+            timers: times passes and waits.
+            peers: the other stages; by default, those of the grid.
+        """
         self.ctx, self.chunks, self.ddp, self.timers = ctx, chunks, ddp, timers
         self.stage, self.stages = ctx.grid.pp.index, ctx.grid.pp.size
         self.program = program[self.stage]
         self.splits_backward = any(item.kind == WEIGHT for item in self.program
                                    if isinstance(item, Action))
-        self.peers = Peers(ctx, len(chunks))
-        self.inbox: dict[Place, Transfer] = {}  # by whose result it is
+        self.peers = peers or Peers(ctx, len(chunks))
+        self.inbox: dict[StageAction, Transfer] = {}  # by the action that computed the tensor
         self.outbox: dict[Action, torch.Tensor] = {}
-        # Input and output of the forwards whose backward is still to come, by B.
-        self.kept: dict[Action, tuple[torch.Tensor | None, torch.Tensor]] = {}
+        # Inputs and outputs of the forwards in flight, by the backward that consumes them.
+        self.saved: dict[Action, tuple[torch.Tensor | None, torch.Tensor]] = {}
 
     def train(self, batches: Sequence[MicroBatch], scale: torch.Tensor | None = None
               ) -> torch.Tensor:
-        """Forward and backward of every micro-batch; the gradients accumulate in `ddp`.
+        """Run forward and backward of every micro-batch, and accumulate the gradients in `ddp`.
 
-        Each micro-batch's loss counts 1 / (micro-batches x replicas), so that summing the
-        gradients over micro-batches and replicas gives the mean over them.
-        scale: a further factor on the loss (fp16), one element.
-        Returns the mean loss of this rank's micro-batches (one element, detached); zero where the
-        last stage is elsewhere.
+        Each micro-batch's loss is divided by micro-batches x replicas, so that summing the
+        gradients over micro-batches and replicas gives their mean.
+
+        Args:
+            batches: the micro-batches of one step.
+            scale: the loss scale of fp16, one element.
+
+        Returns:
+            The mean loss of this rank's micro-batches (one element, detached), or zero if another
+            stage computes the loss.
         """
-        self.share = (1 if scale is None else scale) / (len(batches) * self.ctx.grid.dp.size)
-        return self._run(self.program, batches) / len(batches)
+        self.begin(len(batches), scale)
+        self.run(self.program, batches)
+        return self.finish() / len(batches)
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """The sum of the micro-batches' losses, forward only; zero as in `train`."""
-        forwards = [item for item in self.program if kind_of(item) == FORWARD]
+        """Return the sum of the micro-batches' losses, forward only; zero as in `train`."""
         for chunk in self.chunks:
             chunk.eval()
-        total = self._run(forwards, batches)
+        self.begin(len(batches))
+        self.run([item for item in self.program if _kind(item) == FORWARD], batches)
         for chunk in self.chunks:
             chunk.train()
-        return total
+        return self.finish()
 
-    def _run(self, program: Sequence[Action | Message], batches: Sequence[MicroBatch]
-             ) -> torch.Tensor:
+    def begin(self, micro_batches: int, scale: torch.Tensor | None = None) -> None:
+        """Begin a step.
+
+        Args:
+            micro_batches: their number.
+            scale: the loss scale of fp16, one element.
+        """
+        self.loss_factor = (1 if scale is None else scale) / (
+            micro_batches * self.ctx.grid.dp.size)
         self.total = torch.zeros((), device=self.ctx.device.torch_device)
-        for item in program:
-            if isinstance(item, Message):
-                self._communicate(item)
-            elif item.kind == FORWARD:
-                self._forward(item, batches[item.micro_batch])
-            elif item.kind == BACKWARD:
-                self._backward(item)
-            else:
-                with self.timers("backward-compute", item):
-                    self.ddp.compute_weight_grads((item.micro_batch, item.chunk))
+
+    def run(self, items: Sequence[Item], batches: Sequence[MicroBatch]) -> None:
+        """Run a part of the step that `begin` began.
+
+        Args:
+            items: actions and messages of this stage, in order.
+            batches: the step's micro-batches.
+        """
+        self.batches = batches
+        replay_stage(items, self, self.stage, self.stages, len(self.chunks))
+        self.batches = ()
+
+    def finish(self) -> torch.Tensor:
+        """Wait for the sends, and return the sum of the step's losses (one element, detached)."""
         self.peers.finish()
         return self.total
 
-    def _communicate(self, message: Message) -> None:
-        if message.end == "send":
-            self.peers.send(message, self.outbox.pop(message.action))
+    def send(self, stage: int, message: Message) -> None:
+        self.peers.send(message, self.outbox.pop(message.action))
+
+    def receive(self, stage: int, message: Message) -> None:
+        self.inbox[message.source, message.action] = self.peers.receive(message)
+
+    def compute(self, stage: int, action: Action, source: StageAction | None) -> None:
+        if action.kind == FORWARD:
+            self._forward(action, source)
+        elif action.kind == BACKWARD:
+            self._backward(action, source)
         else:
-            self.inbox[message.source, message.action] = self.peers.receive(message)
+            with self.timers("backward-compute", action):
+                self.ddp.compute_weight_grads((action.micro_batch, action.chunk))
 
-    def _arrived(self, action: Action, timer: str) -> torch.Tensor | None:
-        """What another stage made for this action; None where it needs nothing from others."""
-        for place in needs(self.stage, action, self.stages, len(self.chunks)):
-            if place in self.inbox:
-                with self.timers(timer):
-                    return self.peers.wait(self.inbox.pop(place))
-        return None
+    def _received(self, source: StageAction | None, timer: str) -> torch.Tensor | None:
+        """Wait for the other stage's tensor [s, b, h]; None at either end of the model."""
+        if source is None:
+            return None
+        with self.timers(timer):
+            return self.peers.wait(self.inbox.pop(source))
 
-    def _forward(self, action: Action, batch: MicroBatch) -> None:
-        x = self._arrived(action, "forward-recv")
-        learns = torch.is_grad_enabled()
+    def _forward(self, action: Action, source: StageAction | None) -> None:
+        x = self._received(source, "forward-recv")
+        trains = torch.is_grad_enabled()
         with self.timers("forward-compute", action):
-            if x is not None and learns:
+            if x is not None and trains:
                 x.requires_grad_()
             chunk = self.chunks[action.chunk]
-            out = chunk(x, batch)
+            out = chunk(x, self.batches[action.micro_batch])
             if chunk.is_last:
                 self.total += out.detach()
             else:
                 self.outbox[action] = out.detach()
-        if learns:
-            self.kept[Action(BACKWARD, action.micro_batch, action.chunk)] = x, out
+        if trains:
+            self.saved[Action(BACKWARD, action.micro_batch, action.chunk)] = x, out
 
-    def _backward(self, action: Action) -> None:
-        gradient = self._arrived(action, "backward-recv")
+    def _backward(self, action: Action, source: StageAction | None) -> None:
+        gradient = self._received(source, "backward-recv")
         with self.timers("backward-compute", action):
-            x, out = self.kept.pop(action)
-            if gradient is None:  # the last stage starts from its loss
-                out = out * self.share
-            defer = (self.ddp.delay_weight_grads((action.micro_batch, action.chunk))
+            x, out = self.saved.pop(action)
+            if gradient is None:  # the last virtual stage starts from its loss
+                out = out * self.loss_factor
+            delay = (self.ddp.delay_weight_grads((action.micro_batch, action.chunk))
                      if self.splits_backward else nullcontext())
-            with defer:
+            with delay:
                 torch.autograd.backward(out, gradient)
         if x is not None:
             self.outbox[action] = x.grad
 
 
-def kind_of(item: Action | Message) -> str:
+def _kind(item: Item) -> str:
+    """Return F, B, or W; for a message, the kind of the action whose result it carries."""
     return item.action.kind if isinstance(item, Message) else item.kind

@@ -12,7 +12,7 @@ from labkit.contest.contests.pipelines import CONTEST, ideal, one_at_a_time
 from labkit.contest.declaration import Case
 from labkit.contest.play import FLOOR, ghost, ghosts, play, play_one, points
 from pipeline_schedules import BUILT_IN, Action, Durations, simulate, to_text
-from pipeline_schedules.actions import needs
+from pipeline_schedules.actions import dependencies
 
 CASE = {"stages": 2, "micro_batches": 4, "chunks": [1, 2], "forward": [10, 10],
         "backward": [10, 10], "weight": [10, 10], "link": 0.0, "activation": [100, 100],
@@ -31,7 +31,7 @@ def random_schedule(case, chunks: int, split: bool, source: random.Random):
             for k in range(case["micro_batches"]) for chunk in range(chunks)]
     done, lists = set(), [[] for _ in range(stages)]
     while left:
-        ready = [one for one in left if done.issuperset(needs(*one, stages, chunks))]
+        ready = [one for one in left if done.issuperset(dependencies(*one, stages, chunks))]
         stage, action = source.choice(ready)
         lists[stage].append(action)
         done.add((stage, action))

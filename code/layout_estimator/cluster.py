@@ -1,0 +1,68 @@
+"""A modeled cluster on which no process runs, as one of its GPUs sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from minimegatron.device.virtual import VirtualDevice
+from virtualgpu.core.card import Card
+from virtualgpu.net import collectives, nccl, network
+from virtualgpu.net.group import VirtualGroup
+from virtualgpu.net.topology import Topology
+
+
+class ModeledCluster:
+    """Equal GPUs on equal nodes, and the time and memory that communication between them takes."""
+
+    def __init__(self, device: VirtualDevice, world_size: int, per_node: int) -> None:
+        """Place ranks on nodes in order.
+
+        Args:
+            device: the virtual GPU that the modeled ranks use in turn.
+            world_size: the number of ranks.
+            per_node: GPUs per node.
+        """
+        nodes = tuple(str(rank // per_node) for rank in range(world_size))
+        self.device, card = device, device.gpu.card
+        self.topology = Topology(nodes, (card,) * world_size, network.parse(device.link))
+
+    def communicator(self, ranks: Sequence[int], index: int) -> VirtualGroup:
+        """Return a communicator whose other ranks reach each collective when this one does.
+
+        Args:
+            ranks: its ranks in the cluster.
+            index: this rank's place among them.
+        """
+        return VirtualGroup(self.device.gpu, self.topology, list(ranks), index)
+
+    def buffer_bytes(self, ranks: Sequence[int]) -> int:
+        """Return the GPU memory that a communicator of `ranks` takes once it is used, in bytes."""
+        if len(ranks) == 1:
+            return 0
+        return nccl.buffer_bytes(self.device.gpu.card, self.topology.path(ranks))
+
+    def all_gather_seconds(self, ranks: Sequence[int], size: int) -> float:
+        """Return the modeled time, in seconds, of an all-gather of `size` bytes in total."""
+        return collectives.all_gather(self.topology.path(ranks), size)
+
+    def send_seconds(self, source: int, target: int, size: int) -> float:
+        """Return the modeled time, in seconds, of sending `size` bytes between two ranks."""
+        return collectives.message(self.topology.wire(source, target), size)
+
+
+@contextmanager
+def modeled_cluster(card: Card, link: str | None, world_size: int, per_node: int
+                    ) -> Iterator[ModeledCluster]:
+    """Create a cluster whose virtual GPU is active inside the block.
+
+    Args:
+        card: the GPU model.
+        link: between nodes, as for --virtual-network; None for the one that the nodes come with.
+        world_size: the number of ranks.
+        per_node: GPUs per node.
+    """
+    with ExitStack() as stack:
+        device = VirtualDevice(card, link)
+        stack.push(device.gpu)  # the device's constructor activated it
+        yield ModeledCluster(device, world_size, per_node)

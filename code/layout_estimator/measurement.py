@@ -1,0 +1,240 @@
+"""Measure one pipeline stage: the trainer's own code runs its passes and the end of its step once,
+on a virtual GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from layout_estimator.representative import RepresentativeContext
+from layout_estimator.stage_cost import ChunkCost, PassCost, StepCollective, StepCost
+from minimegatron.arguments import Config
+from minimegatron.data.batches import Batches
+from minimegatron.logging.timers import LEVELS, Timers
+from minimegatron.model.gpt import MicroBatch, Stage
+from minimegatron.optim.learning_rate import LearningRate
+from minimegatron.optim.loss_scaler import LossScaler
+from minimegatron.optim.optimizer import Optimizer
+from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.p2p import Peers, Transfer
+from minimegatron.parallel.pipeline import Pipeline
+from minimegatron.parallel.stages import TiedEmbedding, as_module, build_chunks, data_parallel
+from pipeline_schedules import BACKWARD, FORWARD, WEIGHT, Action, Message
+from pipeline_schedules.actions import receiver, sender
+from pipeline_schedules.interpreter import Item
+from pipeline_schedules.messages import RECEIVE, SEND
+
+MEASURED_LAYERS = 3  # each further layer costs as much as the third
+NO_TIMERS = 0  # the timing log level at which passes are not timed
+BACKLOG = 64.0  # seconds of queued GPU work, so that the host never keeps the GPU waiting
+
+
+class Meter:
+    """Measures work on a virtual GPU."""
+
+    def __init__(self, ctx: RepresentativeContext) -> None:
+        self.gpu = ctx.device.gpu
+
+    def run(self, work: Callable[[], object], backlog: float = 0.0) -> PassCost:
+        """Run work and return its cost.
+
+        Args:
+            work: launches kernels on the virtual GPU.
+            backlog: seconds of work that the GPU has to finish first.
+        """
+        clock, memory = self.gpu.clock, self.gpu.memory
+        clock.wait(clock.synchronize() + backlog)
+        host, gpu_start, communication = clock.host, clock.host + backlog, self.gpu.exposed
+        before = memory.live
+        memory.reset_peaks()
+        work()
+        seconds = clock.ready() - gpu_start
+        return PassCost(clock.host - host, seconds, seconds, self.gpu.exposed - communication,
+                        memory.live - before, memory.peak - before)
+
+
+class ArrivedPeers(Peers):
+    """Other stages whose tensors have always arrived already, and that receive at once."""
+
+    def send(self, message: Message, tensor: torch.Tensor) -> None:
+        tensor.contiguous()  # a copy, where the tensor is not
+
+    def receive(self, message: Message) -> Transfer:
+        tensor = torch.empty(self.shape, device=self.device, dtype=self.dtype)
+        return Transfer(message, None, tensor)
+
+    def wait(self, transfer: Transfer) -> torch.Tensor:
+        return transfer.tensor
+
+
+class ZeroDataset:
+    """As many samples as anyone asks for, of zeros."""
+
+    def __init__(self, sequence: int) -> None:
+        import numpy as np
+
+        self.sample = {"text": np.zeros(sequence + 1, dtype=np.int64)}
+
+    def __len__(self) -> int:
+        return 1 << 62
+
+    def __getitem__(self, index: int) -> dict:
+        return self.sample
+
+
+def draw_micro_batch(ctx: RepresentativeContext) -> MicroBatch:
+    """Draw a micro-batch as the trainer does."""
+    config = ctx.config
+    batches = Batches(ctx, ZeroDataset(config.seq_length), eod=-1, name="training")
+    return batches.micro_batch(range(config.micro_batch_size), iteration=0, train=True)
+
+
+def chunk_cost(ctx: RepresentativeContext, vocab_size: int, chunk: int, split: bool) -> ChunkCost:
+    """Measure the passes of one model chunk.
+
+    Args:
+        ctx: the context of the chunk's stage.
+        vocab_size: padded.
+        chunk: its number on the stage.
+        split: whether weight gradients are a pass of their own.
+    """
+    config = ctx.config
+    virtual_stage = chunk * ctx.grid.pp.size + ctx.grid.pp.index
+    layers = config.layers_per_chunk[virtual_stage]
+    is_last = virtual_stage == len(config.layers_per_chunk) - 1
+    # Layers that are recomputed in groups do not all cost the same.
+    grouped = config.recompute_granularity == "full" and (
+        config.recompute_method == "block" or config.recompute_num_layers > 1)
+
+    def measure(count: int) -> ChunkCost:
+        stage = Stage(ctx, vocab_size, range(count), virtual_stage == 0, is_last)
+        return _measure_passes(ctx, stage, chunk, split)
+
+    if layers <= MEASURED_LAYERS or grouped:
+        return measure(layers)
+    less, more = measure(MEASURED_LAYERS - 1), measure(MEASURED_LAYERS)
+    return ChunkCost(*(
+        {kind: cost.plus(cost.plus(small[kind], -1), layers - MEASURED_LAYERS)
+         for kind, cost in large.items()}
+        for small, large in ((less.passes, more.passes), (less.first, more.first))))
+
+
+def _measure_passes(ctx: RepresentativeContext, stage: Stage, chunk: int, split: bool
+                    ) -> ChunkCost:
+    """Run three micro-batches: the step's first, another, and one with the host far ahead."""
+    meter, ddp = Meter(ctx), data_parallel(ctx, stage)
+    ddp.overlap = False
+    kinds = (FORWARD, BACKWARD, WEIGHT) if split else (FORWARD, BACKWARD)
+    # The passes run only the chunk in question.
+    pipeline = _pipeline(ctx, [stage] * ctx.config.chunks, ddp, kinds)
+    _begin(ctx, pipeline)
+    batch = draw_micro_batch(ctx)
+
+    def passes(backlog: float = 0.0) -> dict[str, PassCost]:
+        return {kind: meter.run(partial(_run, pipeline, Action(kind, 0, chunk), batch), backlog)
+                for kind in kinds}
+
+    first, later = passes(), passes()
+    # With the timers of 2021 the host waits after every pass, so it is never ahead.
+    saturated = later if runs_timers(ctx.config) else passes(BACKLOG)
+    return ChunkCost(
+        {kind: replace(later[kind], busy=saturated[kind].busy) for kind in kinds},
+        {kind: replace(first[kind], busy=saturated[kind].busy - later[kind].latency
+                       + first[kind].latency) for kind in kinds})
+
+
+def _pipeline(ctx: RepresentativeContext, chunks: Sequence[Stage], ddp: DistributedDataParallel,
+              kinds: Sequence[str] = ()) -> Pipeline:
+    """Return the trainer's pipeline, whose messages have arrived before it needs them."""
+    program = [[Action(kind, 0) for kind in kinds]] * ctx.grid.pp.size
+    return Pipeline(ctx, chunks, program, ddp, Timers(ctx.device.now, NO_TIMERS),
+                    ArrivedPeers(ctx, len(chunks)))
+
+
+def _begin(ctx: RepresentativeContext, pipeline: Pipeline) -> None:
+    scaler = LossScaler(ctx) if ctx.config.fp16 else None
+    pipeline.begin(1, scaler and scaler.scale)
+
+
+def _run(pipeline: Pipeline, action: Action, batch: MicroBatch) -> None:
+    """Run one action, with the messages that it receives and sends.
+
+    Args:
+        pipeline: one that `_begin` began.
+        action: of micro-batch 0.
+        batch: that micro-batch.
+    """
+    where = pipeline.stage, action, pipeline.stages, len(pipeline.chunks)
+    source, target = sender(*where), receiver(*where)
+    items: list[Item] = [action]
+    if source is not None:
+        items = [Message(RECEIVE, source[1], source[0], pipeline.stage), *items]
+    if target is not None:
+        items = [*items, Message(SEND, action, pipeline.stage, target[0])]
+    pipeline.run(items, [batch])
+
+
+def step_cost(ctx: RepresentativeContext, vocab_size: int) -> StepCost:
+    """Measure a step besides its passes.
+
+    Args:
+        ctx: the context of a stage.
+        vocab_size: padded.
+    """
+    config, gpu, meter = ctx.config, ctx.device.gpu, Meter(ctx)
+    before = gpu.memory.live
+    chunks = build_chunks(ctx, vocab_size)
+    tied, ddp = TiedEmbedding(ctx, chunks), data_parallel(ctx, as_module(chunks))
+    optimizer = Optimizer(ctx, ddp)
+    rate, timers = LearningRate(config), Timers(ctx.device.now, config.timing_log_level)
+    state_bytes = gpu.memory.live - before
+    batches: list[MicroBatch] = []
+    draw = meter.run(lambda: batches.append(draw_micro_batch(ctx)))
+    if ddp.overlap and ctx.grid.dp.size > 1:
+        _backward_twice(ctx, chunks, ddp, batches[0])
+    else:
+        for accumulator in ddp.accumulators.values():
+            accumulator.writes = 1  # as after a backward pass: nothing has to be zeroed
+    ctx.records.clear()
+
+    def end_of_step() -> None:
+        with timers("backward-embedding-all-reduce"):
+            tied.all_reduce()
+        with timers("backward-params-all-reduce"):
+            ddp.finish_grad_sync()
+        with timers("optimizer"):
+            optimizer.step(rate.value(), timers)
+
+    start = gpu.clock.synchronize()
+    cost = meter.run(end_of_step)
+    now, collectives = start, []
+    for record in ctx.records:
+        collectives.append(StepCollective(record.ready - now, record.seconds, record.group))
+        now = record.ready + record.seconds
+    return StepCost(draw, tuple(collectives), start + cost.latency - now, cost.communication,
+                    state_bytes, draw.retained, cost.peak)
+
+
+def _backward_twice(ctx: RepresentativeContext, chunks: list[Stage], ddp: DistributedDataParallel,
+                    batch: MicroBatch) -> None:
+    """Run two steps of one micro-batch: the first shows the second when a bucket is complete."""
+    pipeline = _pipeline(ctx, chunks, ddp)
+    _begin(ctx, pipeline)
+    numbers = range(len(chunks))
+    actions = [*(Action(FORWARD, 0, chunk) for chunk in numbers),
+               *(Action(BACKWARD, 0, chunk) for chunk in reversed(numbers))]
+    for step in range(2):
+        ddp.zero_grad()
+        for action in actions:
+            _run(pipeline, action, batch)
+        if step == 0:
+            ddp.finish_grad_sync()
+
+
+def runs_timers(config: Config) -> bool:
+    """Return True if passes are timed one by one, which makes the host wait for the GPU."""
+    return config.timing_log_level is None or (
+        config.timing_log_level >= LEVELS["forward-compute"])

@@ -1,0 +1,120 @@
+"""A representative rank: all ranks of a pipeline stage do the same, so one stands for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from layout_estimator.cluster import ModeledCluster
+from minimegatron.arguments import Config
+from minimegatron.context import Context
+from minimegatron.parallel.grid import GROUPS, Grid, Group, groups_along
+
+
+@dataclass(frozen=True)
+class CollectiveRecord:
+    """A collective in which other pipeline stages take part.
+
+    Attributes:
+        group: the name of its group.
+        ready: when this rank reached it, in seconds.
+        seconds: its duration.
+    """
+
+    group: str
+    ready: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RepresentativeGroup(Group):
+    """A group whose other ranks are modeled: they reach every collective when this rank does.
+
+    Attributes:
+        name: of the group.
+        records: its blocking collectives, for groups with ranks of other stages; else None.
+    """
+
+    name: str = ""
+    records: list[CollectiveRecord] | None = None
+
+    def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM) -> None:
+        if self.channel is not None:
+            self._wait(self.channel.allreduce([tensor]))
+
+    def start_all_reduce(self, tensor: torch.Tensor) -> dist.Work:
+        return self.channel.allreduce([tensor])
+
+    def start_reduce_scatter(self, part: torch.Tensor, whole: torch.Tensor) -> dist.Work:
+        return self.channel.reduce_scatter_single(part, whole)
+
+    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
+        if self.channel is None:
+            return part
+        whole = part.new_empty(part.shape[0] * self.size, *part.shape[1:])
+        self._wait(self.channel.all_gather_single(whole, part.contiguous()))
+        return whole
+
+    def reduce_scatter(self, whole: torch.Tensor) -> torch.Tensor:
+        if self.channel is None:
+            return whole
+        part = whole.new_empty(whole.shape[0] // self.size, *whole.shape[1:])
+        self._wait(self.channel.reduce_scatter_single(part, whole.contiguous()))
+        return part
+
+    def _wait(self, work: dist.Work) -> None:
+        clock = self.channel.gpu.clock
+        ready = clock.ready()
+        work.wait()
+        if self.records is not None:
+            self.records.append(CollectiveRecord(self.name, ready, clock.ready() - ready))
+
+
+@dataclass(frozen=True)
+class RepresentativeContext(Context):
+    """The context of a stage's first rank.
+
+    Attributes:
+        cluster: the cluster of the rank's device.
+        records: the collectives in which other stages took part, in order.
+    """
+
+    cluster: ModeledCluster
+    records: list[CollectiveRecord]
+
+    def pipeline_group(self, *stages: int) -> Group | None:
+        ranks = tuple(self.grid.pp.ranks[stage] for stage in stages) or self.grid.pp.ranks
+        if self.grid.rank not in ranks:
+            return None
+        return _group(self.cluster, "ends", ranks, self.grid.rank, self.records)
+
+
+def representative_context(config: Config, cluster: ModeledCluster, stage: int
+                           ) -> RepresentativeContext:
+    """Return the context of the first rank of a stage.
+
+    Args:
+        config: the run's flags.
+        cluster: the cluster that it would run on.
+        stage: the pipeline stage.
+    """
+    sizes = (config.pipeline_model_parallel_size, config.data_parallel_size,
+             config.tensor_model_parallel_size)
+    rank = stage * sizes[1] * sizes[2]
+    records: list[CollectiveRecord] = []
+    groups = {}
+    for name in GROUPS:
+        ranks = next(ranks for ranks in groups_along(name, *sizes) if rank in ranks)
+        crosses_stages = name in ("pp", "model") and sizes[0] > 1
+        groups[name] = _group(cluster, name, ranks, rank, records if crosses_stages else None)
+    grid = Grid(rank, config.world_size, **groups)
+    return RepresentativeContext(config, grid, cluster.device, cluster, records)
+
+
+def _group(cluster: ModeledCluster, name: str, ranks: tuple[int, ...], rank: int,
+           records: list[CollectiveRecord] | None) -> RepresentativeGroup:
+    index = ranks.index(rank)
+    channel = cluster.communicator(ranks, index) if len(ranks) > 1 else None
+    return RepresentativeGroup(ranks, index, channel, name, records)

@@ -1,0 +1,98 @@
+"""Time of one training step: the clocks of every stage's host and GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from layout_estimator.pass_handler import CostHandler
+from layout_estimator.stage_cost import StageCost, StepCollective
+from pipeline_schedules import Action, Message
+from pipeline_schedules.actions import StageAction
+from pipeline_schedules.messages import Channel
+
+
+class StepClock(CostHandler):
+    """Clocks of the stages over one iteration, between the last collectives of two steps.
+
+    Attributes:
+        waited: seconds that each stage's GPU waits for other stages.
+    """
+
+    def __init__(self, costs: Sequence[StageCost], micro_batches: int,
+                 send_seconds: Sequence[dict[int, float]], dispatch: float, synchronous: bool
+                 ) -> None:
+        """Start the clocks.
+
+        Args:
+            costs: of the stages.
+            micro_batches: of a step.
+            send_seconds: per stage, {receiving stage: seconds of a message}.
+            dispatch: host seconds that launching a send or a receive takes.
+            synchronous: whether the host waits for the GPU around every pass.
+        """
+        super().__init__(costs)
+        self.send_seconds, self.dispatch, self.synchronous = send_seconds, dispatch, synchronous
+        self.waited = [0.0] * len(costs)
+        self.host, self.gpu = [], []
+        for cost in costs:
+            after, draw = cost.step.after, cost.step.draw
+            gpu = after + (micro_batches - 1) * draw.host + draw.latency
+            self.gpu.append(gpu)
+            self.host.append(max(after + micro_batches * draw.host, gpu))
+        self.arrivals: dict[StageAction, float] = {}
+        self.channel_free: dict[Channel, float] = {}
+        self.last_sent = [0.0] * len(costs)
+
+    def compute(self, stage: int, action: Action, source: StageAction | None) -> None:
+        host, gpu = self.host[stage], self.gpu[stage]
+        if source is not None:
+            arrival, host = self.arrivals[source], host + self.dispatch
+            if self.synchronous:
+                host = max(host, gpu, self.last_sent[stage])
+            self.waited[stage] += max(0.0, arrival - max(host, gpu))
+            gpu = max(gpu, arrival)
+        if self.synchronous:
+            # The host waits for the GPU, also for its sends.
+            host = max(host, gpu, self.last_sent[stage])
+        cost = self.pass_cost(stage, action)
+        gpu = max(host + cost.latency, gpu + cost.busy)
+        host += cost.host
+        if self.synchronous:
+            host = max(host, gpu)
+        self.host[stage], self.gpu[stage] = host, gpu
+
+    def send(self, stage: int, message: Message) -> None:
+        self.host[stage] += self.dispatch
+        free = self.channel_free.get(message.channel, 0.0)
+        arrival = (max(self.host[stage], self.gpu[stage], free)
+                   + self.send_seconds[stage][message.target])
+        self.arrivals[stage, message.action] = self.channel_free[message.channel] = arrival
+        self.last_sent[stage] = max(self.last_sent[stage], arrival)
+
+    def finish(self) -> float:
+        """Return when the last collective of all stages ends, or the step of a single stage."""
+        ends = [max(*times) for times in zip(self.host, self.gpu, self.last_sent, strict=True)]
+        if len(ends) == 1:
+            return ends[0] + sum(one.before + one.seconds
+                                 for one in self.costs[0].step.collectives)
+        queues = [list(cost.step.collectives) for cost in self.costs]
+        while any(queues):
+            self._collective(ends, queues)
+        return max(ends)
+
+    def _collective(self, ends: list[float], queues: list[list[StepCollective]]) -> None:
+        """Run the next collective; it starts when its last stage is ready.
+
+        Args:
+            ends: when each stage finished what came before.
+            queues: the collectives that each stage has yet to run.
+        """
+        # The all-reduce of the tied embedding has only the first and the last stage.
+        members = [stage for stage, queue in enumerate(queues)
+                   if queue and queue[0].group == "ends"] or list(range(len(ends)))
+        collectives = {stage: queues[stage].pop(0) for stage in members}
+        ready = {stage: ends[stage] + one.before for stage, one in collectives.items()}
+        start = max(ready.values())
+        for stage, one in collectives.items():
+            self.waited[stage] += start - ready[stage]
+            ends[stage] = start + one.seconds

@@ -1,0 +1,168 @@
+"""The interpreter of schedules: visit every stage's items in an order in which they can run.
+
+Everything that executes a schedule is a Handler of it: validation.py's finds deadlocks, clock.py's
+computes start and end times, the layout estimator's adds up time and memory, and the trainer's
+Pipeline computes tensors, each rank visiting the items of its own stage.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+
+from pipeline_schedules.actions import (
+    Action,
+    ScheduleError,
+    StageAction,
+    count_chunks,
+    dependencies,
+    sender,
+)
+from pipeline_schedules.messages import RECEIVE, SEND, Message
+
+Item = Action | Message
+StageItems = Sequence[Sequence[Item]]
+
+
+class Deadlock(ScheduleError):
+    """Stages wait for each other; the message names each one and the item it waits for."""
+
+
+class Handler:
+    """Reactions to a program's items. Override those that matter; the others do nothing."""
+
+    def compute(self, stage: int, action: Action, source: StageAction | None) -> None:
+        """Run an action.
+
+        Args:
+            stage: the stage that runs it.
+            action: the action.
+            source: the action of another stage whose result this one consumes, if any.
+        """
+
+    def send(self, stage: int, message: Message) -> None:
+        """Start sending what `message.action` computed on `stage`."""
+
+    def receive(self, stage: int, message: Message) -> None:
+        """Post a receive on `stage`; the action that consumes the tensor waits for it."""
+
+
+def replay(program: StageItems, handler: Handler) -> None:
+    """Visit the items of all stages, each as soon as everything it depends on was visited.
+
+    A schedule's actions depend on each other directly. In a program with messages, an action that
+    consumes another stage's result depends on both ends of its transfer. A receive depends on
+    nothing: it is posted, and does not block.
+
+    Args:
+        program: per stage, its actions, with or without messages.
+        handler: is called for each item.
+
+    Raises:
+        Deadlock: not every item can run.
+    """
+    visited = _Visit(program)
+    while visited.runnable:
+        stage, item = visited.next()
+        _call(handler, stage, item, visited.chunks, len(program))
+        visited.finish(stage, item)
+    if visited.blocked:
+        raise Deadlock(visited.explain())
+
+
+def replay_stage(items: Sequence[Item], handler: Handler, stage: int, stages: int, chunks: int
+                 ) -> None:
+    """Visit the items of one stage in order, as a rank does: its communication does the waiting.
+
+    Args:
+        items: the stage's actions and messages.
+        handler: is called for each item.
+        stage: the stage's number.
+        stages: the number of pipeline stages.
+        chunks: model chunks per stage.
+    """
+    for item in items:
+        _call(handler, stage, item, chunks, stages)
+
+
+def _call(handler: Handler, stage: int, item: Item, chunks: int, stages: int) -> None:
+    if isinstance(item, Action):
+        handler.compute(stage, item, sender(stage, item, stages, chunks))
+    elif item.end == SEND:
+        handler.send(stage, item)
+    else:
+        handler.receive(stage, item)
+
+
+class _Visit:
+    """The state of a replay: how far each stage has come, and what the others wait for."""
+
+    def __init__(self, program: StageItems) -> None:
+        self.program, self.positions = program, [0] * len(program)
+        self.chunks = count_chunks([[item for item in items if isinstance(item, Action)]
+                                    for items in program])
+        self.has_messages = any(isinstance(item, Message) for items in program for item in items)
+        self.done: set[tuple[int, Item]] = set()
+        self.blocked: dict[int, tuple[int, Item]] = {}  # {stage: what its next item waits for}
+        self.waiting: dict[tuple[int, Item], list[int]] = defaultdict(list)  # the inverse
+        self.runnable = deque(stage for stage in range(len(program)) if self._can_run(stage))
+
+    def next(self) -> tuple[int, Item]:
+        """Return the next stage that can run, and its item."""
+        stage = self.runnable.popleft()
+        return stage, self.program[stage][self.positions[stage]]
+
+    def finish(self, stage: int, item: Item) -> None:
+        """Advance the stage, and wake those that waited for the item."""
+        self.done.add((stage, item))
+        self.positions[stage] += 1
+        woken = self.waiting.pop((stage, item), [])
+        self.runnable.extend(other for other in sorted({stage, *woken}) if self._can_run(other))
+
+    def _can_run(self, stage: int) -> bool:
+        """Return True if the stage's next item can run; else note what it waits for."""
+        self.blocked.pop(stage, None)
+        position, items = self.positions[stage], self.program[stage]
+        if position == len(items):
+            return False
+        for needed in self._needed(stage, items[position]):
+            if needed not in self.done:
+                self.blocked[stage] = needed
+                self.waiting[needed].append(stage)
+                return False
+        return True
+
+    def _needed(self, stage: int, item: Item) -> list[tuple[int, Item]]:
+        if isinstance(item, Message):
+            return [(stage, item.action)] if item.end == SEND else []
+        found: list[tuple[int, Item]] = []
+        for other, action in dependencies(stage, item, len(self.program), self.chunks):
+            if other == stage or not self.has_messages:
+                found.append((other, action))
+            else:
+                found += [(stage, Message(RECEIVE, action, other, stage)),
+                          (other, Message(SEND, action, other, stage))]
+        return found
+
+    def explain(self) -> str:
+        """Return who waits for whom: the cycle, or the stage that waits for a missing item."""
+        path, stage = [], min(self.blocked)
+        while stage not in path and stage in self.blocked:
+            path.append(stage)
+            stage = self.blocked[stage][0]
+        if stage not in path or len(path) - path.index(stage) == 1:
+            stage = path[-1]
+            other, needed = self.blocked[stage]
+            later = needed in self.program[other][self.positions[other]:]
+            return (f"deadlock: {self._waits(stage)}, which "
+                    + ("comes later in its list" if later else "never runs it"))
+        ring = path[path.index(stage):]
+        first = ring.index(min(ring))
+        cycle = ring[first:] + ring[:first]
+        return ("deadlock: " + "; ".join(map(self._waits, cycle))
+                + ". Each waits for the next, the last for the first")
+
+    def _waits(self, stage: int) -> str:
+        position, (other, needed) = self.positions[stage], self.blocked[stage]
+        return (f"stage {stage} is at {self.program[stage][position]} (position {position}) and "
+                f"waits for {needed} of stage {other}")

@@ -145,17 +145,16 @@ class _Visit:
         return found
 
     def explain(self) -> str:
-        """Return who waits for whom: the cycle, or the stage that waits for a missing item."""
+        """Return who waits for whom: a cycle of stages, or one that waits for a missing item."""
         path, stage = [], min(self.blocked)
-        while stage not in path and stage in self.blocked:
+        while stage not in path:
             path.append(stage)
-            stage = self.blocked[stage][0]
-        if stage not in path or len(path) - path.index(stage) == 1:
-            stage = path[-1]
             other, needed = self.blocked[stage]
-            later = needed in self.program[other][self.positions[other]:]
-            return (f"deadlock: {self._waits(stage)}, which "
-                    + ("comes later in its list" if later else "never runs it"))
+            if needed not in self.program[other][self.positions[other]:]:
+                return f"deadlock: {self._waits(stage)}, which never runs it"
+            if other == stage:
+                return f"deadlock: {self._waits(stage)}, which comes later in its list"
+            stage = other
         ring = path[path.index(stage):]
         first = ring.index(min(ring))
         cycle = ring[first:] + ring[:first]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import pipeline_schedules as schedules
 from pipeline_schedules import (
     BUILT_IN,
     Durations,
@@ -175,6 +176,24 @@ def test_the_package_loads_neither_torch_nor_matplotlib():
             "print(sorted({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_figures_and_simulations_are_imported_on_first_use():
+    code = ("import sys, pipeline_schedules as schedules; "
+            "print(sorted(name.rpartition('.')[2] for name in sys.modules "
+            "if name.startswith('pipeline_schedules.'))); "
+            "print(schedules.simulate(schedules.gpipe(2, 2)).total); "
+            "print('pipeline_schedules.drawing' in sys.modules); "
+            "from pipeline_schedules import *; print(draw.__module__)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        "['actions', 'builtin', 'clock', 'communication', 'interpreter', 'loading', 'messages', "
+        "'validation']", "9", "False", "pipeline_schedules.drawing"], done.stderr
+
+
+def test_a_wrong_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'simulation_of'"):
+        _ = schedules.simulation_of
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from job_monitor.nvidia_smi.cards import Gpu
@@ -78,7 +78,10 @@ def matrix(gpus: list[Gpu], adapters: bool = False) -> str:
     seats = [Seat(gpu.card, gpu.number) for gpu in gpus]
     cells = links(seats, node.adapters if adapters else ())
     names = [f"GPU{gpu.index}" for gpu in gpus]
-    return f"{topology(names, cells, [affinity(seat) for seat in seats])}\n{about(node)}"
+    threads, numa = zip(*map(affinity, seats), strict=True)
+    columns = {"CPU Affinity": threads, "NUMA Affinity": numa,
+               "GPU NUMA ID": ["\tN/A"] * len(gpus)}
+    return f"{topology(names, cells, columns)}\n{about(node)}"
 
 
 def links(seats: Sequence[Seat], nics: Sequence[Place]) -> list[list[str]]:
@@ -100,18 +103,18 @@ def links(seats: Sequence[Seat], nics: Sequence[Place]) -> list[list[str]]:
 
 
 def topology(gpus: Sequence[str], cells: Sequence[Sequence[str]],
-             affinities: Sequence[tuple[str, str]]) -> str:
+             columns: Mapping[str, Sequence[str]]) -> str:
     """Return the matrix and its legends, as `nvidia-smi topo -m` prints them.
 
     Args:
         gpus: the names of the GPUs.
         cells: the rows of the GPUs, then those of the NICs, as from `links`.
-        affinities: the CPUs next to each GPU, and their NUMA node.
+        columns: the columns after the links by title, with a value for each GPU.
     """
     nics = range(len(cells) - len(gpus))
     names = [*gpus, *(f"NIC{number}" for number in nics)]
-    ends = [[*affinity, "", "N/A"] for affinity in affinities] + [[]] * len(nics)
-    rows = [["", *names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"],
+    ends = [*zip(*columns.values(), strict=True), *[()] * len(nics)]
+    rows = [["", *names, *columns],
             *([name, *row, *end] for name, row, end in zip(names, cells, ends, strict=True))]
     text = "\n".join("\t".join(row) for row in rows) + "\n" + LEGEND
     legend = "".join(f"  NIC{number}: mlx5_{number}\n" for number in nics)

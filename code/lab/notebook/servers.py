@@ -33,12 +33,11 @@ class Server:
     numa_nodes: int
     cores: int
 
-    def affinity(self, gpu: int) -> tuple[str, str]:
-        """Return the hardware threads next to a GPU, and their NUMA node."""
+    def affinity(self, gpu: int) -> str:
+        """Return the hardware threads next to a GPU."""
         each = self.cores // self.numa_nodes
         first = self.numa[gpu] * each
-        threads = ",".join(f"{start}-{start + each - 1}" for start in (first, self.cores + first))
-        return threads, str(self.numa[gpu])
+        return ",".join(f"{start}-{start + each - 1}" for start in (first, self.cores + first))
 
 
 def _sold(card: str, cores: int) -> Server:
@@ -75,6 +74,8 @@ SERVERS = {
 def topology(server: str, order: Sequence[int] = range(GPUS)) -> str:
     """Return what `nvidia-smi topo -m` prints. Raises KeyError for an unknown server.
 
+    The columns about NUMA nodes are left out, so that a line fits into a notebook.
+
     Args:
         server: a key of SERVERS.
         order: which GPU of the server's cells has the number 0, 1, and so on.
@@ -83,7 +84,7 @@ def topology(server: str, order: Sequence[int] = range(GPUS)) -> str:
     devices = [*order, *range(GPUS, len(wiring.cells))]
     return table.topology([f"GPU{number}" for number in range(GPUS)],
                           [[wiring.cells[one][other] for other in devices] for one in devices],
-                          [wiring.affinity(gpu) for gpu in order])
+                          {"CPU Affinity": [wiring.affinity(gpu) for gpu in order]})
 
 
 def speed(link: str) -> int:

@@ -33,14 +33,17 @@ def test_the_numbering_of_the_gpus_can_change():
     text = servers.topology("DGX-1 (V100)", (7, 6, 5, 4, 3, 2, 1, 0))
     lines = [line.split("\t") for line in text.splitlines()]
     assert lines[1] == ["GPU0", " X ", "NV2", "NV1", "NV2", "NV1", "SYS", "SYS", "SYS",
-                        "SYS", "SYS", "PHB", "PIX", "20-39,60-79", "1", "", "N/A"]
+                        "SYS", "SYS", "PHB", "PIX", "20-39,60-79"]
     assert lines[9][:9] == ["NIC0", *["SYS"] * 4, "PHB", "PHB", "PIX", "PIX"]
 
 
 def test_the_matrix_looks_like_that_of_the_virtual_nodes():
     gpus = [Gpu("node1", number, number, find("v100")) for number in range(8)]
     virtual, real = table.matrix(gpus, adapters=True), servers.topology("DGX-1 (V100)")
-    assert virtual.startswith(real.split("\t0-19")[0]) and table.LEGEND in real
+    titles, *rows = zip(virtual.splitlines()[:13], real.splitlines()[:13], strict=True)
+    assert titles[0].startswith(titles[1])
+    assert all(one.split("\t")[:13] == other.split("\t")[:13] for one, other in rows)
+    assert table.LEGEND in real
     assert virtual.split("Legend:")[1:2] == real.split("Legend:")[1:2]
 
 

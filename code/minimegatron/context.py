@@ -12,7 +12,7 @@ from minimegatron.arguments import Config
 from minimegatron.console import emit
 
 if TYPE_CHECKING:
-    from minimegatron.device.cpu import Device
+    from minimegatron.device.device import Device
     from minimegatron.parallel.grid import Grid, Group
 
 

@@ -7,6 +7,7 @@ import socket
 import tempfile
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -14,9 +15,11 @@ import torch.distributed as dist
 from minimegatron.arguments import Config
 from minimegatron.context import Context
 from minimegatron.device.choose import choose_device
-from minimegatron.device.cpu import Device
 from minimegatron.errors import UserError
 from minimegatron.parallel.grid import make_grid
+
+if TYPE_CHECKING:
+    from minimegatron.device.device import Device
 
 MEETING_POINT = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 

@@ -20,7 +20,7 @@ from labcore.workspace import CODE
 from minimegatron.arguments import parse_arguments
 from minimegatron.context import Context
 from minimegatron.data.tokenizer import GPT2BPETokenizer
-from minimegatron.device.cpu import Device
+from minimegatron.device.cpu import CpuDevice
 from minimegatron.device.virtual import VirtualDevice
 from minimegatron.parallel.grid import make_grid
 from pretrain_gpt import main
@@ -125,7 +125,7 @@ def make_context():
         if not dist.is_initialized():
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
             made.append(True)
-        return Context(config, make_grid(1, 1, 1, "gloo"), Device())
+        return Context(config, make_grid(1, 1, 1, "gloo"), CpuDevice())
 
     yield make
     if made:

@@ -16,7 +16,7 @@ from minimegatron.arguments import parse_arguments
 from minimegatron.checkpoint.progress import Progress
 from minimegatron.checkpoint.save import save
 from minimegatron.context import Context
-from minimegatron.device.cpu import Device
+from minimegatron.device.cpu import CpuDevice
 from minimegatron.parallel.grid import make_grid
 
 FLAGS = ("--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --lr 1 "
@@ -44,7 +44,7 @@ class Killer:
 def save_twice(root: Path, first: int, second: int, after: int) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     config = parse_arguments([*FLAGS.split(), str(root)], {})
-    ctx = Context(config, make_grid(1, 1, 1, "gloo"), Device())
+    ctx = Context(config, make_grid(1, 1, 1, "gloo"), CpuDevice())
     model, rest = nn.Linear(30, 30), SimpleNamespace(state_dict=dict)
     save(ctx, model, rest, rest, Progress(first), 128)
     killer, whole = Killer(after), torch.save

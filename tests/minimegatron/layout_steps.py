@@ -15,7 +15,7 @@ import torch.distributed as dist
 from minimegatron.arguments import parse_arguments
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
-from minimegatron.device.cpu import Device
+from minimegatron.device.cpu import CpuDevice
 from minimegatron.evaluation import evaluate
 from minimegatron.optim.optimizer import Optimizer
 from minimegatron.parallel.grid import make_grid
@@ -177,7 +177,7 @@ def run(count: int, cases: list[str]) -> list[dict]:
             [*FLAGS.split(), *(word for word in case.split() if word not in VARIANTS)])
         grid = make_grid(config.pipeline_model_parallel_size, config.data_parallel_size,
                          config.tensor_model_parallel_size, "gloo")
-        results.append(steps(Context(config, grid, Device()), count, variants))
+        results.append(steps(Context(config, grid, CpuDevice()), count, variants))
         # Groups have threads: after hundreds of cases they would drown the machine.
         dist.barrier()
         dist.destroy_process_group()

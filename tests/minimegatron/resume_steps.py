@@ -7,7 +7,7 @@ import hashlib
 from minimegatron.arguments import parse_arguments
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
-from minimegatron.device.cpu import Device
+from minimegatron.device.cpu import CpuDevice
 from minimegatron.errors import UserError
 from minimegatron.parallel.grid import make_grid
 from minimegatron.training import Trainer
@@ -21,7 +21,7 @@ def make_trainer(flags: str) -> Trainer:
     config = parse_arguments([*FLAGS.split(), *flags.split()])
     grid = make_grid(config.pipeline_model_parallel_size, config.data_parallel_size,
                      config.tensor_model_parallel_size, "gloo")
-    return Trainer(Context(config, grid, Device()), VOCABULARY, started=0.0)
+    return Trainer(Context(config, grid, CpuDevice()), VOCABULARY, started=0.0)
 
 
 def take_steps(trainer: Trainer) -> dict:

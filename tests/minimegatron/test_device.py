@@ -6,7 +6,7 @@ import torch
 from minimegatron.arguments import parse_arguments
 from minimegatron.arguments.device import INSTEAD_OF_CPU
 from minimegatron.device.choose import choose_device
-from minimegatron.device.cpu import Device
+from minimegatron.device.cpu import CpuDevice
 from minimegatron.device.virtual import VirtualDevice
 from minimegatron.errors import UserError
 
@@ -50,7 +50,7 @@ def test_a_virtual_card(choose, flags, environment):
 ])
 def test_the_cpu(choose, flags, environment, notes):
     device, told = choose(flags, environment)
-    assert type(device) is Device and len(told) == notes
+    assert type(device) is CpuDevice and len(told) == notes
     assert all("needs GPUs: on the CPU gloo is used" in note for note in told)
 
 
@@ -82,11 +82,11 @@ def test_a_pipeline_over_gloo_is_refused_on_gpus(monkeypatch, two_gpus):
     one_stage = parse_arguments(f"{MODEL} {gloo}".split(), {"WORLD_SIZE": "2"})
     assert choose_device(one_stage, 0)[0].backend == "gloo"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert type(choose_device(config, 0)[0]) is Device
+    assert type(choose_device(config, 0)[0]) is CpuDevice
 
 
 def test_a_gpu_that_is_not_asked_for_is_not_used(choose, two_gpus):
-    assert type(choose("--device cpu")[0]) is Device
+    assert type(choose("--device cpu")[0]) is CpuDevice
 
 
 def test_the_network_is_the_flags_then_the_clusters_then_the_cards(choose):
@@ -98,7 +98,7 @@ def test_the_network_is_the_flags_then_the_clusters_then_the_cards(choose):
 
 
 @pytest.mark.parametrize("flags, environment, local_rank, why", [
-    ("--device virtual", {}, 0, "this node declares no virtual card; nearest: --device virtual:"),
+    ("--device virtual", {}, 0, "this node declares no virtual GPU; nearest: --device virtual:"),
     ("--device virtual", DECLARED | ASKED, 2, "local rank 2 has no GPU: this job has 2 on this "
      "node; nearest: --nproc_per_node 2"),
     ("--device virtual --bf16", {"VIRTUAL_GPU": "t4"}, 0, "--bf16 on a virtual t4: this GPU has "

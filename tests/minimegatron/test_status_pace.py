@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from minimegatron.device.cpu import Device
+from minimegatron.device.cpu import CpuDevice
 from minimegatron.logging import status
 from minimegatron.logging.status import Status
 from minimegatron.main import explain
@@ -16,7 +16,7 @@ def ctx(monkeypatch, tmp_path):
     monkeypatch.setenv("RANK_STATUS", str(tmp_path / "7"))
     one = SimpleNamespace(index=0)
     return SimpleNamespace(
-        device=Device(), grid=SimpleNamespace(rank=1, world_size=2, pp=one, dp=one, tp=one),
+        device=CpuDevice(), grid=SimpleNamespace(rank=1, world_size=2, pp=one, dp=one, tp=one),
         config=SimpleNamespace(train_iters=20, global_batch_size=8))
 
 

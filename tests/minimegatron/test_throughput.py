@@ -8,7 +8,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from minimegatron.checkpoint.progress import Progress
-from minimegatron.device.cpu import Device
+from minimegatron.device.cpu import CpuDevice
+from minimegatron.device.cuda import CudaDevice
 from minimegatron.formulas import head_activations, step_flops
 from minimegatron.logging import throughput
 from minimegatron.logging.megatron import theoretical_memory_line
@@ -29,7 +30,7 @@ VOCABULARY = 2048
 FLAGS = "--log-throughput --log-interval 2 --train-iters 4 --global-batch-size 4 --eval-iters 0 "
 
 
-class Named(Device):
+class Named(CudaDevice):
     """A device with a name and a data sheet."""
 
     torch_device = torch.device("meta")
@@ -55,7 +56,7 @@ def test_a_card_without_a_data_sheet_is_told(make_context, capsys):
 
 
 def test_the_cpu_is_measured(make_context, monkeypatch):
-    class Clock(Device):
+    class Clock(CpuDevice):
         ticks = iter([0.0, 9.0, 10.0, 10.5, 20.0, 22.0, 30.0, 33.0])
 
         def now(self):

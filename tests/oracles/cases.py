@@ -8,7 +8,7 @@ import torch.distributed as dist
 from minimegatron.arguments import Config, parse_arguments
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
-from minimegatron.device.cpu import Device
+from minimegatron.device.cpu import CpuDevice
 from minimegatron.parallel.grid import make_grid
 from minimegatron.training import Trainer
 
@@ -40,7 +40,7 @@ def trainer_of(case: str) -> Trainer:
     """Our trainer alone, before its first step."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    return Trainer(Context(configuration(case), make_grid(1, 1, 1, "gloo"), Device()),
+    return Trainer(Context(configuration(case), make_grid(1, 1, 1, "gloo"), CpuDevice()),
                    VOCABULARY, started=0.0)
 
 

@@ -17,7 +17,7 @@ import hf_gpt2
 import safetensors_file
 from minimegatron.arguments import parse_arguments
 from minimegatron.context import Context
-from minimegatron.device.cpu import Device
+from minimegatron.device.cpu import CpuDevice
 from minimegatron.model.gpt import MicroBatch
 from minimegatron.parallel.grid import make_grid
 from minimegatron.training import Trainer
@@ -55,7 +55,7 @@ def trainer_with(flags):
     config = parse_arguments((MORE + flags).split(), {})
     padded = -(-CONFIG["vocab_size"] // config.make_vocab_size_divisible_by
                ) * config.make_vocab_size_divisible_by
-    trainer = Trainer(Context(config, make_grid(1, 1, 1, "gloo"), Device()), padded, started=0.0)
+    trainer = Trainer(Context(config, make_grid(1, 1, 1, "gloo"), CpuDevice()), padded, started=0.0)
     trainer.load()
     return trainer
 

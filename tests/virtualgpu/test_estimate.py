@@ -8,7 +8,7 @@ import pytest
 
 from layout_estimator.estimate import Estimator
 from minimegatron.arguments import parse_arguments
-from minimegatron.device.cpu import Device
+from minimegatron.device.cpu import CpuDevice
 from minimegatron.formulas import bubble_fraction
 from virtualgpu.core.cards import find
 
@@ -54,7 +54,7 @@ def test_layers_that_are_not_run_cost_what_they_would(monkeypatch):
 def test_the_same_estimate_has_the_same_digits_and_leaves_no_device_behind():
     flags = "--pipeline-model-parallel-size 4 --fp16"
     assert estimate(flags, 8) == estimate(flags, 8)
-    assert Device().has_values and not __import__("torch").zeros(1).is_meta
+    assert CpuDevice().has_values and not __import__("torch").zeros(1).is_meta
 
 
 def test_large_equal_stages_have_the_bubble_of_theory():

@@ -9,17 +9,25 @@ import torch
 
 from minimegatron.arguments import Config
 from minimegatron.arguments.device import INSTEAD_OF_CPU, instead_of_cpu
-from minimegatron.device.cpu import Device
+from minimegatron.device.cpu import CpuDevice
 from minimegatron.errors import UserError
-from virtualgpu.core import cards
 
 if TYPE_CHECKING:
+    from minimegatron.device.cuda import CudaDevice
+    from minimegatron.device.device import Device
     from minimegatron.device.virtual import VirtualDevice
 
 
 def choose_device(config: Config, local_rank: int) -> tuple[Device, list[str]]:
-    """The device for --device, and the lines that tell the user what was decided. Raises UserError
-    where the machine has no such device."""
+    """Return the device for --device, and lines for the log that explain the choice.
+
+    Args:
+        config: the command line.
+        local_rank: this rank's number on its node.
+
+    Raises:
+        UserError: the machine has no such device.
+    """
     name, backend = config.device, config.distributed_backend
     if name.startswith("virtual"):
         return virtual_device(config, name.partition(":")[2], local_rank), []
@@ -29,45 +37,71 @@ def choose_device(config: Config, local_rank: int) -> tuple[Device, list[str]]:
     if name == "cuda" and not cuda:
         raise UserError("--device cuda: torch finds no CUDA device here; nearest: --device cpu")
     if cuda and name in ("auto", "cuda"):
-        count = torch.cuda.device_count()
-        if local_rank >= count:
-            raise UserError(f"local rank {local_rank} has no GPU: this node shows {count}; "
-                            f"nearest: --nproc_per_node {count}")
-        if backend == "gloo" and config.pipeline_model_parallel_size > 1:
-            raise UserError("--distributed-backend gloo with --pipeline-model-parallel-size "
-                            f"{config.pipeline_model_parallel_size} on GPUs: gloo sends and "
-                            "receives only CPU tensors; nearest: --distributed-backend nccl")
-        from minimegatron.device.cuda import CudaDevice
-
-        device = CudaDevice(local_rank)
-        device.backend = backend or device.backend
-        return device, notes
+        return cuda_device(config, local_rank), notes
     declared = os.environ.get("VIRTUAL_GPU")
-    if name == "auto" and declared and (backend == "nccl" or gpus_asked()):
+    if name == "auto" and declared and (backend == "nccl" or requested_gpus()):
         return virtual_device(config, "", local_rank), []
     if backend == "nccl":
-        return Device(), ["--distributed-backend nccl needs GPUs: on the CPU gloo is used instead"]
-    return Device(), []
+        notes = ["--distributed-backend nccl needs GPUs: on the CPU gloo is used instead"]
+    return CpuDevice(), notes
 
 
-def gpus_asked() -> int:
-    """How many GPUs this Slurm job asked for on this node. Of Slurm's variables this one alone
-    says so in batch and srun steps, however they were asked for; a step may inherit the others."""
+def requested_gpus() -> int:
+    """Return how many GPUs the Slurm job requested on this node.
+
+    SLURM_GPUS_ON_NODE is set in batch scripts and in srun steps, whichever option requested the
+    GPUs. A step may inherit other variables with wrong values.
+    """
     return int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
 
 
+def cuda_device(config: Config, local_rank: int) -> CudaDevice:
+    """Return the CUDA device with a rank's local number.
+
+    Args:
+        config: the command line.
+        local_rank: this rank's number on its node.
+
+    Raises:
+        UserError: the node has fewer GPUs than ranks, or gloo cannot send what the ranks must.
+    """
+    count, stages = torch.cuda.device_count(), config.pipeline_model_parallel_size
+    if local_rank >= count:
+        raise UserError(f"local rank {local_rank} has no GPU: this node shows {count}; "
+                        f"nearest: --nproc_per_node {count}")
+    if config.distributed_backend == "gloo" and stages > 1:
+        raise UserError(f"--distributed-backend gloo with --pipeline-model-parallel-size {stages} "
+                        "on GPUs: gloo sends and receives only CPU tensors; nearest: "
+                        "--distributed-backend nccl")
+    from minimegatron.device.cuda import CudaDevice
+
+    device = CudaDevice(local_rank)
+    device.backend = config.distributed_backend or device.backend
+    return device
+
+
 def virtual_device(config: Config, name: str, local_rank: int) -> VirtualDevice:
-    """name: of a card; empty: the one that the node declares. Raises UserError."""
-    count = gpus_asked()
+    """Return a virtual GPU.
+
+    Args:
+        config: the command line.
+        name: GPU model; empty for the one that the node declares.
+        local_rank: this rank's number on its node.
+
+    Raises:
+        UserError: there is no such model, or the job requested fewer GPUs than it has ranks.
+    """
+    from minimegatron.arguments.virtual_device import virtual_card, virtual_link
+    from minimegatron.device.virtual import VirtualDevice
+    from virtualgpu.core import cards
+
+    count = requested_gpus()
     if not name and 0 < count <= local_rank:
         raise UserError(f"local rank {local_rank} has no GPU: this job has {count} on this node; "
                         f"nearest: --nproc_per_node {count}")
     source = "" if name else f"VIRTUAL_GPU={os.environ.get('VIRTUAL_GPU')}"
     name = name or os.environ.get("VIRTUAL_GPU", "")
     if not name:
-        raise UserError("--device virtual: this node declares no virtual card; nearest: --device "
+        raise UserError("--device virtual: this node declares no virtual GPU; nearest: --device "
                         f"virtual:{next(iter(cards.CARDS))}, and `lab devices` lists the others")
-    from minimegatron.arguments.virtual_device import virtual_card, virtual_link
-    from minimegatron.device.virtual import VirtualDevice
-
     return VirtualDevice(virtual_card(name, config.precision, source), virtual_link(config))

@@ -6,10 +6,13 @@ import time
 
 import torch
 
-from minimegatron.device.cpu import Device, Memory
+from minimegatron.device.device import Device, Memory
+from virtualgpu.core import cards
 
 
 class CudaDevice(Device):
+    """A CUDA device: the one with the rank's local number."""
+
     kind = "a CUDA device"
     backend = "nccl"
 
@@ -26,6 +29,9 @@ class CudaDevice(Device):
         on = self.torch_device
         return Memory(torch.cuda.memory_allocated(on), torch.cuda.max_memory_allocated(on),
                       torch.cuda.memory_reserved(on), torch.cuda.max_memory_reserved(on))
+
+    def sheet_peak(self, dtype: str) -> float | None:
+        return cards.sheet_peak(self.name, dtype)
 
     def status(self) -> dict[str, object]:
         free, total = torch.cuda.mem_get_info(self.torch_device)

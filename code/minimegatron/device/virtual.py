@@ -12,7 +12,7 @@ from minimegatron.device import (
     virtual_kernels,  # noqa: F401  registers them
     virtual_network,
 )
-from minimegatron.device.cpu import Device, Memory
+from minimegatron.device.device import Device, Memory
 from virtualgpu.core import slots
 from virtualgpu.core.card import Card
 from virtualgpu.core.gpu import VirtualGpu
@@ -22,10 +22,8 @@ from virtualgpu.net.group import BACKEND
 
 
 class VirtualDevice(Device):
-    """A modeled card: tensors with shapes and no values, a clock and a memory of its own.
-
-    It is switched on for the rest of the process: every operation on its tensors counts.
-    """
+    """A virtual GPU, active for the rest of the process: every operation on its tensors advances
+    its clock and uses its memory."""
 
     kind = "a virtual GPU"
     torch_device = torch.device("meta")
@@ -34,16 +32,21 @@ class VirtualDevice(Device):
     shares_clock = True
 
     def __init__(self, card: Card, link: str | None) -> None:
-        """link: between nodes, as network.parse reads it; None: what this card's nodes have.
+        """Create the virtual GPU and activate it.
 
-        Raises VirtualGpuError for a link that is none.
+        Args:
+            card: its model.
+            link: network between nodes, as network.parse reads it; None for the model's usual one.
+
+        Raises:
+            VirtualGpuError: `link` is not a network.
         """
         network.parse(link or card.network)
         self.gpu, self.link = VirtualGpu(card), link or card.network
         self.name = self.label = f"virtual {card.name}"
         self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
         self.slot = slots.visible(os.environ.get("CUDA_VISIBLE_DEVICES", ""), self.local_rank)
-        self.looked = (0.0, 0.0, 0.0)  # last time: seconds on the clock, of those busy; the share
+        self.last_status = (0.0, 0.0, 0.0)  # virtual seconds, busy seconds, utilization
         self.gpu.__enter__()
 
     def read(self, tensor: torch.Tensor) -> float | None:
@@ -72,18 +75,19 @@ class VirtualDevice(Device):
 
     def status(self) -> dict[str, object]:
         memory, now, busy = self.gpu.memory, self.gpu.clock.ready(), sum(self.gpu.busy.values())
-        then, before, share = self.looked
-        if now > then:
-            share = min(1.0, (busy - before) / (now - then))  # streams overlap
-        self.looked = now, busy, share
+        last_now, last_busy, utilization = self.last_status
+        if now > last_now:  # streams overlap, so the busy time can be longer than the step
+            utilization = min(1.0, (busy - last_busy) / (now - last_now))
+        self.last_status = now, busy, utilization
         return {**super().status(), "card": self.gpu.card.name, "gpu": self.local_rank,
                 "slot": self.slot, "memory_used": memory.taken + memory.reserved,
-                "memory_total": memory.capacity, "virtual_seconds": now, "utilization": share}
+                "memory_total": memory.capacity, "virtual_seconds": now, "utilization": utilization}
 
     def connect(self) -> list[str]:
         return virtual_network.connect(self.gpu, self.link, self.slot)
 
     def closing(self) -> list[str]:
-        """Raises VirtualGpuError when too much of the time is a guess."""
+        """Raise VirtualGpuError if too much of the time was spent in operations without a cost
+        rule; list them if there were any."""
         line = self.gpu.unknown_costs()
         return [line] if line else []

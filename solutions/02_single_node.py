@@ -42,7 +42,7 @@ os.chdir(workspace.home())  # all paths in this lab begin at the workspace
 from labkit import check
 
 # Answers cannot import these, because they contain the solutions.
-check.mask("job_monitor.layouts", "job_monitor.wire", "layout_estimator", "minimegatron",
+check.mask("job_monitor.layouts", "job_monitor.bytes_sent", "layout_estimator", "minimegatron",
            "torch.nn.parallel.DistributedDataParallel", "virtualgpu")
 
 # %% tags=["explore"]

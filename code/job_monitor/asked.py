@@ -1,8 +1,8 @@
-"""What the job asked for, against the configuration that the trainer says it runs with.
+"""Compare what a job requested with the configuration that the trainer reports.
 
-Asked for: the flags of the job script, the arguments after it, and the GPUs. A flag in a variable
-that the script forgets to pass on, arguments without "$@" in the script, one rank for two GPUs: all
-train without an error, and train something else.
+A job requests flags in its script, arguments after it, and GPUs. A flag in a variable that the
+script forgets to pass on, arguments without "$@" in the script, or one rank for two GPUs: each run
+trains without an error, but it trains something else.
 """
 
 from __future__ import annotations
@@ -62,8 +62,15 @@ def configuration(lines: Sequence[str]) -> dict[str, str]:
 
 
 def compare(job: Job, script: str, config: dict[str, str]) -> list[Mismatch]:
-    """Where the configuration of the log is not what was asked for. What the script says in a way
-    that cannot be followed (two values, a computed one) is left out."""
+    """Return the differences between the request and the log's configuration.
+
+    Flags that cannot be followed in the script (two values, a computed one) are left out.
+
+    Args:
+        job: the Slurm job.
+        script: the text of its batch script.
+        config: the configuration in the log, as text by flag.
+    """
     found = []
     wanted = flags(script)
     wanted |= flags(_arguments(job.command))  # argparse takes the last one
@@ -97,8 +104,10 @@ def flags(text: str) -> dict[str, str]:
 
 
 def ranks_asked(job: Job, script: str) -> int | None:
-    """Of torchrun's --nnodes and --nproc_per_node, each 1 where it is not said; None where there is
-    no torchrun, or where its sizes cannot be followed."""
+    """Return torchrun's --nnodes times --nproc_per_node, each of which defaults to 1.
+
+    None means that the script has no torchrun, or that its sizes cannot be followed.
+    """
     text = _without_comments(script).replace("--nproc-per-node", "--nproc_per_node")
     if not re.search(r"torchrun|torch\.distributed", text):
         return None
@@ -119,7 +128,7 @@ def ranks_asked(job: Job, script: str) -> int | None:
 
 
 def _arguments(command: str) -> str:
-    """Of a batch job's command, what comes after the script."""
+    """Return the arguments after the script in a batch job's command."""
     return command.partition(" ")[2]
 
 

@@ -1,7 +1,7 @@
-"""What went wrong, by a job's log: the root cause, not the last noise.
+"""Find the root cause of a failure in a job's log.
 
-When one rank fails the others lose contact, the launcher ends them, srun ends the launchers, and
-each says so. Every such line has a tier here; the first line of the lowest tier is the root cause.
+When one rank fails, the others lose contact, the launcher ends them, srun ends the launchers, and
+each logs an error. Every such line has a tier; the first line of the lowest tier is the root cause.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def find(lines: Sequence[str]) -> list[Cause]:
 
 
 def of_last_start(lines: Sequence[str]) -> list[Cause]:
-    """As `find`, from the trainer's last start on: an earlier attempt's errors are not its."""
+    """Return the causes since the trainer's last start; a requeued job has several starts."""
     start = next((number for number in range(len(lines) - 1, 0, -1)
                   if any(word in lines[number] for word in STARTS)), 0)
     return [replace(cause, line=cause.line + start) for cause in find(lines[start:])]

@@ -1,8 +1,7 @@
-"""Where a profiled step's time on the GPU goes: GEMMs on Tensor Cores, other GEMMs, and
-everything else.
+"""Divide a profiled step's GPU time into GEMMs on Tensor Cores, other GEMMs, and other kernels.
 
-From the trace that `--profile-execution` writes, counted as the profiler's tab counts: a kernel
-uses Tensor Cores if its name says so.
+The source is the trace that `--profile-execution` writes. As in the profiler's tab, a kernel's name
+decides whether it uses Tensor Cores.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Profile:
 
     @property
     def tensor_core_share(self) -> float:
-        """Of the kernels' time; 1.0 is all of it."""
+        """Fraction of the kernels' time spent in kernels that use Tensor Cores."""
         return self.of("tensor") / self.total
 
     def of(self, kind: str) -> float:
@@ -56,7 +55,7 @@ class Profile:
 
 
 def uses_tensor_cores(kernel: str) -> bool:
-    """As the profiler's tab decides it, by the kernel's name."""
+    """Return whether a kernel uses Tensor Cores, judged by its name, as in the profiler's tab."""
     from torch_tb_profiler.profiler.tensor_core import TC_Allowlist
 
     return kernel in TC_Allowlist

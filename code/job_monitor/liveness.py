@@ -67,7 +67,13 @@ def _by_silence(rank: Rank, now: float) -> tuple[str, str]:
 
 
 def missing(number: int, job: Job, found: Iterable[Cause]) -> tuple[str, str]:
-    """Of a rank without a file."""
+    """Return the state of a rank that has no status file, and the reason.
+
+    Args:
+        number: the rank.
+        job: its Slurm job.
+        found: errors in the job's log.
+    """
     said = causes.of_rank(list(found), number)
     if said:
         return (DEAD if said.kind == "killed" else FAILED), said.text

@@ -58,7 +58,7 @@ class Iteration:
 
 @dataclass(frozen=True)
 class Log:
-    """What a run said of itself. Sizes are None until it has said so much."""
+    """Data parsed from a run's log; sizes are None until the log contains them."""
 
     world_size: int | None
     data_parallel: int | None

@@ -162,7 +162,7 @@ def _memory(shown: Picture) -> Plot | None:
 
 
 def _kind_of_memory(shown: Picture) -> str:
-    """What the trainer's two figures are of: a card's tensors, or a process on the CPU."""
+    """Return what the memory figures measure: tensors on a GPU, or a process on the CPU."""
     devices = {one.device for one in shown.files}
     on_gpu = devices != {CPU} if devices else "cuda" in shown.config.get("device", "")
     return "tensors on the GPU" if shown.device or on_gpu else "the process's memory"

@@ -53,7 +53,7 @@ class Picture:
 
     @property
     def is_whole(self) -> bool:
-        """Whether `lines` are one whole file, so that their numbers are the file's."""
+        """Whether `lines` are one complete file, so that line numbers are the file's."""
         return len(self.job.logs) == 1 and causes.CUT not in self.lines
 
     @property
@@ -66,7 +66,7 @@ class Picture:
 
     @property
     def latest(self) -> Iteration:
-        """Of the job: the ranks' files are newer than the log, the log has what they do not."""
+        """The job's last iteration, from the ranks' status files or else from the log."""
         line = self.iterations[-1] if self.iterations else Iteration(0)
         if not self.files:
             return line
@@ -107,8 +107,10 @@ def take(job: Job, proc: Path | None, now: float | None = None) -> Picture:
 
 
 def errors(job: Job, lines: list[str]) -> list[Cause]:
-    """What went wrong; while the job lives, in its last attempt. Of two files the order is not
-    known: there all errors count."""
+    """Return the errors in a job's log; for a running job, only those of its last attempt.
+
+    With separate output and error files, the order is unknown and all errors count.
+    """
     one = not job.is_over and len(job.logs) == 1
     return causes.of_last_start(lines) if one else causes.find(lines)
 

@@ -101,7 +101,7 @@ def find(number: int) -> Job:
 
 
 def _is_up(layout: Layout) -> bool:
-    """As far as can be told without Slurm, on one of its nodes or outside."""
+    """Return whether the cluster seems to be up, judged without Slurm's commands."""
     return Path(MARKER).exists() or health.supervisor(layout) is not None
 
 
@@ -113,7 +113,7 @@ def _kept(layout: Layout, number: int) -> Job | None:
 
 
 def merge(kept: Job, row: dict[str, str]) -> Job:
-    """What was known at the start, and how it ended by the accounting."""
+    """Return a job with what was recorded at its start and how it ended according to accounting."""
     if not row:  # it was alive when the cluster went down in a way that left no record
         return replace(kept, state="UNKNOWN", reason="", elapsed="")
     count = row.get("NNodes", "")
@@ -125,7 +125,7 @@ def merge(kept: Job, row: dict[str, str]) -> Job:
 
 
 def accounting(number: int) -> list[dict[str, str]]:
-    """What sacct says of a job, a row for each step where there is a database; empty: nothing."""
+    """Return sacct's rows for a job and its steps; empty if there is no accounting."""
     for fields in (WITH_MEMORY, FIELDS):
         try:
             done = client("sacct", "-j", str(number), "-n", "-P", "-o", ",".join(fields))
@@ -190,7 +190,7 @@ def parse(line: str) -> Job:
 
 
 def _gpus(pairs: dict[str, str]) -> int | None:
-    """Of the whole job."""
+    """Return the number of GPUs of the whole job."""
     for name in ("TRES", "AllocTRES"):
         found = re.search(r"gres/gpu(?::[^=,]+)?=(\d+)", pairs.get(name, ""))
         if found:

@@ -49,7 +49,7 @@ def title(picture: Picture) -> str:
 
 
 def notes(picture: Picture) -> list[str]:
-    """What comes below a job's table."""
+    """Return the lines below a job's table."""
     latest, said = picture.latest, []
     if picture.device:
         seconds = max((rank.virtual_seconds or 0 for rank in picture.files), default=0)
@@ -119,7 +119,7 @@ def plain(pictures: Sequence[Picture]) -> str:
 
 
 def fitting(pictures: Sequence[Picture], foot: str, console: Console) -> RenderableType:
-    """As many rows of each job as the terminal has room for: what is cut off is the end."""
+    """Return as many rows of each job as fit on the terminal; the last rows are cut off."""
     most = FEW
     while True:
         shown = rich(pictures, foot, most)

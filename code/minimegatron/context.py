@@ -1,4 +1,6 @@
-"""What every part of the trainer is handed: configuration, grid, device. Built once, no globals."""
+"""The context that every component receives: configuration, grid, and device.
+
+It is built once and passed on; nothing is global."""
 
 from __future__ import annotations
 

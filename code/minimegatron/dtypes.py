@@ -1,4 +1,4 @@
-"""Which dtype holds what under --fp16, --bf16, and fp32 (Micikevicius et al. 2018)."""
+"""Dtypes of parameters and gradients in fp32, bf16, and fp16 (Micikevicius et al. 2018)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What a run costs, on paper: the one source for the log, the planner and the labs.
+"""Formulas for parameters, FLOPs, memory, and bubbles; the logs, planner, and labs use them.
 
 Papers: Narayanan et al. 2021 (Megatron-LM on clusters, SC21), Korthikanti et al. 2022 (activation
 recomputation), Rajbhandari et al. 2020 (ZeRO). In their letters: l layers, h hidden size, a heads,
-s sequence length, V padded vocabulary, b micro-batch and B global batch in samples, t tensor- and
-p pipeline-parallel size, m micro-batches of a step, v chunks of a stage, d replicas.
+s sequence length, V padded vocabulary, b micro-batch and B global batch in samples, t tensor-, p
+pipeline-, and d data-parallel size, m micro-batches per step, v chunks per stage.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Gpt:
-    """A GPT's shape. None: ffn is 4 x hidden, kv_channels hidden / heads, positions sequence."""
+    """Shape of a GPT.
+
+    If not given, ffn is 4 x hidden, kv_channels is hidden / heads, and positions is sequence.
+    """
 
     layers: int
     hidden: int
@@ -39,8 +42,11 @@ class Gpt:
 # Parameters.
 
 def layer_parameters(gpt: Gpt, t: int = 1) -> int:
-    """Of one layer on one tensor-parallel rank: matrices and their wide biases are divided, norms
-    and the biases behind a sum are copied. With t = 1 it is 12 h^2 + 13 h."""
+    """Return the parameters of one layer on one tensor-parallel rank; 12 h^2 + 13 h with t = 1.
+
+    Matrices and the biases of column-parallel layers are partitioned; norms and the biases of
+    row-parallel layers are replicated.
+    """
     h, inner, wide = gpt.hidden, gpt.inner, gpt.wide
     divided = 4 * h * inner + 3 * inner + 2 * h * wide + wide
     return divided // t + 6 * h
@@ -48,31 +54,40 @@ def layer_parameters(gpt: Gpt, t: int = 1) -> int:
 
 def stage_parameters(gpt: Gpt, layers: int, t: int = 1, first: bool = True, last: bool = True
                      ) -> int:
-    """Of a stage with so many layers, on one tensor-parallel rank. The last stage holds the word
-    embedding (as output matrix) a second time where it is not the first one too."""
+    """Return the parameters of a pipeline stage on one tensor-parallel rank.
+
+    A last stage that is not also the first holds its own copy of the word embedding, as the output
+    matrix.
+    """
     word = gpt.vocabulary * gpt.hidden // t if first or last else 0
     positions = (gpt.positions or gpt.sequence) * gpt.hidden if first else 0
     return layers * layer_parameters(gpt, t) + word + positions + (2 * gpt.hidden if last else 0)
 
 
 def parameters(gpt: Gpt) -> int:
-    """12 l h^2 (1 + 13/(12h) + (V+s)/(12lh)) (Narayanan et al. 2021, eq. 2), and the 2h of the
-    last norm, which the paper leaves out."""
+    """Return the parameters of the model: 12 l h^2 (1 + 13/(12h) + (V+s)/(12lh)) + 2h.
+
+    Source: Narayanan et al. 2021, eq. 2, which leaves out the 2h of the final norm.
+    """
     return stage_parameters(gpt, gpt.layers)
 
 
 # FLOPs and time.
 
 def step_flops(gpt: Gpt, batch: int, recompute: str | None = None, causal: bool = False) -> float:
-    """FLOPs of one optimizer step on `batch` samples: the matrix products of a forward pass, times
-    three (a backward pass costs two), and what is recomputed.
+    """Return the FLOPs of one optimizer step: GEMMs of the forward and backward pass (1 + 2).
 
-    None: the model's, 72 B s l h^2 (1 + s/(6h) + V/(12lh)) (Korthikanti et al. 2022, appendix A).
-    "full": 96 B s l h^2 (1 + s/(6h) + V/(16lh)) (Narayanan et al. 2021, eq. 3).
-    "selective": core attention's forward pass once more, s/(4.5h). The paper's hardware FLOPs have
-    s/(3h) there, all three passes once more; its HFU figures are that much higher.
-    causal: count only the half of core attention that causality leaves, s/(12h) for s/(6h), as
-    Megatron core has since 0.12.
+    Without recomputation these are the model's FLOPs, 72 B s l h^2 (1 + s/(6h) + V/(12lh))
+    (Korthikanti et al. 2022, appendix A). "full" adds a forward pass of every layer, 96 B s l h^2
+    (1 + s/(6h) + V/(16lh)) (Narayanan et al. 2021, eq. 3). "selective" adds the forward pass of
+    core attention, s/(4.5h); the paper counts all three passes again, s/(3h), so its HFU is higher.
+
+    Args:
+        gpt: the model.
+        batch: samples per step.
+        recompute: None, "full", or "selective".
+        causal: count only the half of core attention that the causal mask leaves, s/(12h) instead
+            of s/(6h), as Megatron core does since 0.12.
     """
     s, h, inner = gpt.sequence, gpt.hidden, gpt.inner
     core = 4 * s * s * inner * (0.5 if causal else 1)
@@ -82,14 +97,20 @@ def step_flops(gpt: Gpt, batch: int, recompute: str | None = None, causal: bool 
 
 
 def teraflops(flops: float, seconds: float, devices: int = 1) -> float:
-    """TFLOP/s per device. Of the model's FLOPs: divided by the peak it is the MFU; with what is
-    recomputed, the hardware's share (HFU) (Korthikanti et al. 2022, section 6.3)."""
+    """Return TFLOP/s per device.
+
+    Divided by the peak, the model's FLOPs give the MFU; with recomputation, they give the HFU
+    (Korthikanti et al. 2022, section 6.3).
+    """
     return flops / seconds / devices / 1e12
 
 
 def training_days(parameters: float, tokens: float, devices: int, teraflops_per_device: float,
                   recompute: bool = True) -> float:
-    """8 T P / (n X) seconds, in days (Narayanan et al. 2021, eq. 4); 6 T P without recompute."""
+    """Return the training time in days, 8 T P / (n X) seconds (Narayanan et al. 2021, eq. 4).
+
+    Without recomputation it is 6 T P / (n X).
+    """
     per_token = 8 if recompute else 6
     return per_token * tokens * parameters / (devices * teraflops_per_device * 1e12) / 86400
 
@@ -100,11 +121,11 @@ def training_days(parameters: float, tokens: float, devices: int, teraflops_per_
 def layer_activations(gpt: Gpt, b: int, t: int = 1, sequence_parallel: bool = False,
                       recompute: str | None = None, bytes_each: int = 2,
                       attention_dropout: bool = True, hidden_dropout: bool = True) -> float:
-    """Bytes that one layer keeps of one micro-batch on one rank (Korthikanti et al. 2022, eq. 1-4,
-    6 and table 2).
+    """Return the bytes that one layer saves for the backward pass of a micro-batch, on one rank.
 
-    With 2 bytes each and dropout: s b h (34 + 5as/h), of which 10 are not divided by t unless the
-    sequence is; selective drops 5as/h, full keeps only the layer's input, 2 s b h.
+    With 2 bytes per element and dropout: s b h (34 + 5as/h), of which 10 are divided by t only with
+    sequence parallelism. Selective recomputation drops 5as/h, and full recomputation saves only the
+    layer's input, 2 s b h (Korthikanti et al. 2022, eq. 1-4 and 6, table 2).
     """
     s, h, inner, wide = gpt.sequence, gpt.hidden, gpt.inner, gpt.wide
     part = t if sequence_parallel else 1
@@ -121,10 +142,14 @@ def layer_activations(gpt: Gpt, b: int, t: int = 1, sequence_parallel: bool = Fa
 
 def stage_activations(layers: int, kept: float, input: float, method: str | None = None,
                       size: int = 1) -> float:
-    """Bytes that a stage's layers keep of one micro-batch.
+    """Return the bytes that the layers of a stage save for the backward pass of a micro-batch.
 
-    kept, input: bytes of a layer that is not recomputed, and of a layer's input. method and size:
-    of full recomputation, as in --recompute-method and --recompute-num-layers.
+    Args:
+        layers: layers of the stage.
+        kept: bytes of a layer that is not recomputed.
+        input: bytes of a layer's input.
+        method: --recompute-method of full recomputation.
+        size: --recompute-num-layers.
     """
     if method == "uniform":
         return -(-layers // size) * input
@@ -134,21 +159,23 @@ def stage_activations(layers: int, kept: float, input: float, method: str | None
 
 def head_activations(gpt: Gpt, b: int, t: int = 1, sequence_parallel: bool = False,
                      bytes_each: int = 2) -> float:
-    """Bytes of the last stage's end: last norm's input, output matrix's input, and softmax in fp32
-    (Korthikanti et al. 2022, section 4.3: with sequence parallelism 4 s b h / t (1 + V/h))."""
+    """Return the bytes that the output layer saves: inputs of norm and GEMM, and an fp32 softmax.
+
+    With sequence parallelism it is 4 s b h / t (1 + V/h) (Korthikanti et al. 2022, section 4.3).
+    """
     part = t if sequence_parallel else 1
     return gpt.sequence * b * (2 * gpt.hidden * bytes_each / part + 4 * gpt.vocabulary / t)
 
 
 def in_flight(p: int, stage: int, m: int, v: int = 1) -> float:
-    """Micro-batches whose activations a stage holds at the peak, in units of all its layers.
+    """Return the peak number of in-flight micro-batches of a stage, in units of all its layers.
 
-    1F1B: min(m, p - stage). Interleaved: 2(p - stage - 1) + (v-1)p + 1 chunks, on the first stage
-    p (1 + (p-1)/(pv)) (Korthikanti et al. 2022, section 4.2.3). GPipe holds all m.
+    1F1B: min(m, p - stage). Interleaved: 2(p - stage - 1) + (v-1)p + 1 chunks, which is
+    p (1 + (p-1)/(pv)) on the first stage (Korthikanti et al. 2022, section 4.2.3). GPipe: m.
     """
     if v == 1:
         return min(m, p - stage)
-    if m == p:  # all forward passes come first then
+    if m == p:  # all forward passes come first
         return m
     return min(m, (2 * (p - stage - 1) + (v - 1) * p + 1) / v)
 
@@ -168,11 +195,16 @@ class States(NamedTuple):
 
 
 def state_bytes(precision: str, replicas: int = 1, distributed_optimizer: bool = False) -> States:
-    """Of Adam with fp32 masters, in bytes per parameter: "fp32", "fp16" or "bf16".
+    """Return the bytes per parameter of training with Adam and fp32 master weights.
 
-    fp32: 16, or 8 + 8/d distributed. fp16: 20 (weights and gradients in fp16, and in fp32 masters,
-    gradients and two moments), or 4 + 16/d. bf16, gradients in fp32: 18, or 6 + 12/d.
-    (Megatron-LM's README, "distributed optimizer".)
+    fp32: 16, or 8 + 8/d with the distributed optimizer. fp16: 20 (parameters and gradients in fp16;
+    master weights, gradients, and two moments in fp32), or 4 + 16/d. bf16 with fp32 gradients: 18,
+    or 6 + 12/d (Megatron-LM's README, "distributed optimizer").
+
+    Args:
+        precision: "fp32", "fp16", or "bf16".
+        replicas: d, the data-parallel size.
+        distributed_optimizer: whether the optimizer state is sharded over the replicas.
     """
     weights, gradients, optimizer = {"fp32": (4, 4, 8), "fp16": (2, 2, 16), "bf16": (2, 4, 12)
                                      }[precision]
@@ -180,19 +212,27 @@ def state_bytes(precision: str, replicas: int = 1, distributed_optimizer: bool =
 
 
 def zero_bytes(stage: int, replicas: int, optimizer: int = 12) -> States:
-    """Of ZeRO stages 0 to 3 in mixed precision (Rajbhandari et al. 2020, figure 1): optimizer
-    states, then gradients, then weights are divided. optimizer: K of the paper."""
+    """Return the bytes per parameter of ZeRO (Rajbhandari et al. 2020, figure 1).
+
+    Args:
+        stage: 0 to 3; shards nothing, then optimizer state, gradients, and parameters in turn.
+        replicas: the data-parallel size.
+        optimizer: bytes of optimizer state per parameter, K in the paper.
+    """
     divided = [replicas if stage >= needed else 1 for needed in (3, 2, 1)]
     return States(2 / divided[0], 2 / divided[1], optimizer / divided[2])
 
 
-# The pipeline's bubble: two measures, never the one for the other.
+# The pipeline bubble: two measures, never to be confused.
 
 def bubble_fraction(p: int, m: int, v: int = 1) -> float:
-    """Idle share of the whole step: (p-1) / (v m + p-1)."""
+    """Return the bubble fraction: idle time over total time, (p-1) / (v m + p-1)."""
     return (p - 1) / (v * m + p - 1)
 
 
 def bubble_overhead(p: int, m: int, v: int = 1) -> float:
-    """Idle time over the ideal time: (p-1) / (v m) (Narayanan et al. 2021, sections 2.2.1-2)."""
+    """Return the bubble overhead: idle time over ideal time, (p-1) / (v m).
+
+    Source: Narayanan et al. 2021, sections 2.2.1 and 2.2.2.
+    """
     return (p - 1) / (v * m)

@@ -80,7 +80,7 @@ class Gpu:
 
     @property
     def percent(self) -> int:
-        """Of the time in which a kernel ran."""
+        """GPU utilization: the percentage of time in which a kernel ran."""
         return round(100 * self.rank.utilization) if self.rank else 0
 
 
@@ -150,8 +150,14 @@ def parse(fields: dict) -> Rank:
 
 
 def is_alive(proc: Path, rank: Rank) -> bool:
-    """Whether the process lives and is the job's: numbers are used again. A zombie has no
-    environment."""
+    """Return whether a rank's process is alive and belongs to the job.
+
+    Process IDs are reused, so its environment decides; a zombie has none.
+
+    Args:
+        proc: the /proc file system.
+        rank: the rank's status.
+    """
     try:
         words = (proc / str(rank.pid) / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -189,9 +195,11 @@ def place(nodes: dict[str, list[Card]], ranks: Iterable[Rank], fabric: bool = Fa
 
 
 def of_job(gpus: list[Gpu], environment: dict[str, str]) -> list[Gpu]:
-    """What a job sees of its node, as if the others were hidden from it: its own, from 0.
+    """Return the GPUs that a job sees: its own, numbered from 0, or all if it requested none.
 
-    A job that asked for no GPU sees all.
+    Args:
+        gpus: the GPUs of the node.
+        environment: the job's environment variables.
     """
     given = environment.get("SLURM_STEP_GPUS") or environment.get("SLURM_JOB_GPUS") or ""
     numbers = {int(word) for word in given.split(",") if word.strip().isdecimal()}
@@ -207,7 +215,7 @@ def of_job(gpus: list[Gpu], environment: dict[str, str]) -> list[Gpu]:
 
 
 def chosen(gpus: Iterable[Gpu], wanted: list[str]) -> Iterator[Gpu]:
-    """Those with one of these indices, UUIDs or bus numbers; all where none is given."""
+    """Yield the GPUs with one of these indices, UUIDs, or bus IDs; all if none is given."""
     names = {word.lower() for word in wanted}
     return (gpu for gpu in gpus
             if not names or names & {str(gpu.index), gpu.uuid.lower(), gpu.bus_id.lower()})

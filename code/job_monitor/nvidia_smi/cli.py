@@ -151,7 +151,7 @@ def look(state: Path, proc: Path, node: str | None) -> dict[str, list[Gpu]]:
 
 
 def text(options: argparse.Namespace, shown: dict[str, list[Gpu]], first: bool) -> str:
-    """What to print of one look. Raises Stop where there is no such card."""
+    """Return the output of one query. Raises Stop if there is no such GPU."""
     shown = {node: list(cards.chosen(gpus, options.id)) for node, gpus in shown.items()}
     if not any(shown.values()):
         raise Stop(NOT_FOUND, "No devices were found")

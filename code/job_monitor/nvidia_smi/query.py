@@ -83,7 +83,7 @@ class BadField(Exception):
 
 
 def fields(text: str, known: tuple[Field, ...], aliases: dict[str, str]) -> list[Field]:
-    """Those of a list with commas. Raises BadField."""
+    """Return the fields of a comma-separated list. Raises BadField."""
     by_name = {field.name: field for field in known}
     found = []
     for word in (word.strip() for word in text.split(",")):

@@ -1,4 +1,4 @@
-"""How a flag is declared, as a dataclass field, and how the table is read."""
+"""Declare flags as dataclass fields, and read the table of flags."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ USUAL_MOST = 10**12  # a larger number is a typing error that would only exhaust
 
 
 class Effect(enum.Flag):
-    """What depends on a flag's value."""
+    """Aspects of a run that depend on a flag."""
 
     NOTHING = 0  # reports, output files, and timeouts
     RESULTS = enum.auto()  # losses and parameters, but neither the time nor the memory of a step

@@ -1,4 +1,4 @@
-"""What the ranks of a run sent each other, counted from its profile, as a notebook shows it."""
+"""Count the communication between the ranks of a profiled run, for notebooks."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ them is doing (ranks.py); the log, what went wrong and why (causes.py), and whic
 read (asked.py). picture.py combines them, liveness.py gives every rank one word, table.py and
 page.py show the result. nvidia_smi/ is the command for virtual GPUs.
 
-logs.py, traces.py, kernels.py, bytes_sent.py, channels.py, and layouts.py read what finished jobs leave
-behind: logs, profiles, and NCCL's lines; notebooks use them. The package may import labcore,
+logs.py, traces.py, kernels.py, bytes_sent.py, channels.py, and layouts.py read what finished jobs
+leave behind: logs, profiles, and NCCL's lines; notebooks use them. The package may import labcore,
 slurmbox, and virtualgpu, but neither the trainer nor the estimator. Begin with picture.py or
 logs.py.
 """

@@ -79,7 +79,8 @@ def read(name: str, job: Job, sequence_length: int) -> Run:
     parameters = {(int(match[1]), int(match[2])): int(match[3])
                   for line in logs.lines(job.log, "number of parameters")
                   if (match := PARAMETERS.search(line))}
-    messages = bytes_sent.sent(workspace.home() / "megatron" / "tensorboard" / job.name / "run_default")
+    profile = workspace.home() / "megatron" / "tensorboard" / job.name / "run_default"
+    messages = bytes_sent.sent(profile)
     modeled = any("modeled" in line for line in job.log.read_text().splitlines())
     return Run(name, last.milliseconds,
                last.global_batch * sequence_length / last.milliseconds * 1000, parameters, memory,

@@ -6,7 +6,7 @@ import pytest
 
 from job_monitor import layouts
 from labcore.errors import LabError
-from tests.job_monitor.test_wire import message, put
+from tests.job_monitor.test_bytes_sent import message, put
 
 LOG = """\
 virtual links: within a node NVLink 25 GB/s; times and memory are modeled; no training happens: \

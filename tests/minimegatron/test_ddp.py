@@ -1,4 +1,4 @@
-"""The flat buffer holds what autograd would have computed."""
+"""The gradient buffer holds the gradients that autograd would have computed."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def accumulated(ctx, batches, rounds=1, schedule=one_f_one_b):
 
 
 @pytest.mark.parametrize("how", [{}, {"rounds": 2}, {"schedule": zb_h1}],
-                         ids=["plain", "a second step starts afresh", "weight gradients wait"])
+                         ids=["plain", "the second step replaces the first one's", "delayed weight gradients"])
 def test_accumulated_gradients_equal_autograd_s(make_context, how):
     ctx = make_context("--global-batch-size 6")
     batches = [micro_batch() for _ in range(2)] + [micro_batch(size=3)]
@@ -41,7 +41,7 @@ def test_accumulated_gradients_equal_autograd_s(make_context, how):
         torch.testing.assert_close(got[name], expected[name], rtol=1e-5, atol=1e-7)
 
 
-def test_deferred_weight_gradients_are_not_there_before_the_drain(make_context):
+def test_delayed_weight_gradients_are_computed_on_request(make_context):
     ctx = make_context()
     stage = Stage(ctx, VOCABULARY, range(2))
     ddp = DistributedDataParallel(ctx, stage)
@@ -59,7 +59,7 @@ def test_deferred_weight_gradients_are_not_there_before_the_drain(make_context):
     torch.testing.assert_close(main_grad, 2 * one)
 
 
-def test_a_parameter_that_was_not_used_has_no_old_gradient(make_context):
+def test_an_unused_parameter_s_gradient_is_zeroed(make_context):
     ctx = make_context()
     stage = Stage(ctx, VOCABULARY, range(2))
     ddp = DistributedDataParallel(ctx, stage)

@@ -178,7 +178,7 @@ def _load_schedule(config: Config) -> Schedule:
 
 def _path(group: Group) -> object:
     """Return the links that a group's messages take: equal paths take equal time."""
-    return None if group.channel is None else group.channel.path
+    return None if group.process_group is None else group.process_group.path
 
 
 def send_times(config: Config, cluster: ModeledCluster, scatter_gather: bool

@@ -41,31 +41,31 @@ class RepresentativeGroup(Group):
     records: list[CollectiveRecord] | None = None
 
     def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM) -> None:
-        if self.channel is not None:
-            self._wait(self.channel.allreduce([tensor]))
+        if self.process_group is not None:
+            self._wait(self.process_group.allreduce([tensor]))
 
     def start_all_reduce(self, tensor: torch.Tensor) -> dist.Work:
-        return self.channel.allreduce([tensor])
+        return self.process_group.allreduce([tensor])
 
     def start_reduce_scatter(self, part: torch.Tensor, whole: torch.Tensor) -> dist.Work:
-        return self.channel.reduce_scatter_single(part, whole)
+        return self.process_group.reduce_scatter_single(part, whole)
 
     def all_gather(self, part: torch.Tensor) -> torch.Tensor:
-        if self.channel is None:
+        if self.process_group is None:
             return part
         whole = part.new_empty(part.shape[0] * self.size, *part.shape[1:])
-        self._wait(self.channel.all_gather_single(whole, part.contiguous()))
+        self._wait(self.process_group.all_gather_single(whole, part.contiguous()))
         return whole
 
     def reduce_scatter(self, whole: torch.Tensor) -> torch.Tensor:
-        if self.channel is None:
+        if self.process_group is None:
             return whole
         part = whole.new_empty(whole.shape[0] // self.size, *whole.shape[1:])
-        self._wait(self.channel.reduce_scatter_single(part, whole.contiguous()))
+        self._wait(self.process_group.reduce_scatter_single(part, whole.contiguous()))
         return part
 
     def _wait(self, work: dist.Work) -> None:
-        clock = self.channel.gpu.clock
+        clock = self.process_group.gpu.clock
         ready = clock.ready()
         work.wait()
         if self.records is not None:
@@ -116,5 +116,5 @@ def representative_context(config: Config, cluster: ModeledCluster, stage: int
 def _group(cluster: ModeledCluster, name: str, ranks: tuple[int, ...], rank: int,
            records: list[CollectiveRecord] | None) -> RepresentativeGroup:
     index = ranks.index(rank)
-    channel = cluster.communicator(ranks, index) if len(ranks) > 1 else None
-    return RepresentativeGroup(ranks, index, channel, name, records)
+    process_group = cluster.communicator(ranks, index) if len(ranks) > 1 else None
+    return RepresentativeGroup(ranks, index, process_group, name, records)

@@ -31,7 +31,7 @@ def accumulated(ctx, batches, rounds=1, schedule=one_f_one_b):
 
 
 @pytest.mark.parametrize("how", [{}, {"rounds": 2}, {"schedule": zb_h1}],
-                         ids=["plain", "the second step replaces the first one's", "delayed weight gradients"])
+                         ids=["plain", "two steps", "delayed weight gradients"])
 def test_accumulated_gradients_equal_autograd_s(make_context, how):
     ctx = make_context("--global-batch-size 6")
     batches = [micro_batch() for _ in range(2)] + [micro_batch(size=3)]

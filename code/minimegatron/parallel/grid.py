@@ -34,12 +34,12 @@ class Group:
     Attributes:
         ranks: its global ranks, in order.
         index: this rank's position in `ranks`.
-        channel: the process group of torch.distributed; None for a single rank.
+        process_group: of torch.distributed; None for a single rank.
     """
 
     ranks: tuple[int, ...]
     index: int
-    channel: dist.ProcessGroup | None
+    process_group: dist.ProcessGroup | None
 
     @property
     def size(self) -> int:
@@ -47,12 +47,12 @@ class Group:
 
     def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM) -> None:
         """All-reduce a tensor of any shape in place, with a sum or another `op`."""
-        if self.channel is not None:
-            dist.all_reduce(tensor, op=op, group=self.channel)
+        if self.process_group is not None:
+            dist.all_reduce(tensor, op=op, group=self.process_group)
 
     def start_all_reduce(self, tensor: torch.Tensor) -> dist.Work:
         """Start an all-reduce (sum) in place; needs at least two ranks. Wait for the result."""
-        return dist.all_reduce(tensor, group=self.channel, async_op=True)
+        return dist.all_reduce(tensor, group=self.process_group, async_op=True)
 
     def start_reduce_scatter(self, part: torch.Tensor, whole: torch.Tensor) -> dist.Work:
         """Start a reduce-scatter (sum); needs at least two ranks. Wait for the result.
@@ -61,22 +61,22 @@ class Group:
             part: receives this rank's part of the sum, [n, ..].
             whole: this rank's addend, [size * n, ..].
         """
-        return reduce_scatter_single(part, whole, group=self.channel, async_op=True)
+        return reduce_scatter_single(part, whole, group=self.process_group, async_op=True)
 
     def all_gather(self, part: torch.Tensor) -> torch.Tensor:
         """Concatenate every rank's `part` [n, ..] in the order of `ranks`: [size * n, ..]."""
-        if self.channel is None:
+        if self.process_group is None:
             return part
         whole = part.new_empty(part.shape[0] * self.size, *part.shape[1:])
-        all_gather_single(whole, part.contiguous(), group=self.channel)
+        all_gather_single(whole, part.contiguous(), group=self.process_group)
         return whole
 
     def reduce_scatter(self, whole: torch.Tensor) -> torch.Tensor:
         """Return this rank's part [n, ..] of the sum over the group of `whole` [size * n, ..]."""
-        if self.channel is None:
+        if self.process_group is None:
             return whole
         part = whole.new_empty(whole.shape[0] // self.size, *whole.shape[1:])
-        reduce_scatter_single(part, whole.contiguous(), group=self.channel)
+        reduce_scatter_single(part, whole.contiguous(), group=self.process_group)
         return part
 
 
@@ -168,9 +168,9 @@ def make_group(groups: Sequence[tuple[int, ...]], backend: str, timeout: timedel
     """
     rank, mine = dist.get_rank(), None
     for ranks in groups:
-        channel = dist.new_group(list(ranks), timeout=timeout, backend=backend)
+        process_group = dist.new_group(list(ranks), timeout=timeout, backend=backend)
         if rank in ranks:
-            mine = Group(ranks, ranks.index(rank), channel)
+            mine = Group(ranks, ranks.index(rank), process_group)
     return mine
 
 

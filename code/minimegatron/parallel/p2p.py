@@ -118,5 +118,5 @@ def channel_groups(ctx: Context, chunks: int) -> dict[tuple[str, int], dist.Proc
     """
     if ctx.grid.pp.size == 1:
         return {}
-    return {(kind, chunk): ctx.pipeline_group().channel
+    return {(kind, chunk): ctx.pipeline_group().process_group
             for kind in (FORWARD, BACKWARD) for chunk in range(chunks)}

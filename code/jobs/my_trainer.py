@@ -79,7 +79,7 @@ def connect(config: Config) -> Context:
     replicas = Group(tuple(range(ranks)), rank, dist.group.WORLD) if ranks > 1 else alone
     ctx = Context(config, Grid(rank, ranks, pp=alone, dp=replicas, tp=alone, model=alone), device)
     for note in notes:
-        ctx.say(note)
+        ctx.print_rank_0(note)
     if device.torch_device.type == "cpu":
         cap_threads(ctx)  # ranks on one machine share its cores
     return ctx
@@ -147,7 +147,7 @@ def train(ctx: Context, data: Batches, model: nn.Module) -> None:
             ctx.grid.dp.all_reduce(mean)
             seconds = (ctx.device.now() - started) / len(losses)
             shown = {"loss": ctx.read(mean), "norm": ctx.read(norm)}
-            ctx.say(iteration_line(
+            ctx.print_rank_0(iteration_line(
                 config, iteration=iteration, consumed=consumed, milliseconds=1000 * seconds,
                 lr=learning_rate.value().item(), zeros=None, params_norm=None,
                 nans=int(math.isnan(shown["loss"])), **shown))
@@ -168,8 +168,9 @@ def main() -> None:
     text, _, _ = build_datasets(ctx, tokenizer.vocab_size)
     vocab_size = pad_vocab_size(tokenizer.vocab_size, config.make_vocab_size_divisible_by, 1)
     model = wrapper(GPT(ctx, vocab_size))
-    ctx.say(f"training {sum(weight.numel() for weight in model.parameters()):,} parameters on "
-            f"{ctx.grid.world_size} rank(s) with {pieces.describe()}")
+    parameters = sum(weight.numel() for weight in model.parameters())
+    ctx.print_rank_0(f"training {parameters:,} parameters on {ctx.grid.world_size} rank(s) with "
+                     f"{pieces.describe()}")
     train(ctx, Batches(ctx, text, tokenizer.eod, "training"), model)
     dist.destroy_process_group()
 

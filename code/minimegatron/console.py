@@ -7,8 +7,14 @@ from typing import TextIO
 
 
 def emit(text: str, stream: TextIO | None = None) -> None:
-    """Write lines whole: `print` under `python -u` writes a line and its end apart, and another
-    rank's line may come between."""
+    """Print lines with one write, so that another rank cannot print in between.
+
+    Under `python -u`, `print` writes a line and its line break separately.
+
+    Args:
+        text: one or more lines.
+        stream: standard output by default.
+    """
     stream = stream or sys.stdout
     stream.write(text + "\n")
     stream.flush()

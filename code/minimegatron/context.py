@@ -1,6 +1,7 @@
 """The context that every component receives: configuration, grid, and device.
 
-It is built once and passed on; nothing is global."""
+It is built once and passed on; nothing is global.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Context:
+    """One rank's configuration, its place in the process grid, and its device."""
+
     config: Config
     grid: Grid
     device: Device
@@ -33,19 +36,22 @@ class Context:
         return self.grid.pipeline_group(stages, self.device.backend, timeout)
 
     def read(self, tensor: torch.Tensor) -> float | None:
-        """The value of a one-element tensor: waits for the device; None where there is none."""
+        """Wait for the device and return the value of a one-element tensor.
+
+        Returns None on a virtual GPU, whose tensors have no values.
+        """
         return self.device.read(tensor)
 
     def tensor(self, values: torch.Tensor) -> torch.Tensor:
-        """`values` (made on the host) on this rank's device."""
+        """Return a copy on this rank's device of a tensor on the host."""
         return values.to(self.device.torch_device, non_blocking=True)
 
-    def say(self, line: str) -> None:
-        """Print once for the whole job."""
+    def print_rank_0(self, line: str) -> None:
+        """Print a line from rank 0, once for the whole job."""
         if self.grid.rank == 0:
             emit(line)
 
-    def say_last(self, line: str) -> None:
-        """Print from the rank that knows the loss in every layout."""
+    def print_rank_last(self, line: str) -> None:
+        """Print a line from the last rank, which knows the loss in every layout."""
         if self.grid.is_last_rank:
             emit(line)

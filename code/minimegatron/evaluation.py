@@ -1,4 +1,4 @@
-"""The loss on data that is not trained on."""
+"""The loss on validation and test data."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ from minimegatron.parallel.pipeline import Pipeline
 
 def evaluate(ctx: Context, pipeline: Pipeline, data: Batches, consumed: int
              ) -> tuple[torch.Tensor, int]:
-    """Mean loss over --eval-iters global batches after sample `consumed`, without dropout.
+    """Return the mean loss over --eval-iters global batches, without dropout.
 
-    Returns (the mean over all replicas, one element, zero where the last stage is elsewhere; the
-    samples consumed now).
+    Args:
+        ctx: this rank's context.
+        pipeline: with this rank's part of the model.
+        data: validation or test batches.
+        consumed: samples of the data consumed so far.
+
+    Returns:
+        The loss (one element; zero on ranks without the last stage), and the samples consumed now.
     """
     config = ctx.config
     total = torch.zeros((), device=ctx.device.torch_device)

@@ -1,4 +1,4 @@
-"""When to stop before the last iteration: a signal, a duration, an interval."""
+"""Stop before the last iteration: after a signal, a duration, or a number of iterations."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ from minimegatron.parallel.grid import any_rank
 
 
 class Exits:
-    """Asks all ranks, so that all stop after the same step."""
+    """The exit conditions of --exit-*. The ranks agree, so all of them stop after the same step."""
 
     def __init__(self, config: Config, started: float) -> None:
-        """started: when the program began, on time.perf_counter's clock."""
+        """Install the signal handler of --exit-signal-handler.
+
+        Args:
+            config: for the --exit-* flags.
+            started: when the program began, on time.perf_counter's clock.
+        """
         self.config, self.started, self.signalled = config, started, False
         if config.exit_signal_handler:
-            signal.signal(signal.SIGTERM, self._note)
+            signal.signal(signal.SIGTERM, self._record_signal)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # see main
 
-    def _note(self, *_: object) -> None:
+    def _record_signal(self, *_: object) -> None:
         self.signalled = True
 
     def reason(self, iteration: int) -> str | None:
-        """Why to stop after this iteration, in upstream's words; None to go on."""
+        """Return the reason to stop after this iteration, in Megatron-LM's words, or None."""
         config = self.config
         if config.exit_signal_handler and any_rank(self.signalled):
             return "after receiving SIGTERM."

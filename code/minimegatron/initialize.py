@@ -1,4 +1,4 @@
-"""From a started process to a Context: process groups, device, threads, the first lines."""
+"""Set up a rank: rendezvous, device, process groups, and threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from minimegatron.parallel.grid import make_grid
 if TYPE_CHECKING:
     from minimegatron.device.device import Device
 
-MEETING_POINT = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 
 
 def initialize(config: Config) -> Context:
@@ -37,7 +37,7 @@ def initialize(config: Config) -> Context:
                      config.tensor_model_parallel_size, device.backend, timeout)
     ctx = Context(config, grid, device)
     for note in notes:
-        ctx.say(note)
+        ctx.print_rank_0(note)
     if device.torch_device.type == "cpu":
         cap_threads(ctx)
     return ctx
@@ -57,18 +57,23 @@ def join(config: Config, timeout: timedelta, backend: str = "gloo") -> None:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1,
                                 timeout=timeout)
         return
-    missing = [name for name in MEETING_POINT if name not in os.environ]
+    missing = [name for name in RENDEZVOUS if name not in os.environ]
     if missing:
         raise UserError(f"RANK is set but {', '.join(missing)} is not: start the ranks with "
                         "torchrun, which sets all of them")
     try:
         dist.init_process_group(backend, timeout=timeout)
     except (RuntimeError, ValueError) as error:
-        raise UserError(explain(config, str(error))) from error
+        raise UserError(rendezvous_error(config, str(error))) from error
 
 
-def explain(config: Config, error: str) -> str:
-    """Why the ranks cannot meet, in the user's terms."""
+def rendezvous_error(config: Config, error: str) -> str:
+    """Return why the rendezvous failed, in the user's terms.
+
+    Args:
+        config: for this rank and the world size.
+        error: torch's message.
+    """
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     if "EADDRINUSE" in error:
         with socket.socket() as probe:
@@ -76,45 +81,46 @@ def explain(config: Config, error: str) -> str:
             free = probe.getsockname()[1]
         return (f"MASTER_PORT {port} on {socket.gethostname()} is taken by another program; "
                 f"a free one: MASTER_PORT={free}")
-    return (f"rank {config.rank} of {config.world_size} on {socket.gethostname()} cannot meet the "
-            f"others at MASTER_ADDR:MASTER_PORT {address}:{port}: {error.splitlines()[0]}")
+    return (f"rank {config.rank} of {config.world_size} on {socket.gethostname()} cannot "
+            f"rendezvous with the others at MASTER_ADDR:MASTER_PORT {address}:{port}: "
+            f"{error.splitlines()[0]}")
 
 
 def require_one_kind(device: Device) -> None:
-    """Ranks on different kinds of device could not talk. Raises UserError on all of them."""
+    """Raise UserError, on all ranks, if --device auto chose different kinds of device."""
     kinds = [""] * dist.get_world_size()
     dist.all_gather_object(kinds, device.kind)
     other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
     if other is not None:
         raise UserError(f"--device auto means {kinds[0]} on rank 0 and {kinds[other]} on rank "
-                        f"{other}, which cannot talk; nearest: --device cpu")
+                        f"{other}, which cannot communicate; nearest: --device cpu")
 
 
 def cap_threads(ctx: Context) -> None:
-    """No more threads than cores: ranks on one machine share them, and more only fight.
+    """Limit this rank's threads to its share of the machine's cores; every rank must call it.
 
-    Nodes may be one machine (network namespaces, containers), so the boot id tells machines
-    apart, not the host name.
+    Several nodes may be one machine (network namespaces, containers), so machines are identified by
+    their boot ID instead of their host name.
     """
     boot_id = Path("/proc/sys/kernel/random/boot_id")
     machine = boot_id.read_text() if boot_id.exists() else socket.gethostname()
     mine = os.sched_getaffinity(0)
-    told: list[tuple] = [()] * ctx.grid.world_size
-    dist.all_gather_object(told, (machine, mine))
-    # A launcher may have given every rank cores of its own.
-    ranks = sum(name == machine and not mine.isdisjoint(theirs) for name, theirs in told)
+    affinities: list[tuple] = [()] * ctx.grid.world_size
+    dist.all_gather_object(affinities, (machine, mine))
+    # A launcher may have bound every rank to cores of its own, which it does not share.
+    ranks = sum(name == machine and not mine.isdisjoint(theirs) for name, theirs in affinities)
     cores = len(mine)
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    wanted = int(asked) if asked.isdigit() else torch.get_num_threads()
+    requested = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(requested) if requested.isdigit() else torch.get_num_threads()
     fair = max(1, cores // ranks)
-    torch.set_num_threads(min(wanted, fair))
-    if wanted > fair:
-        ctx.say(f"using {fair} thread(s) per rank instead of {wanted}: "
-                f"{ranks} rank(s) share this machine's {cores} cores")
+    torch.set_num_threads(min(threads, fair))
+    if threads > fair:
+        ctx.print_rank_0(f"using {fair} thread(s) per rank instead of {threads}: "
+                         f"{ranks} rank(s) share this machine's {cores} cores")
 
 
 def require_folders(config: Config) -> None:
-    """Make the folders that the run will write to, before it has anything to lose."""
+    """Create the folders that the run writes to. Raises UserError if one is not writable."""
     for flag, folder in (("--save", config.save), ("--tensorboard-dir", config.tensorboard_dir),
                          ("--timeline", config.timeline)):
         if folder is None:

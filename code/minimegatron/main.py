@@ -1,4 +1,4 @@
-"""The program: arguments in, exit code out, and one message when something is wrong."""
+"""The program: parse the command line, train, and turn every error into one message."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import NoReturn
 from minimegatron.console import emit
 from minimegatron.errors import SharedError, UserError, lost_peer
 
-PATIENCE = 5  # seconds
+GRACE = 5  # seconds until a launcher that saw one rank fail ends the others
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run the trainer and end the process: 0 when it trained, 1 after a UserError."""
+    """Train and end the process, with exit code 0, or 1 after an error."""
     argv = sys.argv[1:] if argv is None else argv
     try:
         from minimegatron.arguments import parse_arguments
@@ -25,22 +25,22 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
         config = parse_arguments(argv)
     except UserError as error:
-        # Every rank reads the same command line: one of them says what is wrong with it.
-        say_once(f"error: {error}", os.environ.get("RANK", "0") == "0")
+        # Every rank reads the same command line, so one message is enough.
+        print_shared_error(f"error: {error}", os.environ.get("RANK", "0") == "0")
         leave(1)
     if config.estimate:
         emit("error: --estimate trains nothing: give it to pretrain_gpt.py", sys.stderr)
         leave(1)
-    if config.exit_signal_handler:  # during the start it waits: then Exits stops after one step
+    if config.exit_signal_handler:  # a signal during startup waits until Exits handles it
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    # Slow to import: after the command line is right.
+    # Slow to import, so only after the command line has been checked.
     from minimegatron.training import pretrain
     from virtualgpu.core.errors import VirtualGpuError
 
     try:
         pretrain(config, notes(argv, config))
     except SharedError as error:
-        say_once(f"[rank {config.rank}] error: {error}", config.rank == 0)
+        print_shared_error(f"[rank {config.rank}] error: {error}", config.rank == 0)
         leave(1)
     except (UserError, VirtualGpuError) as error:
         emit(f"[rank {config.rank}] error: {error}", sys.stderr)
@@ -48,37 +48,49 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except SystemExit as exit:
         leave(exit.code)
     except Exception as error:
-        explain(error, config.rank)
+        print_unexpected_error(error, config.rank)
         leave(1)
     leave(0)
 
 
-def say_once(text: str, first: bool) -> None:
-    """What all ranks know: `first` says it, the others give it time to."""
-    if first:
+def print_shared_error(text: str, is_rank_0: bool) -> None:
+    """Print an error that every rank raised, from rank 0 only.
+
+    The other ranks wait before they exit, because a launcher ends all ranks when the first exits.
+
+    Args:
+        text: the message.
+        is_rank_0: whether this rank prints it.
+    """
+    if is_rank_0:
         emit(text, sys.stderr)
     else:
-        time.sleep(PATIENCE)  # a launcher ends all ranks when the first one fails
+        time.sleep(GRACE)
 
 
-def explain(error: Exception, rank: int) -> None:
-    """What to print of an error that nobody foresaw; call it where the error was caught."""
+def print_unexpected_error(error: Exception, rank: int) -> None:
+    """Print an error that is not a UserError; call it inside the `except` block.
+
+    Args:
+        error: a lost peer becomes one line, anything else keeps its traceback.
+        rank: this rank.
+    """
     lost = lost_peer(error)
     if lost is not None:
         emit(f"[rank {rank}] error: lost contact with another rank ({lost}); "
              "its own message says why", sys.stderr)
         return
     traceback.print_exc()
-    # The words that people search a log for, whatever torch calls the exception today.
+    # People search logs for these words, whatever torch calls the exception today.
     name = "RuntimeError" if "out of memory" in str(error) else type(error).__name__
     emit(f"[rank {rank}] {name}: {error}", sys.stderr)
 
 
 def leave(code: int) -> NoReturn:
-    """End without the interpreter's own clean-up.
+    """End the process without the interpreter's cleanup; all files are closed by now.
 
-    gloo's threads may still run then, and C++ aborts a process ("terminate called without an
-    active exception") whose threads outlive their objects. All files are closed by now.
+    During the cleanup, gloo's threads may still run, and C++ aborts a process whose threads outlive
+    their objects ("terminate called without an active exception").
     """
     sys.stdout.flush()
     sys.stderr.flush()

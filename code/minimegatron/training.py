@@ -56,12 +56,12 @@ def pretrain(config: Config, notes: list[str]) -> None:
     data_started = time.perf_counter()
     train, valid, test = build_batches(ctx, tokenizer)
     megatron.print_datetime(ctx, "after dataloaders are built")
-    ctx.say("done with setup ...")
+    ctx.print_rank_0("done with setup ...")
     megatron.print_times(ctx, {
         "model-and-optimizer-setup": data_started - setup_started,
         "train/valid/test-data-iterators-setup": time.perf_counter() - data_started})
 
-    ctx.say("training ...")
+    ctx.print_rank_0("training ...")
     try:
         trainer.train(train, valid)
         trainer.finish(valid, test)
@@ -86,7 +86,7 @@ def build_datasets(ctx: Context, vocab_size: int
                config.eval_iters * batch)
     train, valid, test = build_train_valid_test_datasets(
         config.data_path, config.split, config.seq_length, config.seed, samples,
-        is_builder=ctx.grid.rank == 0, barrier=dist.barrier, say=ctx.say,
+        is_builder=ctx.grid.rank == 0, barrier=dist.barrier, log=ctx.print_rank_0,
         cache_path=config.data_cache_path, vocab_size=vocab_size)
     if train is None:
         raise UserError(f"--split {config.split} leaves no document of {config.data_path} to train "
@@ -225,8 +225,8 @@ class Trainer:
         if config.load is None:
             return
         if not device.has_values:
-            self.ctx.say(f"--load {config.load}: nothing is loaded, weights on a {device.label} "
-                         "have no values")
+            self.ctx.print_rank_0(f"--load {config.load}: nothing is loaded, weights on a "
+                                  f"{device.label} have no values")
             return
         from minimegatron.checkpoint.load import load
 
@@ -241,8 +241,8 @@ class Trainer:
         if self.saved_at == iteration:
             return
         if not device.has_values:
-            self.ctx.say(f"no checkpoint is saved at iteration {iteration}: weights on a "
-                         f"{device.label} have no values")
+            self.ctx.print_rank_0(f"no checkpoint is saved at iteration {iteration}: weights on a "
+                                  f"{device.label} have no values")
             return
         from minimegatron.checkpoint.save import save
 

@@ -18,7 +18,7 @@ from minimegatron.errors import UserError
 
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch):
-    monkeypatch.setattr(gpt_dataset, "PATIENCE", 0.0)
+    monkeypatch.setattr(gpt_dataset, "VISIBILITY_TIMEOUT", 0.0)
 
 
 def build(prefix, split="1,0,0", seq_length=4, seed=1234, num_samples=(5, 0, 0), builder=True,
@@ -124,7 +124,7 @@ def test_a_rank_that_cannot_see_the_maps_says_so(in_order):
 
 def test_the_barrier_is_called_once_by_all_even_when_building_fails(in_order):
     calls = []
-    arguments = dict(split="1,0,0", seq_length=4, seed=1, num_samples=(5, 0, 0), say=print)
+    arguments = dict(split="1,0,0", seq_length=4, seed=1, num_samples=(5, 0, 0), log=print)
     prefix = in_order([20] * 3)
     build_train_valid_test_datasets(prefix, is_builder=True, barrier=lambda: calls.append(1),
                                     **arguments)

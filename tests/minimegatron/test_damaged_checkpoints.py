@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from minimegatron.checkpoint.checksums import SUMS, damage, read_sums
-from minimegatron.checkpoint.load import find, read_tracker
+from minimegatron.checkpoint.load import find_checkpoint, read_tracker
 from minimegatron.checkpoint.progress import Progress
 from minimegatron.checkpoint.save import TRACKER, folder_of, read_folder, save
 from minimegatron.errors import UserError
@@ -86,7 +86,7 @@ BROKEN = {
 def test_the_last_good_one_is_taken_when_asked_and_said_aloud(make_context, saved, capsys, how):
     damage_it, said, iteration = BROKEN[how]
     damage_it(saved)
-    folder = find(make_context(f"--load {saved} --load-last-good"), saved)
+    folder = find_checkpoint(make_context(f"--load {saved} --load-last-good"), saved)
     out = capsys.readouterr().out
     assert folder == folder_of(saved, iteration)
     assert said in out and "!" * 72 in out
@@ -98,7 +98,7 @@ def test_without_being_asked_it_is_named_and_not_taken(make_context, saved, how)
     damage_it, said, iteration = BROKEN[how]
     damage_it(saved)
     with pytest.raises(UserError) as refused:
-        find(make_context(f"--load {saved}"), saved)
+        find_checkpoint(make_context(f"--load {saved}"), saved)
     assert said in str(refused.value)
     assert f"Whole checkpoints there: iter_000000{iteration}, iter" in str(refused.value)
     assert "--load-last-good takes the newest of them" in str(refused.value)
@@ -107,7 +107,7 @@ def test_without_being_asked_it_is_named_and_not_taken(make_context, saved, how)
 def test_without_its_tracker_a_run_says_which_checkpoints_it_leaves_alone(
         make_context, saved, capsys):
     (saved / TRACKER).unlink()
-    assert find(make_context(f"--load {saved}"), saved) is None
+    assert find_checkpoint(make_context(f"--load {saved}"), saved) is None
     out = capsys.readouterr().out
     assert "will not load any checkpoints and will start from random" in out
     assert ("although there are checkpoints: iter_0000003, iter_0000002, iter_0000001; "
@@ -116,7 +116,7 @@ def test_without_its_tracker_a_run_says_which_checkpoints_it_leaves_alone(
 
 def test_a_whole_checkpoint_is_loaded_also_with_the_flag(make_context, saved, capsys):
     ctx = make_context(f"--load {saved} --load-last-good")
-    assert find(ctx, saved) == folder_of(saved, 3)
+    assert find_checkpoint(ctx, saved) == folder_of(saved, 3)
     assert "WARNING" not in capsys.readouterr().out
 
 
@@ -124,16 +124,16 @@ def test_nothing_whole_is_an_error_with_the_flag_too(make_context, saved):
     for iteration in (1, 2, 3):
         flip(folder_of(saved, iteration) / SHARD)
     with pytest.raises(UserError, match="Whole checkpoints there: none"):
-        find(make_context(f"--load {saved} --load-last-good"), saved)
+        find_checkpoint(make_context(f"--load {saved} --load-last-good"), saved)
 
 
 def test_a_checkpoint_without_checksums_is_checked_by_its_crcs(make_context, saved):
     """As those of Megatron-LM and of earlier versions."""
     (folder_of(saved, 3) / SUMS).unlink()
-    assert find(make_context(f"--load {saved}"), saved) == folder_of(saved, 3)
+    assert find_checkpoint(make_context(f"--load {saved}"), saved) == folder_of(saved, 3)
     flip(folder_of(saved, 3) / SHARD)
     with pytest.raises(UserError, match=f"{SHARD} (is damaged in|cannot be read)"):
-        find(make_context(f"--load {saved}"), saved)
+        find_checkpoint(make_context(f"--load {saved}"), saved)
 
 
 def test_all_ranks_refuse_and_all_take_the_last_good_one(train, tmp_path):

@@ -62,5 +62,5 @@ def test_rank_0_gets_to_say_what_is_wrong_with_the_command_line(monkeypatch, cap
         monkeypatch.setenv("RANK", rank)
         with pytest.raises(Left):
             main.main(["--bogus"])
-    assert waited == [main.PATIENCE] and waited[0] > 2
+    assert waited == [main.GRACE] and waited[0] > 2
     assert capsys.readouterr().err.count("error: unrecognized argument --bogus") == 1

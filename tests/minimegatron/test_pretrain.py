@@ -259,7 +259,8 @@ def test_a_port_that_is_taken(train):
 def test_an_address_that_does_not_exist(train):
     env = {**meeting(29999, "nowhere.invalid"), "RANK": "1", "WORLD_SIZE": "2"}
     run = train("--train-iters 1 --distributed-timeout-minutes 0.02", env=env, code=1)
-    assert "cannot meet the others at MASTER_ADDR:MASTER_PORT nowhere.invalid:29999" in run.err
+    assert ("cannot rendezvous with the others at MASTER_ADDR:MASTER_PORT nowhere.invalid:29999"
+            in run.err)
 
 
 def test_half_a_launcher_is_not_enough(train):

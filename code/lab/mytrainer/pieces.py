@@ -117,7 +117,7 @@ def run(main: Callable[[], None]) -> None:
     Errors in a piece are printed with their traceback.
     """
     from minimegatron.errors import UserError, lost_peer
-    from minimegatron.main import explain, leave
+    from minimegatron.main import leave, print_unexpected_error
 
     rank = int(os.environ.get("RANK", 0))
     try:
@@ -128,7 +128,7 @@ def run(main: Callable[[], None]) -> None:
         print(f"[rank {rank}] error: {error}", file=sys.stderr, flush=True)
         leave(1)
     except Exception as error:
-        explain(error, rank)
+        print_unexpected_error(error, rank)
         place = blame(error)
         if place.startswith(FOLDER) and lost_peer(error) is None:
             print(f"[rank {rank}] error: {place}", file=sys.stderr, flush=True)

@@ -1,6 +1,7 @@
-"""Resuming: find a whole checkpoint, load it as data, never as code, and refuse another model.
+"""Resume from a checkpoint: find an intact one, load it as data, and refuse another model's.
 
-All ranks look together and decide alike, so none trains on while another has stopped.
+All ranks search together and reach the same decision, so none trains on after another has stopped.
+A file is never unpickled into code (`weights_only=True`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from minimegatron.checkpoint.save import (
 )
 from minimegatron.context import Context
 from minimegatron.errors import UserError
+from minimegatron.logging import megatron
 from minimegatron.optim.learning_rate import LearningRate
 from minimegatron.optim.optimizer import Optimizer
 
@@ -37,24 +39,33 @@ MUST_MATCH = (*names_affecting(STATE, Config), "padded_vocab_size")
 
 def load(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: LearningRate,
          padded_vocab_size: int) -> Progress:
-    """Resume from --load, or start at iteration 0 when there is nothing yet; every rank must call
-    it. Raises UserError, on all ranks alike where the checkpoint is damaged."""
+    """Resume from --load, or start at iteration 0 if it has no checkpoint; every rank must call it.
+
+    Args:
+        ctx: this rank's context.
+        model: its parameters are overwritten.
+        optimizer: its state is overwritten.
+        learning_rate: its progress is overwritten.
+        padded_vocab_size: rows of the word embedding.
+
+    Raises UserError, on all ranks if the checkpoint is damaged.
+    """
     root = Path(ctx.config.load)
     if root.exists() and not root.is_dir():
         raise UserError(f"--load {root} is a file: give the folder that holds {TRACKER}")
-    folder = find(ctx, root)
+    folder = find_checkpoint(ctx, root)
     if folder is None:
         return Progress()
     if not (folder / SUMS).exists():
-        ctx.say(f"WARNING: {folder} has no {SUMS}: it can be read, but not compared with what "
-                "was saved")
+        ctx.print_rank_0(f"WARNING: {folder} has no {SUMS}: it can be read, but not compared with "
+                         "what was saved")
     path = folder / shard_of(ctx)
     if not path.exists():
-        # Another layout has other files: any of them knows which.
+        # A checkpoint of another layout has other files, and any of them records the layout.
         for other in sorted(folder.glob(f"mp_rank_*/{path.name}"))[:1]:
             check_same_model(ctx, read_state(other)["args"], padded_vocab_size, other)
     state = read_state(path)
-    ctx.say(f" checkpoint version {state['checkpoint_version']}")
+    megatron.print_checkpoint_version(ctx, state["checkpoint_version"])
     check_same_model(ctx, state["args"], padded_vocab_size, path)
     try:
         progress = restore(ctx, state, model, optimizer, learning_rate, path)
@@ -62,53 +73,70 @@ def load(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: Le
         raise UserError(f"{path} is not a checkpoint of this trainer "
                         f"({first_line(error)})") from error
     dist.barrier()
-    ctx.say(f"  successfully loaded checkpoint from {root} at iteration {progress.iteration}")
+    megatron.print_loaded(ctx, root, progress.iteration)
     return progress
 
 
-def find(ctx: Context, root: Path) -> Path | None:
-    """The folder to load: the tracker's if it is whole, else the last good one where
-    --load-last-good allows it. None when there is nothing to load."""
+def find_checkpoint(ctx: Context, root: Path) -> Path | None:
+    """Return the folder to load, or None if there is nothing to load; every rank must call it.
+
+    It is the tracker's checkpoint if that is intact, else with --load-last-good the newest one that
+    is. Raises UserError.
+    """
     tracker, last_good = root / TRACKER, ctx.config.load_last_good
-    there = iterations(ctx, root)
-    iteration = same_everywhere(ctx, tracker)
-    if iteration is None and not (last_good and there):
-        ctx.say(f"WARNING: could not find the metadata file {tracker} ")
-        ctx.say("    will not load any checkpoints and will start from random")
-        if there:
-            ctx.say(f"    although there are checkpoints: {names(there)}; --load-last-good takes "
-                    "the newest that is whole")
+    saved = iterations(ctx, root)
+    iteration = agreed_iteration(ctx, tracker)
+    if iteration is None and not (last_good and saved):
+        megatron.print_no_checkpoint(ctx, tracker)
+        if saved:
+            ctx.print_rank_0(f"    although there are checkpoints: {names(saved)}; "
+                             "--load-last-good takes the newest that is whole")
         return None
     if iteration is None:
-        wrong = [f"there is no {TRACKER}"]
+        problems = [f"there is no {TRACKER}"]
     elif isinstance(iteration, str):
-        wrong = [iteration]
+        problems = [iteration]
     else:
-        ctx.say(f" loading checkpoint from {root} at iteration {iteration}")
-        wrong = damage_everywhere(ctx, read_folder(root, iteration))
-    if not wrong:
+        megatron.print_loading(ctx, root, iteration)
+        problems = damage_everywhere(ctx, read_folder(root, iteration))
+    if not problems:
         return read_folder(root, iteration)
-    whole = [other for other in there
-             if other != iteration and not damage_everywhere(ctx, folder_of(root, other))]
-    said = f"--load {root}: {'; '.join(wrong)}. Whole checkpoints there: {names(whole)}"
-    if not whole:
-        raise UserError(said)
-    if not last_good:
-        raise UserError(f"{said}; --load-last-good takes the newest of them, or write its number "
-                        f"into {tracker}")
-    ctx.say("\n".join(["", "!" * 72, f"WARNING: {said}",
-                       f"WARNING: --load-last-good: RESUMING FROM ITERATION {whole[0]}; what "
-                       "came after it is trained again", "!" * 72, ""]))
-    ctx.say(f" loading checkpoint from {root} at iteration {whole[0]}")
-    return folder_of(root, whole[0])
+    return last_good_checkpoint(ctx, root, problems,
+                                [other for other in saved if other != iteration])
+
+
+def last_good_checkpoint(ctx: Context, root: Path, problems: list[str], others: list[int]) -> Path:
+    """Return the newest intact checkpoint; every rank must call it.
+
+    Args:
+        ctx: this rank's context.
+        root: --load.
+        problems: what is wrong with the checkpoint that the tracker names.
+        others: the other checkpoints' iterations, newest first.
+
+    Raises UserError if there is none, or without --load-last-good.
+    """
+    intact = [other for other in others if not damage_everywhere(ctx, folder_of(root, other))]
+    summary = f"--load {root}: {'; '.join(problems)}. Whole checkpoints there: {names(intact)}"
+    if not intact:
+        raise UserError(summary)
+    if not ctx.config.load_last_good:
+        raise UserError(f"{summary}; --load-last-good takes the newest of them, or write its "
+                        f"number into {root / TRACKER}")
+    ctx.print_rank_0("\n".join([
+        "", "!" * 72, f"WARNING: {summary}", "WARNING: --load-last-good: RESUMING FROM ITERATION "
+        f"{intact[0]}; what came after it is trained again", "!" * 72, ""]))
+    megatron.print_loading(ctx, root, intact[0])
+    return folder_of(root, intact[0])
 
 
 def names(iterations: list[int]) -> str:
+    """Return the folders' names as a list in a sentence."""
     return ", ".join(folder_of(Path(), iteration).name for iteration in iterations) or "none"
 
 
 def iterations(ctx: Context, root: Path) -> list[int]:
-    """The iterations that have a folder, newest first, as rank 0 sees them."""
+    """Return the iterations that have a folder on rank 0, newest first; every rank must call it."""
     digits = [folder.name.removeprefix("iter_") for folder in root.glob("iter_*")]
     seen = [sorted((int(text) for text in digits if text.isascii() and text.isdigit()),
                    reverse=True)]
@@ -117,15 +145,20 @@ def iterations(ctx: Context, root: Path) -> list[int]:
 
 
 def damage_everywhere(ctx: Context, folder: Path) -> list[str]:
-    """What is wrong with a folder; the ranks divide its files among them, and all learn all."""
+    """Return everything that is wrong with a folder; every rank must call it.
+
+    Each rank checks a share of the files.
+    """
     found: list[list[str]] = [[]] * ctx.grid.world_size
     dist.all_gather_object(found, damage(folder, ctx.grid.rank, ctx.grid.world_size))
     return list(dict.fromkeys(sentence for part in found for sentence in part))
 
 
-def same_everywhere(ctx: Context, tracker: Path) -> int | str | None:
-    """The iteration to load, None for none, or what is wrong with the tracker; UserError where
-    nodes see different ones."""
+def agreed_iteration(ctx: Context, tracker: Path) -> int | str | None:
+    """Return the tracker's iteration as `read_tracker` does; every rank must call it.
+
+    Raises UserError if the ranks see different trackers.
+    """
     mine = read_tracker(tracker)
     seen: list[int | str | None] = [None] * ctx.grid.world_size
     dist.all_gather_object(seen, mine)
@@ -137,7 +170,7 @@ def same_everywhere(ctx: Context, tracker: Path) -> int | str | None:
 
 
 def read_tracker(tracker: Path) -> int | str | None:
-    """The number in the file; None where there is no file; a sentence where there is no number."""
+    """Return the number in the tracker, None if there is no file, or a sentence about bad text."""
     if not tracker.exists():
         return None
     text = tracker.read_text(errors="replace").strip()
@@ -148,7 +181,18 @@ def read_tracker(tracker: Path) -> int | str | None:
 
 def restore(ctx: Context, state: dict, model: nn.Module, optimizer: Optimizer,
             learning_rate: LearningRate, path: Path) -> Progress:
-    """Put the loaded state in its places."""
+    """Load a checkpoint's state into the model, the optimizer, and the learning rate.
+
+    Args:
+        ctx: for --finetune and --no-load-optim.
+        state: the content of this rank's file.
+        model: its parameters are overwritten.
+        optimizer: its state is overwritten.
+        learning_rate: its progress is overwritten.
+        path: this rank's file.
+
+    Raises UserError if the file lacks the optimizer; other errors mean that it is malformed.
+    """
     for name, part in parts(model).items():
         part.load_state_dict(state[name])
     optimizer.reload_model_params()
@@ -171,7 +215,7 @@ def first_line(error: Exception) -> str:
 
 
 def read_state(path: Path) -> dict:
-    """Load one file as plain data, never as code. Raises UserError when it is not ours."""
+    """Return the content of a rank's file. Raises UserError if it is not this trainer's."""
     state = read_file(path)
     missing = {"args", "iteration", "checkpoint_version"} - set(state)
     if not any(name.startswith("model") for name in state):
@@ -183,6 +227,7 @@ def read_state(path: Path) -> dict:
 
 
 def read_file(path: Path) -> dict:
+    """Load a file as data, never as code. Raises UserError."""
     try:
         return dict(torch.load(path, map_location="cpu", weights_only=True))
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, TypeError, KeyError,
@@ -192,10 +237,18 @@ def read_file(path: Path) -> dict:
 
 
 def check_same_model(ctx: Context, saved: dict, padded_vocab_size: int, path: Path) -> None:
-    wanted = {**dataclasses.asdict(ctx.config), "padded_vocab_size": padded_vocab_size}
+    """Raise UserError if a checkpoint belongs to another model.
+
+    Args:
+        ctx: for the command line.
+        saved: the checkpoint's arguments.
+        padded_vocab_size: rows of the word embedding.
+        path: of the checkpoint's file.
+    """
+    given = {**dataclasses.asdict(ctx.config), "padded_vocab_size": padded_vocab_size}
     for name in MUST_MATCH:
-        if saved.get(name) != wanted[name]:
+        if saved.get(name) != given[name]:
             ways = " ".join(split_flags(saved)) or "an even split"
             hint = f"; the checkpoint has {ways}" if name == "layers_per_chunk" else ""
             raise UserError(f"{name} value from checkpoint ({saved.get(name)}) is not equal to "
-                            f"the input argument value ({wanted[name]}){hint}. [{path}]")
+                            f"the input argument value ({given[name]}){hint}. [{path}]")

@@ -1,15 +1,15 @@
-"""Checkpoints in Megatron's layout: written whole or not at all (read in resume.py).
+"""Checkpoints in Megatron's layout, written completely or not at all (load.py reads them).
 
     SAVE/iter_0000100/mp_rank_00/model_optim_rng.pt     one file per part of the model: mp_rank_TT
                                                         of tensor-parallel rank TT, or
                                                         mp_rank_TT_PPP of its stage PPP
-              /mp_rank_00/distrib_optim.pt      with --use-distributed-optimizer: the moments and
-                                                main weights that the replicas divide, put together
+              /mp_rank_00/distrib_optim.pt      with --use-distributed-optimizer: moments and
+                                                main weights, gathered from the replicas' shards
               /SHA256SUMS                       our addition: `sha256sum -c` checks it
     SAVE/latest_checkpointed_iteration.txt              the tracker, written last
 
-A process may be killed, or the power fail, between any two of these lines: all is written under
-another name and synced, then renamed, and only then does the tracker point at it.
+A process may be killed, or the power may fail, at any moment. So the files are written under
+another name, synced, and renamed, and only then does the tracker point to them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from minimegatron.checkpoint.progress import Progress
 from minimegatron.context import Context
 from minimegatron.data.atomic import atomic_file, sync_folder
 from minimegatron.errors import UserError
+from minimegatron.logging import megatron
 from minimegatron.optim.learning_rate import LearningRate
 from minimegatron.optim.optimizer import SHARDED, Optimizer
 
@@ -42,7 +43,7 @@ def folder_of(root: Path, iteration: int) -> Path:
 
 
 def read_folder(root: Path, iteration: int) -> Path:
-    """Where an iteration lies that may have been killed while it was written again."""
+    """Return the iteration's folder, or the previous copy if a rewrite was interrupted."""
     final = folder_of(root, iteration)
     return replaced(final) if replaced(final).exists() and not final.exists() else final
 
@@ -56,26 +57,26 @@ def replaced(final: Path) -> Path:
 
 
 def shard_of(ctx: Context) -> Path:
-    """This rank's file inside an iteration's folder."""
+    """Return the path of this rank's file inside an iteration's folder."""
     tp, pp = ctx.grid.shard
     suffix = f"_{pp:03d}" if ctx.grid.pp.size > 1 else ""
     return Path(f"mp_rank_{tp:02d}{suffix}") / "model_optim_rng.pt"
 
 
 def divided_of(ctx: Context) -> Path:
-    """The file beside it, under --use-distributed-optimizer."""
+    """Return the path of the sharded optimizer's file, beside `shard_of`."""
     return shard_of(ctx).with_name("distrib_optim.pt")
 
 
 def split_optimizer(ctx: Context, state: dict) -> tuple[dict, dict]:
-    """(what stays with the model, what goes to `divided_of`) of the optimizer's state."""
+    """Split the optimizer's state into the part for `shard_of` and the part for `divided_of`."""
     names = SHARDED if ctx.config.use_distributed_optimizer else ()
     return ({name: value for name, value in state.items() if name not in names},
             {name: state[name] for name in names if name in state})
 
 
 def parts(model: nn.Module) -> dict[str, nn.Module]:
-    """Upstream's keys: model, or model0, model1, .. for the chunks of an interleaved pipeline."""
+    """Return the model's chunks by Megatron's keys: model, or model0, .. if interleaved."""
     if isinstance(model, nn.ModuleList):
         return {f"model{chunk}": part for chunk, part in enumerate(model)}
     return {"model": model}
@@ -83,9 +84,20 @@ def parts(model: nn.Module) -> dict[str, nn.Module]:
 
 def save(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: LearningRate,
          progress: Progress, padded_vocab_size: int) -> None:
-    """Write a checkpoint; every rank must call it. Raises UserError when it cannot be written."""
+    """Write a checkpoint to --save; every rank must call it.
+
+    Args:
+        ctx: this rank's context.
+        model: this rank's chunks.
+        optimizer: saved unless --no-save-optim.
+        learning_rate: its progress is saved.
+        progress: names the folder.
+        padded_vocab_size: rows of the word embedding.
+
+    Raises UserError if a file cannot be written; earlier checkpoints stay intact.
+    """
     root = Path(ctx.config.save)
-    ctx.say(f"saving checkpoint at iteration {progress.iteration:7d} to {root}")
+    megatron.print_saving(ctx, root, progress.iteration)
     final = folder_of(root, progress.iteration)
     if ctx.grid.rank == 0:
         remove_leftovers(root)
@@ -120,11 +132,11 @@ def save(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: Le
     except OSError as failed:
         error = str(failed)
     agree(ctx, error, sums, final)
-    ctx.say(f"  successfully saved checkpoint at iteration {progress.iteration:7d} to {root}")
+    megatron.print_saved(ctx, root, progress.iteration)
 
 
 def remove_leftovers(root: Path) -> None:
-    """What a run that was killed while it saved left here; it may have another layout."""
+    """Remove the files of a run that was killed while saving, perhaps with another layout."""
     for left in root.glob(unfinished(Path("iter_*")).name):
         shutil.rmtree(left, ignore_errors=True)
     for left in root.glob(replaced(Path("iter_*")).name):
@@ -133,15 +145,24 @@ def remove_leftovers(root: Path) -> None:
 
 
 def agree(ctx: Context, error: str | None, sums: dict[str, str], final: Path) -> dict[str, str]:
-    """The checksums of all ranks; or all raise UserError and nothing half written is left."""
-    told: list[tuple] = [()] * ctx.grid.world_size
-    dist.all_gather_object(told, (error, sums))
-    for rank, (text, _) in enumerate(told):
+    """Return the checksums of all ranks; every rank must call it.
+
+    Args:
+        ctx: this rank's context.
+        error: this rank's, if it could not write.
+        sums: this rank's checksums by file.
+        final: the iteration's folder.
+
+    Raises UserError on all ranks if one of them failed, after removing the unfinished files.
+    """
+    results: list[tuple] = [()] * ctx.grid.world_size
+    dist.all_gather_object(results, (error, sums))
+    for rank, (text, _) in enumerate(results):
         if text is not None:
             shutil.rmtree(unfinished(final), ignore_errors=True)
             raise UserError(f"--save {final.parent}: rank {rank} could not write the checkpoint: "
                             f"{text}; earlier checkpoints are untouched")
-    return {name: digest for _, theirs in told for name, digest in theirs.items()}
+    return {name: digest for _, theirs in results for name, digest in theirs.items()}
 
 
 def write_synced(path: Path, state: dict) -> None:
@@ -156,7 +177,7 @@ def write_synced(path: Path, state: dict) -> None:
 def publish(final: Path, iteration: int) -> None:
     """Rename the finished folder into place, then point the tracker at it."""
     sync_folder(unfinished(final))
-    if final.exists():  # no system call exchanges folders portably: `read_folder` sees us through
+    if final.exists():  # no portable system call exchanges folders; see `read_folder`
         shutil.rmtree(replaced(final), ignore_errors=True)
         final.rename(replaced(final))
     try:
@@ -172,7 +193,7 @@ def publish(final: Path, iteration: int) -> None:
 
 
 def random_state() -> dict:
-    """Upstream's fields. Nothing here draws from these generators: dropout has no state."""
+    """Return Megatron's fields, although nothing draws from them: dropout here has no state."""
     return {"random_rng_state": random.getstate(), "np_rng_state": None,
             "torch_rng_state": torch.get_rng_state(), "cuda_rng_state": None,
             "rng_tracker_states": {}}

@@ -12,17 +12,17 @@ from minimegatron.data.atomic import atomic_file
 from minimegatron.errors import UserError
 
 if TYPE_CHECKING:
-    from minimegatron.data.gpt_dataset import Request, Say
+    from minimegatron.data.gpt_dataset import Log, Request
 
 
-def build_index_maps(request: Request, say: Say) -> None:
+def build_index_maps(request: Request, log: Log) -> None:
     """Build and save the three index maps of a split.
 
     Files appear complete or not at all; two jobs that build the same ones write the same bytes.
 
     Args:
         request: the split and its samples.
-        say: prints a line.
+        log: prints a line.
 
     Raises:
         UserError: the folder is not writable; the message names --data-cache-path.
@@ -30,25 +30,25 @@ def build_index_maps(request: Request, say: Say) -> None:
     plan = request.plan
     random = np.random.RandomState(request.seed)
     if plan.epochs == 1:
-        say(" > only one epoch required, setting separate_last_epoch to False")
+        log(" > only one epoch required, setting separate_last_epoch to False")
     else:
         word = "smaller" if plan.separate_last_epoch else "larger"
-        say(f" > last epoch number of samples ({plan.samples_from_last_epoch}) is {word} than 80% "
+        log(f" > last epoch number of samples ({plan.samples_from_last_epoch}) is {word} than 80% "
             f"of number of samples per epoch ({plan.samples_per_epoch}), setting "
             f"separate_last_epoch to {plan.separate_last_epoch}")
     started = time.perf_counter()
     doc_idx = index_maps.build_doc_idx(request.documents, plan, random)
-    _save(request, "doc", doc_idx, started, say)
+    _save(request, "doc", doc_idx, started, log)
     started = time.perf_counter()
     _save(request, "sample", index_maps.build_sample_idx(request.data.sizes, doc_idx, plan),
-          started, say)
+          started, log)
     started = time.perf_counter()
     first = plan.samples_before_last_epoch if plan.separate_last_epoch else plan.samples
-    say(f" > building shuffle index with split [0, {first}) and [{first}, {plan.samples}) ...")
-    _save(request, "shuffle", index_maps.build_shuffle_idx(plan, random), started, say)
+    log(f" > building shuffle index with split [0, {first}) and [{first}, {plan.samples}) ...")
+    _save(request, "shuffle", index_maps.build_shuffle_idx(plan, random), started, log)
 
 
-def _save(request: Request, kind: str, values: np.ndarray, started: float, say: Say) -> None:
+def _save(request: Request, kind: str, values: np.ndarray, started: float, log: Log) -> None:
     path = request.path(kind)
     try:
         if request.folder:
@@ -59,5 +59,5 @@ def _save(request: Request, kind: str, values: np.ndarray, started: float, say: 
         raise UserError(
             f"cannot write the index map {path} ({error.strerror or error}): give a folder that "
             "this job can write and every node can read with --data-cache-path FOLDER") from error
-    say(f" > elasped time to build and save {kind}-idx mapping (seconds): "
+    log(f" > elasped time to build and save {kind}-idx mapping (seconds): "
         f"{time.perf_counter() - started:4f}")

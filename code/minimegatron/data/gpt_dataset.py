@@ -1,7 +1,7 @@
-"""Training samples: S + 1 tokens each, cut from a stream of shuffled documents.
+"""Samples of s + 1 tokens, taken from a stream of shuffled documents.
 
-Rank 0 builds the index maps and the others wait: `build_train_valid_test_datasets` builds, calls
-the trainer's `barrier`, and loads. The files have the names that Megatron gave them in 2021:
+Rank 0 builds the index maps while the others wait at `barrier`; then every rank maps them into
+memory. The files have the names that Megatron-LM gave them in 2021:
 `{prefix}_{train|valid|test}_indexmap_{N}ns_{S}sl_{seed}s_{doc|sample|shuffle}_idx.npy`.
 """
 
@@ -22,18 +22,18 @@ from minimegatron.data.indexed_dataset import IndexedDataset
 from minimegatron.data.split import split_boundaries
 from minimegatron.errors import UserError
 
-Say = Callable[[str], object]
+Log = Callable[[str], object]
 
 KINDS = ("doc", "sample", "shuffle")
 
-# How long a rank waits, after the barrier, for a file that rank 0 wrote: network file systems
-# show a new file to the other nodes some seconds late.
-PATIENCE = 15.0
+# Seconds that a rank waits, after the barrier, for a file of rank 0: on network file systems, other
+# nodes see a new file only some seconds later.
+VISIBILITY_TIMEOUT = 15.0
 
 
 @dataclass(frozen=True)
 class Request:
-    """One split's samples: everything that its index maps depend on."""
+    """Everything that the index maps of one split depend on."""
 
     data: IndexedDataset
     name: str  # train, valid or test
@@ -45,7 +45,7 @@ class Request:
 
     @property
     def plan(self) -> index_maps.Plan:
-        """Raises UserError when the split holds no token."""
+        """Epochs and samples of this split. Raises UserError if it holds no token."""
         first, last = int(self.documents[0]), int(self.documents[-1])
         tokens = int(np.sum(self.data.sizes[first : last + 1], dtype=np.int64))
         if tokens == 0:
@@ -54,6 +54,7 @@ class Request:
         return index_maps.plan(tokens, self.seq_length, self.samples)
 
     def path(self, kind: str) -> Path:
+        """Return the file of an index map: "doc", "sample", or "shuffle"."""
         prefix = self.data.prefix
         if self.folder:
             prefix = os.path.join(self.folder, os.path.basename(prefix))
@@ -62,13 +63,18 @@ class Request:
 
 
 class GPTDataset(Dataset):
-    """Sample i of a split: `dataset[i]["text"]` is int64[S + 1].
-
-    Built from index maps that are on disk already. `vocab_size`, where given, bounds the tokens:
-    data made with another vocabulary raises UserError instead of an index error in the model.
-    """
+    """The samples of one split: `dataset[i]["text"]` is an int64 array [s + 1]."""
 
     def __init__(self, request: Request, vocab_size: int | None = None):
+        """Map the index maps, which must exist, into memory.
+
+        Args:
+            request: the split.
+            vocab_size: if given, tokens beyond it raise UserError when a sample is read, instead of
+                an index error in the model.
+
+        Raises UserError if the index maps do not match the data.
+        """
         self.request, self.vocab_size = request, vocab_size
         self.doc_idx, self.sample_idx, self.shuffle_idx = _load(request)
         reason = index_maps.shape_mismatch(
@@ -104,110 +110,121 @@ class GPTDataset(Dataset):
                 "--vocab-file and --merge-file that preprocess_data.py was given")
 
     def __reduce__(self) -> tuple:
-        # As with IndexedDataset: a worker maps the files again.
+        # A worker process maps the files again, as in IndexedDataset.
         return GPTDataset, (self.request, self.vocab_size)
 
 
 def build_train_valid_test_datasets(
     prefix: str | os.PathLike[str], split: str, seq_length: int, seed: int,
-    num_samples: Sequence[int], is_builder: bool, barrier: Callable[[], object], say: Say,
+    num_samples: Sequence[int], is_builder: bool, barrier: Callable[[], object], log: Log,
     cache_path: str | None = None, vocab_size: int | None = None,
 ) -> tuple[GPTDataset | None, GPTDataset | None, GPTDataset | None]:
-    """The three datasets; None for a split that gets no documents.
+    """Build the training, validation, and test data; every rank must call it.
 
-    `num_samples` are the (train, valid, test) samples wanted; a dataset holds at least as many.
-    Exactly one process per file system sets `is_builder`; all call this, and each calls `barrier`
-    exactly once, also when building fails, so that none is left waiting. `say` prints a line.
+    Args:
+        prefix: --data-path.
+        split: --split, the shares of the three data sets.
+        seq_length: tokens of a sample, s.
+        seed: of the shuffled order.
+        num_samples: least number of samples of each data set.
+        is_builder: true on exactly one rank per file system, which writes the index maps.
+        barrier: called exactly once, even if building fails, so that no rank is left waiting.
+        log: prints a line.
+        cache_path: --data-cache-path, the folder of the index maps; None means beside the data.
+        vocab_size: entries of the tokenizer.
 
-    Raises UserError (text for the user) on bad data, a bad split, an unwritable folder, or maps
-    that another node built where this one cannot see them.
+    Returns:
+        Three data sets; None for a split without documents.
+
+    Raises UserError for damaged data, a bad split, a folder that is not writable, or index maps
+    that this node cannot see.
     """
-    _say_targets(num_samples, say)
+    _log_targets(num_samples, log)
     requests: list[Request | None] = []
     try:
-        data = _open(prefix, say)
-        requests = _requests(data, split, seq_length, seed, num_samples, cache_path, say)
+        data = _open(prefix, log)
+        requests = _requests(data, split, seq_length, seed, num_samples, cache_path, log)
         if is_builder:
             for request in filter(None, requests):
-                if not _good_maps_exist(request, request.plan, say):
+                if not _good_maps_exist(request, request.plan, log):
                     from minimegatron.data.build_index_maps import build_index_maps
 
-                    build_index_maps(request, say)
+                    build_index_maps(request, log)
     finally:
         barrier()
     datasets = []
     for request in requests:
         if request is not None:
-            say_loading(request, say)
+            _log_loading(request, log)
         datasets.append(GPTDataset(request, vocab_size) if request else None)
         if request is not None:
-            say(f"    total number of samples: {len(datasets[-1]) + 1}")
-            say(f"    total number of epochs: {request.plan.epochs}")
-    say("> finished creating GPT datasets ...")
+            log(f"    total number of samples: {len(datasets[-1]) + 1}")
+            log(f"    total number of epochs: {request.plan.epochs}")
+    log("> finished creating GPT datasets ...")
     return tuple(datasets)
 
 
-def _say_targets(num_samples: Sequence[int], say: Say) -> None:
-    say("> building train, validation, and test datasets ...")
-    say(" > datasets target sizes (minimum size):")
+def _log_targets(num_samples: Sequence[int], log: Log) -> None:
+    log("> building train, validation, and test datasets ...")
+    log(" > datasets target sizes (minimum size):")
     for name, samples in zip(("train:     ", "validation:", "test:      "), num_samples,
                              strict=True):
-        say(f"    {name} {samples}")
+        log(f"    {name} {samples}")
 
 
-def _open(prefix: str | os.PathLike[str], say: Say) -> IndexedDataset:
-    say(" > building dataset index ...")
+def _open(prefix: str | os.PathLike[str], log: Log) -> IndexedDataset:
+    log(" > building dataset index ...")
     started = time.perf_counter()
-    say("    reading sizes...")
+    log("    reading sizes...")
     data = IndexedDataset(prefix)
-    say(f" > finished creating indexed dataset in {time.perf_counter() - started:4f} seconds")
-    say(f"    number of documents: {len(data)}")
+    log(f" > finished creating indexed dataset in {time.perf_counter() - started:4f} seconds")
+    log(f"    number of documents: {len(data)}")
     return data
 
 
 def _requests(data: IndexedDataset, split: str, seq_length: int, seed: int,
               num_samples: Sequence[int], cache_path: str | None,
-              say: Say) -> list[Request | None]:
+              log: Log) -> list[Request | None]:
     bounds = split_boundaries(split, len(data))
     requests: list[Request | None] = []
-    say(" > dataset split:")
+    log(" > dataset split:")
     for part, (title, name) in enumerate(
             (("train", "train"), ("validation", "valid"), ("test", "test"))):
         start, stop = bounds[part], bounds[part + 1]
-        say(f"    {title}:")
-        say(f"     document indices in [{start}, {stop}) total of {stop - start} documents")
+        log(f"    {title}:")
+        log(f"     document indices in [{start}, {stop}) total of {stop - start} documents")
         documents = np.arange(start, stop, dtype=np.int32)
         requests.append(Request(data, name, documents, num_samples[part], seq_length, seed,
                                 cache_path) if stop > start else None)
     return requests
 
 
-def _good_maps_exist(request: Request, plan: index_maps.Plan, say: Say) -> bool:
+def _good_maps_exist(request: Request, plan: index_maps.Plan, log: Log) -> bool:
     if not all(request.path(kind).is_file() for kind in KINDS):
-        say(" > WARNING: could not find index map files, building the indices on rank 0 ...")
+        log(" > WARNING: could not find index map files, building the indices on rank 0 ...")
         return False
     try:
         reason = index_maps.mismatch(request.data.sizes, request.documents, plan, *_load(request))
     except UserError as error:
         reason = str(error)
     if reason:
-        say(f" > WARNING: the index map files do not belong to this data ({reason}), building "
+        log(f" > WARNING: the index map files do not belong to this data ({reason}), building "
             "the indices again on rank 0 ...")
     return reason is None
 
 
-def say_loading(request: Request, say: Say) -> None:
+def _log_loading(request: Request, log: Log) -> None:
     for kind in KINDS:
-        say(f" > loading {kind}-idx mapping from {request.path(kind)}")
+        log(f" > loading {kind}-idx mapping from {request.path(kind)}")
 
 
 def _load(request: Request) -> list[np.ndarray]:
-    """The three maps, memory-mapped. Raises UserError for one that is missing or damaged."""
+    """Map the three index maps into memory. Raises UserError for one that is missing or damaged."""
     return [_load_map(request.path(kind)) for kind in KINDS]
 
 
 def _load_map(path: Path) -> np.ndarray:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + VISIBILITY_TIMEOUT
     while not path.is_file():
         if time.monotonic() > deadline:
             raise UserError(

@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -37,11 +38,11 @@ def print_world_size(config: Config, notes: Sequence[str]) -> None:
 
 def print_arguments(ctx: Context, padded_vocab_size: int) -> None:
     """Print the table of all arguments, sorted without regard to case."""
-    ctx.say("------------------------ arguments ------------------------")
+    ctx.print_rank_0("------------------------ arguments ------------------------")
     values = {**dataclasses.asdict(ctx.config), "padded_vocab_size": padded_vocab_size}
     for name in sorted(values, key=str.lower):
-        ctx.say(f"  {name} {'.' * (48 - len(name))} {values[name]}")
-    ctx.say("-------------------- end of arguments ---------------------")
+        ctx.print_rank_0(f"  {name} {'.' * (48 - len(name))} {values[name]}")
+    ctx.print_rank_0("-------------------- end of arguments ---------------------")
 
 
 def print_initialization(ctx: Context, vocab_size: int, padded_vocab_size: int) -> None:
@@ -53,24 +54,26 @@ def print_initialization(ctx: Context, vocab_size: int, padded_vocab_size: int) 
         padded_vocab_size: rows of the word embedding.
     """
     config = ctx.config
-    ctx.say(f"setting number of micro-batches to constant {config.num_micro_batches}")
-    ctx.say(f"> building {config.tokenizer_type} tokenizer ...")
-    ctx.say(f" > padded vocab (size: {vocab_size}) with {padded_vocab_size - vocab_size} dummy "
-            f"tokens (new size: {padded_vocab_size})")
-    ctx.say("> initializing torch distributed ...")
-    ctx.say(f"> initializing tensor model parallel with size {config.tensor_model_parallel_size}")
-    ctx.say("> initializing pipeline model parallel with size "
-            f"{config.pipeline_model_parallel_size}")
-    ctx.say(f"> setting random seeds to {config.seed} ...")
+    ctx.print_rank_0(f"setting number of micro-batches to constant {config.num_micro_batches}")
+    ctx.print_rank_0(f"> building {config.tokenizer_type} tokenizer ...")
+    ctx.print_rank_0(f" > padded vocab (size: {vocab_size}) with "
+                     f"{padded_vocab_size - vocab_size} dummy tokens (new size: "
+                     f"{padded_vocab_size})")
+    ctx.print_rank_0("> initializing torch distributed ...")
+    ctx.print_rank_0("> initializing tensor model parallel with size "
+                     f"{config.tensor_model_parallel_size}")
+    ctx.print_rank_0("> initializing pipeline model parallel with size "
+                     f"{config.pipeline_model_parallel_size}")
+    ctx.print_rank_0(f"> setting random seeds to {config.seed} ...")
 
 
 def print_initialization_time(ctx: Context, seconds: float) -> None:
-    ctx.say(f"time to initialize megatron (seconds): {seconds:.3f}")
+    ctx.print_rank_0(f"time to initialize megatron (seconds): {seconds:.3f}")
 
 
 def print_datetime(ctx: Context, event: str) -> None:
     """Print the wall-clock time of an event, such as "after training is done"."""
-    ctx.say(f"[{event}] datetime: {datetime.now():%Y-%m-%d %H:%M:%S} ")
+    ctx.print_rank_0(f"[{event}] datetime: {datetime.now():%Y-%m-%d %H:%M:%S} ")
 
 
 def print_model(ctx: Context, parameters: int) -> None:
@@ -78,7 +81,32 @@ def print_model(ctx: Context, parameters: int) -> None:
     if ctx.grid.writes_shard:
         emit(" > number of parameters on (tensor, pipeline) model parallel rank "
              f"({ctx.grid.tp.index}, {ctx.grid.pp.index}): {parameters}")
-    ctx.say(f"> learning rate decay style: {ctx.config.lr_decay_style}")
+    ctx.print_rank_0(f"> learning rate decay style: {ctx.config.lr_decay_style}")
+
+
+def print_loading(ctx: Context, root: Path, iteration: int) -> None:
+    ctx.print_rank_0(f" loading checkpoint from {root} at iteration {iteration}")
+
+
+def print_checkpoint_version(ctx: Context, version: float) -> None:
+    ctx.print_rank_0(f" checkpoint version {version}")
+
+
+def print_loaded(ctx: Context, root: Path, iteration: int) -> None:
+    ctx.print_rank_0(f"  successfully loaded checkpoint from {root} at iteration {iteration}")
+
+
+def print_no_checkpoint(ctx: Context, tracker: Path) -> None:
+    ctx.print_rank_0(f"WARNING: could not find the metadata file {tracker} ")
+    ctx.print_rank_0("    will not load any checkpoints and will start from random")
+
+
+def print_saving(ctx: Context, root: Path, iteration: int) -> None:
+    ctx.print_rank_0(f"saving checkpoint at iteration {iteration:7d} to {root}")
+
+
+def print_saved(ctx: Context, root: Path, iteration: int) -> None:
+    ctx.print_rank_0(f"  successfully saved checkpoint at iteration {iteration:7d} to {root}")
 
 
 def iteration_line(config: Config, *, iteration: int, consumed: int, milliseconds: float,
@@ -179,14 +207,14 @@ def print_times(ctx: Context, seconds: Mapping[str, float], steps: int = 1, labe
         label: name of the virtual GPU, if the times are modeled.
     """
     if ctx.config.timing_log_level is None:
-        ctx.say_last(time_line(seconds, steps) + (f" | {label}" if label else ""))
+        ctx.print_rank_last(time_line(seconds, steps) + (f" | {label}" if label else ""))
         return
     ranks: list[dict[str, float]] = [{}] * ctx.grid.world_size
     dist.all_gather_object(ranks, {name: value / steps for name, value in seconds.items()})
     lines = times_of_ranks(ctx.config.timing_log_option, ranks)
     if lines:
         lines[0] += f" {label}" if label else ""
-        ctx.say_last("\n".join(lines))  # one write, so that no other rank prints in between
+        ctx.print_rank_last("\n".join(lines))  # one write, so that no other rank prints in between
 
 
 def time_line(seconds: Mapping[str, float], steps: int = 1) -> str:

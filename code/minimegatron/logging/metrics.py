@@ -64,7 +64,7 @@ class Metrics:
             self._give_up(error)
         else:
             # Programs that read a log find the run's metrics by this line.
-            ctx.say_last(f"> writing metrics of run {self.run} to {self.path}")
+            ctx.print_rank_last(f"> writing metrics of run {self.run} to {self.path}")
 
     def start(self, progress: Progress) -> None:
         """Write the object that describes the run.
@@ -132,8 +132,8 @@ class Metrics:
     def _give_up(self, error: OSError) -> None:
         """Warn once; training matters more than its metrics."""
         self.file = None
-        self.ctx.say_last(f"WARNING: metrics of run {self.run} are incomplete: {self.path} cannot "
-                          f"be written ({error.strerror})")
+        self.ctx.print_rank_last(f"WARNING: metrics of run {self.run} are incomplete: {self.path} "
+                                 f"cannot be written ({error.strerror})")
 
 
 def open_to_append(path: Path) -> FileIO:

@@ -119,7 +119,7 @@ class Reports:
             progress: of the training.
         """
         for line in validation_lines(prefix, loss):
-            self.ctx.say_last(line)
+            self.ctx.print_rank_last(line)
         if self.board:
             self.board.validation(loss, progress)
         if self.metrics:

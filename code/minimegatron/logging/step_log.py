@@ -103,12 +103,12 @@ class StepLog:
                   "zeros": self._zeros(), "params_norm": self._params_norm(),
                   "nans": 0 if finite is None else steps - finite, "throughput": rate}
         self._write_metrics(progress, values)
-        ctx.say_last(iteration_line(
+        ctx.print_rank_last(iteration_line(
             ctx.config, iteration=progress.iteration, consumed=progress.consumed_train_samples,
             label=ctx.device.label, **values))
         self.shown = {"loss": mean, "tflops": rate}
         if self.throughput:
-            ctx.say_last(self.throughput.line(rate))
+            ctx.print_rank_last(self.throughput.line(rate))
             if self.board:
                 self.board.scalar("throughput", rate, progress.iteration)
         if lr > 0 and not self.memory_reported:
@@ -141,7 +141,7 @@ class StepLog:
         if ctx.config.log_throughput:
             from minimegatron.logging.throughput import memory_on_paper
 
-            ctx.say(theoretical_memory_line(
+            ctx.print_rank_0(theoretical_memory_line(
                 *memory_on_paper(ctx.config, self.vocab_size, self.in_flight)))
         if ctx.grid.writes_shard:
             emit(memory_line(ctx, iteration))

@@ -60,7 +60,8 @@ class Throughput:
             self.peaks.append((f"measured matmul peak ({SIZE}^3, {precision}, {threads} thread(s), "
                                f"{measured:.4f})", measured))
         else:
-            ctx.say(f"--log-throughput: no data-sheet peak of {name!r} in {precision} is known")
+            ctx.print_rank_0(f"--log-throughput: no data-sheet peak of {name!r} in {precision} is "
+                             "known")
 
     def of(self, seconds: float) -> float:
         """TFLOP/s per device of steps that take so long."""

@@ -43,9 +43,10 @@ class Recorder:
         """Warn if a run that resumes after iteration `resumed` will not reach the recorded step."""
         config = self.ctx.config
         if resumed >= config.timeline_iteration:
-            self.ctx.say(f"WARNING: --timeline-iteration {config.timeline_iteration}: the run "
-                         f"resumes after iteration {resumed}, nothing will be recorded; nearest: "
-                         f"--timeline-iteration {resumed + 3}")
+            self.ctx.print_rank_0(
+                f"WARNING: --timeline-iteration {config.timeline_iteration}: the run resumes after "
+                f"iteration {resumed}, nothing will be recorded; nearest: --timeline-iteration "
+                f"{resumed + 3}")
 
     def begin(self, iteration: int) -> None:
         """Every rank must call it before each step: in the chosen one they watch."""
@@ -84,8 +85,9 @@ class Recorder:
                      live=True).save(folder / "timeline.svg")
             except ScheduleError as error:
                 raise UserError(str(error)) from error
-            self.ctx.say(f" timeline of iteration {self.ctx.config.timeline_iteration} written to "
-                         f"{folder / FILE}: bubble {timeline.bubble_fraction:.1%} of the time")
+            self.ctx.print_rank_0(
+                f" timeline of iteration {self.ctx.config.timeline_iteration} written to "
+                f"{folder / FILE}: bubble {timeline.bubble_fraction:.1%} of the time")
 
 
 def clock_offset(rank: int, ranks: int, now: Callable[[], float]) -> float:

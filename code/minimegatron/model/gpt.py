@@ -144,8 +144,9 @@ class TransformerLayer(nn.Module):
             dropout: draws the layer's dropout masks, or None.
         """
         keep = hidden_mask(dropout, self.dropout_p, self.number, sites.ATTENTION_OUTPUT, x, self.tp)
-        attention = self.self_attention(self.input_layernorm(x), dropout)
-        x = ops.dropout_add(attention, x, keep, self.dropout_p)
+        # No name for the attention's output: it would occupy memory until the MLP is done.
+        x = ops.dropout_add(self.self_attention(self.input_layernorm(x), dropout), x, keep,
+                            self.dropout_p)
         keep = hidden_mask(dropout, self.dropout_p, self.number, sites.MLP_OUTPUT, x, self.tp)
         return ops.dropout_add(self.mlp(self.pre_mlp_layernorm(x)), x, keep, self.dropout_p)
 

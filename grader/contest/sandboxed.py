@@ -14,12 +14,12 @@ from typing import Any
 from grader import cleaning
 from grader.run.channel import OutOfTime
 from grader.run.lab_plan import PlannedCell
-from grader.run.measure import Unmeasured
+from grader.run.measure import EstimateFailed
 from grader.run.proxies import Function
-from grader.run.remote import Lost, Remote
-from grader.run.session import Failed, Session, Spent
+from grader.run.remote import Remote, SandboxLost
+from grader.run.session import BudgetExhausted, SandboxFailed, Session
 from grader.run.settings import Grading
-from grader.run.timing import Budget, Late, limited
+from grader.run.timing import Budget, TimeLimitReached, limited
 from grader.sandbox.interface import Backend
 from grader.sandbox.masks import Masks
 from grader.sandbox.mounts import HOME
@@ -62,7 +62,7 @@ def _scored(contest: Contest, case: Case, player: _Player) -> Outcome:
     with limited(SECONDS_TO_SCORE):
         try:
             return play_one(contest, case, answer)
-        except Late:
+        except TimeLimitReached:
             pass
     return play_one(contest, case, _too_much)
 
@@ -117,7 +117,7 @@ class _Player:
         for _ in range(MOST_TRIES):
             try:
                 return self._call(given)
-            except Lost:
+            except SandboxLost:
                 error = self.remote.lost
                 self.session.discard()
                 if str(error) != SHORT_OF_MEMORY:
@@ -134,7 +134,7 @@ class _Player:
         for _ in range(MOST_TRIES):
             try:
                 ran = self.session.run(self.cell, self.source)
-            except (Failed, Spent) as error:
+            except (SandboxFailed, BudgetExhausted) as error:
                 raise Unplayed(str(error) or "the sandbox took too long to start") from error
             if ran is not None:
                 if ran.raised:
@@ -152,7 +152,7 @@ class _Player:
     def _call(self, given: Given) -> Any | Raised:
         try:
             self.session.ready()
-        except (Failed, Spent) as error:
+        except (SandboxFailed, BudgetExhausted) as error:
             raise Unplayed(str(error) or "the sandbox took too long to start") from error
         self.remote.lost = None
         self.remote.ask = self.session.ask(Budget(self.seconds))
@@ -164,7 +164,7 @@ class _Player:
 
     @staticmethod
     def _no_figures(words: Any) -> dict[str, Any]:
-        raise Unmeasured("a contest measures nothing")
+        raise EstimateFailed("a contest measures nothing")
 
 
 @functools.cache

@@ -1,7 +1,7 @@
-"""One grading of one submission: rebuild, run in the sandbox, probe from here.
+"""Grade one submission once: rebuild it, run it in the sandbox, and check it from outside.
 
-`grade` touches neither the gradebook nor any file but the one that was submitted; what comes out
-is an Attempt, which crosses between processes as JSON.
+`grade` does not touch the gradebook and reads no file but the submitted notebook. It returns an
+Attempt, which crosses between processes as JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from grader.course.submitted import parse, read
 from grader.run.lab_plan import Plan
 from grader.run.rebuild import rebuild
 from grader.run.settings import Grading
-from grader.run.timing import Late, limited
+from grader.run.timing import TimeLimitReached, limited
 from grader.run.walk import Walk
 from grader.sandbox.interface import Backend
 
@@ -29,7 +29,7 @@ SECONDS_TO_READ = 10.0  # everything is bounded, so an honest notebook takes wel
 
 
 class Damaged(ValueError):
-    """Bytes that are no Attempt."""
+    """Raised for bytes that are not a valid Attempt."""
 
 
 @dataclass(frozen=True)
@@ -57,24 +57,24 @@ class Attempt:
     own_doing: bool = False  # ungraded because of the submission itself, on a machine in order
 
     def dumps(self) -> bytes:
-        """As JSON."""
+        """Return the attempt as JSON."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def loads(cls, content: bytes) -> Attempt:
-        """The Attempt in `content`. Raises Damaged."""
+        """Return the attempt in `content`. Raises Damaged."""
         try:
             if len(content) > LARGEST:
                 raise Damaged(f"{len(content):,} bytes are too much")
-            found = json.loads(content)
+            data = json.loads(content)
             names = {field.name for field in fields(cls)}
-            if not isinstance(found, dict) or not names - {"own_doing"} <= set(found) <= names:
+            if not isinstance(data, dict) or not names - {"own_doing"} <= set(data) <= names:
                 raise Damaged("not the fields of an attempt")
-            made = cls(**found | {name: tuple(found[name]) for name in ("notes", "unscored")})
+            attempt = cls(**data | {name: tuple(data[name]) for name in ("notes", "unscored")})
         except (ValueError, TypeError, RecursionError) as error:
             raise Damaged(str(error)) from error
-        made._require_sound()
-        return made
+        attempt._require_sound()
+        return attempt
 
     def _require_sound(self) -> None:
         texts = (self.student, self.lab, self.digest, self.lab_digest, self.state, self.reason,
@@ -91,12 +91,21 @@ class Attempt:
 
 
 def grade(submission: Submission, plan: Plan, backend: Backend, settings: Grading) -> Attempt:
-    """Grade one submission. Whatever it does ends in an Attempt; to be called in the main thread,
-    which has the alarm. Raises LabError when the course or this machine is at fault."""
+    """Grade one submission; nothing that it does prevents an Attempt.
+
+    Call it in the main thread, which receives the alarm signal. Raises LabError when the course or
+    this machine is at fault.
+
+    Args:
+        submission: the submission to grade.
+        plan: the lab's plan.
+        backend: starts the sandbox.
+        settings: the limits for one submission.
+    """
     course, lab, student = submission.course, submission.lab, submission.student
     start, digest = time.monotonic(), ""
 
-    def made(**more: Any) -> Attempt:
+    def attempt(**more: Any) -> Attempt:
         return Attempt(student, lab, digest or submission.digest, plan.digest,
                        seconds=time.monotonic() - start, backend=backend.name, **more)
 
@@ -107,16 +116,16 @@ def grade(submission: Submission, plan: Plan, backend: Backend, settings: Gradin
         with limited(SECONDS_TO_READ):
             notebook, notes = rebuild(plan.skeleton, parse(content, path.name))
     except Unusable as error:
-        return made(state="ungraded", reason=explain(error))
-    except (Late, MemoryError):
-        return made(state="ungraded", reason="it takes too much time or memory to read",
-                    own_doing=True)
+        return attempt(state="ungraded", reason=explain(error))
+    except (TimeLimitReached, MemoryError):
+        return attempt(state="ungraded", reason="it takes too much time or memory to read",
+                       own_doing=True)
     walk = Walk(plan, notebook, backend, settings, course.seed(lab, student, digest))
     reason = walk.run()
     if not reason:  # what an answer did that no check needed
         notes += walk.session.incidents.values()
     notebook.metadata["grader"] = {"notes": notes}
-    return made(state="ungraded" if reason else "graded", reason=reason, notes=tuple(notes),
-                own_doing=bool(reason) and walk.own_doing,
-                notebook=json.loads(json.dumps(notebook)), scores=walk.scores,
-                unscored=tuple(walk.unscored))
+    return attempt(state="ungraded" if reason else "graded", reason=reason, notes=tuple(notes),
+                   own_doing=bool(reason) and walk.own_doing,
+                   notebook=json.loads(json.dumps(notebook)), scores=walk.scores,
+                   unscored=tuple(walk.unscored))

@@ -1,7 +1,7 @@
-"""The trusted end of the frames (labkit.guest.protocol): one request, one response, with a limit.
+"""The trusted end of the request-response protocol (labkit.guest.protocol), with time limits.
 
-Nothing is believed: the guest may send anything, read nothing, or be gone. What is kept of it in
-memory is at the most one frame.
+Nothing from the guest is trusted: it may send anything, stop reading, or exit. At most one of its
+frames is held in memory.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from typing import Any
 from grader.sandbox.running import Running
 from labkit.guest import protocol
 
-GLANCE = 0.1  # seconds between looks at whether the sandbox still runs
-LAST_WORDS = 1.0  # seconds in which a sandbox that has closed the channel ends, and says why
+POLL_SECONDS = 0.1  # seconds between looks at whether the sandbox still runs
+EXIT_SECONDS = 1.0  # seconds in which a sandbox that has closed the channel ends, and says why
 
 
 class ChannelError(Exception):
-    """No response, and there will be none any more: the sandbox has been ended. The text is a
-    reason for people."""
+    """Raised when no response will ever come because the sandbox was ended. The text is a reason
+    for people."""
 
 
 class OutOfTime(ChannelError):
-    """It took longer than it may."""
+    """Raised when a request exceeds its time limit."""
 
 
-class Died(ChannelError):
-    """The sandbox ended."""
+class SandboxDied(ChannelError):
+    """Raised when the sandbox ended before it responded."""
 
 
 class BrokenChannel(ChannelError):
-    """What came is not what was asked for."""
+    """Raised when a response does not match its request."""
 
 
 class Channel:
-    """Asks the guest in one sandbox. Every ChannelError ends that sandbox."""
+    """Send requests to the guest in one sandbox. Every ChannelError ends that sandbox."""
 
     def __init__(self, running: Running) -> None:
         self.running = running
@@ -48,8 +48,15 @@ class Channel:
         self._writes.register(running.stdin, select.POLLOUT)
 
     def request(self, do: str, seconds: float, **fields: Any) -> dict[str, Any]:
-        """The response to a request. Raises ChannelError, and protocol.BadFrame for a request that
-        is too large."""
+        """Return the guest's response to a request.
+
+        Args:
+            do: the kind of request.
+            seconds: the time limit.
+            **fields: the request's other fields.
+
+        Raises ChannelError, and protocol.BadFrame for a request that is too large.
+        """
         self._next += 1
         frame = protocol.pack({"id": self._next, "do": do, **fields})
         deadline = time.monotonic() + seconds
@@ -72,7 +79,7 @@ class Channel:
             raise
 
     def close(self) -> None:
-        """End the sandbox, if it has not ended."""
+        """End the sandbox if it is still running."""
         self.running.kill()
 
     def _write(self, frame: bytes, deadline: float) -> None:
@@ -100,24 +107,29 @@ class Channel:
         return bytes(content)
 
     def _wait(self, poll: select.poll, deadline: float) -> None:
-        """Until the descriptor is ready."""
+        """Wait until the descriptor is ready.
+
+        Args:
+            poll: watches the descriptor.
+            deadline: monotonic time at which to raise OutOfTime.
+        """
         ended = False
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise OutOfTime("out of time")
-            if poll.poll(1000 * min(left, GLANCE)):
+            if poll.poll(1000 * min(left, POLL_SECONDS)):
                 return
             if ended:
                 raise self._died()
             ended = self.running.poll() is not None  # one look more: its last words may be there
 
-    def _died(self) -> Died:
-        end = time.monotonic() + LAST_WORDS
+    def _died(self) -> SandboxDied:
+        end = time.monotonic() + EXIT_SECONDS
         while self.running.poll() is None and time.monotonic() < end:
             time.sleep(0.01)
         if self.running.poll() is None:
-            return Died("it closed the grader's channel")
-        return Died(self.running.why())
+            return SandboxDied("it closed the grader's channel")
+        return SandboxDied(self.running.why())
 
 

@@ -1,5 +1,5 @@
-"""One answer out of several cells with its grade_id: JupyterLab keeps the id in a cell that is
-copied, and in both halves of a cell that is split."""
+"""Merge several cells with one grade_id into one answer. JupyterLab keeps the id when a student
+copies a cell, and in both halves when a student splits one."""
 
 from __future__ import annotations
 
@@ -15,32 +15,37 @@ MOST_WORK = 400_000  # characters to tokenize, for all copies of one answer toge
 
 
 def merged(pieces: list[str], kind: str) -> str:
-    """What a run of `pieces` (not empty) from top to bottom leaves behind, as one cell's source.
+    """Return one cell's source with the effect of running `pieces` from top to bottom.
 
-    A piece that defines at least all that came before it defines replaces it: a copy, or a second
-    try. Any other piece is appended: a half, or one function of several. Pieces that are not
-    Python together are not joined; then the last one counts that is. Text is always joined.
+    A piece that defines at least everything defined before it replaces it: it is a copy or a second
+    try. Any other piece is appended: it is a half, or one of several functions. Pieces that
+    together are not valid Python are not joined; the last valid one counts. Markdown is always
+    joined.
+
+    Args:
+        pieces: the sources, at least one.
+        kind: the cell type.
     """
     distinct = list(dict.fromkeys(piece for piece in pieces if piece.strip())) or pieces[:1]
-    text, reader = distinct[0], _Reader()
+    text, finder = distinct[0], _NameFinder()
     for piece in distinct[1:]:
-        text = f"{text}\n\n{piece}" if kind != "code" else _and_then(text, piece, reader)
+        text = f"{text}\n\n{piece}" if kind != "code" else _and_then(text, piece, finder)
     return text
 
 
-def _and_then(text: str, piece: str, reader: _Reader) -> str:
+def _and_then(text: str, piece: str, finder: _NameFinder) -> str:
     joined = f"{text}\n{piece}"
     if text.startswith("%%"):  # a file's text, of which any part may look like Python
         return piece if piece.startswith("%%") else joined
-    before, new = reader.defines(text), reader.defines(piece)
+    before, new = finder.defines(text), finder.defines(piece)
     if before is not None and new is not None and before <= new and new:
         return piece
-    if reader.defines(joined) is not None:
+    if finder.defines(joined) is not None:
         return joined
     return text if new is None and before is not None else piece
 
 
-class _Reader:
+class _NameFinder:
     """Finds the names that cells bind, within a bounded amount of work for all of them together.
 
     Past the bound a cell counts as not Python, so the last copy wins.

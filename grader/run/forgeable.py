@@ -1,5 +1,7 @@
-"""Warnings about tests: those that students could turn, since they take from the sandbox what the
-course put there or run a text that may be a student's, and hidden ones without words for students.
+"""Warn about tests that students could forge, and about hidden tests that give students no hint.
+
+A test can be forged if it takes from the sandbox a value that the course put there, or if it runs a
+string that a student may have written.
 """
 
 from __future__ import annotations
@@ -19,12 +21,21 @@ RUNS_TEXT = frozenset(("eval", "exec", "compile", "__import__"))
 
 
 def warnings(course: Course, lab: str) -> list[str]:
-    """A sentence for each such test of a released lab. Raises LabError."""
-    return of(read(course, lab))
+    """Return one warning per such test of a released lab. Raises LabError.
+
+    Args:
+        course: the course.
+        lab: the lab's name.
+    """
+    return warnings_of(read(course, lab))
 
 
-def of(plan: Plan) -> list[str]:
-    """Only untagged cells can have such values: `data = load()` is not made on the trusted side."""
+def warnings_of(plan: Plan) -> list[str]:
+    """Return the warnings for a plan.
+
+    Only untagged cells can bind values that students may change: `data = load()` does not run on
+    the trusted side.
+    """
     given: set[str] = set()  # by untagged cells, in the sandbox alone
     made: set[str] = set()
     needed: set[str] = set()  # by what is made of untagged cells
@@ -52,7 +63,12 @@ def of(plan: Plan) -> list[str]:
 
 
 def _without_words(lab: str, cell: PlannedCell) -> list[str]:
-    """Return a warning for hidden comparisons whose messages feedback leaves out."""
+    """Return a warning for each hidden comparison whose message the feedback leaves out.
+
+    Args:
+        lab: the lab's name.
+        cell: the test.
+    """
     hidden = hidden_lines(cell.source)
     calls = {ast.unparse(node.func) for node in ast.walk(cell.trusted or ast.Module([], []))
              if isinstance(node, ast.Call) and node.lineno in hidden}

@@ -1,10 +1,10 @@
-"""A lab as it is graded: what students were given, with the hidden tests put back, and what each
-cell is for. Made once per batch.
+"""The plan for grading a lab: the released notebook with its hidden tests restored, and the role of
+each cell. A batch makes it once.
 
-A lab of ours says by tags and metadata what a cell is for (docs/writing-labs.md). An instructor's
-own nbgrader assignment has no tags. There a code cell that is neither an answer nor a test is
-setup: it runs with the student's code; and its imports, functions, classes and constants are made
-on the trusted side, too, since tests use them and students must not be able to change them.
+Our labs state each cell's role in tags and metadata (docs/writing-labs.md). An instructor's own
+nbgrader assignment has no tags. There, a code cell that is neither an answer nor a test is setup:
+it runs with the student's code, and its imports, functions, classes, and constants also run on the
+trusted side, because tests use them and students must not be able to change them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,15 @@ CHANGING = frozenset(("add", "append", "clear", "difference_update", "discard", 
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A code cell of the lab. `index` is its place in the skeleton; `name` is for people."""
+    """A code cell of the lab.
+
+    Attributes:
+        index: its position in the skeleton.
+        name: its grade_id, or else its first line; for messages.
+        source: for an answer cell, the released source.
+        required: whether it is the course's own cell, so that a failure is not the student's.
+        names: the names that `trusted` binds and uses.
+    """
 
     index: int
     role: Role
@@ -64,7 +72,7 @@ class PlannedCell:
 
 @dataclass(frozen=True)
 class PlannedPart:
-    """A part of a check with partial credit, to be run as a check of its own."""
+    """One part of a check with partial credit, run as a check of its own."""
 
     points: float
     title: str
@@ -73,7 +81,7 @@ class PlannedPart:
 
 @dataclass(frozen=True)
 class Plan:
-    """A lab, ready to be graded. `skeleton` is never changed: rebuild copies it."""
+    """A lab that is ready for grading. The skeleton is never changed: `rebuild` copies it."""
 
     lab: str
     digest: str  # of the lab's source
@@ -84,16 +92,23 @@ class Plan:
     masks: Masks = field(default=Masks(()), compare=False)  # what answers may not use
 
     def of(self, *roles: Role) -> list[PlannedCell]:
+        """Return the cells with one of these roles."""
         return [cell for cell in self.cells if cell.role in roles]
 
     @cached_property
     def points(self) -> Mapping[str, float]:
-        """Of every check, by its grade_id."""
+        """Return the points of every check by grade_id."""
         return {cell.grade_id: cell.points for cell in self.of(Role.CHECK)}
 
 
 def read(course: Course, lab: str) -> Plan:
-    """The plan of a lab whose release/ is up to date (assign.release makes it). Raises LabError."""
+    """Return the plan of a lab whose release/ is up to date (assign.release makes it). Raises
+    LabError.
+
+    Args:
+        course: the course.
+        lab: the lab's name.
+    """
     source = _notebook(course, "source", lab)
     skeleton = with_hidden_tests(_notebook(course, "release", lab), source)
     cells = tuple(planned(index, cell) for index, cell in enumerate(skeleton.cells)
@@ -111,14 +126,17 @@ def _notebook(course: Course, step: str, lab: str) -> NotebookNode:
     try:
         return nbformat.read(path, as_version=4)
     except FileNotFoundError as error:
-        raise LabError(f"there is no {path}: `lab release {lab}` makes it") from error
-    except Exception as error:  # nbformat lets all kinds of them out
-        raise LabError(f"{path} is no notebook: {error}") from error
+        raise LabError(f"{path} does not exist: `lab release {lab}` creates it") from error
+    except Exception as error:  # nbformat raises many kinds
+        raise LabError(f"{path} is not a notebook: {error}") from error
 
 
 def beside(folder: Path) -> dict[str, bytes]:
-    """The files that students get with the notebook, by their place in the sandbox's home. Raises
-    LabError when they are too much."""
+    """Return the files that students get with the notebook, by path in the sandbox's home
+    directory.
+
+    Raises LabError when they are too large.
+    """
     files, total = {}, 0
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
@@ -132,8 +150,14 @@ def beside(folder: Path) -> dict[str, bytes]:
 
 
 def with_hidden_tests(release: NotebookNode, source: NotebookNode) -> NotebookNode:
-    """The released notebook with the source's own text in every locked cell, as nbgrader's
-    OverwriteCells has it. Raises LabError when the two do not fit."""
+    """Return the release with every locked cell's text taken from the source, like OverwriteCells.
+
+    Args:
+        release: the notebook that students get.
+        source: the notebook with hidden tests.
+
+    Raises LabError when the two do not match.
+    """
     originals = {cell.metadata.nbgrader["grade_id"]: cell for cell in source.cells
                  if cell.metadata.get("nbgrader", {}).get("grade_id")}
     result = deepcopy(release)
@@ -144,15 +168,22 @@ def with_hidden_tests(release: NotebookNode, source: NotebookNode) -> NotebookNo
             continue
         name = cell.metadata.nbgrader["grade_id"]
         if name not in originals:
-            raise LabError(f"the release has a cell {name} that the source has not: "
-                           "`lab release` makes it anew")
+            raise LabError(f"the release has a cell {name} that the source does not have: "
+                           "run `lab release` again")
         cell.source = originals[name].source
         cell.metadata.nbgrader["checksum"] = utils.compute_checksum(cell)
     return result
 
 
 def planned(index: int, cell: NotebookNode) -> PlannedCell:
-    """What a code cell is for. Raises LabError when what should run on the trusted side cannot."""
+    """Return the plan of one code cell.
+
+    Args:
+        index: its position in the notebook.
+        cell: the cell.
+
+    Raises LabError when code for the trusted side cannot run there.
+    """
     role, name = role_of(cell), title(cell)
     grade_id = cell.metadata.get("nbgrader", {}).get("grade_id", "")
     points = float(cell.metadata.nbgrader["points"]) if role is Role.CHECK else 0.0
@@ -170,22 +201,23 @@ def planned(index: int, cell: NotebookNode) -> PlannedCell:
 
 
 def _parts(check: PlannedCell) -> tuple[PlannedPart, ...]:
-    """The parts of a check with partial credit. Raises LabError when they cannot be graded."""
+    """Return the parts of a check with partial credit. Raises LabError when they cannot be
+    graded."""
     try:
-        found = parts.split(check.trusted)
+        split = parts.split(check.trusted)
     except parts.Misplaced as error:
         raise LabError(f"the check {check.name}, line {error.line}: {error}") from error
-    total = math.fsum(part.points for part in found)
-    if found and not math.isclose(total, check.points):
+    total = math.fsum(part.points for part in split)
+    if split and not math.isclose(total, check.points):
         raise LabError(f"the check {check.name}: its parts sum to {total:g} points, but it is "
                        f"worth {check.points:g}")
     return tuple(PlannedPart(part.points, part.title, replace(
         check, name=f"{check.name}, part {part.title!r}", points=part.points, trusted=part.tree,
-        names=analyse(part.tree))) for part in found)
+        names=analyse(part.tree))) for part in split)
 
 
 def role_of(cell: NotebookNode) -> Role:
-    """An answer that also has points is one all the same: a person reads and grades it."""
+    """Return a cell's role. An answer with points is still an answer: a person grades it."""
     if utils.is_solution(cell):
         return Role.ANSWER
     if utils.is_grade(cell):
@@ -195,7 +227,7 @@ def role_of(cell: NotebookNode) -> Role:
 
 
 def title(cell: NotebookNode) -> str:
-    """A cell's name for people: its grade_id, else its first line."""
+    """Return a cell's name for messages: its grade_id, or else its first line."""
     first = (cell.source.strip().splitlines() or [""])[0]
     return cell.metadata.get("nbgrader", {}).get("grade_id") or f"`{first[:60]}`"
 
@@ -209,7 +241,13 @@ def _python(source: str, name: str) -> ast.Module:
 
 
 def _require_given(tree: ast.Module, name: str) -> None:
-    """Raise LabError for a script check that would fail every student, for the course's fault."""
+    """Raise LabError for a script check that would fail every student because of the course's
+    mistake.
+
+    Args:
+        tree: the check.
+        name: its name, for the message.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "check.script":
             words = {word.arg: word.value for word in node.keywords}
@@ -218,7 +256,7 @@ def _require_given(tree: ast.Module, name: str) -> None:
 
 
 def definitions(source: str) -> ast.Module:
-    """The imports, functions, classes and constants at the top level of a cell."""
+    """Return the imports, functions, classes, and constants at the top level of a cell."""
     try:
         tree = ast.parse(python_of(source))
     except (SyntaxError, ValueError):  # %%bash, say: then there are none
@@ -228,7 +266,7 @@ def definitions(source: str) -> ast.Module:
 
 
 def _calculates(node: ast.AST) -> bool:
-    """Whether it calls only what has no effect: it runs here and with the student's code."""
+    """Return whether the code calls only pure functions, so that it can run on both sides."""
     called = [part.func for part in ast.walk(node) if isinstance(part, ast.Call)]
     return all((isinstance(func, ast.Name) and func.id in PURE)
                or (isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name)
@@ -237,8 +275,11 @@ def _calculates(node: ast.AST) -> bool:
 
 
 def bound_by_answers(source: NotebookNode) -> frozenset[str]:
-    """What the reference binds or changes: names that a check takes from the student, even where a
-    builtin, an earlier check or an untagged cell (`total = 0`) has the same."""
+    """Return the global names that the reference solution binds or changes.
+
+    A check takes these from the student, even if a builtin, an earlier check, or an untagged cell
+    (`total = 0`) binds the same name.
+    """
     names: set[str] = set()
     for cell in source.cells:
         if cell.cell_type == "code" and role_of(cell) in (Role.ANSWER, Role.DRIVER):
@@ -246,13 +287,18 @@ def bound_by_answers(source: NotebookNode) -> frozenset[str]:
                 tree = ast.parse(python_of(cell.source))
             except (SyntaxError, ValueError):  # a script
                 continue
-            found = analyse(tree)
-            names |= {*found.binds, *_changed(tree, found)}
+            bindings = analyse(tree)
+            names |= {*bindings.binds, *_changed(tree, bindings)}
     return frozenset(names)
 
 
 def _changed(tree: ast.Module, names: Names) -> Iterator[str]:
-    """The global names whose values `tree` changes without binding them: x[0] = 1, x.append(1)."""
+    """Yield the global names whose values are changed without a binding: x[0] = 1, x.append(1).
+
+    Args:
+        tree: the code.
+        names: the names it uses.
+    """
     read = {id(use.node) for use in names.uses}
     for node in ast.walk(tree):
         if isinstance(node, ast.Subscript | ast.Attribute) and (

@@ -1,7 +1,7 @@
-"""Figures of a job when it is graded: the trainer estimates in a second sandbox, in which nothing
-of the student's is.
+"""Estimate a job while grading: the trainer runs in a second sandbox without any student file.
 
-labkit.check.allowed composes the command line on the trusted side; what is printed is read here.
+labkit.check.allowed composes the command line on the trusted side, and this module reads the
+output.
 """
 
 from __future__ import annotations
@@ -22,59 +22,72 @@ from labkit.check.measure import MOST_PRINTED, REFUSED, SECONDS, Crashed, printe
 
 LIMITS = Limits(memory=2 * GB, processes=64, file_size=1 * MB, disk=16 * MB, open_files=256)
 ENDS = (0, REFUSED)  # exit codes: estimated, or refused in words
-MOST_KEPT = 1000  # command lines; many submissions of a batch have the same one
-LAST_WORDS = 1.0  # seconds to end after its output has
-_kept: OrderedDict[str, dict[str, Any] | LabError] = OrderedDict()
+CACHE_SIZE = 1000  # command lines; many submissions of a batch have the same one
+EXIT_SECONDS = 1.0  # seconds to end after its output has
+_cache: OrderedDict[str, dict[str, Any] | LabError] = OrderedDict()
 
 
-class Unmeasured(Exception):
-    """No figures, and the submission is not to blame; the text is a reason for people."""
+class EstimateFailed(Exception):
+    """Raised when there is no estimate and the submission is not to blame; the text is for
+    people."""
 
 
 def figures(words: Sequence[str], backend: Backend, seconds: float = SECONDS) -> dict[str, Any]:
-    """The trainer's estimate as JSON, from a sandbox or as it was before in this process.
+    """Return the trainer's estimate as JSON, from a sandbox or from this process's cache.
 
-    Raises LabError in the trainer's words where it refuses, and Unmeasured where it could not
-    finish in `seconds` or within its limits.
+    Args:
+        words: the trainer's command line.
+        backend: starts the sandbox.
+        seconds: the time limit.
+
+    Raises LabError in the trainer's words where it refuses, and EstimateFailed where it could not
+    finish within its limits.
     """
     key = hashlib.sha256("\0".join(words).encode()).hexdigest()
-    if key not in _kept:
+    if key not in _cache:
         try:
-            _kept[key] = _estimate(words, backend, seconds)
+            _cache[key] = _estimate(words, backend, seconds)
         except LabError as error:
-            _kept[key] = error
-        if len(_kept) > MOST_KEPT:
-            _kept.popitem(last=False)
-    found = _kept[key]
-    if isinstance(found, LabError):
-        raise LabError(str(found))
-    return found
+            _cache[key] = error
+        if len(_cache) > CACHE_SIZE:
+            _cache.popitem(last=False)
+    estimate = _cache[key]
+    if isinstance(estimate, LabError):
+        raise LabError(str(estimate))
+    return estimate
 
 
 def _estimate(words: Sequence[str], backend: Backend, seconds: float) -> dict[str, Any]:
     deadline = time.monotonic() + seconds
     with backend.start(program(words), LIMITS) as running:
         out = _output(running, deadline)
-        deadline = min(deadline, time.monotonic() + LAST_WORDS)
+        deadline = min(deadline, time.monotonic() + EXIT_SECONDS)
         while running.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
         code = running.poll()
         if code not in ENDS:
-            raise Unmeasured(f"the estimate of its job ended early: {running.why()}"
-                             if code is not None else "the estimate of its job does not end")
+            raise EstimateFailed(f"the estimate of its job ended early: {running.why()}"
+                                 if code is not None else "the estimate of its job does not end")
     try:
         return printed(code, out, running.noise())
     except Crashed as error:  # a library that had no memory for a thread, say
-        raise Unmeasured(f"the estimate of its job failed: {line(str(error), 200)}") from error
+        raise EstimateFailed(f"the estimate of its job failed: {line(str(error), 200)}") from error
 
 
 def _output(running: Running, deadline: float) -> bytes:
-    """All that it prints, up to one byte more than may be read. Raises Unmeasured."""
+    """Return everything the process prints, up to one byte more than may be read.
+
+    Args:
+        running: the sandbox.
+        deadline: monotonic time limit.
+
+    Raises EstimateFailed.
+    """
     out = bytearray()
     while len(out) <= MOST_PRINTED:
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([running.stdout], [], [], left)[0]:
-            raise Unmeasured("out of time at the estimate of its job")
+            raise EstimateFailed("out of time at the estimate of its job")
         chunk = os.read(running.stdout, 65536)
         if not chunk:
             break

@@ -1,7 +1,7 @@
-"""The trusted side of a check: its cell runs here, what it asks of the student runs in the sandbox.
+"""The trusted side of a check: its cell runs here, and the student's functions run in the sandbox.
 
-A check sees what check-setup cells bound, and the student's names: copies where they hold plain
-values, else proxies.
+A check sees the names bound by check-setup cells and the student's names: copies of plain values,
+and proxies for everything else.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from nbformat import NotebookNode
 from grader import cleaning
 from grader.run.lab_plan import PlannedCell
 from grader.run.proxies import Function, Proxy, name_of
-from grader.run.remote import Lost, Remote
-from grader.run.timing import Budget, Late, limited
+from grader.run.remote import Remote, SandboxLost
+from grader.run.timing import Budget, TimeLimitReached, limited
 from labkit.build.names import analyse
 from labkit.build.visible import hidden_lines
 from labkit.check import wire
@@ -39,8 +39,13 @@ BUILTINS = frozenset(dir(builtins))
 
 @dataclass
 class Verdict:
-    """What came of a check, or of a course's cell that ran here: exactly one of passed, failed (an
-    exception of its own) and lost (why nothing can be said)."""
+    """The verdict on a check or a trusted course cell: exactly one of passed, failed, and lost.
+
+    Attributes:
+        failed: the exception that the cell raised.
+        lost: why the check could not be decided.
+        late: whether the time limit was reached.
+    """
 
     outputs: list[NotebookNode] = field(default_factory=list)
     failed: Exception | None = None
@@ -52,53 +57,68 @@ class Verdict:
         return self.failed is None and not self.lost
 
 
-class Trusted:
+class TrustedNamespace:
     """The namespace of one submission on the trusted side."""
 
     def __init__(self, remote: Remote, answers: frozenset[str]) -> None:
         self.remote, self.answers = remote, answers
         self.names: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
-        self.of_checks: dict[str, Any] = {}  # what earlier checks bound
-        self.wanted: set[str] = set()  # names that the definitions of untagged cells use
-        self.beginnings: set[str] = set()  # what they bind that answers bind or change, too
+        self.bound_by_checks: dict[str, Any] = {}  # what earlier checks bound
+        self.definition_uses: set[str] = set()  # names that the definitions of untagged cells use
+        self.overridable: set[str] = set()  # what they bind that answers bind or change, too
 
     def define(self, cell: PlannedCell, budget: Budget) -> None:
-        """Make an untagged cell's definitions, those that can be made here."""
-        with contextlib.suppress(Late), limited(budget.left()):
+        """Evaluate an untagged cell's definitions, as far as they work on the trusted side.
+
+        Args:
+            cell: the cell.
+            budget: the time left.
+        """
+        with contextlib.suppress(TimeLimitReached), limited(budget.left()):
             for node in cell.trusted.body if cell.trusted else ():
                 with contextlib.suppress(Exception):
                     exec(_compiled(ast.Module([node], []), cell), self.names)
                 if not isinstance(node, ast.Import | ast.ImportFrom):
-                    self.beginnings |= self.answers & analyse(ast.Module([node], [])).binds.keys()
+                    self.overridable |= self.answers & analyse(ast.Module([node], [])).binds.keys()
         if cell.names:
-            self.wanted |= {use.name for use in cell.names.uses}
+            self.definition_uses |= {use.name for use in cell.names.uses}
 
     def setup(self, cell: PlannedCell, budget: Budget) -> Verdict:
-        """Run a check-setup cell."""
+        """Run a check-setup cell.
+
+        Args:
+            cell: the cell.
+            budget: the time left.
+        """
         return self._run(cell, self.names, budget, [])
 
     def check(self, cell: PlannedCell, budget: Budget) -> Verdict:
-        """Run a check. It leaves behind what it bound for later checks, and nothing else."""
+        """Run a check. Later checks see the names it bound, and nothing else of it.
+
+        Args:
+            cell: the check.
+            budget: the time left.
+        """
         before = dict(self.names)
         uses = {use.name for use in cell.names.uses} if cell.names else set()
-        for name in self.beginnings:
+        for name in self.overridable:
             self.names.pop(name, None)
         try:
             return self._run(cell, self.names, budget,
-                             sorted(uses | self.wanted | self.beginnings))
+                             sorted(uses | self.definition_uses | self.overridable))
         finally:
-            self.of_checks |= {name: value for name, value in self.names.items()
-                               if name not in before and name_of(value) is None
-                               and name in (cell.names.binds if cell.names else ())}
+            self.bound_by_checks |= {name: value for name, value in self.names.items()
+                                     if name not in before and name_of(value) is None
+                                     and name in (cell.names.binds if cell.names else ())}
             self.names.clear()
             self.names |= before
 
     def _bind(self, name: str) -> None:
-        """Give a check a name that nobody trusted binds."""
+        """Bind a name in the check's namespace that no trusted cell binds."""
         if name in self.names or (name in BUILTINS and name not in self.answers):
             return
-        if name in self.of_checks and name not in self.answers:
-            self.names[name] = self.of_checks[name]
+        if name in self.bound_by_checks and name not in self.answers:
+            self.names[name] = self.bound_by_checks[name]
             return
         kind = self.remote.kind(name)
         if kind == "plain":
@@ -111,14 +131,14 @@ class Trusted:
             self.names[name] = (Function if kind == "callable" else Proxy)(name, self.remote)
 
     def _make_repeatable(self, cell: PlannedCell) -> None:
-        """A check that draws by itself draws the same at every grading."""
+        """Seed the random generators so that a check draws the same numbers at every grading."""
         seed = int.from_bytes(hashlib.sha256(f"{self.remote.seed}/{cell.name}".encode()).digest())
         random.seed(seed)
         np.random.seed(seed % 2**32)
 
     def _run(self, cell: PlannedCell, names: dict[str, Any], budget: Budget, needed: list[str]
              ) -> Verdict:
-        verdict, printed = Verdict(), Printed()
+        verdict, printed = Verdict(), CapturedOutput()
         self._make_repeatable(cell)
         late, self.remote.lost, self.remote.unmeasured = [], None, ""
         try:
@@ -127,7 +147,7 @@ class Trusted:
                 for name in needed:
                     self._bind(name)
                 exec(_compiled(cell.trusted, cell), names)
-        except (Late, Lost):
+        except (TimeLimitReached, SandboxLost):
             pass  # said below, also where the check swallowed it
         except MemoryError:
             verdict.lost = "the check itself ran out of memory"
@@ -142,8 +162,8 @@ class Trusted:
         return verdict
 
 
-class Printed(io.TextIOBase):
-    """What a check prints; what is too much is dropped."""
+class CapturedOutput(io.TextIOBase):
+    """Captures a check's output up to a limit and drops the rest."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +187,7 @@ class Printed(io.TextIOBase):
 
 
 @contextlib.contextmanager
-def _capturing(printed: Printed) -> Iterator[None]:
+def _capturing(printed: CapturedOutput) -> Iterator[None]:
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         yield
 
@@ -181,7 +201,13 @@ def _file(cell: PlannedCell) -> str:
 
 
 def shown(error: Exception, cell: PlannedCell) -> NotebookNode:
-    """The error output of a check, as a kernel has it; of what labkit.check says the text alone."""
+    """Return a failed check's error output as a kernel formats it; only the text for
+    labkit.check's.
+
+    Args:
+        error: what the check raised.
+        cell: the check.
+    """
     from labkit.check import Failed
 
     text = _text(error)
@@ -193,7 +219,7 @@ def shown(error: Exception, cell: PlannedCell) -> NotebookNode:
 
 
 def text_of(error: Exception) -> str:
-    """Return what a failed check says, in one piece of text."""
+    """Return the message of a failed check as one string."""
     from labkit.check import Failed
 
     text = _text(error)
@@ -201,7 +227,8 @@ def text_of(error: Exception) -> str:
 
 
 def text_for_students(error: Exception, cell: PlannedCell) -> str:
-    """Return what a student may read of a failed check: of a hidden test only labkit.check's words.
+    """Return what a student may read about a failed check: of a hidden test, only labkit.check's
+    text.
 
     Args:
         error: what the check raised.
@@ -225,7 +252,12 @@ def _text(error: Exception) -> str:
 
 
 def _traceback(error: Exception, cell: PlannedCell) -> list[str]:
-    """From the check's own lines on; what of the grader is in between says nothing to students."""
+    """Return the traceback from the check's own lines on, without the grader's frames.
+
+    Args:
+        error: what the check raised.
+        cell: the check.
+    """
     source = cell.source.splitlines(keepends=True)
     linecache.cache[_file(cell)] = (len(cell.source), None, source, _file(cell))
     try:

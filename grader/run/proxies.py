@@ -1,7 +1,7 @@
-"""A student's name on the trusted side: it can be called, and given to labkit.check. Whatever else
-a check does with it raises, since nothing that it could answer would be the student's.
+"""Proxies for a student's names on the trusted side. A check can call them and pass them to
+labkit.check; every other operation raises, because its result would not be the student's.
 
-Also the exceptions that a student's function raised, rebuilt here.
+This module also rebuilds the exceptions that a student's function raised.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from labkit.check.sides import Raised
 STEERING = (StopIteration, StopAsyncIteration, GeneratorExit, MemoryError)
 
 
-class NotHere(TypeError):
-    """A check used a student's name in a way that only its own process could answer."""
+class StudentNameError(TypeError):
+    """Raised when a check uses a student's name in a way that only its own process could answer."""
 
 
 NAMES = """abs add aenter aexit aiter and anext await bool bytes complex contains delattr
@@ -34,14 +34,15 @@ OPERATIONS = [name for name in NAMES.split() if name != "getattr"]
 def _refusing(operation: str) -> Callable[..., NoReturn]:
     def refuse(self: Any, *arguments: Any, **keywords: Any) -> NoReturn:
         name = object.__getattribute__(self, "name")
-        raise NotHere(f"{name} is the student's, and lives elsewhere: a check may call it, or give "
-                      f"it to check.value, function, raises or call (this was __{operation}__)")
+        raise StudentNameError(
+            f"{name} is the student's and exists only in the sandbox: a check may call it or pass "
+            f"it to check.value, function, raises, or call (this was __{operation}__)")
 
     return refuse
 
 
 class Proxy:
-    """A name of the student's that is no plain value."""
+    """A name of the student's that does not hold a plain value."""
 
     __slots__ = ("name", "remote")
 
@@ -59,7 +60,7 @@ for _operation in OPERATIONS:
 
 
 class Function(Proxy):
-    """One that can be called, with plain values: then it runs in the sandbox."""
+    """A student's function, which runs in the sandbox when it is called with plain values."""
 
     __slots__ = ()
 
@@ -71,13 +72,13 @@ class Function(Proxy):
 
 
 def name_of(thing: Any) -> str | None:
-    """The name that a proxy stands for; None for anything else."""
+    """Return the name that a proxy stands for; None for anything else."""
     return object.__getattribute__(thing, "name") if type(thing) in (Proxy, Function) else None
 
 
 def rebuilt(error: Raised) -> Exception:
-    """An exception of the class, if Python has it, or of one with its name and its nearest base
-    that Python has."""
+    """Return an exception of the same class if Python has it, or else one with the same name and
+    the nearest base class that Python has."""
     base: type[Exception] = Exception
     for name in error.names:
         known = getattr(builtins, name, None)
@@ -87,9 +88,9 @@ def rebuilt(error: Raised) -> Exception:
     if issubclass(base, STEERING):
         base = RuntimeError
     kind = type(error.names[0] if error.names else "Exception", (base,),
-                {"__init__": _keep, "__str__": lambda self: self.said, "__module__": "builtins"})
+                {"__init__": _keep, "__str__": lambda self: self.text, "__module__": "builtins"})
     return kind(error.text)
 
 
 def _keep(self: Exception, text: str) -> None:
-    self.said = text
+    self.text = text

@@ -1,8 +1,7 @@
-"""Step 1: what is graded is the release, with the sources of the student's answer cells in it.
+"""Step 1: rebuild the notebook to grade from the release and the sources of the student's answers.
 
-Whatever else a submission holds (other cells, outputs, metadata, the checks' text) is not looked
-at, so nothing there can change points, switch checks off or stop a batch. The submitted file is
-only read.
+Everything else in a submission (other cells, outputs, metadata, the text of the checks) is ignored,
+so it cannot change points, turn checks off, or stop a batch. The submitted file is only read.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ BASE64 = re.compile(r"[A-Za-z0-9+/=\s]*")
 
 
 def read_submitted(path: Path) -> Any:
-    """The submitted JSON, of whatever form. Raises Unusable."""
+    """Return the submitted JSON, whatever its structure. Raises Unusable."""
     return parse(read(path), path.name)
 
 
 def require_notebook(submitted: Any) -> list[Any]:
-    """Its cells, whatever they are. Raises Unusable."""
+    """Return the notebook's cells, whatever they contain. Raises Unusable."""
     cells = submitted.get("cells") if isinstance(submitted, dict) else None
     if not isinstance(cells, list):
         raise Unusable("it has no list of cells (notebook format 4)")
@@ -42,7 +41,7 @@ def require_notebook(submitted: Any) -> list[Any]:
 
 
 def answers(submitted: Any) -> Iterator[tuple[str, str, str]]:
-    """(grade_id, cell type, source) of each cell that nbgrader knows. Raises Unusable."""
+    """Yield (grade_id, cell type, source) of each cell with a grade_id. Raises Unusable."""
     for cell in require_notebook(submitted):
         metadata = cell.get("metadata") if isinstance(cell, dict) else None
         marks = metadata.get("nbgrader") if isinstance(metadata, dict) else None
@@ -56,9 +55,14 @@ def answers(submitted: Any) -> Iterator[tuple[str, str, str]]:
 
 
 def attached(submitted: Any, name: str) -> dict[str, dict[str, str]]:
-    """The pictures that were pasted into the written answer `name`; nothing else that can be
-    attached. Of too many or too large ones the first count."""
-    found: dict[str, dict[str, str]] = {}
+    """Return the pictures pasted into a written answer, up to a size limit, and no other
+    attachments.
+
+    Args:
+        submitted: the submitted notebook.
+        name: the answer's grade_id.
+    """
+    pictures: dict[str, dict[str, str]] = {}
     left = MOST_PICTURES
     for cell in require_notebook(submitted):
         if not (isinstance(cell, dict) and isinstance(cell.get("attachments"), dict)
@@ -68,21 +72,27 @@ def attached(submitted: Any, name: str) -> dict[str, dict[str, str]]:
             for kind, content in kinds.items() if isinstance(kinds, dict) else ():
                 if kind in PICTURES and isinstance(content, str) and len(content) <= left \
                         and BASE64.fullmatch(content):
-                    found[line(file, 200)] = {kind: content}
+                    pictures[line(file, 200)] = {kind: content}
                     left -= len(content)
-    return found
+    return pictures
 
 
 def rebuild(release: NotebookNode, submitted: Any) -> tuple[NotebookNode, list[str]]:
-    """The notebook to grade, and what the instructor should know about the submission.
+    """Return the notebook to grade, and notes on the submission for the instructor.
 
-    Of several cells with one grade_id those that equal the release say nothing; copies.py makes one
-    of the others. Raises Unusable when not one answer cell of the release is in it.
+    Of several cells with one grade_id, those that equal the release are ignored, and copies.py
+    merges the others.
+
+    Args:
+        release: the lab's notebook with hidden tests.
+        submitted: the submitted JSON.
+
+    Raises Unusable when the submission has none of the release's answer cells.
     """
     given: dict[str, list[tuple[str, str]]] = {}
     for name, kind, source in answers(submitted):
         given.setdefault(name, []).append((kind, source))
-    result, notes, found = deepcopy(release), [], 0
+    result, notes, answered = deepcopy(release), [], 0
     for cell in result.cells:
         name = cell.metadata.get("nbgrader", {}).get("grade_id")
         copies = given.get(name, [])
@@ -95,7 +105,7 @@ def rebuild(release: NotebookNode, submitted: Any) -> tuple[NotebookNode, list[s
         if len(set(right)) > MOST_COPIES or sum(map(len, right)) > LONGEST:
             raise Unusable(f"{name} is there {len(right)} times with {sum(map(len, right)):,} "
                            f"characters: at most {MOST_COPIES} times and {LONGEST:,} are read")
-        found += bool(right)
+        answered += bool(right)
         if not right:
             notes.append(f"{name} is missing" if not copies else
                          f"{name} is no {cell.cell_type} cell any more: taken as unanswered")
@@ -104,7 +114,7 @@ def rebuild(release: NotebookNode, submitted: Any) -> tuple[NotebookNode, list[s
             cell.source = merged(changed, cell.cell_type)
         if cell.cell_type == "markdown" and (pictures := attached(submitted, name)):
             cell.attachments = pictures
-    if not found:
+    if not answered:
         raise Unusable("none of the lab's answer cells is in it: another lab's notebook?")
     result.metadata["grader"] = {"notes": notes}
     return result, notes

@@ -1,7 +1,8 @@
-"""The student's side of a check, seen from here: labkit.check.sides.Side over a channel.
+"""The student's side of a check, seen from the trusted side: labkit.check.sides.Side over a
+channel.
 
-What comes back may be anything. Here it becomes plain values, exceptions and bounded text, or the
-sandbox is given up.
+The sandbox may send anything. It becomes plain values, exceptions, and bounded text here, or the
+sandbox is ended.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from grader import cleaning
 from grader.run.channel import BrokenChannel, ChannelError
-from grader.run.measure import Unmeasured
+from grader.run.measure import EstimateFailed
 from grader.run.proxies import name_of
 from labcore.errors import LabError
 from labkit.check import on_gpus, on_ranks, wire
@@ -25,14 +26,19 @@ MOST_TITLE = 100
 MOST_REASON = 300  # characters of the reason why a response is refused
 
 
-class Lost(BaseException):
-    """The sandbox is gone, so nothing can be said. No Exception, so that no check takes it for the
-    student's: it is no answer."""
+class SandboxLost(BaseException):
+    """Raised when the sandbox has ended, so that the check cannot be decided. It is not an
+    Exception, because a check must not mistake it for the student's answer."""
 
 
 class Remote:
-    """labkit.check.sides.Side over a channel. `ask` is a request with the time that is left for it;
-    `measure` is grader.run.measure.figures with a back-end."""
+    """labkit.check.sides.Side over a channel.
+
+    Attributes:
+        ask: sends a request with the time that is left for it.
+        measure: grader.run.measure.figures with a back-end.
+        unmeasured: why a job could not be estimated.
+    """
 
     def __init__(self, ask: Callable[..., dict[str, Any]], seed: str,
                  measure: Callable[[Sequence[str]], dict[str, Any]]) -> None:
@@ -42,19 +48,19 @@ class Remote:
 
     def _request(self, do: str, **fields: Any) -> dict[str, Any]:
         if self.lost:
-            raise Lost from self.lost
+            raise SandboxLost from self.lost
         try:
             return self.ask(do, **fields)
         except protocol.BadFrame as error:
             raise wire.CannotCross(f"what the check gives is too much: {error}") from error
         except ChannelError as error:
             self.lost = error
-            raise Lost from error
+            raise SandboxLost from error
 
-    def _broken(self, why: str = "") -> Lost:
+    def _broken(self, why: str = "") -> SandboxLost:
         words = "its response is not of the kind that was asked for"
         self.lost = BrokenChannel(cleaning.line(f"{words}: {why}", MOST_REASON) if why else words)
-        return Lost()
+        return SandboxLost()
 
     def value(self, thing: Any) -> Any | Raised:
         name = name_of(thing)
@@ -91,12 +97,12 @@ class Remote:
         """Return the outcome of a driver that ran on several processes.
 
         Args:
-            read: makes it of what the sandbox sent.
+            read: parses what the sandbox sent.
             do: the request.
-            where: it ran, for people.
-            **fields: of the request.
+            where: where it ran, for messages.
+            **fields: the fields of the request.
 
-        Raises Lost where the sandbox sent something else, or where the driver was too slow.
+        Raises SandboxLost where the sandbox sent something else, or where the driver was too slow.
         """
         outcome = self._arrived(self._request(do, **fields))
         if isinstance(outcome, Raised):
@@ -107,17 +113,17 @@ class Remote:
             raise self._broken(str(error)) from error
         if done.state == on_ranks.LATE:  # no verdict: another machine might have been fast enough
             self.unmeasured = f"out of time on {where} ({fields['limit']:g} s)"
-            raise Lost
+            raise SandboxLost
         return replace(done, text=cleaning.words(done.text, on_ranks.MOST_TEXT))
 
     def title(self, function: Any) -> str:
         name = name_of(function)
         if name is None:
             return Kernel().title(function)
-        found = self._request("title", name=name).get("title")
-        if not isinstance(found, str):
+        title = self._request("title", name=name).get("title")
+        if not isinstance(title, str):
             raise self._broken()
-        return cleaning.line(found, MOST_TITLE)
+        return cleaning.line(title, MOST_TITLE)
 
     def script(self, path: str, trial: Trial = USUAL) -> dict[str, Any]:
         response = self._request("script", path=path, **asdict(trial))
@@ -133,16 +139,16 @@ class Remote:
     def figures(self, words: Sequence[str]) -> dict[str, Any]:
         try:
             return self.measure(words)
-        except Unmeasured as error:
+        except EstimateFailed as error:
             self.unmeasured = str(error)
-            raise Lost from error
+            raise SandboxLost from error
 
     def kind(self, name: str) -> str:
-        """One of protocol.KINDS: what the student's name holds."""
-        found = self._request("kind", name=name).get("kind")
-        if found not in protocol.KINDS:
+        """Return what kind of value the student's name holds, one of protocol.KINDS."""
+        kind = self._request("kind", name=name).get("kind")
+        if kind not in protocol.KINDS:
             raise self._broken()
-        return found
+        return kind
 
     def _arrived(self, response: dict[str, Any]) -> Any | Raised:
         if isinstance(response.get("value"), str):
@@ -176,7 +182,7 @@ def _encoded(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str,
 
 
 def as_raised(sent: Any) -> Raised | None:
-    """An exception as a guest sends it; None when it is none."""
+    """Return an exception sent by a guest; None for anything else."""
     if not isinstance(sent, dict) or not isinstance(sent.get("text"), str):
         return None
     names = sent.get("names")

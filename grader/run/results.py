@@ -1,5 +1,5 @@
-"""Attempts as files, results/STUDENT/LAB.json: written by workers, whole or not at all; only the
-parent takes them from there into the gradebook."""
+"""Attempts as files, results/STUDENT/LAB.json. Workers write them atomically, and only the parent
+enters them into the gradebook."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ MOST_TRIES = 2  # a busy machine may be why the first one ran out of time
 
 @dataclass(frozen=True)
 class Result:
-    """An attempt with a name of its own, and what it was made with."""
+    """An attempt with a unique id and the digest of its settings.
+
+    Attributes:
+        settings: digest of the limits that applied.
+        tries: gradings in a row that ended like this one.
+    """
 
     id: str
     settings: str  # digest of the limits under which it was graded
@@ -36,18 +41,31 @@ def path(submission: Submission) -> Path:
 
 
 def write(course: Course, settings: str, attempt: Attempt) -> Result:
-    """Put it where the parent looks: a line of ours, then the attempt. For the owner's eyes only,
-    since hidden tests are in it."""
+    """Write the result for the parent: one line of ours, then the attempt.
+
+    Only the owner may read the file, because it has hidden tests in it.
+
+    Args:
+        course: the course.
+        settings: digest of the limits that applied.
+        attempt: the attempt.
+    """
     result = Result(secrets.token_hex(16), settings, attempt, _tries(course, settings, attempt))
-    place = path(Submission(course, attempt.lab, attempt.student))
-    place.parent.mkdir(parents=True, exist_ok=True)
+    target = path(Submission(course, attempt.lab, attempt.student))
+    target.parent.mkdir(parents=True, exist_ok=True)
     first = json.dumps({"id": result.id, "settings": settings, "tries": result.tries}).encode()
-    put_whole(place, first + b"\n" + attempt.dumps(), 0o600)
+    put_whole(target, first + b"\n" + attempt.dumps(), 0o600)
     return result
 
 
 def _tries(course: Course, settings: str, attempt: Attempt) -> int:
-    """Return 1, or one more than the result before it that ended in the same way."""
+    """Return 1, or one more than the result before it that ended in the same way.
+
+    Args:
+        course: the course.
+        settings: digest of the limits that applied.
+        attempt: the attempt.
+    """
     before = None
     if attempt.own_doing:
         before = read(Submission(course, attempt.lab, attempt.student))
@@ -58,12 +76,12 @@ def _tries(course: Course, settings: str, attempt: Attempt) -> int:
 
 
 def read(submission: Submission) -> Result | None:
-    """What is there, of this submission; None when nothing is, or a damaged file."""
-    place = path(submission)
+    """Return the submission's result; None if there is none or the file is damaged."""
+    target = path(submission)
     try:
-        if place.stat().st_size > LARGEST:
+        if target.stat().st_size > LARGEST:
             return None
-        first, _, rest = place.read_bytes().partition(b"\n")
+        first, _, rest = target.read_bytes().partition(b"\n")
         result = Result(**json.loads(first), attempt=Attempt.loads(rest))
     except (OSError, ValueError, TypeError, RecursionError, Damaged):
         return None
@@ -74,7 +92,7 @@ def read(submission: Submission) -> Result | None:
 
 
 def tidy(course: Course) -> None:
-    """Remove what killed processes left half written. Only while nobody grades."""
+    """Remove partial files left by killed processes. Call it only while nothing is being graded."""
     for folder in (FOLDER, "attempts"):
         for unfinished in (course.root / folder).glob("*/.*.json.*"):
             unfinished.unlink(missing_ok=True)

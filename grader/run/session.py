@@ -1,4 +1,4 @@
-"""A submission's sandbox: runs its cells, and comes back without the one that ended it."""
+"""A submission's sandbox: runs its cells, and restarts without the cell that ended it."""
 
 from __future__ import annotations
 
@@ -25,25 +25,28 @@ GUEST = (sys.executable, "-P", "-s", "-m", "labkit.guest")
 START_SECONDS = 30.0
 
 
-class Failed(Exception):
-    """The sandbox does not start, or does not last until the student's code begins."""
+class SandboxFailed(Exception):
+    """Raised when the sandbox does not start, or ends before the student's code begins."""
 
 
-class Spent(Exception):
-    """The notebook has had all its time."""
+class BudgetExhausted(Exception):
+    """Raised when the notebook has used up its time limit."""
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What a cell did."""
+class CellResult:
+    """The outputs of a cell, and the exception that it raised."""
 
     outputs: list[NotebookNode] = field(default_factory=list)
     raised: Raised | None = None
 
 
 class Session:
-    """Runs cells in the sandbox. When one ends it, by time, memory or otherwise, the next request
-    finds a fresh sandbox in which all cells before have run again, but not that one."""
+    """Runs cells in the sandbox.
+
+    When a cell ends the sandbox, for example by using too much time or memory, the next request
+    starts a new sandbox and reruns all earlier cells except that one.
+    """
 
     def __init__(self, backend: Backend, settings: Grading, files: Mapping[str, bytes],
                  masks: Masks | None = None) -> None:
@@ -54,19 +57,26 @@ class Session:
         self.incidents: dict[str, str] = {}  # by the name of a cell that was left out: why
 
     def budget(self) -> Budget:
-        """For the next cell or check."""
+        """Return the time budget of the next cell or check."""
         return Budget(min(self.settings.seconds_per_cell, self.whole.left()))
 
-    def run(self, cell: PlannedCell, source: str) -> Ran | None:
-        """Run a cell; None when it ended the sandbox, which is then an incident. Raises Failed and
-        Spent."""
-        ran = self._run(cell, source)
-        if ran is not None:
+    def run(self, cell: PlannedCell, source: str) -> CellResult | None:
+        """Run a cell; return None when it ended the sandbox, and record the incident.
+
+        Args:
+            cell: the cell.
+            source: its source.
+
+        Raises SandboxFailed and BudgetExhausted.
+        """
+        result = self._run(cell, source)
+        if result is not None:
             self.done.append((cell, source))
-        return ran
+        return result
 
     def ask(self, budget: Budget) -> Callable[..., dict[str, Any]]:
-        """How a check asks for things, within its budget. What it returns raises ChannelError."""
+        """Return a function that sends a check's requests within its budget and raises
+        ChannelError."""
         def request(do: str, **fields: Any) -> dict[str, Any]:
             assert self.channel is not None
             try:
@@ -78,10 +88,10 @@ class Session:
         return request
 
     def ready(self) -> None:
-        """Have a sandbox in which all cells so far have run. Raises Failed and Spent."""
+        """Start a sandbox and rerun all cells so far. Raises SandboxFailed and BudgetExhausted."""
         while self.channel is None:
             if self.whole.left() <= 0:
-                raise Spent
+                raise BudgetExhausted
             self._start()
             for cell, source in list(self.done):
                 if self._run(cell, source) is None:
@@ -95,7 +105,13 @@ class Session:
             self.channel = None
 
     def explain(self, error: ChannelError | None, name: str, seconds: float) -> str:
-        """Why a cell or check could not be finished, for people."""
+        """Return a message for people: why a cell or check could not finish.
+
+        Args:
+            error: how the request failed; None when the time was up before it.
+            name: the cell's name.
+            seconds: the limit that applied.
+        """
         if self.whole.left() <= 0:
             return (f"out of time at cell {name} (all cells together have had their "
                     f"{self.settings.seconds_per_notebook:g} s)")
@@ -112,32 +128,32 @@ class Session:
         except ChannelError as error:
             noise = cleaning.line(running.noise()[-200:], 200)
             self.discard()
-            raise Failed(f"the sandbox did not start: {error}" + f" ({noise})" * bool(noise)
-                         ) from error
+            raise SandboxFailed(f"the sandbox did not start: {error}" + f" ({noise})" * bool(noise)
+                                ) from error
 
-    def _run(self, cell: PlannedCell, source: str) -> Ran | None:
+    def _run(self, cell: PlannedCell, source: str) -> CellResult | None:
         if self.whole.left() <= 0:
-            raise Spent
+            raise BudgetExhausted
         if self.channel is None:
             self.ready()
         assert self.channel is not None
         budget = self.budget()
         try:
-            return ran(self.channel.request("cell", budget.left(), source=source))
+            return checked_result(self.channel.request("cell", budget.left(), source=source))
         except (ChannelError, protocol.BadFrame) as error:
             if isinstance(error, protocol.BadFrame):
                 error = BrokenChannel("its source is too long")
             self.discard()
             self.incidents.setdefault(cell.name, self.explain(error, cell.name, budget.seconds))
             if self.whole.left() <= 0:
-                raise Spent from error
+                raise BudgetExhausted from error
             return None
 
 
-def ran(response: dict[str, Any]) -> Ran:
-    """A cell's response, checked. Raises BrokenChannel."""
+def checked_result(response: dict[str, Any]) -> CellResult:
+    """Return a cell's response after validation. Raises BrokenChannel."""
     sent = response.get("error")
     error = as_raised(sent) if sent is not None else None
     if sent is not None and error is None:
         error = Raised(("Exception",), f"(of a class that cannot be named in {MOST_TITLE} letters)")
-    return Ran(cleaning.outputs(response.get("outputs")), error)
+    return CellResult(cleaning.outputs(response.get("outputs")), error)

@@ -1,5 +1,5 @@
-"""What an instructor may set for grading: `c.Grading.seconds_per_cell = 120` and the like in the
-course's nbgrader_config.py."""
+"""Grading settings that an instructor may put into the course's nbgrader_config.py, for example
+`c.Grading.seconds_per_cell = 120`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPEN_FILES = 1024
 
 
 class Grading(Configurable):
-    """Budgets of one submission, and how a batch runs. Times are in seconds of wall clock."""
+    """Limits for one submission, and how a batch runs. Times are elapsed seconds."""
 
     seconds_per_cell = Float(60, help="for one cell, or for all that one check asks for").tag(
         config=True)
@@ -44,24 +44,25 @@ class Grading(Configurable):
         return proposal.value
 
     def limits(self) -> Limits:
-        """What a submission's sandbox may take."""
+        """Return the resource limits of a submission's sandbox."""
         disk = self.disk_mb * MEGABYTE
         return Limits(memory=self.memory_mb * MEGABYTE, processes=self.processes, file_size=disk,
                       disk=disk, open_files=OPEN_FILES, cpu_seconds=None)
 
     def digest(self) -> str:
-        """SHA-256, hex, of what can change a result: not of how many workers share the work."""
+        """Return the SHA-256, in hex, of the settings that can change a result; workers do not."""
         names = ("seconds_per_cell", "seconds_per_notebook", "memory_mb", "disk_mb", "processes")
         text = json.dumps({name: getattr(self, name) for name in names})
         return hashlib.sha256(text.encode()).hexdigest()
 
     def worker_count(self) -> int:
-        """`workers`, or the cores that this process may use."""
+        """Return `workers`, or the number of cores that this process may use."""
         return self.workers or len(os.sched_getaffinity(0))
 
 
 def settings_of(config: Config) -> Grading:
-    """The settings in a course's configuration. Raises LabError that names the bad one."""
+    """Return the settings in a course's configuration. Raises LabError that names an invalid
+    one."""
     known = Grading.class_traits(config=True)
     for name in config.get("Grading", {}):
         if name not in known:

@@ -1,4 +1,4 @@
-"""Time limits for what runs in this process: a check whose loop a student's value steers, say."""
+"""Time limits for code in this process, such as a check whose loop depends on a student's value."""
 
 from __future__ import annotations
 
@@ -8,40 +8,44 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-AGAIN = 0.5  # seconds until somebody who swallowed the first Late gets another
+AGAIN = 0.5  # seconds until somebody who swallowed the first TimeLimitReached gets another
 
 
-class Late(BaseException):
-    """The time is up. No Exception, so that `except Exception` does not take it for the code's."""
+class TimeLimitReached(BaseException):
+    """Raised when the time is up. It is not an Exception, so `except Exception` does not catch
+    it."""
 
 
 _interrupted = False
 
 
 def interrupted() -> bool:
-    """Whether a Late was ever raised in this process. It may have struck in an import, which leaves
-    a library half made for whoever uses it next."""
+    """Return whether a time limit was ever reached in this process.
+
+    The exception may have interrupted an import and left a library partly initialized.
+    """
     return _interrupted
 
 
 class Budget:
-    """Seconds that pass from now on."""
+    """A number of seconds that starts to count down at once."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.end = time.monotonic() + seconds
 
     def left(self) -> float:
+        """Return the remaining seconds."""
         return max(0.0, self.end - time.monotonic())
 
 
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[list[float]]:
-    """Raise Late inside the block, once it has taken longer, until it ends. What it yields is empty
-    as long as that has not happened, whatever the block did with the exception.
+    """Raise TimeLimitReached in the block once it has taken `seconds`, repeatedly until it ends.
 
-    For the main thread. One long operation of C is not interrupted: that is the worker's keeper's
-    business.
+    Yields a list that stays empty until the limit is reached, even if the block catches the
+    exception. Use it in the main thread only. It cannot interrupt one long C call; the worker pool
+    handles that.
     """
     rang: list[float] = []
     inside = True
@@ -51,7 +55,7 @@ def limited(seconds: float) -> Iterator[list[float]]:
         _interrupted = True
         rang.append(time.monotonic())
         if inside:
-            raise Late
+            raise TimeLimitReached
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001), AGAIN)

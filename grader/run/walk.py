@@ -1,5 +1,5 @@
-"""One submission on its way through its cells: what is the student's runs in the sandbox, what is a
-check's runs here, in the order of the notebook."""
+"""Grade one submission cell by cell, in notebook order: the student's cells run in the sandbox, and
+checks run on the trusted side."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from nbformat import NotebookNode
 from grader import cleaning
 from grader.run.lab_plan import Plan, PlannedCell
 from grader.run.measure import figures
-from grader.run.probe import Trusted, Verdict, text_for_students, text_of
+from grader.run.probe import TrustedNamespace, Verdict, text_for_students, text_of
 from grader.run.remote import Remote
-from grader.run.session import Failed, Session, Spent
+from grader.run.session import BudgetExhausted, SandboxFailed, Session
 from grader.run.settings import Grading
 from grader.sandbox.interface import Backend
 from grader.sandbox.watchdog import SHORT_OF_MEMORY
@@ -28,26 +28,27 @@ LONGEST_REASON = 300
 
 
 class CourseFailed(Exception):
-    """A cell of the course's own failed: nothing can be said about the student."""
+    """Raised when one of the course's own cells failed, so that nothing can be said about the
+    student."""
 
 
 class Walk:
-    """Runs a rebuilt notebook and leaves its outputs in it."""
+    """Runs a rebuilt notebook and stores the outputs in it."""
 
     def __init__(self, plan: Plan, notebook: NotebookNode, backend: Backend, settings: Grading,
                  seed: str) -> None:
         self.plan, self.notebook = plan, notebook
         self.session = Session(backend, settings, plan.files, plan.masks)
         self.remote = Remote(_nothing_to_ask, seed, partial(figures, backend=backend))
-        self.trusted = Trusted(self.remote, plan.answers)
+        self.trusted = TrustedNamespace(self.remote, plan.answers)
         self.scores: dict[str, float] = {}
         self.unscored: dict[str, str] = {}  # by grade_id: why
-        self.said: dict[str, str] = {}  # of checks with partial credit: what each part earned
+        self.part_reports: dict[str, str] = {}  # by check with partial credit
         self.count, self.room = 0, MOST_OUTPUT
         self.own_doing = True  # whether the student's code is why something is unscored
 
     def run(self) -> str:
-        """All cells in their order; why the submission is ungraded, or nothing."""
+        """Run all cells in order; return why the submission is ungraded, or an empty string."""
         at = None
         try:
             for at in self.plan.cells:
@@ -57,10 +58,10 @@ class Walk:
             self.scores.clear()
             self.unscored.clear()
             self._leave_the_rest(str(error))
-        except Failed as error:
+        except SandboxFailed as error:
             self.own_doing = False
             self._leave_the_rest(str(error))
-        except Spent:
+        except BudgetExhausted:
             self._leave_the_rest(self.session.explain(None, at.name, 0) if at else "")
         finally:
             self.session.discard()
@@ -68,7 +69,7 @@ class Walk:
             self.own_doing = False  # perhaps: the next batch tries again
         for cell in self.plan.cells:
             if cell.grade_id in self.unscored:
-                self._say_unscored(cell)
+                self._report_unscored(cell)
         return cleaning.line("; ".join(dict.fromkeys(self.unscored.values())), LONGEST_REASON)
 
     def _leave_the_rest(self, reason: str) -> None:
@@ -82,24 +83,24 @@ class Walk:
         elif cell.role is Role.CHECK_SETUP:
             self._check_setup(cell)
         elif cell.role is not Role.EXPLORE:
-            self._students(cell)
+            self._run_student_cell(cell)
 
-    def _students(self, cell: PlannedCell) -> None:
-        """A cell that runs in the sandbox."""
+    def _run_student_cell(self, cell: PlannedCell) -> None:
+        """Run a cell in the sandbox."""
         answer = cell.role is Role.ANSWER
-        ran = self.session.run(cell, self.notebook.cells[cell.index].source if answer
-                               else cell.source)
+        result = self.session.run(cell, self.notebook.cells[cell.index].source if answer
+                                  else cell.source)
         if cell.trusted is not None:
             self.trusted.define(cell, self.session.budget())
-        if ran is None:
+        if result is None:
             why = self.session.incidents[cell.name]
             if cell.required:
                 raise CourseFailed(f"the course's own cell {cell.name}: {why}")
             self._put(cell, [cleaning.error("Skipped", why, [why])])
             return
-        self._put(cell, ran.outputs)
-        if cell.required and ran.raised:
-            raise CourseFailed(_failed(cell, ran.raised.names[0], ran.raised.text))
+        self._put(cell, result.outputs)
+        if cell.required and result.raised:
+            raise CourseFailed(_failed(cell, result.raised.names[0], result.raised.text))
 
     def _check_setup(self, cell: PlannedCell) -> None:
         self.remote.ask = _nothing_to_ask
@@ -122,8 +123,10 @@ class Walk:
             self.scores[cell.grade_id] = cell.points if verdict.passed else 0.0
 
     def _judge(self, cell: PlannedCell) -> tuple[Verdict, str]:
-        """Run a check, or a part of one; why it cannot be scored, if so. Raises Failed and
-        Spent."""
+        """Run a check or a part of one; return its verdict, and why it cannot be scored, if so.
+
+        Raises SandboxFailed and BudgetExhausted.
+        """
         self.session.ready()
         budget = self.session.budget()
         self.remote.ask = self.session.ask(budget)
@@ -136,8 +139,11 @@ class Walk:
         return verdict, ""
 
     def _check_parts(self, cell: PlannedCell) -> None:
-        """A check with partial credit: which parts passed is decided here, one by one. One that
-        hangs or dies leaves the others' points; the check is unscored until a person decides."""
+        """Run a check with partial credit, and decide its parts one by one.
+
+        A part that hangs or ends the sandbox does not change the others' points; the check stays
+        unscored until a person decides.
+        """
         name, outputs, reasons = cell.grade_id, [], []
         outcomes = [Outcome(part.points, part.title, is_decided=False) for part in cell.parts]
         full = outcomes.copy()  # what an instructor reads
@@ -147,12 +153,12 @@ class Walk:
                 verdict, why = self._judge(part.cell)
                 outputs += [one for one in verdict.outputs if one.output_type == "stream"]
                 reasons += [why] if why else []
-                for found, said in ((outcomes, partial(text_for_students, cell=part.cell)),
-                                    (full, text_of)):
-                    text = None if verdict.passed else why or said(verdict.failed)
-                    found[at] = Outcome(part.points, part.title, text, is_decided=not why)
+                for results, text_from in ((outcomes, partial(text_for_students, cell=part.cell)),
+                                           (full, text_of)):
+                    text = None if verdict.passed else why or text_from(verdict.failed)
+                    results[at] = Outcome(part.points, part.title, text, is_decided=not why)
         finally:
-            text = self.said[name] = report(outcomes)
+            text = self.part_reports[name] = report(outcomes)
             if any(one.is_decided for one in outcomes):
                 self.scores[name] = min(earned(outcomes), cell.points)
             if all(one.is_decided for one in outcomes):
@@ -180,14 +186,14 @@ class Walk:
         self.notebook.cells[cell.index].outputs = outputs
         self.notebook.cells[cell.index].execution_count = self.count
 
-    def _say_unscored(self, cell: PlannedCell) -> None:
-        """An error, too, so that nothing that reads outputs takes the check for passed."""
+    def _report_unscored(self, cell: PlannedCell) -> None:
+        """Add an error output, so that no reader of the outputs takes the check for passed."""
         text = f"not scored: {self.unscored[cell.grade_id]}"
-        if cell.grade_id in self.said:
-            text += f"\n{self.said[cell.grade_id]}"
-        found = self.notebook.cells[cell.index]
-        found.outputs = [*[output for output in found.outputs if output.output_type == "stream"],
-                         cleaning.error("NotScored", text, [text])]
+        if cell.grade_id in self.part_reports:
+            text += f"\n{self.part_reports[cell.grade_id]}"
+        graded = self.notebook.cells[cell.index]
+        graded.outputs = [*[output for output in graded.outputs if output.output_type == "stream"],
+                          cleaning.error("NotScored", text, [text])]
 
 
 def _failed(cell: PlannedCell, name: str, text: str) -> str:

@@ -17,7 +17,7 @@ from grader.course import Course
 from grader.course.reasons import Unusable, explain
 from grader.course.submitted import parse, read
 from grader.run.rebuild import rebuild
-from grader.run.timing import Late, limited
+from grader.run.timing import TimeLimitReached, limited
 from grader.similarity.answers import Answers
 from labcore.errors import LabError
 
@@ -84,8 +84,8 @@ class Reader:
                 with limited(SECONDS) as rang:
                     result.students[student] = self._answers(content())
                 if rang:
-                    raise Late
-            except Late:
+                    raise TimeLimitReached
+            except TimeLimitReached:
                 result.students.pop(student, None)
                 result.left_out[student] = f"it takes more than {SECONDS:.0f} s to read"
             except (Unusable, Refused) as error:

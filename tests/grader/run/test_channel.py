@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grader.run.channel import BrokenChannel, Channel, ChannelError, Died, OutOfTime
+from grader.run.channel import BrokenChannel, Channel, ChannelError, OutOfTime, SandboxDied
 from labkit.guest import protocol
 
 LONG = "x" * 3_000_000
@@ -119,7 +119,7 @@ def test_a_length_of_4_gb_is_refused_before_anything_is_read():
 
 @pytest.mark.parametrize("content", [b"", b"\0", frame(b'{"id": 1}')[:-1]])
 def test_one_that_ends_in_the_middle_has_died(content):
-    with pytest.raises(Died, match="exit code 1"):
+    with pytest.raises(SandboxDied, match="exit code 1"):
         asked(sends(content))
 
 

@@ -15,7 +15,7 @@ def told(setup: str, test: str, answer: str = "f = 1", tags: tuple[str, ...] = (
         new_code_cell(setup, metadata={"tags": list(tags)}),
         new_code_cell(answer, metadata=marks("a", solution=True)),
         new_code_cell(test, metadata=marks("a-test", grade=True, points=1))])
-    return forgeable.of(Plan("mine", "", notebook, tuple(
+    return forgeable.warnings_of(Plan("mine", "", notebook, tuple(
         planned(*one) for one in enumerate(notebook.cells)), bound_by_answers(notebook)))
 
 

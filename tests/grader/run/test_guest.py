@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from grader.run.channel import Channel, Died
+from grader.run.channel import Channel, SandboxDied
 from grader.run.remote import as_raised
 from grader.sandbox.interface import Limits
 from grader.sandbox.mounts import python
@@ -200,7 +200,7 @@ def test_programs_do_not_inherit_the_channel_and_a_fork_answers_nothing(guest):
 
 def test_one_who_ends_it_is_gone_at_once(fresh):
     start = time.monotonic()
-    with pytest.raises(Died, match="exit code 7"):
+    with pytest.raises(SandboxDied, match="exit code 7"):
         fresh.cell("import os\nos._exit(7)")
     assert time.monotonic() - start < 2
 

@@ -7,7 +7,7 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from grader.feedback.page import HideTests
 from grader.run.lab_plan import planned
-from grader.run.probe import Trusted, text_for_students, text_of
+from grader.run.probe import TrustedNamespace, text_for_students, text_of
 from grader.run.timing import Budget
 from labkit.check.checks import HIDDEN_FAILED
 from tests.grader.run.test_probe import remote, student
@@ -24,7 +24,8 @@ def hidden(test: str) -> str:
 def checked(source: str):
     """A check of `one`, which is 1; its cell as it is graded, with the outputs."""
     cell = new_code_cell(HEAD + source, metadata=marks("a-test", grade=True, points=1))
-    verdict = Trusted(remote(student()), frozenset({"one"})).check(planned(0, cell), Budget(30))
+    namespace = TrustedNamespace(remote(student()), frozenset({"one"}))
+    verdict = namespace.check(planned(0, cell), Budget(30))
     assert verdict.failed is not None
     cell.outputs, cell.execution_count = verdict.outputs, 7
     return cell
@@ -86,6 +87,6 @@ def test_a_hidden_part_of_a_check_keeps_its_message():
         "        ### END HIDDEN TESTS")
     cell = planned(0, new_code_cell(source, metadata=marks("a-test", grade=True, points=1)))
     part = cell.parts[0].cell
-    verdict = Trusted(remote(student()), frozenset({"one"})).check(part, Budget(30))
+    verdict = TrustedNamespace(remote(student()), frozenset({"one"})).check(part, Budget(30))
     assert SECRET in text_of(verdict.failed)
     assert text_for_students(verdict.failed, part) == HIDDEN_FAILED

@@ -37,7 +37,7 @@ class Program:
 
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch):
-    monkeypatch.setattr(measure, "_kept", measure.OrderedDict())
+    monkeypatch.setattr(measure, "_cache", measure.OrderedDict())
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_a_command_line_is_estimated_once_and_so_is_a_refusal():
 
 
 def test_only_so_many_are_kept(monkeypatch):
-    monkeypatch.setattr(measure, "MOST_KEPT", 1)
+    monkeypatch.setattr(measure, "CACHE_SIZE", 1)
     program = Program("print('{}')")
     for word in "aba":
         measure.figures([word], program)
@@ -88,14 +88,14 @@ def test_an_estimate_that_does_not_finish_is_no_fault_of_the_student(
     monkeypatch.setattr(measure, "LIMITS", replace(measure.LIMITS, memory=100 * MB))
     program, started = Program(source), time.monotonic()
     for _ in range(2):
-        with pytest.raises(measure.Unmeasured, match=says):
+        with pytest.raises(measure.EstimateFailed, match=says):
             measure.figures(["a"], program, seconds)
     assert program.runs == 2 and time.monotonic() - started < 20
 
 
 def test_endless_output_ends():
     program = Program("while True: print('{' * 100_000)")
-    with pytest.raises(measure.Unmeasured, match="does not end"):
+    with pytest.raises(measure.EstimateFailed, match="does not end"):
         measure.figures(["a"], program, seconds=10)
 
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nbformat.v4 import new_code_cell, new_notebook
 
-from grader.run.channel import Died
+from grader.run.channel import SandboxDied
 from grader.run.lab_plan import PlannedCell, bound_by_answers, planned
-from grader.run.probe import Trusted, Verdict
-from grader.run.proxies import NotHere, Proxy
+from grader.run.probe import TrustedNamespace, Verdict
+from grader.run.proxies import Proxy, StudentNameError
 from grader.run.remote import Remote
 from grader.run.timing import Budget
 from labcore.errors import LabError
@@ -28,7 +28,7 @@ def remote(guest: Any) -> Remote:
 
 
 def dies(*arguments: Any, **fields: Any) -> dict:
-    raise Died("exit code 1")
+    raise SandboxDied("exit code 1")
 
 
 class InProcess:
@@ -73,7 +73,7 @@ def check_cell(source: str, role: str = "check") -> PlannedCell:
 
 def checked(source: str, guest: Any = None, setup: str = "from labkit import check",
             seconds: float = 10) -> Verdict:
-    trusted = Trusted(remote(guest or student()), frozenset(("f", "one", "sum")))
+    trusted = TrustedNamespace(remote(guest or student()), frozenset(("f", "one", "sum")))
     assert trusted.setup(check_cell(setup, "check-setup"), Budget(10)).passed
     return trusted.check(check_cell(source), Budget(seconds))
 
@@ -114,7 +114,7 @@ def test_checks_that_do_not_hold_fail(source):
 
 
 def test_what_it_says_names_the_student_and_the_way_out():
-    with pytest.raises(NotHere, match=r"layer is the student's.*check\.value"):
+    with pytest.raises(StudentNameError, match=r"layer is the student's.*check\.value"):
         assert Proxy("layer", None) == 1
     assert "layer" in checked("assert layer == 3").outputs[-1].evalue
 
@@ -139,7 +139,7 @@ def test_builtins_and_trusted_names_are_not_the_students_unless_the_lab_says_so(
 
 def test_checks_leave_only_their_own_names_to_later_ones():
     guest = student("x = 1\ny = 5")
-    trusted = Trusted(remote(guest), frozenset("x"))
+    trusted = TrustedNamespace(remote(guest), frozenset("x"))
     assert trusted.check(check_cell("y = 7\nassert x == 1"), Budget(10)).passed
     guest.names["x"] = 2  # by a later cell of the student's
     assert trusted.check(check_cell("assert (x, y) == (2, 7)"), Budget(10)).passed
@@ -150,7 +150,7 @@ def test_an_untagged_cells_definitions_are_there_for_tests_and_not_the_students(
     source = ("import math\ndef close(a): return math.isclose(f(1), a)\nvalue = 1 / 0\n"
               "LIMITS = [math.pi, 4]\nsaid = print('x')")
     guest = student(f"{STUDENT}\nLIMITS = close = 'mine'\nsaid = 1")
-    trusted = Trusted(remote(guest), frozenset("f"))
+    trusted = TrustedNamespace(remote(guest), frozenset("f"))
     trusted.define(planned(0, new_code_cell(source)), Budget(10))
     assert trusted.check(check_cell("assert close(3) and math.pi == LIMITS[0] and said == 1"),
                          Budget(10)).passed
@@ -169,7 +169,7 @@ def test_what_answers_change_is_the_students_though_an_untagged_cell_begins_it(
         beginning, answer, holds):
     answers = bound_by_answers(new_notebook(cells=[
         new_code_cell(answer, metadata=marks("a", solution=True))]))
-    trusted = Trusted(remote(student(f"{beginning}\n{answer}")), answers)
+    trusted = TrustedNamespace(remote(student(f"{beginning}\n{answer}")), answers)
     trusted.define(planned(0, new_code_cell(beginning)), Budget(10))
     for _ in range(2):
         assert trusted.check(check_cell(f"assert {holds}"), Budget(10)).passed
@@ -180,7 +180,7 @@ def test_what_answers_only_read_stays_the_courses():
         "import math\nfirst = LIMITS[0]\nLIMITS.index(4)\ndef f():\n    LIMITS = []\n"
         "    LIMITS.append(1)", metadata=marks("a", solution=True))]))
     assert answers == {"math", "first", "f"}
-    trusted = Trusted(remote(student("math = LIMITS = 'mine'")), answers)
+    trusted = TrustedNamespace(remote(student("math = LIMITS = 'mine'")), answers)
     trusted.define(planned(0, new_code_cell("import math\nLIMITS = [3, 4]")), Budget(10))
     assert trusted.check(check_cell("assert LIMITS == [math.floor(3.5), 4]"), Budget(10)).passed
 
@@ -275,7 +275,7 @@ def test_a_value_that_was_said_to_be_plain_and_is_not():
     def guest(do: str, **fields: Any) -> dict:
         return {"kind": "plain"} if do == "kind" else {"value": wire.dumps(1).decode() + "x"}
 
-    assert isinstance(checked("assert one == 1", guest).failed, NotHere)
+    assert isinstance(checked("assert one == 1", guest).failed, StudentNameError)
 
 
 @pytest.mark.parametrize(("call", "says"), [

@@ -153,9 +153,9 @@ def run_grade(arguments: argparse.Namespace) -> int:
 def _elsewhere(arguments: argparse.Namespace):
     if not arguments.slurm:
         return None
-    from grader.batch.slurm import grade_there
+    from grader.batch.slurm import grade_on_cluster
 
-    return grade_there
+    return grade_on_cluster
 
 
 def choose(course, arguments: argparse.Namespace) -> list[tuple[str, str]]:
@@ -214,7 +214,7 @@ def run_release(arguments: argparse.Namespace) -> int:
 
 def run_feedback(arguments: argparse.Namespace) -> int:
     with quick_imports():
-        from grader.batch.grading import pages_again
+        from grader.batch.grading import remake_pages
         from grader.course import Submission
         from grader.course.log import log_file
         from grader.gradebook.records import state
@@ -232,7 +232,7 @@ def run_feedback(arguments: argparse.Namespace) -> int:
     if not work:
         raise LabError(f"nothing to give back: `lab grade {arguments.lab or '--all'}` comes first")
     with progress(len(work)) as step:
-        made = pages_again(course, work, step)
+        made = remake_pages(course, work, step)
     for path, student in made:
         if arguments.to:
             place = arguments.to / student / path.name

@@ -1,13 +1,12 @@
-"""Many submissions: worker processes grade them, and this process alone enters the results.
+"""Grade many submissions: worker processes grade them, and this process alone enters the results.
 
-batch.py    one run over many submissions; one that breaks stops no other
-worker.py   a trusted process that grades and makes pages
-pool.py     several of them, watched; forks.py starts them warm
-merge.py    one result into the gradebook, and its record
-slurm.py    the same on a cluster, as an array job
+batch.py    one run over many submissions; a failure in one does not stop the others worker.py   a
+trusted process that grades submissions and makes feedback pages pool.py     a monitored pool of
+them; forks.py starts them without repeating imports merge.py    one result into the gradebook, and
+its record slurm.py    the same on a cluster, as an array job
 
-interrupts.py lets Ctrl-C wait until what is being entered is complete.
+interrupts.py delays Ctrl-C until the current entry is complete.
 
-Killed at any moment, the next batch continues where this one stopped. May import every room that
-works on one submission: run, gradebook, report, nbgrader_plugin, and feedback. Begin with batch.py.
+If a batch is killed, the next one continues where it stopped. May import every package that works
+on one submission: run, gradebook, report, nbgrader_plugin, and feedback. Begin with batch.py.
 """

@@ -1,7 +1,8 @@
-"""Many submissions: workers grade them, this process alone enters the results, one by one.
+"""Grade many submissions: workers grade them, and this process alone enters the results, one by
+one.
 
-Killed at any moment, the next batch goes on where this one was: a result that is there and of this
-very submission is entered without grading again, and what was entered is left alone.
+If this process is killed, the next batch continues where it stopped: it enters an existing result
+for the same submission without grading again, and leaves entered results alone.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from nbgrader.api import Gradebook
 from traitlets.config import Config
 from traitlets.log import get_logger
 
-from grader.batch.interrupts import held_back
-from grader.batch.merge import given, merge
-from grader.batch.pool import Done, Pool
+from grader.batch.interrupts import deferred_interrupts
+from grader.batch.merge import feedback_values, merge
+from grader.batch.pool import FinishedTask, Pool
 from grader.course import Course, Submission, reasons
 from grader.course.log import log_file
 from grader.course.record import Record
@@ -40,8 +41,8 @@ THEIRS = "grading it failed: "  # with this submission, while others are graded
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One submission of a batch."""
+class GradingOutcome:
+    """The outcome of one submission in a batch."""
 
     student: str
     lab: str
@@ -51,9 +52,9 @@ class Outcome:
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C; `outcomes` are of what was done by then."""
+    """Raised on Ctrl-C; `outcomes` has the submissions that were complete by then."""
 
-    def __init__(self, outcomes: list[Outcome]) -> None:
+    def __init__(self, outcomes: list[GradingOutcome]) -> None:
         super().__init__()
         self.outcomes = outcomes
 
@@ -63,25 +64,32 @@ Elsewhere = Callable[["Batch", Work], Work]
 
 
 class Batch:
-    """One run. `done` is called with each Outcome, once its page is there."""
+    """One run. `done` is called with each outcome once its feedback page exists."""
 
     def __init__(self, course: Course, settings: Grading, config: Config, book: Gradebook,
-                 pool: Pool, done: Callable[[Outcome], None], backend: str = NO_BACKEND) -> None:
+                 pool: Pool, done: Callable[[GradingOutcome], None],
+                 backend: str = NO_BACKEND) -> None:
         self.course, self.settings, self.config, self.book = course, settings, config, book
         self.pool, self.done, self.backend = pool, done, backend
-        self.outcomes: list[Outcome] = []
-        self.without_page: dict[tuple[str, str], Outcome] = {}
+        self.outcomes: list[GradingOutcome] = []
+        self.awaiting_page: dict[tuple[str, str], GradingOutcome] = {}
 
-    def sort_out(self, work: Work, anew: bool) -> Work:
-        """Enter results that wait, leave alone what is current (unless `anew`); the rest."""
+    def triage(self, work: Work, anew: bool) -> Work:
+        """Enter pending results, leave current ones alone, and return the submissions that need
+        grading.
+
+        Args:
+            work: (lab, student) pairs.
+            anew: whether to grade current submissions again.
+        """
         rest = []
         for lab, student in work:
             submission = Submission(self.course, lab, student)
             if why := set_aside(submission):
-                self.end(Outcome(student, lab, Record(
+                self.end(GradingOutcome(student, lab, Record(
                     "ungraded", submission.digest, why), 0.0, False))
                 continue
-            result = None if anew else waiting(submission, self.settings)
+            result = None if anew else pending_result(submission, self.settings)
             is_current = not anew and current(submission, self.book)
             # A node that was given up may say later that it ran out of time: no news by then.
             if result and (result.attempt.state == "graded" or not is_current):
@@ -93,23 +101,31 @@ class Batch:
         return rest
 
     def is_final(self, submission: Submission) -> bool:
-        """Whether this very submission is ungraded by its own doing, tried often enough."""
+        """Return whether this version of the submission failed for its own reasons, and often
+        enough."""
         result, record = results.read(submission), submission.record
         return (result is not None and record is not None and result.is_final
                 and record.state == "ungraded" and record.attempt == result.id
                 and result.settings == self.settings.digest()
-                and of_now(submission, result.attempt))
+                and is_of_current_versions(submission, result.attempt))
 
-    @held_back()
+    @deferred_interrupts()
     def keep(self, submission: Submission, *, page_again: bool = False) -> None:
-        """Leave it as it is: graded, or ungraded for good. What it loses for being late is
-        recalculated, and a page that is missing is made, unless that failed before."""
+        """Leave a submission as it is, graded or finally ungraded.
+
+        Its late penalty is recalculated, and its page is made if it is missing and did not fail
+        before.
+
+        Args:
+            submission: the submission.
+            page_again: whether to make its page in any case.
+        """
         record, is_other = submission.record, False
         if current(submission, self.book):
             record = replace(record, state="graded", reason="")  # by a person's scores, maybe
             with contextlib.suppress(reasons.Unusable):  # timestamp.txt: then as it was
                 is_other = penalise_again(submission, self.config, self.book)
-        outcome = Outcome(submission.student, submission.lab, record, 0.0, False)
+        outcome = GradingOutcome(submission.student, submission.lab, record, 0.0, False)
         wanted = page_again or not (submission.page.exists() or any(
             note.startswith(NO_PAGE) for note in record.notes))
         has_content = submission.notebook("autograded").exists()
@@ -119,44 +135,49 @@ class Batch:
             self.make_page(outcome)
 
     def grade(self, work: Work) -> None:
-        """Have it graded by the pool, and wait until all is done, pages too."""
+        """Grade submissions in the pool, and wait until all of them and their pages are done."""
         for lab, student in work:
             self.pool.add({"do": "grade", "lab": lab, "student": student},
                           self.settings.seconds_per_notebook + SECONDS_OF_GRACE)
-        while ended := self.pool.next():
-            self.take(ended)
+        while finished := self.pool.next():
+            self.handle(finished)
 
-    @held_back()
-    def take(self, ended: Done) -> None:
-        """Raises LabError when the worker's disk is full: that is no submission's fault."""
-        if ended.answer and (problem := ended.answer.get("no room")):
+    @deferred_interrupts()
+    def handle(self, finished: FinishedTask) -> None:
+        """Handle a finished task. Raises LabError when the worker's disk is full."""
+        if finished.answer and (problem := finished.answer.get("no room")):
             raise StorageFault(problem)
-        (self.graded if ended.body["do"] == "grade" else self.paged)(ended)
+        (self.handle_graded if finished.body["do"] == "grade" else self.handle_page)(finished)
 
-    def graded(self, ended: Done) -> None:
-        """A worker is through with a submission: enter what it left."""
-        submission = self.submission_of(ended)
+    def handle_graded(self, finished: FinishedTask) -> None:
+        """Enter the result that a worker wrote."""
+        submission = self.submission_of(finished)
         result = results.read(submission)
-        if ended.answer is None or result is None or result.id != ended.answer.get("id"):
-            result = self.failed(submission, ended)
+        if finished.answer is None or result is None or result.id != finished.answer.get("id"):
+            result = self.failed_result(submission, finished)
         self.enter(result)
 
-    def failed(self, submission: Submission, ended: Done) -> Result:
-        """A grading without a result: the submission broke a worker, or the grader is at fault."""
-        what = (f"a worker process {ended.fault}" if ended.answer is None
-                else ended.answer.get("failed", "its result is damaged"))
-        ours = ended.answer is not None and ended.answer.get("ours", True)
+    def failed_result(self, submission: Submission, finished: FinishedTask) -> Result:
+        """Return an ungraded result: the submission broke a worker, or the grader is at fault.
+
+        Args:
+            submission: the submission.
+            finished: the task that failed.
+        """
+        what = (f"a worker process {finished.fault}" if finished.answer is None
+                else finished.answer.get("failed", "its result is damaged"))
+        ours = finished.answer is not None and finished.answer.get("ours", True)
         return results.write(self.course, self.settings.digest(), Attempt(
             submission.student, submission.lab, submission.digest,
             self.course.digest_of_lab(submission.lab), "ungraded",
-            (OURS if ours else THEIRS) + self.see(what), own_doing=not ours))
+            (OURS if ours else THEIRS) + self.with_log_name(what), own_doing=not ours))
 
-    def see(self, what: str) -> str:
+    def with_log_name(self, what: str) -> str:
         return f"{what}; see {log_file(self.course).name}"
 
-    @held_back()
+    @deferred_interrupts()
     def enter(self, result: Result) -> None:
-        """Into the gradebook; then its page, if there is anything to show."""
+        """Enter a result into the gradebook; then make its page if there is anything to show."""
         attempt, start = result.attempt, time.monotonic()
         try:
             record = merge(self.course, self.config, self.book, result)
@@ -167,71 +188,91 @@ class Batch:
                                exc_info=True)
             reason = reasons.explain(error)
             if not isinstance(error, reasons.Unusable):
-                reason = (OURS if records.is_ours(error) else THEIRS) + self.see(reason)
+                reason = (OURS if records.is_ours(error) else THEIRS) + self.with_log_name(reason)
             attempt = replace(attempt, state="ungraded", notebook=None, scores={}, unscored=(),
                               reason=reason)
             record = merge(self.course, self.config, self.book, replace(result, attempt=attempt))
-        outcome = Outcome(attempt.student, attempt.lab, record,
-                          attempt.seconds + time.monotonic() - start, True)
+        outcome = GradingOutcome(attempt.student, attempt.lab, record,
+                                 attempt.seconds + time.monotonic() - start, True)
         if attempt.notebook is None:
             self.end(outcome)
         else:
             self.make_page(outcome)
 
-    def make_page(self, outcome: Outcome) -> None:
+    def make_page(self, outcome: GradingOutcome) -> None:
         submission = Submission(self.course, outcome.lab, outcome.student)
-        self.without_page[submission.key] = outcome
-        shown = given(submission, self.book) | {"notices": notices.of(submission, self.book)}
+        self.awaiting_page[submission.key] = outcome
+        values = feedback_values(submission, self.book)
+        values["notices"] = notices.of(submission, self.book)
         self.pool.add({"do": "feedback", "lab": outcome.lab, "student": outcome.student,
-                       "given": shown}, SECONDS_PER_PAGE, first=True)
+                       "given": values}, SECONDS_PER_PAGE, first=True)
 
-    def paged(self, ended: Done) -> None:
-        submission = self.submission_of(ended)
-        outcome = self.without_page.pop(submission.key)
-        fault = ended.fault if ended.answer is None else ended.answer.get("failed", "")
+    def handle_page(self, finished: FinishedTask) -> None:
+        submission = self.submission_of(finished)
+        outcome = self.awaiting_page.pop(submission.key)
+        fault = finished.fault if finished.answer is None else finished.answer.get("failed", "")
         notes = [note for note in outcome.record.notes if not note.startswith(NO_PAGE)]
-        notes += [f"{NO_PAGE}: {self.see(fault)}"] * bool(fault)
+        notes += [f"{NO_PAGE}: {self.with_log_name(fault)}"] * bool(fault)
         if notes != outcome.record.notes:
             submission.save(replace(submission.record, notes=notes))
         self.end(replace(outcome, record=replace(outcome.record, notes=notes)))
 
-    def submission_of(self, ended: Done) -> Submission:
-        """The submission that a task was about, as it is now."""
-        return Submission(self.course, ended.body["lab"], ended.body["student"])
+    def submission_of(self, finished: FinishedTask) -> Submission:
+        """Return the current version of the submission that a task was about."""
+        return Submission(self.course, finished.body["lab"], finished.body["student"])
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: GradingOutcome) -> None:
         self.outcomes.append(outcome)
         self.done(outcome)
 
-    @held_back()
+    @deferred_interrupts()
     def stopped(self) -> None:
-        """After Ctrl-C: who was being graded has no score of an older version; what was entered
-        counts, with or without its page."""
+        """Clean up after Ctrl-C.
+
+        A submission that was being graded loses the score of its older version. Entered results
+        count, with or without a page.
+        """
         self.book.db.rollback()  # a query may have been interrupted
         for lab, student in self.pool.under_way("grade"):
             submission = Submission(self.course, lab, student)
             if not current(submission, self.book):
                 leave_ungraded(submission, reasons.STOPPED, self.book)
-        self.outcomes += self.without_page.values()
+        self.outcomes += self.awaiting_page.values()
 
 
 def current(submission: Submission, book: Gradebook) -> bool:
-    """Whether the gradebook has this very submission, graded with the lab as it is now."""
+    """Return whether the gradebook has this version of the submission, graded with the current lab.
+
+    Args:
+        submission: the submission.
+        book: the gradebook.
+    """
     return (records.state(submission, book)[0] == "graded"
             and records.is_entered(submission, book))
 
 
-def waiting(submission: Submission, settings: Grading) -> Result | None:
-    """A result that nobody entered yet, of this submission, this lab and these limits."""
+def pending_result(submission: Submission, settings: Grading) -> Result | None:
+    """Return a result that is not entered yet, for the current submission, lab, and limits; else
+    None.
+
+    Args:
+        submission: the submission.
+        settings: the current limits.
+    """
     result = results.read(submission)
     if result is None or result.settings != settings.digest():
         return None
     record, attempt = submission.record, result.attempt
     is_new = record is None or record.attempt != result.id
-    return result if is_new and of_now(submission, attempt) else None
+    return result if is_new and is_of_current_versions(submission, attempt) else None
 
 
-def of_now(submission: Submission, attempt: Attempt) -> bool:
-    """Whether it graded this version of the submission, and the lab that is there now."""
+def is_of_current_versions(submission: Submission, attempt: Attempt) -> bool:
+    """Return whether an attempt graded the current versions of the submission and the lab.
+
+    Args:
+        submission: the submission.
+        attempt: the attempt.
+    """
     return (attempt.digest == submission.digest
             and attempt.lab_digest == submission.course.digest_of_lab(submission.lab))

@@ -49,7 +49,7 @@ class Fork:
         try:
             self.pid = os.fork()
             if self.pid == 0:
-                _be(main, (questions, answers, log.fileno()), before)
+                _run_child(main, (questions, answers, log.fileno()), before)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._pidfd = os.pidfd_open(self.pid)
@@ -88,9 +88,9 @@ class Fork:
             os.kill(self.pid, number)
 
 
-def _be(main: Callable[[], int | None], files: tuple[int, int, int],
-        signals: set[signal.Signals]) -> NoReturn:
-    """Be the child, to its end. Nothing of the parent's is left to it but its memory.
+def _run_child(main: Callable[[], int | None], files: tuple[int, int, int],
+               signals: set[signal.Signals]) -> NoReturn:
+    """Run `main` in the child and exit. It keeps nothing of the parent's but its memory.
 
     Args:
         main: as in `Fork`.

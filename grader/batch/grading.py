@@ -1,4 +1,4 @@
-"""A batch from its start to its end: the lock, the workers, and the gradebook's backup."""
+"""Run a batch from start to end: lock the course, start workers, and back up the gradebook."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nbgrader.api import Gradebook
 from traitlets.config import Config
 
 from grader.batch import worker
-from grader.batch.batch import NO_BACKEND, Batch, Elsewhere, Outcome, Stopped, Work
+from grader.batch.batch import NO_BACKEND, Batch, Elsewhere, GradingOutcome, Stopped, Work
 from grader.batch.pool import Pool
 from grader.course import Course, Submission
 from grader.course.log import log_file, logging_to
@@ -43,15 +43,21 @@ def start_workers(course: Course, count: int, backend: Backend | None) -> Pool:
         import grader.feedback.pages
         import grader.run.attempt  # noqa: F401
     command = worker_command(course, backend.name if backend else NO_BACKEND)
-    desk = partial(worker.Desk, course, backend)
+    handler = partial(worker.TaskHandler, course, backend)
     return Pool(count, command, log_file(course),
-                partial(worker.serve, desk, [*command, worker.AGAIN]))
+                partial(worker.serve, handler, [*command, worker.AGAIN]))
 
 
 @contextlib.contextmanager
-def prepared(course: Course, labs: list[str]) -> Iterator[tuple[Grading, Config, Gradebook]]:
-    """The course is ours, its labs are released, its gradebook is open, and backed up before and
-    after. Raises LabError."""
+def locked_course(course: Course, labs: list[str]) -> Iterator[tuple[Grading, Config, Gradebook]]:
+    """Lock the course, release its labs, and open the gradebook, with a backup before and after.
+
+    Args:
+        course: the course.
+        labs: the labs to release.
+
+    Raises LabError.
+    """
     with (course.held(), logging_to(course),
           protected(records.gradebook_file(course))):
         results.tidy(course)
@@ -64,12 +70,20 @@ def prepared(course: Course, labs: list[str]) -> Iterator[tuple[Grading, Config,
             yield settings, config, book
 
 
-def grade_all(course: Course, work: Work, done: Callable[[Outcome], None], *, anew: bool = False,
-              workers: int | None = None, elsewhere: Elsewhere | None = None) -> list[Outcome]:
-    """Grade each (lab, student) of `work` that is not current, or all of them `anew`; `done` is
-    called after each. `elsewhere` may grade them first, and says what it left.
+def grade_all(course: Course, work: Work, done: Callable[[GradingOutcome], None], *,
+              anew: bool = False, workers: int | None = None,
+              elsewhere: Elsewhere | None = None) -> list[GradingOutcome]:
+    """Grade submissions that are not current.
 
-    Raises LabError, before anything is touched, when no sandbox holds; Stopped after Ctrl-C.
+    Args:
+        course: the course.
+        work: (lab, student) pairs.
+        done: called with each outcome.
+        anew: whether to grade all of `work` again.
+        workers: the number of workers; by default, from the settings.
+        elsewhere: grades some of them first, and returns the rest.
+
+    Raises LabError, before anything changes, when no sandbox is safe; Stopped after Ctrl-C.
     """
     from grader.sandbox import choice, selftest
 
@@ -81,10 +95,10 @@ def grade_all(course: Course, work: Work, done: Callable[[Outcome], None], *, an
     with pool:
         with explained(course.root):
             selftest.self_test(backend, course.root)
-        with prepared(course, sorted({lab for lab, _ in work})) as (settings, config, book):
+        with locked_course(course, sorted({lab for lab, _ in work})) as (settings, config, book):
             batch = Batch(course, settings, config, book, pool, done, backend.name)
             try:
-                rest = batch.sort_out(work, anew)
+                rest = batch.triage(work, anew)
                 batch.grade(elsewhere(batch, rest) if elsewhere else rest)
             except KeyboardInterrupt as error:
                 with contextlib.suppress(KeyboardInterrupt):  # pressed once more
@@ -95,13 +109,18 @@ def grade_all(course: Course, work: Work, done: Callable[[Outcome], None], *, an
     return batch.outcomes
 
 
-def pages_again(course: Course, work: Work, done: Callable[[Outcome], None]
-                ) -> list[tuple[Path, str]]:
-    """Make the pages of `work` anew, as after grading by hand; (page, student) of those that were
-    made."""
+def remake_pages(course: Course, work: Work, done: Callable[[GradingOutcome], None]
+                 ) -> list[tuple[Path, str]]:
+    """Make feedback pages again, for example after grading by hand; return (page, student) pairs.
+
+    Args:
+        course: the course.
+        work: (lab, student) pairs.
+        done: called with each outcome.
+    """
     made: list[tuple[Path, str]] = []
 
-    def ended(outcome: Outcome) -> None:
+    def ended(outcome: GradingOutcome) -> None:
         place = Submission(course, outcome.lab, outcome.student).page
         if place.exists():
             made.append((place, outcome.student))
@@ -109,7 +128,7 @@ def pages_again(course: Course, work: Work, done: Callable[[Outcome], None]
 
     count = min(settings_of(course.settings()).worker_count(), len(work))
     with (start_workers(course, count, None) as pool,
-          prepared(course, []) as (settings, config, book)):
+          locked_course(course, []) as (settings, config, book)):
         batch = Batch(course, settings, config, book, pool, ended)
         for lab, student in work:
             submission = Submission(course, lab, student)

@@ -12,8 +12,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
-    """Hold signals back that would raise KeyboardInterrupt inside the block; raise it afterwards.
+def deferred_interrupts() -> Iterator[None]:
+    """Defer signals that would raise KeyboardInterrupt inside the block; raise it afterwards.
 
     Raised inside a database statement, it would make SQLAlchemy drop the connection, and with it
     whatever the transaction had written. An exception of the block itself takes precedence.

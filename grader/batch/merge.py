@@ -1,8 +1,7 @@
-"""A result into the gradebook, through nbgrader's API and by its rules. Only the parent does this,
-one after the other.
+"""Enter one result into the gradebook through nbgrader's API. Only the parent process does this.
 
-The record is written last. Killed anywhere before, the same result is merged again, to the same
-rows: nothing is lost, nothing is there twice.
+The record is written last. If the process is killed before that, merging the same result again
+updates the same rows, so nothing is lost and nothing is duplicated.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from labcore.atomic import put_whole
 MODE = 0o444  # as nbgrader leaves notebooks in autograded/
 
 
-class _OneSubmission:
-    """What nbgrader's step uses of a gradebook, for one submission in a transaction of ours."""
+class _SubmissionGradebook:
+    """The part of a gradebook that nbgrader's step uses, for one submission in our transaction."""
 
     def __init__(self, notebook: Any) -> None:
         self.grades = {grade.name: grade for grade in notebook.grades}
@@ -41,7 +40,7 @@ class _OneSubmission:
         self.db = self
 
     def commit(self) -> None:
-        """Ours, at the end."""
+        """Do nothing: `merge` commits at the end."""
 
     def find_grade(self, cell: str, *_: str) -> Any:
         return self._of(self.grades, cell)
@@ -50,14 +49,21 @@ class _OneSubmission:
         return self._of(self.comments, cell)
 
     @staticmethod
-    def _of(found: dict[str, Any], cell: str) -> Any:
-        if cell not in found:
+    def _of(entries: dict[str, Any], cell: str) -> Any:
+        if cell not in entries:
             raise MissingEntry(f"the gradebook's lab has no cell {cell}: `lab release` updates it")
-        return found[cell]
+        return entries[cell]
 
 
 def merge(course: Course, settings: Config, book: Gradebook, result: Result) -> Record:
-    """Enter one result; its record."""
+    """Enter one result and return its record.
+
+    Args:
+        course: the course.
+        settings: the course's configuration.
+        book: the gradebook.
+        result: the result.
+    """
     attempt = result.attempt
     submission = Submission(course, attempt.lab, attempt.student, attempt.digest)
     if attempt.notebook is None:
@@ -73,7 +79,7 @@ def merge(course: Course, settings: Config, book: Gradebook, result: Result) -> 
     except BaseException:
         book.db.rollback()
         raise
-    _put_notebook(submission, attempt)
+    _write_notebook(submission, attempt)
     notes = [*attempt.notes, *([] if attempt.isolated else [NOT_ISOLATED]), *byhand.note(aside)]
     history = with_this(submission.record, submission.digest, at=now(), state=attempt.state,
                         received=received(submission),
@@ -85,14 +91,21 @@ def merge(course: Course, settings: Config, book: Gradebook, result: Result) -> 
 
 
 def _enter(submission: Submission, settings: Config, book: Gradebook, attempt: Attempt) -> Any:
-    """Scores, comments and the late penalty, uncommitted; the gradebook's entry."""
+    """Set scores, comments, and the late penalty without a commit; return the gradebook's entry.
+
+    Args:
+        submission: the submission.
+        settings: the course's configuration.
+        book: the gradebook.
+        attempt: the attempt.
+    """
     lab, student = submission.key
     enrol(book, student)
     entry = _entry(submission, book)
-    found = next(one for one in entry.notebooks if one.name == lab)
+    notebook_entry = next(one for one in entry.notebooks if one.name == lab)
     notebook = nbformat.from_dict(attempt.notebook)
     step = SaveAutoGrades(config=settings)
-    step.gradebook = one = _OneSubmission(found)
+    step.gradebook = one = _SubmissionGradebook(notebook_entry)
     step.notebook_id, step.assignment_id, step.student_id = lab, lab, student
     for index, cell in enumerate(notebook.cells):
         step.preprocess_cell(cell, {}, index)
@@ -104,25 +117,36 @@ def _enter(submission: Submission, settings: Config, book: Gradebook, attempt: A
             grade.auto_score = grade.auto_score if name in attempt.scores else None
             grade.needs_manual_grade = True
     book.db.flush()
-    book.db.refresh(found)  # its score is the sum of what was just entered
-    penalise(settings, entry, found, student)
+    book.db.refresh(notebook_entry)  # its score is the sum of what was just entered
+    penalise(settings, entry, notebook_entry, student)
     return entry
 
 
 def _entry(submission: Submission, book: Gradebook) -> Any:
-    """Return the gradebook's entry, with its time of receipt uncommitted. A new one is committed,
-    since nbgrader's API makes it."""
+    """Return the gradebook's entry, with its time of receipt uncommitted.
+
+    nbgrader's API commits a new entry.
+
+    Args:
+        submission: the submission.
+        book: the gradebook.
+    """
     when = stamped(submission)
     try:
-        found = book.find_submission(*submission.key)
+        entry = book.find_submission(*submission.key)
     except MissingEntry:
         return entry_of(submission, book, timestamp=when)
-    found.timestamp = when and when.astimezone(datetime.UTC).replace(tzinfo=None)
-    return found
+    entry.timestamp = when and when.astimezone(datetime.UTC).replace(tzinfo=None)
+    return entry
 
 
-def _put_notebook(submission: Submission, attempt: Attempt) -> None:
-    """What formgrader shows. Nothing else of a submission goes there; an older page goes."""
+def _write_notebook(submission: Submission, attempt: Attempt) -> None:
+    """Write the notebook that formgrader shows, and delete everything else there and the old page.
+
+    Args:
+        submission: the submission.
+        attempt: the attempt.
+    """
     shutil.rmtree(submission.page.parent, ignore_errors=True)
     place = submission.notebook("autograded")
     shutil.rmtree(place.parent, ignore_errors=True)
@@ -130,12 +154,17 @@ def _put_notebook(submission: Submission, attempt: Attempt) -> None:
     put_whole(place, json.dumps(attempt.notebook, indent=1).encode(), MODE)
 
 
-def given(submission: Submission, book: Gradebook) -> dict[str, Any]:
-    """What the page for the student says of scores and comments, as plain values."""
+def feedback_values(submission: Submission, book: Gradebook) -> dict[str, Any]:
+    """Return the scores and comments for the student's page, as plain values.
+
+    Args:
+        submission: the submission.
+        book: the gradebook.
+    """
     entry = book.find_submission(*submission.key)
-    found = next(one for one in entry.notebooks if one.name == submission.lab)
-    return {"score": found.score, "max_score": found.max_score,
-            "late_penalty": found.late_submission_penalty or 0.0,
-            "scores": {grade.name: [grade.score, grade.max_score] for grade in found.grades},
+    notebook = next(one for one in entry.notebooks if one.name == submission.lab)
+    return {"score": notebook.score, "max_score": notebook.max_score,
+            "late_penalty": notebook.late_submission_penalty or 0.0,
+            "scores": {grade.name: [grade.score, grade.max_score] for grade in notebook.grades},
             "pending": pending(entry),
-            "comments": {one.name: one.comment for one in found.comments if one.comment}}
+            "comments": {one.name: one.comment for one in notebook.comments if one.comment}}

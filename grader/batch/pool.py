@@ -1,8 +1,8 @@
-"""Trusted worker processes, watched: one that dies, hangs or grows too large is replaced, and what
-it was at is tried once more.
+"""A monitored pool of trusted worker processes. A worker that dies, hangs, or uses too much memory
+is replaced, and its task is retried once.
 
-JSON lines go in and out; whoever is idle gets the next task, so that one slow submission holds up
-no other.
+Tasks and answers are JSON lines. Any idle worker gets the next task, so one slow submission does
+not delay the others.
 """
 
 from __future__ import annotations
@@ -37,7 +37,13 @@ TOO_LATE = "gave no answer in time"
 
 @dataclass
 class Task:
-    """What a worker is asked to do, and how long it may take, in seconds."""
+    """A task for a worker.
+
+    Attributes:
+        seconds: time limit.
+        number: the worker's answer repeats it.
+        tries: how many workers have started it.
+    """
 
     body: dict[str, Any]
     seconds: float
@@ -46,8 +52,8 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Done:
-    """A task's end. `answer` is None when workers failed at it; then `fault` says why."""
+class FinishedTask:
+    """A finished task. `answer` is None if workers failed at it; then `fault` says why."""
 
     body: dict[str, Any]
     answer: dict[str, Any] | None
@@ -55,7 +61,7 @@ class Done:
 
 
 class Worker:
-    """One process, from its start to its end. It says a line when it is ready for tasks."""
+    """One worker process. Its first line of output means that it is ready for tasks."""
 
     def __init__(self, process: subprocess.Popen | Fork) -> None:
         self.process = process
@@ -74,7 +80,8 @@ class Worker:
             self.process.stdin.flush()
 
     def answers(self) -> list[dict[str, Any]]:
-        """Whole lines that arrived. Raises ValueError on anything that is none of ours."""
+        """Return the complete lines that arrived. Raises ValueError for anything but our JSON
+        objects."""
         with contextlib.suppress(BlockingIOError):
             while piece := os.read(self.process.stdout.fileno(), 65536):
                 self._unread += piece
@@ -82,20 +89,20 @@ class Worker:
                     raise ValueError("its answer is too long")
             self._closed = True
         *lines, self._unread = self._unread.split(b"\n")
-        found = [json.loads(line) for line in lines]
-        if not all(isinstance(one, dict) for one in found):
-            raise ValueError("its answer is no object")
-        return found
+        answers = [json.loads(line) for line in lines]
+        if not all(isinstance(one, dict) for one in answers):
+            raise ValueError("its answer is not a JSON object")
+        return answers
 
     def memory(self) -> int:
-        """Bytes, resident."""
+        """Return the resident memory in bytes."""
         try:
             return psutil.Process(self.process.pid).memory_info().rss
         except psutil.Error:
             return 0
 
     def fault(self) -> str:
-        """Why it cannot go on; empty while it can."""
+        """Return why the worker cannot continue; empty while it can."""
         code = self.process.poll()
         if code is None and self._closed:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -111,7 +118,7 @@ class Worker:
         return ""
 
     def stop(self) -> None:
-        """End it, with whatever it started."""
+        """End the process."""
         for pipe in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(OSError):
                 pipe.close()
@@ -125,7 +132,7 @@ class Worker:
 
 
 class Pool:
-    """`count` workers. Use it in a `with`; its end stops them."""
+    """A pool of `count` workers. Use it in a `with` statement, which stops them at its end."""
 
     def __init__(self, count: int, command: Sequence[str], log: Path,
                  main: Callable[[], int | None] | None = None) -> None:
@@ -142,7 +149,7 @@ class Pool:
         self.log = log.open("ab")
         self.numbers = itertools.count()
         self.waiting: deque[Task] = deque()
-        self.done: deque[Done] = deque()
+        self.done: deque[FinishedTask] = deque()
         self.selector = selectors.DefaultSelector()
         self.workers: list[Worker] = []
         self.failed_starts = 0
@@ -160,25 +167,31 @@ class Pool:
         self.stop()
 
     def add(self, body: dict[str, Any], seconds: float, *, first: bool = False) -> None:
-        """Have it done by the next idle worker; `first`: before all that wait."""
+        """Queue a task for the next idle worker.
+
+        Args:
+            body: the task.
+            seconds: its time limit.
+            first: whether to put it before all queued tasks.
+        """
         (self.waiting.appendleft if first else self.waiting.append)(
             Task(body, seconds, next(self.numbers)))
         self._hand_out()
 
     def under_way(self, kind: str) -> list[tuple[str, str]]:
-        """(lab, student) of the tasks of this kind that workers are at."""
+        """Return (lab, student) of the tasks of this kind that are running."""
         return [(worker.task.body["lab"], worker.task.body["student"]) for worker in self.workers
                 if worker.task and worker.task.body["do"] == kind]
 
-    def ended(self) -> list[Done]:
-        """What ended since the last look, without waiting."""
+    def finished(self) -> list[FinishedTask]:
+        """Return the tasks that finished since the last call, without waiting."""
         self._look(0.0)
-        found = list(self.done)
+        finished = list(self.done)
         self.done.clear()
-        return found
+        return finished
 
-    def next(self) -> Done | None:
-        """Wait for the next end of a task; None when nothing is left. Raises LabError when workers
+    def next(self) -> FinishedTask | None:
+        """Wait for the next finished task; None when nothing is left. Raises LabError when workers
         do not start."""
         while True:
             self._look(0.0)
@@ -218,7 +231,8 @@ class Pool:
                 worker.give(self.waiting.popleft())
 
     def _look(self, seconds: float) -> None:
-        """Take the answers that are there within `seconds`, see after everybody, hand out work."""
+        """Read the answers that arrive within `seconds`, check all workers, and hand out queued
+        tasks."""
         for key, _ in self.selector.select(seconds):
             self._take(key.data)
         for worker in list(self.workers):
@@ -239,7 +253,7 @@ class Pool:
                 elif worker.task is None or answer.get("task") != worker.task.number:
                     raise ValueError("it answered without a question")
                 else:
-                    self.done.append(Done(worker.task.body, answer))
+                    self.done.append(FinishedTask(worker.task.body, answer))
                     worker.task = None
         except (ValueError, RecursionError) as error:
             self._replace(worker, f"gave no answer of ours: {error}")
@@ -257,5 +271,5 @@ class Pool:
         if task and task.tries < MOST_TRIES and fault != TOO_LATE:  # it would hang again
             self.waiting.appendleft(task)
         elif task:
-            self.done.append(Done(task.body, None, fault))
+            self.done.append(FinishedTask(task.body, None, fault))
         self._add(self._program())

@@ -1,7 +1,7 @@
-"""`lab grade --slurm`: submissions graded by an array job, each task of it a worker with a slice.
+"""`lab grade --slurm`: grade submissions in an array job; each array task is a worker with a slice.
 
-Nodes only write result files. Entering them, with a look at their digests, is done here, as always.
-What a node did not finish is submitted once more, then graded on this machine.
+Nodes only write result files. This process enters them after checking their digests, as always.
+What a node does not finish is submitted once more, then graded on this machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import slurmbox as cluster
-from grader.batch.batch import Batch, Work, waiting
+from grader.batch.batch import Batch, Work, pending_result
 from grader.batch.grading import worker_command
 from grader.course import Submission
 from grader.run import results
@@ -38,7 +38,7 @@ exec {worker} < {folder}/slice-$SLURM_ARRAY_TASK_ID.jsonl > {folder}/answers-$SL
 
 
 class Slurm:
-    """The cluster of $LAB_HOME's workspace, through its commands."""
+    """The Slurm cluster of $LAB_HOME's workspace."""
 
     def __init__(self) -> None:
         home = workspace.home()
@@ -47,7 +47,7 @@ class Slurm:
         self.environment = cluster.environment(home)
 
     def run(self, *words: str) -> subprocess.CompletedProcess:
-        """Raises LabError when there is no such command, or no answer."""
+        """Run a Slurm command. Raises LabError when it does not exist or does not respond."""
         try:
             return subprocess.run(words, env=self.environment, text=True, capture_output=True,
                                   timeout=SECONDS_PER_QUERY, stdin=subprocess.DEVNULL)
@@ -55,7 +55,8 @@ class Slurm:
             raise LabError(f"{words[0]}: {error}: see `lab cluster status`") from error
 
     def cpus(self) -> int:
-        """Of all nodes; those of the bundled cluster share this machine's. Raises LabError."""
+        """Return the CPUs of all nodes; the bundled cluster shares this machine's. Raises
+        LabError."""
         if not self.is_site:
             return max(2, len(os.sched_getaffinity(0)))
         done = self.run("sinfo", "--noheader", "--format=%C")
@@ -65,7 +66,15 @@ class Slurm:
             raise LabError(f"sinfo: {done.stderr.strip() or done.stdout.strip()}") from error
 
     def submit(self, script: Path, tasks: int, minutes: int) -> str:
-        """The job's number. Raises LabError with what sbatch said."""
+        """Submit an array job and return its id.
+
+        Args:
+            script: the job script.
+            tasks: the size of the array.
+            minutes: the time limit.
+
+        Raises LabError with sbatch's message.
+        """
         done = self.run("sbatch", "--parsable", f"--array=0-{tasks - 1}", "--ntasks=1",
                         "--cpus-per-task=1", "--no-requeue", f"--time={minutes}",
                         f"--output={script.parent}/task-%a.log", f"--chdir={script.parent}",
@@ -75,7 +84,7 @@ class Slurm:
         return done.stdout.strip().partition(";")[0]
 
     def is_active(self, job: str) -> bool | None:
-        """Whether a task of it waits or runs; None without an answer."""
+        """Return whether an array task is pending or running; None if Slurm does not respond."""
         try:
             done = self.run("squeue", "--noheader", f"--jobs={job}", "--format=%T")
         except LabError:
@@ -88,34 +97,53 @@ class Slurm:
         self.run("scancel", job)
 
 
-def grade_there(batch: Batch, work: Work) -> Work:
-    """Have `work` graded by the cluster, and enter what comes; what is left after two jobs. Raises
-    LabError where there is no cluster."""
+def grade_on_cluster(batch: Batch, work: Work) -> Work:
+    """Grade submissions on the cluster, enter the results, and return what is left after two jobs.
+
+    Args:
+        batch: the batch.
+        work: (lab, student) pairs.
+
+    Raises LabError without a cluster.
+    """
     slurm, left = Slurm(), set(work)
     folder = batch.course.root / FOLDER
     for _ in range(SUBMISSIONS):
         if left:
             shutil.rmtree(folder, ignore_errors=True)
-            left = one_job(batch, slurm, folder, [one for one in work if one in left])
+            left = run_array_job(batch, slurm, folder, [one for one in work if one in left])
     shutil.rmtree(folder, ignore_errors=True)
     return [one for one in work if one in left]
 
 
-def one_job(batch: Batch, slurm: Slurm, folder: Path, work: Work) -> set[tuple[str, str]]:
-    """Submit an array job and enter its results; what it left. Nothing of it runs afterwards."""
+def run_array_job(batch: Batch, slurm: Slurm, folder: Path, work: Work) -> set[tuple[str, str]]:
+    """Submit an array job and enter its results; return what it left. No task runs on afterwards.
+
+    Args:
+        batch: the batch.
+        slurm: the cluster.
+        folder: where to put the slices and the script.
+        work: (lab, student) pairs.
+    """
     count = min(len(work), slurm.cpus())
     script = write_slices(batch, folder, [work[index::count] for index in range(count)])
     seconds = -(-len(work) // count) * batch.settings.seconds_per_notebook + GRACE
-    before = {one: stamp(Submission(batch.course, *one)) for one in work}
+    before = {one: file_version(Submission(batch.course, *one)) for one in work}
     job = slurm.submit(script, count, int(seconds // 60) + 1)
     try:
-        return follow(batch, slurm, job, before)
+        return enter_results(batch, slurm, job, before)
     finally:
         slurm.cancel(job)
 
 
 def write_slices(batch: Batch, folder: Path, slices: list[Work]) -> Path:
-    """A list of tasks for every worker, and the script that starts them."""
+    """Write a list of tasks for every worker, and the script that starts them.
+
+    Args:
+        batch: the batch.
+        folder: the folder to create.
+        slices: one list of (lab, student) pairs per array task.
+    """
     folder.mkdir(mode=0o700)
     for index, mine in enumerate(slices):
         lines = [json.dumps({"do": "grade", "lab": lab, "student": student}) + "\n"
@@ -127,32 +155,39 @@ def write_slices(batch: Batch, folder: Path, slices: list[Work]) -> Path:
     return script
 
 
-def follow(batch: Batch, slurm: Slurm, job: str, before: dict[tuple[str, str], object]
-           ) -> set[tuple[str, str]]:
-    """Enter results as they appear, until the job is over; what has none then."""
-    left, heard, active = set(before), time.monotonic(), True
-    while left and active and time.monotonic() - heard < MOST_SILENCE:
+def enter_results(batch: Batch, slurm: Slurm, job: str, before: dict[tuple[str, str], object]
+                  ) -> set[tuple[str, str]]:
+    """Enter results as they appear until the job ends; return the submissions without one.
+
+    Args:
+        batch: the batch.
+        slurm: the cluster.
+        job: the job id.
+        before: file_version of each result before the job.
+    """
+    left, last_answer, active = set(before), time.monotonic(), True
+    while left and active and time.monotonic() - last_answer < MOST_SILENCE:
         state = slurm.is_active(job)
         if state is not None:
-            heard, active = time.monotonic(), state
+            last_answer, active = time.monotonic(), state
         for one in sorted(left):  # a look after the job's end, too
             submission = Submission(batch.course, *one)
-            if stamp(submission) == before[one]:
+            if file_version(submission) == before[one]:
                 continue
-            if result := waiting(submission, batch.settings):
+            if result := pending_result(submission, batch.settings):
                 left.discard(one)
                 batch.enter(result)
-        for ended in batch.pool.ended():  # pages
-            batch.take(ended)
+        for finished in batch.pool.finished():  # pages
+            batch.handle(finished)
         if active:
             time.sleep(TICK)
     return left
 
 
-def stamp(submission: Submission) -> tuple[int, int] | None:
-    """What changes when a result is written."""
+def file_version(submission: Submission) -> tuple[int, int] | None:
+    """Return a value that changes when a result is written; None if there is no result."""
     try:
-        found = results.path(submission).stat()
+        status = results.path(submission).stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return status.st_ino, status.st_mtime_ns

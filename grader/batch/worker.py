@@ -33,8 +33,8 @@ TERMINATED = 143  # exit code, as shells have it for SIGTERM
 _ending: list[bool] = []
 
 
-class Desk:
-    """What a worker keeps from one task to the next: plans of labs, and the exporter."""
+class TaskHandler:
+    """Runs a worker's tasks, and caches lab plans and the exporter between them."""
 
     def __init__(self, course: Course, backend: Any) -> None:
         from grader.run.settings import settings_of
@@ -78,16 +78,16 @@ def _chosen(name: str) -> Any:
 
 
 def main() -> int:
-    def desk() -> Desk:
+    def handler() -> TaskHandler:
         from grader.course import Course
 
-        return Desk(Course(Path(sys.argv[1]), Path(sys.argv[2])), _chosen(sys.argv[3]))
+        return TaskHandler(Course(Path(sys.argv[1]), Path(sys.argv[2])), _chosen(sys.argv[3]))
 
     again = [] if AGAIN in sys.argv else [AGAIN]
-    return serve(desk, [sys.executable, *sys.orig_argv[1:], *again], ready=not again)
+    return serve(handler, [sys.executable, *sys.orig_argv[1:], *again], ready=not again)
 
 
-def serve(make: Callable[[], Desk], command: Sequence[str], *, ready: bool = False) -> int:
+def serve(make: Callable[[], TaskHandler], command: Sequence[str], *, ready: bool = False) -> int:
     """Answer questions from standard input until its end.
 
     Args:
@@ -98,13 +98,13 @@ def serve(make: Callable[[], Desk], command: Sequence[str], *, ready: bool = Fal
     guard()
     questions, answers = channel()
     with quick_imports():
-        desk = make()
+        handler = make()
     if not ready:
-        say(answers, {"ready": os.getpid()})
+        send(answers, {"ready": os.getpid()})
     for line in questions:
         task = json.loads(line)
         try:
-            answer = {"grade": desk.grade, "feedback": desk.feedback}[task["do"]](task)
+            answer = {"grade": handler.grade, "feedback": handler.feedback}[task["do"]](task)
         except Exception as error:  # the parent says whose it was; the next task has a chance
             from grader.gradebook.records import is_ours
 
@@ -112,17 +112,23 @@ def serve(make: Callable[[], Desk], command: Sequence[str], *, ready: bool = Fal
             answer = {"failed": str(error) if isinstance(error, LabError) else type(error).__name__,
                       "ours": is_ours(error)}
             if isinstance(error, OSError) and error.errno in NO_ROOM and Path(
-                    str(error.filename)).is_relative_to(desk.course.root):
+                    str(error.filename)).is_relative_to(handler.course.root):
                 answer["no room"] = said_of(error)  # on the course's disk, which no student fills
-        say(answers, answer | {"task": task.get("task")})
+        send(answers, answer | {"task": task.get("task")})
         if timing.interrupted():
             renew(questions, answers, command)
     return 0
 
 
 def renew(questions: Any, answers: Any, command: Sequence[str]) -> NoReturn:
-    """Go on as a new program: an alarm may have left a library of this one half imported, and the
-    next submission would pay for it."""
+    """Replace this process with a new program, because an alarm may have interrupted an import and
+    left a library partly initialized.
+
+    Args:
+        questions: stream of tasks.
+        answers: stream of results.
+        command: the program.
+    """
     print("an alarm rang in a check: renewed", file=sys.stderr, flush=True)
     os.dup2(questions.fileno(), 0)
     os.dup2(answers.fileno(), 1)
@@ -130,27 +136,27 @@ def renew(questions: Any, answers: Any, command: Sequence[str]) -> NoReturn:
 
 
 def guard() -> None:
-    """End with the parent, whatever ended it; do not grow without bound; leave no core."""
+    """Exit with the parent, limit this process's memory, and disable core dumps."""
     PR_SET_PDEATHSIG = 1
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("its parent is gone")
-    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGTERM, terminate)
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = MEMORY if most == resource.RLIM_INFINITY else min(MEMORY, most)
-    resource.setrlimit(resource.RLIMIT_DATA, (wanted, most))
+    limit = MEMORY if most == resource.RLIM_INFINITY else min(MEMORY, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def end(*signalled: Any) -> None:
-    """What it holds is let go, and nothing more is written."""
+def terminate(*signalled: Any) -> None:
+    """Exit on SIGTERM: release all resources, and write nothing more."""
     _ending.append(True)
     sys.exit(TERMINATED)
 
 
 def channel() -> tuple[Any, Any]:
-    """(lines that come, where answers go), kept from whatever reads or prints."""
+    """Return (input stream, output stream), and hide both from code that reads or prints."""
     questions = os.fdopen(os.dup(0), "rb", buffering=0)  # so that `renew` finds the next one there
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -159,7 +165,7 @@ def channel() -> tuple[Any, Any]:
     return questions, answers
 
 
-def say(answers: Any, answer: dict[str, Any]) -> None:
+def send(answers: Any, answer: dict[str, Any]) -> None:
     answers.write(json.dumps(answer) + "\n")
     answers.flush()
 

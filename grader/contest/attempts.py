@@ -1,7 +1,7 @@
-"""Every attempt of a student at a contest: contest-results/NAME/attempts/STUDENT.json.
+"""All attempts of a student at a contest: contest-results/NAME/attempts/STUDENT.json.
 
-One attempt is one version of the file; which one counts is worked out from all of them, so a worse
-resubmission costs nothing. Each file is written whole or not at all, by the parent process alone.
+One attempt is one version of the file. The attempt that counts is computed from all of them, so a
+worse resubmission costs nothing. Only the parent process writes these files, atomically.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ LARGEST = 50_000_000  # bytes of a student's file
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """One version of a student's file, played on the secret cases, or not yet.
+class ContestAttempt:
+    """One version of a student's file, and its outcomes once it has been played on the secret
+    cases.
 
     Attributes:
-        digest: SHA-256 of the version, hex.
-        received: when it came in, ISO 8601, UTC.
-        played_at: when it was played, ISO 8601, UTC.
-        made_with: secret.digest of then; scores of another one are out of date.
-        outcomes: one per case; empty where it could not be played.
+        digest: SHA-256 of the version, in hex.
+        received: time of receipt, ISO 8601, UTC.
+        played_at: time of the run, ISO 8601, UTC.
+        made_with: secret.digest at that time; scores with another digest are out of date.
+        outcomes: one per case; empty if it could not be played.
         reason: why it could not be played, which is not the student's fault.
     """
 
@@ -51,7 +52,12 @@ class Attempt:
 
 
 def results(course: Course, contest: Contest) -> Path:
-    """Return the folder of a contest's results; for instructors' eyes only."""
+    """Return the folder of a contest's results, for instructors only.
+
+    Args:
+        course: the course.
+        contest: the contest.
+    """
     return course.root / "contest-results" / contest.name
 
 
@@ -59,7 +65,7 @@ def _file(course: Course, contest: Contest, student: str) -> Path:
     return results(course, contest) / "attempts" / f"{student}.json"
 
 
-def read(course: Course, contest: Contest, student: str) -> tuple[dict[str, Attempt], str]:
+def read(course: Course, contest: Contest, student: str) -> tuple[dict[str, ContestAttempt], str]:
     """Return a student's attempts by digest, and why the current file was refused, if it was.
 
     A damaged file holds no attempts: all versions are kept in received/, and are played again.
@@ -72,46 +78,46 @@ def read(course: Course, contest: Contest, student: str) -> tuple[dict[str, Atte
     return _loaded(_file(course, contest, student)) or ({}, "")
 
 
-def _loaded(path: Path) -> tuple[dict[str, Attempt], str] | None:
-    """None for a file that is not there, or damaged."""
+def _loaded(path: Path) -> tuple[dict[str, ContestAttempt], str] | None:
+    """Return the attempts in a file; None for a missing or damaged one."""
     try:
         return parsed(path.read_bytes()) if path.stat().st_size <= LARGEST else None
     except OSError:
         return None
 
 
-def parsed(content: bytes) -> tuple[dict[str, Attempt], str] | None:
+def parsed(content: bytes) -> tuple[dict[str, ContestAttempt], str] | None:
     """Return the attempts in a file's content, and why the current version was refused; None for
     content that is damaged."""
     try:
-        found = json.loads(content)
-        attempts = [_attempt(one) for one in found["attempts"]]
-        refused = found["refused"]
+        data = json.loads(content)
+        attempts = [_attempt(one) for one in data["attempts"]]
+        refused = data["refused"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return ({attempt.digest: attempt for attempt in attempts}, refused
             ) if isinstance(refused, str) else None
 
 
-def _attempt(found: dict) -> Attempt:
-    """Raises TypeError and ValueError for what is no attempt."""
-    outcomes = tuple(Outcome(**one) for one in found["outcomes"])
-    made = Attempt(**found | {"outcomes": outcomes})
+def _attempt(data: dict) -> ContestAttempt:
+    """Return one attempt. Raises TypeError or ValueError for anything else."""
+    outcomes = tuple(Outcome(**one) for one in data["outcomes"])
+    attempt = ContestAttempt(**data | {"outcomes": outcomes})
     for one in outcomes:
         texts = (one.case, one.group, one.note, one.kind, one.reason, one.hint)
         if not (all(isinstance(text, str) for text in texts)
                 and isinstance(one.score, float) and FLOOR <= one.score <= 1
                 and math.isfinite(one.score)):
             raise ValueError(one.case)
-    texts = (made.digest, made.received, made.played_at, made.made_with, made.reason)
-    if not all(isinstance(text, str) for text in texts) or bool(outcomes) == bool(made.reason):
-        raise ValueError(made.digest)
-    if datetime.fromisoformat(made.received).tzinfo is None:
-        raise ValueError(made.received)
-    return made
+    texts = (attempt.digest, attempt.received, attempt.played_at, attempt.made_with, attempt.reason)
+    if not all(isinstance(text, str) for text in texts) or bool(outcomes) == bool(attempt.reason):
+        raise ValueError(attempt.digest)
+    if datetime.fromisoformat(attempt.received).tzinfo is None:
+        raise ValueError(attempt.received)
+    return attempt
 
 
-def write(course: Course, contest: Contest, student: str, attempts: dict[str, Attempt],
+def write(course: Course, contest: Contest, student: str, attempts: dict[str, ContestAttempt],
           refused: str) -> None:
     """Write a student's attempts; a damaged file is kept beside the new one.
 
@@ -131,12 +137,17 @@ def write(course: Course, contest: Contest, student: str, attempts: dict[str, At
 
 
 def tidy(course: Course, contest: Contest) -> None:
-    """Remove what a killed process left half written. Only while nobody else writes."""
+    """Remove partial files of killed processes. Call it only while nobody else writes.
+
+    Args:
+        course: the course.
+        contest: the contest.
+    """
     for unfinished in (results(course, contest) / "attempts").glob(".*.json.*"):
         unfinished.unlink(missing_ok=True)
 
 
-def best(attempts: Sequence[Attempt], made_with: str) -> Attempt | None:
+def best(attempts: Sequence[ContestAttempt], made_with: str) -> ContestAttempt | None:
     """Return the attempt that counts: the most points, then the earliest. None before the first.
 
     Args:

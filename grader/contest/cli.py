@@ -123,7 +123,7 @@ def run_table(arguments: argparse.Namespace) -> int:
     put_whole(folder / f"{stem}.html", page.page(contest, rows).encode(errors="replace"))
     put_whole(folder / f"{stem}.csv", page.table(contest, rows).encode(errors="replace"))
     if arguments.pseudonyms:
-        put_whole(private / "who.csv", page.who(named).encode(errors="replace"), 0o600)
+        put_whole(private / "who.csv", page.pseudonym_table(named).encode(errors="replace"), 0o600)
     students = sum(not row.ghost for row in rows)
     print(f"{students} students and {len(rows) - students} ghosts: {folder / stem}.html and .csv"
           + (f"; who is who: {private / 'who.csv'}" if arguments.pseudonyms else ""))
@@ -131,9 +131,14 @@ def run_table(arguments: argparse.Namespace) -> int:
 
 
 def _names(course: Course, students: list[str]) -> dict[str, str]:
-    """Return students' names from the roster, by id."""
+    """Return students' names from the roster, by id.
+
+    Args:
+        course: the course.
+        students: their ids.
+    """
     from grader.contest.standings import roster_of
 
-    found = {person.id: person.name for person in roster_of(course)}
-    return {student: f"{found[student]} ({student})" for student in students
-            if found.get(student) not in (None, "", student)}
+    names = {person.id: person.name for person in roster_of(course)}
+    return {student: f"{names[student]} ({student})" for student in students
+            if names.get(student) not in (None, "", student)}

@@ -1,4 +1,4 @@
-"""Take in a contest's files from an LMS's archive or a folder, by the same rules as notebooks."""
+"""Collect a contest's files from an LMS's archive or a folder, by the same rules as notebooks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from labcore.errors import LabError
 from labkit.contest.cli import problem_of
 from labkit.contest.declaration import Contest
 
-Wanted = tuple[File, Claim]
+Candidate = tuple[File, Claim]
 
 
 def collect(course: Course, contest: Contest, source: Path, *,
@@ -39,12 +39,12 @@ def collect(course: Course, contest: Contest, source: Path, *,
     """
     roster = Roster(roster_of(course))
     if not roster.people and not as_is:
-        raise LabError("the roster is empty: fill it with `lab roster import students.csv`, or say "
-                       "--as-is to take folder names as the students' ids")
+        raise LabError("the roster is empty: fill it with `lab roster import students.csv`, or "
+                       "pass --as-is to take folder names as the students' ids")
     moment, said_by = received or now(), "--received" if received else "when it was collected"
     with course.held(), opened(source) as files:
-        lines, wanted = _sort(files, roster, as_is)
-        for student, group in sorted(wanted.items()):
+        lines, candidates = _group_by_student(files, roster, as_is)
+        for student, group in sorted(candidates.items()):
             chosen, refused = _choose(contest, student, group)
             lines += refused
             if chosen:
@@ -52,31 +52,43 @@ def collect(course: Course, contest: Contest, source: Path, *,
     return lines
 
 
-def _sort(source: Source, roster: Roster, as_is: bool
-          ) -> tuple[list[Line], dict[str, list[Wanted]]]:
-    """Return what is refused by its name alone, and Python files by student."""
-    lines, found, wanted = [], [], defaultdict(list)
+def _group_by_student(source: Source, roster: Roster, as_is: bool
+          ) -> tuple[list[Line], dict[str, list[Candidate]]]:
+    """Return the files refused by name, and the Python files by student.
+
+    Args:
+        source: the files.
+        roster: the class.
+        as_is: whether folder names are students' ids.
+    """
+    lines, python_files, candidates = [], [], defaultdict(list)
     for file in source.files():
         if file.problem:
             lines.append(Line(file.path, why=file.problem))
         elif file.path.lower().endswith(".py"):
-            found.append(file)
-    layout = layout_of([file.path for file in found], roster, as_is=as_is, pattern=None)
-    for file in found:
+            python_files.append(file)
+    layout = layout_of([file.path for file in python_files], roster, as_is=as_is, pattern=None)
+    for file in python_files:
         claim = layout(file.path)
         if claim.problem:
             lines.append(Line(file.path, claim.student, why=claim.problem))
         else:
-            wanted[claim.student].append((file, claim))
-    return lines, wanted
+            candidates[claim.student].append((file, claim))
+    return lines, candidates
 
 
-def _choose(contest: Contest, student: str, group: list[Wanted]
-            ) -> tuple[Wanted | None, list[Line]]:
-    """Return the file to take: the one with the contest's name, else the only or the newest one."""
-    said = {claim.said for _, claim in group}
-    if len(said) > 1:
-        why = f"more than one may be {student}: {', '.join(sorted(said))}"
+def _choose(contest: Contest, student: str, group: list[Candidate]
+            ) -> tuple[Candidate | None, list[Line]]:
+    """Return the file to take: the one with the contest's name, else the only or the newest one.
+
+    Args:
+        contest: the contest.
+        student: the student's id.
+        group: the student's files.
+    """
+    names = {claim.said for _, claim in group}
+    if len(names) > 1:
+        why = f"more than one may be {student}: {', '.join(sorted(names))}"
         return None, [Line(file.path, student, why=why) for file, _ in group]
     newest = max(claim.serial for _, claim in group)
     group = [one for one in group if one[1].serial == newest]
@@ -87,9 +99,9 @@ def _choose(contest: Contest, student: str, group: list[Wanted]
     return named[0], []
 
 
-def _take(course: Course, contest: Contest, source: Source, wanted: Wanted,
+def _take(course: Course, contest: Contest, source: Source, candidate: Candidate,
           moment: datetime.datetime, said_by: str) -> Line:
-    file, claim = wanted
+    file, claim = candidate
     label = submissions.label(contest)
     path = submissions.folder(course, contest) / claim.student / contest.file
     try:
@@ -101,7 +113,7 @@ def _take(course: Course, contest: Contest, source: Source, wanted: Wanted,
             submissions.register(course, contest, claim.student, before)
         is_new = before != content
         path.parent.mkdir(parents=True, exist_ok=True)
-        digest = submissions.keep(course, contest, claim.student, content)
+        digest = submissions.store_version(course, contest, claim.student, content)
         if digest not in submissions.versions(course, contest, claim.student):
             receipts.add(course, Receipt(claim.student, label, digest, moment.isoformat(), said_by,
                                          file=claim.name, serial=claim.serial,

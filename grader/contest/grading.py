@@ -1,5 +1,7 @@
-"""Plays every version that was not played yet, each in a sandbox of its own; one that breaks stops
-no other. Killed at any moment, the next call goes on from there."""
+"""Play every version that has not been played yet, each in its own sandbox.
+
+A failure of one does not stop the others. After a crash, the next call continues from there.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from grader.batch.pool import Done, Pool
+from grader.batch.pool import FinishedTask, Pool
 from grader.contest import attempts as store
 from grader.contest import sandboxed, secret, submissions, worker
-from grader.contest.attempts import Attempt
+from grader.contest.attempts import ContestAttempt
 from grader.course import Course, reasons
 from grader.course.log import log_file
 from grader.course.record import now
@@ -25,10 +27,10 @@ SECONDS_OF_GRACE = 120.0  # beyond what the sandboxes may take, before a worker 
 
 @dataclass(frozen=True)
 class Played:
-    """One version that was played this time. `attempt.reason` says why it could not be."""
+    """One version that was played in this run. `attempt.reason` says why it could not be."""
 
     student: str
-    attempt: Attempt
+    attempt: ContestAttempt
 
 
 def grade(course: Course, contest: Contest, done: Callable[[Played], None],
@@ -51,16 +53,16 @@ def grade(course: Course, contest: Contest, done: Callable[[Played], None],
     made_with = secret.digest(contest, drawn, settings)
     with course.held():
         store.tidy(course, contest)
-        refused = take_in(course, contest)
-        tasks = waiting(course, contest, made_with)
+        refused = register_submissions(course, contest)
+        tasks = versions_to_play(course, contest, made_with)
         if tasks:
             backend = choice.choose(settings.sandbox or None)
             selftest.self_test(backend, course.root)
             count = min(workers or settings.worker_count(), len(tasks))
             command = [sys.executable, "-P", "-m", "grader.contest.worker", str(course.root),
                        backend.name]
-            desk = partial(worker.Desk, course, backend)
-            main = partial(worker.serve, desk, [*command, worker.AGAIN])
+            handler = partial(worker.TaskHandler, course, backend)
+            main = partial(worker.serve, handler, [*command, worker.AGAIN])
             with Pool(count, command, log_file(course), main) as pool:
                 for student, digest in tasks:
                     pool.add({"do": "play", "lab": contest.name, "student": student,
@@ -75,12 +77,16 @@ def _most_seconds(contest: Contest, cases: int) -> float:
             ) * (cases + 1) + SECONDS_OF_GRACE
 
 
-def take_in(course: Course, contest: Contest) -> dict[str, str]:
-    """Register every student's current file; return why those that are not played were refused.
+def register_submissions(course: Course, contest: Contest) -> dict[str, str]:
+    """Register every student's current file; return why files that are not played were refused.
+
+    Args:
+        course: the course.
+        contest: the contest.
 
     Raises LabError when nobody ever submitted anything.
     """
-    students, found = submissions.students(course, contest), {}
+    students, refusals = submissions.students(course, contest), {}
     if not students:
         raise LabError(f"nothing to grade: put each student's file at "
                        f"{submissions.folder(course, contest)}/STUDENT/{contest.file}, or use "
@@ -91,20 +97,20 @@ def take_in(course: Course, contest: Contest) -> dict[str, str]:
             if content is not None:
                 submissions.register(course, contest, student, content)
         except reasons.Unusable as error:
-            found[student] = reasons.explain(error)
+            refusals[student] = reasons.explain(error)
         kept, before = store.read(course, contest, student)
-        if before != found.get(student, ""):
-            store.write(course, contest, student, kept, found.get(student, ""))
-    return found | submissions.no_ids(course, contest)
+        if before != refusals.get(student, ""):
+            store.write(course, contest, student, kept, refusals.get(student, ""))
+    return refusals | submissions.invalid_folders(course, contest)
 
 
-def waiting(course: Course, contest: Contest, made_with: str) -> list[tuple[str, str]]:
-    """Return (student, digest) of all versions without a result of now.
+def versions_to_play(course: Course, contest: Contest, made_with: str) -> list[tuple[str, str]]:
+    """Return (student, digest) of all versions without a current result.
 
     Args:
         course: the course.
         contest: the contest.
-        made_with: secret.digest of now.
+        made_with: the current secret.digest.
     """
     tasks = []
     for student in submissions.students(course, contest):
@@ -116,7 +122,7 @@ def waiting(course: Course, contest: Contest, made_with: str) -> list[tuple[str,
     return tasks
 
 
-def enter(course: Course, contest: Contest, made_with: str, ended: Done) -> Played:
+def enter(course: Course, contest: Contest, made_with: str, ended: FinishedTask) -> Played:
     """Store a worker's result.
 
     Args:
@@ -128,9 +134,9 @@ def enter(course: Course, contest: Contest, made_with: str, ended: Done) -> Play
     student, digest = ended.body["student"], ended.body["digest"]
     answer = ended.answer or {"unplayed": f"a worker process {ended.fault}"}
     received = submissions.versions(course, contest, student)[digest]
-    attempt = Attempt(digest, received.isoformat(), now(), made_with,
-                      tuple(Outcome(**one) for one in answer.get("outcomes", ())),
-                      answer.get("unplayed", ""))
+    attempt = ContestAttempt(digest, received.isoformat(), now(), made_with,
+                             tuple(Outcome(**one) for one in answer.get("outcomes", ())),
+                             answer.get("unplayed", ""))
     played, refused = store.read(course, contest, student)
     before = played.get(digest)
     # An older result of the same version, with other cases, is of no use any more.

@@ -53,7 +53,7 @@ def table(contest: Contest, rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def who(named: Mapping[str, str]) -> str:
+def pseudonym_table(named: Mapping[str, str]) -> str:
     """Return a CSV file of pseudonyms, by student.
 
     Args:

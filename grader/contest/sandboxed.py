@@ -1,7 +1,7 @@
-"""A file on the secret cases: its function runs in the sandbox, and all scoring happens here.
+"""Play a file on the secret cases: its function runs in the sandbox, and scoring runs outside.
 
-Only plain values come out of the sandbox, and nothing but the scorer's judgment of such a value
-becomes a score. What the code prints is dropped: it has seen the secret cases.
+Only plain values leave the sandbox, and only the scorer's verdict on such a value becomes a score.
+Printed output is dropped, because the code has seen the secret cases.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ NAME = "_contest_entry"  # of the function, in the sandbox
 
 
 class Unplayed(Exception):
-    """No fault of the student's: the sandbox could not be used. Its text is the reason."""
+    """Raised when the sandbox could not be used, which is not the student's fault; the text says
+    why."""
 
 
 def play(contest: Contest, cases: Sequence[Case], content: bytes, backend: Backend,
@@ -58,17 +59,23 @@ def play(contest: Contest, cases: Sequence[Case], content: bytes, backend: Backe
 
 
 def _scored(contest: Contest, case: Case, player: _Player) -> Outcome:
-    answer = _held(player, case.given)
+    answer = _ask_once(player, case.given)
     with limited(SECONDS_TO_SCORE):
         try:
             return play_one(contest, case, answer)
         except TimeLimitReached:
             pass
-    return play_one(contest, case, _too_much)
+    return play_one(contest, case, _unscorable)
 
 
-def _held(player: _Player, given: Given) -> Callable[[Given], Any]:
-    """Ask now, and return what gives the answer again, so that the alarm times the scorer alone."""
+def _ask_once(player: _Player, given: Given) -> Callable[[Given], Any]:
+    """Call the function now, and return a function that repeats its answer, so that the alarm times
+    only the scorer.
+
+    Args:
+        player: the sandboxed file.
+        given: the case's input.
+    """
     try:
         value = player.ask(given)
     except (Disqualified, wire.CannotCross) as error:
@@ -82,12 +89,12 @@ def _held(player: _Player, given: Given) -> Callable[[Given], Any]:
     return fail
 
 
-def _too_much(given: Given) -> Any:
+def _unscorable(given: Given) -> Any:
     raise Disqualified("too large", f"its answer could not be scored in {SECONDS_TO_SCORE:g} s")
 
 
 class _Player:
-    """One file in a sandbox, which is replaced when the code ends it."""
+    """One file in a sandbox, which is restarted when the code ends it."""
 
     def __init__(self, contest: Contest, cases: int, content: bytes, backend: Backend,
                  settings: Grading) -> None:
@@ -133,13 +140,13 @@ class _Player:
     def _load(self) -> None:
         for _ in range(MOST_TRIES):
             try:
-                ran = self.session.run(self.cell, self.source)
+                result = self.session.run(self.cell, self.source)
             except (SandboxFailed, BudgetExhausted) as error:
                 raise Unplayed(str(error) or "the sandbox took too long to start") from error
-            if ran is not None:
-                if ran.raised:
+            if result is not None:
+                if result.raised:
                     self.unusable = Disqualified(
-                        "error", f"{self.contest.file} cannot be run: {ran.raised}",
+                        "error", f"{self.contest.file} cannot be run: {result.raised}",
                         "Run it with python first.")
                 return
             why = self.session.incidents.pop(self.cell.name)
@@ -173,7 +180,7 @@ def _masks(names: tuple[str, ...]) -> Masks:
 
 
 def as_json(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Return outcomes as they are kept, with what came from the sandbox cleaned and bounded."""
-    found = [vars(outcome) | {"reason": cleaning.line(outcome.reason, 500),
-                              "note": cleaning.line(outcome.note, 200)} for outcome in outcomes]
-    return json.loads(json.dumps(found))
+    """Return outcomes as they are stored, with all text from the sandbox cleaned and bounded."""
+    cleaned = [vars(outcome) | {"reason": cleaning.line(outcome.reason, 500),
+                                "note": cleaning.line(outcome.note, 200)} for outcome in outcomes]
+    return json.loads(json.dumps(cleaned))

@@ -1,4 +1,4 @@
-"""Ranks: students and ghosts in one table, each student by the best attempt."""
+"""Rank students, each by the best attempt, and ghosts in one table."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ HIDDEN = "the newest file was not played"  # where students are not named
 
 @dataclass(frozen=True)
 class Row:
-    """A student or a ghost. Without a rank there are no points.
+    """A student or a ghost. A row without a rank has no points.
 
     Attributes:
         name: for people.
         rank: 1 more than the number of rows with more points.
         points: the total.
-        by_group: the points of every group of cases.
-        out: how many cases were disqualified, by kind.
-        attempt: which of how many attempts counts; empty for a ghost.
-        received: when that one came in, ISO 8601, UTC; for a ghost, who published it.
-        note: what else to know.
+        by_group: the points in every group of cases.
+        out: number of disqualified cases by kind.
+        attempt: which attempt counts, and their number; empty for a ghost.
+        received: its time of receipt, ISO 8601, UTC; for a ghost, its source.
+        note: a remark.
         ghost: whether it is one.
     """
 
@@ -70,8 +70,8 @@ def standings(course: Course, contest: Contest, named: Mapping[str, str] | None 
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:
-    """Return rows in their order, with ranks. Equal points share a rank; there, ghosts come first,
-    then whoever was earlier, then names decide."""
+    """Return rows in order, with ranks. Equal points share a rank; among these, ghosts come first,
+    then earlier attempts, then names decide."""
     def order(row: Row) -> tuple:
         when = 0.0 if row.ghost else datetime.fromisoformat(row.received).timestamp()
         return -row.points, not row.ghost, when, row.name
@@ -83,7 +83,7 @@ def ranked(rows: Sequence[Row]) -> list[Row]:
 
 
 def roster_of(course: Course) -> list[Person]:
-    """Return the class; nobody where there is no gradebook yet, which a contest does not need."""
+    """Return the class; empty without a gradebook, which a contest does not need."""
     path = gradebook_file(course)
     if path is not None and not path.exists():
         return []

@@ -1,6 +1,7 @@
 """Read submissions in contests/NAME/STUDENT/FILE: once, plain files only, within limits.
 
-As with notebooks, every version is kept in received/, and receipts.jsonl says when each came in.
+As with notebooks, every version is kept in received/, and receipts.jsonl has their times of
+receipt.
 """
 
 from __future__ import annotations
@@ -24,24 +25,39 @@ BY_HAND = "found in contests/: when its file was put there (ctime)"
 
 
 def folder(course: Course, contest: Contest) -> Path:
-    """Return the folder with one folder per student."""
+    """Return the folder that has one folder per student.
+
+    Args:
+        course: the course.
+        contest: the contest.
+    """
     return course.root / "contests" / contest.name
 
 
 def label(contest: Contest) -> str:
-    """Return what receipts have in place of a lab's name; no lab has a slash in its own."""
+    """Return the label in receipts that stands for a lab's name; no lab's name has a slash."""
     return f"contests/{contest.name}"
 
 
 def students(course: Course, contest: Contest) -> list[str]:
-    """Return the ids of all who submitted anything, now or before."""
-    found = {name for name in _folders(course, contest) if not problem_of_id(name)}
-    return sorted(found | {student for student, of in receipts.read(course)
-                           if of == label(contest)})
+    """Return the ids of all students who ever submitted anything.
+
+    Args:
+        course: the course.
+        contest: the contest.
+    """
+    ids = {name for name in _folders(course, contest) if not problem_of_id(name)}
+    return sorted(ids | {student for student, of in receipts.read(course)
+                         if of == label(contest)})
 
 
-def no_ids(course: Course, contest: Contest) -> dict[str, str]:
-    """Return folders whose names cannot be a student's id, with the reason."""
+def invalid_folders(course: Course, contest: Contest) -> dict[str, str]:
+    """Return the reasons for folders whose names cannot be a student's id.
+
+    Args:
+        course: the course.
+        contest: the contest.
+    """
     return {name: f"no student's id: {problem_of_id(name)}" for name in _folders(course, contest)
             if problem_of_id(name) and not name.startswith(".")}
 
@@ -77,15 +93,22 @@ def register(course: Course, contest: Contest, student: str, content: bytes) -> 
         student: whose file it is.
         content: the file, as `read` returned it.
     """
-    digest = keep(course, contest, student, content)
+    digest = store_version(course, contest, student, content)
     if digest not in versions(course, contest, student):
         status = os.stat(folder(course, contest) / student / contest.file, follow_symlinks=False)
         when = datetime.datetime.fromtimestamp(status.st_ctime, datetime.UTC)
         receipts.add(course, Receipt(student, label(contest), digest, when.isoformat(), BY_HAND))
 
 
-def keep(course: Course, contest: Contest, student: str, content: bytes) -> str:
-    """Store a version and return its digest; one that is there stays as it is."""
+def store_version(course: Course, contest: Contest, student: str, content: bytes) -> str:
+    """Store a version unless it already exists, and return its digest.
+
+    Args:
+        course: the course.
+        contest: the contest.
+        student: the student's id.
+        content: the file.
+    """
     digest = store.digest_of(content)
     path = _version(course, contest, student, digest)
     if not path.is_file() or path.stat().st_size != len(content):
@@ -95,15 +118,30 @@ def keep(course: Course, contest: Contest, student: str, content: bytes) -> str:
 
 
 def versions(course: Course, contest: Contest, student: str) -> dict[str, datetime.datetime]:
-    """Return when each version first came in, by its digest, in the order of their receipts."""
-    found: dict[str, datetime.datetime] = {}
+    """Return the time of receipt of each version by digest, in the order of their receipts.
+
+    Args:
+        course: the course.
+        contest: the contest.
+        student: the student's id.
+    """
+    first_received: dict[str, datetime.datetime] = {}
     for receipt in receipts.read(course).get((student, label(contest)), []):
-        found.setdefault(receipt.digest, receipt.time)
-    return found
+        first_received.setdefault(receipt.digest, receipt.time)
+    return first_received
 
 
 def version(course: Course, contest: Contest, student: str, digest: str) -> bytes:
-    """Return a kept version. Raises LabError when it is gone or was changed."""
+    """Return a stored version.
+
+    Args:
+        course: the course.
+        contest: the contest.
+        student: the student's id.
+        digest: the version's SHA-256.
+
+    Raises LabError when it is missing or was changed.
+    """
     path = _version(course, contest, student, digest)
     try:
         content = path.read_bytes()

@@ -1,6 +1,6 @@
 """`python -P -m grader.contest.worker ROOT BACKEND`: a trusted process that plays submissions.
 
-One JSON line in and one out for each, as grader.batch.worker does; grader.batch.pool watches it.
+Each input line is a JSON task, and each output line its answer, as in grader.batch.worker.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grader.batch.worker import AGAIN, channel, guard, log_error, renew, say
+from grader.batch.worker import AGAIN, channel, guard, log_error, renew, send
 from grader.run import timing
 
 if TYPE_CHECKING:
     from grader.course import Course
 
 
-class Desk:
-    """The state that a worker keeps between tasks."""
+class TaskHandler:
+    """Runs a worker's tasks, and caches the secret cases between them."""
 
     def __init__(self, course: Course, backend: Any) -> None:
         """
@@ -51,31 +51,37 @@ class Desk:
 
 
 def main() -> None:
-    def desk() -> Desk:
+    def handler() -> TaskHandler:
         from grader.course import Course
         from grader.sandbox import choice
 
-        return Desk(Course(Path(sys.argv[1])), choice.choose(sys.argv[2]))
+        return TaskHandler(Course(Path(sys.argv[1])), choice.choose(sys.argv[2]))
 
     again = [] if AGAIN in sys.argv else [AGAIN]
-    serve(desk, [sys.executable, *sys.orig_argv[1:], *again], ready=not again)
+    serve(handler, [sys.executable, *sys.orig_argv[1:], *again], ready=not again)
 
 
-def serve(make: Callable[[], Desk], command: Sequence[str], *, ready: bool = False) -> None:
-    """Answer questions, as `grader.batch.worker.serve` does."""
+def serve(make: Callable[[], TaskHandler], command: Sequence[str], *, ready: bool = False) -> None:
+    """Answer tasks from standard input until it ends, like `grader.batch.worker.serve`.
+
+    Args:
+        make: creates the handler.
+        command: the program to restart as once an alarm rang.
+        ready: whether the worker has already reported that it is ready.
+    """
     guard()
     questions, answers = channel()
-    desk = make()
+    handler = make()
     if not ready:
-        say(answers, {"ready": True})
+        send(answers, {"ready": True})
     for line in questions:
         task = json.loads(line)
         try:
-            answer = desk.play(task)
+            answer = handler.play(task)
         except Exception as error:  # of ours, or of the contest's scorer; the next one has a chance
             log_error(task, error)
             answer = {"unplayed": f"the grader itself failed ({type(error).__name__})"}
-        say(answers, answer | {"task": task["task"]})
+        send(answers, answer | {"task": task["task"]})
         if timing.interrupted():
             renew(questions, answers, command)
 

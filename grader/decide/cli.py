@@ -188,13 +188,13 @@ def _value(book, lab: str, text: str) -> float | str:
 
 def _anew(course, lab: str, students: Sequence[str]) -> int:
     """Make the pages of these students again, penalties first, and grades.csv."""
-    from grader.batch.grading import pages_again
+    from grader.batch.grading import remake_pages
     from grader.report.grades import save
 
     work = [(lab, student) for student in students
             if course.notebook("autograded", lab, student).exists()]
     if work:
-        made = pages_again(course, work, lambda outcome: None)
+        made = remake_pages(course, work, lambda outcome: None)
         print(f"{len(made)} of {len(work)} feedback pages made again; hand them out with "
               f"`lab feedback {lab}`")
     save(course)

@@ -152,7 +152,7 @@ def _list(what: str, lines: Iterable[str]) -> None:
 
 def _feedback(course: Course, layout: Layout, matches: Matches, lab: str, path: Path) -> None:
     """Write the zip. Raises LabError when there is nothing to put into it."""
-    from grader.batch.grading import pages_again
+    from grader.batch.grading import remake_pages
     from grader.course import Submission
     from grader.export.archive import names, zipped
     from grader.report.show import progress
@@ -166,7 +166,7 @@ def _feedback(course: Course, layout: Layout, matches: Matches, lab: str, path: 
               if course.notebook("autograded", lab, student).exists()]
     work = [(lab, student) for student in graded if student in named]
     with progress(len(work)) as step:
-        made = {student for _, student in pages_again(course, work, step)} if work else set()
+        made = {student for _, student in remake_pages(course, work, step)} if work else set()
     _list("no page in the zip", (f"{visible(student)}: {without.get(student, 'no page was made')}"
                                  for student in graded if student not in made))
     if not made:

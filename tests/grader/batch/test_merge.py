@@ -141,7 +141,7 @@ def test_attempts_are_counted_by_what_was_submitted(desk):
     assert all(one["score"] == 5.0 and one["received"] and one["at"] for one in history)
 
 
-@pytest.mark.parametrize("moment", ["_put_notebook", "now", "enrol", "penalise"])
+@pytest.mark.parametrize("moment", ["_write_notebook", "now", "enrol", "penalise"])
 def test_a_merge_that_is_cut_off_is_repeated_whole(desk, monkeypatch, moment):
     """A kill cannot be caught; an error at the same place leaves the same files and rows."""
     class Killed(BaseException):
@@ -158,12 +158,13 @@ def test_a_merge_that_is_cut_off_is_repeated_whole(desk, monkeypatch, moment):
         with pytest.raises(Killed):
             desk.merge(result)
     assert desk.row()["state"] == "ungraded" and desk.row()["score"] == ""
-    assert batch.waiting(Submission(desk.course, NAME, "ada"), desk_settings("limits")) == result
+    submission, limits = Submission(desk.course, NAME, "ada"), desk_settings("limits")
+    assert batch.pending_result(submission, limits) == result
     desk.merge(result)
     assert (desk.row()["state"], desk.row()["score"], desk.row()["attempt"]) == (
         "graded", "5.0", "2")
     assert Submission(desk.course, NAME, "ada").record.set_aside == {"batch-check": [3.0, None]}
-    assert batch.waiting(Submission(desk.course, NAME, "ada"), desk_settings("limits")) is None
+    assert batch.pending_result(submission, limits) is None
 
 
 def desk_settings(digest: str):
@@ -178,13 +179,13 @@ def desk_settings(digest: str):
 def test_a_result_of_other_limits_another_lab_or_another_notebook_is_not_used(desk):
     result = desk.result()
     course = desk.course
-    assert batch.waiting(Submission(course, NAME, "ada"), desk_settings("limits")) == result
-    assert batch.waiting(Submission(course, NAME, "ada"), desk_settings("others")) is None
+    assert batch.pending_result(Submission(course, NAME, "ada"), desk_settings("limits")) == result
+    assert batch.pending_result(Submission(course, NAME, "ada"), desk_settings("others")) is None
     submit(course, "ada", answered(desk.released, WRONG))
-    assert batch.waiting(Submission(course, NAME, "ada"), desk_settings("limits")) is None
+    assert batch.pending_result(Submission(course, NAME, "ada"), desk_settings("limits")) is None
     submit(course, "ada", answered(desk.released, RIGHT))
     course.notebook("source", NAME).write_text("{}")
-    assert batch.waiting(Submission(course, NAME, "ada"), desk_settings("limits")) is None
+    assert batch.pending_result(Submission(course, NAME, "ada"), desk_settings("limits")) is None
 
 
 @pytest.mark.parametrize("spoil", [

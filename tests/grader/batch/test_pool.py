@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from grader.batch import pool as pool_module
-from grader.batch.pool import Done, Pool
+from grader.batch.pool import FinishedTask, Pool
 from labcore.errors import LabError
 
 WORKER = """
@@ -57,7 +57,7 @@ def make(tmp_path, monkeypatch):
     return make
 
 
-def all_of(pool: Pool) -> list[Done]:
+def all_of(pool: Pool) -> list[FinishedTask]:
     found = []
     while ended := pool.next():
         found.append(ended)
@@ -126,7 +126,7 @@ def test_the_end_leaves_no_process(make):
     with make() as pool:
         pids = [worker.process.pid for worker in pool.workers]
         pool.add({"do": "grade", "act": "hang", "n": 0}, 60)
-        pool.ended()
+        pool.finished()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from grader.contest import attempts, secret, standings
-from grader.contest.grading import take_in
+from grader.contest.grading import register_submissions
 from grader.course.roster import Person
 from lab import cli
 from tests.grader.conftest import run
@@ -84,7 +84,7 @@ def test_students_have_the_names_of_the_roster(course, contest, submit, monkeypa
     monkeypatch.setattr(standings, "roster_of", lambda course: [Person("ada", "Ada", "<b>L")])
     submit("ada", SHIPPED)
     submit("bob", SHIPPED)
-    take_in(course, contest)
+    register_submissions(course, contest)
     assert cli.main(["contest", "table", contest.name]) == 0
     folder = attempts.results(course, contest)
     assert ">Ada &lt;b&gt;L (ada)<" in (folder / "pipelines.html").read_text()

@@ -8,10 +8,10 @@ import json
 
 import pytest
 
-from grader.batch.pool import Done
+from grader.batch.pool import FinishedTask
 from grader.contest import attempts, page, secret, submissions
-from grader.contest.attempts import Attempt
-from grader.contest.grading import enter, take_in, waiting
+from grader.contest.attempts import ContestAttempt
+from grader.contest.grading import enter, register_submissions, versions_to_play
 from grader.contest.standings import Row, ranked, standings
 from grader.run.settings import settings_of
 from labkit.contest.play import FLOOR, Outcome, points
@@ -27,14 +27,14 @@ def made_with(course, contest):
 @pytest.fixture
 def played(course, contest, submit, made_with):
     """Submit a version, and enter what a worker would report: one score for all cases."""
-    def played(student: str, text: str, score: float, **more) -> Attempt:
+    def played(student: str, text: str, score: float, **more) -> ContestAttempt:
         submit(student, text)
-        take_in(course, contest)
+        register_submissions(course, contest)
         digest = list(submissions.versions(course, contest, student))[-1]
         outcomes = [vars(Outcome(case.name, case.group, score, **more))
                     for case in secret.cases(course, contest)]
         body = {"student": student, "digest": digest}
-        return enter(course, contest, made_with, Done(body, {"outcomes": outcomes})).attempt
+        return enter(course, contest, made_with, FinishedTask(body, {"outcomes": outcomes})).attempt
 
     return played
 
@@ -75,34 +75,34 @@ def test_scores_of_other_cases_do_not_count_until_they_are_played_again(course, 
     found = row(standings(course, contest), "ada")
     assert (found.rank, found.note) == (0, "not played yet")
     now = secret.digest(contest, secret.cases(course, contest), settings_of(course.settings()))
-    assert [student for student, _ in waiting(course, contest, now)] == ["ada"]
+    assert [student for student, _ in versions_to_play(course, contest, now)] == ["ada"]
 
 
 def test_what_could_not_be_played_takes_no_score_away_and_is_tried_again(course, contest, played,
                                                                          made_with):
     first = played("ada", "a = 1", 0.5)
     body = {"student": "ada", "digest": first.digest}
-    enter(course, contest, made_with, Done(body, None, "gave no answer in time"))
+    enter(course, contest, made_with, FinishedTask(body, None, "gave no answer in time"))
     assert row(standings(course, contest), "ada").points == 50
     played("bob", "b = 1", 0.5)
     (bob,) = submissions.versions(course, contest, "bob")
     attempts.write(course, contest, "bob", {}, "")
-    enter(course, contest, made_with, Done({"student": "bob", "digest": bob}, None, "died"))
+    enter(course, contest, made_with, FinishedTask({"student": "bob", "digest": bob}, None, "died"))
     found = row(standings(course, contest), "bob")
     assert (found.rank, found.note) == (0, "not played: a worker process died")
-    assert waiting(course, contest, made_with) == [("bob", bob)]
+    assert versions_to_play(course, contest, made_with) == [("bob", bob)]
 
 
 def test_a_refused_resubmission_keeps_the_score_and_is_named(course, contest, played, submit):
     played("ada", "a = 1", 0.5)
     submit("ada", b"\xff")
-    take_in(course, contest)
+    register_submissions(course, contest)
     found = row(standings(course, contest), "ada")
     assert found.points == 50 and "not UTF-8" in found.note
     hidden = row(standings(course, contest, hide=True), "ada")
     assert hidden.note == "the newest file was not played"
     submit("ada", "a = 1")
-    take_in(course, contest)
+    register_submissions(course, contest)
     assert row(standings(course, contest), "ada").note == ""
 
 
@@ -116,7 +116,7 @@ def test_a_damaged_file_gives_no_score_and_is_played_again(course, contest, play
     (path,) = attempts.results(course, contest).glob("attempts/ada.json")
     path.write_text(damage(path.read_text()))
     assert row(standings(course, contest), "ada").rank == 0
-    assert waiting(course, contest, made_with) == [("ada", first.digest)]
+    assert versions_to_play(course, contest, made_with) == [("ada", first.digest)]
     played("ada", "a = 1", 0.5)
     assert row(standings(course, contest), "ada").points == 50
     assert path.with_name("ada.json.damaged").exists()
@@ -164,11 +164,11 @@ def test_pseudonyms_are_all_that_a_public_page_has_of_a_student(course, contest,
     rows = standings(course, contest, named, hide=True)
     for text in (page.page(contest, rows), page.table(contest, rows)):
         assert named["ada"] in text and "ada," not in text and ">ada" not in text
-    assert f"ada,{named['ada']}" in page.who(named)
+    assert f"ada,{named['ada']}" in page.pseudonym_table(named)
 
 
 def test_points_come_from_the_outcomes_alone(played):
     """There is no total in the file that somebody could change on its own."""
     found = played("ada", "a = 1", 0.5)
     assert found.points == points(found.outcomes)
-    assert "points" not in {field.name for field in dataclasses.fields(Attempt)}
+    assert "points" not in {field.name for field in dataclasses.fields(ContestAttempt)}

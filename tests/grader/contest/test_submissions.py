@@ -8,7 +8,7 @@ import os
 import pytest
 
 from grader.contest import submissions
-from grader.contest.grading import take_in
+from grader.contest.grading import register_submissions
 from grader.course.reasons import Unusable
 from grader.course.times import now
 from labcore.errors import LabError
@@ -69,7 +69,7 @@ def test_what_is_no_plain_small_text_is_refused(course, contest, submit, tmp_pat
     with pytest.raises(Unusable) as error:
         submissions.read(course, contest, "eve")
     assert reason in str(error.value) and "SECRET" not in str(error.value)
-    assert list(take_in(course, contest)) == ["eve"]
+    assert list(register_submissions(course, contest)) == ["eve"]
     assert list(submissions.versions(course, contest, "ada"))
     assert not submissions.versions(course, contest, "eve")
 
@@ -78,18 +78,18 @@ def test_a_forged_modification_time_is_not_when_it_came_in(course, contest, subm
     path = submit("eve", "x = 1")
     os.utime(path, (0, 0))
     before = now() - datetime.timedelta(minutes=5)
-    take_in(course, contest)
+    register_submissions(course, contest)
     (when,) = submissions.versions(course, contest, "eve").values()
     assert before < when < now() + datetime.timedelta(minutes=5)
     path.chmod(0o600)  # which changes its ctime, and not when it came in
-    take_in(course, contest)
+    register_submissions(course, contest)
     assert list(submissions.versions(course, contest, "eve").values()) == [when]
 
 
 def test_every_version_is_kept_and_must_be_what_came_in(course, contest, submit):
     for text in ("x = 1", "x = 2", "x = 1"):
         submit("ada", text)
-        take_in(course, contest)
+        register_submissions(course, contest)
     first, second = submissions.versions(course, contest, "ada")
     assert submissions.version(course, contest, "ada", first) == b"x = 1"
     assert submissions.version(course, contest, "ada", second) == b"x = 2"
@@ -102,10 +102,10 @@ def test_every_version_is_kept_and_must_be_what_came_in(course, contest, submit)
 def test_a_folder_that_is_nobodys_is_named(course, contest, submit):
     submit("ada", "x = 1")
     submit("a:b", "x = 1")
-    assert "no student's id" in take_in(course, contest)["a:b"]
+    assert "no student's id" in register_submissions(course, contest)["a:b"]
     assert submissions.students(course, contest) == ["ada"]
 
 
 def test_nothing_submitted_is_said(course, contest):
     with pytest.raises(LabError, match=r"contests/pipelines/STUDENT/pipelines\.py"):
-        take_in(course, contest)
+        register_submissions(course, contest)

@@ -43,7 +43,7 @@ def make(course, released):
         with records.gradebook(course) as book:
             merge.merge(course, config, book, result)
             submission = Submission(course, NAME, "ada")
-            pages.Pages(course, config).make(submission, merge.given(submission, book))
+            pages.Pages(course, config).make(submission, merge.feedback_values(submission, book))
         return Submission(course, NAME, "ada").page.read_text()
 
     return make

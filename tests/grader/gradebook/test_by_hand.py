@@ -105,7 +105,7 @@ def made(desk: Desk, work) -> batch.Batch:
     with records.gradebook(desk.course) as book:
         found = batch.Batch(desk.course, SimpleNamespace(digest=lambda: "limits"), desk.config,
                             book, pool, lambda outcome: None)
-        found.rest = found.sort_out(work, anew=False)
+        found.rest = found.triage(work, anew=False)
     return found
 
 
@@ -162,7 +162,7 @@ def test_who_was_removed_from_the_gradebook_is_graded_again(desk):
         book.remove_student("ada")
     assert desk.row()["reason"] == "not in the gradebook"
     assert made(desk, ADA).rest == ADA
-    assert grading.pages_again(desk.course, ADA, lambda outcome: None) == []
+    assert grading.remake_pages(desk.course, ADA, lambda outcome: None) == []
 
 
 def test_a_note_on_a_missing_page_goes_when_there_is_one(desk):
@@ -171,7 +171,7 @@ def test_a_note_on_a_missing_page_goes_when_there_is_one(desk):
     found = made(desk, ADA)
     found.keep(Submission(desk.course, NAME, "ada"), page_again=True)  # as `lab feedback` does
     ended = SimpleNamespace(body={"lab": NAME, "student": "ada"}, answer={}, fault="")
-    found.paged(ended)
+    found.handle_page(ended)
     assert Submission(desk.course, NAME, "ada").record.notes == ["other"]
 
 
@@ -205,7 +205,8 @@ def test_the_table_says_how_many_scores_a_person_has_yet_to_complete(desk):
         book.find_grade("batch-check", NAME, NAME, "ada").needs_manual_grade = True
         book.db.commit()
     console = Console(record=True, width=120, file=io.StringIO())
-    show(console, [batch.Outcome("ada", NAME, record, 0.0, True)], report.save(desk.course), 1.0)
+    show(console, [batch.GradingOutcome("ada", NAME, record, 0.0, True)],
+         report.save(desk.course), 1.0)
     assert "to grade by hand: 1 of the graded" in console.export_text()
 
 
@@ -215,6 +216,6 @@ def test_the_table_does_not_call_an_excused_student_ungraded(desk):
     rows = report.save(desk.course)
     for state in ("ungraded", "excused"):
         console = Console(record=True, width=120, file=io.StringIO())
-        show(console, [batch.Outcome("ada", NAME, record, 0.0, True)],
+        show(console, [batch.GradingOutcome("ada", NAME, record, 0.0, True)],
              [replace(row, state=state) for row in rows], 1.0)
         assert ("ungraded: ada" in console.export_text()) == (state == "ungraded")

@@ -49,7 +49,7 @@ def late(template_late, tmp_path, monkeypatch) -> Office:
 def quick(monkeypatch):
     """Pages are another test's: what asks for them is noted."""
     asked = []
-    monkeypatch.setattr("grader.batch.grading.pages_again",
+    monkeypatch.setattr("grader.batch.grading.remake_pages",
                         lambda course, work, done: asked.extend(work) or work)
     return asked
 
@@ -230,7 +230,7 @@ def test_a_submission_that_is_set_aside_is_left_alone_until_another_comes(office
     with records.gradebook(office.course) as book:
         batch = Batch(office.course, Grading(), office.config, book, None, ended.append)
         for anew in (False, True):
-            assert batch.sort_out([(NAME, "ada")], anew) == []
+            assert batch.triage([(NAME, "ada")], anew) == []
     assert [one.again for one in ended] == [False, False]
     capsys.readouterr()
     assert office.lab("aside") == 0 and "asked for another" in capsys.readouterr().out
@@ -238,7 +238,7 @@ def test_a_submission_that_is_set_aside_is_left_alone_until_another_comes(office
     assert "set aside" not in office.row()["reason"]
     with records.gradebook(office.course) as book:
         batch = Batch(office.course, Grading(), office.config, book, None, ended.append)
-        assert batch.sort_out([(NAME, "ada")], False) == [(NAME, "ada")]
+        assert batch.triage([(NAME, "ada")], False) == [(NAME, "ada")]
 
 
 @pytest.mark.parametrize("words, said", [

@@ -74,7 +74,7 @@ def test_a_record_that_does_not_fit_stops_the_batch_and_its_result_waits(office,
     monkeypatch.undo()
     assert Submission(office.course, NAME, "mary").record is None
     assert not list((office.course.root / "attempts").rglob(".*"))
-    waiting = batch.waiting(Submission(office.course, NAME, "mary"), desk_settings("limits"))
+    waiting = batch.pending_result(Submission(office.course, NAME, "mary"), desk_settings("limits"))
     office.merge(waiting)
     assert (office.row("mary")["score"], office.row()["score"]) == ("5.0", "3.0")
 

@@ -10,7 +10,7 @@ import pytest
 from nbgrader.api import MissingEntry
 
 from grader.batch.batch import Batch
-from grader.batch.interrupts import held_back
+from grader.batch.interrupts import deferred_interrupts
 from grader.course import Submission, reasons
 from grader.gradebook import records
 from tests.grader import small_lab
@@ -103,7 +103,7 @@ def test_lab_grade_reports_what_was_entered_and_exits_with_130(course, released)
 
 
 def test_a_block_that_fails_raises_its_own_error():
-    with pytest.raises(ValueError), held_back():
+    with pytest.raises(ValueError), deferred_interrupts():
         os.kill(os.getpid(), signal.SIGINT)
         raise ValueError
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

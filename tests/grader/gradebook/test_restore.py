@@ -31,7 +31,7 @@ def test_what_was_graded_after_the_backup_is_entered_again(office, capsys):
     said = capsys.readouterr().out
     assert "lacks 1 of the grades in attempts/" in said and f"  mary, {NAME}" in said, said
     assert (office.row("mary")["state"], office.row("mary")["reason"]) == ("ungraded", REASON)
-    waiting = batch.waiting(Submission(office.course, NAME, "mary"), desk_settings("limits"))
+    waiting = batch.pending_result(Submission(office.course, NAME, "mary"), desk_settings("limits"))
     office.merge(waiting)
     assert (office.row("mary")["score"], office.row()["score"]) == ("2.0", "3.0")
 

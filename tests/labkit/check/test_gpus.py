@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from grader.run.proxies import Function
-from grader.run.remote import Lost
+from grader.run.remote import SandboxLost
 from labkit import check
 from labkit.check import on_gpus, wire
 from labkit.check.checks import Failed
@@ -158,7 +158,7 @@ def test_a_forged_record_is_no_verdict(recorded):
         with pytest.raises(on_gpus.BadRecords):
             on_gpus.read(recorded | answer, cluster)
     side = remote(lambda do, **fields: {"value": wire.dumps(recorded | answers[0]).decode()})
-    with pytest.raises(Lost):
+    with pytest.raises(SandboxLost):
         side.gpus(Function("driver", side), cluster, (), {}, 10)
 
 
@@ -197,7 +197,7 @@ def test_a_lack_of_memory_is_not_the_students(monkeypatch):
 def test_a_refused_record_says_why():
     sent = {"state": "returned", "records": ["!\033[31m", "!"]}
     side = remote(lambda do, **fields: {"value": wire.dumps(sent).decode()})
-    with pytest.raises(Lost):
+    with pytest.raises(SandboxLost):
         side.gpus(Function("driver", side), on_gpus.Cluster("h100:2"), (), {}, 10)
     assert str(side.lost).startswith("its response is not of the kind that was asked for: "
                                      "a record is not packed text: ")
@@ -227,6 +227,6 @@ def test_the_same_figures_come_through_a_guest(student):
 def test_a_driver_that_was_too_slow_is_no_verdict_when_graded():
     late = {"state": "late", "text": "rank 0 of 1 did not finish within 50 s"}
     side = remote(lambda do, **fields: {"value": wire.dumps(late).decode()})
-    with pytest.raises(Lost):
+    with pytest.raises(SandboxLost):
         side.gpus(Function("driver", side), on_gpus.Cluster("h100:2"), (), {}, 50)
     assert side.unmeasured == "out of time on virtual GPUs (50 s)"

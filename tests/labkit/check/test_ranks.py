@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from IPython.core.formatters import DisplayFormatter
 
-from grader.run.channel import Died
+from grader.run.channel import SandboxDied
 from grader.run.proxies import Function
-from grader.run.remote import Lost, Remote
+from grader.run.remote import Remote, SandboxLost
 from labkit import check
 from labkit.check import on_gpus, on_ranks, wire
 from labkit.check.checks import Failed
@@ -80,7 +80,7 @@ class InProcess:
 
 def remote(ask: Any) -> Remote:
     def dies(*_: Any) -> dict:
-        raise Died("exit code 1")
+        raise SandboxDied("exit code 1")
 
     return Remote(ask, "seed", dies)
 
@@ -210,13 +210,13 @@ def test_a_forged_outcome_is_no_verdict(change):
     with pytest.raises(on_ranks.Forged):
         on_ranks.read(GOOD | change, 2)
     other = remote(lambda do, **fields: {"value": wire.dumps(GOOD | change).decode()})
-    with pytest.raises(Lost):
+    with pytest.raises(SandboxLost):
         other.ranks(Function("driver", other), 2, (), {}, 10)
 
 
 def test_ranks_that_were_too_slow_are_no_verdict_when_graded():
     late = {"state": "late", "text": "rank 0 of 2 did not finish within 40 s"}
     other = remote(lambda do, **fields: {"value": wire.dumps(late).decode()})
-    with pytest.raises(Lost):
+    with pytest.raises(SandboxLost):
         other.ranks(Function("driver", other), 2, (), {}, 40)
     assert other.unmeasured == "out of time on 2 ranks (40 s)"

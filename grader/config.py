@@ -17,7 +17,7 @@ from traitlets.config import Config
 from grader.feedback.page import Bounded, EmbedImages, HideTests, Page, SayUnscored
 from grader.gradebook.late import AssignPenalties, LatePenalty
 from grader.gradebook.notices import Notices
-from grader.gradebook.pending import SayPending
+from grader.gradebook.pending import MarkPending
 from grader.gradebook.watch import watch
 from grader.nbgrader_plugin import formgrader_pages
 from grader.nbgrader_plugin.execute import RunSubmission
@@ -64,7 +64,7 @@ def configure(c: Config) -> None:
     c.Execute.skip_cells_with_tag = "explore"
     c.GenerateFeedback.exporter_class = Page
     c.GenerateFeedback.preprocessors = [HideTests, SayUnscored, Bounded, stock.GetGrades,
-                                        Notices, SayPending, CSSHTMLHeaderPreprocessor]
+                                        Notices, MarkPending, CSSHTMLHeaderPreprocessor]
     # Also what formgrader shows to the instructor.
     c.HTMLExporter.preprocessors = [ShowRubrics, Harmless, EmbedImages]
     c.HTMLExporter.sanitize_html = True

@@ -25,7 +25,7 @@ from grader.course.record import Record
 from grader.gradebook import notices, records
 from grader.gradebook.decisions import set_aside
 from grader.gradebook.faults import StorageFault, fault_of
-from grader.gradebook.late import penalise_again
+from grader.gradebook.late import recalculate_penalty
 from grader.gradebook.ungraded import leave_ungraded
 from grader.run import results
 from grader.run.attempt import Attempt
@@ -124,7 +124,7 @@ class Batch:
         if current(submission, self.book):
             record = replace(record, state="graded", reason="")  # by a person's scores, maybe
             with contextlib.suppress(reasons.Unusable):  # timestamp.txt: then as it was
-                is_other = penalise_again(submission, self.config, self.book)
+                is_other = recalculate_penalty(submission, self.config, self.book)
         outcome = GradingOutcome(submission.student, submission.lab, record, 0.0, False)
         wanted = page_again or not (submission.page.exists() or any(
             note.startswith(NO_PAGE) for note in record.notes))
@@ -188,7 +188,8 @@ class Batch:
                                exc_info=True)
             reason = reasons.explain(error)
             if not isinstance(error, reasons.Unusable):
-                reason = (OURS if records.is_ours(error) else THEIRS) + self.with_log_name(reason)
+                blame = OURS if records.is_grader_fault(error) else THEIRS
+                reason = blame + self.with_log_name(reason)
             attempt = replace(attempt, state="ungraded", notebook=None, scores={}, unscored=(),
                               reason=reason)
             record = merge(self.course, self.config, self.book, replace(result, attempt=attempt))
@@ -203,7 +204,7 @@ class Batch:
         submission = Submission(self.course, outcome.lab, outcome.student)
         self.awaiting_page[submission.key] = outcome
         values = feedback_values(submission, self.book)
-        values["notices"] = notices.of(submission, self.book)
+        values["notices"] = notices.notices_of(submission, self.book)
         self.pool.add({"do": "feedback", "lab": outcome.lab, "student": outcome.student,
                        "given": values}, SECONDS_PER_PAGE, first=True)
 

@@ -20,9 +20,9 @@ from grader.course import Course, Submission
 from grader.course.received import received, stamped
 from grader.course.record import Record, now, with_this
 from grader.gradebook import byhand, entered
-from grader.gradebook.late import penalise
+from grader.gradebook.late import penalize
 from grader.gradebook.pending import pending
-from grader.gradebook.records import NOT_ISOLATED, enrol, entry_of, net
+from grader.gradebook.records import NOT_ISOLATED, enroll, entry_of, net_score
 from grader.gradebook.ungraded import leave_ungraded
 from grader.run.attempt import Attempt
 from grader.run.results import Result
@@ -69,21 +69,22 @@ def merge(course: Course, settings: Config, book: Gradebook, result: Result) -> 
     if attempt.notebook is None:
         return leave_ungraded(submission, attempt.reason, book, attempt=result.id,
                               notes=attempt.notes)
-    byhand.give_back_extension(submission, book)
+    byhand.reinstate_extension(submission, book)
     byhand.set_aside_older(submission, book)
     try:
         entry = _enter(submission, settings, book, attempt)
         entered.write(submission, book, result.id)
-        aside, of = byhand.give_back(submission, entry)
+        aside, of = byhand.reinstate(submission, entry)
         book.db.commit()
     except BaseException:
         book.db.rollback()
         raise
     _write_notebook(submission, attempt)
-    notes = [*attempt.notes, *([] if attempt.isolated else [NOT_ISOLATED]), *byhand.note(aside)]
+    notes = [*attempt.notes, *([] if attempt.isolated else [NOT_ISOLATED]),
+             *byhand.set_aside_notes(aside)]
     history = with_this(submission.record, submission.digest, at=now(), state=attempt.state,
                         received=received(submission),
-                        score=net(entry) if attempt.state == "graded" else None)
+                        score=net_score(entry) if attempt.state == "graded" else None)
     record = Record(attempt.state, submission.digest, attempt.reason, notes, now(), aside, of,
                     attempt.lab_digest, result.id, list(attempt.unscored), history)
     submission.save(record)
@@ -100,7 +101,7 @@ def _enter(submission: Submission, settings: Config, book: Gradebook, attempt: A
         attempt: the attempt.
     """
     lab, student = submission.key
-    enrol(book, student)
+    enroll(book, student)
     entry = _entry(submission, book)
     notebook_entry = next(one for one in entry.notebooks if one.name == lab)
     notebook = nbformat.from_dict(attempt.notebook)
@@ -118,7 +119,7 @@ def _enter(submission: Submission, settings: Config, book: Gradebook, attempt: A
             grade.needs_manual_grade = True
     book.db.flush()
     book.db.refresh(notebook_entry)  # its score is the sum of what was just entered
-    penalise(settings, entry, notebook_entry, student)
+    penalize(settings, entry, notebook_entry, student)
     return entry
 
 

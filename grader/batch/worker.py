@@ -106,11 +106,11 @@ def serve(make: Callable[[], TaskHandler], command: Sequence[str], *, ready: boo
         try:
             answer = {"grade": handler.grade, "feedback": handler.feedback}[task["do"]](task)
         except Exception as error:  # the parent says whose it was; the next task has a chance
-            from grader.gradebook.records import is_ours
+            from grader.gradebook.records import is_grader_fault
 
             log_error(task, error)
             answer = {"failed": str(error) if isinstance(error, LabError) else type(error).__name__,
-                      "ours": is_ours(error)}
+                      "ours": is_grader_fault(error)}
             if isinstance(error, OSError) and error.errno in NO_ROOM and Path(
                     str(error.filename)).is_relative_to(handler.course.root):
                 answer["no room"] = said_of(error)  # on the course's disk, which no student fills

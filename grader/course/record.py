@@ -62,7 +62,7 @@ def read_record(path: Path) -> Record | None:
 def with_this(before: Record | None, digest: str, **entry: Any) -> list[dict[str, Any]]:
     """The history with this attempt in it: one entry for each notebook that was submitted, in the
     order in which they were first graded. `entry`: at, received, state, score, and settled when
-    it is about to be followed by another (byhand.settled)."""
+    it is about to be followed by another (byhand.with_final_score)."""
     found = list(before.history) if before else []
     new = {"digest": digest, **entry}
     for index, one in enumerate(found):

@@ -68,7 +68,8 @@ def run_extend(arguments: argparse.Namespace) -> int:
     course = open_course()
     if _lists(course, arguments):
         with gradebook(course) as book:
-            return _list_extensions(extensions.given(course, book).values(), arguments.words)
+            granted = extensions.all_extensions(course, book).values()
+            return _list_extensions(granted, arguments.words)
     with course.held(), protected(gradebook_file(course)), gradebook(course) as book:
         students, lab, date = _named(course, book, arguments, EXTEND_USAGE)
         due = parse_time(date, "DATE") if date else None

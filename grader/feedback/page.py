@@ -13,7 +13,7 @@ from nbconvert.preprocessors import Preprocessor
 from nbformat import NotebookNode, v4
 from nbgrader.preprocessors import ClearHiddenTests, NbGraderPreprocessor
 
-from grader.gradebook.notices import shown
+from grader.gradebook.notices import insert_notices
 from grader.gradebook.records import state, submission_of
 from grader.nbgrader_plugin import mathjax
 from grader.nbgrader_plugin.exporter import Sanitized
@@ -54,7 +54,7 @@ class Page(Sanitized):
             raise LabError(f"nbgrader's template for feedback has no {FIRST_IN_HEAD}")
         head = render("grader/feedback/head.html.j2", policy=POLICY)  # begins with the same tag
         text = text.replace(FIRST_IN_HEAD, head, 1)
-        return shown(text, resources), resources
+        return insert_notices(text, resources), resources
 
 
 class Bounded(Preprocessor):

@@ -1,8 +1,8 @@
-"""Copies of the gradebook in `backups/` beside it: before and after everything of ours that writes.
+"""Back up the gradebook to `backups/` beside it, before and after each command that writes to it.
 
-A copy is made by SQLite's own backup, which needs no other process to stop, and only when the
-gradebook has changed since the last one. The newest ten stay, and the last one of each of the
-seven newest days.
+SQLite's backup API makes the copies, so no other process has to stop, and only if the gradebook has
+changed since the last copy. The newest ten copies stay, and the last one of each of the seven
+newest days.
 """
 
 from __future__ import annotations
@@ -56,78 +56,81 @@ def counts(connection: sqlite3.Connection) -> Counts:
     return Counts(*connection.execute(COUNTS).fetchone())
 
 
-def listed(path: Path) -> list[Backup]:
-    """The backups of the gradebook at `path`, newest first. Damaged ones are left out, and so is
-    anything else in the folder."""
-    found = []
+def backups_of(path: Path) -> list[Backup]:
+    """Return the sound backups of the gradebook at `path`, newest first."""
+    sound_copies = []
     for copy in sorted((path.parent / FOLDER).glob("gradebook-*.db"), reverse=True):
         if match := NAME.fullmatch(copy.name):
             with contextlib.suppress(sqlite3.Error, OSError, LabError):
-                found.append(read(copy, datetime.datetime.strptime(match[1], TIME)))
-    return found
+                sound_copies.append(read(copy, datetime.datetime.strptime(match[1], TIME)))
+    return sound_copies
 
 
-def damaged(path: Path) -> list[Path]:
+def damaged_backups(path: Path) -> list[Path]:
     """Return the backups that cannot be restored."""
-    sound = {backup.path for backup in listed(path)}
+    sound = {backup.path for backup in backups_of(path)}
     return [copy for copy in sorted((path.parent / FOLDER).glob("gradebook-*.db"))
             if copy not in sound]
 
 
 def read(copy: Path, time: datetime.datetime, whole: bool = False) -> Backup:
-    """Look into a copy of a gradebook. Raises sqlite3.Error, or LabError when it is none.
+    """Read a copy of a gradebook.
 
     Args:
         copy: the file.
         time: when it was made, UTC.
         whole: also check every page and index, which takes longer.
+
+    Raises sqlite3.Error, or LabError when it is not a gradebook.
     """
     with contextlib.closing(mark.connect(copy)) as connection:
-        if whole and (found := connection.execute("PRAGMA integrity_check(3)").fetchall()
+        if whole and (problems := connection.execute("PRAGMA integrity_check(3)").fetchall()
                       ) != [("ok",)]:
-            raise LabError(f"{copy} is damaged ({found[0][0][:200]})")
+            raise LabError(f"{copy} is damaged ({problems[0][0][:200]})")
         tables = {name for name, in connection.execute("SELECT name FROM sqlite_master")}
         if not tables.issuperset(TABLES):
             raise LabError(f"{copy} is no gradebook: it has no table "
                            f"{min(TABLES - tables)}")
-        return Backup(copy, time.replace(tzinfo=datetime.UTC), mark.inside(connection),
+        return Backup(copy, time.replace(tzinfo=datetime.UTC), mark.header_mark(connection),
                       counts(connection))
 
 
 def back_up(path: Path) -> Path | None:
-    """Copy the gradebook at `path`; the copy, or None where there is none or nothing changed.
+    """Copy the gradebook at `path` and return the copy; None if there is none or nothing has
+    changed.
 
-    Raises LabError when it cannot be copied; nothing half written stays.
+    Raises LabError when it cannot be copied; no partial file stays.
     """
     if not path.is_file() or path.stat().st_size == 0:
         return None
     with explained(path), contextlib.closing(mark.connect(path)) as connection:
-        now, last = mark.inside(connection), _last(path)
+        now, last = mark.header_mark(connection), _last(path)
         if last and now.name and last == now:
             return None
         folder = path.parent / FOLDER
         folder.mkdir(mode=0o770, exist_ok=True)
         time = datetime.datetime.now(datetime.UTC)
-        made = copied(connection, folder / f"gradebook-{time:{TIME}}Z.db")
+        made = copy_database(connection, folder / f"gradebook-{time:{TIME}}Z.db")
     rotate(folder)
     return made
 
 
 def _last(path: Path) -> mark.Mark | None:
-    """The mark of the newest backup; None without one, or when it is damaged."""
+    """Return the mark of the newest backup; None if there is none or it is damaged."""
     for copy in sorted((path.parent / FOLDER).glob("gradebook-*.db"), reverse=True)[:1]:
-        with contextlib.suppress(sqlite3.Error), contextlib.closing(mark.connect(copy)) as found:
-            return mark.inside(found)
+        with (contextlib.suppress(sqlite3.Error),
+              contextlib.closing(mark.connect(copy)) as connection):
+            return mark.header_mark(connection)
     return None
 
 
-def copied(connection: sqlite3.Connection, target: Path, stamp: mark.Mark | None = None) -> Path:
-    """Copy an open gradebook to `target`, which appears complete, checked and on the disk, or not
-    at all. Raises LabError.
+def copy_database(connection: sqlite3.Connection, target: Path,
+                  stamp: mark.Mark | None = None) -> Path:
+    """Copy an open gradebook to `target` atomically, and check the copy. Raises LabError.
 
     Args:
         connection: the gradebook.
-        target: where the copy goes; readable by its owner only.
+        target: path of the copy, which only its owner can read.
         stamp: the mark to put into the copy; by default it keeps its own.
     """
     unfinished = target.with_name(f".{target.name}.{os.getpid()}")
@@ -137,7 +140,7 @@ def copied(connection: sqlite3.Connection, target: Path, stamp: mark.Mark | None
             with contextlib.closing(mark.connect(unfinished)) as copy:
                 connection.backup(copy)
                 if stamp:
-                    mark.put_inside(copy, stamp)
+                    mark.write_header_mark(copy, stamp)
                 if copy.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
                     raise LabError(f"the copy {target} came out damaged: look after the disk")
             with open(unfinished, "rb") as file:
@@ -161,20 +164,20 @@ def sync(folder: Path) -> None:
 
 def rotate(folder: Path) -> None:
     """Remove backups that are neither among the newest nor the last one of a recent day."""
-    found = sorted((copy for copy in folder.glob("gradebook-*.db") if NAME.fullmatch(copy.name)),
-                   reverse=True)
+    copies = sorted((copy for copy in folder.glob("gradebook-*.db") if NAME.fullmatch(copy.name)),
+                    reverse=True)
     days: dict[str, Path] = {}
-    for copy in found:
+    for copy in copies:
         days.setdefault(copy.name[:len("gradebook-20260101")], copy)
-    kept = {*found[:NEWEST], *list(days.values())[:DAYS]}
-    for copy in found:
+    kept = {*copies[:NEWEST], *list(days.values())[:DAYS]}
+    for copy in copies:
         if copy not in kept:
             copy.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def backed_up(path: Path) -> Iterator[None]:
-    """A backup before and after what is done to the gradebook within, also after an error."""
+    """Back up the gradebook before and after the block, even after an error."""
     back_up(path)
     try:
         yield

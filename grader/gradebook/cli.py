@@ -1,4 +1,4 @@
-"""`lab gradebook`: the backups, and one of them restored."""
+"""`lab gradebook`: list the backups, restore one, or accept the current gradebook."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def run_backups(arguments: argparse.Namespace) -> int:
 
     path = restore.path_of(open_course())
     table = Table("time (UTC)", "students", "grades", "by hand", "MB", "file")
-    found = backups.listed(path)
-    for backup in found:
+    copies = backups.backups_of(path)
+    for backup in copies:
         table.add_row(f"{backup.time:%Y-%m-%d %H:%M:%S}", str(backup.counts.students),
                       str(backup.counts.grades), str(backup.counts.by_hand),
                       f"{backup.path.stat().st_size / 1e6:.1f}", backup.path.name)
-    if found:
+    if copies:
         Console().print(table)
-    for copy in backups.damaged(path):
+    for copy in backups.damaged_backups(path):
         print(f"damaged, cannot be restored: {copy}")
-    print(f"{len(found)} backups in {path.parent / backups.FOLDER}/")
+    print(f"{len(copies)} backups in {path.parent / backups.FOLDER}/")
     return 0
 
 
@@ -60,12 +60,12 @@ def run_restore(arguments: argparse.Namespace) -> int:
           f"{done.backup.counts}")
     if done.aside:
         print("the file that was there is kept as " + ", ".join(map(str, done.aside)))
-    _say_again(done.again, "the backup lacks")
+    _report_missing(done.again, "the backup lacks")
     print("scores entered in formgrader and changes to the roster after that time are not in it")
     return 0
 
 
-def _say_again(again: list[tuple[str, str]], what: str) -> None:
+def _report_missing(again: list[tuple[str, str]], what: str) -> None:
     if not again:
         print("attempts/ has no grade that it lacks")
         return
@@ -82,5 +82,5 @@ def run_accept(arguments: argparse.Namespace) -> int:
     counts, again = accept(open_course())
     print(f"the gradebook is kept as it is: {counts}" if counts else
           "there is no gradebook; the next command makes a new one")
-    _say_again(again, "it lacks")
+    _report_missing(again, "it lacks")
     return 0

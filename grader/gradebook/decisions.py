@@ -1,7 +1,7 @@
 """An instructor's decisions about whole labs: `decisions.jsonl` in the course folder.
 
-A score, or that the student is excused, counts whatever is graded afterwards. Lines are only ever
-added, so the file also says who decided what before, and why.
+A decided score or an excuse counts no matter what is graded afterwards. Lines are only appended, so
+the file also records earlier decisions, their authors, and their reasons.
 """
 
 from __future__ import annotations
@@ -25,16 +25,23 @@ EXCUSED = "excused"
 
 @dataclass(frozen=True)
 class Decision:
-    """One line of the file."""
+    """One line of the file.
 
-    kind: str  # score | extension | aside
+    Attributes:
+        kind: score, extension, or aside.
+        value: points or "excused"; a due date in ISO 8601; the digest of the submission that is set
+        aside; None if the decision was taken back.
+        who: the user who ran the command.
+        at: UTC time.
+    """
+
+    kind: str
     student: str
     lab: str
-    value: float | str | None  # points or "excused"; a due date in ISO 8601; the digest of the
-    # submission that is set aside; None: taken back
+    value: float | str | None
     why: str
-    who: str  # the user who typed the command
-    at: str  # UTC
+    who: str
+    at: str
 
     def __str__(self) -> str:
         what = f"{self.value:g} points" if isinstance(self.value, float) else str(self.value)
@@ -47,13 +54,24 @@ def file_of(course: Course) -> Path:
 
 
 def current(course: Course, kind: str) -> dict[tuple[str, str], Decision]:
-    """The decisions of one kind that hold, by (lab, student). Raises LabError when a line is
-    damaged: a decision is never dropped silently."""
+    """Return the decisions of one kind that are in effect, by (lab, student).
+
+    Args:
+        course: the course.
+        kind: SCORE, EXTENSION, or ASIDE.
+
+    Raises LabError when a line is damaged, because a decision is never dropped silently.
+    """
     return {key: one for key, one in last(course, kind).items() if one.value is not None}
 
 
 def last(course: Course, kind: str) -> dict[tuple[str, str], Decision]:
-    """The last decision of one kind by (lab, student), also where it takes an earlier one back."""
+    """Return the last decision of one kind by (lab, student), including those that take one back.
+
+    Args:
+        course: the course.
+        kind: SCORE, EXTENSION, or ASIDE.
+    """
     path = file_of(course)
     try:
         status = path.stat()
@@ -64,28 +82,30 @@ def last(course: Course, kind: str) -> dict[tuple[str, str], Decision]:
 
 
 def set_aside(submission: Submission) -> str:
-    """Return why a person set aside what is submitted now; empty when nobody did. A new version of
-    the submission is graded again."""
-    found = current(submission.course, ASIDE).get(submission.key)
-    if found is None or found.value != submission.digest:
+    """Return why a person set the current submission aside; empty if nobody did.
+
+    A new version of the submission is graded again.
+    """
+    decision = current(submission.course, ASIDE).get(submission.key)
+    if decision is None or decision.value != submission.digest:
         return ""
-    return f"set aside by {found.who}: {found.why}"
+    return f"set aside by {decision.who}: {decision.why}"
 
 
 @functools.lru_cache(maxsize=2)
 def _read(path: Path, changed: int, size: int) -> list[Decision]:
-    found = []
+    decisions = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         try:
-            found.append(_sound(Decision(**json.loads(line))))
+            decisions.append(_validated(Decision(**json.loads(line))))
         except (ValueError, TypeError, RecursionError):
             raise LabError(f"{path}, line {number} is damaged: correct it, or restore the file "
                            "from a backup of the course folder") from None
-    return found
+    return decisions
 
 
-def _sound(one: Decision) -> Decision:
-    """Raise ValueError for a decision that is not valid."""
+def _validated(one: Decision) -> Decision:
+    """Return the decision. Raises ValueError when it is not valid."""
     texts = (one.kind, one.student, one.lab, one.why, one.who, one.at)
     by_kind = {SCORE: one.value is None or one.value == EXCUSED or _is_number(one.value),
                EXTENSION: one.value is None or isinstance(one.value, str),
@@ -115,7 +135,7 @@ def add(course: Course, kind: str, students: Sequence[str], lab: str, value: flo
     path = file_of(course)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     before = path.read_bytes() if path.exists() else b""
-    lines = [json.dumps(asdict(_sound(Decision(kind, student, lab, value, why, _user(), now))))
+    lines = [json.dumps(asdict(_validated(Decision(kind, student, lab, value, why, _user(), now))))
              for student in students]
     put_whole(path, before + "".join(line + "\n" for line in lines).encode(), 0o600)
 

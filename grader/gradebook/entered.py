@@ -41,9 +41,9 @@ def write(submission: Submission, book: Gradebook, attempt: str = "") -> None:
                                            attempt=attempt))
 
 
-def held(connection: sqlite3.Connection) -> dict[Key, tuple[str, str] | None]:
-    """By (lab, student) of every submission in the gradebook: (digest, attempt), or None for one
-    that was entered before this table existed."""
+def entered_versions(connection: sqlite3.Connection) -> dict[Key, tuple[str, str] | None]:
+    """Return (digest, attempt) of every submission in the gradebook, by (lab, student); None for
+    one that was entered before this table existed."""
     has_table = connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?",
                                    (ENTERED.name,)).fetchone()
     known = {(lab, student): (digest, attempt) for lab, student, digest, attempt in
@@ -53,23 +53,31 @@ def held(connection: sqlite3.Connection) -> dict[Key, tuple[str, str] | None]:
             for lab, student in connection.execute(HELD)}
 
 
-def graded(course: Path) -> Iterator[tuple[Key, str, str]]:
-    """((lab, student), digest, attempt) of every record in attempts/ whose scores the gradebook
-    should have. A damaged record is left out; grading reports it."""
+def graded_records(course: Path) -> Iterator[tuple[Key, str, str]]:
+    """Yield ((lab, student), digest, attempt) of every record whose scores the gradebook should
+    have.
+
+    Damaged records are skipped; grading reports them.
+    """
     for path in sorted((course / "attempts").glob("*/*.json")):
         try:
-            found = json.loads(path.read_text())
+            record = json.loads(path.read_text())
             if path.name.startswith(".") or not (
-                    found["state"] == "graded" or found.get("unscored")):
+                    record["state"] == "graded" or record.get("unscored")):
                 continue
-            yield (path.stem, path.parent.name), found["digest"], found.get("attempt", "")
+            yield (path.stem, path.parent.name), record["digest"], record.get("attempt", "")
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             continue
 
 
-def lacking(course: Path, connection: sqlite3.Connection | None) -> list[Key]:
-    """(lab, student) of what attempts/ says is graded and the gradebook lacks or has of another
-    version; None for a gradebook that is not there."""
-    there = held(connection) if connection else {}
-    return [key for key, digest, attempt in graded(course)
-            if key not in there or (there[key] is not None and there[key] != (digest, attempt))]
+def missing_grades(course: Path, connection: sqlite3.Connection | None) -> list[Key]:
+    """Return (lab, student) of grades in attempts/ that the gradebook does not have, or has for
+    another version.
+
+    Args:
+        course: the course folder.
+        connection: the gradebook; None if it does not exist.
+    """
+    entries = entered_versions(connection) if connection else {}
+    return [key for key, digest, attempt in graded_records(course)
+            if key not in entries or entries[key] not in (None, (digest, attempt))]

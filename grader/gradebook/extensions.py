@@ -1,4 +1,4 @@
-"""A due date for one student: nbgrader's extension in the gradebook, and why it was given."""
+"""Extensions: a later due date for one student, and the reason for it."""
 
 from __future__ import annotations
 
@@ -19,44 +19,61 @@ Key = tuple[str, str]  # (lab, student)
 
 @dataclass(frozen=True)
 class Extension:
-    """More time for one student."""
+    """An extension for one student.
+
+    Attributes:
+        by: the additional time.
+        due: UTC; None if the lab has no due date.
+        why: the reason.
+    """
 
     lab: str
     student: str
     by: datetime.timedelta
-    due: datetime.datetime | None  # UTC; None: the lab has no due date
+    due: datetime.datetime | None
     why: str
 
 
 def due_of(assignment: Any) -> datetime.datetime | None:
-    """A lab's due date, with its zone; the gradebook has it in UTC without one."""
+    """Return a lab's due date with its time zone; the gradebook stores it as naive UTC."""
     return assignment.duedate and assignment.duedate.replace(tzinfo=datetime.UTC)
 
 
-def given(course: Course, book: Gradebook) -> dict[Key, Extension]:
-    """All extensions, also those that wait in attempts/ while a submission is ungraded."""
+def all_extensions(course: Course, book: Gradebook) -> dict[Key, Extension]:
+    """Return all extensions, including those of ungraded submissions in attempts/.
+
+    Args:
+        course: the course.
+        book: the gradebook.
+    """
     due = {lab.name: due_of(lab) for lab in book.assignments}
-    found: dict[Key, datetime.timedelta] = {}
+    extensions: dict[Key, datetime.timedelta] = {}
     for student in {*(student.id for student in book.students), *course.students()}:
         for lab in due:
             record = Submission(course, lab, student).record
             if record and record.set_aside.get("extension"):
-                found[lab, student] = datetime.timedelta(seconds=record.set_aside["extension"])
+                extensions[lab, student] = datetime.timedelta(seconds=record.set_aside["extension"])
     for one in book.db.query(SubmittedAssignment).filter(
             SubmittedAssignment.extension.is_not(None)):
         if one.extension:
-            found[one.assignment.name, one.student_id] = one.extension
+            extensions[one.assignment.name, one.student_id] = one.extension
     why = decisions.current(course, decisions.EXTENSION)
     return {key: Extension(*key, by, due[key[0]] + by if due[key[0]] else None, _why(why.get(key)))
-            for key, by in sorted(found.items()) if key[0] in due}
+            for key, by in sorted(extensions.items()) if key[0] in due}
 
 
 def _why(decision: decisions.Decision | None) -> str:
     return decision.why if decision else ""
 
 
-def give_again(course: Course, book: Gradebook, since: datetime.datetime) -> None:
-    """Into a restored gradebook: the extensions that `lab extend` gave or took back `since`."""
+def reapply(course: Course, book: Gradebook, since: datetime.datetime) -> None:
+    """Apply recent decisions about extensions to a restored gradebook.
+
+    Args:
+        course: the course.
+        book: the restored gradebook.
+        since: the time of the restored copy.
+    """
     for (lab, student), one in decisions.last(course, decisions.EXTENSION).items():
         if datetime.datetime.fromisoformat(one.at) < since.replace(microsecond=0):
             continue
@@ -84,7 +101,7 @@ def extend(course: Course, book: Gradebook, students: Sequence[str], lab: str,
         raise LabError(f"{due:%Y-%m-%d %H:%M} UTC is no extension: {lab} is due "
                        f"{usual:%Y-%m-%d %H:%M} UTC; give a later time")
     for student in students:
-        records.enrol(book, student)
+        records.enroll(book, student)
         submission = Submission(course, lab, student)
         records.entry_of(submission, book, extension=due - usual if due else None)
         record = submission.record

@@ -16,11 +16,11 @@ RESTORE = "`lab gradebook restore` brings back the last backup (`lab gradebook b
 
 
 class StorageFault(LabError):
-    """The gradebook or the disk failed, not a submission: nothing may be concluded about one."""
+    """Raised when the gradebook or the disk failed, which does not reflect on any submission."""
 
 
-def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and everything that led to it; nbgrader wraps SQLAlchemy's, which wrap SQLite's."""
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error and its causes: nbgrader wraps SQLAlchemy's errors, which wrap SQLite's."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -32,20 +32,30 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def fault_of(error: BaseException, path: Path) -> StorageFault | None:
-    """The error as a fault of the gradebook at `path` or of the disk; None for any other error."""
-    for one in chain(error):
+    """Return the error as a storage fault; None if it has another cause.
+
+    Args:
+        error: the error.
+        path: the gradebook.
+    """
+    for one in causes(error):
         if isinstance(one, StorageFault):
             return one
         if isinstance(one, sqlite3.DatabaseError) and not isinstance(one, sqlite3.IntegrityError):
-            return StorageFault(sentence(one, path))
+            return StorageFault(description(one, path))
         if isinstance(one, OSError) and one.errno in NO_ROOM:
             return StorageFault(said_of(OSError(one.errno, one.strerror,
                                                 one.filename or str(path))))
     return None
 
 
-def sentence(error: sqlite3.Error, path: Path) -> str:
-    """Return a sentence on what an SQLite error means for the gradebook at `path`."""
+def description(error: sqlite3.Error, path: Path) -> str:
+    """Return a sentence that explains an SQLite error and what to do about it.
+
+    Args:
+        error: the error.
+        path: the gradebook.
+    """
     name, text = getattr(error, "sqlite_errorname", "") or "", str(error)
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) or "is locked" in text:
         who = "; ".join(holders(path)) or "a process that cannot be seen from here"
@@ -64,7 +74,7 @@ def sentence(error: sqlite3.Error, path: Path) -> str:
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Raise StorageFault instead of what SQLite, SQLAlchemy or nbgrader raise about `path`."""
+    """Raise StorageFault in place of errors of SQLite, SQLAlchemy, and nbgrader about `path`."""
     try:
         yield
     except LabError:
@@ -79,23 +89,23 @@ def explained(path: Path) -> Iterator[None]:
 def holders(path: Path) -> list[str]:
     """Return the other processes that have the gradebook open, as "process 123 (COMMAND)"."""
     try:
-        wanted = path.stat()
+        gradebook_status = path.stat()
     except OSError:
         return []
-    found = []
+    processes = []
     for process in Path("/proc").iterdir():
         if not process.name.isdecimal() or int(process.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
-            if any(_same(link, wanted) for link in (process / "fd").iterdir()):
+            if any(_same(link, gradebook_status) for link in (process / "fd").iterdir()):
                 words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(
                     errors="replace").strip()
-                found.append(f"process {process.name} ({words[:100]})")
-    return found
+                processes.append(f"process {process.name} ({words[:100]})")
+    return processes
 
 
-def _same(link: Path, wanted: os.stat_result) -> bool:
+def _same(link: Path, gradebook_status: os.stat_result) -> bool:
     try:
-        return os.path.samestat(link.stat(), wanted)
+        return os.path.samestat(link.stat(), gradebook_status)
     except OSError:
         return False

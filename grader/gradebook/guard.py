@@ -1,7 +1,7 @@
 """Refuse a gradebook that is missing, damaged, replaced, or out of date.
 
-nbgrader makes a new, empty gradebook wherever there is none, and never says so: the class, every
-score entered by hand, and every extension would be gone. So each opening comes through here first.
+nbgrader silently creates a new, empty gradebook if there is none: the class, every score entered by
+hand, and every extension would be lost. So each opening is checked here first.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ _sound: set[tuple[str, int, int, int]] = set()  # files as this process last che
 
 
 class LostGradebook(StorageFault):
-    """The gradebook is not the one this course had; no command may write into it."""
+    """Raised when the gradebook is not the course's own; no command may write into it."""
 
 
 def require_sound(path: Path) -> None:
-    """Raise LostGradebook unless the gradebook at `path` is the one the course had, or the course
-    never had one. Raises StorageFault when it is locked or cannot be opened."""
+    """Raise LostGradebook unless the gradebook is the course's own, or the course never had one.
+
+    Raises StorageFault when it is locked or cannot be opened.
+    """
     if is_missing(path):
         if reason := _evidence(path):
             raise LostGradebook(f"{path} is {_missing(path)}, but {reason}: {RESTORE}; {ACCEPT}")
@@ -42,7 +44,7 @@ def require_sound(path: Path) -> None:
             raise LostGradebook(f"{path} cannot be opened ({error}): {RESTORE}") from error
         try:
             _require_intact(path, connection)
-            if problem := other(path, connection):
+            if problem := difference(path, connection):
                 raise LostGradebook(f"{path} {problem}: {RESTORE}; {ACCEPT}")
         finally:
             connection.close()
@@ -50,8 +52,10 @@ def require_sound(path: Path) -> None:
 
 @contextlib.contextmanager
 def protected(path: Path | None) -> Iterator[None]:
-    """Around everything of ours that writes: the gradebook is sound, and is backed up before and
-    after. None: it is in a database server, which has backups of its own. Raises LabError."""
+    """Check the gradebook, and back it up before and after the block. Raises LabError.
+
+    With None, the gradebook is in a database server, which has its own backups.
+    """
     if path is None:
         yield
         return
@@ -76,10 +80,10 @@ def _missing(path: Path) -> str:
 
 def _evidence(path: Path) -> str:
     """Return the evidence that the course had a gradebook; empty if it never had one."""
-    if lacking := entered.lacking(path.parent, None):
-        return f"attempts/ has {_count(lacking)}"
-    if found := backups.listed(path):
-        return f"backups/ has a copy from {found[0].time:%Y-%m-%d %H:%M:%S} UTC"
+    if missing_grades := entered.missing_grades(path.parent, None):
+        return f"attempts/ has {_count(missing_grades)}"
+    if copies := backups.backups_of(path):
+        return f"backups/ has a copy from {copies[0].time:%Y-%m-%d %H:%M:%S} UTC"
     if mark.file_of(path).exists():
         return f"{mark.file_of(path).name} says that the course had one"
     return ""
@@ -91,25 +95,35 @@ def _count(keys: list[entered.Key]) -> str:
 
 
 def _require_intact(path: Path, connection: sqlite3.Connection) -> None:
-    """Check the pages, unless this process has checked them and the file has not changed since."""
+    """Check the pages, unless this process has checked them and the file has not changed since.
+
+    Args:
+        path: the gradebook.
+        connection: the open gradebook.
+    """
     status = path.stat()
     key = str(path), status.st_ino, status.st_mtime_ns, status.st_size
     if key in _sound:
         return
     try:
-        found = [line for line, in connection.execute("PRAGMA quick_check(3)")]
+        problems = [line for line, in connection.execute("PRAGMA quick_check(3)")]
     except sqlite3.DatabaseError as error:
         if not (error.sqlite_errorname or "").startswith(DAMAGED):
             raise
-        found = [str(error)]
-    if found != ["ok"]:
-        raise LostGradebook(f"{path} is damaged ({'; '.join(found)[:200]}): {RESTORE}")
+        problems = [str(error)]
+    if problems != ["ok"]:
+        raise LostGradebook(f"{path} is damaged ({'; '.join(problems)[:200]}): {RESTORE}")
     _sound.add(key)
 
 
-def other(path: Path, connection: sqlite3.Connection) -> str:
-    """Return how this gradebook differs from the course's own; empty if it does not."""
-    now, before = mark.inside(connection), mark.noted(path)
+def difference(path: Path, connection: sqlite3.Connection) -> str:
+    """Return how this gradebook differs from the course's own; empty if it does not.
+
+    Args:
+        path: the gradebook.
+        connection: the open gradebook.
+    """
+    now, before = mark.header_mark(connection), mark.saved_mark(path)
     if before is None:
         return _without_mark(path, connection)
     if now.name != before.name:
@@ -121,12 +135,17 @@ def other(path: Path, connection: sqlite3.Connection) -> str:
 
 
 def _without_mark(path: Path, connection: sqlite3.Connection) -> str:
-    """A course from before there were marks, or one whose mark is lost: compare the contents."""
+    """Compare the contents, because the course has no mark: it is old, or the mark was lost.
+
+    Args:
+        path: the gradebook.
+        connection: the open gradebook.
+    """
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'student'").fetchone():
         return ""  # nbgrader was stopped while it made it
-    if lacking := entered.lacking(path.parent, connection):
-        return f"lacks {_count(lacking)} that attempts/ has"
-    newest = next(iter(backups.listed(path)), None)
+    if missing_grades := entered.missing_grades(path.parent, connection):
+        return f"lacks {_count(missing_grades)} that attempts/ has"
+    newest = next(iter(backups.backups_of(path)), None)
     if newest and backups.counts(connection).students < newest.counts.students:
         return (f"has {backups.counts(connection).students} students, and the backup from "
                 f"{newest.time:%Y-%m-%d %H:%M:%S} UTC has {newest.counts.students}")

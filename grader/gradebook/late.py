@@ -1,7 +1,7 @@
 """Late penalties as a plugin of nbgrader: set `c.LatePenalty.percent = 10` in nbgrader_config.py.
 
-Lateness is time that went by between two instants in UTC, so a change of the clocks neither costs
-nor gives an hour. It is counted from the due date, or from the extension that a student got.
+Lateness is the difference between two times in UTC, so daylight saving time neither costs nor gains
+an hour. It is counted from the due date or from the student's extension.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ UNITS = {"day": 86_400, "hour": 3_600}  # seconds
 
 
 class LatePenalty(LateSubmissionPlugin):
-    """A share of the score for every started day or hour. Nothing, unless `percent` or
-    `zero_after_days` is set (or nbgrader's own penalty_method)."""
+    """A penalty per started day or hour, as a percentage of the score.
+
+    There is none unless `percent` or `zero_after_days` is set (or nbgrader's own penalty_method).
+    """
 
     grace_minutes = Float(0, min=0, help="nothing is lost up to here").tag(config=True)
     percent = Float(0, min=0, max=100, help="of the score, for each started `per`"
@@ -39,7 +41,7 @@ class LatePenalty(LateSubmissionPlugin):
                             ).tag(config=True)
 
     def share_lost(self, seconds: float) -> float:
-        """From 0 to 1, for so many seconds after the due date."""
+        """Return the fraction of the score that is lost at this many seconds after the due date."""
         if seconds <= self.grace_minutes * 60:
             return 0.0
         if self.penalty_method == "zero":
@@ -50,13 +52,13 @@ class LatePenalty(LateSubmissionPlugin):
 
     def late_submission_penalty(self, student_id: str, score: float, total_seconds_late: float
                                 ) -> float | None:
-        """Points lost; None for none."""
+        """Return the points that are lost; None if there are none."""
         return max(score, 0.0) * self.share_lost(total_seconds_late) or None
 
 
 class AssignPenalties(AssignLatePenalties):
-    """nbgrader's step, after the submission's time was set to that of its receipt: nbgrader itself
-    takes the one that the student's timestamp.txt claims."""
+    """Runs nbgrader's step with the time of receipt, not with the time that timestamp.txt
+    claims."""
 
     def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
                    ) -> tuple[NotebookNode, dict[str, Any]]:
@@ -71,8 +73,15 @@ class AssignPenalties(AssignLatePenalties):
         return nb, resources
 
 
-def penalise(settings: Config, entry: Any, notebook: Any, student: str) -> None:
-    """What nbgrader's AssignLatePenalties does, with the course's plugin."""
+def penalize(settings: Config, entry: Any, notebook: Any, student: str) -> None:
+    """Set the late penalty as nbgrader's AssignLatePenalties does, with the course's plugin.
+
+    Args:
+        settings: the course's configuration.
+        entry: the submission in the gradebook.
+        notebook: its notebook.
+        student: the student's id.
+    """
     late, penalty = seconds_late(entry), None
     if late > 0:
         step = AssignLatePenalties(config=settings)
@@ -83,19 +92,32 @@ def penalise(settings: Config, entry: Any, notebook: Any, student: str) -> None:
     notebook.late_submission_penalty = penalty
 
 
-def penalise_again(submission: Submission, settings: Config, book: Gradebook) -> bool:
-    """Of what is graded already: a person's scores, the due date, an extension, the receipt or the
-    settings may be others by now. Whether that changed the penalty."""
+def recalculate_penalty(submission: Submission, settings: Config, book: Gradebook) -> bool:
+    """Recalculate the penalty of a graded submission; return whether it changed.
+
+    Manual scores, the due date, an extension, the receipt, or the settings may have changed it.
+
+    Args:
+        submission: the submission.
+        settings: the course's configuration.
+        book: the gradebook.
+    """
     entry = book.find_submission(*submission.key)
     before, when = entry.late_submission_penalty or 0.0, stamped(submission)
     entry.timestamp = when and when.replace(tzinfo=None)  # as the gradebook has it: UTC
     for notebook in entry.notebooks:
-        penalise(settings, entry, notebook, submission.student)
+        penalize(settings, entry, notebook, submission.student)
     book.db.commit()
     return (entry.late_submission_penalty or 0.0) != before
 
 
 def set_due(course: Course, lab: str, when: datetime.datetime | None) -> None:
-    """Write the due date into the gradebook; None takes it away."""
+    """Write the due date into the gradebook.
+
+    Args:
+        course: the course.
+        lab: the lab's name.
+        when: the due date; None removes it.
+    """
     with gradebook(course) as book:
         book.update_or_create_assignment(lab, duedate=when)

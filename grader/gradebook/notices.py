@@ -31,7 +31,8 @@ def duration(seconds: float) -> str:
 
 
 def seconds_late(submission: Any) -> float:
-    """nbgrader's, which breaks on an extension where there is no due date."""
+    """Return how late a submission is, in seconds. nbgrader's own property fails on an extension
+    without a due date."""
     return submission.total_seconds_late if submission.assignment.duedate else 0.0
 
 
@@ -40,7 +41,7 @@ def lateness(submission: Any, decided: bool = False) -> str:
 
     Args:
         submission: nbgrader's, from the gradebook.
-        decided: a person set the lab's score, from which nothing is deducted.
+        decided: whether a person set the lab's score, from which nothing is deducted.
     """
     if (seconds := seconds_late(submission)) <= 0:
         return ""
@@ -55,8 +56,13 @@ def points(number: float) -> str:
     return f"{round(number, 2):g} point" + "s" * (number != 1)
 
 
-def of(submission: Submission, book: Gradebook) -> dict[str, Any]:
-    """For a page: `lines` to show, and the `score` that a person decided on, if one did."""
+def notices_of(submission: Submission, book: Gradebook) -> dict[str, Any]:
+    """Return the `lines` to show on a page, and the `score` that a person decided, or None.
+
+    Args:
+        submission: the submission.
+        book: the gradebook.
+    """
     entry = book.find_submission(*submission.key)
     decision = decisions.current(submission.course, decisions.SCORE).get(submission.key)
     lines = []
@@ -79,35 +85,39 @@ def _utc(time: datetime.datetime) -> str:
 
 
 class Notices(NbGraderPreprocessor):
-    """Collects what `shown` then puts into the page: of the parent process, or of the gradebook
-    for nbgrader's own command."""
+    """Collects the notices for `insert_notices`, from the parent process or from the gradebook."""
 
     def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
                    ) -> tuple[NotebookNode, dict[str, Any]]:
-        found = resources["nbgrader"].get("given", {}).get("notices")
-        if found is None:
+        notices = resources["nbgrader"].get("given", {}).get("notices")
+        if notices is None:
             submission = submission_of(self, resources)
             with gradebook(submission.course) as book:
-                found = of(submission, book)
-        resources["nbgrader"]["notices"] = found
-        if found["score"] is not None:
+                notices = notices_of(submission, book)
+        resources["nbgrader"]["notices"] = notices
+        if notices["score"] is not None:
             resources["nbgrader"]["late_penalty"] = 0.0  # nbgrader lists it beside the exercises
         return nb, resources
 
 
-def shown(text: str, resources: dict[str, Any]) -> str:
-    """The page with its notices below the heading, whose score becomes the one that counts."""
-    found = resources["nbgrader"].get("notices") or {"lines": [], "score": None}
-    if found["score"] is not None:
+def insert_notices(text: str, resources: dict[str, Any]) -> str:
+    """Return the page with its notices below the heading, which shows the score that counts.
+
+    Args:
+        text: the page.
+        resources: nbgrader's, with the notices.
+    """
+    notices = resources["nbgrader"].get("notices") or {"lines": [], "score": None}
+    if notices["score"] is not None:
         most = resources["nbgrader"]["max_score"]
-        score = ("excused" if found["score"] == decisions.EXCUSED
-                 else f"Score: {float(found['score'])} / {float(most)}")
+        score = ("excused" if notices["score"] == decisions.EXCUSED
+                 else f"Score: {float(notices['score'])} / {float(most)}")
         heading = render("grader/gradebook/heading.html.j2",
                          lab=resources["nbgrader"]["assignment"], score=score)
         text, count = HEADING.subn(lambda _: heading, text, count=1)
         if not count:
             raise LabError("nbgrader's template for feedback has no score in its heading")
-    if found["lines"] and BELOW not in text:
+    if notices["lines"] and BELOW not in text:
         raise LabError(f"nbgrader's template for feedback has no {BELOW}")
-    notices = render("grader/gradebook/notices.html.j2", lines=found["lines"])
-    return text.replace(BELOW, notices, 1)  # which end with the same tag
+    block = render("grader/gradebook/notices.html.j2", lines=notices["lines"])
+    return text.replace(BELOW, block, 1)  # which ends with the same tag

@@ -10,41 +10,43 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 
 from grader.gradebook.records import gradebook, submission_of
 
-WAITS = ("**Not graded yet.** A person grades this answer. The score of this lab is incomplete "
-         "until then.")
+NOT_GRADED = ("**Not graded yet.** A person grades this answer. The score of this lab is "
+              "incomplete until then.")
 
 
 def pending(submission: Any) -> dict[str, float]:
-    """Return the cells of a submission in the gradebook that wait for a person's score, with their
-    points. What a person is only asked to look at again has a score and is not among them."""
+    """Return the cells of a submission that still need a manual score, with their points.
+
+    A cell that needs only another look has a score and is not among them.
+    """
     return {grade.name: float(grade.max_score) for notebook in submission.notebooks
             for grade in notebook.grades if grade.needs_manual_grade
             and grade.manual_score is None and grade.auto_score is None}
 
 
-def incomplete(found: dict[str, float]) -> str:
-    """Return, for people, what is missing in a submission's score; nothing if nothing is."""
-    if not found:
+def incomplete(cells: dict[str, float]) -> str:
+    """Describe what is missing in a submission's score; empty if nothing is."""
+    if not cells:
         return ""
-    names = ", ".join(f"{name} ({points:g} points)" for name, points in sorted(found.items()))
+    names = ", ".join(f"{name} ({points:g} points)" for name, points in sorted(cells.items()))
     return f"incomplete: {names} to grade by hand"
 
 
-class SayPending(NbGraderPreprocessor):
-    """After nbgrader's scores: takes the 0 from answers that nobody has graded, and says so."""
+class MarkPending(NbGraderPreprocessor):
+    """Removes the 0 from answers that nobody has graded, and marks them as not graded."""
 
     def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
                    ) -> tuple[NotebookNode, dict[str, Any]]:
-        found = self._pending(resources)
+        pending_cells = self._pending(resources)
         cells = []
         for cell in nb.cells:
             cells.append(cell)
             marks = cell.metadata.get("nbgrader", {})
-            if marks.get("grade") and marks.get("grade_id") in found:
+            if marks.get("grade") and marks.get("grade_id") in pending_cells:
                 marks["grade"] = False  # for the page's template: then it writes no score
-                cells.append(v4.new_markdown_cell(WAITS))
+                cells.append(v4.new_markdown_cell(NOT_GRADED))
         nb.cells = cells
-        if text := incomplete(found):
+        if text := incomplete(pending_cells):
             title = resources["nbgrader"]["notebook"]
             resources["nbgrader"]["notebook"] = f"{title}: {html.escape(text)}"
         return nb, resources

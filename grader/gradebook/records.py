@@ -1,5 +1,5 @@
-"""Whether a submission is graded, by its record and the gradebook. Scores that count are in the
-gradebook alone."""
+"""Determine whether a submission is graded, from its record and the gradebook. Scores that count are
+in the gradebook only."""
 
 from __future__ import annotations
 
@@ -24,35 +24,56 @@ NOTHING_SUBMITTED = "nothing submitted"
 
 
 def submission_of(step: Any, resources: dict[str, Any]) -> Submission:
-    """Return the submission that a step of nbgrader works on."""
+    """Return the submission that a step of nbgrader processes.
+
+    Args:
+        step: the step.
+        resources: nbgrader's.
+    """
     return Submission(Course(Path(step.parent.parent.coursedir.root)),
                       resources["nbgrader"]["assignment"], resources["nbgrader"]["student"])
 
 
-def database(settings: Config, course: Course) -> str:
-    """Where nbgrader has the gradebook, as an URL."""
+def database_url(settings: Config, course: Course) -> str:
+    """Return the URL of nbgrader's gradebook.
+
+    Args:
+        settings: the course's configuration.
+        course: the course.
+    """
     return settings.CourseDirectory.get("db_url", f"sqlite:///{course.root / 'gradebook.db'}")
 
 
 def gradebook_file(course: Course) -> Path | None:
-    """The gradebook's file; None when it is in a database server."""
-    return sqlite_file(database(course.settings(), course))
+    """Return the gradebook's file; None if it is in a database server."""
+    return sqlite_file(database_url(course.settings(), course))
 
 
 @contextlib.contextmanager
 def gradebook(course: Course, book: Gradebook | None = None) -> Iterator[Gradebook]:
-    """`book` if it is open already (and stays so), else the course's, for a while. Raises LabError
-    when it is lost, locked or cannot be written."""
+    """Open the course's gradebook, or yield `book` if it is already open, and leave it open.
+
+    Args:
+        course: the course.
+        book: the gradebook, if it is open.
+
+    Raises LabError when it is lost, locked, or cannot be written.
+    """
     if book is not None:
         yield book
         return
-    url = database(course.settings(), course)
+    url = database_url(course.settings(), course)
     with explained(sqlite_file(url) or Path(url.partition(":")[0])), Gradebook(url) as opened:
         yield opened
 
 
 def state(submission: Submission, book: Gradebook | None = None) -> tuple[str, str]:
-    """("graded", "") or ("ungraded", reason)."""
+    """Return ("graded", "") or ("ungraded", reason).
+
+    Args:
+        submission: the submission.
+        book: the gradebook, if it is open.
+    """
     digest, record = submission.digest, submission.record
     if why := set_aside(submission):
         return "ungraded", why
@@ -71,14 +92,25 @@ def state(submission: Submission, book: Gradebook | None = None) -> tuple[str, s
 
 
 def is_entered(submission: Submission, book: Gradebook) -> bool:
-    """Whether the gradebook has it: nbgrader's own commands may have removed the student."""
+    """Return whether the gradebook has the submission: nbgrader's commands may have removed the
+    student.
+
+    Args:
+        submission: the submission.
+        book: the gradebook.
+    """
     with contextlib.suppress(MissingEntry):
         return book.find_submission(*submission.key) is not None
     return False
 
 
 def _scored_by_hand(submission: Submission, book: Gradebook | None) -> bool:
-    """Whether a person gave a score for every check that had none."""
+    """Return whether a person scored every check that could not be graded.
+
+    Args:
+        submission: the submission.
+        book: the gradebook, if it is open.
+    """
     unscored = submission.record.unscored
     if not unscored:
         return False
@@ -92,27 +124,38 @@ def _scored_by_hand(submission: Submission, book: Gradebook | None) -> bool:
     return given.issuperset(unscored)
 
 
-def is_ours(error: BaseException) -> bool:
+def is_grader_fault(error: BaseException) -> bool:
     """Return whether the machine or the course is at fault, rather than one submission."""
     return isinstance(error, OSError | LabError | OperationalError) and not isinstance(
         error, Unusable)
 
 
 def entry_of(submission: Submission, book: Gradebook, **fields: Any) -> Any:
-    """The gradebook's entry of a submission, with these fields; made where it is not there."""
+    """Return the gradebook's entry of a submission with these fields; create it if necessary.
+
+    Args:
+        submission: the submission.
+        book: the gradebook.
+        **fields: the entry's fields.
+    """
     with book.db.no_autoflush:  # nbgrader looks at the lab's notebooks before it adds a new one
         return book.update_or_create_submission(*submission.key, **fields)
 
 
-def enrol(book: Gradebook, student: str) -> None:
-    """Into the gradebook; formgrader calls who has no name there "None, None"."""
+def enroll(book: Gradebook, student: str) -> None:
+    """Add a student to the gradebook with the id as name, or formgrader would show "None, None".
+
+    Args:
+        book: the gradebook.
+        student: the student's id.
+    """
     with contextlib.suppress(MissingEntry):
-        found = book.find_student(student)
-        if found.last_name or found.first_name:
+        known = book.find_student(student)
+        if known.last_name or known.first_name:
             return
     book.update_or_create_student(student, last_name=student, first_name="")
 
 
-def net(submission: Any) -> float:
-    """A submission's score in the gradebook, less what it lost for being late."""
+def net_score(submission: Any) -> float:
+    """Return a submission's score in the gradebook after its late penalty."""
     return max(0.0, submission.score - (submission.late_submission_penalty or 0.0))

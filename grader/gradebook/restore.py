@@ -1,7 +1,8 @@
-"""Bring a gradebook back from a copy, or accept the one that is there.
+"""Restore the gradebook from a copy, or accept the current one.
 
-Afterwards the records in attempts/ are compared with it: whatever it lacks, or has of an earlier
-version, is ungraded until `lab grade` enters it again, from results/ where the result still is.
+Afterwards the records in attempts/ are compared with it. Whatever the gradebook does not have, or
+has for an earlier version, is ungraded until `lab grade` enters it again, from results/ if the
+result still exists.
 """
 
 from __future__ import annotations
@@ -30,17 +31,23 @@ REASON = "the gradebook was restored: grade it again"
 
 @dataclass(frozen=True)
 class Restored:
-    """The outcome of a restore."""
+    """The outcome of a restore.
+
+    Attributes:
+        aside: the previous files, renamed.
+        again: (lab, student) of the grades that must be entered again.
+        skipped: newer backups that are damaged.
+    """
 
     backup: Backup
-    aside: list[Path]  # the files that were in the way
-    again: list[entered.Key]  # (lab, student) of what has to be entered again
-    skipped: list[Path]  # newer backups, which are damaged
+    aside: list[Path]
+    again: list[entered.Key]
+    skipped: list[Path]
 
 
 def path_of(course: Course) -> Path:
     """Return the gradebook's file. Raises LabError if it is in a database server."""
-    url = records.database(course.settings(), course)
+    url = records.database_url(course.settings(), course)
     path = mark.sqlite_file(url)
     if path is None:
         raise LabError(f"the gradebook is in a database server ({url.partition(':')[0]}): back it "
@@ -49,11 +56,18 @@ def path_of(course: Course) -> Path:
 
 
 @contextlib.contextmanager
-def alone(course: Course, path: Path) -> Iterator[None]:
-    """Lock the course. Raises LabError while another command or formgrader uses the gradebook."""
+def exclusive_access(course: Course, path: Path) -> Iterator[None]:
+    """Lock the course.
+
+    Args:
+        course: the course.
+        path: the gradebook.
+
+    Raises LabError while another command or formgrader uses the gradebook.
+    """
     with course.held(), _without_formgrader(course):
-        if found := holders(path):
-            raise LabError(f"{path} is in use by {'; '.join(found)}: close it first")
+        if processes := holders(path):
+            raise LabError(f"{path} is in use by {'; '.join(processes)}: close it first")
         if path.is_file():
             _require_unlocked(path)
         yield
@@ -74,7 +88,7 @@ def _without_formgrader(course: Course) -> Iterator[None]:
 
 
 def _require_unlocked(path: Path) -> None:
-    """Also lets SQLite roll back what a killed process left unfinished."""
+    """Raise StorageFault while the gradebook is locked; let SQLite roll back unfinished changes."""
     try:
         with explained(path), contextlib.closing(mark.connect(path)) as connection:
             connection.execute("BEGIN EXCLUSIVE")
@@ -85,33 +99,33 @@ def _require_unlocked(path: Path) -> None:
 
 
 def restore(course: Course, source: Path | None = None) -> Restored:
-    """Put a copy in the gradebook's place; what is there is kept beside it.
+    """Replace the gradebook with a copy, and keep the previous file beside it.
 
     Args:
         course: the course folder.
-        source: the copy; by default the newest backup that is sound.
+        source: the copy; by default the newest sound backup.
 
     Raises LabError when there is no sound copy, or something else uses the gradebook.
     """
     path = path_of(course)
-    with alone(course, path):
-        backup = _given(source) if source else _newest(path)
-        before, unfinished = mark.noted(path), path.with_name(f".{path.name}.restored")
+    with exclusive_access(course, path):
+        backup = _read_source(source) if source else _newest_backup(path)
+        before, unfinished = mark.saved_mark(path), path.with_name(f".{path.name}.restored")
         unfinished.unlink(missing_ok=True)
         with contextlib.closing(mark.connect(backup.path)) as connection:
             stamp = mark.Mark(before.name if before else backup.mark.name or mark.new_name(),
                               max(before.changes if before else 0, backup.mark.changes) + 1)
-            backups.copied(connection, unfinished, stamp)
+            backups.copy_database(connection, unfinished, stamp)
         aside = _put(unfinished, path)
-        mark.note(path, stamp)
+        mark.save_mark(path, stamp)
         again = reconcile(course, backup.time)
         backups.back_up(path)
-    skipped = [] if source else [copy for copy in backups.damaged(path)
+    skipped = [] if source else [copy for copy in backups.damaged_backups(path)
                                  if copy.name > backup.path.name]
     return Restored(backup, aside, again, skipped)
 
 
-def _given(source: Path) -> Backup:
+def _read_source(source: Path) -> Backup:
     if not source.is_file():
         raise LabError(f"--from {source}: there is no such file; `lab gradebook backups` lists the "
                        "backups")
@@ -123,8 +137,8 @@ def _given(source: Path) -> Backup:
                        "`lab gradebook backups` lists the backups") from error
 
 
-def _newest(path: Path) -> Backup:
-    for backup in backups.listed(path):
+def _newest_backup(path: Path) -> Backup:
+    for backup in backups.backups_of(path):
         with contextlib.suppress(sqlite3.Error, LabError):
             return backups.read(backup.path, backup.time, whole=True)
     raise LabError(f"{path.parent / backups.FOLDER} has no backup that is sound: give a copy of "
@@ -134,7 +148,12 @@ def _newest(path: Path) -> Backup:
 
 
 def _put(unfinished: Path, path: Path) -> list[Path]:
-    """Rename the copy into place; what was there, its journal included, moves aside."""
+    """Rename the copy into place, and the previous file and its journal out of the way.
+
+    Args:
+        unfinished: the copy.
+        path: the gradebook.
+    """
     time = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
     aside = []
     for ending in ("-journal", "-wal", "-shm", ""):
@@ -143,7 +162,7 @@ def _put(unfinished: Path, path: Path) -> list[Path]:
             continue
         kept = path.with_name(f"{path.name}.before-{time}{ending}")
         if ending == "" and path.is_file() and not path.is_symlink():
-            _second_name(path, kept)
+            _link_or_rename(path, kept)
         else:
             old.rename(kept)
         aside.append(kept)
@@ -152,8 +171,13 @@ def _put(unfinished: Path, path: Path) -> list[Path]:
     return aside
 
 
-def _second_name(path: Path, kept: Path) -> None:
-    """A link, where the file system has links, so that there is a gradebook at every moment."""
+def _link_or_rename(path: Path, kept: Path) -> None:
+    """Link the file if possible, so that there is a gradebook at every moment; else rename it.
+
+    Args:
+        path: the gradebook.
+        kept: its new name.
+    """
     try:
         os.link(path, kept)
     except OSError:
@@ -161,30 +185,33 @@ def _second_name(path: Path, kept: Path) -> None:
 
 
 def accept(course: Course) -> tuple[backups.Counts | None, list[entered.Key]]:
-    """Take the gradebook as it is for the course's: (what it holds, what to enter again). None:
-    there is none, and the next command makes a new one. Raises LabError when it is damaged."""
+    """Accept the current gradebook as the course's own.
+
+    Returns (its counts, grades to enter again); the counts are None if there is no gradebook, and
+    the next command then creates a new one. Raises LabError when it is damaged.
+    """
     path = path_of(course)
-    with alone(course, path):
+    with exclusive_access(course, path):
         if guard.is_missing(path):
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
         else:
-            found = _given_whole(path)
-            stamp = mark.Mark(found.mark.name or mark.new_name(), found.mark.changes + 1)
+            current = _read_current(path)
+            stamp = mark.Mark(current.mark.name or mark.new_name(), current.mark.changes + 1)
             with explained(path), contextlib.closing(mark.connect(path)) as connection:
                 connection.execute("BEGIN IMMEDIATE")
-                mark.put_inside(connection, stamp)
+                mark.write_header_mark(connection, stamp)
                 connection.execute("COMMIT")
-            mark.note(path, stamp)
-            again = reconcile(course, found.time)
+            mark.save_mark(path, stamp)
+            again = reconcile(course, current.time)
             backups.back_up(path)
-            return found.counts, again
+            return current.counts, again
         stamp = mark.Mark(mark.new_name(), 0)
         _make_empty(path, stamp)
         return None, reconcile(course, datetime.datetime.now(datetime.UTC))
 
 
-def _given_whole(path: Path) -> Backup:
+def _read_current(path: Path) -> Backup:
     if not path.is_file():
         raise LabError(f"{path} is no file: move it away, or `lab gradebook restore`")
     time = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
@@ -193,46 +220,50 @@ def _given_whole(path: Path) -> Backup:
 
 
 def _make_empty(path: Path, stamp: mark.Mark) -> None:
-    """A new database with nothing but its mark; nbgrader makes its tables."""
+    """Create a database with nothing but its mark; nbgrader creates the tables.
+
+    Args:
+        path: the file.
+        stamp: the mark.
+    """
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        mark.put_inside(connection, stamp)
-    mark.note(path, stamp)
+        mark.write_header_mark(connection, stamp)
+    mark.save_mark(path, stamp)
 
 
 def reconcile(course: Course, time: datetime.datetime) -> list[entered.Key]:
-    """Make attempts/ agree with the gradebook: (lab, student) of what `lab grade` has to enter
-    again.
+    """Make attempts/ agree with the gradebook; return (lab, student) of the grades to enter again.
 
     Args:
-        course: the course folder, whose gradebook has just been put in place.
-        time: when that gradebook was last current, for entries that do not say what they are of.
+        course: the course folder, whose gradebook was just replaced.
+        time: when that gradebook was last current, for entries without a version.
     """
     path = path_of(course)
     with contextlib.closing(mark.connect(path)) as connection:
-        there = _held(connection)
+        entries = _entered_versions(connection)
     again = []
     with records.gradebook(course) as book:
         for submission, record in _records(course):
             has_scores = record.state == "graded" or bool(record.unscored)
             key = submission.key
-            if has_scores and key in there and _same(record, there[key], time):
+            if has_scores and key in entries and _same(record, entries[key], time):
                 continue
-            if key in there:
-                record = _detached(submission, book, there[key])
+            if key in entries:
+                record = _detached(submission, book, entries[key])
             elif not has_scores:
                 continue
             if has_scores:
                 record = replace(record, state="ungraded", reason=REASON, attempt="", unscored=[])
                 again.append(key)
             submission.save(record)
-        extensions.give_again(course, book, time)
+        extensions.reapply(course, book, time)
     return again
 
 
-def _held(connection: sqlite3.Connection) -> dict[entered.Key, tuple[str, str] | None]:
+def _entered_versions(connection: sqlite3.Connection) -> dict[entered.Key, tuple[str, str] | None]:
     has_tables = connection.execute(
         "SELECT 1 FROM sqlite_master WHERE name = 'submitted_assignment'").fetchone()
-    return entered.held(connection) if has_tables else {}
+    return entered.entered_versions(connection) if has_tables else {}
 
 
 def _records(course: Course) -> Iterator[tuple[Submission, Record]]:
@@ -243,7 +274,13 @@ def _records(course: Course) -> Iterator[tuple[Submission, Record]]:
 
 
 def _same(record: Record, held: tuple[str, str] | None, time: datetime.datetime) -> bool:
-    """Return whether the gradebook's scores belong to the record."""
+    """Return whether the gradebook's scores belong to the record.
+
+    Args:
+        record: the record.
+        held: the version in the gradebook.
+        time: when the gradebook was last current.
+    """
     if held is not None:
         return held == (record.digest, record.attempt)
     with contextlib.suppress(ValueError):  # entered before the gradebook said what it was of
@@ -252,14 +289,20 @@ def _same(record: Record, held: tuple[str, str] | None, time: datetime.datetime)
 
 
 def _detached(submission: Submission, book: Gradebook, held: tuple[str, str] | None) -> Record:
-    """Take an earlier version's scores out of the gradebook. What a person had entered for it, and
-    the extension, wait in the record, unless they are there already."""
+    """Remove an earlier version's scores from the gradebook; return the record with the manual
+    ones.
+
+    Args:
+        submission: the submission.
+        book: the gradebook.
+        held: the version in the gradebook.
+    """
     record = submission.record
     with contextlib.suppress(MissingEntry):
-        found: dict[str, Any] = byhand.entered(book.find_submission(*submission.key))
+        entries: dict[str, Any] = byhand.entered_by_hand(book.find_submission(*submission.key))
         digests = {entry.get("digest") for entry in record.history}
         digest = held[0] if held else record.digest if digests <= {record.digest} else ""
-        new = {name: value for name, value in found.items() if name not in record.set_aside}
+        new = {name: value for name, value in entries.items() if name not in record.set_aside}
         values = {name for name in new if name != "extension"}
         of = record.set_aside_of
         if values:

@@ -1,4 +1,4 @@
-"""Every opening of a gradebook goes through the guard, in nbgrader's own commands too.
+"""Apply the guard to every opening of a gradebook, even by nbgrader's own commands.
 
 `grader.config.configure` calls `watch`, so this holds for whatever reads the course's
 nbgrader_config.py: the `lab` commands, `nbgrader ...`, and formgrader.
@@ -47,7 +47,7 @@ def watch() -> None:
         url = make_url(db_url).update_query_dict({"timeout": str(SECONDS_TO_WAIT)})
         opened(book, url.render_as_string(hide_password=False), *rest, **more)
         entered.TABLES.create_all(book.engine)
-        begin(path)
+        ensure_mark(path)
         _count_changes(book, path)
 
     Gradebook.__init__ = guarded
@@ -58,32 +58,38 @@ def _is_course(folder: Path) -> bool:
 
 
 def _end_nbgrader(error: LabError) -> None:
-    """nbgrader logs most errors and goes on; a command of its own ends here instead."""
+    """Exit if this is one of nbgrader's commands, because nbgrader logs most errors and
+    continues."""
     if Application.initialized() and isinstance(Application.instance(), NbGrader):
         print(f"nbgrader: error: {error}", file=sys.stderr)
         raise SystemExit(1) from error
 
 
-def begin(path: Path) -> None:
-    """Give the gradebook its name, unless it has one, and note it beside the file."""
-    before = mark.noted(path)
+def ensure_mark(path: Path) -> None:
+    """Give the gradebook a mark unless it has one, and save it beside the file."""
+    before = mark.saved_mark(path)
     if before is not None:
         return
     connection = mark.connect(path)
     try:
-        now = mark.inside(connection)
+        now = mark.header_mark(connection)
         if not now.name:
             now = mark.Mark(mark.new_name(), now.changes)
             connection.execute("BEGIN IMMEDIATE")
-            mark.put_inside(connection, now)
+            mark.write_header_mark(connection, now)
             connection.execute("COMMIT")
-        mark.note(path, now)
+        mark.save_mark(path, now)
     finally:
         connection.close()
 
 
 def _count_changes(book: Gradebook, path: Path) -> None:
-    """Count every transaction that writes, inside the file and then beside it."""
+    """Count every transaction that writes, inside the file and then beside it.
+
+    Args:
+        book: the gradebook.
+        path: its file.
+    """
     inode = path.stat().st_ino
 
     @event.listens_for(book.engine, "begin")
@@ -105,9 +111,9 @@ def _count_changes(book: Gradebook, path: Path) -> None:
     def _count(connection: Any) -> None:
         if CHANGED in connection.info:
             raw = connection.connection.driver_connection
-            now = mark.inside(raw)
+            now = mark.header_mark(raw)
             connection.info[CHANGED] = now = mark.Mark(now.name, now.changes + 1)
-            mark.put_inside(raw, now)
+            mark.write_header_mark(raw, now)
             pending.append(now)
             del connection.info[CHANGED]
 
@@ -120,7 +126,7 @@ def _count_changes(book: Gradebook, path: Path) -> None:
     pending: list[mark.Mark] = []
 
     @event.listens_for(book.db, "after_commit")
-    def _keep(session: Any) -> None:
+    def _save_mark(session: Any) -> None:
         if pending:
-            mark.note(path, pending[-1])
+            mark.save_mark(path, pending[-1])
             pending.clear()

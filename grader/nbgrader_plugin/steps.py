@@ -21,7 +21,14 @@ from grader.course.reasons import Unusable
 from grader.course.received import received, stamped
 from grader.course.record import Record, now, with_this
 from grader.gradebook import byhand, entered
-from grader.gradebook.records import NOT_ISOLATED, enrol, gradebook, net, state, submission_of
+from grader.gradebook.records import (
+    NOT_ISOLATED,
+    enroll,
+    gradebook,
+    net_score,
+    state,
+    submission_of,
+)
 from grader.gradebook.ungraded import ungraded_on_error
 from grader.run.rebuild import read_submitted, rebuild
 from labcore.errors import LabError
@@ -38,7 +45,7 @@ class Rebuild(NbGraderPreprocessor):
                    ) -> tuple[NotebookNode, dict[str, Any]]:
         submission = submission_of(self, resources)
         with ungraded_on_error(submission):
-            byhand.give_back_extension(submission)
+            byhand.reinstate_extension(submission)
             byhand.set_aside_older(submission)
             release = nbformat.read(submission.course.notebook("release", submission.lab),
                                     as_version=4)
@@ -55,15 +62,16 @@ class SaveRecord(NbGraderPreprocessor):
         notes = [*nb.metadata.get("grader", {}).get("notes", []), NOT_ISOLATED,
                  *without_parts(nb)]
         with gradebook(submission.course) as book:
-            enrol(book, submission.student)
+            enroll(book, submission.student)
             entry = book.find_submission(*submission.key)
-            aside, of = byhand.give_back(submission, entry)
+            aside, of = byhand.reinstate(submission, entry)
             entered.write(submission, book)
             book.db.commit()
             history = with_this(submission.record, submission.digest, at=now(), state="graded",
-                                received=received(submission), score=net(entry))
-        submission.save(Record("graded", submission.digest, "", notes + byhand.note(aside), now(),
-                               aside, of, submission.course.digest_of_lab(submission.lab),
+                                received=received(submission), score=net_score(entry))
+        notes += byhand.set_aside_notes(aside)
+        submission.save(Record("graded", submission.digest, "", notes, now(), aside, of,
+                               submission.course.digest_of_lab(submission.lab),
                                history=history))
         return nb, resources
 

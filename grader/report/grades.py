@@ -22,7 +22,7 @@ from grader.gradebook.decisions import EXCUSED, SCORE, Decision, current
 from grader.gradebook.extensions import Extension, due_of
 from grader.gradebook.notices import duration, lateness
 from grader.gradebook.pending import incomplete, pending
-from grader.gradebook.records import gradebook, net, state
+from grader.gradebook.records import gradebook, net_score, state
 from grader.report.policy import counted
 from labcore.atomic import put_whole
 
@@ -55,7 +55,7 @@ def rows(course: Course, book: Gradebook) -> Iterator[Row]:
     """For all students of the gradebook and of submitted/, all labs of the gradebook."""
     students = sorted({*(student.id for student in book.students), *course.students()})
     labs = sorted((lab.name, lab.max_score, due_of(lab)) for lab in book.assignments)
-    decided, more_time = current(course, SCORE), extensions.given(course, book)
+    decided, more_time = current(course, SCORE), extensions.all_extensions(course, book)
     for student in students:
         for lab, most, due in labs:
             submission = Submission(course, lab, student)
@@ -86,7 +86,7 @@ def _with_times(row: Row, due: datetime.datetime | None, extension: Extension | 
 
 
 def _with_score(row: Row, submission: Any, decision: Decision | None) -> Row:
-    return replace(row, score=net(submission), raw_score=submission.score,
+    return replace(row, score=net_score(submission), raw_score=submission.score,
                    late_penalty=round(submission.late_submission_penalty or 0.0, 9),
                    late=lateness(submission, decided=decision is not None))
 

@@ -141,7 +141,7 @@ def test_attempts_are_counted_by_what_was_submitted(desk):
     assert all(one["score"] == 5.0 and one["received"] and one["at"] for one in history)
 
 
-@pytest.mark.parametrize("moment", ["_write_notebook", "now", "enrol", "penalise"])
+@pytest.mark.parametrize("moment", ["_write_notebook", "now", "enroll", "penalize"])
 def test_a_merge_that_is_cut_off_is_repeated_whole(desk, monkeypatch, moment):
     """A kill cannot be caught; an error at the same place leaves the same files and rows."""
     class Killed(BaseException):
@@ -219,7 +219,7 @@ def test_scores_are_those_that_nbgraders_own_step_enters(desk):
                 book.find_submission(NAME, "ada").notebooks[0].comments}
     grades = desk.grades()
     resources = {"nbgrader": {"notebook": NAME, "assignment": NAME, "student": "ada",
-                              "db_url": records.database(desk.config, desk.course)}}
+                              "db_url": records.database_url(desk.config, desk.course)}}
     SaveAutoGrades().preprocess(nbformat.from_dict(result.attempt.notebook), resources)
     with records.gradebook(desk.course) as book:
         theirs = {comment.name: comment.auto_comment for comment in
@@ -277,4 +277,4 @@ def test_what_a_person_entered_survives_a_kill_between_record_and_gradebook(desk
     desk.merge(replace(failed, id="next"))
     desk.merge(desk.result())
     assert desk.grades()["batch-check"][1] == 1.5 and desk.row()["score"] == "3.5"
-    assert not byhand.note(Submission(desk.course, NAME, "ada").record.set_aside)
+    assert not byhand.set_aside_notes(Submission(desk.course, NAME, "ada").record.set_aside)

@@ -17,7 +17,7 @@ from grader.course import Course, Submission
 from grader.course.received import stamped
 from grader.course.times import parse_time
 from grader.gradebook import byhand, records
-from grader.gradebook.late import penalise_again, set_due
+from grader.gradebook.late import recalculate_penalty, set_due
 from grader.nbgrader_plugin import assign, steps
 from grader.report import grades as report
 from grader.report.show import show
@@ -129,7 +129,7 @@ def test_the_penalty_follows_the_score_that_a_person_gave_and_the_due_date(desk)
     assert made(desk, ADA).pool.asked == ["feedback"] and desk.row()["score"] == "2.7"
     set_due(desk.course, NAME, parse_time("2020-01-01 14:00 UTC", "--due"))
     with records.gradebook(desk.course) as book:
-        assert penalise_again(Submission(desk.course, NAME, "ada"), desk.config, book)
+        assert recalculate_penalty(Submission(desk.course, NAME, "ada"), desk.config, book)
     assert desk.row()["score"] == "3.0"
 
 

@@ -116,7 +116,7 @@ def test_an_extension_and_a_score_outlive_the_gradebook(late, quick):
     late.back_up()
     assert late.lab("extend", "ada", NAME, "2026-01-13 12:00 UTC", "--why", "ill") == 0
     assert late.lab("score", "mary", NAME, "4", "--why", "oral") == 0
-    backups.listed(late.book)[0].path.unlink()  # which was made after the extension
+    backups.backups_of(late.book)[0].path.unlink()  # which was made after the extension
     late.book.unlink()
     assert late.lab("gradebook", "restore") == 0
     assert extension(late) == datetime.timedelta(days=3)

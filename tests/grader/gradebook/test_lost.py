@@ -126,10 +126,10 @@ def test_without_mark_and_backups_the_grades_in_attempts_still_say_it(office):
 def test_a_course_of_before_gets_its_mark_at_the_first_opening(office):
     mark.file_of(office.book).unlink()
     with sqlite3.connect(office.book) as connection:
-        mark.put_inside(connection, mark.Mark(0, 0))
+        mark.write_header_mark(connection, mark.Mark(0, 0))
         connection.execute("DROP TABLE lab_entered")
     assert office.roster() == ["ada", "mary"]
-    assert mark.noted(office.book).name
+    assert mark.saved_mark(office.book).name
     assert office.row()["score"] == "3.0"
 
 

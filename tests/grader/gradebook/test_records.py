@@ -239,7 +239,7 @@ def test_who_has_no_name_is_called_by_the_id_and_a_name_is_kept(course):
     with records.gradebook(course) as book:
         book.add_student("grace", first_name="Grace", last_name="Hopper")
         for student in ("ada", "grace"):
-            records.enrol(book, student)
+            records.enroll(book, student)
         names = [(one.last_name, one.first_name) for one in book.students]
     assert sorted(names) == [("Hopper", "Grace"), ("ada", "")]
 

@@ -62,7 +62,7 @@ def test_the_same_version_graded_again_keeps_what_a_person_entered(office):
 def test_what_has_become_ungraded_does_not_come_back_with_a_score(office):
     office.merge(office.result("ada", "a = 1", state="ungraded", reason="died", notebook=None,
                                scores={}))
-    shutil.copy(backups.listed(office.book)[-1].path, office.course.root / "mine.db")
+    shutil.copy(backups.backups_of(office.book)[-1].path, office.course.root / "mine.db")
     assert office.lab("gradebook", "restore", "--from", str(office.course.root / "mine.db")) == 0
     assert (office.row()["state"], office.row()["reason"]) == ("ungraded", "died")
     with records.gradebook(office.course) as book, pytest.raises(records.MissingEntry):
@@ -146,23 +146,23 @@ def test_backups_are_few_the_owners_and_made_when_something_changed(office, monk
     for number in range(backups.NEWEST + 3):
         office.by_hand("batch-check", number / 10)
         made = office.back_up()
-    found = backups.listed(office.book)
+    found = backups.backups_of(office.book)
     assert len(found) == backups.NEWEST and found[0].path == made
     assert made.stat().st_mode & 0o777 == 0o600 and not made.parent.stat().st_mode & 0o007
     for day in range(1, 10):
         shutil.copy(made, made.with_name(f"gradebook-202601{day:02d}T120000.000000Z.db"))
     backups.rotate(made.parent)
-    kept = [backup.path.name[10:18] for backup in backups.listed(office.book)]
+    kept = [backup.path.name[10:18] for backup in backups.backups_of(office.book)]
     assert len(kept) == backups.NEWEST + backups.DAYS - 1 and kept[-1] == "20260104"
 
 
 def test_a_command_that_writes_leaves_a_backup_of_before_and_after(office):
-    before = len(backups.listed(office.book))
+    before = len(backups.backups_of(office.book))
     office.by_hand("script-check", 1)
     students = office.course.root / "students.csv"
     students.write_text("id\nzoe\n")
     assert office.lab("roster", "import", str(students)) == 0
-    found = backups.listed(office.book)[:-before]
+    found = backups.backups_of(office.book)[:-before]
     assert [backup.counts.students for backup in found] == [3, 2]
     assert [backup.counts.by_hand for backup in found] == [2, 2]
     assert not list(office.book.with_name("backups").glob(".*"))

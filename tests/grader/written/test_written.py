@@ -113,7 +113,8 @@ def test_an_answer_waits_for_a_person_and_an_untouched_one_is_0(written):
         book.db.commit()
         assert pending(book.find_submission(NAME, "ada")) == {}
         submission = Submission(course, NAME, "ada")
-        pages.Pages(course, course.settings()).make(submission, merge.feedback_values(submission, book))
+        pages.Pages(course, course.settings()).make(
+            submission, merge.feedback_values(submission, book))
     assert (row(course, "ada").score, row(course, "ada").reason) == (6.5, "")
     page = Submission(course, NAME, "ada").page.read_text()
     assert "1.5 / 2.0" in page and "Not graded yet." not in page

@@ -1,5 +1,7 @@
-"""Determine whether a submission is graded, from its record and the gradebook. Scores that count are
-in the gradebook only."""
+"""Determine whether a submission is graded, from its record and the gradebook.
+
+Scores that count are in the gradebook only.
+"""
 
 from __future__ import annotations
 

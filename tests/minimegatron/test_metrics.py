@@ -8,10 +8,13 @@ import pytest
 
 from labcore.workspace import CHECKOUT
 from minimegatron.checkpoint.progress import Progress
-from minimegatron.logging.metrics import Metrics, metrics_path
+from minimegatron.logging.metrics import NAMES, Metrics, metrics_path
 
 STEPS = ("--global-batch-size 8 --train-iters 4 --log-interval 2 --eval-interval 2 --eval-iters 1 "
          "--log-throughput ")
+
+
+VALUES = dict.fromkeys(NAMES.values())
 
 
 def read(path):
@@ -69,7 +72,7 @@ def test_a_virtual_gpu_has_no_loss_and_says_that_times_are_modeled(train, tmp_pa
 
 def test_values_that_json_does_not_have_are_named(make_context, tmp_path):
     metrics = Metrics(make_context(f"--metrics {tmp_path}/m.jsonl"))
-    metrics.iteration({"lm_loss": float("nan"), "grad_norm": float("inf"), "num_zeros": None})
+    metrics.iteration(Progress(), {**VALUES, "loss": float("nan"), "norm": float("inf")})
     (found,) = read(tmp_path / "m.jsonl")
     assert (found["lm_loss"], found["grad_norm"], found["num_zeros"]) == (None, None, None)
     assert found["non_finite"] == {"lm_loss": "nan", "grad_norm": "inf"}
@@ -93,7 +96,7 @@ def test_a_full_disk_costs_a_warning_and_no_half_line(make_context, tmp_path, ca
 
     metrics.file = Full()
     for _ in range(3):
-        metrics.iteration({"lm_loss": 1.0})
+        metrics.iteration(Progress(), VALUES)
     assert capsys.readouterr().out.count("WARNING: metrics of run") == 1
     assert [one["kind"] for one in read(tmp_path / "m.jsonl")] == ["start"]
 

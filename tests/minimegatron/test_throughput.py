@@ -17,8 +17,8 @@ from minimegatron.logging.step_log import StepLog
 from minimegatron.logging.tensorboard import TensorBoard
 from minimegatron.logging.throughput import (
     Throughput,
-    memory_on_paper,
     shape_of,
+    theoretical_memory,
 )
 from minimegatron.logging.timers import Timers
 from minimegatron.model.dropout import Dropout
@@ -44,7 +44,7 @@ def test_a_rate_is_model_flops_per_second_and_device(make_context):
     ctx = replace(ctx, config=replace(ctx.config, world_size=4))
     log = Throughput(ctx, VOCABULARY)
     flops = step_flops(shape_of(ctx.config, VOCABULARY), 4, causal=True)
-    assert log.of(0.5) == flops / 0.5 / 4 / 1e12
+    assert log.rate(0.5) == flops / 0.5 / 4 / 1e12
     assert log.line(9.75) == (" model TFLOP/s per device: 9.7500 | share of the data-sheet peak "
                               "(NVIDIA A100-SXM4-80GB, fp32, 19.5): 50.0% |")
 
@@ -118,7 +118,7 @@ def test_memory_on_paper_is_the_memory_of_the_run(make_context, flags):
     ctx = make_context(FLAGS + flags)
     config = ctx.config
     stage = Stage(ctx, VOCABULARY, range(config.num_layers))
-    states, activations = memory_on_paper(config, VOCABULARY, [1])
+    states, activations = theoretical_memory(config, VOCABULARY, [1])
     assert kept_bytes(stage, None, batch(config)) == pytest.approx(activations, rel=0.15)
     optimizer = Optimizer(ctx, DistributedDataParallel(ctx, stage))
     flat = [optimizer.param_buffer, optimizer.ddp.grad_buffer, *optimizer.moments.values()]
@@ -137,7 +137,7 @@ def test_the_most_loaded_stage_counts(make_context):
     config = make_context(FLAGS + "--num-layers 4").config
 
     def activations(layers, live):
-        return memory_on_paper(replace(config, layers_per_chunk=layers), 128, live)[1]
+        return theoretical_memory(replace(config, layers_per_chunk=layers), 128, live)[1]
 
     layer = activations((0, 1, 0), [1, 1, 1])
     assert activations((1, 3, 0), [3, 2, 1]) == 6 * layer
@@ -147,7 +147,7 @@ def test_the_most_loaded_stage_counts(make_context):
     assert activations((2, 0, 0, 2, 0, 0), [3, 2, 1]) == 6 * layer
 
 
-def test_the_line_of_memory_on_paper():
+def test_the_line_of_theoretical_memory():
     assert theoretical_memory_line(2**20, 2**19) == (
         "Theoretical memory footprints: weight and optimizer=1.00 MB, activation=0.50 MB, "
         "total=1.50 MB")

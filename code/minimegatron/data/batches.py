@@ -1,4 +1,4 @@
-"""Which samples a rank trains on: from the data set to micro-batches on the device."""
+"""Micro-batches: select this rank's samples of each step and copy them to the device."""
 
 from __future__ import annotations
 
@@ -15,10 +15,17 @@ from minimegatron.model.gpt import MicroBatch
 
 def sample_numbers(consumed: int, micro_batch: int, size: int, replica: int, replicas: int
                    ) -> range:
-    """The samples of one rank's micro-batch, in Megatron's order.
+    """Return the samples of one rank's micro-batch, in Megatron's order.
 
-    A global batch is cut into micro-batches first and each of those into replicas; so a step sees
-    the same samples in every layout.
+    A global batch is split into micro-batches first, and each of these across the replicas, so a
+    step sees the same samples in every layout.
+
+    Args:
+        consumed: samples of all steps before.
+        micro_batch: number of the micro-batch in the step.
+        size: --micro-batch-size.
+        replica: data-parallel rank.
+        replicas: data-parallel size.
     """
     start = consumed + (micro_batch * replicas + replica) * size
     return range(start, start + size)
@@ -31,10 +38,15 @@ class Batches:
         self.ctx, self.dataset, self.eod, self.name = ctx, dataset, eod, name
 
     def step(self, consumed: int, iteration: int, train: bool = True) -> list[MicroBatch]:
-        """The micro-batches of the step after `consumed` samples.
+        """Return this rank's micro-batches of a step.
 
-        Training drops out and never meets a sample again: it raises UserError when none is left.
-        Evaluation begins again at the first (a run resumed with other intervals needs more).
+        Args:
+            consumed: samples of all steps before.
+            iteration: the step, which the dropout mask depends on.
+            train: whether to use dropout. Evaluation starts over at the first sample when none is
+                left, because a run that resumes with other intervals may need more.
+
+        Raises UserError if no training samples are left.
         """
         config, replicas = self.ctx.config, self.ctx.grid.dp
         end = consumed + config.global_batch_size

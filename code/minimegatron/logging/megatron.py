@@ -1,4 +1,4 @@
-"""Every log line that has a counterpart in Megatron-LM, in Megatron-LM's exact format.
+"""The log lines of Megatron-LM, in their exact format.
 
 Scripts and people search logs for these lines, so their text must not change. Functions named
 `print_*` print from one rank; the others return the text, because more than one program prints it.
@@ -162,6 +162,17 @@ def memory_line(ctx: Context, iteration: int) -> str:
                         for name, size in zip(names, dataclasses.astuple(memory), strict=True))
     label = f" | {ctx.device.label}" if ctx.device.label else ""
     return f"[Rank {ctx.grid.rank}] (after {iteration} iterations) memory (MB) | {values}{label}"
+
+
+def throughput_line(rate: float, peaks: Sequence[tuple[str, float]]) -> str:
+    """Return the line of --log-throughput, which Megatron-LM does not have.
+
+    Args:
+        rate: model TFLOP/s per device.
+        peaks: name and TFLOP/s of each known peak of the device.
+    """
+    shares = "".join(f" | share of the {name}: {100 * rate / peak:.1f}%" for name, peak in peaks)
+    return f" model TFLOP/s per device: {rate:.4f}{shares} |"
 
 
 def theoretical_memory_line(states: float, activations: float) -> str:

@@ -15,6 +15,7 @@ import re
 import secrets
 import stat
 import time
+from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
     from minimegatron.checkpoint.progress import Progress
 
 FILE = "metrics.jsonl"
+# Fields of an iteration, and what `iteration_line` calls them.
+NAMES = {"elapsed_ms_per_iteration": "milliseconds", "learning_rate": "lr", "lm_loss": "loss",
+         "loss_scale": "loss_scale", "grad_norm": "norm", "num_zeros": "zeros",
+         "params_norm": "params_norm", "tflops_per_gpu": "throughput",
+         "skipped_iterations": "skipped", "nan_iterations": "nans"}
 
 
 def metrics_path(config: Config) -> Path | None:
@@ -83,11 +89,12 @@ class Metrics:
             "arguments": {name: plain(value)
                           for name, value in dataclasses.asdict(config).items()}})
 
-    def iteration(self, fields: dict[str, float | None]) -> None:
+    def iteration(self, progress: Progress, values: Mapping[str, float | None]) -> None:
         """Write the object of one iteration line; every rank must call it.
 
         Args:
-            fields: the quantities of the line, by their names in the file.
+            progress: after the last step of the line.
+            values: the quantities of the line, by their names in `iteration_line`.
         """
         memory = self.ctx.device.memory()
         peaks = torch.tensor([memory.max_allocated, memory.max_reserved])  # [2], int64 on the host
@@ -96,8 +103,11 @@ class Metrics:
             return
         config = self.ctx.config
         allocated, reserved = (int(self.ctx.read(peak)) for peak in peaks)
-        self._write({"kind": "iteration", **fields, "train_iters": config.train_iters,
+        self._write({"kind": "iteration", "iteration": progress.iteration,
+                     "train_iters": config.train_iters,
+                     "consumed_samples": progress.consumed_train_samples,
                      "global_batch_size": config.global_batch_size,
+                     **{name: values[own] for name, own in NAMES.items()},
                      "peak_memory_allocated_bytes": allocated,
                      "peak_memory_reserved_bytes": reserved})
 

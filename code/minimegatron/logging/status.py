@@ -1,7 +1,7 @@
-"""What a rank is doing now, in a file that others may look at: `lab top`, `nvidia-smi`.
+"""A status file for each rank, which `lab top` and `nvidia-smi` read while the job runs.
 
-The cluster names a folder for each job in RANK_STATUS; every rank keeps RANK.json there. Without
-that variable nothing is written. A reader finds a whole file or none.
+The cluster sets RANK_STATUS to a folder of the job, in which every rank replaces RANK.json
+atomically. Without that variable, nothing is written.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 
 from minimegatron.context import Context
 
-SECONDS = 0.5  # between two writes: whoever looks is a human
+SECONDS = 0.5  # at least, between two writes; the readers are people
 
 
 class Status:
-    """This rank's file. Its fields: `facts` below, which stay, and what `update` is told."""
+    """This rank's file."""
 
     def __init__(self, ctx: Context) -> None:
         folder = os.environ.get("RANK_STATUS")
@@ -38,7 +38,12 @@ class Status:
         self.update()
 
     def update(self, now: bool = True, **fields: object) -> None:
-        """Note fields, and write them now, or if not `now` when it is time again."""
+        """Change fields of the file.
+
+        Args:
+            now: whether to write at once, rather than at most every SECONDS.
+            **fields: their new values.
+        """
         self.fields |= fields
         if self.path is None or (not now and time.time() < self.written + SECONDS):
             return
@@ -53,15 +58,20 @@ class Status:
             self.path = None
 
     def phase(self, state: str) -> None:
-        """Something other than steps begins."""
+        """Set a state other than training."""
         self.stepped = None
         self.update(state=state)
 
     def step(self, iteration: int, seconds: float, shown: dict[str, float | None]) -> None:
-        """After a step of so many seconds of the device's clock; shown: by the log's last line.
+        """Record a training step.
 
-        The file's `pace` is of this machine's clock, also where the device's is modeled: it tells
-        a reader how long a silence is usual.
+        The field `pace` is the usual time between two steps on this machine's clock, even if the
+        device's clock is modeled, so that readers know how long a normal gap between updates is.
+
+        Args:
+            iteration: steps taken so far.
+            seconds: time of the step on the device's clock.
+            shown: loss and TFLOP/s of the log's last line.
         """
         now = time.time()
         if self.stepped is not None:

@@ -17,6 +17,7 @@ from minimegatron.logging.megatron import (
     memory_line,
     print_times,
     theoretical_memory_line,
+    throughput_line,
 )
 from minimegatron.logging.timers import Timers
 
@@ -87,7 +88,7 @@ class StepLog:
             learning_rate: of the next step (one element).
         """
         if self.board and self.board.is_due(progress.iteration):
-            self._plot(progress, learning_rate)
+            self.board.step(self, progress, learning_rate)
         if progress.iteration % self.ctx.config.log_interval == 0:
             self._print(progress, learning_rate)
 
@@ -95,38 +96,27 @@ class StepLog:
         ctx, steps = self.ctx, len(self.losses)
         losses = torch.stack(self.losses) / ctx.grid.dp.size  # [steps], this rank's share
         ctx.grid.dp.all_reduce(losses)
-        rate = self.throughput and self.throughput.of(self.seconds / steps)
+        rate = self.throughput and self.throughput.rate(self.seconds / steps)
         finite, lr = ctx.read(torch.isfinite(losses).sum()), ctx.read(learning_rate)
         mean, skipped = self._mean(losses)
         values = {"milliseconds": 1000 * self.seconds / steps, "lr": lr, "loss": mean,
-                  "norm": self._norm(), "loss_scale": self._scale(), "skipped": skipped,
-                  "zeros": self._zeros(), "params_norm": self._params_norm(),
+                  "norm": self.grad_norm(), "loss_scale": self.loss_scale(), "skipped": skipped,
+                  "zeros": self.num_zeros(), "params_norm": self.params_norm(),
                   "nans": 0 if finite is None else steps - finite, "throughput": rate}
-        self._write_metrics(progress, values)
+        if self.metrics:
+            self.metrics.iteration(progress, values)
         ctx.print_rank_last(iteration_line(
             ctx.config, iteration=progress.iteration, consumed=progress.consumed_train_samples,
             label=ctx.device.label, **values))
         self.shown = {"loss": mean, "tflops": rate}
         if self.throughput:
-            ctx.print_rank_last(self.throughput.line(rate))
+            ctx.print_rank_last(throughput_line(rate, self.throughput.peaks))
             if self.board:
                 self.board.scalar("throughput", rate, progress.iteration)
         if lr > 0 and not self.memory_reported:
             self._report_memory(progress.iteration)
         self._print_times(progress.iteration, steps)
         self._restart()
-
-    def _write_metrics(self, progress: Progress, values: dict[str, float | None]) -> None:
-        """Write the values of an iteration line under names that include their units."""
-        if self.metrics is None:
-            return
-        names = {"elapsed_ms_per_iteration": "milliseconds", "learning_rate": "lr",
-                 "lm_loss": "loss", "grad_norm": "norm", "loss_scale": "loss_scale",
-                 "num_zeros": "zeros", "params_norm": "params_norm", "tflops_per_gpu": "throughput",
-                 "skipped_iterations": "skipped", "nan_iterations": "nans"}
-        self.metrics.iteration({"iteration": progress.iteration,
-                                "consumed_samples": progress.consumed_train_samples,
-                                **{name: values[own] for name, own in names.items()}})
 
     def _print_times(self, iteration: int, steps: int) -> None:
         seconds = self.timers.take()
@@ -139,38 +129,15 @@ class StepLog:
         ctx = self.ctx
         self.memory_reported = True
         if ctx.config.log_throughput:
-            from minimegatron.logging.throughput import memory_on_paper
+            from minimegatron.logging.throughput import theoretical_memory
 
             ctx.print_rank_0(theoretical_memory_line(
-                *memory_on_paper(ctx.config, self.vocab_size, self.in_flight)))
+                *theoretical_memory(ctx.config, self.vocab_size, self.in_flight)))
         if ctx.grid.writes_shard:
             emit(memory_line(ctx, iteration))
 
-    def _plot(self, progress: Progress, learning_rate: torch.Tensor) -> None:
-        ctx, config, board = self.ctx, self.ctx.config, self.board
-        loss = self.losses[-1] / ctx.grid.dp.size
-        ctx.grid.dp.all_reduce(loss)
-        at = progress.iteration, progress.consumed_train_samples
-        board.scalar("lm loss", ctx.read(loss), *at)
-        board.scalar("grad-norm", self._norm(), *at)
-        board.scalar("iteration-time", self.step_seconds, progress.iteration)
-        if config.log_learning_rate_to_tensorboard:
-            board.scalar("learning-rate", ctx.read(learning_rate), *at)
-        if config.log_loss_scale_to_tensorboard:
-            board.scalar("loss-scale", self._scale(), *at)
-        if config.log_batch_size_to_tensorboard:
-            board.scalar("batch-size", config.global_batch_size, *at)
-        if config.log_world_size_to_tensorboard:
-            board.scalar("world-size", config.world_size, *at)
-        board.scalar("num-zeros", self._zeros(), *at)
-        board.scalar("params-norm", self._params_norm(), *at)
-        if config.log_memory_to_tensorboard:
-            memory = ctx.device.memory()
-            board.scalar("mem-reserved-bytes", memory.reserved, progress.iteration)
-            board.scalar("mem-allocated-bytes", memory.allocated, progress.iteration)
-
     def _mean(self, losses: torch.Tensor) -> tuple[float | None, int]:
-        """(mean over the steps that were not skipped, None where there is none; skipped steps)."""
+        """Return the mean over the steps that were not skipped, if any, and the skipped steps."""
         counts = torch.stack([torch.as_tensor(count, device=losses.device)
                               for count in self.advanced])
         steps = self.ctx.read(counts.sum())
@@ -179,15 +146,15 @@ class StepLog:
         mean = losses.where(counts > 0, 0).sum() / counts.sum()
         return self.ctx.read(mean), 0 if steps is None else len(counts) - steps
 
-    def _norm(self) -> float | None:
-        """The last step's, if it was not skipped."""
+    def grad_norm(self) -> float | None:
+        """Return the gradient norm of the last step, or None if it was skipped."""
         advanced = self.advanced[-1]
         if isinstance(advanced, torch.Tensor) and not self.ctx.read(advanced):
             return None
         return self.ctx.read(self.norm)
 
-    def _scale(self) -> float:
-        """The loss scale; where tensors have no values, the first one: nothing overflows there."""
+    def loss_scale(self) -> float:
+        """Return the loss scale; on a virtual GPU, where nothing overflows, the initial one."""
         scaler = self.optimizer.scaler
         if scaler is None:
             return 1.0
@@ -195,12 +162,14 @@ class StepLog:
         config = self.ctx.config
         return scale or config.loss_scale or config.initial_loss_scale
 
-    def _zeros(self) -> float | None:
+    def num_zeros(self) -> float | None:
+        """Return the number of zero gradients, with --log-num-zeros-in-grad."""
         if not self.ctx.config.log_num_zeros_in_grad:
             return None
         return self.ctx.read(self.optimizer.num_zeros())
 
-    def _params_norm(self) -> float | None:
+    def params_norm(self) -> float | None:
+        """Return the norm of the parameters, with --log-params-norm."""
         if not self.ctx.config.log_params_norm:
             return None
         return self.ctx.read(self.optimizer.model_norm(self.optimizer.param_buffer))

@@ -9,7 +9,10 @@ from minimegatron.context import Context
 from minimegatron.logging.megatron import perplexity
 
 if TYPE_CHECKING:
+    import torch
+
     from minimegatron.checkpoint.progress import Progress
+    from minimegatron.logging.step_log import StepLog
 
 
 class TensorBoard:
@@ -47,6 +50,36 @@ class TensorBoard:
         self.writer.add_scalar(tag, value, iteration)
         if samples is not None:
             self.writer.add_scalar(f"{tag} vs samples", value, samples)
+
+    def step(self, log: StepLog, progress: Progress, learning_rate: torch.Tensor) -> None:
+        """Plot the last step; every rank must call it.
+
+        Args:
+            log: has the step's loss, norm, and time.
+            progress: after the step.
+            learning_rate: of the next step (one element).
+        """
+        ctx, config = log.ctx, self.config
+        loss = log.losses[-1] / ctx.grid.dp.size
+        ctx.grid.dp.all_reduce(loss)
+        at = progress.iteration, progress.consumed_train_samples
+        self.scalar("lm loss", ctx.read(loss), *at)
+        self.scalar("grad-norm", log.grad_norm(), *at)
+        self.scalar("iteration-time", log.step_seconds, progress.iteration)
+        if config.log_learning_rate_to_tensorboard:
+            self.scalar("learning-rate", ctx.read(learning_rate), *at)
+        if config.log_loss_scale_to_tensorboard:
+            self.scalar("loss-scale", log.loss_scale(), *at)
+        if config.log_batch_size_to_tensorboard:
+            self.scalar("batch-size", config.global_batch_size, *at)
+        if config.log_world_size_to_tensorboard:
+            self.scalar("world-size", config.world_size, *at)
+        self.scalar("num-zeros", log.num_zeros(), *at)
+        self.scalar("params-norm", log.params_norm(), *at)
+        if config.log_memory_to_tensorboard:
+            memory = ctx.device.memory()
+            self.scalar("mem-reserved-bytes", memory.reserved, progress.iteration)
+            self.scalar("mem-allocated-bytes", memory.allocated, progress.iteration)
 
     def validation(self, loss: float, progress: Progress) -> None:
         """Write a validation loss.

@@ -1,6 +1,6 @@
-"""What --log-throughput shows: FLOP/s against what the device could do, and memory on paper.
+"""--log-throughput: model FLOP/s, the device's peak, and the memory that the formulas predict.
 
-All formulas are in formulas.py; the device knows its data sheet.
+The formulas are in formulas.py, and data-sheet peaks are the device's.
 """
 
 from __future__ import annotations
@@ -23,26 +23,48 @@ from minimegatron.formulas import (
     teraflops,
 )
 
-SIZE, RUNS = 2048, 4  # of the matrices, and of the products, of which the fastest counts
+SIZE, RUNS = 2048, 4  # of the measured matmul: rows and columns; repetitions, the fastest counts
 
 
 def shape_of(config: Config, vocab_size: int) -> Gpt:
-    """vocab_size: padded."""
+    """Return the model's shape.
+
+    Args:
+        config: the command line.
+        vocab_size: rows of the word embedding, including padding.
+    """
     return Gpt(config.num_layers, config.hidden_size, config.num_attention_heads,
                config.seq_length, vocab_size, config.ffn_hidden_size, config.kv_channels,
                config.max_position_embeddings)
 
 
 def model_flops(config: Config, vocab_size: int) -> float:
-    """Of one step of all devices, as Megatron core counts: causal attention is half of the
-    products, recomputation none. vocab_size: padded."""
+    """Return the model FLOPs of a step on all devices, counted as in Megatron Core.
+
+    Causal attention counts half, and recomputation does not count.
+
+    Args:
+        config: the command line.
+        vocab_size: rows of the word embedding, including padding.
+    """
     return step_flops(shape_of(config, vocab_size), config.global_batch_size, causal=True)
 
 
 class Throughput:
-    """The run's model FLOP/s per device; with --log-throughput every rank must build it."""
+    """Model FLOP/s per device, and the peaks to compare them with.
+
+    Attributes:
+        flops: model FLOPs of a step on all devices.
+        peaks: name and TFLOP/s of each known peak of the device.
+    """
 
     def __init__(self, ctx: Context, vocab_size: int) -> None:
+        """Look up the device's peak, or measure the CPU's; every rank must call it.
+
+        Args:
+            ctx: this rank's context.
+            vocab_size: rows of the word embedding, including padding.
+        """
         config = ctx.config
         self.devices = config.world_size
         self.flops = model_flops(config, vocab_size)
@@ -54,7 +76,7 @@ class Throughput:
             self.peaks.append((f"data-sheet peak ({name}, {precision}, {sheet})", sheet))
         elif ctx.device.torch_device.type == "cpu":
             if precision == "fp16":
-                precision = "fp32"  # in which the CPU multiplies then, see products.py
+                precision = "fp32"  # the CPU multiplies fp16 matrices in fp32, see matmul.py
             measured = measured_peak(ctx, torch.bfloat16 if config.bf16 else torch.float32)
             threads = torch.get_num_threads()
             self.peaks.append((f"measured matmul peak ({SIZE}^3, {precision}, {threads} thread(s), "
@@ -63,19 +85,18 @@ class Throughput:
             ctx.print_rank_0(f"--log-throughput: no data-sheet peak of {name!r} in {precision} is "
                              "known")
 
-    def of(self, seconds: float) -> float:
-        """TFLOP/s per device of steps that take so long."""
+    def rate(self, seconds: float) -> float:
+        """Return the model TFLOP/s per device if a step takes `seconds`."""
         return teraflops(self.flops, seconds, self.devices)
-
-    def line(self, rate: float) -> str:
-        """The shares of `rate` (TFLOP/s per device) in every peak that is known."""
-        shares = "".join(f" | share of the {name}: {100 * rate / most:.1f}%"
-                         for name, most in self.peaks)
-        return f" model TFLOP/s per device: {rate:.4f}{shares} |"
 
 
 def measured_peak(ctx: Context, dtype: torch.dtype) -> float:
-    """TFLOP/s of one square matrix product on rank 0 with its threads, while the others wait."""
+    """Return the TFLOP/s of a square matmul on rank 0, while the other ranks wait.
+
+    Args:
+        ctx: this rank's context.
+        dtype: of the matrices.
+    """
     result = [0.0]
     if ctx.grid.rank == 0:
         a, b = (torch.randn(SIZE, SIZE, device=ctx.device.torch_device).to(dtype)
@@ -90,34 +111,41 @@ def measured_peak(ctx: Context, dtype: torch.dtype) -> float:
     return result[0]
 
 
-def memory_on_paper(config: Config, vocab_size: int, live: Sequence[int]) -> tuple[float, float]:
-    """(weights, gradients and optimizer; activations) of the most loaded rank, in bytes.
+def theoretical_memory(config: Config, vocab_size: int, in_flight: Sequence[int]
+                       ) -> tuple[float, float]:
+    """Return the memory of the fullest rank, in bytes, that the formulas predict.
 
-    live: the most pairs (micro-batch, chunk) whose activations each stage keeps at once.
+    Args:
+        config: the command line.
+        vocab_size: rows of the word embedding, including padding.
+        in_flight: most pairs (micro-batch, chunk) whose activations each stage holds at once.
+
+    Returns:
+        Parameters, gradients, and optimizer states; and activations.
     """
     gpt, t = shape_of(config, vocab_size), config.tensor_model_parallel_size
     b, each = config.micro_batch_size, state_bytes(
-        # fp16 with fp32 sums holds what bf16 does.
+        # fp16 with fp32 gradients takes as many bytes as bf16.
         "bf16" if config.accumulate_allreduce_grads_in_fp32 else config.precision,
         config.data_parallel_size, config.use_distributed_optimizer)
     shared = {"b": b, "t": t, "sequence_parallel": config.sequence_parallel,
               "bytes_each": 4 if config.precision == "fp32" else 2}
-    again = config.recompute_granularity
-    # Flash attention keeps what selective recomputation keeps.
-    selective = "selective" if config.use_flash_attn or again == "selective" else None
-    kept = layer_activations(gpt, recompute=selective, **shared,
-                             attention_dropout=config.attention_dropout > 0,
-                             hidden_dropout=config.hidden_dropout > 0)
-    whole = layer_activations(gpt, recompute="full", **shared)
+    granularity = config.recompute_granularity
+    # Flash attention saves as much for backward as selective recomputation.
+    selective = "selective" if config.use_flash_attn or granularity == "selective" else None
+    saved = layer_activations(gpt, recompute=selective, **shared,
+                              attention_dropout=config.attention_dropout > 0,
+                              hidden_dropout=config.hidden_dropout > 0)
+    checkpointed = layer_activations(gpt, recompute="full", **shared)
     if config.distribute_saved_activations:
-        whole /= t
+        checkpointed /= t
     loads = []
-    for stage, pairs in enumerate(live):
-        first, last = stage == 0, stage == len(live) - 1
-        chunks = config.layers_per_chunk[stage::len(live)]
+    for stage, pairs in enumerate(in_flight):
+        first, last = stage == 0, stage == len(in_flight) - 1
+        chunks = config.layers_per_chunk[stage::len(in_flight)]
         states = each.total * stage_parameters(gpt, sum(chunks), t, first, last)
         activations = pairs / len(chunks) * sum(
-            stage_activations(layers, kept, whole, config.recompute_method,
+            stage_activations(layers, saved, checkpointed, config.recompute_method,
                               config.recompute_num_layers) for layers in chunks)
         loads.append((states, activations + (head_activations(gpt, **shared) if last else 0)))
     return max(loads, key=sum)

@@ -1,7 +1,7 @@
-"""One step as it really ran: what every rank did when, on one clock, as a trace and as a figure.
+"""The timeline of one training step: every rank's timers on one clock, as a trace and a figure.
 
 `--timeline FOLDER` writes FOLDER/timeline.json, which Perfetto (ui.perfetto.dev) and
-chrome://tracing open, and FOLDER/timeline.svg, the figure that draw() makes of a schedule too.
+chrome://tracing open, and FOLDER/timeline.svg, the same figure that draw() makes of a schedule.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from minimegatron.errors import UserError
 from pipeline_schedules import Action, ScheduleError, draw
 from pipeline_schedules.traces import FILE, perfetto, read, write
 
-EXCHANGES = 20  # with each rank, to align its clock: the quickest one counts
+EXCHANGES = 20  # with each rank, to align its clock; the fastest one counts
 
 
 class Section(NamedTuple):
-    """Something that a rank did, by its timer's name; action: where it is one of the schedule's."""
+    """One run of a timer."""
 
     name: str
-    start: float  # seconds
+    start: float  # seconds on the device's clock
     end: float
-    action: Action | None = None
+    action: Action | None = None  # of the schedule, if the section executes one
 
 
 class Recorder:
-    """Watches the timers in one step, and writes what all ranks did in it."""
+    """Records one step's timers on every rank; rank 0 writes the files."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx, self.sections = ctx, []
@@ -49,7 +49,7 @@ class Recorder:
                 f"{resumed + 3}")
 
     def begin(self, iteration: int) -> None:
-        """Every rank must call it before each step: in the chosen one they watch."""
+        """Align the clocks before the step to record; every rank must call it before each step."""
         config = self.ctx.config
         self.active = iteration == config.timeline_iteration
         if self.active:
@@ -57,13 +57,20 @@ class Recorder:
             self.offset = 0.0 if self.ctx.device.shares_clock else clock_offset(
                 self.ctx.grid.rank, self.ctx.grid.world_size, self.ctx.device.now)
 
-    def note(self, name: str, start: float, end: float, action: Action | None) -> None:
-        """Called by the timers at the end of every section."""
+    def add(self, name: str, start: float, end: float, action: Action | None) -> None:
+        """Add a section; the timers call it at the end of each.
+
+        Args:
+            name: of the timer.
+            start: in seconds on the device's clock.
+            end: in seconds on the device's clock.
+            action: of the schedule, if the section executes one.
+        """
         if self.active:
             self.sections.append(Section(name, start, end, action))
 
     def finish(self) -> None:
-        """Every rank must call it after the step: rank 0 writes both files."""
+        """Write both files after the recorded step; every rank must call it after each step."""
         if not self.active:
             return
         self.active = False
@@ -72,14 +79,14 @@ class Recorder:
                 "sections": [(name, start + self.offset, end + self.offset,
                               action and dataclasses.astuple(action))
                              for name, start, end, action in self.sections]}
-        everyone: list | None = [None] * grid.world_size if grid.rank == 0 else None
-        dist.gather_object(mine, everyone)
-        if everyone is not None:
+        timelines: list | None = [None] * grid.world_size if grid.rank == 0 else None
+        dist.gather_object(mine, timelines)
+        if timelines is not None:
             folder = Path(self.ctx.config.timeline)
             label = self.ctx.device.label
             title = f"Iteration {self.ctx.config.timeline_iteration}, as it ran"
             try:
-                write(folder / FILE, perfetto(everyone, label))
+                write(folder / FILE, perfetto(timelines, label))
                 timeline = read(folder / FILE)
                 draw(timeline, f"{title} on a {label}" if label else title, "ms",
                      live=True).save(folder / "timeline.svg")
@@ -91,10 +98,15 @@ class Recorder:
 
 
 def clock_offset(rank: int, ranks: int, now: Callable[[], float]) -> float:
-    """Seconds to add to this rank's clock so that it reads as rank 0's; every rank must call it.
+    """Return the seconds to add to this rank's clock to match rank 0's; every rank must call it.
 
-    Each rank asks rank 0 for the time and takes it for that of the middle of the exchange, which
-    is wrong by half the quickest round trip at most (Cristian 1989).
+    Each rank asks rank 0 for the time, and assumes that the answer is from the middle of the
+    exchange. The error is at most half of the fastest round trip (Cristian 1989).
+
+    Args:
+        rank: this rank.
+        ranks: the world size.
+        now: this rank's clock, in seconds.
     """
     time, question = np.zeros(1), torch.zeros(1)
     answer = torch.from_numpy(time)  # the same memory
@@ -105,11 +117,11 @@ def clock_offset(rank: int, ranks: int, now: Callable[[], float]) -> float:
                 dist.recv(question, peer)
                 dist.send(torch.tensor([now()], dtype=torch.float64), peer)
                 continue
-            asked = now()
+            sent = now()
             dist.send(question, 0)
             dist.recv(answer, 0)
-            told = now()
-            if told - asked < best:
-                best = told - asked
-                offset = float(time[0]) - (asked + told) / 2
+            received = now()
+            if received - sent < best:
+                best = received - sent
+                offset = float(time[0]) - (sent + received) / 2
     return offset

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from minimegatron.logging.timeline import Recorder
     from pipeline_schedules import Action
 
-# Upstream's order, with the level from which a timer runs.
+# In Megatron's order, with the lowest --timing-log-level at which a timer runs.
 LEVELS = {
     "model-and-optimizer-setup": 0, "train/valid/test-data-iterators-setup": 0,
     "forward-backward": 1, "forward-compute": 2, "forward-recv": 2, "backward-compute": 2,
@@ -27,15 +27,19 @@ NOT_OF_2021 = ("forward-backward",)
 
 
 class Timers:
-    """timers("name") is a context manager; what it measured adds up until `take`.
-
-    level: timers above it do not run; None: those that ran in 2021. recorder: in the step that it
-    watches, all run. mark: gives a range by name, for the device's profile.
-    """
+    """Timers by name: `with timers("optimizer"): ...` adds to a total that `take` returns."""
 
     def __init__(self, now: Callable[[], float], level: int | None = None,
                  recorder: Recorder | None = None,
                  mark: Callable[[str], AbstractContextManager] = lambda _: nullcontext()) -> None:
+        """Select the timers that run.
+
+        Args:
+            now: the device's clock, in seconds.
+            level: --timing-log-level; None selects the timers of 2021.
+            recorder: of --timeline; every timer runs in the step that it records.
+            mark: returns a context manager that names a range in the device's profile.
+        """
         self._now, self.recorder, self._mark = now, recorder, mark
         self.running = {name for name, needed in LEVELS.items()
                         if (name not in NOT_OF_2021 if level is None else needed <= level)}
@@ -43,11 +47,16 @@ class Timers:
 
     @contextmanager
     def __call__(self, name: str, action: Action | None = None) -> Iterator[None]:
-        """action: of the schedule, where the section is one."""
-        LEVELS[name]  # KeyError: a timer that no line would show
-        watched = self.recorder is not None and self.recorder.active
+        """Time a block. Raises KeyError for a name that is not in LEVELS.
+
+        Args:
+            name: of the timer.
+            action: of the schedule, if the block executes one.
+        """
+        LEVELS[name]  # a timer outside LEVELS would never be printed
+        recorded = self.recorder is not None and self.recorder.active
         with self._mark(name if action is None else f"{name} {action}"):
-            if name not in self.running and not watched:
+            if name not in self.running and not recorded:
                 yield
                 return
             start = self._now()
@@ -55,12 +64,12 @@ class Timers:
             end = self._now()
         if name in self.running:
             self._seconds[name] = self._seconds.get(name, 0.0) + end - start
-        if watched:
-            self.recorder.note(name, start, end, action)
+        if recorded:
+            self.recorder.add(name, start, end, action)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing inside counts: evaluation is no part of a step."""
+        """Stop all timers inside the block: evaluation is not part of a step."""
         running, self.running = self.running, set()
         try:
             yield
@@ -68,6 +77,6 @@ class Timers:
             self.running = running
 
     def take(self) -> dict[str, float]:
-        """Seconds by name since the last call, in upstream's order; starts again from zero."""
+        """Return the seconds by name since the last call, in Megatron's order, and reset them."""
         seconds, self._seconds = self._seconds, {}
         return {name: seconds[name] for name in LEVELS if name in seconds}

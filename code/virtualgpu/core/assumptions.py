@@ -1,7 +1,7 @@
-"""What a modeled run takes for granted because it cannot know better: part of every result.
+"""Assumptions that a modeled run makes because it cannot know better.
 
-A number that rests on an assumption is only as good as the assumption, so whoever makes one notes
-it here, and the report prints all of them.
+A figure that rests on an assumption is only as good as the assumption, so every one that is made is
+recorded here, and the report prints them all.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Assumption(NamedTuple):
-    """One thing taken for granted, and the program's line that it concerns, if there is one."""
+    """One assumption, and the line of the program that it concerns, if any."""
 
     text: str
     file: str | None = None
@@ -18,13 +18,13 @@ class Assumption(NamedTuple):
 
 
 class Assumptions:
-    """Everything that a virtual GPU assumed, in order, with how often."""
+    """All assumptions of a virtual GPU, in order, with how often each was made."""
 
     def __init__(self) -> None:
         self.made: dict[Assumption, int] = {}
 
     def note(self, text: str, file: str | None = None, line: int | None = None) -> None:
-        """Note one more use of an assumption.
+        """Record one more use of an assumption.
 
         Args:
             text: the assumption, as a sentence.

@@ -1,4 +1,4 @@
-"""What is known of a card: its data sheet, and how much of it programs reach."""
+"""GPU models: their data sheets, and the share of them that programs reach."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Efficiency:
-    """What programs get of a data sheet; measured, each card's file says by whom.
+    """The share of a data sheet that programs reach, as measured (each GPU model's file cites by
+    whom), and the cost of launching kernels.
 
-    matmul: by dtype ("fp32", "tf32", "fp16", "bf16", "fp8"), the share of the peak that large
-    matrix products reach. vector: the share of the memory bandwidth that elementwise kernels
-    reach. attention: the share of the peak that a fused attention kernel reaches.
-    kernel: seconds of the shortest kernel. dispatch: seconds of the host's work to launch one.
-    link: the share of the links' bandwidth that NCCL's messages reach.
-    p2p: the share of that again that a point-to-point send and receive within a node reaches;
-    between nodes the network has its own share (network.KINDS).
-    pace: seconds from one kernel to the next under a framework whose host keeps no lead over the
-    card; 0 where it does, as this trainer's.
+    Attributes:
+        matmul: share of the peak that large GEMMs reach, by dtype ("fp32", "tf32", "fp16", "bf16",
+            "fp8").
+        vector: share of the memory bandwidth that elementwise kernels reach.
+        attention: share of the peak that a fused attention kernel reaches.
+        kernel: duration of the shortest kernel, in seconds.
+        dispatch: time that the host takes to launch a kernel, in seconds.
+        link: share of the links' bandwidth that NCCL reaches.
+        p2p: share of `link` that a point-to-point send reaches within a node; between nodes, the
+            network has its own share (network.KINDS).
+        pace: time from one kernel to the next under a framework whose host does not run ahead of
+            the GPU, in seconds; 0 if it does, as in this trainer.
     """
 
     matmul: Mapping[str, float]
@@ -31,18 +35,29 @@ class Efficiency:
     pace: float = 0.0
 
 
-@dataclass(frozen=True, eq=False)  # a card is itself; hashable
+@dataclass(frozen=True, eq=False)  # compared by identity, and hashable
 class Card:
-    """One product.
+    """One GPU model.
 
-    memory: bytes, as CUDA reports the total. bandwidth: of the memory, bytes/s. tflops: dense peaks
-    by dtype in TFLOP/s, sums in fp32, no sparsity; "fp32" is without TF32, a 16-bit one is of the
-    Tensor Cores; a dtype that is missing is one that the card lacks. sms: multiprocessors. nvlink:
-    bytes/s per direction of all a card's NVLinks together, 0 where it has none. pcie: bytes/s per
-    direction. peer: whether cards of a node reach each other's memory over PCIe (else messages pass
-    through the host's). network: between nodes where nothing else is said, as network.parse reads
-    it. node: the kind of node that it comes in, a key of net.nodes.NODES. context: bytes that CUDA,
-    its libraries and their workspaces take of the memory.
+    Attributes:
+        name: name on the command line.
+        product: NVIDIA's name, as CUDA reports it.
+        architecture: NVIDIA's name of the generation.
+        memory: total memory in bytes, as CUDA reports it.
+        bandwidth: memory bandwidth, in bytes/s.
+        tflops: dense peaks in TFLOP/s by dtype, with fp32 accumulation and without sparsity.
+            "fp32" is without TF32, and 16-bit peaks are those of the Tensor Cores. A GPU model
+            lacks the dtypes that are missing.
+        sms: number of streaming multiprocessors.
+        nvlink: bytes/s of all NVLinks together, per direction; 0 if there are none.
+        pcie: bytes/s per direction.
+        peer: whether GPUs of a node access each other's memory over PCIe; otherwise, they
+            communicate through the host's memory.
+        network: default network between nodes, in the form that network.parse reads.
+        node: kind of node that it comes in, a key of net.nodes.NODES.
+        context: bytes of memory used by CUDA, its libraries, and their workspaces.
+        efficiency: the share of these figures that programs reach.
+        sources: where the figures come from, one line per topic.
     """
 
     name: str

@@ -1,18 +1,18 @@
 """Virtual time: the host that launches kernels, and the streams that run them in order.
 
-The host runs ahead of the card. A kernel starts when the host has launched it and its stream is
-free; small kernels end before the next launch, and then the host sets the pace, as on real cards.
-All times are in seconds since the start and change by additions and maxima alone, so they are the
-same on every machine.
+The host runs ahead of the GPU. A kernel starts when the host has launched it and its stream is
+free. Small kernels end before the next launch, so programs that launch many of them are
+launch-bound, as on real GPUs. All times are in seconds since the start and result from additions
+and maxima alone, so they are the same on every machine.
 
 Exposed communication is the time in which a stream has nothing to run because it waits for
-communication: from the moment when everything launched on it so far is done, and the host has come
-to the wait, until the communication ends. A stream can wait indirectly: FSDP's compute stream waits
-for an event on the stream that copies gathered parameters out, which in turn waited for the
-all-gather. Of such a wait, the part counts in which the other stream itself waited for
+communication: from the moment when everything launched on it so far is done, and the host has
+reached the wait, until the communication ends. A stream can wait indirectly: FSDP's compute stream
+waits for an event on the stream that copies gathered parameters out, which in turn waited for the
+all-gather. Only the part of such a wait counts in which the other stream itself waited for
 communication; the copy does not count. A stream that has work to do, or waits for a kernel on
-another stream or for the host, exposes nothing. When the host waits for a stream, the compute
-stream gets nothing to run either, and the same rule applies to it.
+another stream or for the host, exposes no communication. While the host waits for a stream, the
+compute stream has nothing to run either, so the same rule applies to it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ COMPUTE = "compute"
 
 
 class Span(NamedTuple):
-    """What ran on a stream, when (seconds)."""
+    """A kernel or a communication that ran on a stream.
+
+    Attributes:
+        name: the operation.
+        stream: the stream's name.
+        start: when it began, in virtual seconds.
+        end: when it ended.
+    """
 
     name: str
     stream: str
@@ -34,17 +41,17 @@ class Span(NamedTuple):
 
 
 Interval = tuple[float, float]
-REMEMBERED = 256  # waits per stream; events that lie further back are long over
+REMEMBERED = 256  # waits per stream; earlier ones ended long ago
 
 
 class Clock:
-    """The host's time, and when each stream is done with what was launched on it.
+    """The host's time, and the time when each stream has finished what was launched on it.
 
     Attributes:
         host: when the host launches its next kernel.
         streams: by name, when everything launched so far is done.
         exposed: by stream, seconds of exposed communication.
-        watcher: while a list, every kernel is noted in it.
+        watcher: a list to which every kernel is appended, or None.
     """
 
     def __init__(self) -> None:
@@ -56,28 +63,34 @@ class Clock:
             lambda: deque(maxlen=REMEMBERED))  # for communication, in order
 
     def work(self, seconds: float) -> None:
-        """The host is busy."""
+        """Keep the host busy for a time, in seconds."""
         self.host += seconds
 
     def run(self, name: str, seconds: float, stream: str = COMPUTE) -> None:
-        """A kernel that has been launched now."""
+        """Run a kernel that the host launches now.
+
+        Args:
+            name: the operation.
+            seconds: duration of the kernel.
+            stream: the stream that it was launched on.
+        """
         start = max(self.host, self.streams[stream])
         self.streams[stream] = start + seconds
         if self.watcher is not None:
             self.watcher.append(Span(name, stream, start, start + seconds))
 
     def ready(self, stream: str = COMPUTE) -> float:
-        """When all that was launched on the stream so far is done."""
+        """Return the time when everything launched on a stream so far is done."""
         return max(self.host, self.streams[stream])
 
     def communicate(self, name: str, stream: str, start: float, end: float) -> None:
         """Run a collective or a transfer on its own stream.
 
         Args:
-            name: what it is.
+            name: the collective or transfer.
             stream: the process group's stream.
             start: when the slowest rank is ready.
-            end: when it is over.
+            end: when it ends.
         """
         self.streams[stream] = max(self.streams[stream], end)
         self._waits[stream].append((start, end))
@@ -85,7 +98,7 @@ class Clock:
             self.watcher.append(Span(name, stream, start, end))
 
     def wait(self, until: float, stream: str = COMPUTE, source: str | None = None) -> None:
-        """Let what is launched on a stream from now on start no earlier than an event.
+        """Make a stream wait for an event: what is launched on it from now on starts later.
 
         Args:
             until: when the event occurs.
@@ -98,12 +111,12 @@ class Clock:
         self.streams[stream] = max(self.streams[stream], until)
 
     def wait_for_communication(self, until: float, stream: str = COMPUTE) -> None:
-        """Let a stream wait for the end of a collective or a transfer."""
+        """Make a stream wait for the end of a collective or a transfer."""
         self._expose(stream, until, ((self.ready(stream), until),))
         self.streams[stream] = max(self.streams[stream], until)
 
     def host_waits(self, until: float, source: str | None = None) -> None:
-        """The host waits for an event.
+        """Make the host wait for an event.
 
         Args:
             until: when the event occurs.
@@ -114,7 +127,7 @@ class Clock:
         self.host = max(self.host, until)
 
     def synchronize(self) -> float:
-        """The host waits for every stream; returns the time."""
+        """Make the host wait for every stream, and return the time."""
         last = max(self.host, *self.streams.values(), 0.0)
         if last > self.ready():
             self._expose(COMPUTE, last, [wait for stream, waits in self._waits.items()
@@ -123,12 +136,12 @@ class Clock:
         return self.host
 
     def _expose(self, stream: str, until: float, waits: Iterable[Interval]) -> None:
-        """Note which part of a stream's wait is communication.
+        """Record which part of a stream's wait is exposed communication.
 
         Args:
             stream: the stream that waits.
             until: when its wait ends.
-            waits: when there was communication.
+            waits: the intervals in which there was communication.
         """
         at = self.ready(stream)
         for start, end in sorted(wait for wait in waits if wait[1] > at):

@@ -1,19 +1,19 @@
-"""What can be wrong with a virtual GPU, in the user's terms."""
+"""Errors of virtual GPUs, in the user's terms."""
 
 from __future__ import annotations
 
 
 class VirtualGpuError(ValueError):
-    """Something that was asked of a virtual GPU does not exist there; the text says what does."""
+    """A virtual GPU does not have what the program asks for; the message names what it has."""
 
 
 class UnknownCard(VirtualGpuError):
-    """No such card; the text names the nearest ones."""
+    """There is no such GPU model; the message names the nearest ones."""
 
 
 class NoValue(VirtualGpuError):
-    """A value was read where there is none, or arithmetic asked for that the card lacks."""
+    """The program read a value where there is none, or needs arithmetic that the GPU lacks."""
 
 
 class UnknownCost(VirtualGpuError):
-    """Too much time went into operations whose cost nobody wrote down."""
+    """Too much of the time was spent in operations without a cost rule."""

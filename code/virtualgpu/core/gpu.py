@@ -1,4 +1,4 @@
-"""A virtual GPU: every operation on a meta tensor moves its clock and fills its memory."""
+"""A virtual GPU: every operation on a meta tensor advances its clock and uses its memory."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from virtualgpu.core.plan import (
     changed_tensor,
     kind_of,
     make,
-    mark,
     misfits,
     needs_values,
     nested,
     refuse_other_devices,
     results_in_place,
+    signature,
     to_meta,
 )
 from virtualgpu.core.rules import Work, is_free, moved, read_and_write, tensors
@@ -40,29 +40,32 @@ from virtualgpu.core.storages import Storages
 
 CUDA = torch.device("cuda", 0)
 DETACH = torch.ops.aten.detach.default
-READ_LATENCY = 10e-6  # from the card to the host, of a few bytes
-MOST_UNKNOWN = 0.02  # of the time may be spent in operations without a rule
+READ_LATENCY = 10e-6  # seconds to copy a few bytes from the GPU to the host
+MOST_UNKNOWN = 0.02  # largest share of the time in operations without a cost rule
 OWN = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), "<frozen ")
 
 
 class VirtualGpu(Storages, TorchDispatchMode):
-    """A card for one process; active between __enter__ and __exit__.
-
-    watched: the type of device whose tensors lie in its memory (tests look at the CPU's).
-    """
+    """A virtual GPU for one process; active between __enter__ and __exit__."""
 
     def __init__(self, card: Card, watched: str = "meta") -> None:
+        """Create a virtual GPU.
+
+        Args:
+            card: its model.
+            watched: type of device whose tensors are in its memory; tests watch the CPU's.
+        """
         super().__init__(card)
         self.clock, self.watched = Clock(), watched
-        self.busy: defaultdict[str, float] = defaultdict(float)  # seconds by operation
-        self.computing = 0.0  # of that, in kernels of this card alone
+        self.busy: defaultdict[str, float] = defaultdict(float)  # seconds, by operation
+        self.computing = 0.0  # seconds in kernels, without communication
         self.unknown: defaultdict[str, int] = defaultdict(int)  # calls without a rule
-        self._plans: dict[tuple, Plan] = {}  # by operation and its arguments' shapes
+        self._plans: dict[tuple, Plan] = {}  # by operation and its arguments
         self._kinds: dict[torch._ops.OpOverload, Kind] = {}
         self.stream = COMPUTE  # where kernels are launched now
         self.assumptions = Assumptions()
-        self.values: object | None = None  # what is known of tensors' values, where anything is
-        self.on_host: Collection[int] = frozenset()  # storages on meta in the host's memory
+        self.values: object | None = None  # the known values of tensors, under virtualrun
+        self.on_host: Collection[int] = frozenset()  # meta storages that are in the host's memory
 
     def truth(self) -> AbstractContextManager:
         """Return a context in which Python sees devices as C++ does."""
@@ -70,7 +73,7 @@ class VirtualGpu(Storages, TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch wraps the method below in its compiler otherwise, whose import takes a second."""
+        """Keep torch from wrapping the next method in its compiler, whose import takes a second."""
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -78,21 +81,22 @@ class VirtualGpu(Storages, TorchDispatchMode):
 
     def execute(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
                 setting: object = None) -> tuple[object, Plan | None]:
-        """Run an operation on modeled time and memory.
+        """Run an operation in modeled time and memory.
 
         Args:
             func: the operation.
             args: its positional arguments.
             kwargs: its keyword arguments.
-            setting: what else decides what it costs; hashable.
+            setting: anything else that its cost depends on; hashable.
 
-        Returns the result, and the plan that was followed: HOST where the operation is not this
-        GPU's, None where it launches no kernel of its own.
+        Returns:
+            The result, and the plan that was followed: HOST for an operation that does not run on
+            this GPU, and None for one that launches no kernel of its own.
         """
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = kind_of(func)
-        if kind is Kind.COMPOSITE:  # inference mode delivers these whole: torch takes them apart
+        if kind is Kind.COMPOSITE:  # only inference mode passes these: torch decomposes them
             with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
@@ -101,7 +105,7 @@ class VirtualGpu(Storages, TorchDispatchMode):
             if func is DETACH and self.ledger is not None:
                 self.ledger.detached(args[0])
             return func(*args, **kwargs), None
-        key = (func, *map(mark, args), *kwargs, *map(mark, kwargs.values()))
+        key = (func, *map(signature, args), *kwargs, *map(signature, kwargs.values()))
         if setting is not None:
             key = (*key, setting)
         plan = self._plans.get(key)
@@ -126,15 +130,15 @@ class VirtualGpu(Storages, TorchDispatchMode):
         return out, plan
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Return whether the tensor lies in this GPU's memory."""
+        """Return whether the tensor is in this GPU's memory."""
         return tensor.device.type == self.watched
 
     def device_of(self, tensor: torch.Tensor) -> torch.device:
-        """The tensor's device as error messages name it: this GPU is cuda:0."""
+        """Return the tensor's device as error messages name it: this GPU is cuda:0."""
         return CUDA if self.holds(tensor) else tensor.device
 
     def _plan(self, func, args: Sequence, kwargs: dict) -> Plan:
-        """What this operation on arguments of these shapes does to the card."""
+        """Plan an operation. Raises NoValue if it needs the values of tensors."""
         operands = tensors((*args, *kwargs.values()))
         target = kwargs.get("device")
         changed = changed_argument(func, args, kwargs) if operands else None
@@ -151,7 +155,7 @@ class VirtualGpu(Storages, TorchDispatchMode):
         specs = None
         refuse_other_devices(func, args, kwargs, self.device_of)
         if misfits(func, operands, changed):
-            func(*args, **kwargs)  # which says what is wrong with them, if anything is
+            func(*args, **kwargs)  # raises torch's error if they do not fit together
         if changed is None:
             specs = shapes.results(func, args, kwargs)
             if specs is None:
@@ -168,20 +172,20 @@ class VirtualGpu(Storages, TorchDispatchMode):
 
     def cost(self, func: torch._ops.OpOverload, args: Sequence, produced: Sequence[torch.Tensor],
              crossing: int) -> tuple[float, Work]:
-        """Return the seconds of an operation's kernels, and what they were derived from.
+        """Return the duration of an operation's kernels, in seconds, and the work they do.
 
         Args:
             func: the operation.
             args: its positional arguments.
-            produced: the tensors that it makes or changes.
-            crossing: bytes of its operands that lie in the host's memory and pass the bus.
+            produced: the tensors that it returns or changes.
+            crossing: bytes of its operands that are in the host's memory and cross PCIe.
         """
         work = (rule_of(func) or read_and_write)(args, produced)
         bus = crossing / self.card.pcie
         return max(bus + self.card.efficiency.kernel, self.seconds(work)), work
 
     def seconds(self, work: Work) -> float:
-        """How long its kernels take."""
+        """Return the duration of the kernels that do this work, in seconds."""
         card, best = self.card, self.card.efficiency
         seconds = work.bytes / (card.bandwidth * best.vector)
         if work.product is not None:
@@ -200,7 +204,7 @@ class VirtualGpu(Storages, TorchDispatchMode):
             func: the operation.
             args: its positional arguments.
             kwargs: its keyword arguments.
-            plan: what they cost.
+            plan: their cost.
             out: its result.
         """
         self.launch(plan.name, plan.seconds, plan.kernels)
@@ -209,9 +213,9 @@ class VirtualGpu(Storages, TorchDispatchMode):
         """Launch kernels on the current stream.
 
         Args:
-            name: of the operation.
-            seconds: that the kernels take.
-            kernels: how many launches.
+            name: the operation.
+            seconds: duration of all kernels together.
+            kernels: number of launches.
         """
         self.clock.work(kernels * self.card.efficiency.dispatch)
         self.clock.run(name, seconds, self.stream)
@@ -219,7 +223,7 @@ class VirtualGpu(Storages, TorchDispatchMode):
         self.computing += seconds
 
     def download(self, size: int) -> None:
-        """Launch a copy of so many bytes from the card to the host."""
+        """Launch a copy of `size` bytes from the GPU to the host."""
         self.launch("aten.copy_", size / self.card.pcie + self.card.efficiency.kernel, 1)
 
     def _require(self, dtype: str) -> None:
@@ -229,11 +233,11 @@ class VirtualGpu(Storages, TorchDispatchMode):
 
     @property
     def exposed(self) -> float:
-        """Seconds that the compute stream waited for communication (clock.py defines it)."""
+        """Exposed communication of the compute stream, in seconds (see clock.py)."""
         return self.clock.exposed[COMPUTE]
 
     def now(self) -> float:
-        """Seconds of virtual time, when everything launched so far is done."""
+        """Wait until everything launched so far is done, and return the virtual time in seconds."""
         before = self.clock.host
         time = self.clock.synchronize()
         if self.recorder is not None:
@@ -241,12 +245,12 @@ class VirtualGpu(Storages, TorchDispatchMode):
         return time
 
     def read(self) -> None:
-        """The host waits for a value of the card's, and gets none."""
+        """Make the host wait for a value, as reading one on a real GPU does."""
         self.now()
         self.latency()
 
     def latency(self) -> None:
-        """The host reads a few bytes from the GPU."""
+        """Make the host wait for a copy of a few bytes from the GPU."""
         self.clock.work(READ_LATENCY)
         if self.journal is not None:
             self.journal.note("l")
@@ -258,9 +262,10 @@ class VirtualGpu(Storages, TorchDispatchMode):
         return unknown / self.computing if self.computing else 0.0
 
     def unknown_costs(self) -> str | None:
-        """What had no cost rule, with its share of the busy time; None where all had one.
+        """Return a line about the operations without a cost rule, or None if there were none.
 
-        Raises UnknownCost when the share is too big to believe the times.
+        Raises:
+            UnknownCost: their share of the kernels' time is too large for the times to be believed.
         """
         if not self.unknown:
             return None
@@ -274,7 +279,7 @@ class VirtualGpu(Storages, TorchDispatchMode):
 
 
 def caller() -> tuple[str, int, str]:
-    """File, line number, and text of the innermost frame that is neither torch's nor ours."""
+    """Return file, line number, and text of the innermost frame outside torch and virtualgpu."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -285,6 +290,6 @@ def caller() -> tuple[str, int, str]:
 
 
 def place() -> str:
-    """The program's current line, in words."""
+    """Return the program's current line, as error messages name it."""
     file, line, text = caller()
     return f"{file}, line {line} ({text})" if line else file

@@ -1,9 +1,9 @@
-"""Operations that real cards run as one kernel, and torch on meta tensors would run as several.
+"""Fused kernels: operations that GPUs run as one kernel, and torch on meta tensors as several.
 
-Each keeps for the backward pass exactly what the modeled kernel keeps. They have shapes and costs
-(rules.py) and no values: a tensor that is not on meta is refused by torch, which knows no kernel
-for it. Modeled on Megatron-LM's fused kernels (scale-mask-softmax for 16 bits, bias-dropout-add),
-PyTorch's dropout, FlashAttention and Apex's Adam.
+Each saves for the backward pass exactly what the modeled kernel saves. They have shapes and costs
+(rules.py) but no values, so torch has no kernel for tensors on other devices. They model
+Megatron-LM's fused kernels (scale-mask-softmax in 16 bits, bias-dropout-add), PyTorch's dropout,
+FlashAttention, and Apex's Adam.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ library = torch.library.Library("virtualgpu", "DEF")
 
 
 def define(signature: str):
-    """Register a meta kernel under a schema."""
+    """Return a decorator that defines an operation by its schema and its meta kernel."""
     def register(shapes):
         library.define(signature)
         library.impl(signature.split("(")[0], shapes, "Meta")
@@ -126,15 +126,24 @@ class _AddBias(torch.autograd.Function):
 
 
 def add_bias(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """x [.., h] + bias [h], in place and free: the kernel that comes next adds it (Megatron-LM's
-    bias-dropout-add)."""
+    """Return x [.., h] itself, at no cost: the next kernel adds bias [h] to it, as Megatron-LM's
+    bias-dropout-add does."""
     return _AddBias.apply(x, bias)
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
               keep: torch.Tensor | None) -> torch.Tensor:
-    """Materialised causal attention: query, key, value [s, b*heads, d], keep bool [b*heads, s, s]
-    or None. Returns [s, b*heads, d]."""
+    """Compute causal attention with materialized scores.
+
+    Args:
+        query: [s, b*heads, d]; key and value have the same shape.
+        key: see query.
+        value: see query.
+        keep: dropout mask of the probabilities, bool [b*heads, s, s], or None for no dropout.
+
+    Returns:
+        The attention's output [s, b*heads, d].
+    """
     scores = torch.bmm(query.transpose(0, 1), key.permute(1, 2, 0))
     probabilities = _MaskedSoftmax.apply(scores)
     if keep is not None:
@@ -143,21 +152,21 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
 
 
 def flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Fused causal attention: [s, b*heads, d] three times. Returns the same."""
+    """Compute fused causal attention of query, key, and value [s, b*heads, d] to the same shape."""
     return _FlashAttention.apply(query, key, value)
 
 
 def dropout(x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-    """keep: bool of x's shape: what the kernel draws and keeps."""
+    """Apply dropout to x [..]; keep, bool [..], is the mask that the kernel draws and saves."""
     return _Dropout.apply(x, keep)
 
 
 def dropout_add(x: torch.Tensor, residual: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-    """residual + dropout(x), all of one shape."""
+    """Return residual + dropout(x), all [..], in one kernel; keep is the mask, bool [..]."""
     return _DropoutAdd.apply(x, residual, keep)
 
 
 def adamw(weights: torch.Tensor, gradients: torch.Tensor, exp_avg: torch.Tensor,
           exp_avg_sq: torch.Tensor) -> None:
-    """One update of flat buffers, in place."""
+    """Take one AdamW step in place on flat buffers [n]."""
     run.adamw(weights, gradients, exp_avg, exp_avg_sq)

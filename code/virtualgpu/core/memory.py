@@ -1,9 +1,9 @@
 """The memory of one GPU: PyTorch's caching allocator without its fragmentation.
 
-A request is rounded to 512 bytes. The allocator takes segments from CUDA and keeps them: of 2 MiB
-for requests up to 1 MiB, of 20 MiB for those below 10 MiB, and for larger ones what they need in
-multiples of 2 MiB (c10/cuda/CUDACachingAllocator.cpp). Left out: a free piece is too small or in
-the wrong place for a request. Here any free bytes of a pool serve, so `reserved` is a lower bound.
+A request is rounded up to 512 bytes. The allocator takes segments from CUDA and keeps them: 2 MiB
+for requests up to 1 MiB, 20 MiB for those below 10 MiB, and multiples of 2 MiB for larger ones
+(c10/cuda/CUDACachingAllocator.cpp). Fragmentation is not modeled: any free bytes of a pool can
+serve a request, so `reserved` is a lower bound.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MEDIUM, MEDIUM_SEGMENT, LARGE_ROUND = 10 * MIB, 20 * MIB, 2 * MIB
 
 
 class OutOfMemory(Exception):
-    """A request does not fit. The message is PyTorch's."""
+    """A request does not fit; the message is PyTorch's."""
 
 
 @dataclass
@@ -28,9 +28,9 @@ class Pool:
         reserved: bytes taken from CUDA.
         requested: bytes in use, before rounding.
         count: allocations in use.
-        peaks: the most of these four since the last reset, in this order.
-        totals: the sum of everything that was added to them since their last reset.
-        before: these four at that reset.
+        peaks: peaks of these four since their last reset, in this order.
+        totals: sums of everything added to these four since the totals' last reset.
+        before: values of these four at that reset.
     """
 
     live: int = 0
@@ -52,15 +52,19 @@ class Pool:
         self.before, self.totals = list(self.levels), [0] * 4
 
     def freed(self, at: int) -> int:
-        """Return how much of one of the four was freed since the totals' last reset."""
+        """Return how much was freed since the totals' last reset.
+
+        Args:
+            at: index in `levels`.
+        """
         return self.before[at] + self.totals[at] - self.levels[at]
 
     def add(self, rounded: int, size: int) -> None:
         """Count one allocation.
 
         Args:
-            rounded: bytes that it takes.
-            size: bytes that were asked for.
+            rounded: bytes allocated.
+            size: bytes requested.
         """
         self.live += rounded
         self.requested += size
@@ -77,7 +81,7 @@ class Pool:
         totals[3] += rounded > 0
 
     def grow(self, size: int) -> None:
-        """Take bytes from CUDA."""
+        """Take a segment of so many bytes from CUDA."""
         self.reserved += size
         self.totals[1] += size
         self.peaks[1] = max(self.peaks[1], self.reserved)
@@ -103,7 +107,7 @@ class Allocator:
         self.peak = self.peak_reserved = 0
         self.peak_requested = self.peak_count = 0
         self.refused = 0  # requests that did not fit
-        self.words = classic_words  # formats the out-of-memory message
+        self.message = pytorch_1_message  # formats the out-of-memory message
         self._past_peaks = 0, 0  # allocated and reserved, before the last reset
 
     @property
@@ -138,7 +142,7 @@ class Allocator:
         return max(self.peak_reserved, self._past_peaks[1])
 
     def reset_peaks(self) -> None:
-        """Let the resettable peaks start over, as torch.cuda.reset_peak_memory_stats does."""
+        """Reset the peaks to the current values, as torch.cuda.reset_peak_memory_stats does."""
         self._past_peaks = self.run_peak, self.run_peak_reserved
         self.peak, self.peak_reserved = self.live, self.reserved
         self.peak_requested, self.peak_count = self.requested, self.count
@@ -146,7 +150,7 @@ class Allocator:
             pool.reset_peaks()
 
     def take(self, size: int) -> None:
-        """Take memory that PyTorch does not manage, such as a context or a communicator's.
+        """Allocate memory outside of PyTorch, such as a communicator's buffers.
 
         Raises:
             OutOfMemory: The request does not fit.
@@ -154,7 +158,7 @@ class Allocator:
         if size > self.free:
             self.release_cached()
             if size > self.free:
-                raise OutOfMemory(self.words(self, size))
+                raise OutOfMemory(self.message(self, size))
         self.taken += size
 
     def allocate(self, size: int) -> None:
@@ -174,7 +178,7 @@ class Allocator:
                 missing = pool.live + rounded - pool.reserved
                 if up(missing, unit) > self.free:
                     self.refused += 1
-                    raise OutOfMemory(self.words(self, rounded))
+                    raise OutOfMemory(self.message(self, rounded))
             pool.grow(up(missing, unit))
             self.peak_reserved = max(self.peak_reserved, self.reserved)
         pool.add(rounded, size)
@@ -187,7 +191,7 @@ class Allocator:
             self.peak_count = small.count + large.count
 
     def release(self, size: int) -> None:
-        """Release what `allocate(size)` allocated."""
+        """Release an allocation of `size` bytes."""
         rounded = up(size, ROUND)
         pool = self.small if rounded <= SMALL else self.large
         pool.live -= rounded
@@ -201,7 +205,7 @@ class Allocator:
 
 
 
-def classic_words(memory: Allocator, size: int) -> str:
+def pytorch_1_message(memory: Allocator, size: int) -> str:
     """Return the out-of-memory message of PyTorch 1.10, which the classic trainer used.
 
     A rank sees only its own GPU, as in a Slurm job, and so it is always GPU 0.
@@ -215,7 +219,7 @@ def classic_words(memory: Allocator, size: int) -> str:
             f"{amount(memory.free)} free; {amount(memory.reserved)} reserved in total by PyTorch)")
 
 
-def current_words(memory: Allocator, size: int, index: int = 0) -> str:
+def pytorch_2_message(memory: Allocator, size: int, index: int = 0) -> str:
     """Return the out-of-memory message of PyTorch 2, as an H100 printed it with 2.11.
 
     Args:

@@ -1,7 +1,7 @@
-"""What an operation does, remembered by its name and its arguments' shapes.
+"""Plans of operations: their results and costs, cached by name and arguments.
 
-A training step repeats the same few hundred operations; the first time each is worked out, and then
-looked up.
+A training step repeats the same few hundred operations. Each is planned once, and looked up after
+that.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from virtualgpu.core.shapes import Results, Spec
 
 
 class Plan(NamedTuple):
-    """What one operation on arguments of these shapes does.
+    """The result and the cost of one operation on arguments of these shapes.
 
     Attributes:
-        results: new tensors, nested as the operation returns them; None where it changes one.
+        results: new tensors, nested as the operation returns them; None if it changes one.
         changed: position or name of the argument that it changes in place.
-        name: the operation's.
-        seconds: time of its kernels.
-        kernels: launches; 0 where none runs.
-        unknown: whether the cost is a guess.
-        work: what was costed.
+        name: the operation's name.
+        seconds: duration of its kernels.
+        kernels: number of launches; 0 if no kernel runs.
+        unknown: whether the operation has no cost rule.
+        work: the work that the duration is derived from.
     """
 
     results: Results
@@ -39,27 +39,27 @@ class Plan(NamedTuple):
     work: Work | None = None
 
     def make(self, args: Sequence, kwargs: dict):
-        """What the operation returns."""
+        """Return what the operation returns."""
         if self.results is None:
             return changed_tensor(args, kwargs, self.changed)
         return make(self.results)
 
 
-HOST = Plan(None, None, "", 0.0, 0, False)  # not the card's business
+HOST = Plan(None, None, "", 0.0, 0, False)  # runs on the host
 
 
 class Kind(Enum):
-    """How an operation is treated.
+    """Kinds of operations.
 
-    COMPOSITE is written in terms of other operations. SHARES names memory in another way, which
-    torch itself does without a kernel. COSTS is everything else.
+    COMPOSITE operations consist of others. SHARES are views, which torch makes without a kernel.
+    COSTS is everything else.
     """
 
     COMPOSITE, SHARES, COSTS = range(3)
 
 
 def kind_of(func: torch._ops.OpOverload) -> Kind:
-    """A composite operation that has a kernel for meta tensors as well is not taken apart."""
+    """Return the kind of an operation; a composite one with a meta kernel is not decomposed."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     if has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "Meta"):
         return Kind.COMPOSITE
@@ -69,9 +69,9 @@ def kind_of(func: torch._ops.OpOverload) -> Kind:
 
 
 def needs_values(func: torch._ops.OpOverload, operands: Sequence[torch.Tensor]) -> bool:
-    """Whether the result, or its shape, depends on what the tensors hold."""
+    """Return whether the result, or its shape, depends on the values of its operands."""
     if torch.Tag.dynamic_output_shape in func.tags:
-        # A tensor indexed by numbers has a shape that is known, one by a mask has not.
+        # The shape of a tensor indexed by numbers is known; of one indexed by a mask, it is not.
         return func._overloadpacket is not torch.ops.aten.index or any(
             item.dtype in (torch.bool, torch.uint8) for item in operands[1:])
     return torch.Tag.data_dependent_output in func.tags
@@ -79,8 +79,8 @@ def needs_values(func: torch._ops.OpOverload, operands: Sequence[torch.Tensor]) 
 
 def misfits(func: torch._ops.OpOverload, operands: Sequence[torch.Tensor],
             changed: int | str | None) -> bool:
-    """Whether torch must be asked if these tensors go together, because one is changed in place by
-    another shape."""
+    """Return whether torch has to check the operands' shapes, because an operation in place on one
+    tensor has another of a different shape."""
     if func._overloadpacket in MIXED or not operands:
         return False
     return (changed == 0 and torch.Tag.pointwise in func.tags
@@ -89,7 +89,7 @@ def misfits(func: torch._ops.OpOverload, operands: Sequence[torch.Tensor],
 
 def refuse_other_devices(func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
                          device_of: Callable[[torch.Tensor], torch.device]) -> None:
-    """Raise what CUDA raises when tensors lie on different devices.
+    """Raise the error that CUDA raises for tensors on different devices.
 
     Args:
         func: the operation.
@@ -97,7 +97,9 @@ def refuse_other_devices(func: torch._ops.OpOverload, args: Sequence, kwargs: di
         kwargs: its keyword arguments.
         device_of: the device of a tensor, as the program knows it.
 
-    Raises RuntimeError. A tensor without dimensions may lie anywhere, like a number.
+    Raises:
+        RuntimeError: two operands are on different devices. A tensor without dimensions may be on
+            any device, like a number.
     """
     if func._overloadpacket in MIXED:
         return
@@ -118,13 +120,13 @@ def refuse_other_devices(func: torch._ops.OpOverload, args: Sequence, kwargs: di
                        f"argument in method wrapper_CUDA_{func._schema.name.split('::')[1]})")
 
 
-# Some of their arguments may lie elsewhere.
+# Operations with arguments that may be on other devices.
 MIXED = {torch.ops.aten.copy_, torch.ops.aten._to_copy, torch.ops.aten.index,
          torch.ops.aten.index_put_, torch.ops.aten.index_put}
 
 
 def make(specs: Results) -> Results:
-    """Meta tensors in place of specifications; anything else is returned as it is."""
+    """Replace specifications by meta tensors, and return everything else as it is."""
     if isinstance(specs, Spec):
         return torch.empty_strided(specs.shape, specs.strides, dtype=specs.dtype, device="meta")
     if isinstance(specs, (list, tuple)):
@@ -133,7 +135,7 @@ def make(specs: Results) -> Results:
 
 
 def nested(results: object) -> Iterator[torch.Tensor]:
-    """Every tensor in what an operation returns."""
+    """Iterate over the tensors in what an operation returns."""
     if isinstance(results, torch.Tensor):
         yield results
     elif isinstance(results, (list, tuple)):
@@ -141,20 +143,22 @@ def nested(results: object) -> Iterator[torch.Tensor]:
             yield from nested(item)
 
 
-def mark(argument: object) -> object:
-    """What of an argument decides what the operation does; hashable."""
+def signature(argument: object) -> object:
+    """Return the part of an argument that an operation's plan depends on; hashable."""
     if isinstance(argument, torch.Tensor):
         return argument.shape, argument.stride(), argument.dtype, argument.is_meta
     if isinstance(argument, (list, tuple)):
-        return tuple(map(mark, argument))
+        return tuple(map(signature, argument))
     if isinstance(argument, (float, bool)):
         return type(argument), argument  # 1.0 and True would find the plan of 1
     return argument
 
 
 def changed_argument(func: torch._ops.OpOverload, args: Sequence, kwargs: dict) -> int | str | None:
-    """Position or name of the argument that is changed and returned; -1 where one is changed and
-    nothing returned; None where the result is new."""
+    """Return the position or name of the argument that an operation changes and returns.
+
+    Returns -1 if it changes one and returns nothing, and None if its result is new.
+    """
     returns = func._schema.returns
     if returns and returns[0].alias_info is None:
         return None
@@ -184,7 +188,7 @@ def results_in_place(args: Sequence, kwargs: dict, changed: int | str) -> list[t
 
 
 def to_meta(value):
-    """The same argument with its tensors on meta."""
+    """Return an argument with its tensors on meta."""
     if isinstance(value, torch.Tensor):
         return value.to("meta")
     if isinstance(value, (list, tuple)):

@@ -19,16 +19,17 @@ library = torch.library.Library("aten", "IMPL", "Meta")
 
 def shapes(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
            eps: float | None = None) -> list[Spec]:
-    """Return what `aten._fused_rms_norm` makes: the output, and each row's reciprocal of the root
-    mean square, which the backward pass reads.
+    """Return the results of `aten._fused_rms_norm`: the output, and the reciprocal of each row's
+    root mean square, which the backward pass reads.
 
     Args:
         x: the input.
         normalized_shape: shape of the last dimensions, over which it is normalized.
-        weight: factors of this shape.
-        eps: does not matter here.
+        weight: scale of this shape, or None.
+        eps: not used, because it does not change a shape.
 
-    Raises RuntimeError for operands that do not fit together.
+    Raises:
+        RuntimeError: the operands do not fit together.
     """
     whole = tuple(normalized_shape)
     rows = x.dim() - len(whole)
@@ -55,7 +56,7 @@ def backward(arguments: Sequence, results: Sequence[Tensor]) -> Work:
     return Work(read + sum(map(moved, results)), kernels=of_input + of_weight)
 
 
-# Library.impl refuses a kernel for meta tensors, because torch can take the operation apart, which
-# CUDA does not.
+# Library.impl refuses a meta kernel for an operation that torch can decompose, which CUDA does not
+# do with this one.
 library.m.impl("_fused_rms_norm", "Meta", _meta, False)
 RULES["aten._fused_rms_norm"] = lambda args, kwargs: shapes(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""What an operation costs: FLOPs, bytes and kernels, by its name.
+"""Cost rules: the FLOPs, bytes, and kernels of an operation, by its name.
 
-A rule maps (arguments, results) to Work. Bytes are those that a kernel must move between memory and
-the chip once: what it reads and what it writes.
+A rule maps (arguments, results) to Work. Bytes are the memory traffic of a kernel that reads its
+operands once and writes its results once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
 
 
 class Product(NamedTuple):
-    """`batch` matrix products [m, k] x [k, n] of this type; aligned: matmul.alignment of them."""
+    """A GEMM, or a batch of them: [m, k] x [k, n].
+
+    Attributes:
+        dtype: of the operands, as in Card.tflops.
+        batch: number of GEMMs.
+        m: rows of the result.
+        n: columns of the result.
+        k: inner dimension.
+        aligned: alignment of the matrices' rows (matmul.alignment).
+    """
 
     dtype: str
     batch: int
@@ -34,9 +43,17 @@ class Product(NamedTuple):
 
 
 class Work(NamedTuple):
-    """bytes: read and written. kernels: launches. product: the matrix product in it, if any.
-    flops: of a fused kernel that is no plain product, with their dtype. table, tokens: the shape of
-    an embedding's weight, and how many rows are looked up."""
+    """The work of one operation.
+
+    Attributes:
+        bytes: read and written.
+        kernels: number of launches.
+        product: the GEMM in it, if any.
+        flops: FLOPs of a fused kernel that is not a plain GEMM.
+        dtype: dtype of these FLOPs.
+        table: shape of an embedding's weight.
+        tokens: number of rows that are looked up in it.
+    """
 
     bytes: int
     kernels: int = 1
@@ -51,7 +68,7 @@ Rule = Callable[[Sequence, Sequence[torch.Tensor]], Work]
 
 
 def moved(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor; what is expanded is read from the chip's cache again."""
+    """Return the bytes of a tensor; elements that are expanded are read once, and then cached."""
     count = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         if stride:
@@ -60,6 +77,7 @@ def moved(tensor: torch.Tensor) -> int:
 
 
 def tensors(arguments: Sequence) -> list[torch.Tensor]:
+    """Return the tensors among arguments, and in lists among them."""
     found = []
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
@@ -70,44 +88,52 @@ def tensors(arguments: Sequence) -> list[torch.Tensor]:
 
 
 def read_and_write(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
-    """Every operand is read once, every result written once."""
+    """Cost of reading every operand and writing every result once."""
     return Work(sum(map(moved, tensors(arguments))) + sum(map(moved, results)))
 
 
 def write(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
+    """Cost of writing every result once."""
     return Work(sum(map(moved, results)))
 
 
 def copy(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
-    """copy_(target, source)."""
+    """Cost of copy_(target, source)."""
     return Work(moved(arguments[1]) + moved(arguments[0]))
 
 
 def two_passes(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
-    """A second small kernel reduces what the first one's blocks left."""
+    """Cost of a reduction, whose second, small kernel reduces the first one's partial results."""
     return read_and_write(arguments, results)._replace(kernels=2)
 
 
 def lookup(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
-    """Of the table, only the elements that the indices name are read: as many as are written."""
+    """Cost of a lookup, which reads only the elements that it writes, and the indices."""
     indices = sum(map(moved, tensors(arguments[1:])))
     return Work(indices + 2 * sum(map(moved, results)))
 
 
 def embedding(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
-    """embedding(weight, indices, ...)."""
+    """Cost of embedding(weight, indices, ..)."""
     weight, indices = arguments[:2]
     return lookup(arguments, results)._replace(table=tuple(weight.shape), tokens=indices.numel())
 
 
 def add_rows(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
-    """index_add_(target, dim, index, source), scatter_add_(target, dim, index, source)."""
+    """Cost of index_add_ and scatter_add_(target, dim, index, source)."""
     return Work(3 * moved(arguments[3]) + moved(arguments[2]))
 
 
 def product(a: torch.Tensor, b: torch.Tensor, results: Sequence[torch.Tensor],
             addend: torch.Tensor | None = None) -> Work:
-    """a [.., m, k] @ b [.., k, n]."""
+    """Cost of a GEMM.
+
+    Args:
+        a: operand [.., m, k].
+        b: operand [.., k, n].
+        results: the product, and nothing else.
+        addend: tensor that is added in the same kernel, or None.
+    """
     *batch, m, k = a.shape
     shape = Product(DTYPES.get(a.dtype, "fp32"), batch[0] if batch else 1, m, b.shape[-1], k,
                     alignment(*map(row_bytes, (a, b, results[0]))))
@@ -124,7 +150,13 @@ def row_bytes(matrix: torch.Tensor) -> int:
 
 
 def attention_work(arguments: Sequence, results: Sequence[torch.Tensor], products: int) -> Work:
-    """Causal attention over [s, heads, d]: so many products, half of each."""
+    """Cost of fused causal attention over [s, heads, d], which computes half of each GEMM.
+
+    Args:
+        arguments: operands, of which the first has the queries' shape.
+        results: tensors that it returns.
+        products: number of GEMMs: 2 forward, 5 backward.
+    """
     s, heads, width = arguments[0].shape
     plain = read_and_write(arguments, results)
     return plain._replace(flops=products * heads * s * s * width,
@@ -132,8 +164,8 @@ def attention_work(arguments: Sequence, results: Sequence[torch.Tensor], product
 
 
 def masked_softmax(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
-    """In 16 bits one kernel scales, masks and normalizes. In fp32 there was none in 2021: the mask
-    is a pass of its own."""
+    """Cost of a masked softmax: one kernel in 16 bits. Megatron-LM had no such kernel for fp32 in
+    2021, so there the mask is a pass of its own."""
     plain = read_and_write(arguments, results)
     if arguments[0].dtype != torch.float32:
         return plain
@@ -150,7 +182,7 @@ RULES: dict[str, Rule] = {
     "virtualgpu.masked_softmax_backward": masked_softmax,
     "virtualgpu.flash_attention": lambda a, r: attention_work(a, r, 2),
     "virtualgpu.flash_attention_backward": lambda a, r: attention_work(a, r, 5),
-    # Weights and moments are read and written.
+    # Reads all four, and writes all but the gradients.
     "virtualgpu.adamw": lambda a, r: Work(sum(map(moved, a)) + sum(moved(a[i]) for i in (0, 2, 3))),
     "aten.copy_": copy,
     "aten.embedding": embedding, "aten.index_select": lookup, "aten.gather": lookup,
@@ -168,7 +200,7 @@ RULES |= dict.fromkeys((
     "aten.zero_", "aten.fill_", "aten.full", "aten.zeros", "aten.ones", "aten.zeros_like",
     "aten.ones_like", "aten.full_like", "aten.new_zeros", "aten.new_full", "aten.new_ones",
     "aten.arange", "aten.normal_", "aten.uniform_", "aten.scalar_tensor"), write)
-# No kernel runs: memory is named or looked at in another way.
+# Operations that launch no kernel.
 FREE = frozenset({
     "aten.empty", "aten.empty_like", "aten.new_empty", "aten.empty_strided",
     "aten.new_empty_strided", "aten.detach", "aten.lift_fresh", "aten._unsafe_view",

@@ -1,8 +1,8 @@
-"""What comes out of an operation: shape, strides and type, without asking torch.
+"""Shapes, strides, and dtypes of results, for the operations of training steps.
 
-Torch's own shape functions for meta tensors are Python that imports its compiler (a second and a
-half) and takes up to ten milliseconds a call. These are for the operations that a trainer uses; for
-all others, and where strides are unusual, torch is asked (gpu.py). The tests compare both.
+Torch's own shape functions for meta tensors are Python code that imports its compiler (1.5 s) and
+takes up to 10 ms per call. For all other operations, and for unusual strides, gpu.py falls back to
+them. The tests compare both.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ import torch
 
 
 class Spec(NamedTuple):
+    """Shape, strides (in elements), and dtype of a tensor."""
+
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
 
 
-Results = Any  # of an operation: a Spec, None, a number, or lists of these
+Results = Any  # a Spec, None, a number, or a list of these
 
 
 def rows(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor."""
+    """Return the strides of a contiguous tensor."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -32,22 +34,24 @@ def rows(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def fresh(shape: Sequence[int], dtype: torch.dtype) -> Spec:
+    """Return the specification of a contiguous tensor."""
     return Spec(tuple(shape), rows(shape), dtype)
 
 
 def of(tensor: torch.Tensor | None) -> Spec | None:
+    """Return the specification of an existing tensor."""
     return None if tensor is None else Spec(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
 def of_results(out: object) -> Results:
-    """Specifications in place of the tensors in what an operation returns."""
+    """Replace the tensors in what an operation returns by their specifications."""
     if isinstance(out, torch.Tensor):
         return of(out)
     return list(map(of_results, out)) if isinstance(out, (list, tuple)) else out
 
 
 def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Spec | None:
-    """A tensor of the same strides, as torch makes where memory has no gaps."""
+    """Return a result with a tensor's strides, or None if the tensor's memory has gaps."""
     if tensor.is_contiguous():
         return fresh(tensor.shape, dtype or tensor.dtype)
     step = 1
@@ -63,7 +67,13 @@ BOOLEAN = {"eq", "ne", "lt", "le", "gt", "ge", "isfinite", "isnan", "isinf", "lo
 
 
 def pointwise(name: str, args: Sequence, kwargs: dict) -> Spec | None:
-    """One result, with the operands' shapes spread over each other."""
+    """Return the result of an elementwise operation, or None if torch has to be asked.
+
+    Args:
+        name: the operation, without its namespace.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+    """
     operands = [item for item in args if isinstance(item, torch.Tensor)]
     first = operands[0]
     if name == "where":
@@ -87,7 +97,7 @@ def pointwise(name: str, args: Sequence, kwargs: dict) -> Spec | None:
 
 
 def spread(tensor: torch.Tensor, shape: Sequence[int]) -> list[int]:
-    """Strides of a tensor that is broadcast to `shape`."""
+    """Return the strides of a tensor that is broadcast to `shape`."""
     own = [stride if size > 1 else 0
            for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
     return [0] * (len(shape) - len(own)) + [
@@ -96,8 +106,13 @@ def spread(tensor: torch.Tensor, shape: Sequence[int]) -> list[int]:
 
 
 def ordered(shape: Sequence[int], operands: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Strides of a result without gaps whose dimensions lie in memory in the operands' order; the
-    first operand that tells two dimensions apart decides (torch's TensorIterator)."""
+    """Return the strides of a dense result whose dimensions have the operands' order in memory, as
+    in torch's TensorIterator: the first operand whose strides differ in two dimensions decides.
+
+    Args:
+        shape: of the result.
+        operands: strides of each operand, broadcast to this shape.
+    """
     def inner(a: int, b: int) -> int:
         for strides in operands:
             if strides[a] and strides[b] and strides[a] != strides[b]:
@@ -125,6 +140,14 @@ def ordered(shape: Sequence[int], operands: Sequence[Sequence[int]]) -> tuple[in
 
 def reduced(tensor: torch.Tensor, dims: Sequence[int] | int | None, keep: bool,
             dtype: torch.dtype | None) -> Spec:
+    """Return the result of a reduction.
+
+    Args:
+        tensor: the operand.
+        dims: dimensions that are reduced; all of them if it is empty or None.
+        keep: whether reduced dimensions stay, with size 1.
+        dtype: of the result; None for the operand's.
+    """
     dims = [dims] if isinstance(dims, int) else dims
     gone = {dim % tensor.dim() for dim in dims} if dims and tensor.dim() else range(tensor.dim())
     shape = [1 if dim in gone else size for dim, size in enumerate(tensor.shape)
@@ -133,13 +156,13 @@ def reduced(tensor: torch.Tensor, dims: Sequence[int] | int | None, keep: bool,
 
 
 def at(args: Sequence, position: int):
-    """An argument that may be left out."""
+    """Return the argument at a position, or None if it was left out."""
     return args[position] if position < len(args) else None
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> Spec | None:
-    """a [.., m, k] @ b [.., k, n]; torch says what is wrong with those that do not join."""
-    if a.dtype != b.dtype:  # which on meta tensors it does not see
+    """Return a [.., m, k] @ b [.., k, n], or None if they do not fit, so that torch raises."""
+    if a.dtype != b.dtype:  # torch does not check it on meta tensors
         raise RuntimeError("expected both matrices of a product to have the same dtype, but got: "
                            f"{a.dtype} != {b.dtype}")
     if (a.dim(), a.shape[:-2], a.shape[-1]) != (b.dim(), b.shape[:-2], b.shape[-2]):
@@ -241,7 +264,13 @@ RULES |= dict.fromkeys(("aten.empty_like", "aten.zeros_like", "aten.ones_like"),
 
 def results(func: torch._ops.OpOverload, args: Sequence, kwargs: dict
             ) -> Spec | list[Spec] | None:
-    """What a fresh result will be; None where torch must be asked."""
+    """Return the specification of an operation's new result, or None if torch has to be asked.
+
+    Args:
+        func: the operation.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+    """
     name = str(func._overloadpacket)
     if name in ("aten._softmax", "aten._log_softmax") and args[2]:
         return None  # half to float

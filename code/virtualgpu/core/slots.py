@@ -1,22 +1,24 @@
-"""Where a node's cards are plugged in: made up, and the same wherever it is shown."""
+"""Slots of a node's GPUs: their PCI buses, which are made up but consistent, and their numbers."""
 
 from __future__ import annotations
 
 FIRST_BUS = 0x1B
 
-# Set by a cluster in the environment of its jobs: in place of `--device cpu`, cuda.
+# A cluster sets this to "cuda" in the environment of its jobs to replace `--device cpu`.
 INSTEAD_OF_CPU = "DEVICE_INSTEAD_OF_CPU"
 
 
 def bus(number: int) -> int:
-    """The PCI bus of a node's card with this number, from 0."""
+    """Return the PCI bus of a GPU from its number on the node, from 0."""
     return FIRST_BUS + number
 
 
 def visible(text: str, index: int) -> int | None:
-    """The number on its node of the card that a program sees as `index`; None: it is not said.
+    """Return the number on its node of a GPU that a program sees, or None if it is not known.
 
-    text: CUDA_VISIBLE_DEVICES, in which Slurm names a job's cards, by numbers.
+    Args:
+        text: CUDA_VISIBLE_DEVICES, in which Slurm lists the numbers of a job's GPUs.
+        index: the program's number of the GPU, as in cuda:INDEX.
     """
     numbers = text.split(",")
     found = numbers[index].strip() if 0 <= index < len(numbers) else ""

@@ -1,4 +1,4 @@
-"""The memory of a virtual GPU: what each storage takes of it, for as long as the storage lives."""
+"""The memory of a virtual GPU: each tensor storage is allocated there for as long as it lives."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 class Storages:
-    """Accounts for storages on one GPU."""
+    """Accounts for the storages on one GPU."""
 
     def __init__(self, card: Card) -> None:
         super().__init__()
         self.card = card
         self.memory = Allocator(card.memory, card.context)
         self.sizes: dict[int, int] = {}  # bytes of live storages, by identity
-        # These are told after the allocator of what is allocated, released, and resized.
+        # After the allocator, these are notified of what is allocated, released, and resized.
         self.journal: Journal | None = None  # while the run is recorded
         self.ledger: Ledger | None = None  # while the run is accounted for
         self.recorder: Recorder | None = None  # while a trace is recorded
 
     def take(self, size: int) -> None:
-        """Take memory that is not PyTorch's. Raises torch.OutOfMemoryError."""
+        """Allocate memory outside of PyTorch. Raises torch.OutOfMemoryError."""
         try:
             self.memory.take(size)
         except OutOfMemory as error:

@@ -39,7 +39,7 @@ class Kernel(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What plan.mark says of a tensor."""
+    """A tensor's part of a plan's key (plan.signature)."""
 
     size: torch.Size
     strides: tuple

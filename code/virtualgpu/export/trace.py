@@ -27,7 +27,7 @@ Node = tuple[str, int] | None  # of autograd: name and sequence number; None in 
 
 
 class Operation(NamedTuple):
-    """key: the operation and what plan.mark says of its arguments. host: when all was launched;
+    """key: the operation and plan.signature of its arguments. host: when all was launched;
     end: when its kernels are done (seconds). sequence: of the autograd node made last. stream:
     where they run. reads, writes: identities of the storages that go in and come out."""
 

@@ -1,4 +1,4 @@
-"""The virtual backend of torch.distributed: how process groups are made and ended."""
+"""The virtual backend of torch.distributed: it makes process groups, and ends them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from virtualgpu.net.group import BACKEND, Say, VirtualGroup
 from virtualgpu.net.topology import Topology
 from virtualgpu.net.wire import Wire
 
-PATIENCE = timedelta(seconds=30)  # real time that the rank serving the store gives the others
+PATIENCE = timedelta(seconds=30)  # real time that the rank with the store waits for the others
 
 
 class Job(NamedTuple):
@@ -31,22 +31,22 @@ class Job(NamedTuple):
     present: Sequence[int] | None
 
 
-# torch's registry is global and for ever.
+# torch's registry of backends is global, and nothing is ever removed from it.
 _job: Job | None = None
-_boards: dict[dist.Store, Board] = {}  # the stores are kept alive, so none is taken for another
+_boards: dict[dist.Store, Board] = {}  # keeps the stores alive, so none is mistaken for another
 _made: Counter[tuple] = Counter()
 _groups: list[VirtualGroup] = []
 
 
 def register(gpu: VirtualGpu, topology: Topology, say: Say | None = None,
              present: Sequence[int] | None = None) -> None:
-    """Let torch.distributed.new_group(backend="virtual") make groups between these GPUs.
+    """Register the backend, so that torch.distributed.new_group(backend="virtual") makes groups.
 
     Args:
-        gpu: this rank's.
+        gpu: this rank's GPU.
         topology: of the whole job.
-        say: takes what NCCL would print of each group, when it is first used; None: nobody asks.
-        present: the ranks that are processes; the others are symmetric to them. None: all.
+        say: receives the lines that NCCL would print when a group is first used; None for no lines.
+        present: the ranks that are processes; the others are symmetric to them. None for all ranks.
     """
     global _job
     _job = Job(gpu, topology, say, present)
@@ -64,7 +64,7 @@ def _make(options, _) -> VirtualGroup:
     if len(ranks) > 1 and (present is None or len(present) > 1):
         board = _board(options.store, ranks[rank], range(len(topology.nodes))
                        if present is None else present)
-        made = options.group_id, tuple(ranks)  # the same on all of them, also after a restart
+        made = options.group_id, tuple(ranks)  # the same on all ranks, even after a restart
         _made[made] += 1
         name = f"{options.group_id}/{'.'.join(map(str, ranks))}/{_made[made]}"
     wire = Wire(rank, ranks, board, name, options.timeout)
@@ -74,7 +74,7 @@ def _make(options, _) -> VirtualGroup:
 
 
 def _board(store: dist.Store, rank: int, present: Sequence[int]) -> Board:
-    """The board in a store, of which torch gives every group its own view."""
+    """Return the board in the job's store, of which torch gives every group a view of its own."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     if store not in _boards:
@@ -92,7 +92,7 @@ def serves(store: dist.Store, rank: int) -> bool:
 
 
 def _leave(board: Board, serving: bool) -> None:
-    """End this rank; the one that serves the store stays until the others have ended, too."""
+    """End this rank; the one that serves the store waits until the others have ended."""
     with suppress(dist.DistError, RuntimeError):  # the store is gone, or a rank never ends
         board.end()
         if serving:
@@ -100,15 +100,18 @@ def _leave(board: Board, serving: bool) -> None:
 
 
 def settle() -> None:
-    """Wait for the other ranks until it is known when all that was started here ends."""
+    """Wait for the other ranks until the end of everything started here is known."""
     for group in _groups:
         group.settle_all()
 
 
 def farewell() -> None:
-    """At the end of a program: nothing is left that a rank which is not present should have done.
+    """Check at the end of a program that every communication was matched.
 
-    Raises Asymmetric, and Mismatch or Hang for collectives that were never waited for.
+    Raises:
+        Asymmetric: a rank that is not present would have had to do something else.
+        Mismatch: the ranks' last collectives differ.
+        Hang: a collective that nobody waited for cannot complete.
     """
     settle()
     for group in _groups:

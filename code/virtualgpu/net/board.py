@@ -1,9 +1,9 @@
-"""A store that all ranks of a job share, and who waits there for what.
+"""A store that all ranks of a job share, and the detection of deadlocks.
 
-No rank is judged by how long it takes. One that has waited for half a second writes down for which
-entries it waits; when all ranks have done so, or have ended, and none of them waits for entries
-that exist, nobody can ever go on, since a rank that waits posts nothing. That is a hang, and every
-rank raises it with the list of who waits where.
+No timeout decides. A rank that has waited for half a second posts the list of entries that it waits
+for. If all ranks have done so, or have ended, and none of the entries exists, no rank can ever make
+progress, because a rank that waits posts nothing. Then every rank raises Hang, with a list of what
+each rank waits for.
 """
 
 from __future__ import annotations
@@ -19,14 +19,21 @@ import torch.distributed as dist
 
 from virtualgpu.net.errors import Hang
 
-TICK = 0.5  # real seconds from one look at a waiting rank to the next
-FOREVER = timedelta(days=30)  # the store's own timeout; the watcher has the one that counts
-HUNG = b"\0hung\0"  # begins what the watcher posts in place of entries that will never come
-ABSENT = "?"  # compare_set returns it where there is no entry, and does not block as get does
+TICK = 0.5  # real seconds between two checks of a waiting rank
+FOREVER = timedelta(days=30)  # the store's own timeout; the watcher enforces the real one
+HUNG = b"\0hung\0"  # prefix of what the watcher posts in place of entries that will never exist
+ABSENT = "?"  # compare_set returns it for a missing entry, where get would block
 
 
 class Wait(NamedTuple):
-    """What this rank waits for: entries, in words, and how long at most."""
+    """A rank's wait for entries of the store.
+
+    Attributes:
+        serial: number of the wait.
+        keys: the entries' keys.
+        text: the wait, as error messages describe it.
+        timeout: limit in real time.
+    """
 
     serial: int
     keys: list[str]
@@ -38,9 +45,11 @@ class Board:
     """This rank's connection to the store."""
 
     def __init__(self, store: dist.Store, rank: int, present: Sequence[int]) -> None:
-        """Args:
+        """Connect to the store.
+
+        Args:
             store: any store of torch.distributed that the ranks share.
-            rank: of this process in the job.
+            rank: this process's rank in the job.
             present: all ranks of the job that are processes.
         """
         self.store = store.clone()
@@ -63,11 +72,12 @@ class Board:
         """Return the entries once all of them exist.
 
         Args:
-            keys: of the entries.
-            text: what this rank waits for, in words.
-            timeout: of real time, after which even a rank that is busy elsewhere is lost.
+            keys: the entries' keys.
+            text: the wait, as error messages describe it.
+            timeout: limit in real time, even if another rank is only busy.
 
-        Raises Hang.
+        Raises:
+            Hang: no rank can make progress, or the time is over.
         """
         self.serial += 1
         self.waiting = Wait(self.serial, keys, text, timeout)
@@ -86,7 +96,7 @@ class Board:
         return found
 
     def end(self) -> None:
-        """This rank posts nothing more. Later calls do nothing."""
+        """Tell the others that this rank posts nothing more; later calls do nothing."""
         if not self.ended:
             self.ended = True
             self.post(f"waits/{self.rank}", json.dumps(
@@ -94,17 +104,19 @@ class Board:
             self.post(f"ended/{self.rank}", b"")
 
     def wait_for_ends(self, timeout: timedelta) -> None:
-        """Wait until every rank has ended. Raises DistStoreError after this much real time."""
+        """Wait until every rank has ended. Raises DistStoreError after `timeout` of real time."""
         self.store.wait([f"ended/{rank}" for rank in self.present], timeout)
 
 
 class Watcher(threading.Thread):
-    """Looks at this rank now and then, and if it waits for long, at the others."""
+    """A thread that checks whether this rank waits for long, and if so, whether all ranks do."""
 
     def __init__(self, board: Board, store: dist.Store) -> None:
-        """Args:
-            board: of this rank.
-            store: a connection of its own: the board's is busy while the rank waits.
+        """Create the thread.
+
+        Args:
+            board: this rank's board.
+            store: a connection of its own, because the board's is busy while the rank waits.
         """
         super().__init__(name="virtualgpu watcher", daemon=True)
         self.board, self.store = board, store
@@ -120,12 +132,13 @@ class Watcher(threading.Thread):
                 self.look()
 
     def leave(self) -> None:
-        """The rank goes on. Called by the rank itself, before it posts anything."""
+        """Withdraw this rank's wait; the rank itself calls it before it posts anything."""
         if self.entered:
             self.entered = False
             self.board.drop(self.row)
 
     def look(self) -> None:
+        """Check once, and post an error in place of the entries if the rank's wait cannot end."""
         wait = self.board.waiting
         if wait is None or wait.serial != self.seen:
             self.seen, self.ticks = 0 if wait is None else wait.serial, 0
@@ -147,7 +160,7 @@ class Watcher(threading.Thread):
                     self.store.set(key, HUNG + text.encode())
 
     def verdict(self) -> str | None:
-        """Who waits where, if nobody can go on."""
+        """Return an error message that lists all waits, or None unless no rank can progress."""
         if self.store.check(["hang"]):
             return self.store.get("hang").decode()
         before = self.read()
@@ -155,8 +168,8 @@ class Watcher(threading.Thread):
             return None
         entries = [json.loads(row) for row in before]
         if any(entry["keys"] and self.store.check(entry["keys"]) for entry in entries):
-            return None  # that rank is about to go on
-        # Whoever waited before that look and still waits has posted nothing meanwhile.
+            return None  # that rank is about to continue
+        # A rank that waited before this check and still waits has posted nothing in between.
         if self.read() != before:
             return None
         text = "deadlock: no rank can make progress: " + "; ".join(
@@ -166,6 +179,6 @@ class Watcher(threading.Thread):
         return text
 
     def read(self) -> list[bytes] | None:
-        """What all ranks wait for; None where one does not wait."""
+        """Return the waits of all ranks, or None if one of them is not waiting."""
         rows = [self.store.compare_set(row, ABSENT, ABSENT) for row in self.rows]
         return None if ABSENT.encode() in rows else rows

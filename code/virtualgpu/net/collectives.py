@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-LAUNCH = 12e-6  # until the first byte leaves: kernel start, flags of all peers
+LAUNCH = 12e-6  # seconds until the first byte leaves: the kernel starts, and all peers are ready
 BARRIER = 4  # bytes that a barrier all-reduces
 
 
@@ -104,7 +104,7 @@ def broadcast(path: Path, size: int) -> float:
 
 
 def reduce(path: Path, size: int) -> float:
-    """Return the seconds of a reduction of `size` bytes per rank to one rank.
+    """Return the time of a reduction of `size` bytes per rank to one rank, in seconds.
 
     NCCL passes partial sums along a chain that ends at the root, as a broadcast does the other way
     around: every link carries all bytes once (nccl-tests, PERFORMANCE.md: the bus bandwidth of
@@ -114,7 +114,7 @@ def reduce(path: Path, size: int) -> float:
 
 
 def gather(path: Path, size: int) -> float:
-    """Return the seconds of a gather, or of a scatter in the other direction.
+    """Return the time of a gather, or of a scatter in the other direction, in seconds.
 
     torch.distributed implements both on NCCL as one group of sends and receives
     (torch/csrc/cuda/nccl.cpp, `gather` and `scatter`): everything passes the link of the root at
@@ -128,7 +128,7 @@ def gather(path: Path, size: int) -> float:
 
 
 def all_to_all(path: Path, size: int) -> float:
-    """Return the seconds of an all-to-all.
+    """Return the time of an all-to-all, in seconds.
 
     NCCL sends and receives all parts at once: a rank's link carries (n-1)/n of its bytes
     (nccl-tests, PERFORMANCE.md). Between nodes, the ranks of a node share its adapters, which carry
@@ -148,7 +148,7 @@ def all_to_all(path: Path, size: int) -> float:
 
 
 def _sends(path: Path, size: int, passing: float) -> float:
-    """Return the seconds of sends between many pairs at once, without latency.
+    """Return the time of sends between many pairs at once, without latency, in seconds.
 
     A send between two GPUs of a node uses the links of that pair, and all sends of a rank together
     use that rank's. Real sends also share links: those relayed by a third GPU, below the same PCIe
@@ -178,7 +178,7 @@ def message(path: Path, size: int) -> float:
 
 
 def barrier(path: Path, size: int) -> float:
-    """Return the seconds of a barrier, an all-reduce of a few bytes whatever the buffers' size."""
+    """Return the time of a barrier, in seconds: that of an all-reduce of a few bytes."""
     return all_reduce(path, BARRIER)
 
 

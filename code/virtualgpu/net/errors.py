@@ -1,4 +1,4 @@
-"""What can go wrong between ranks."""
+"""Errors of communication between ranks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class Mismatch(VirtualGpuError):
 
 
 class Hang(VirtualGpuError):
-    """Every rank waits, and none of them can go on."""
+    """All ranks are waiting, and none can make progress."""
 
 
 class Asymmetric(VirtualGpuError):
-    """A rank that stands for others does something that the others cannot do alike."""
+    """A rank that represents others does something that these could not do in the same way."""

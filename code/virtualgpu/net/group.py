@@ -1,15 +1,15 @@
 """A process group whose messages carry times instead of tensors.
 
-Ranks tell each other when they were ready (wire.py); each computes from that when a collective is
-over. As with NCCL, a group has a stream of its own on every GPU: a collective starts when the
-slowest rank's current stream got there and the group's last one is over, and a stream waits for it
-only when the program does. Small tensors with known values carry them along (values.py). Tensors on
-the CPU are control traffic, such as that of object collectives: they carry values and cost no
-virtual time.
+Ranks tell each other when they were ready (wire.py), and each computes from that when a collective
+ends. As with NCCL, a group has a stream of its own on every GPU: a collective starts when the
+slowest rank's current stream has reached it and the group's previous one has ended, and a stream
+waits for it only when the program does. Small tensors carry their values along if these are known
+(values.py). Tensors on the CPU are control traffic, such as that of object collectives: they carry
+values and cost no virtual time.
 
-Every message says which collective it is, with sizes and the line of the program, so ranks whose
-calls do not match raise an error that names both lines; ranks that wait for each other forever
-raise one that says who waits where (board.py).
+Every message names the collective, with sizes and the line of the program. So ranks whose calls do
+not match raise an error that names both lines, and ranks in a deadlock raise one that lists what
+each rank waits for (board.py).
 """
 
 from __future__ import annotations
@@ -42,64 +42,68 @@ def stream_name(ranks: Sequence[int]) -> str:
     """Return the name of the stream on which a group's collectives run.
 
     Args:
-        ranks: of the group, in the job's numbers.
+        ranks: the group's ranks in the job.
     """
     return f"{BACKEND} {','.join(map(str, ranks))}"
 
 
 def differing(one: str, other: str) -> str:
-    """Return an error message for two ranks' calls that should be the same, each in words."""
+    """Return the error message for two ranks' calls that should be the same."""
     return (f"{one}, and {other}; all ranks of a process group must call the same collectives in "
             "the same order")
 
 
 class Collective(NamedTuple):
-    """One that has begun here.
+    """A collective that this rank has started.
 
     Attributes:
-        work: what the program got.
-        name: of the collective.
-        seconds: returns how long it takes, from all ranks' messages; None for control traffic.
-        told: waits for all ranks' messages.
+        work: the program's handle.
+        name: the collective's name.
+        seconds: computes its duration from all ranks' messages; None for control traffic.
+        receive: waits for all ranks' messages, and returns them.
         finish: stores the outputs' values.
     """
 
     work: Work
     name: str
     seconds: Callable[[Sequence[Message]], float] | None
-    told: Callable[[], list[Message]]
+    receive: Callable[[], list[Message]]
     finish: Callable[[list[Message]], None]
 
 
 class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
+    """A process group of the virtual backend."""
+
     def __init__(self, gpu: VirtualGpu, topology: Topology, ranks: list[int], rank: int,
                  wire: Wire | None = None, say: Say | None = None) -> None:
-        """Args:
-            gpu: this rank's.
+        """Create the group.
+
+        Args:
+            gpu: this rank's GPU.
             topology: of the job.
-            ranks: of the group, in the job's numbers.
-            rank: this one's index among them.
-            wire: to the other ranks; None: this rank stands for all of them.
-            say: takes the text that NCCL would print of the communicator.
+            ranks: the group's ranks in the job.
+            rank: this rank's index among them.
+            wire: connection to the other ranks; None if this rank represents all of them.
+            say: receives the lines that NCCL would print of the communicator; None for no lines.
         """
         super().__init__(rank, len(ranks))
         self.gpu, self.topology, self.ranks = gpu, topology, ranks
         self.wire = wire or Wire(rank, ranks)
         self.path, self.say = topology.path(ranks), say
         self.stream = stream_name(ranks)
-        self.under_way: deque[Collective] = deque()  # oldest first
-        self.begun, self.opened = 0, False
+        self.pending: deque[Collective] = deque()  # oldest first
+        self.started, self.has_buffers = 0, False
         self.serves_cpu = True  # NCCL alone would not
-        self.over = 0.0  # when the last settled one ended
+        self.last_end = 0.0  # when the last settled collective ended
         self.sent: Counter[int] = Counter()
         self.received: Counter[int] = Counter()
-        self.free: defaultdict[int, float] = defaultdict(float)  # when the wire to a peer is
-        self.coming: list[Work] = []  # receives whose senders have not been heard
+        self.free: defaultdict[int, float] = defaultdict(float)  # when the previous send has left
+        self.pending_receives: list[Work] = []  # whose messages have not been read
         self.batch: list[Work] | None = None  # between _start_coalescing and _end_coalescing
         self._register_devices()
 
     def _register_devices(self) -> None:
-        """Let torch find a backend for either kind of device; all calls come here instead."""
+        """Register a backend for each type of device, which torch requires but never calls."""
         from torch._C._distributed_c10d import FakeProcessGroup
 
         fake = FakeProcessGroup._create_internal(self.rank(), len(self.ranks))
@@ -108,37 +112,41 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
 
     @property
     def known(self) -> values.Known | None:
-        """What the GPU knows of its tensors' values."""
+        """The known values of the GPU's tensors, if any are."""
         return self.gpu.values
 
     def truth(self) -> AbstractContextManager:
-        """A context in which Python sees devices as C++ does."""
+        """Return a context in which Python sees devices as C++ does."""
         return self.gpu.truth()
 
     @staticmethod
     def here() -> str:
-        """The program's current line."""
+        """Return the program's current line."""
         file, line, _ = caller()
         return f"{file}:{line}" if line else file
 
     def open(self) -> None:
-        """Before the first message, as NCCL does, take memory for the buffers."""
-        if not self.opened:
-            self.opened = True
+        """Allocate the buffers before the first communication, as NCCL does."""
+        if not self.has_buffers:
+            self.has_buffers = True
             self.gpu.take(nccl.buffer_bytes(self.gpu.card, self.path))
             if self.say is not None:
                 channels = nccl.channels_of(self.gpu.card, self.path)
                 self.say("\n".join(nccl.lines(self.topology, self.ranks, self.rank(), channels)))
 
     def is_control(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether tensors are in the host's memory. Raises Mismatch where only some are, and
-        RuntimeError, as torch does, where this group has no backend for them."""
+        """Return whether tensors are in the host's memory, so that they are control traffic.
+
+        Raises:
+            Mismatch: only some of them are.
+            RuntimeError: torch's error, if the group has no backend for the CPU.
+        """
         here = [is_meta(tensor) and tensor.untyped_storage()._cdata not in self.gpu.on_host
                 for tensor in tensors]
         if any(here) and not all(here):
             raise Mismatch(f"{self.here()}: a collective of tensors on the GPU and on the CPU")
         control = bool(here) and not here[0]
-        if control and not self.serves_cpu and not of_objects():
+        if control and not self.serves_cpu and not in_object_collective():
             raise RuntimeError("No backend type associated with device type cpu")
         return control
 
@@ -147,19 +155,19 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
               detail: str = "", shapes: Sequence[torch.Tensor] | None = None,
               splits: Sequence[Sequence[int]] = (), result: object = None,
               kind: type[Work] = Work) -> Work:
-        """Start a collective: post that this rank is ready.
+        """Start a collective: tell the other ranks that this one is ready.
 
         Args:
-            name: of the collective, a key of collectives.COSTS.
-            given: the tensors that go in.
-            taken: the tensors that are written.
+            name: the collective, a key of collectives.COSTS.
+            given: input tensors.
+            taken: output tensors.
             combine: computes the values of `taken` from all ranks' `given` and messages.
-            contributors: indices of the ranks whose tensors matter; None: all.
+            contributors: indices of the ranks whose inputs count; None for all ranks.
             detail: arguments that all ranks must agree on.
-            shapes: the tensors whose sizes all ranks must agree on; None: `given`.
-            splits: elements for and from each rank, where these may differ.
-            result: what the work returns, where it is not `taken`.
-            kind: of the work.
+            shapes: tensors whose sizes all ranks must agree on; None for `given`.
+            splits: elements for and from each rank, if they may differ.
+            result: what the work returns; None for `taken`.
+            kind: class of the work.
         """
         control = self.is_control([*given, *taken])
         work = kind(self, taken if result is None else result)
@@ -184,12 +192,13 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
         if self.gpu.journal is not None and not control:
             self.gpu.journal.collective(self, work, name, what, given, taken, splits)
         seconds = None if control else self.cost(name, given, taken)
-        told = self.wire.meet(self.begun, mine)
-        self.begun += 1
-        self.under_way.append(Collective(work, name, seconds, told, finish))
+        receive = self.wire.exchange(self.started, mine)
+        self.started += 1
+        self.pending.append(Collective(work, name, seconds, receive, finish))
         return self.batched(work)
 
     def batched(self, work: Work) -> Work:
+        """Add a work to the current batch, if there is one, and return it."""
         if self.batch is not None:
             self.batch.append(work)
         return work
@@ -201,15 +210,15 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
 
     def note(self, work: Work, name: str, stream: str, given: Sequence[torch.Tensor], ready: float,
              taken: list[torch.Tensor] | None = None) -> None:
-        """Add a collective or a transfer to the account and to the trace, where they are made.
+        """Add a collective or a transfer to the ledger and the trace, if there are any.
 
         Args:
-            work: what the program gets.
-            name: of the collective.
-            stream: on which it runs.
-            given: the tensors that go in.
-            ready: when this rank is.
-            taken: the tensors that come out, where they are others.
+            work: the program's handle.
+            name: the collective or transfer.
+            stream: the stream that it runs on.
+            given: input tensors.
+            ready: when this rank is ready, in virtual seconds.
+            taken: output tensors; None for the inputs.
         """
         if self.gpu.ledger is not None:
             self.gpu.ledger.communicated(name, given)
@@ -225,10 +234,10 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
         return collectives.all_reduce(self.path, size) < collectives.ring(self.path, size, 2)
 
     def settle(self, work: Work) -> None:
-        """Find out when `work` ends, after those that began before it on this group."""
+        """Wait for the messages that determine when `work` ends, and those of earlier works."""
         while work.end is None:
-            first = self.under_way.popleft()
-            messages = first.told()
+            first = self.pending.popleft()
+            messages = first.receive()
             self._check(messages)
             if messages[0].splits:
                 self.check_splits(messages)
@@ -236,13 +245,13 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
                 first.work.end = 0.0
             else:
                 seconds = first.seconds(messages)
-                start = max(self.over, *(message.time for message in messages))
+                start = max(self.last_end, *(message.time for message in messages))
                 self.end(first.work, first.name, self.stream, start, start + seconds)
-                self.over = first.work.end
+                self.last_end = first.work.end
             first.finish(messages)
 
     def _check(self, messages: Sequence[Message]) -> None:
-        """Raise Mismatch where the ranks do not call the same collective."""
+        """Raise Mismatch if the ranks do not call the same collective."""
         first = messages[0]
         for other, message in enumerate(messages):
             if message is not first and message.what != first.what:
@@ -251,14 +260,14 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
                     f"rank {self.ranks[other]} calls {message.what} ({message.place})"))
 
     def end(self, work: Work, name: str, stream: str, start: float, end: float) -> None:
-        """Keep the books of a collective or a transfer whose time is known.
+        """Record a collective or a transfer whose end is known.
 
         Args:
-            work: what the program got.
-            name: of the collective.
-            stream: on which it runs.
-            start: when it begins.
-            end: when it is over.
+            work: the program's handle.
+            name: the collective or transfer.
+            stream: the stream that it runs on.
+            start: when it starts, in virtual seconds.
+            end: when it ends.
         """
         work.end = end
         if work.note is not None:
@@ -269,18 +278,18 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
         self.gpu.busy[name] += end - start
 
     def settle_all(self) -> None:
-        """Find out when everything that was started here ends."""
-        if self.under_way:
-            self.settle(self.under_way[-1].work)
-        for work in tuple(self.coming):
+        """Settle everything that was started here."""
+        if self.pending:
+            self.settle(self.pending[-1].work)
+        for work in tuple(self.pending_receives):
             work.settle()
 
     def getBackendName(self):
         return BACKEND
 
 
-def of_objects() -> bool:
-    """Whether the program has called a collective of objects, such as all_gather_object."""
+def in_object_collective() -> bool:
+    """Return whether the caller is a collective of objects, such as all_gather_object."""
     frame = sys._getframe(1)
     while frame is not None:
         if "_object" in frame.f_code.co_name and frame.f_code.co_filename == C10D:

@@ -1,4 +1,4 @@
-"""What ranks tell each other: a clock, a description of the call, and, where known, values."""
+"""Messages between ranks: a clock, a description of the call, and values if they are known."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-is_meta = torch._C.TensorBase.is_meta.__get__  # also where Python is told otherwise
+is_meta = torch._C.TensorBase.is_meta.__get__  # even if Python sees another device
 
 
 class Message(NamedTuple):
     """One rank's part in a collective, or one point-to-point send.
 
     Attributes:
-        what: the call and those of its arguments that all ranks must agree on.
+        what: the call, with the arguments that all ranks must agree on.
         time: when this rank is ready, or when a sent tensor arrives, in virtual seconds.
         place: file and line of the call.
-        settled: how many of the group's collectives this rank has finished reading.
-        splits: elements for and from each rank, where they may differ.
+        settled: number of the group's collectives whose messages this rank has read.
+        splits: elements for and from each rank, if they may differ.
         kinds: dtype and number of elements of each tensor in `values`.
-        values: contents of the tensors, or None where nobody computed them.
+        values: contents of the tensors, or None if they are not known.
     """
 
     what: str
@@ -46,7 +46,7 @@ class Message(NamedTuple):
         return cls(*fields, values if known else None)
 
     def tensors(self) -> list[torch.Tensor] | None:
-        """The values as flat CPU tensors; None where they are unknown."""
+        """Return the values as flat CPU tensors, or None if they are not known."""
         if self.values is None:
             return None
         found, at, buffer = [], 0, bytearray(self.values)
@@ -62,7 +62,7 @@ class Message(NamedTuple):
 
 
 def undisturbed() -> ExitStack:
-    """A context in which torch works on CPU tensors and nobody watches."""
+    """Return a context in which torch works on CPU tensors without any mode of ours."""
     stack = ExitStack()
     stack.enter_context(torch._C.DisableTorchFunction())
     stack.enter_context(_disable_current_modes())
@@ -70,11 +70,12 @@ def undisturbed() -> ExitStack:
 
 
 def kinds(tensors: Sequence[torch.Tensor]) -> list[tuple[str, int]]:
+    """Return the dtype and the number of elements of each tensor."""
     return [(dtype_name(item.dtype), item.numel()) for item in tensors]
 
 
 def total(tensors: Sequence[torch.Tensor]) -> int:
-    """Bytes of the tensors together."""
+    """Return the bytes of all tensors together."""
     return sum(tensor.nbytes for tensor in tensors)
 
 
@@ -83,7 +84,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def contents(tensors: Sequence[torch.Tensor]) -> bytes:
-    """The bytes of CPU tensors, one after another."""
+    """Return the contents of CPU tensors, one after another."""
     parts = []
     with undisturbed():
         for item in tensors:
@@ -93,5 +94,5 @@ def contents(tensors: Sequence[torch.Tensor]) -> bytes:
 
 
 def describe(tensors: Sequence[torch.Tensor]) -> str:
-    """Sizes and dtypes as collectives compare them: shapes may differ, numbers of elements not."""
+    """Describe tensors as collectives compare them: by number of elements and dtype, not shape."""
     return ", ".join(f"{count} {name}" for name, count in kinds(tensors)) or "nothing"

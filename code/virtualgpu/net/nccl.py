@@ -16,25 +16,25 @@ from virtualgpu.net.collectives import Path
 from virtualgpu.net.inside import SHARED_MEMORY, pair
 from virtualgpu.net.topology import Topology
 
-# NCCL's buffers: three protocols' worth for each channel (NCCL_BUFFSIZE 4 MiB and as much again),
-# of which it opens many over NVLink, few over slower links, and between nodes two for each adapter,
-# but no more than within a node.
+# Each of NCCL's channels has buffers for three protocols (NCCL_BUFFSIZE of 4 MiB, and as much
+# again). NCCL opens many channels over NVLink, few over slower links, and between nodes two for
+# each adapter, but no more than within a node.
 BUFFER, CHANNELS, FEW_CHANNELS = 10 * 2**20, 16, 2
 
 
 def channels_of(card: Card, path: Path) -> int:
-    """How many a communicator opens."""
+    """Return the number of channels that a communicator opens."""
     most = CHANNELS if card.nvlink else FEW_CHANNELS
     return most if path.nodes == 1 else min(most, FEW_CHANNELS * path.adapters)
 
 
 def buffer_bytes(card: Card, path: Path) -> int:
-    """Memory of a communicator on each card."""
+    """Return the bytes of a communicator's buffers on each GPU."""
     return channels_of(card, path) * BUFFER
 
 
 def via(topology: Topology, one: int, other: int) -> str:
-    """How two ranks of the job reach each other, in NCCL's words."""
+    """Return NCCL's name for the transport between two ranks of the job."""
     if topology.nodes[one] != topology.nodes[other]:
         return "NET/IB/0" if topology.network.name.startswith("infiniband") else "NET/Socket/0"
     link = pair(topology.seats[one], topology.seats[other])
@@ -42,10 +42,13 @@ def via(topology: Topology, one: int, other: int) -> str:
 
 
 def lines(topology: Topology, ranks: Sequence[int], me: int, channels: int) -> list[str]:
-    """What one rank of a communicator prints.
+    """Return the lines that one rank of a communicator prints.
 
-    ranks: of the communicator, in the job's numbers; NCCL numbers them anew, from 0. me: this
-    rank's index among them.
+    Args:
+        topology: of the job.
+        ranks: the communicator's ranks in the job; NCCL numbers them from 0.
+        me: this rank's index among them.
+        channels: number of channels.
     """
     mine = ranks[me]
     node = topology.nodes[mine]

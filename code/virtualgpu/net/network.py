@@ -1,6 +1,6 @@
-"""Links, and the network between nodes.
+"""Links between GPUs and networks between nodes.
 
-Bandwidths are bytes per second in one direction, latencies seconds of one hop.
+Bandwidths are in bytes/s per direction, and latencies are those of one hop, in seconds.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ class Link:
     """A link between GPUs, or between nodes.
 
     Attributes:
-        name: for people.
+        name: name for logs.
         bandwidth: line rate in bytes/s, of all adapters together.
         latency: of one hop, in seconds.
         share: the share of the line rate that NCCL reaches.
-        adapters: how many adapters of a node the bandwidth is spread over.
+        adapters: number of a node's adapters that share the bandwidth.
     """
 
     name: str
@@ -54,9 +54,12 @@ UNITS = {"mbit": 1e6 / 8, "gbit": 1e9 / 8}
 
 
 def parse(text: str) -> Link:
-    """`ethernet:25gbit`, `infiniband:8x200gbit`: the kind, and all a node's adapters together.
+    """Return the network that a text describes, such as ethernet:25gbit or infiniband:8x200gbit.
 
-    Raises VirtualGpuError.
+    The text has the kind of network, the number of a node's adapters, and the rate of each.
+
+    Raises:
+        VirtualGpuError: the text does not describe a network.
     """
     found = re.fullmatch(r"(?:(\w+):)?(?:(\d+)x)?(\d+(?:\.\d+)?)(mbit|gbit)", text.lower())
     kind = found and (found[1] or "ethernet")

@@ -1,7 +1,7 @@
-"""The collectives of a virtual process group: what each moves, and what comes out.
+"""The collectives of a virtual process group.
 
-Names and arguments are those of torch.distributed.ProcessGroup. Each method says which tensors go
-in and out, and how values, where all ranks know them, are combined; collectives.py has the times.
+Names and arguments are those of torch.distributed.ProcessGroup. Each method names the inputs and
+the outputs, and how to combine values that all ranks know. collectives.py computes the times.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ SUM = dist.ReduceOp.SUM
 
 
 def op_of(opts: object) -> dist.ReduceOp:
+    """Return the reduction that torch's options name; a sum by default."""
     return SUM if opts is None else opts.reduceOp
 
 
 class Collectives:
-    """Everything that is not point to point, for VirtualGroup."""
+    """Collectives, for VirtualGroup."""
 
     def cost(self, name: str, given: Sequence[torch.Tensor], taken: Sequence[torch.Tensor]
              ) -> Callable[[Sequence[Message]], float]:
-        """Return a function of all ranks' messages that tells how long a collective takes.
+        """Return a function from all ranks' messages to the collective's duration in seconds.
 
         Args:
-            name: of the collective.
-            given: the tensors that go in; they may be freed before the messages arrive.
-            taken: the tensors that come out.
+            name: the collective.
+            given: input tensors, which may be freed before the messages arrive.
+            taken: output tensors.
         """
         mine, width = (total(given), total(taken)), given[0].element_size() if given else 0
         volume = collectives.Volume(*mine, *(self.size() * size for size in mine), max(mine))
@@ -137,7 +138,15 @@ class Collectives:
     def all_to_all_single(self, output: torch.Tensor, input: torch.Tensor,
                           out_splits: Sequence[int] | None = None,
                           in_splits: Sequence[int] | None = None, opts=None) -> Work:
-        """Splits are along the first dimension; without them all parts are equal."""
+        """Exchange parts of the first dimension.
+
+        Args:
+            output: received parts, by rank.
+            input: parts to send, by rank.
+            out_splits: rows from each rank; equal numbers if None.
+            in_splits: rows for each rank; equal numbers if None.
+            opts: not used.
+        """
         sent, taken = (
             self.elements(tensor, splits)
             for tensor, splits in ((input, in_splits), (output, out_splits)))
@@ -156,17 +165,22 @@ class Collectives:
             lambda said, _: [one[self._mine(rank)] for rank, one in enumerate(said)])
 
     def _mine(self, rank: int) -> int:
-        """Which part of what a rank says is for this one. A rank that is not present says what the
-        one that stands for it says, to ranks as far from itself."""
+        """Return the part of a rank's input that is for this rank.
+
+        A rank that is not present sends what its representative sends to the rank at the same
+        distance.
+        """
         return (self.wire.stands_for[rank] + self.rank() - rank) % self.size()
 
     def _all_to_all(self, sent: list[int], taken: list[int], given: Tensors, outputs: Tensors,
                     combine: Combine) -> Work:
-        """Args:
+        """Start an all-to-all.
+
+        Args:
             sent: elements for each rank.
             taken: elements from each rank.
-            given: what goes in.
-            outputs: what comes out.
+            given: input tensors.
+            outputs: output tensors.
             combine: computes the outputs' values.
         """
         if self.wire.symmetric:
@@ -175,7 +189,7 @@ class Collectives:
                           shapes=given[:0])
 
     def _rotates(self, sent: list[int], taken: list[int]) -> None:
-        """Raise Asymmetric unless all ranks can do what this one does, each shifted by one."""
+        """Raise Asymmetric unless each rank can do the same, relative to its own number."""
         me, size = self.rank(), self.size()
         if any(sent[(me + by) % size] != taken[(me - by) % size] for by in range(size)):
             raise Asymmetric(
@@ -198,7 +212,7 @@ class Collectives:
     def barrier(self, opts=None) -> Work:
         return self.begin("barrier", [], [], lambda *_: [], kind=BarrierWork)
 
-    # What torch calls the same.
+    # Other names of these in torch.
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -206,7 +220,7 @@ class Collectives:
     alltoall_base = all_to_all_single
 
     def elements(self, tensor: torch.Tensor, splits: Sequence[int] | None) -> list[int]:
-        """Elements of each part of a tensor that is split along its first dimension."""
+        """Return the elements of each part of a tensor that is split along its first dimension."""
         rows, size = (tensor.shape[0] if tensor.dim() else 1), self.size()
         if not splits:
             if rows % size:
@@ -227,7 +241,7 @@ class Collectives:
                 f"{whole.numel()} of {whole.dtype} in all, between {self.size()} ranks")
 
     def alike(self, name: str, sizes: Sequence[int]) -> None:
-        """Raise Asymmetric where ranks that are not present would have other sizes."""
+        """Raise Asymmetric if ranks that are not present would have other sizes."""
         if self.wire.symmetric and len(set(sizes)) > 1:
             raise Asymmetric(f"{self.here()}: {name} with parts of {list(sizes)} elements; ranks "
                              "that are not present would have to do something else: run all ranks")

@@ -1,7 +1,7 @@
 """Point-to-point sends and receives of a virtual process group.
 
-Messages between two ranks keep their order; NCCL ignores tags, and so does this. A send leaves when
-it is ready and the one before it has left. Sends are buffered: the receiver need not wait yet.
+Sends between two ranks keep their order, and tags are ignored, as in NCCL. A send starts when its
+sender is ready and the previous one has left. Sends are buffered, so none waits for its receive.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PointToPoint:
         control, number = self.is_control(tensors), self.received[src]
         self.received[src] += 1
         text = (f"waits for {describe(tensors)} from rank {self.ranks[src]} ({self.here()})")
-        work = Arrival(self, tensors, self.wire.receive(src, number, text), src)
+        work = Receive(self, tensors, self.wire.receive(src, number, text), src)
         if not control:
             self.open()
             self.gpu.clock.work(self.gpu.card.efficiency.dispatch)
@@ -71,32 +71,35 @@ class PointToPoint:
                       self.gpu.clock.ready(self.gpu.stream))
             if work.note is not None:
                 work.travel = collectives.message(self._path(src), total(tensors))
-        self.coming.append(work)
+        self.pending_receives.append(work)
         return self.batched(work)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
         raise VirtualGpuError(f"{self.here()}: NCCL cannot receive from any source; name the rank")
 
 
-class Arrival(Work):
-    """A tensor to come: its sender knows when."""
+class Receive(Work):
+    """A receive, which ends when the sender's message says so."""
 
     def __init__(self, group: VirtualGroup, tensors: list[torch.Tensor],
-                 told: Callable[[], Message], source: int) -> None:
-        """Args:
+                 message: Callable[[], Message], source: int) -> None:
+        """Create the receive.
+
+        Args:
             group: the process group.
-            tensors: where it is received.
-            told: waits for the sender's message.
+            tensors: the tensors that are received.
+            message: waits for the sender's message, and returns it.
             source: the sender's index in the group.
         """
         super().__init__(group, tensors)
-        self.told, self.source, self.place, self.travel = told, source, group.here(), 0.0
+        self.message, self.source = message, source
+        self.place, self.travel = group.here(), 0.0
 
     def settle(self) -> None:
         if self.end is not None:
             return
-        message, tensors = self.told(), self.outputs
-        self.group.coming.remove(self)
+        message, tensors = self.message(), self.outputs
+        self.group.pending_receives.remove(self)
         if message.what != describe(tensors):
             group = self.group
             raise Mismatch(
@@ -108,6 +111,6 @@ class Arrival(Work):
             self.end = self.group.gpu.journal.settled(self, self.end)
         values.store(self.group.known, tensors, message.tensors())
         if self.note is not None:
-            # NCCL's kernel would look for the message all the time; so much is its own.
+            # NCCL's kernel spins while it waits; only the transfer itself counts as its time.
             self.note.ready = max(self.note.ready, self.end - self.travel)
             self.note.end = max(self.note.ready, self.end)

@@ -22,7 +22,7 @@ class Topology:
         nodes: the name of each rank's node.
         cards: the GPU model of each rank.
         network: the link between nodes.
-        slots: the number of each rank's GPU on its node. Empty, or None for a rank: not known.
+        slots: number of each rank's GPU on its node; None for a rank, or empty, if not known.
     """
 
     nodes: tuple[str, ...]
@@ -34,11 +34,11 @@ class Topology:
         """Return the path that a collective of these ranks of the job takes.
 
         Within a node, the group has the NVLinks that its GPUs share (inside.ring). A node's
-        adapters are shared: when a group has k of a node's n ranks, n / k groups like it (the
-        other tensor-parallel ranks' replicas, say) communicate at the same time, if that many lie
-        on the same nodes. A rank sends through one adapter, the nearest: with one H100 per node, an
-        all-reduce over four adapters of 50 GB/s reaches 50 GB/s (github.com/NVIDIA/nccl-tests
-        issue 232).
+        adapters are shared: if a group has k of a node's n ranks, n / k groups like it (such as the
+        data-parallel groups of the other tensor-parallel ranks) communicate at the same time, if
+        there are that many on the same nodes. A rank sends through one adapter, the nearest: with
+        one H100 per node, an all-reduce over four adapters of 50 GB/s reaches 50 GB/s
+        (github.com/NVIDIA/nccl-tests issue 232).
         """
         mine = self._by_node(ranks)
         groups = [tuple(self.seats[rank] for rank in here) for here in mine.values()]
@@ -92,13 +92,13 @@ class Topology:
         return self.seats[rank].slot
 
     def rings(self, ranks: Sequence[int]) -> list[list[int]]:
-        """Return the orders in which a communicator's rings pass its ranks, as indices into them.
+        """Return the order of the ranks in each of a communicator's rings, as indices into `ranks`.
 
-        A node's ranks are neighbors, and follow its NVLinks where these close rings. A ring that
-        leaves a node passes each node's GPUs as the node's first ring would.
+        A node's ranks are neighbors, in the order of its NVLinks if these form rings. A ring that
+        leaves a node passes the GPUs of each node in the order of the node's first ring.
 
         Args:
-            ranks: of the communicator, in the job's numbers.
+            ranks: the communicator's ranks in the job.
         """
         index = {rank: at for at, rank in enumerate(ranks)}
         found: list[list[list[int]]] = []

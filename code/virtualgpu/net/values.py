@@ -1,7 +1,7 @@
-"""Values of small tensors in collectives, computed on the CPU from what all ranks sent.
+"""Values of small tensors in collectives, computed on the CPU from all ranks' inputs.
 
 A virtual GPU may know the values of some tensors (`gpu.values`). A collective whose inputs are
-known on every rank computes its outputs; any other makes them unknown.
+known on every rank computes its outputs; after any other, the outputs are unknown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Combine = Callable[[Inputs, Sequence[Message]], list[torch.Tensor]]
 
 
 class Known(Protocol):
-    """What a GPU knows of its tensors' values."""
+    """The known values of a GPU's tensors."""
 
     def known(self, tensor: torch.Tensor) -> bool: ...
     def value(self, tensor: torch.Tensor) -> torch.Tensor: ...
@@ -35,7 +35,7 @@ REDUCE = {
 
 
 def op_name(op: dist.ReduceOp) -> str:
-    """The name of a reduction. Raises VirtualGpuError for one that NCCL does not know."""
+    """Return the name of a reduction. Raises VirtualGpuError for one that NCCL does not have."""
     for name in REDUCE:
         if op == getattr(dist.ReduceOp, name):
             return name
@@ -58,10 +58,10 @@ def reduction(op: dist.ReduceOp) -> Callable[[Sequence[torch.Tensor]], torch.Ten
 
 
 def known_contents(known: Known | None, tensors: Sequence[torch.Tensor]) -> bytes | None:
-    """The bytes of tensors, or None where one of them is unknown.
+    """Return the contents of tensors, or None if those of one are not known.
 
     Args:
-        known: what the GPU knows of its tensors; None: nothing.
+        known: the known values of the GPU's tensors, or None.
         tensors: on the virtual GPU, or on the CPU.
     """
     found = []
@@ -78,12 +78,12 @@ def known_contents(known: Known | None, tensors: Sequence[torch.Tensor]) -> byte
 
 def store(known: Known | None, taken: Sequence[torch.Tensor],
           results: Sequence[torch.Tensor] | None) -> None:
-    """Give the outputs of a collective their values.
+    """Set the values of a collective's outputs.
 
     Args:
-        known: what the GPU knows of its tensors; None: nothing.
+        known: the known values of the GPU's tensors, or None.
         taken: the outputs.
-        results: their values, flat; None: unknown.
+        results: their values, flat; None if they are not known.
     """
     for at, target in enumerate(taken):
         with undisturbed():
@@ -106,12 +106,12 @@ def _put(known: Known, target: torch.Tensor, result: torch.Tensor | None) -> Non
 
 def combined(messages: Sequence[Message], contributors: Sequence[int], combine: Combine
              ) -> list[torch.Tensor] | None:
-    """The outputs of a collective; None where an input is unknown.
+    """Return the values of a collective's outputs, or None if an input is not known.
 
     Args:
         messages: by rank.
-        contributors: the ranks whose tensors matter.
-        combine: computes the outputs from all ranks' inputs and their messages.
+        contributors: the ranks whose inputs count.
+        combine: computes the outputs from all ranks' inputs and messages.
     """
     unpacked = {id(one): one.tensors() for one in {id(one): one for one in messages}.values()}
     inputs = [unpacked[id(message)] if rank in contributors else []

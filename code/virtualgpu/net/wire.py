@@ -1,9 +1,9 @@
-"""How the ranks of one process group exchange messages.
+"""The exchange of messages between the ranks of one process group.
 
-Ranks that are not present are those that another rank stands for, in a symmetric world: each does
-what the nearest present rank below it does, at the same time. For point-to-point messages, symmetry
-means that what a rank receives from the rank d places before it is what it itself sends to the rank
-d places after it.
+Only some ranks may be present, as processes. Each of the others is represented by the nearest
+present rank below it, which is assumed to do the same at the same time. For point-to-point
+messages, this symmetry means that a rank receives from the rank d places before it what it sends to
+the rank d places after it.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ HOUR = timedelta(hours=1)
 
 
 def stands_for(here: Sequence[int], count: int) -> list[int]:
-    """Return, for each rank of a group, the present one that does the same.
+    """Return, for each rank of a group, the present rank that represents it.
 
     Args:
         here: indices of the ranks that are present, in order.
-        count: ranks in the group.
+        count: number of ranks in the group.
     """
     return [max((one for one in here if one <= index), default=here[0]) for index in range(count)]
 
 
 def mirrored(source: int, target: int, count: int) -> tuple[int, int]:
-    """Return which of a rank's own sends stands for one from a rank that is not present.
+    """Return which of a rank's own sends represents one from a rank that is not present.
 
     Args:
         source: index of the rank that is not present.
         target: index of the rank that receives.
-        count: ranks in the group.
+        count: number of ranks in the group.
 
-    Returns the index of the rank that the send goes to, and how far ahead it is.
+    Returns:
+        The index of the rank that the send goes to, and its distance.
     """
     distance = (target - source) % count
     return (target + distance) % count, distance
@@ -48,35 +49,38 @@ class Wire:
 
     def __init__(self, rank: int, ranks: Sequence[int], board: Board | None = None, name: str = "",
                  timeout: timedelta = HOUR) -> None:
-        """Args:
+        """Connect a rank to the others.
+
+        Args:
             rank: this rank's index in the group.
-            ranks: the group's ranks, in the job's numbers.
-            board: where messages are posted; None for a rank that stands for all others.
-            name: of the group; unique.
-            timeout: of real time.
+            ranks: the group's ranks in the job.
+            board: where messages are posted; None for a rank that represents all others.
+            name: unique name of the group.
+            timeout: limit of a wait, in real time.
         """
         self.rank, self.ranks, self.board, self.name = rank, list(ranks), board, name
         self.timeout = timeout
         self.here = [rank] if board is None else [
             index for index, one in enumerate(ranks) if one in set(board.present)]
         self.stands_for = stands_for(self.here, len(ranks))
-        self.posted: deque[int] = deque()  # collectives whose entries are still on the board
+        self.posted: deque[int] = deque()  # collectives with entries on the board
         self.settled = 0
         self.mirrored: defaultdict[int, deque[Message]] = defaultdict(deque)  # by distance
 
     @property
     def symmetric(self) -> bool:
-        """Whether some ranks are not present."""
+        """Return whether some ranks are not present."""
         return len(self.here) < len(self.ranks)
 
-    def meet(self, number: int, mine: Message) -> Callable[[], list[Message]]:
-        """Tell the others something.
+    def exchange(self, number: int, mine: Message) -> Callable[[], list[Message]]:
+        """Send a message to all other ranks.
 
         Args:
-            number: of the collective in this group.
-            mine: what this rank says.
+            number: the collective's number in this group.
+            mine: this rank's message.
 
-        Returns a function that waits for the others and returns all messages, by rank.
+        Returns:
+            A function that waits for the others' messages and returns all messages, by rank.
         """
         if len(self.here) == 1:
             return lambda: [mine] * len(self.ranks)
@@ -96,17 +100,17 @@ class Wire:
         return wait
 
     def _clear(self, settled: int) -> None:
-        """Remove this rank's entries that all have read."""
+        """Remove this rank's entries that all ranks have read."""
         while self.posted and self.posted[0] < settled:
             self.board.drop(self._key(self.posted.popleft(), self.rank))
 
     def send(self, target: int, number: int, message: Message) -> None:
-        """Tell one rank something.
+        """Send a message to one rank.
 
         Args:
             target: the receiver's index in the group.
-            number: how many messages went from this rank to it before.
-            message: what is said.
+            number: number of earlier messages from this rank to it.
+            message: the message.
         """
         if target in self.here:
             self.board.post(self._pair(self.rank, target, number), message.pack())
@@ -118,8 +122,8 @@ class Wire:
 
         Args:
             source: the sender's index in the group.
-            number: how many messages came from it before.
-            text: what this rank waits for, in words.
+            number: number of earlier messages from it.
+            text: the wait, as error messages describe it.
         """
         if source not in self.here:
             return lambda: self._mirror(source, text)
@@ -141,7 +145,8 @@ class Wire:
             f"{self.ranks[source]} present as well, or run all ranks")
 
     def unmatched(self) -> str | None:
-        """Sends to ranks that are not present for which nothing was received, in words."""
+        """Return an error message about a send to a rank that is not present without a matching
+        receive, or None."""
         for distance, waiting in self.mirrored.items():
             if waiting:
                 target = self.ranks[(self.rank + distance) % len(self.ranks)]

@@ -1,4 +1,4 @@
-"""What a collective returns: something to wait for, and a future."""
+"""Handles of collectives and transfers: works to wait for, and their futures."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch.futures import Future
 if TYPE_CHECKING:
     from virtualgpu.export.trace import Message as Note
     from virtualgpu.net.group import VirtualGroup
-POLL = 2e-6  # seconds of the host to query a CUDA event; assumed
+POLL = 2e-6  # seconds that the host takes to query a CUDA event; assumed
 
 
 class Work(dist.Work):
-    """A collective or a transfer under way; `wait` makes the current stream wait for its end.
+    """A collective or a transfer; `wait` makes the current stream wait for its end.
 
     Attributes:
-        end: when it is over, in virtual seconds; None until the ranks have told each other.
-        note: of the trace, where one is made.
-        number: in the rank's record, where one is made.
+        end: when it ends, in virtual seconds; None until the ranks' messages have been read.
+        note: its entry in the trace, or None.
+        number: its number in the rank's record, or None.
     """
 
     def __init__(self, group: VirtualGroup, result: object) -> None:
@@ -32,7 +32,7 @@ class Work(dist.Work):
         self.number: int | None = None
 
     def settle(self) -> None:
-        """Find out when it ends."""
+        """Wait for the messages that determine when it ends."""
         self.group.settle(self)
 
     def wait(self, timeout: object = None) -> bool:
@@ -45,7 +45,7 @@ class Work(dist.Work):
     synchronize = wait
 
     def is_completed(self) -> bool:
-        """Whether the host finds it complete. Looking costs the host time, so polling ends."""
+        """Return whether it has ended. The query takes time on the host, so polling ends."""
         self.settle()
         gpu = self.group.gpu
         gpu.clock.work(POLL)
@@ -64,7 +64,7 @@ class Work(dist.Work):
 
 
 class BarrierWork(Work):
-    """A barrier: NCCL's makes the host wait as well."""
+    """A barrier, which makes the host wait as well, as with NCCL."""
 
     def wait(self, timeout: object = None) -> bool:
         super().wait(timeout)
@@ -73,7 +73,7 @@ class BarrierWork(Work):
 
 
 class Batch(dist.Work):
-    """Several works that one call started."""
+    """The works that one call started."""
 
     def __init__(self, works: Sequence[Work]) -> None:
         super().__init__()
@@ -92,11 +92,11 @@ class Batch(dist.Work):
 
 
 class WorkFuture(Future):
-    """A future that is complete for C++, and costs virtual time where it is waited for.
+    """A future that C++ sees as completed, and that takes virtual time when Python waits for it.
 
     DistributedDataParallel keeps the futures of its buckets and waits for them in C++ after the
-    backward pass. A future that is made during a backward pass therefore makes the current stream
-    wait at the end of that pass, just before DDP reads the buckets.
+    backward pass. So a future that is made during a backward pass makes the current stream wait at
+    the end of that pass, just before DDP reads the buckets.
     """
 
     def __init__(self, work: Work) -> None:
@@ -111,7 +111,7 @@ class WorkFuture(Future):
         return self.value()
 
     def then(self, callback: Callable[[Future], object]) -> Future:
-        """Run a callback on a stream of its own, as soon as the collective is over."""
+        """Run a callback on a stream of its own, as soon as the collective has ended."""
         self.work.settle()
         gpu, name = self.work.group.gpu, self.work.group.stream
         side, before = f"{name} callbacks", gpu.stream
@@ -121,11 +121,11 @@ class WorkFuture(Future):
             result = callback(self)
         finally:
             gpu.stream = before
-        return Chained(self.work, result, gpu.clock.ready(side), side)
+        return CallbackFuture(self.work, result, gpu.clock.ready(side), side)
 
 
-class Chained(WorkFuture):
-    """What a callback returned."""
+class CallbackFuture(WorkFuture):
+    """The future of a callback's result."""
 
     def __init__(self, work: Work, result: object, end: float, side: str) -> None:
         after = Work(work.group, result)
@@ -139,6 +139,6 @@ class Chained(WorkFuture):
 
 
 def at_end_of_backward(call: Callable[[], object]) -> None:
-    """Call when the backward pass is over that is under way, if there is one."""
+    """Call a function at the end of the current backward pass, if there is one."""
     if torch._C._current_graph_task_id() != -1:
         torch.autograd.Variable._execution_engine.queue_callback(call)

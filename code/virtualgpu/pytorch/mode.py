@@ -17,7 +17,7 @@ import torch
 from virtualgpu.core.card import Card
 from virtualgpu.core.errors import NoValue
 from virtualgpu.core.gpu import VirtualGpu, place
-from virtualgpu.core.memory import current_words
+from virtualgpu.core.memory import pytorch_2_message
 from virtualgpu.core.plan import (
     HOST,
     Kind,
@@ -76,7 +76,7 @@ class CudaGpu(VirtualGpu):
         """
         super().__init__(card)
         self.index, self.count, self.device = index, count, torch.device("cuda", index)
-        self.memory.words = partial(current_words, index=index)
+        self.memory.message = partial(pytorch_2_message, index=index)
         self.assumptions = assumptions or Decisions()
         self.values = Values(limit, self.assumptions)
         self.on_host: set[int] = set()  # storages in the host's memory without values

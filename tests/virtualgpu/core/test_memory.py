@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from virtualgpu.core.cards import CARDS
 from virtualgpu.core.gpu import VirtualGpu
-from virtualgpu.core.memory import Allocator, OutOfMemory, amount, current_words
+from virtualgpu.core.memory import Allocator, OutOfMemory, amount, pytorch_2_message
 
 MIB, GIB = 2**20, 2**30
 V100 = CARDS["v100-sxm2-16gb"]
@@ -140,7 +140,7 @@ def test_the_classic_message_to_the_letter():
 def test_today_s_message_to_the_letter():
     """As an H100 printed it with PyTorch 2.11 (benchmarks/results/gpu_h100.md)."""
     memory = Allocator(V100.memory, 600 * MIB)
-    memory.words = current_words
+    memory.message = pytorch_2_message
     memory.allocate(15 * GIB)
     memory.allocate(3 * 512)
     with pytest.raises(OutOfMemory) as error:

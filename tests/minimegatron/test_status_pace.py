@@ -8,7 +8,7 @@ import pytest
 from minimegatron.device.cpu import CpuDevice
 from minimegatron.logging import status
 from minimegatron.logging.status import Status
-from minimegatron.main import explain
+from minimegatron.main import print_unexpected_error
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_an_error_nobody_foresaw_names_its_rank(capsys):
         try:
             raise error
         except Exception as caught:
-            explain(caught, 3)
+            print_unexpected_error(caught, 3)
     said = capsys.readouterr().err.splitlines()
     assert "[rank 3] ValueError: bad shape" in said
     assert "[rank 3] RuntimeError: CUDA out of memory. Tried" in said

@@ -12,7 +12,7 @@ from minimegatron.device.cpu import CpuDevice
 from minimegatron.device.cuda import CudaDevice
 from minimegatron.formulas import head_activations, step_flops
 from minimegatron.logging import throughput
-from minimegatron.logging.megatron import theoretical_memory_line
+from minimegatron.logging.megatron import theoretical_memory_line, throughput_line
 from minimegatron.logging.step_log import StepLog
 from minimegatron.logging.tensorboard import TensorBoard
 from minimegatron.logging.throughput import (
@@ -45,13 +45,15 @@ def test_a_rate_is_model_flops_per_second_and_device(make_context):
     log = Throughput(ctx, VOCABULARY)
     flops = step_flops(shape_of(ctx.config, VOCABULARY), 4, causal=True)
     assert log.rate(0.5) == flops / 0.5 / 4 / 1e12
-    assert log.line(9.75) == (" model TFLOP/s per device: 9.7500 | share of the data-sheet peak "
-                              "(NVIDIA A100-SXM4-80GB, fp32, 19.5): 50.0% |")
+    assert throughput_line(9.75, log.peaks) == (
+        " model TFLOP/s per device: 9.7500 | share of the data-sheet peak "
+        "(NVIDIA A100-SXM4-80GB, fp32, 19.5): 50.0% |")
 
 
 def test_a_card_without_a_data_sheet_is_told(make_context, capsys):
     ctx = replace(make_context(FLAGS), device=Named("NVIDIA Unknown"))
-    assert Throughput(ctx, VOCABULARY).line(1.0) == " model TFLOP/s per device: 1.0000 |"
+    peaks = Throughput(ctx, VOCABULARY).peaks
+    assert throughput_line(1.0, peaks) == " model TFLOP/s per device: 1.0000 |"
     assert "no data-sheet peak of 'NVIDIA Unknown' in fp32 is known" in capsys.readouterr().out
 
 

@@ -199,7 +199,7 @@ def run_release(arguments: argparse.Namespace) -> int:
     own_labs.chosen(arguments.folder)
     course = open_course()
     require_lab(course, arguments.lab)
-    with course.held(), logging_to(course), protected(gradebook_file(course)):
+    with course.locked(), logging_to(course), protected(gradebook_file(course)):
         assign.require_built(course, arguments.lab)
         made = assign.release(course, arguments.lab)
         if due:

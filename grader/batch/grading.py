@@ -58,7 +58,7 @@ def locked_course(course: Course, labs: list[str]) -> Iterator[tuple[Grading, Co
 
     Raises LabError.
     """
-    with (course.held(), logging_to(course),
+    with (course.locked(), logging_to(course),
           protected(records.gradebook_file(course))):
         results.tidy(course)
         config = course.settings()

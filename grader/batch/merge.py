@@ -17,8 +17,8 @@ from nbgrader.preprocessors import SaveAutoGrades
 from traitlets.config import Config
 
 from grader.course import Course, Submission
-from grader.course.received import received, stamped
-from grader.course.record import Record, now, with_this
+from grader.course.received import receipt_time, received
+from grader.course.record import Record, now, updated_history
 from grader.gradebook import byhand, entered
 from grader.gradebook.late import penalize
 from grader.gradebook.pending import pending
@@ -82,9 +82,9 @@ def merge(course: Course, settings: Config, book: Gradebook, result: Result) -> 
     _write_notebook(submission, attempt)
     notes = [*attempt.notes, *([] if attempt.isolated else [NOT_ISOLATED]),
              *byhand.set_aside_notes(aside)]
-    history = with_this(submission.record, submission.digest, at=now(), state=attempt.state,
-                        received=received(submission),
-                        score=net_score(entry) if attempt.state == "graded" else None)
+    history = updated_history(submission.record, submission.digest, at=now(), state=attempt.state,
+                              received=received(submission),
+                              score=net_score(entry) if attempt.state == "graded" else None)
     record = Record(attempt.state, submission.digest, attempt.reason, notes, now(), aside, of,
                     attempt.lab_digest, result.id, list(attempt.unscored), history)
     submission.save(record)
@@ -132,7 +132,7 @@ def _entry(submission: Submission, book: Gradebook) -> Any:
         submission: the submission.
         book: the gradebook.
     """
-    when = stamped(submission)
+    when = receipt_time(submission)
     try:
         entry = book.find_submission(*submission.key)
     except MissingEntry:

@@ -47,7 +47,7 @@ class Task:
 
     body: dict[str, Any]
     seconds: float
-    number: int  # which its answer repeats
+    number: int
     tries: int = 0
 
 

@@ -74,8 +74,8 @@ def _minutes(text: str) -> float:
 
 
 def run_collect(arguments: argparse.Namespace) -> int:
-    """Collect once, or again and again. A round that fails is reported, and the next one goes on:
-    an archive may be replaced while it is read."""
+    """Collect once, or repeatedly. A failed round is reported, and the next one starts on time,
+    because an archive may be replaced while it is read."""
     if arguments.every is None:
         return _collect_once(arguments)
     if arguments.received:
@@ -106,17 +106,17 @@ def _collect_once(arguments: argparse.Namespace) -> int:
 
 
 def _collect(arguments: argparse.Namespace) -> int:
-    from grader.collect.collecting import Options, collect
+    from grader.collect.collecting import CollectOptions, collect
     from grader.course import require_known
     from grader.course.times import now, parse_time
 
     course = open_course()
     received = parse_time(arguments.received, "--received") if arguments.received else None
     if received and received > now() + datetime.timedelta(minutes=5):
-        raise LabError(f"--received {arguments.received!r} is still to come")
+        raise LabError(f"--received {arguments.received!r} is in the future")
     if arguments.lab:
         require_known("lab", arguments.lab, course.labs(), str(course.sources))
-    lines = collect(course, arguments.source, Options(
+    lines = collect(course, arguments.source, CollectOptions(
         arguments.lab, received, arguments.keep_times, arguments.as_is, arguments.pattern,
         arguments.below))
     show(lines)
@@ -128,7 +128,7 @@ def _collect(arguments: argparse.Namespace) -> int:
 
 
 def show(lines) -> None:
-    """The table of what was taken, and below it what was refused."""
+    """Print the table of the files that were taken, and the refused files below it."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -160,14 +160,14 @@ def run_import(arguments: argparse.Namespace) -> int:
     from grader.gradebook.guard import protected
     from grader.gradebook.records import gradebook, gradebook_file
 
-    found, notes = read_file(arguments.file)
+    people_in_file, notes = read_file(arguments.file)
     course = open_course()
-    with course.held(), protected(gradebook_file(course)), gradebook(course) as book:
-        added, changed = add(book, found)
+    with course.locked(), protected(gradebook_file(course)), gradebook(course) as book:
+        added, changed = add(book, people_in_file)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    print(f"{len(found)} students: {added} added, {changed} changed, "
-          f"{len(found) - added - changed} as before")
+    print(f"{len(people_in_file)} students: {added} added, {changed} changed, "
+          f"{len(people_in_file) - added - changed} as before")
     return 0
 
 
@@ -180,13 +180,13 @@ def run_list(arguments: argparse.Namespace) -> int:
     from grader.gradebook.records import gradebook
 
     with gradebook(open_course()) as book:
-        found = people(book)
+        students = people(book)
     table = Table(*COLUMNS)
-    for person in found:
+    for person in students:
         table.add_row(*(escape(visible(getattr(person, column))) for column in COLUMNS))
-    if found:
+    if students:
         Console().print(table)
-    print(f"{len(found)} students")
+    print(f"{len(students)} students")
     return 0
 
 

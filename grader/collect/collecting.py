@@ -1,4 +1,4 @@
-"""Collect one source: every file of it is taken, or listed with the reason why not."""
+"""Collect one source: every file is either taken or listed with the reason why not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from grader.collect import exchange, homes, store
 from grader.collect.layouts import Claim, layout_of
-from grader.collect.sources import File, Folder, Refused, Source, opened
+from grader.collect.sources import File, FileRefused, Folder, Source, opened
 from grader.collect.which import Labs
 from grader.course import Course, Submission, receipts
 from grader.course.receipts import Receipt
@@ -24,30 +24,43 @@ from labcore.errors import LabError
 
 MOST_FILES = 500  # of one student
 MOST_BYTES = 100_000_000  # of one student's notebooks
-BEFORE = "it came in before the one to grade; if it came again since, say --received TIME"
+BEFORE = "it came in before the one to grade; if it came again since, pass --received TIME"
 PACKED = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst")
 
 
 @dataclass(frozen=True)
-class Options:
-    """What `lab collect` was asked for."""
+class CollectOptions:
+    """The options of `lab collect`.
 
-    lab: str | None = None  # take no other
-    received: datetime.datetime | None = None  # when all of it came in
-    keep_times: bool = False  # trust the files' own
-    as_is: bool = False  # folder names are ids, of students who may not be on the roster
+    Attributes:
+        lab: the only lab to collect.
+        received: the time of receipt for all submissions.
+        keep_times: whether to trust the files' own times.
+        as_is: whether folder names are ids, of students who may not be on the roster.
+        below: in a folder of homes, the folder of each home to collect from.
+    """
+
+    lab: str | None = None
+    received: datetime.datetime | None = None
+    keep_times: bool = False
+    as_is: bool = False
     pattern: str | None = None
-    below: str | None = None  # the source is a folder of homes; this folder of each is looked at
+    below: str | None = None
 
 
 @dataclass(frozen=True)
-class Line:
-    """One file of the source, in the table."""
+class CollectedFile:
+    """One file of the source, in the table.
+
+    Attributes:
+        verdict: refused, new, same, or other: kept, but not the one to grade.
+        when: time of receipt.
+    """
 
     file: str
     student: str = ""
     lab: str = ""
-    verdict: str = "refused"  # | new | same | other: kept, but not the one to grade
+    verdict: str = "refused"
     why: str = ""
     when: str = ""
 
@@ -59,23 +72,30 @@ class _Version:
     why: str
 
 
-def collect(course: Course, said: str, options: Options) -> list[Line]:
-    """Collect from the path `said`, or from the word "exchange". Raises LabError, for the source as
-    a whole alone; nothing of one student stops the others."""
+def collect(course: Course, said: str, options: CollectOptions) -> list[CollectedFile]:
+    """Collect from a path, or from the exchange.
+
+    Args:
+        course: the course.
+        said: the path, or the word "exchange".
+        options: the command's options.
+
+    Raises LabError for the source as a whole; a problem with one student does not stop the others.
+    """
     with gradebook(course) as book:
         roster = Roster(people(book))
     if not roster.people and not options.as_is:
-        raise LabError("the roster is empty: fill it with `lab roster import students.csv`, or say "
-                       "--as-is to take folder names as the students' ids")
-    with course.held(), _source(course, said, roster, options) as source:
+        raise LabError("the roster is empty: fill it with `lab roster import students.csv`, or "
+                       "pass --as-is to take folder names as the students' ids")
+    with course.locked(), _source(course, said, roster, options) as source:
         files = source.files()
-        lines, wanted = _sort(source, files, roster, options)
-        versions, refused = _read(course, source, wanted, options)
-        return lines + refused + _file(course, versions, options)
+        lines, accepted = _assign_owners(source, files, roster, options)
+        versions, refused = _store_versions(course, source, accepted, options)
+        return lines + refused + _register_versions(course, versions, options)
 
 
 @contextlib.contextmanager
-def _source(course: Course, said: str, roster: Roster, options: Options) -> Iterator[Source]:
+def _source(course: Course, said: str, roster: Roster, options: CollectOptions) -> Iterator[Source]:
     path = Path(said)
     if options.below is not None:
         if options.pattern or options.keep_times:
@@ -87,27 +107,34 @@ def _source(course: Course, said: str, roster: Roster, options: Options) -> Iter
         return
     if said == "exchange" or exchange.is_exchange(path):
         if options.pattern:
-            raise LabError("--pattern is for flat folders; the exchange has names of its own")
+            raise LabError("--pattern is for flat folders; the exchange has its own naming")
         yield exchange.Inbound(exchange.inbound(course.settings(), said),
                                {student: student for student in roster.ids})
         return
     with opened(path) as source:
         if options.keep_times and not isinstance(source, Folder):
             raise LabError("--keep-times is for folders: the times in an LMS's archive are those "
-                           "of its making; say --received TIME for when it was closed")
+                           "of its creation; pass --received TIME for when it was closed")
         yield source
 
 
-def _sort(source: Source, files: list[File], roster: Roster, options: Options
-          ) -> tuple[list[Line], list[tuple[File, Claim]]]:
-    """What is refused by its name alone; and notebooks, with whose they are."""
+def _assign_owners(source: Source, files: list[File], roster: Roster, options: CollectOptions
+          ) -> tuple[list[CollectedFile], list[tuple[File, Claim]]]:
+    """Return the files refused by name, and the notebooks with their owners.
+
+    Args:
+        source: the source.
+        files: its files.
+        roster: the class.
+        options: the command's options.
+    """
     lines, notebooks, claims = [], [], {}
     for file in files:
         kind = "." + file.path.lower().rpartition(".")[2]
         if kind in PACKED and not file.problem:
             file = dataclasses.replace(file, problem="an archive inside: only notebooks are taken")
         if file.problem:
-            lines.append(Line(file.path, why=file.problem))
+            lines.append(CollectedFile(file.path, why=file.problem))
         elif kind == ".ipynb":
             notebooks.append(file)
     if isinstance(source, exchange.Inbound):
@@ -120,45 +147,52 @@ def _sort(source: Source, files: list[File], roster: Roster, options: Options
     claims = {file.path: layout(file.path) for file in notebooks}
     called, count = defaultdict(set), Counter()
     if isinstance(source, exchange.Inbound):  # before anything counts as this student's
-        claims = {path: source.checked(path, claim) for path, claim in claims.items()}
+        claims = {path: source.with_owner_checked(path, claim) for path, claim in claims.items()}
     for claim in claims.values():
         if not claim.problem:
             called[claim.student].add(claim.said)
             count[claim.student] += 1
-    wanted = []
+    accepted = []
     for file in notebooks:
         claim = claims[file.path]
         problem = claim.problem
         if not problem and len(called[claim.student]) > 1:
             problem = f"more than one may be {claim.student}: {', '.join(called[claim.student])}"
         if not problem and count[claim.student] > MOST_FILES:
-            problem = f"{count[claim.student]} notebooks; at the most {MOST_FILES} are read"
+            problem = f"{count[claim.student]} notebooks; at most {MOST_FILES} are read"
         if problem:
-            lines.append(Line(file.path, claim.student, why=problem))
+            lines.append(CollectedFile(file.path, claim.student, why=problem))
         else:
-            wanted.append((file, claim))
-    return lines, wanted
+            accepted.append((file, claim))
+    return lines, accepted
 
 
-def _read(course: Course, source: Source, wanted: list[tuple[File, Claim]], options: Options
-          ) -> tuple[list[_Version], list[Line]]:
-    """Into received/, one after the other, so that one notebook at a time is in memory."""
+def _store_versions(course: Course, source: Source, accepted: list[tuple[File, Claim]],
+                    options: CollectOptions) -> tuple[list[_Version], list[CollectedFile]]:
+    """Store all notebooks in received/, one at a time to save memory.
+
+    Args:
+        course: the course.
+        source: the source.
+        accepted: the notebooks and their owners.
+        options: the command's options.
+    """
     labs, bytes_of, moment = Labs(course), Counter(), options.received or now()
     versions, lines = [], []
-    for file, claim in wanted:
+    for file, claim in accepted:
         try:
             if bytes_of[claim.student] > MOST_BYTES:
-                raise Refused(f"more than {MOST_BYTES / 1e6:.0f} MB of {claim.student}")
+                raise FileRefused(f"more than {MOST_BYTES / 1e6:.0f} MB of {claim.student}")
             content = source.read(file)
             bytes_of[claim.student] += len(content)
-            lab = labs.of(content, claim.name, options.lab)
+            lab = labs.find(content, claim.name, options.lab)
             if isinstance(source, homes.Homes):
-                homes.require_begun(lab, content)
+                homes.require_changed(lab, content)
             when, said_by, why = _when(source, file, options, moment)
-        except (Refused, LookupError) as error:
-            lines.append(Line(file.path, claim.student, why=str(error)))
+        except (FileRefused, LookupError) as error:
+            lines.append(CollectedFile(file.path, claim.student, why=str(error)))
             continue
-        digest = store.keep(Submission(course, lab, claim.student), content)
+        digest = store.store_version(Submission(course, lab, claim.student), content)
         versions.append(_Version(file, Receipt(
             claim.student, lab, digest, when.isoformat(), said_by, _source_key(source, file, claim),
             claim.name, claim.serial or int(claim.name == f"{lab}.ipynb"), claim.late),
@@ -166,7 +200,7 @@ def _read(course: Course, source: Source, wanted: list[tuple[File, Claim]], opti
     return versions, lines
 
 
-def _when(source: Source, file: File, options: Options, moment: datetime.datetime
+def _when(source: Source, file: File, options: CollectOptions, moment: datetime.datetime
           ) -> tuple[datetime.datetime, str, str]:
     if options.received:
         return moment, "--received", ""
@@ -185,30 +219,38 @@ def _source_key(source: Source, file: File, claim: Claim) -> str:
     return f"canvas {claim.serial}" if claim.serial else ""
 
 
-def _file(course: Course, versions: list[_Version], options: Options) -> list[Line]:
-    """Receipts for what is new; of each student and lab the one to grade into submitted/."""
+def _register_versions(course: Course, versions: list[_Version], options: CollectOptions
+                       ) -> list[CollectedFile]:
+    """Add receipts for new versions, and put the version to grade into submitted/.
+
+    Args:
+        course: the course.
+        versions: the stored versions.
+        options: the command's options.
+    """
     policy = attempts_of(course.settings())
     by_lab: dict[tuple[str, str], list[_Version]] = defaultdict(list)
     for version in versions:
         by_lab[version.receipt.student, version.receipt.lab].append(version)
-    lines: list[Line] = []
+    lines: list[CollectedFile] = []
     for (student, lab), group in sorted(by_lab.items()):
         try:
-            lines += _file_group(Submission(course, lab, student), group, options, policy)
+            lines += _register_group(Submission(course, lab, student), group, options, policy)
         except (LabError, OSError) as error:
-            lines += [Line(version.file.path, student, lab, why=str(error)) for version in group]
+            lines += [CollectedFile(version.file.path, student, lab, why=str(error))
+                      for version in group]
     return lines
 
 
-def _file_group(submission: Submission, group: list[_Version], options: Options, policy: Attempts
-                ) -> list[Line]:
+def _register_group(submission: Submission, group: list[_Version], options: CollectOptions,
+                    policy: Attempts) -> list[CollectedFile]:
     course, lab, student = submission.course, submission.lab, submission.student
     newest = max(version.receipt.order for version in group)
     digests = {version.receipt.digest for version in group if version.receipt.order == newest}
     if len(digests) > 1:
-        return [Line(version.file.path, student, lab, why=f"{len(group)} notebooks of {lab}, and "
-                     f"nothing says which is newer: leave one, as {lab}.ipynb")
-                for version in group]
+        why = (f"{len(group)} notebooks of {lab}, and nothing says which is newer: leave one, as "
+               f"{lab}.ipynb")
+        return [CollectedFile(version.file.path, student, lab, why=why) for version in group]
     store.register(submission)
     known = {(receipt.digest, receipt.source): receipt
              for receipt in receipts.read(course).get((student, lab), [])}
@@ -221,17 +263,19 @@ def _file_group(submission: Submission, group: list[_Version], options: Options,
             known[key] = version.receipt
             added.add(key)
     chosen = to_grade(policy, receipts.read(course)[student, lab]).digest
-    store.place(dataclasses.replace(submission, version=chosen))
+    store.submit_version(dataclasses.replace(submission, version=chosen))
     return [_line(version, known, added, chosen, version.receipt.order == newest)
             for version in group]
 
 
-def _line(version: _Version, known: dict, added: set, chosen: str, is_newest: bool) -> Line:
+def _line(version: _Version, known: dict, added: set, chosen: str,
+          is_newest: bool) -> CollectedFile:
     receipt = version.receipt
     key = receipt.digest, receipt.source
     verdict = "other" if receipt.digest != chosen else "new" if key in added else "same"
     # An LMS's archive of before, or a student who went back to that version: nothing tells.
     came_before = (verdict == "other" and is_newest and key not in added
                    and not receipt.source)
-    return Line(version.file.path, receipt.student, receipt.lab, verdict,
-                "; ".join(filter(None, [version.why, BEFORE * came_before])), known[key].when)
+    return CollectedFile(version.file.path, receipt.student, receipt.lab, verdict,
+                         "; ".join(filter(None, [version.why, BEFORE * came_before])),
+                         known[key].when)

@@ -1,7 +1,7 @@
-"""nbgrader's exchange: a folder that everybody can write, with a folder for each hand-in.
+"""nbgrader's exchange: a folder that everybody can write to, with a folder for each submission.
 
-The name of such a folder, timestamp.txt in it and its time of change are the student's to write.
-The owner, and the time at which the file system last changed the entry (ctime), are not.
+A student can write such a folder's name, its timestamp.txt, and its modification time. A student
+cannot change its owner, or the time of the file system's last change to the entry (ctime).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from traitlets.config import Config
 
 from grader.collect import sources
 from grader.collect.layouts import Claim, claim
-from grader.collect.sources import File, Folder, Refused, sorted_out
+from grader.collect.sources import File, FileRefused, Folder, checked_files
 from grader.course.roster import Roster
 from labcore.errors import LabError
 
@@ -32,7 +32,14 @@ _NAME = re.compile(r"(?P<student>.+)\+(?P<lab>[^+]+)\+(?P<stamp>\d{4}-\d\d-\d\d 
 
 
 def inbound(settings: Config, said: str) -> Path:
-    """The folder of hand-ins, for a path in the exchange or the word "exchange". LabError."""
+    """Return the exchange's folder of submissions.
+
+    Args:
+        settings: the course's configuration.
+        said: a path in the exchange, or the word "exchange".
+
+    Raises LabError.
+    """
     exchange, course = settings.Exchange, settings.CourseDirectory.get("course_id", "")
     if said == "exchange":
         root = os.environ.get("LAB_EXCHANGE") or exchange.get("root")
@@ -42,16 +49,16 @@ def inbound(settings: Config, said: str) -> Path:
         path = Path(root)
     else:
         path = Path(said)
-    found = [candidate for candidate in (path, path / "inbound", path / course / "inbound",
-                                         *sorted(path.glob("*/inbound")))
-             if candidate.name == "inbound" and candidate.is_dir()]
-    if not found:
+    folders = [candidate for candidate in (path, path / "inbound", path / course / "inbound",
+                                           *sorted(path.glob("*/inbound")))
+               if candidate.name == "inbound" and candidate.is_dir()]
+    if not folders:
         raise LabError(f"{path} is no exchange: there is no folder inbound in it, nor in a course "
                        "below it")
-    if len(set(found)) > 1 and found[0].parent.name != course:
+    if len(set(folders)) > 1 and folders[0].parent.name != course:
         raise LabError(f"{path} is the exchange of several courses: set c.CourseDirectory."
                        "course_id, or give the folder of one")
-    return found[0]
+    return folders[0]
 
 
 def is_exchange(path: Path) -> bool:
@@ -71,28 +78,35 @@ def layout(roster: Roster, as_is: bool) -> Callable[[str], Claim]:
 
 
 class Inbound(Folder):
-    """Reads a hand-in only as its folder's owner's; `when` is the file system's word."""
+    """Reads a submission only if its folder's owner also owns the file; `when` uses the file
+    system."""
 
     def __init__(self, path: Path, owners: dict[str, str]) -> None:
-        """`owners`: students by the names of system users."""
+        """Open the exchange.
+
+        Args:
+            path: its folder of submissions.
+            owners: students by the names of system users.
+        """
         super().__init__(path)
         self.owners = owners
 
     def files(self) -> list[File]:
-        found = list(self._hand_ins())
-        while len(found) > sources.MOST_FILES:  # one student's files stop no other's
-            count = Counter(owner for owner, _ in found)
+        files = list(self._submission_files())
+        while len(files) > sources.MOST_FILES:  # one student's files stop no other's
+            count = Counter(owner for owner, _ in files)
             most = max(count, key=count.__getitem__)
             if len(count) == 1 or count[most] == 1:
                 break
-            found = [one for one in found if one[0] != most]
-            found.append((most, File(_name_of(most), 0, (
+            files = [one for one in files if one[0] != most]
+            files.append((most, File(_name_of(most), 0, (
                 f"{_name_of(most)} has at least {count[most]} files in the exchange: "
                 "too many, so none of them is taken"))))
-        return sorted_out([file for _, file in found], self.path, skip=1)  # colons in their times
+        # The folders' names have times in them, with colons.
+        return checked_files([file for _, file in files], self.path, skip=1)
 
-    def _hand_ins(self) -> Iterator[tuple[int, File]]:
-        """Yield all files, each with the number of its hand-in's owner."""
+    def _submission_files(self) -> Iterator[tuple[int, File]]:
+        """Yield all files, each with the user id of its folder's owner."""
         for name in sorted(os.listdir(self.path)):
             try:
                 status = os.stat(self.path / name, follow_symlinks=False)
@@ -109,13 +123,18 @@ class Inbound(Folder):
             with self.open(file.path) as opened:
                 other = os.fstat(opened.fileno()).st_uid
         except OSError as error:
-            raise Refused(f"it cannot be read: {error.strerror}") from error
+            raise FileRefused(f"it cannot be read: {error.strerror}") from error
         if other != owner:
-            raise Refused("it belongs to another user than its folder")
+            raise FileRefused("it belongs to another user than its folder")
         return super().read(file)
 
-    def checked(self, path: str, claim: Claim) -> Claim:
-        """Return the claim; with a problem where the folder is another student's."""
+    def with_owner_checked(self, path: str, claim: Claim) -> Claim:
+        """Return the claim, with a problem if the folder belongs to another student.
+
+        Args:
+            path: the file.
+            claim: whose it is said to be.
+        """
         try:
             owner = _name_of(self._owner(path))
         except OSError as error:
@@ -128,7 +147,14 @@ class Inbound(Folder):
         return os.stat(self.path / path.split("/")[0], follow_symlinks=False).st_uid
 
     def when(self, file: File, trust_names: bool) -> tuple[datetime.datetime, str, str]:
-        """(when it came in, what that rests on, what else to know). Raises Refused."""
+        """Return the time of receipt, its source, and a note.
+
+        Args:
+            file: the file.
+            trust_names: whether to trust the folder's name.
+
+        Raises FileRefused.
+        """
         stamp = self.stamp(file)
         if trust_names and stamp:
             return stamp, "the name of its folder in the exchange", ""
@@ -136,7 +162,7 @@ class Inbound(Folder):
         try:
             seconds = max(os.stat(place, follow_symlinks=False).st_ctime for place in places)
         except OSError as error:
-            raise Refused(f"it went away while it was read: {error.strerror}") from error
+            raise FileRefused(f"it went away while it was read: {error.strerror}") from error
         seen = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
         note = ""
         if stamp and abs(seen - stamp) > SLACK:

@@ -1,4 +1,4 @@
-"""Who submitted a file, as the place where it lies says."""
+"""Determine who submitted a file from its path, by the naming of Canvas, Moodle, or folders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from grader.course.names import composed, problem_of_id
+from grader.course.names import normalized, problem_of_id
 from grader.course.roster import Roster
 from labcore.errors import LabError
 
@@ -24,19 +24,36 @@ FIELDS = ("student", "lab", "any")
 
 @dataclass(frozen=True)
 class Claim:
-    """Whose a file is said to be."""
+    """Whose a file is said to be.
 
-    student: str = ""  # an id of the roster; empty: see `problem`
-    said: str = ""  # who, in the words there: two of them for one student are two people
+    Attributes:
+        student: an id of the roster; empty if there is a problem.
+        said: the source's own name for the student; two names for one student are two people.
+        late: whether the LMS marks it as late.
+        serial: larger is newer, where the LMS counts.
+        name: the file's name as the student chose it.
+    """
+
+    student: str = ""
+    said: str = ""
     problem: str = ""
-    late: bool = False  # the LMS says so
-    serial: int = 0  # newer is larger, where the LMS counts
-    name: str = ""  # of the file, as the student called it
+    late: bool = False
+    serial: int = 0
+    name: str = ""
 
 
 def layout_of(paths: list[str], roster: Roster, *, as_is: bool, pattern: str | None
               ) -> Callable[[str], Claim]:
-    """The function that reads one path, chosen by looking at all of them. Raises LabError."""
+    """Return the function that reads one path, chosen from all of them.
+
+    Args:
+        paths: all paths of the source.
+        roster: the class.
+        as_is: whether folder names are students' ids.
+        pattern: the value of --pattern.
+
+    Raises LabError.
+    """
     if pattern:
         return _pattern(pattern, roster, as_is)
     last = [path.rpartition("/")[2] for path in paths]
@@ -72,8 +89,8 @@ def _canvas(name: str, roster: Roster) -> Claim:
     if CANVAS_ANONYMOUS.fullmatch(name):
         return Claim(problem="Canvas gave it without a name: turn anonymous grading off there, "
                              "then download again", name=name)
-    claims = [_canvas_reading(name[:found.start()], found, roster)
-              for found in CANVAS_READING.finditer(name)]
+    claims = [_canvas_reading(name[:match.start()], match, roster)
+              for match in CANVAS_READING.finditer(name)]
     if not claims:
         return Claim(problem="its name is not one that Canvas gives", name=name)
     possible = [claim for claim in claims if claim.student]
@@ -81,29 +98,40 @@ def _canvas(name: str, roster: Roster) -> Claim:
     if len(students) > 1:
         return replace(possible[0], student="", problem="its name may be that of a file of "
                        + " or ".join(students))
-    found = (possible or claims)[0]
+    best = (possible or claims)[0]
     # A stranger's name may end in this student's number: stranger_101_999_555_x.ipynb.
-    more_digits = re.match(r"\d+_", found.name) and not LAB_FILE.match(found.name)
+    more_digits = re.match(r"\d+_", best.name) and not LAB_FILE.match(best.name)
     if possible and more_digits and not roster.is_called(
-            found.student, found.said.rpartition("_")[0]):
-        return replace(found, student="", problem=f"it has {found.student}'s number, but another "
+            best.student, best.said.rpartition("_")[0]):
+        return replace(best, student="", problem=f"it has {best.student}'s number, but another "
                        "name: its name can be read in two ways")
-    return found
+    return best
 
 
-def _canvas_reading(name: str, found: re.Match[str], roster: Roster) -> Claim:
-    """Return whose file it is if `name` is the student's name, and the match what follows it."""
+def _canvas_reading(name: str, match: re.Match[str], roster: Roster) -> Claim:
+    """Return the claim for one reading of a Canvas file name.
+
+    Args:
+        name: the student's name in this reading.
+        found: the match of the rest.
+        roster: the class.
+    """
     late, name = name.endswith("_LATE"), name.removesuffix("_LATE")
-    facts = {"said": f"{name}_{found['user']}", "late": late,
-             "serial": int(found["number"][:18]), "name": found["file"]}
+    facts = {"said": f"{name}_{match['user']}", "late": late,
+             "serial": int(match["number"][:18]), "name": match["file"]}
     try:
-        return Claim(roster.by_lms(found["user"], name), **facts)
+        return Claim(roster.by_lms(match["user"], name), **facts)
     except LookupError as error:
         return Claim(problem=str(error), **facts)
 
 
 def _moodle(path: str, roster: Roster) -> Claim:
-    """`path` begins with the folder, or the file, that Moodle named."""
+    """Return the claim for a path whose first part was named by Moodle.
+
+    Args:
+        path: the path.
+        roster: the class.
+    """
     top, name = path.split("/")[0], path.rpartition("/")[2]
     match, marks = MOODLE.fullmatch(top), len(MOODLE_MARK.findall(top))
     if match is None or marks > 1 or ("/" in path and match["file"]):
@@ -120,15 +148,22 @@ def _moodle(path: str, roster: Roster) -> Claim:
 
 def _plain(path: str, roster: Roster, as_is: bool) -> Claim:
     if "/" not in path:
-        return Claim(problem="it is in no student's folder: put it in one, or say --pattern, for "
-                             "example '{student}_{lab}.ipynb'", name=path)
+        return Claim(problem="it is in no student's folder: put it in one, or pass --pattern, for "
+                     "example '{student}_{lab}.ipynb'", name=path)
     return claim(path.split("/")[0], path.rpartition("/")[2], roster, as_is)
 
 
 def claim(said: str, name: str, roster: Roster, as_is: bool) -> Claim:
-    """For a folder or a part of a name that says who."""
+    """Return the claim for a folder, or a part of a name, that names the student.
+
+    Args:
+        said: the name.
+        name: the file's name.
+        roster: the class.
+        as_is: whether it is a student's id.
+    """
     if as_is:
-        student = composed(said)
+        student = normalized(said)
         problem = problem_of_id(student)
         return Claim("" if problem else student, said, problem, name=name)
     try:
@@ -138,15 +173,22 @@ def claim(said: str, name: str, roster: Roster, as_is: bool) -> Claim:
 
 
 def _pattern(pattern: str, roster: Roster, as_is: bool) -> Callable[[str], Claim]:
-    """A pattern such as {student}_{any}.ipynb, where a field is the least that fits."""
+    """Return the reader for a pattern such as {student}_{any}.ipynb; each field matches the
+    shortest text.
+
+    Args:
+        pattern: the value of --pattern.
+        roster: the class.
+        as_is: whether {student} is a student's id.
+    """
     parts = re.split(r"(\{\w*\})", pattern)
     fields = [part[1:-1] for part in parts[1::2]]
     if wrong := [field for field in fields if field not in FIELDS]:
         raise LabError(f"--pattern {pattern!r}: no field {{{wrong[0]}}}; there are "
                        + ", ".join(f"{{{field}}}" for field in FIELDS))
     if fields.count("student") != 1 or len(set(fields)) < len(fields):
-        raise LabError(f"--pattern {pattern!r}: {{student}} has to be in it once, the others at "
-                       "the most once")
+        raise LabError(f"--pattern {pattern!r}: {{student}} must occur exactly once, and the "
+                       "others at most once")
     text = "".join(rf"(?P<{part[1:-1]}>[^/]+?)" if index % 2 else re.escape(part)
                    for index, part in enumerate(parts))
 

@@ -1,5 +1,5 @@
-"""The files of a folder, a zip or a tar. Archives are hostile: nothing is unpacked to a disk, only
-plain files with plain names are read, and no more of one than a notebook may have."""
+"""The files of a folder, a zip, or a tar. Archives are untrusted: nothing is unpacked to disk, only
+plain files with safe names are read, and never more of one than a notebook may have."""
 
 from __future__ import annotations
 
@@ -27,38 +27,46 @@ MOST_FILES = 100_000  # of one source: 200 students with the most that each may 
 RATIO = 200  # unpacked to packed; notebooks come to about 10, a bomb to 1,000
 SMALL = 1_000_000  # bytes up to which the ratio does not matter
 TAR_TOTAL = 2_000_000_000  # bytes of a packed tar, unpacked: it can only be read from its start
-LITTER = ("__MACOSX", ".ipynb_checkpoints", ".git")  # folders that nobody meant to hand in
+SYSTEM_FOLDERS = ("__MACOSX", ".ipynb_checkpoints", ".git")  # folders that nobody meant to hand in
 
 
-class Refused(Exception):
-    """Why one file is not taken; the text is for the table."""
+class FileRefused(Exception):
+    """Raised when one file is not taken; the text is the reason for the table."""
 
 
 @dataclass(frozen=True)
 class File:
-    """One file of a source."""
+    """One file of a source.
 
-    path: str  # parts joined by "/"
-    size: int  # bytes, as the source says
-    problem: str = ""  # why it is not read
-    changed: datetime.datetime | None = None  # what the source says: the sender could write it
-    handle: Any = None  # the reader's own
+    Attributes:
+        path: parts joined by "/".
+        size: bytes, according to the source.
+        problem: why it is not read.
+        changed: its time according to the source, which the sender could write.
+        handle: for the reader.
+    """
+
+    path: str
+    size: int
+    problem: str = ""
+    changed: datetime.datetime | None = None
+    handle: Any = None
 
 
 class Source(Protocol):
-    """Files, in the order in which they are cheap to read."""
+    """Files, in an order in which reading is cheap."""
 
     path: Path
 
     def files(self) -> list[File]: ...
 
     def read(self, file: File) -> bytes:
-        """The content. Raises Refused."""
+        """Return the content. Raises FileRefused."""
 
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Source]:
-    """The reader for `path`. Raises LabError when it is none of the three."""
+    """Yield the reader for `path`. Raises LabError when it is not a folder, a zip, or a tar."""
     if path.is_dir():
         yield Folder(path)
         return
@@ -77,12 +85,19 @@ def opened(path: Path) -> Iterator[Source]:
                        "folder") from error
 
 
-def sorted_out(files: list[File], where: Path, skip: int = 0) -> list[File]:
-    """Without litter; unsafe names, and names that are there more than once, marked. The first
-    `skip` folders are named by somebody else's rules. Raises LabError."""
+def checked_files(files: list[File], where: Path, skip: int = 0) -> list[File]:
+    """Return the files without system files, with a problem for unsafe or repeated names.
+
+    Args:
+        files: the files of a source.
+        where: the source, for messages.
+        skip: the number of leading folders that have their own naming rules.
+
+    Raises LabError when there are too many.
+    """
     if len(files) > MOST_FILES:
-        raise LabError(f"{where} has {len(files)} files; at the most {MOST_FILES} are looked at")
-    files = [file for file in files if not _litter(file.path)]
+        raise LabError(f"{where} has {len(files)} files; at most {MOST_FILES} are read")
+    files = [file for file in files if not _is_system_file(file.path)]
     times = Counter(_key(file.path, skip) for file in files)
     result = []
     for file in files:
@@ -94,37 +109,43 @@ def sorted_out(files: list[File], where: Path, skip: int = 0) -> list[File]:
 
 
 def _key(path: str, skip: int) -> tuple[str, str]:
-    """Return what two files of one name have in common. Nobody can take a name in a folder of
-    somebody else's, so the first `skip` folders differ by capitals, too."""
+    """Return what two files of one name have in common.
+
+    Nobody can take a name in somebody else's folder, so case matters in the first `skip` folders.
+
+    Args:
+        path: the file.
+        skip: the number of these folders.
+    """
     *above, name = path.split("/", skip)
     return "/".join(above), key_of(name)
 
 
-def _litter(path: str) -> bool:
+def _is_system_file(path: str) -> bool:
     parts = path.split("/")
-    return (any(part in LITTER for part in parts) or parts[-1].startswith("._")
+    return (any(part in SYSTEM_FOLDERS for part in parts) or parts[-1].startswith("._")
             or parts[-1] in (".DS_Store", "Thumbs.db", "desktop.ini"))
 
 
 class Folder:
-    """A folder on disk. Links are not followed, not even when one is put there meanwhile."""
+    """A folder on disk. Links are never followed, even if one is created while it is read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def files(self) -> list[File]:
-        return sorted_out(list(self._under("")), self.path)
+        return checked_files(list(self._under("")), self.path)
 
     def _under(self, inside: str) -> Iterator[File]:
         try:
             with os.scandir(self.path / inside) as entries:
-                found = sorted(entries, key=lambda entry: entry.name)
+                entries_by_name = sorted(entries, key=lambda entry: entry.name)
         except OSError as error:  # closed to us, gone by now, or at too long a path
             if not inside:
                 raise
             yield File(inside, 0, f"it cannot be read: {error.strerror}")
             return
-        for entry in found:
+        for entry in entries_by_name:
             name = f"{inside}/{entry.name}" if inside else entry.name
             if entry.is_dir(follow_symlinks=False):
                 if name.count("/") < 20:  # problem_of says that it is too deep
@@ -144,10 +165,10 @@ class Folder:
             with self.open(file.path) as opened:
                 return _limited(opened)
         except OSError as error:
-            raise Refused(f"it cannot be read: {error.strerror}") from error
+            raise FileRefused(f"it cannot be read: {error.strerror}") from error
 
     def open(self, path: str) -> BinaryIO:
-        """Through no link. Raises OSError."""
+        """Open a file without following links. Raises OSError."""
         with self.folder_of(path) as (folder, name):
             file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
         opened = os.fdopen(file, "rb")
@@ -158,8 +179,10 @@ class Folder:
 
     @contextlib.contextmanager
     def folder_of(self, path: str) -> Iterator[tuple[int, str]]:
-        """The descriptor of the folder that holds the file, and the file's name in it. Opened
-        folder by folder, so that no part of the path can be a link. Raises OSError."""
+        """Yield the file's folder as a descriptor, and the file's name in it. Raises OSError.
+
+        Each folder is opened relative to its parent, so no part of the path can be a link.
+        """
         *folders, name = path.split("/")
         here = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -173,16 +196,19 @@ class Folder:
 
 
 class Zip:
-    """A zip; its times are the archive's making (Canvas), or the first upload of the same bytes
-    (Moodle), so they say nothing about when a student handed in."""
+    """A zip archive.
+
+    Its times are when the archive was made (Canvas) or when the same bytes were first uploaded
+    (Moodle), not the times of submission.
+    """
 
     def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
         self.path, self.archive = path, archive
 
     def files(self) -> list[File]:
-        return sorted_out([File(info.orig_filename, info.file_size, self._problem(info),
-                                handle=info)
-                           for info in self.archive.infolist() if not info.is_dir()], self.path)
+        return checked_files([File(info.orig_filename, info.file_size, self._problem(info),
+                                   handle=info)
+                              for info in self.archive.infolist() if not info.is_dir()], self.path)
 
     @staticmethod
     def _problem(info: zipfile.ZipInfo) -> str:
@@ -201,25 +227,25 @@ class Zip:
                 return _limited(opened)
         except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError,
                 OSError, RuntimeError, ValueError) as error:
-            raise Refused(f"damaged in the archive: {error}") from error
+            raise FileRefused(f"damaged in the archive: {error}") from error
 
 
 class Tar:
-    """A tar, packed or not."""
+    """A tar archive, compressed or not."""
 
     def __init__(self, path: Path, archive: tarfile.TarFile) -> None:
         self.path, self.archive = path, archive
 
     def files(self) -> list[File]:
-        found: list[File] = []
+        files: list[File] = []
         for member in self._members():
-            if len(found) > MOST_FILES:
+            if len(files) > MOST_FILES:
                 raise LabError(f"{self.path} has more than {MOST_FILES} files")
             if not member.isdir():
                 plain = member.isreg() and not member.issparse()
-                found.append(File(member.name, member.size,
+                files.append(File(member.name, member.size,
                                   "" if plain else "a link or a special file", handle=member))
-        return sorted_out(found, self.path)
+        return checked_files(files, self.path)
 
     def _members(self) -> Iterator[tarfile.TarInfo]:
         try:
@@ -233,12 +259,12 @@ class Tar:
                 return _limited(opened)
         except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError,
                 ValueError) as error:
-            raise Refused(f"damaged in the archive: {error}") from error
+            raise FileRefused(f"damaged in the archive: {error}") from error
 
 
 class _Bounded:
-    """A file that does not go beyond TAR_TOTAL, and gives no more than a notebook at a time: what
-    stands before a tar's member (its name, for instance) is read whole and may be of any size."""
+    """A file that ends at TAR_TOTAL and returns at most a notebook at a time, because the header of
+    a tar's member (its name, for instance) may be of any size and is read at once."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -274,5 +300,5 @@ def _tar(path: Path) -> Iterator[tarfile.TarFile]:
 def _limited(opened: Any) -> bytes:
     content = opened.read(LARGEST + 1)
     if len(content) > LARGEST:
-        raise Refused(f"it has more than {LARGEST / 1e6:.0f} MB")
+        raise FileRefused(f"it has more than {LARGEST / 1e6:.0f} MB")
     return content

@@ -1,4 +1,4 @@
-"""received/STUDENT/LAB/DIGEST.ipynb holds every version; submitted/ the one that is graded."""
+"""Versions: received/STUDENT/LAB/DIGEST.ipynb has all of them, and submitted/ the one to grade."""
 
 from __future__ import annotations
 
@@ -21,16 +21,21 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def kept(submission: Submission) -> Path:
-    """The file that keeps this version."""
+def version_path(submission: Submission) -> Path:
+    """Return the file of this version."""
     return (submission.course.root / "received" / submission.student / submission.lab
             / f"{submission.digest}.ipynb")
 
 
-def keep(submission: Submission, content: bytes) -> str:
-    """Store a version; one that is there stays as it is. Its digest."""
+def store_version(submission: Submission, content: bytes) -> str:
+    """Store a version unless it already exists, and return its digest.
+
+    Args:
+        submission: the submission.
+        content: the notebook.
+    """
     digest = digest_of(content)
-    path = kept(replace(submission, version=digest))
+    path = version_path(replace(submission, version=digest))
     if not path.is_file() or path.stat().st_size != len(content):
         path.parent.mkdir(parents=True, exist_ok=True)
         put_whole(path, content)
@@ -38,13 +43,15 @@ def keep(submission: Submission, content: bytes) -> str:
 
 
 def register(submission: Submission) -> None:
-    """What somebody put into submitted/ by hand becomes a version too, of the file's own time.
-    Raises LabError when a link is in the way."""
+    """Store a notebook that was put into submitted/ by hand, with the file's own time.
+
+    Raises LabError when there is a link in its path.
+    """
     course, path = submission.course, submission.notebook()
     _require_plain(path, course.root)
     if not path.is_file():
         return
-    digest = keep(submission, path.read_bytes())
+    digest = store_version(submission, path.read_bytes())
     lab, student = submission.key
     known = receipts.read(course).get((student, lab), [])
     if digest not in {receipt.digest for receipt in known}:
@@ -59,9 +66,14 @@ def _require_plain(path: Path, root: Path) -> None:
         path = path.parent
 
 
-def _aside(submission: Submission, other: Path) -> None:
-    """timestamp.txt and whatever else lay beside the notebook: kept, where nothing reads it."""
-    folder = kept(submission).parent / "beside"
+def _move_aside(submission: Submission, other: Path) -> None:
+    """Move timestamp.txt and other files beside the notebook to where nothing reads them.
+
+    Args:
+        submission: the submission.
+        other: the file.
+    """
+    folder = version_path(submission).parent / "beside"
     folder.mkdir(parents=True, exist_ok=True)
     target, number = folder / other.name, 1
     while os.path.lexists(target):
@@ -70,18 +82,19 @@ def _aside(submission: Submission, other: Path) -> None:
     shutil.move(other, target)
 
 
-def place(submission: Submission) -> bool:
-    """Make its version the submitted one; `register` came first. Whether it was another."""
+def submit_version(submission: Submission) -> bool:
+    """Put this version into submitted/, and return whether that changed anything. Call `register`
+    first."""
     path = submission.notebook()
     for other in sorted(path.parent.iterdir()) if path.parent.is_dir() else ():
         if other.name != path.name and not other.name.startswith("."):
-            _aside(submission, other)
+            _move_aside(submission, other)
     if submission.course.digest(*submission.key) == submission.digest:
         return False
-    content = kept(submission).read_bytes()
+    content = version_path(submission).read_bytes()
     if digest_of(content) != submission.digest:
-        raise LabError(f"{kept(submission)} was changed: remove it, then collect that submission "
-                       "again")
+        raise LabError(f"{version_path(submission)} was changed: remove it, then collect that "
+                       "submission again")
     path.parent.mkdir(parents=True, exist_ok=True)
     put_whole(path, content)
     return True

@@ -1,4 +1,5 @@
-"""Which lab a notebook is of. JupyterLab and LMSs rename files; the cells' names stay."""
+"""Determine which lab a notebook belongs to. JupyterLab and LMSs rename files, but not the
+cells."""
 
 from __future__ import annotations
 
@@ -18,13 +19,21 @@ _SUFFIX = re.compile(r"(?i)([ _-]*+(\(\d++\)|copy\d*+|v?+\d{1,3}+|final|submissi
 
 
 class Labs:
-    """The labs of a course, by the names of their cells."""
+    """The labs of a course, identified by the names of their cells."""
 
     def __init__(self, course: Course) -> None:
         self.cells = {lab: _cells(course, lab) for lab in course.labs()}
 
-    def of(self, content: bytes, name: str, wanted: str | None = None) -> str:
-        """The lab. Raises LookupError with the reason; `wanted` is the only one taken."""
+    def find(self, content: bytes, name: str, only: str | None = None) -> str:
+        """Return the lab that a notebook belongs to.
+
+        Args:
+            content: the notebook.
+            name: its file name.
+            only: the only lab to accept.
+
+        Raises LookupError with the reason.
+        """
         if not content.strip():
             raise LookupError("it is empty")
         inside = _names(content)
@@ -33,18 +42,23 @@ class Labs:
         best = [lab for lab, share in shares.items() if share == most and most]
         named = [lab for lab in self.cells if _is_called(name, lab)]
         candidates = [lab for lab in best if lab in named] or best or named
-        if wanted and wanted in candidates:
-            return wanted
-        if len(candidates) == 1 and wanted is None:
+        if only and only in candidates:
+            return only
+        if len(candidates) == 1 and only is None:
             return candidates[0]
         if not candidates:
             raise LookupError("its cells are of no lab, nor is it called as one")
         raise LookupError(f"it is of {' or '.join(candidates)}"
-                          + (f", not {wanted}" if wanted else ": name one with --lab"))
+                          + (f", not {only}" if only else ": name one with --lab"))
 
 
 def _cells(course: Course, lab: str) -> set[str]:
-    """Names in the lab's source, here or in the checkout."""
+    """Return the names of the cells in the lab's source, here or in the checkout.
+
+    Args:
+        course: the course.
+        lab: the lab's name.
+    """
     for path in (course.notebook("source", lab), course.source_of(lab) / f"{lab}.ipynb"):
         if path.is_file():
             return _names(path.read_bytes()[:LARGEST])
@@ -52,8 +66,8 @@ def _cells(course: Course, lab: str) -> set[str]:
 
 
 def _names(content: bytes) -> set[str]:
-    found = itertools.islice(_NAME.finditer(content), MOST_NAMES)
-    return {match[1].decode(errors="replace") for match in found}
+    matches = itertools.islice(_NAME.finditer(content), MOST_NAMES)
+    return {match[1].decode(errors="replace") for match in matches}
 
 
 def _is_called(name: str, lab: str) -> bool:

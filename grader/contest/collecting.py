@@ -6,9 +6,9 @@ import datetime
 from collections import defaultdict
 from pathlib import Path
 
-from grader.collect.collecting import Line
+from grader.collect.collecting import CollectedFile
 from grader.collect.layouts import Claim, layout_of
-from grader.collect.sources import File, Refused, Source, opened
+from grader.collect.sources import File, FileRefused, Source, opened
 from grader.contest import submissions
 from grader.contest.standings import roster_of
 from grader.course import Course, receipts
@@ -25,7 +25,7 @@ Candidate = tuple[File, Claim]
 
 
 def collect(course: Course, contest: Contest, source: Path, *,
-            received: datetime.datetime | None = None, as_is: bool = False) -> list[Line]:
+            received: datetime.datetime | None = None, as_is: bool = False) -> list[CollectedFile]:
     """Take one file per student; every file of the source is taken, or listed with a reason.
 
     Args:
@@ -42,7 +42,7 @@ def collect(course: Course, contest: Contest, source: Path, *,
         raise LabError("the roster is empty: fill it with `lab roster import students.csv`, or "
                        "pass --as-is to take folder names as the students' ids")
     moment, said_by = received or now(), "--received" if received else "when it was collected"
-    with course.held(), opened(source) as files:
+    with course.locked(), opened(source) as files:
         lines, candidates = _group_by_student(files, roster, as_is)
         for student, group in sorted(candidates.items()):
             chosen, refused = _choose(contest, student, group)
@@ -53,7 +53,7 @@ def collect(course: Course, contest: Contest, source: Path, *,
 
 
 def _group_by_student(source: Source, roster: Roster, as_is: bool
-          ) -> tuple[list[Line], dict[str, list[Candidate]]]:
+          ) -> tuple[list[CollectedFile], dict[str, list[Candidate]]]:
     """Return the files refused by name, and the Python files by student.
 
     Args:
@@ -64,21 +64,21 @@ def _group_by_student(source: Source, roster: Roster, as_is: bool
     lines, python_files, candidates = [], [], defaultdict(list)
     for file in source.files():
         if file.problem:
-            lines.append(Line(file.path, why=file.problem))
+            lines.append(CollectedFile(file.path, why=file.problem))
         elif file.path.lower().endswith(".py"):
             python_files.append(file)
     layout = layout_of([file.path for file in python_files], roster, as_is=as_is, pattern=None)
     for file in python_files:
         claim = layout(file.path)
         if claim.problem:
-            lines.append(Line(file.path, claim.student, why=claim.problem))
+            lines.append(CollectedFile(file.path, claim.student, why=claim.problem))
         else:
             candidates[claim.student].append((file, claim))
     return lines, candidates
 
 
 def _choose(contest: Contest, student: str, group: list[Candidate]
-            ) -> tuple[Candidate | None, list[Line]]:
+            ) -> tuple[Candidate | None, list[CollectedFile]]:
     """Return the file to take: the one with the contest's name, else the only or the newest one.
 
     Args:
@@ -89,25 +89,25 @@ def _choose(contest: Contest, student: str, group: list[Candidate]
     names = {claim.said for _, claim in group}
     if len(names) > 1:
         why = f"more than one may be {student}: {', '.join(sorted(names))}"
-        return None, [Line(file.path, student, why=why) for file, _ in group]
+        return None, [CollectedFile(file.path, student, why=why) for file, _ in group]
     newest = max(claim.serial for _, claim in group)
     group = [one for one in group if one[1].serial == newest]
     named = [one for one in group if one[1].name == contest.file] or group
     if len(named) > 1:
         why = f"{len(group)} Python files, and none is called {contest.file}"
-        return None, [Line(file.path, student, why=why) for file, _ in group]
+        return None, [CollectedFile(file.path, student, why=why) for file, _ in group]
     return named[0], []
 
 
 def _take(course: Course, contest: Contest, source: Source, candidate: Candidate,
-          moment: datetime.datetime, said_by: str) -> Line:
+          moment: datetime.datetime, said_by: str) -> CollectedFile:
     file, claim = candidate
     label = submissions.label(contest)
     path = submissions.folder(course, contest) / claim.student / contest.file
     try:
         content = source.read(file)
         if problem := problem_of(content):
-            raise Refused(problem)
+            raise FileRefused(problem)
         before = submissions.read(course, contest, claim.student)
         if before is not None:  # perhaps put there by hand
             submissions.register(course, contest, claim.student, before)
@@ -120,8 +120,8 @@ def _take(course: Course, contest: Contest, source: Source, candidate: Candidate
                                          lms_late=claim.late))
         if is_new:
             put_whole(path, content)
-    except (Refused, Unusable, OSError) as error:
-        return Line(file.path, claim.student, why=str(error))
+    except (FileRefused, Unusable, OSError) as error:
+        return CollectedFile(file.path, claim.student, why=str(error))
     when = submissions.versions(course, contest, claim.student)[digest]
-    return Line(file.path, claim.student, contest.name, "new" if is_new else "same",
-                "the LMS calls it late" * claim.late, when.isoformat())
+    return CollectedFile(file.path, claim.student, contest.name, "new" if is_new else "same",
+                         "the LMS calls it late" * claim.late, when.isoformat())

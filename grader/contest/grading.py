@@ -51,7 +51,7 @@ def grade(course: Course, contest: Contest, done: Callable[[Played], None],
     settings = settings_of(course.settings())
     drawn = secret.cases(course, contest)
     made_with = secret.digest(contest, drawn, settings)
-    with course.held():
+    with course.locked():
         store.tidy(course, contest)
         refused = register_submissions(course, contest)
         tasks = versions_to_play(course, contest, made_with)

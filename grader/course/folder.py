@@ -1,4 +1,4 @@
-"""The course folder: laid out as nbgrader wants it, its sources as in the checkout."""
+"""The course folder, in nbgrader's layout; its sources are in the layout of the checkout."""
 
 from __future__ import annotations
 
@@ -32,19 +32,21 @@ FOLDERS = ("source", "release", "submitted", "autograded", "feedback")
 
 
 def default_root() -> Path:
-    """$LAB_COURSE, else `course/` in the checkout. Absolute; may not exist yet."""
+    """Return $LAB_COURSE, or `course/` in the checkout, as an absolute path that may not exist
+    yet."""
     return Path(os.environ.get("LAB_COURSE") or CHECKOUT / "course").absolute()
 
 
 @dataclass(frozen=True)
 class Course:
-    """Paths and names; every method reads the folder as it is now."""
+    """Paths and names in a course folder; every method reads its current state."""
 
     root: Path
     sources: Path = OUR_SOURCES
 
     def make(self) -> None:
-        """Lay out the folder; what is there stays. Raises LabError when it cannot be written."""
+        """Create the folders and files that are missing. Raises LabError when they cannot be
+        written."""
         try:
             for folder in FOLDERS:
                 (self.root / folder).mkdir(parents=True, exist_ok=True)
@@ -66,25 +68,34 @@ class Course:
         return self.root / "secret"
 
     def notebook(self, step: str, lab: str, student: str = ".") -> Path:
-        """Where nbgrader has a lab's notebook: `step` is source, release, submitted, ..."""
+        """Return the path of a lab's notebook.
+
+        Args:
+            step: source, release, submitted, autograded, or feedback.
+            lab: the lab's name.
+            student: the student's id.
+        """
         return self.root / step / student / lab / f"{lab}.ipynb"
 
     def settings(self) -> Config:
-        """The folder's nbgrader_config.py, read. Raises LabError when it does not load ours."""
+        """Return the configuration in nbgrader_config.py. Raises LabError when it does not load
+        ours."""
         try:
-            found = PyFileConfigLoader(self.config_file.name, path=str(self.root)).load_config()
+            config = PyFileConfigLoader(self.config_file.name, path=str(self.root)).load_config()
         except Exception as error:  # it is a program: anything may come out of it
             raise LabError(f"{self.config_file}: {type(error).__name__}: {error}") from error
-        if "sanitize_preprocessors" not in found.Autograde:
+        if "sanitize_preprocessors" not in config.Autograde:
             raise LabError(f"{self.config_file} does not load the course's settings; put these "
                            f"lines at its top:\n{CONFIG}")
-        found.CourseDirectory.root = str(self.root)
-        return found
+        config.CourseDirectory.root = str(self.root)
+        return config
 
     def source_of(self, lab: str) -> Path:
-        """Return the folder that `lab build` makes of a lab: an author's own (LAB_LABS, or where
-        the lab was released from), else the checkout's. It may not exist. Raises LabError if both
-        have a lab of this name."""
+        """Return the folder that `lab build` creates for a lab. It may not exist.
+
+        It belongs to an author's own labs (LAB_LABS, or where the lab was released from) or else to
+        the checkout. Raises LabError if both have a lab of this name.
+        """
         own, ours = self.labs_folder(lab), self.sources / lab
         if own is None:
             return ours
@@ -101,7 +112,7 @@ class Course:
         return None
 
     def labs(self) -> list[str]:
-        """Names of the labs that have a source: here, in LAB_LABS, or in the checkout."""
+        """Return the names of the labs with a source: here, in LAB_LABS, or in the checkout."""
         own = own_labs.folder()
         folders = [self.sources, self.root / "source"]
         folders += [own / "grader" / "source"] if own else []
@@ -109,13 +120,19 @@ class Course:
                        if path.stem == path.parent.name})
 
     def students(self, lab: str | None = None) -> list[str]:
-        """Names of the folders in submitted/; with `lab`, those that have a folder for it."""
+        """Return the names of the folders in submitted/; with `lab`, those that have a folder for
+        it."""
         return sorted(path.name for path in (self.root / "submitted").iterdir()
                       if path.is_dir() and not path.name.startswith(".")
                       and (lab is None or self.submitted(lab, path.name)))
 
     def submitted(self, lab: str, student: str) -> bool:
-        """Whether there is anything of that name, which need not be readable."""
+        """Return whether the student submitted anything for the lab, readable or not.
+
+        Args:
+            lab: the lab's name.
+            student: the student's id.
+        """
         try:
             os.lstat(self.root / "submitted" / student / lab)
         except (FileNotFoundError, NotADirectoryError):
@@ -125,8 +142,14 @@ class Course:
         return True
 
     def digest(self, lab: str, student: str) -> str:
-        """SHA-256 of the submitted notebook, hex; empty when there is none, or none that can be
-        read. Of a larger file than any that is graded: of its beginning."""
+        """Return the SHA-256, in hex, of the submitted notebook; empty if none can be read.
+
+        Of a file that is too large to be graded, only the beginning is read.
+
+        Args:
+            lab: the lab's name.
+            student: the student's id.
+        """
         path = self.notebook("submitted", lab, student)
         try:
             if not path.is_file():
@@ -137,22 +160,27 @@ class Course:
             return ""
 
     def digest_of_lab(self, lab: str) -> str:
-        """SHA-256 of the lab's folder in source/, hex; empty when there is none."""
+        """Return the SHA-256, in hex, of the lab's folder in source/; empty if there is none."""
         return digest_of_folder(self.root / "source" / lab)
 
     def seed(self, lab: str, student: str, digest: str | None = None) -> str:
-        """What this submission's hidden cases are drawn from: repeatable, and nobody's guess.
-        `digest`: of the bytes that are graded, if they are not those on disk."""
+        """Return the seed of this submission's hidden cases, which is repeatable and cannot be
+        guessed.
+
+        Args:
+            lab: the lab's name.
+            student: the student's id.
+            digest: of the bytes that are graded, if they are not the ones on disk.
+        """
         digest = self.digest(lab, student) if digest is None else digest
         text = "\0".join([lab, student, digest])
         key = self.secret_file.read_bytes()
         return hmac.new(key, text.encode(errors="surrogateescape"), hashlib.sha256).hexdigest()
 
-    def bring_source(self, lab: str) -> bool:
-        """Copy a lab's source here, if it is another, and remember where it came from. Whether
-        source/ changed.
+    def copy_source(self, lab: str) -> bool:
+        """Copy a lab's source into the course if it has changed; return whether it had.
 
-        Raises LabError when somebody edited the copy: it is theirs to keep or to throw away.
+        Raises LabError when somebody edited the copy, so that no edit is lost.
         """
         ours, copy = self.source_of(lab), self.root / "source" / lab
         stamps = self.root / "source" / ".copied.json"
@@ -180,8 +208,8 @@ class Course:
         return True
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """One batch at a time. Raises LabError when another one runs."""
+    def locked(self) -> Iterator[None]:
+        """Lock the course for one batch. Raises LabError when another one is running."""
         with open(self.root / ".grading.lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -191,20 +219,20 @@ class Course:
 
 
 def read_stamps(path: Path) -> dict[str, str]:
-    """Digests by lab. Raises LabError when the file is damaged."""
+    """Return digests by lab. Raises LabError when the file is damaged."""
     try:
-        found = json.loads(path.read_text()) if path.exists() else {}
+        stamps = json.loads(path.read_text()) if path.exists() else {}
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        stamps = None
+    if not isinstance(stamps, dict):
         raise LabError(f"{path} is damaged: remove it, then grade again")
-    return found
+    return stamps
 
 
 def digest_of_folder(folder: Path) -> str:
-    """SHA-256 over names and contents, hex; empty when there is no such folder.
+    """Return the SHA-256, in hex, of a folder's names and contents; empty if it does not exist.
 
-    What JupyterLab leaves behind when somebody saves a notebook does not count.
+    JupyterLab's checkpoints do not count.
     """
     if not folder.is_dir():
         return ""
@@ -217,7 +245,14 @@ def digest_of_folder(folder: Path) -> str:
 
 
 def require_known(kind: str, name: str, known: Iterable[str], where: str) -> None:
-    """Raises LabError that names the nearest known one."""
+    """Raise LabError, naming the nearest known name, unless the name is known.
+
+    Args:
+        kind: what it names, for the message.
+        name: the name.
+        known: all names.
+        where: where they come from, for the message.
+    """
     known = list(known)
     if name in known:
         return

@@ -1,4 +1,4 @@
-"""grading.log: what nbgrader and the workers say, out of the way of our lines."""
+"""grading.log: the messages of nbgrader and the workers, kept out of our own output."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from grader.course.folder import Course
 from labcore.terminal import visible
 
 
-class Plain(logging.Formatter):
-    """Messages that may quote students, fit for the terminal on which the file is read."""
+class PrintableFormatter(logging.Formatter):
+    """Formats messages, which may quote students, so that they are safe to print on a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record), keep="\n\t")
@@ -27,10 +27,10 @@ def log_file(course: Course) -> Path:
 
 @contextlib.contextmanager
 def logging_to(course: Course) -> Iterator[None]:
-    """What nbgrader says goes into a file of the course folder, not between our lines."""
+    """Send nbgrader's messages to a file of the course folder."""
     logger = get_logger()
     handler = logging.FileHandler(log_file(course))
-    handler.setFormatter(Plain("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
     before = logger.handlers[:], logger.level, logger.propagate
     logger.handlers[:], logger.propagate = [handler], False
     logger.setLevel(logging.INFO)

@@ -1,4 +1,4 @@
-"""Names that mean the same on every disk and every screen; reasons for refusing the others."""
+"""Names that are safe on every disk and screen, and reasons for refusing others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)  #
 
 
 def problem_of(path: str) -> str:
-    """Why a path of an archive or a folder is not taken; "" if it is."""
+    """Return why a path of an archive or a folder is not taken; empty if it is."""
     parts = path.split("/")
     if path.startswith("/") or re.match(r"[A-Za-z]:", path):
         return "an absolute path"
@@ -25,7 +25,7 @@ def problem_of(path: str) -> str:
 
 
 def problem_of_part(name: str) -> str:
-    """Why one name between two slashes is not taken; "" if it is."""
+    """Return why one part of a path is not taken; empty if it is."""
     if not name or name == ".":
         return "an empty name"
     kinds = {unicodedata.category(letter) for letter in name}
@@ -45,7 +45,7 @@ def problem_of_part(name: str) -> str:
 
 
 def problem_of_id(student: str) -> str:
-    """Why this is no student's id: it becomes a folder, and a cell in tables."""
+    """Return why this cannot be a student's id, which becomes a folder and a cell in tables."""
     if len(student) > LONGEST_ID:
         return f"more than {LONGEST_ID} characters"
     if "/" in student or student.startswith("."):
@@ -55,11 +55,11 @@ def problem_of_id(student: str) -> str:
     return problem_of_part(student)
 
 
-def composed(text: str) -> str:
-    """Return a name in the one spelling that we keep: accents and letters composed (NFC)."""
+def normalized(text: str) -> str:
+    """Return a name in Unicode's composed form (NFC)."""
     return unicodedata.normalize("NFC", text)
 
 
 def key_of(path: str) -> str:
-    """Equal for names that some disk takes for one."""
-    return composed(composed(path).casefold())
+    """Return a key that is equal for names that some disk treats as one."""
+    return normalized(normalized(path).casefold())

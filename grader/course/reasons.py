@@ -1,4 +1,4 @@
-"""Why a submission cannot be graded, in one line for the instructor."""
+"""Reasons why a submission cannot be graded, in one line for the instructor."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ STOPPED = "stopped while it was graded"
 
 
 class Unusable(Exception):
-    """A submission that cannot be graded; its text is the reason, for the instructor's table."""
+    """Raised when a submission cannot be graded; its text is the reason for the instructor's
+    table."""
 
 
 def explain(error: BaseException) -> str:
-    """One line for the instructor."""
+    """Return one line for the instructor."""
     if isinstance(error, KeyboardInterrupt):
         return STOPPED
     text = " ".join(str(error).split()) or type(error).__name__

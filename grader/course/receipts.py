@@ -1,7 +1,7 @@
-"""When what came in: course/received/receipts.jsonl, to which lines are only ever added.
+"""Times of receipt: course/received/receipts.jsonl, to which lines are only appended.
 
-A student can write any file that is handed in, and its times; none of that is looked at. A line
-holds what the server's side said when it was collected.
+A student can write any submitted file and its times, so none of them count. A line has the server's
+time from when the submission was collected.
 """
 
 from __future__ import annotations
@@ -22,16 +22,25 @@ from labcore.errors import LabError
 
 @dataclass(frozen=True)
 class Receipt:
-    """One version of one student's lab."""
+    """The receipt of one version of one student's lab.
+
+    Attributes:
+        digest: SHA-256 of the notebook, in hex.
+        when: ISO 8601, UTC.
+        said_by: the source of the time.
+        source: distinguishes submissions of equal bytes, where the source can.
+        file: the file's original name.
+        serial: larger is newer among those of one time.
+    """
 
     student: str
     lab: str
-    digest: str  # SHA-256 of the notebook, hex
-    when: str  # ISO 8601, UTC
-    said_by: str  # what the time rests on
-    source: str = ""  # what tells two hand-ins of equal bytes apart, where the source has that
-    file: str = ""  # as it was called there
-    serial: int = 0  # among those of one time: newer is larger
+    digest: str
+    when: str
+    said_by: str
+    source: str = ""
+    file: str = ""
+    serial: int = 0
     lms_late: bool = False
 
     @property
@@ -48,8 +57,11 @@ def file_of(course: Course) -> Path:
 
 
 def read(course: Course) -> dict[tuple[str, str], list[Receipt]]:
-    """By (student, lab), oldest version first. A later line for the same version corrects an
-    earlier one. Raises LabError when a line is damaged."""
+    """Return receipts by (student, lab), oldest version first; a later line corrects an earlier
+    one.
+
+    Raises LabError when a line is damaged.
+    """
     path = file_of(course)
     try:
         status = path.stat()
@@ -67,7 +79,7 @@ def _read(path: Path, changed: int, size: int) -> dict[tuple[str, str], list[Rec
             continue
         receipt = _parsed(line)
         if receipt is None:
-            raise LabError(f"{path}, line {number} is damaged: mend it from a backup, or remove "
+            raise LabError(f"{path}, line {number} is damaged: restore it from a backup, or remove "
                            "the line and collect that submission again")
         versions[receipt.student, receipt.lab, receipt.digest, receipt.source] = receipt
     result: dict[tuple[str, str], list[Receipt]] = {}
@@ -87,7 +99,12 @@ def _parsed(line: bytes) -> Receipt | None:
 
 
 def add(course: Course, receipt: Receipt) -> None:
-    """Append one line, and wait until it is on the disk."""
+    """Append one line, and wait until it is on the disk.
+
+    Args:
+        course: the course.
+        receipt: the receipt.
+    """
     path = file_of(course)
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(asdict(receipt)).encode() + b"\n"
@@ -108,17 +125,25 @@ def add(course: Course, receipt: Receipt) -> None:
 
 
 def _unfinished(file: int, size: int) -> int:
-    """Bytes behind the last newline."""
+    """Return the number of bytes after the last newline.
+
+    Args:
+        file: the descriptor.
+        size: the file's size.
+    """
     tail = os.pread(file, min(size, 100_000), max(0, size - 100_000))
     return len(tail) - tail.rfind(b"\n") - 1
 
 
 def receipt_for(submission: Submission) -> Receipt | None:
-    """Of its version: the first of its last unbroken run. So who hands the same
-    file in again is not late for it, and who goes back to an older version is as late as then."""
-    found = read(submission.course).get((submission.student, submission.lab), [])
+    """Return the first receipt of the submission's version since another version came in.
+
+    A student who submits the same file again does not become late, and one who returns to an older
+    version is as late as the last time it was submitted.
+    """
+    received = read(submission.course).get((submission.student, submission.lab), [])
     result = None
-    for receipt in reversed(found):
+    for receipt in reversed(received):
         if receipt.digest == submission.digest:
             result = receipt
         elif result:

@@ -1,4 +1,4 @@
-"""When a submission came in: by its receipt, or by the time of its file on this disk."""
+"""A submission's time of receipt, from its receipt or from the time of its file on this disk."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from grader.course.receipts import receipt_for
 from grader.course.submission import Submission
 
 
-def stamped(submission: Submission) -> datetime.datetime | None:
-    """When it came in, for the gradebook, which late penalties go by: what the receipt of
-    `lab collect` says. For a notebook that was put there by hand: its time on this disk, or
-    nbgrader's timestamp.txt beside it if that is later. None without a notebook.
+def receipt_time(submission: Submission) -> datetime.datetime | None:
+    """Return the time of receipt for the gradebook and its late penalties; None without a notebook.
 
-    Students can write both, but not a time after you copied the file; so a forged early stamp does
-    not help, and none at all neither. Raises Unusable when timestamp.txt is no time.
+    It comes from the receipt of `lab collect`. For a notebook that was put there by hand, it is the
+    file's time on this disk, or nbgrader's timestamp.txt beside it if that is later. Students can
+    write both, but not a time after you copied the file, so forging or omitting an early time does
+    not help. Raises Unusable when timestamp.txt is not a time.
     """
     path = submission.notebook()
     if receipt := receipt_for(submission):
@@ -38,19 +38,19 @@ def stamped(submission: Submission) -> datetime.datetime | None:
     try:
         when = parse_utc(text).replace(tzinfo=datetime.UTC) if text else None
     except Exception as error:  # dateutil lets all kinds of them out
-        raise Unusable(f"timestamp.txt says {text!r}, which is no time: remove it, or write one as "
-                       "2026-01-31 12:00:00 UTC") from error
+        raise Unusable(f"timestamp.txt says {text!r}, which is not a time: remove it, or write "
+                       "one as 2026-01-31 12:00:00 UTC") from error
     return max(when, _on_disk(path)) if when else _on_disk(path)
 
 
 def received(submission: Submission) -> str:
-    """When it came in, UTC, for people: also where nothing but the disk's time is known."""
+    """Return the time of receipt in UTC for people, even if only the disk's time is known."""
     path = submission.notebook()
     if not os.path.isfile(path):  # also where nobody may look
         return ""
     when = None
     with contextlib.suppress(Unusable):  # which its reason says
-        when = stamped(submission)
+        when = receipt_time(submission)
     return (when or _on_disk(path)).isoformat(timespec="seconds")
 
 

@@ -1,6 +1,6 @@
-"""The record of a submission, attempts/STUDENT/LAB.json: whether it is graded, and why not if not.
+"""The record of a submission, attempts/STUDENT/LAB.json: whether it is graded, and if not, why.
 
-nbgrader knows scores only: a crash is a 0 there, or last week's score.
+nbgrader only knows scores: after a crash it shows a 0, or last week's score.
 """
 
 from __future__ import annotations
@@ -32,12 +32,18 @@ class Record:
 
 
 def now() -> str:
-    """The time in UTC, as records have it."""
+    """Return the current time in UTC, in the format of records."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def save_record(path: Path, record: Record) -> None:
-    """Write it whole; a damaged one is kept beside it, since a person's scores may be in it."""
+    """Write a record atomically; a damaged one is kept beside it, because it may have manual
+    scores.
+
+    Args:
+        path: the file.
+        record: the record.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and read_record(path) is None:
         kept = path.with_name(path.name + ".damaged")
@@ -47,32 +53,38 @@ def save_record(path: Path, record: Record) -> None:
 
 
 def read_record(path: Path) -> Record | None:
-    """The record in a file; None when the file is missing or damaged."""
+    """Return the record in a file; None when the file is missing or damaged."""
     try:
-        found = Record(**json.loads(path.read_text()))
+        record = Record(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
     kinds = {"str": str, "list[str]": list, "list[dict[str, Any]]": list, "dict[str, Any]": dict}
-    sound = all(isinstance(getattr(found, one.name), kinds[one.type]) for one in fields(Record)
-                ) and all(isinstance(word, str) for word in (*found.notes, *found.unscored)
-                          ) and all(isinstance(one, dict) for one in found.history)
-    return found if sound else None
+    sound = all(isinstance(getattr(record, one.name), kinds[one.type]) for one in fields(Record)
+                ) and all(isinstance(word, str) for word in (*record.notes, *record.unscored)
+                          ) and all(isinstance(one, dict) for one in record.history)
+    return record if sound else None
 
 
-def with_this(before: Record | None, digest: str, **entry: Any) -> list[dict[str, Any]]:
-    """The history with this attempt in it: one entry for each notebook that was submitted, in the
-    order in which they were first graded. `entry`: at, received, state, score, and settled when
-    it is about to be followed by another (byhand.with_final_score)."""
-    found = list(before.history) if before else []
+def updated_history(before: Record | None, digest: str, **entry: Any) -> list[dict[str, Any]]:
+    """Return the history with this attempt: one entry per submitted notebook, in the order of
+    grading.
+
+    Args:
+        before: the record so far.
+        digest: of the notebook.
+        **entry: at, received, state, score, and settled when it is about to be followed by another
+        (byhand.with_final_score).
+    """
+    history = list(before.history) if before else []
     new = {"digest": digest, **entry}
-    for index, one in enumerate(found):
+    for index, one in enumerate(history):
         if one.get("digest") == digest:
-            found[index] = new
-            return found
-    return [*found, new]
+            history[index] = new
+            return history
+    return [*history, new]
 
 
-def number(record: Record | None) -> int:
-    """Which attempt the record is about, from 1; 0 before the first."""
+def attempt_number(record: Record | None) -> int:
+    """Return the number of the attempt that the record is about, from 1; 0 before the first."""
     digests = [one.get("digest") for one in record.history] if record else []
     return digests.index(record.digest) + 1 if record and record.digest in digests else 0

@@ -1,4 +1,4 @@
-"""The class: nbgrader's table of students, how it is filled, and who is meant by a name."""
+"""The class: nbgrader's table of students, its import and export, and whom a name refers to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nbgrader.api import Gradebook
 
-from grader.course.names import composed, key_of, problem_of_id
+from grader.course.names import key_of, normalized, problem_of_id
 from grader.course.spreadsheet import harmless, original
 from labcore.errors import LabError
 from labcore.terminal import visible
@@ -22,7 +22,7 @@ LARGEST = 10_000_000  # bytes of a file
 
 @dataclass(frozen=True)
 class Person:
-    """A student; the columns of a roster file. Empty: not known."""
+    """A student; the columns of a roster file. Unknown fields are empty."""
 
     id: str
     first_name: str = ""
@@ -44,14 +44,16 @@ COLUMNS = [field.name for field in fields(Person)]
 
 
 def people(book: Gradebook) -> list[Person]:
-    """All students of the gradebook, by id."""
+    """Return all students of the gradebook, by id."""
     return sorted((Person(*(getattr(student, column) or "" for column in COLUMNS))
                    for student in book.students), key=lambda person: person.id)
 
 
 def read_file(path: Path) -> tuple[list[Person], list[str]]:
-    """The people in a CSV file, and what else to know. Raises LabError that names every bad line,
-    so that nothing is imported from a file that is not right."""
+    """Return the people in a CSV file, and notes.
+
+    Raises LabError that names every bad line, so that no faulty file is imported in part.
+    """
     text, notes = _decoded(path)
     rows, where = _rows(text, path)
     if not rows:
@@ -64,27 +66,27 @@ def read_file(path: Path) -> tuple[list[Person], list[str]]:
         raise LabError(f"{path}, line 1: a column is there twice: {','.join(header)}")
     others = [name for name in header if name not in COLUMNS]
     notes += [f"columns that are not used: {', '.join(map(visible, others))}"] * bool(others)
-    found, problems = [], []
+    numbered, problems = [], []
     for row, line in zip(rows[1:], where[1:], strict=True):
         if not any(cell.strip() for cell in row):
             continue
         person, problem = _person(header, row)
         problems += [f"line {line}: {problem}"] * bool(problem)
-        found.append((line, person))
-    problems += _twice(found)
+        numbered.append((line, person))
+    problems += _duplicates(numbered)
     if problems:
         more = [f"and {len(problems) - MOST_SHOWN} more"] * (len(problems) > MOST_SHOWN)
         raise LabError(f"{path}: nothing was imported:\n  "
                        + "\n  ".join(problems[:MOST_SHOWN] + more))
-    if not found:
+    if not numbered:
         raise LabError(f"{path} has a line of columns, but no student below it")
-    return [person for _, person in found], notes
+    return [person for _, person in numbered], notes
 
 
 def _decoded(path: Path) -> tuple[str, list[str]]:
     content = path.read_bytes()
     if len(content) > LARGEST:
-        raise LabError(f"{path} has {len(content) / 1e6:.0f} MB; a roster has at the most "
+        raise LabError(f"{path} has {len(content) / 1e6:.0f} MB; a roster has at most "
                        f"{LARGEST / 1e6:.0f}")
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):  # Excel's "Unicode text"
         encodings = ["utf-16"]
@@ -120,8 +122,8 @@ def _rows(text: str, path: Path) -> tuple[list[list[str]], list[int]]:
 def _person(header: list[str], row: list[str]) -> tuple[Person, str]:
     if len(row) != len(header):
         return Person(""), f"{len(row)} cells, but {len(header)} columns"
-    cells = {name: composed(original(cell.strip())) for name, cell in zip(header, row, strict=True)
-             if name in COLUMNS}
+    cells = {name: normalized(original(cell.strip()))
+             for name, cell in zip(header, row, strict=True) if name in COLUMNS}
     person = Person(**cells)
     if not person.id:
         return person, "no id"
@@ -137,11 +139,11 @@ def _person(header: list[str], row: list[str]) -> tuple[Person, str]:
     return person, ""
 
 
-def _twice(found: list[tuple[int, Person]]) -> list[str]:
+def _duplicates(numbered: list[tuple[int, Person]]) -> list[str]:
     problems = []
     for column in ("id", "lms_user_id"):
         lines: dict[str, int] = {}
-        for line, person in found:
+        for line, person in numbered:
             value = getattr(person, column)
             if value and key_of(value) in lines:
                 problems.append(f"line {line}: {column} {value!r} is there already, in line "
@@ -151,7 +153,13 @@ def _twice(found: list[tuple[int, Person]]) -> list[str]:
 
 
 def add(book: Gradebook, new: list[Person]) -> tuple[int, int]:
-    """Write them into the gradebook; an empty cell leaves what is there. (added, changed).
+    """Write students into the gradebook; return (number added, number changed).
+
+    An empty cell keeps the current value.
+
+    Args:
+        book: the gradebook.
+        new: the students.
 
     Raises LabError before anything is written when an LMS id belongs to somebody else.
     """
@@ -178,39 +186,48 @@ def add(book: Gradebook, new: list[Person]) -> tuple[int, int]:
     return len(coming - set(before)), changed
 
 
-def write_csv(found: list[Person]) -> str:
-    """A roster file, which spreadsheets take for text and `read_file` reads again."""
+def write_csv(everybody: list[Person]) -> str:
+    """Return a roster file that spreadsheets treat as text and `read_file` can read."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(COLUMNS)
-    table.writerows([harmless(value) for value in asdict(person).values()] for person in found)
+    table.writerows([harmless(value) for value in asdict(person).values()] for person in everybody)
     return text.getvalue()
 
 
 class Roster:
-    """Who is meant by what an LMS or a folder says. Never a guess: one person, or a reason."""
+    """Finds the one person that a name in an LMS or a folder refers to, or a reason; it never
+    guesses."""
 
-    def __init__(self, found: list[Person]) -> None:
-        self.people = found
-        self.ids = {person.id: person for person in found}
+    def __init__(self, everybody: list[Person]) -> None:
+        self.people = everybody
+        self.ids = {person.id: person for person in everybody}
         self._by_key: dict[tuple[str, str], list[Person]] = {}
-        for person in found:
+        for person in everybody:
             for column in KEYS:
                 self._by_key.setdefault((column, key_of(getattr(person, column))), []).append(
                     person)
 
     def by_id(self, text: str) -> str:
-        """By id, else LMS id, e-mail or name. Raises LookupError with the reason."""
+        """Find a student by id, LMS id, email address, or name. Raises LookupError with the
+        reason."""
         for column in KEYS:
-            if found := self._by_key.get((column, key_of(text))):
-                return self._one(found, text)
+            if matches := self._by_key.get((column, key_of(text))):
+                return self._one(matches, text)
         return self.by_name(text)
 
     def by_lms(self, number: str, name: str) -> str:
-        """Canvas gives the user's number there, and lastfirst. Raises LookupError."""
-        found = [person for person in self.people if person.lms_user_id == number]
-        if found:
-            return self._one(found, number)
+        """Find a student by Canvas's user number, or else by name.
+
+        Args:
+            number: the user number.
+            name: last name and first name.
+
+        Raises LookupError.
+        """
+        matches = [person for person in self.people if person.lms_user_id == number]
+        if matches:
+            return self._one(matches, number)
         student = self.by_name(name)
         if self.ids[student].lms_user_id:
             raise LookupError(f"its name is {student}'s, whose lms_user_id is "
@@ -218,28 +235,33 @@ class Roster:
         return student
 
     def is_called(self, student: str, name: str) -> bool:
-        """Return whether that may be the student's name, where the roster has one. Canvas drops
-        letters that are not ASCII."""
+        """Return whether the roster allows this name for the student. Canvas drops non-ASCII
+        letters.
+
+        Args:
+            student: the student's id.
+            name: the name.
+        """
         known = self.ids[student].name
         return not known or any(
             strip(name) in (strip(known), strip(self.ids[student].backward_name))
             for strip in (_letters, _ascii_letters))
 
     def by_name(self, name: str) -> str:
-        """By first and last name, in either order. Raises LookupError."""
-        wanted = _letters(name)
-        found = [person for person in self.people if wanted and wanted in (
+        """Find a student by first and last name, in either order. Raises LookupError."""
+        letters = _letters(name)
+        matches = [person for person in self.people if letters and letters in (
             _letters(person.first_name + person.last_name),
             _letters(person.last_name + person.first_name))]
-        return self._one(found, name)
+        return self._one(matches, name)
 
-    def _one(self, found: list[Person], text: str) -> str:
+    def _one(self, matches: list[Person], text: str) -> str:
         shown = visible(text)
-        if not found:
+        if not matches:
             raise LookupError(f"{shown!r} is nobody on the roster")
-        if len(found) > 1:
-            raise LookupError(f"{shown!r} may be " + " or ".join(person.id for person in found))
-        return found[0].id
+        if len(matches) > 1:
+            raise LookupError(f"{shown!r} may be " + " or ".join(person.id for person in matches))
+        return matches[0].id
 
 
 def _ascii_letters(name: str) -> str:
@@ -248,6 +270,6 @@ def _ascii_letters(name: str) -> str:
 
 @functools.lru_cache(maxsize=20_000)  # every name of a class is compared with every other
 def _letters(name: str) -> str:
-    """Canvas drops all but letters, digits and _, in small letters; accents differ by disk."""
+    """Return a name's letters and digits in lowercase, like Canvas; accents differ by disk."""
     plain = unicodedata.normalize("NFKD", name).casefold()
     return "".join(letter for letter in plain if letter.isalnum())

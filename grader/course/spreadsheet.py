@@ -1,8 +1,8 @@
-"""Cells of CSV files that a spreadsheet takes for text, whatever somebody wrote into them.
+"""Escape cells of CSV files, so that a spreadsheet treats them as text.
 
-A spreadsheet runs a cell that begins with =, +, -, or @ as a formula, also behind a tab or a line
-break, and in East Asian settings in their full-width forms. A comma is not the separator
-everywhere: where it is a semicolon, a cell with one in it becomes two.
+A spreadsheet runs a cell that begins with =, +, -, or @ as a formula, also after a tab or a line
+break, and in East Asian settings in their full-width forms. Where the separator is a semicolon, a
+cell that contains one becomes two cells.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def harmless(value: str) -> str: ...
 @overload
 def harmless(value: object) -> object: ...
 def harmless(value: object) -> object:
-    """Return what to write into a cell: text with an apostrophe before what begins like a formula;
-    a number as it is; an empty cell for None."""
+    """Return a cell's value: text with an apostrophe before anything that could start a formula,
+    numbers unchanged, and an empty cell for None."""
     if isinstance(value, str):
-        return QUOTABLE.sub(lambda found: f"{found[0]}'", value)
+        return QUOTABLE.sub(lambda match: f"{match[0]}'", value)
     return "" if value is None else value
 
 
 def original(cell: str) -> str:
-    """Return the text of which `harmless` made this cell."""
-    return QUOTED.sub(lambda found: found[0][:-1], cell)
+    """Return the text from which `harmless` made this cell."""
+    return QUOTED.sub(lambda match: match[0][:-1], cell)

@@ -31,7 +31,7 @@ class Submission:
 
     @property
     def key(self) -> tuple[str, str]:
-        """(lab, student)."""
+        """The pair (lab, student)."""
         return self.lab, self.student
 
     def notebook(self, step: str = "submitted") -> Path:
@@ -40,18 +40,18 @@ class Submission:
 
     @property
     def page(self) -> Path:
-        """The page that the student gets back."""
+        """Return the path of the feedback page."""
         return self.notebook("feedback").with_suffix(".html")
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of its notebook, hex; empty when there is none that can be read."""
+        """Return the SHA-256, in hex, of its notebook; empty if none can be read."""
         return (self.course.digest(self.lab, self.student) if self.version is None
                 else self.version)
 
     @property
-    def is_there(self) -> bool:
-        """Whether anything was submitted, which need not be readable."""
+    def exists(self) -> bool:
+        """Return whether the student submitted anything, readable or not."""
         return self.course.submitted(self.lab, self.student)
 
     @property
@@ -60,8 +60,8 @@ class Submission:
 
     @cached_property
     def record(self) -> Record | None:
-        """What became of it; None before the first attempt. An ungraded record, which says so, when
-        its file is damaged."""
+        """Return its record; None before the first attempt, and an ungraded one if its file is
+        damaged."""
         if not self.record_file.exists():
             return None
         return read_record(self.record_file) or Record(
@@ -69,6 +69,6 @@ class Submission:
             f"{self.record_file} is damaged: grade it again")
 
     def save(self, record: Record) -> None:
-        """Write its record, which the next look at `record` reads again."""
+        """Write its record; `record` is then read again."""
         save_record(self.record_file, record)
         vars(self).pop("record", None)

@@ -1,7 +1,7 @@
-"""Reads what a student handed in: once, plain files only, with limits.
+"""Read a submission: once, plain files only, within limits.
 
-The bytes that are read are the bytes that are graded and whose digest is kept: whatever is done to
-the file meanwhile.
+The bytes that are read are the bytes that are graded and whose digest is stored, even if the file
+changes meanwhile.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ LINKED = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO)
 
 
 def read(path: Path) -> bytes:
-    """The notebook at submitted/STUDENT/LAB/LAB.ipynb. Raises Unusable."""
+    """Return the notebook at submitted/STUDENT/LAB/LAB.ipynb. Raises Unusable."""
     opened: list[int] = []
     try:
         for name, flags in ((path.parents[2], os.O_RDONLY | os.O_CLOEXEC),
                             (path.parents[1].name, NO_LINK), (path.parents[0].name, NO_LINK)):
             opened.append(os.open(name, flags | os.O_DIRECTORY,
                                   **({"dir_fd": opened[-1]} if opened else {})))
-        _look_through(opened[-1], MOST_DEPTH, [0, 0])
+        _require_plain_tree(opened[-1], MOST_DEPTH, [0, 0])
         return _content(opened[-1], path.name)
     except OSError as error:
         if error.errno in LINKED:
@@ -48,23 +48,28 @@ def _linked(name: str) -> Unusable:
     return Unusable(f"{line(name, 100)} is a link or a special file: only plain files are read")
 
 
-def _look_through(folder: int, depth: int, seen: list[int]) -> None:
-    """Raises Unusable where anything below is no plain file or folder, or there is too much.
-    `seen`: files so far, bytes so far."""
+def _require_plain_tree(folder: int, depth: int, seen: list[int]) -> None:
+    """Raise Unusable where anything below is not a plain file or folder, or there is too much.
+
+    Args:
+        folder: descriptor of the folder.
+        depth: the number of levels that are left.
+        seen: files so far, bytes so far.
+    """
     with os.scandir(folder) as entries:
         for entry in entries:
-            found = entry.stat(follow_symlinks=False)
+            status = entry.stat(follow_symlinks=False)
             seen[0] += 1
-            seen[1] += found.st_size
-            if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+            seen[1] += status.st_size
+            if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
                 raise _linked(entry.name)
             if seen[0] > MOST_FILES or seen[1] > MOST_TOGETHER or depth == 0:
                 raise Unusable(f"it has more than {MOST_FILES} files, {MOST_TOGETHER / 1e6:.0f} MB "
                                f"or {MOST_DEPTH} folders in folders")
-            if stat.S_ISDIR(found.st_mode):
+            if stat.S_ISDIR(status.st_mode):
                 inner = os.open(entry.name, NO_LINK | os.O_DIRECTORY, dir_fd=folder)
                 try:
-                    _look_through(inner, depth - 1, seen)
+                    _require_plain_tree(inner, depth - 1, seen)
                 finally:
                     os.close(inner)
 
@@ -77,19 +82,26 @@ def _content(folder: int, name: str) -> bytes:
         raise Unusable(f"no {name} in it" + (f"; there is {', '.join(others[:5])}" if others
                                              else "")) from error
     with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise Unusable(f"no {name} in it; it is a folder" if stat.S_ISDIR(found.st_mode)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise Unusable(f"no {name} in it; it is a folder" if stat.S_ISDIR(status.st_mode)
                            else str(_linked(name)))
         content = file.read(LARGEST + 1)
     if len(content) > LARGEST:
-        raise Unusable(f"{name} has {found.st_size / 1e6:.0f} MB; at the most {LARGEST / 1e6:.0f} "
+        raise Unusable(f"{name} has {status.st_size / 1e6:.0f} MB; at most {LARGEST / 1e6:.0f} "
                        "are read: clear its outputs")
     return content
 
 
 def parse(content: bytes, name: str) -> Any:
-    """The JSON in a notebook, of whatever form. Raises Unusable."""
+    """Return the JSON in a notebook, whatever its structure.
+
+    Args:
+        content: the file.
+        name: its name, for messages.
+
+    Raises Unusable.
+    """
     if sum(content.count(mark) for mark in (b",", b"[", b"{")) > MOST_ITEMS:
         raise Unusable(f"{name} is no notebook: more than {MOST_ITEMS:,} items; clear its outputs")
     try:

@@ -1,4 +1,4 @@
-"""Times that people write, each of which is one instant."""
+"""Parse times that people write, each of which must be one instant."""
 
 from __future__ import annotations
 
@@ -12,8 +12,15 @@ EXAMPLES = "2026-01-31 12:00 UTC, 2026-01-31T12:00+01:00 or 2026-01-31 12:00 Eur
 
 
 def parse_time(text: str, what: str) -> datetime.datetime:
-    """An instant, in UTC. `what` names the flag or the column. Raises LabError: without a zone, or
-    in the hour that a change of the clocks skips or repeats, it would be a guess."""
+    """Return an instant in UTC.
+
+    Args:
+        text: what the person wrote.
+        what: the flag or the column, for the message.
+
+    Raises LabError for a time without a zone, or in an hour that daylight saving time skips or
+    repeats, because it would be a guess.
+    """
     match = re.fullmatch(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)"
                          r" ?(Z|UTC|[+-]\d\d:?\d\d|[A-Z][A-Za-z_]+(?:/[A-Za-z0-9_+-]+)+)?",
                          text.strip())
@@ -22,7 +29,7 @@ def parse_time(text: str, what: str) -> datetime.datetime:
             raise ValueError
         time = datetime.datetime.fromisoformat(f"{match[1]}T{match[2]}")
     except ValueError:
-        raise LabError(f"{what} {text!r} is no time; write one as {EXAMPLES}") from None
+        raise LabError(f"{what} {text!r} is not a time; write one as {EXAMPLES}") from None
     if match[3] is None:
         raise LabError(f"{what} {text!r} names no time zone; write {EXAMPLES}")
     return _in_zone(time, match[3], f"{what} {text!r}")

@@ -70,7 +70,7 @@ def run_extend(arguments: argparse.Namespace) -> int:
         with gradebook(course) as book:
             granted = extensions.all_extensions(course, book).values()
             return _list_extensions(granted, arguments.words)
-    with course.held(), protected(gradebook_file(course)), gradebook(course) as book:
+    with course.locked(), protected(gradebook_file(course)), gradebook(course) as book:
         students, lab, date = _named(course, book, arguments, EXTEND_USAGE)
         due = parse_time(date, "DATE") if date else None
         extensions.extend(course, book, students, lab, due)
@@ -89,7 +89,7 @@ def run_score(arguments: argparse.Namespace) -> int:
     course = open_course()
     if _lists(course, arguments):
         return _list_scores(decisions.current(course, decisions.SCORE), arguments.words)
-    with course.held(), protected(gradebook_file(course)), gradebook(course) as book:
+    with course.locked(), protected(gradebook_file(course)), gradebook(course) as book:
         students, lab, text = _named(course, book, arguments, SCORE_USAGE)
         value = None if arguments.remove else _value(book, lab, text)
         if not arguments.remove and not arguments.why.strip():
@@ -113,7 +113,7 @@ def run_aside(arguments: argparse.Namespace) -> int:
     words, why = arguments.words, arguments.why.strip()
     if not (arguments.remove or why) and len(words) < 2:
         return _list_aside(course, decisions.current(course, decisions.ASIDE), words)
-    with course.held(), gradebook(course) as book:
+    with course.locked(), gradebook(course) as book:
         students, lab, rest = split(course, book, words, ASIDE_USAGE)
         if not students or rest:
             raise LabError(f"name students and a lab, and nothing else: {ASIDE_USAGE}")
@@ -138,7 +138,7 @@ def _require_ungraded(course, book, students: Sequence[str], lab: str) -> None:
 
     for student in students:
         submission = Submission(course, lab, student)
-        if not submission.is_there:
+        if not submission.exists:
             raise LabError(f"{student} has submitted nothing for {lab}: there is nothing to set "
                            f"aside; `lab score {student} {lab} excused` excuses a student")
         if state(submission, book)[0] == "graded":

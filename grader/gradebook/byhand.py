@@ -14,7 +14,7 @@ from typing import Any
 from nbgrader.api import Gradebook, MissingEntry
 
 from grader.course import Course, Submission
-from grader.course.record import Record, with_this
+from grader.course.record import Record, updated_history
 from grader.gradebook.records import enroll, entry_of, gradebook, net_score
 
 SET_ASIDE = "scores or comments given by hand were set aside, in attempts/"
@@ -115,7 +115,7 @@ def with_final_score(before: Record, entry: Any) -> Record:
     if not is_scored or not known or known.get("settled"):
         return before
     known = {**known, "state": "graded", "score": net_score(entry), "settled": True}
-    return replace(before, history=with_this(before, **known))
+    return replace(before, history=updated_history(before, **known))
 
 
 def reinstate(submission: Submission, entry: Any) -> tuple[dict[str, Any], str]:

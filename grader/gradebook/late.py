@@ -18,7 +18,7 @@ from traitlets import Enum, Float
 from traitlets.config import Config
 
 from grader.course import Course, Submission
-from grader.course.received import stamped
+from grader.course.received import receipt_time
 from grader.gradebook.notices import seconds_late
 from grader.gradebook.records import entry_of, gradebook, submission_of
 
@@ -64,7 +64,7 @@ class AssignPenalties(AssignLatePenalties):
                    ) -> tuple[NotebookNode, dict[str, Any]]:
         submission = submission_of(self, resources)
         with gradebook(submission.course) as book:
-            entry = entry_of(submission, book, timestamp=stamped(submission))
+            entry = entry_of(submission, book, timestamp=receipt_time(submission))
             if entry.assignment.duedate:
                 return super().preprocess(nb, resources)
             for notebook in entry.notebooks:  # of a due date that was there before
@@ -103,7 +103,7 @@ def recalculate_penalty(submission: Submission, settings: Config, book: Gradeboo
         book: the gradebook.
     """
     entry = book.find_submission(*submission.key)
-    before, when = entry.late_submission_penalty or 0.0, stamped(submission)
+    before, when = entry.late_submission_penalty or 0.0, receipt_time(submission)
     entry.timestamp = when and when.replace(tzinfo=None)  # as the gradebook has it: UTC
     for notebook in entry.notebooks:
         penalize(settings, entry, notebook, submission.student)

@@ -82,7 +82,7 @@ def state(submission: Submission, book: Gradebook | None = None) -> tuple[str, s
     if (record and record.state == "ungraded" and record.digest == digest
             and not _scored_by_hand(submission, book)):
         return "ungraded", record.reason
-    if not submission.is_there:
+    if not submission.exists:
         return "ungraded", NOTHING_SUBMITTED
     if record is None or not submission.notebook("autograded").exists():
         return "ungraded", "not graded yet"

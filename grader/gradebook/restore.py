@@ -65,7 +65,7 @@ def exclusive_access(course: Course, path: Path) -> Iterator[None]:
 
     Raises LabError while another command or formgrader uses the gradebook.
     """
-    with course.held(), _without_formgrader(course):
+    with course.locked(), _without_formgrader(course):
         if processes := holders(path):
             raise LabError(f"{path} is in use by {'; '.join(processes)}: close it first")
         if path.is_file():

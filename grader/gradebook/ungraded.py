@@ -11,7 +11,7 @@ from nbgrader.api import Gradebook, MissingEntry
 from grader.course import Submission
 from grader.course.reasons import explain
 from grader.course.received import received
-from grader.course.record import Record, now, with_this
+from grader.course.record import Record, now, updated_history
 from grader.gradebook import byhand
 from grader.gradebook.records import enroll, gradebook
 
@@ -40,8 +40,8 @@ def leave_ungraded(submission: Submission, reason: str, book: Gradebook | None =
             if before and before.digest != submission.digest:
                 before = byhand.with_final_score(before, entry)
     aside, of = byhand.merged(before, values)
-    history = with_this(before, submission.digest, at=now(), received=received(submission),
-                        state="ungraded", score=None)
+    history = updated_history(before, submission.digest, at=now(), received=received(submission),
+                              state="ungraded", score=None)
     notes = [*notes, *byhand.set_aside_notes(aside)]
     record = Record("ungraded", submission.digest, reason, notes, now(), aside, of,
                     attempt=attempt, history=history)

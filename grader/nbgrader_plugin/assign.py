@@ -52,7 +52,7 @@ def release(course: Course, lab: str) -> bool:
     """Bring source/ up to date and generate the assignment from it; whether there was anything to
     do. Raises LabError."""
     require_finished(course, lab)
-    changed = course.bring_source(lab)
+    changed = course.copy_source(lab)
     made, source = course.notebook("release", lab), course.notebook("source", lab)
     stamps = course.root / "release" / ".made.json"
     digest, before = course.digest_of_lab(lab), read_stamps(stamps)

@@ -18,8 +18,8 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 
 from grader.course import Course, Submission
 from grader.course.reasons import Unusable
-from grader.course.received import received, stamped
-from grader.course.record import Record, now, with_this
+from grader.course.received import receipt_time, received
+from grader.course.record import Record, now, updated_history
 from grader.gradebook import byhand, entered
 from grader.gradebook.records import (
     NOT_ISOLATED,
@@ -67,8 +67,9 @@ class SaveRecord(NbGraderPreprocessor):
             aside, of = byhand.reinstate(submission, entry)
             entered.write(submission, book)
             book.db.commit()
-            history = with_this(submission.record, submission.digest, at=now(), state="graded",
-                                received=received(submission), score=net_score(entry))
+            history = updated_history(
+                submission.record, submission.digest, at=now(), state="graded",
+                received=received(submission), score=net_score(entry))
         notes += byhand.set_aside_notes(aside)
         submission.save(Record("graded", submission.digest, "", notes, now(), aside, of,
                                submission.course.digest_of_lab(submission.lab),
@@ -119,7 +120,7 @@ def show_receipts() -> None:
 def submitted_timestamp(api: NbGraderAPI, lab: str, student: str) -> datetime.datetime | None:
     """As the gradebook has it: UTC, without a time zone."""
     try:
-        when = stamped(Submission(Course(Path(api.coursedir.root)), lab, student))
+        when = receipt_time(Submission(Course(Path(api.coursedir.root)), lab, student))
     except Unusable:  # such a submission is ungraded
         return None
     return when and when.astimezone(datetime.UTC).replace(tzinfo=None)

@@ -15,7 +15,7 @@ from nbgrader.plugins import ExportPlugin
 
 from grader.course import Course, Submission
 from grader.course.received import received
-from grader.course.record import number
+from grader.course.record import attempt_number
 from grader.course.spreadsheet import harmless
 from grader.gradebook import extensions
 from grader.gradebook.decisions import EXCUSED, SCORE, Decision, current
@@ -68,7 +68,7 @@ def rows(course: Course, book: Gradebook) -> Iterator[Row]:
                     verdict, reason = "ungraded", "not in the gradebook"
                 else:
                     reason = _to_look_at(found)
-            row = Row(student, lab, None, most, verdict, number(record), reason,
+            row = Row(student, lab, None, most, verdict, attempt_number(record), reason,
                       received(submission), record.at if record else "",
                       "; ".join(record.notes) if record else "")
             row = _with_times(row, due, more_time.get((lab, student)))

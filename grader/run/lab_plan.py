@@ -60,13 +60,13 @@ class PlannedCell:
 
     index: int
     role: Role
-    name: str  # its grade_id, else its first line
+    name: str
     grade_id: str = ""
     points: float = 0
-    source: str = field(default="", repr=False)  # an answer's: as released
-    required: bool = False  # the course's own: when it fails, nothing is said about the student
+    source: str = field(default="", repr=False)
+    required: bool = False
     trusted: ast.Module | None = field(default=None, compare=False, repr=False)
-    names: Names | None = field(default=None, compare=False, repr=False)  # of `trusted`
+    names: Names | None = field(default=None, compare=False, repr=False)
     parts: tuple[PlannedPart, ...] = field(default=(), compare=False, repr=False)
 
 

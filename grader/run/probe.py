@@ -50,7 +50,7 @@ class Verdict:
     outputs: list[NotebookNode] = field(default_factory=list)
     failed: Exception | None = None
     lost: str = ""
-    late: bool = False  # the alarm rang
+    late: bool = False
 
     @property
     def passed(self) -> bool:

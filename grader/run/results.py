@@ -26,9 +26,9 @@ class Result:
     """
 
     id: str
-    settings: str  # digest of the limits under which it was graded
+    settings: str
     attempt: Attempt
-    tries: int = 1  # gradings in a row that ended like this one
+    tries: int = 1
 
     @property
     def is_final(self) -> bool:

@@ -12,7 +12,7 @@ import nbformat
 from nbformat import NotebookNode
 from nbgrader import utils
 
-from grader.collect.sources import Refused, opened
+from grader.collect.sources import FileRefused, opened
 from grader.course import Course
 from grader.course.reasons import Unusable, explain
 from grader.course.submitted import parse, read
@@ -88,7 +88,7 @@ class Reader:
             except TimeLimitReached:
                 result.students.pop(student, None)
                 result.left_out[student] = f"it takes more than {SECONDS:.0f} s to read"
-            except (Unusable, Refused) as error:
+            except (Unusable, FileRefused) as error:
                 result.left_out[student] = str(error)
             except Exception as error:  # whatever one notebook does, the others are compared
                 result.left_out[student] = explain(error)

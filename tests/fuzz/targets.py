@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from grader.collect.homes import require_begun
+from grader.collect.homes import require_changed
 from grader.contest import attempts
 from grader.run.attempt import Attempt, Damaged
 from grader.run.copies import merged
@@ -191,7 +191,7 @@ def _ranks(outcome: Any) -> None:
 TARGETS = {
     "notebook": Target(hostile_json(NOTEBOOK, MARKS, b'{"cells":['), _notebook, (Unusable,)),
     "homes": Target(hostile_json(NOTEBOOK, MARKS, b'{"cells":['),
-                    lambda content: require_begun("00_welcome", content), ()),
+                    lambda content: require_changed("00_welcome", content), ()),
     "copies": Target(pieces, lambda given: merged(*given).encode("utf-8", "surrogatepass"), ()),
     "record": Target(record, _record, (LabError,)),
     "torchrun": Target(lambda random: words(random, TORCHRUN), _command, (torchrun.BadCommand,)),

@@ -88,7 +88,7 @@ def test_release_makes_what_students_get(course):
     with records.gradebook(course) as book:
         assert str(book.find_assignment(NAME).duedate) == "2026-12-01 17:00:00"
     done = run(course, "release", NAME, "--due", "tomorrow")
-    assert done.returncode == 1 and "--due 'tomorrow' is no time" in done.stderr
+    assert done.returncode == 1 and "--due 'tomorrow' is not a time" in done.stderr
 
 
 def test_a_lab_that_was_not_built_again_is_not_released(course, monkeypatch, tmp_path):

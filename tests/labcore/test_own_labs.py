@@ -67,11 +67,11 @@ def test_a_course_takes_the_lab_and_remembers_where_it_came_from(own, course, mo
     build(own)
     with monkeypatch.context() as patch:
         patch.setenv(own_labs.VARIABLE, str(own))
-        assert "90_sample" in course.labs() and course.bring_source("90_sample")
-    assert "90_sample" in course.labs() and not course.bring_source("90_sample")
+        assert "90_sample" in course.labs() and course.copy_source("90_sample")
+    assert "90_sample" in course.labs() and not course.copy_source("90_sample")
     (own / "solutions" / "90_sample.py").write_text(SAMPLE.replace("lab may hold", "lab may have"))
     build(own)
-    assert course.bring_source("90_sample")
+    assert course.copy_source("90_sample")
     assert "may have" in course.notebook("source", "90_sample").read_text()
 
 

@@ -123,16 +123,16 @@ def test_an_edited_source_is_not_overwritten(tmp_path):
     small_lab.put(small_lab.source(), ours / NAME / f"{NAME}.ipynb")
     course = Course(tmp_path / "course", ours)
     course.make()
-    assert course.bring_source(NAME) and not course.bring_source(NAME)
+    assert course.copy_source(NAME) and not course.copy_source(NAME)
     small_lab.put(small_lab.source("a = 1"), ours / NAME / f"{NAME}.ipynb")
-    assert course.bring_source(NAME)
+    assert course.copy_source(NAME)
     small_lab.put(small_lab.source("a = 2"), course.notebook("source", NAME))
     with pytest.raises(LabError, match="was edited"):
-        course.bring_source(NAME)
+        course.copy_source(NAME)
 
 
 def test_two_batches_at_once_are_refused(course):
-    with course.held(), pytest.raises(LabError, match="being graded"), course.held():
+    with course.locked(), pytest.raises(LabError, match="being graded"), course.locked():
         pass
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from grader.collect.collecting import Line, Options, collect
+from grader.collect.collecting import CollectedFile, CollectOptions, collect
 from grader.course import Course
 from grader.course.roster import Person, add
 from grader.gradebook.records import gradebook
@@ -47,8 +47,8 @@ def answer(released):
 @pytest.fixture
 def take(course: Course):
     """Collect; the table's lines by file."""
-    def take(source: Path | str, **options) -> dict[str, Line]:
-        return {line.file: line for line in collect(course, str(source), Options(**options))}
+    def take(source: Path | str, **options) -> dict[str, CollectedFile]:
+        return {line.file: line for line in collect(course, str(source), CollectOptions(**options))}
 
     return take
 

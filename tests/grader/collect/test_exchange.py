@@ -152,7 +152,7 @@ def test_a_folder_that_cannot_be_listed_stops_no_other_hand_in(take, submitted, 
     assert [line.why for line in lines.values() if line.verdict == "refused"]
 
 
-@pytest.mark.parametrize("call", ["checked", "read", "when"])
+@pytest.mark.parametrize("call", ["with_owner_checked", "read", "when"])
 def test_a_hand_in_that_goes_away_stops_no_other(take, submitted, root, answer, monkeypatch, call):
     gone, stays = handed_in(root, "grace", answer()), handed_in(root, "ada", answer())
     original = getattr(exchange.Inbound, call)

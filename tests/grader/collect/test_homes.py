@@ -120,7 +120,7 @@ def test_a_notebook_as_it_was_given_out_is_no_hand_in(take_homes, submitted, roo
 def test_what_is_no_notebook_counts_as_begun(monkeypatch, tmp_path, answer, hostile):
     put(tmp_path, {f"notebooks/{NAME}.ipynb": answer() + b" " * 100_000})
     monkeypatch.setattr(homes, "CHECKOUT", tmp_path)
-    homes.require_begun(NAME, hostile)
+    homes.require_changed(NAME, hostile)
 
 
 @pytest.mark.parametrize("worked_is_there", [True, False])
@@ -134,8 +134,8 @@ def test_a_lab_is_known_with_and_without_its_way_out(monkeypatch, tmp_path, work
         put(tmp_path, {f"notebooks/worked/{NAME}.ipynb": b""})
     monkeypatch.setattr(homes, "CHECKOUT", tmp_path)
     assert (b"Stuck" in shipping.content_of(path)) == worked_is_there
-    with pytest.raises(homes.Refused, match="given out"):
-        homes.require_begun(NAME, shipping.content_of(path))
+    with pytest.raises(homes.FileRefused, match="given out"):
+        homes.require_changed(NAME, shipping.content_of(path))
 
 
 @pytest.mark.parametrize("below, named", [("/work", "absolute"), ("../x", "leads out"),

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grader.collect import which
-from grader.collect.collecting import Options, collect
+from grader.collect.collecting import CollectOptions, collect
 from grader.course.names import key_of, problem_of
 from labcore.errors import LabError
 from labcore.terminal import visible
@@ -131,7 +131,7 @@ def test_one_students_notebooks_have_a_common_limit(take, tmp_path, answer, monk
     assert sum("MB of ada" in line.why for line in lines.values()) == 2
     monkeypatch.setattr("grader.collect.collecting.MOST_FILES", 5)
     lines = take(tmp_path / "in")
-    assert all("6 notebooks; at the most 5" in line.why for line in lines.values())
+    assert all("6 notebooks; at most 5" in line.why for line in lines.values())
 
 
 @pytest.mark.parametrize("kind", ["symlink", "link", "fifo", "device", "out", "absolute"])
@@ -191,14 +191,14 @@ def test_links_and_special_files_in_a_folder_are_not_followed(
 
 
 def test_a_link_that_appears_after_the_look_is_not_followed(tmp_path, answer):
-    from grader.collect.sources import Folder, Refused
+    from grader.collect.sources import FileRefused, Folder
 
     folder = put(tmp_path / "in", {f"ada/{NAME}.ipynb": answer()})
     source = Folder(folder)
     [file] = source.files()
     (folder / "ada").rename(tmp_path / "elsewhere")
     (folder / "ada").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(Refused):
+    with pytest.raises(FileRefused):
         source.read(file)
 
 
@@ -226,7 +226,7 @@ def test_a_zip_of_a_version_to_come_is_refused(course, tmp_path, answer):
     content[content.index(b"PK\1\2") + 6] = 64
     path.write_bytes(content)
     with pytest.raises(LabError, match="is no sound zip or tar"):
-        collect(course, str(path), Options())
+        collect(course, str(path), CollectOptions())
 
 
 @settings(max_examples=60,
@@ -240,7 +240,7 @@ def test_bytes_that_were_damaged_give_a_table_or_an_error(course, tmp_path, answ
     path.write_bytes(content[:data.draw(st.integers(0, len(content)))]
                      if data.draw(st.booleans()) else content)
     with contextlib.suppress(LabError):
-        collect(course, str(path), Options())
+        collect(course, str(path), CollectOptions())
 
 
 @pytest.mark.parametrize("name, taken", [

@@ -14,7 +14,7 @@ from traitlets.config import Config
 
 from grader.course import Submission, receipts
 from grader.course.receipts import Receipt
-from grader.course.received import stamped
+from grader.course.received import receipt_time
 from grader.course.times import parse_time
 from grader.gradebook.late import LatePenalty, seconds_late, set_due
 from grader.gradebook.records import entry_of, gradebook
@@ -91,7 +91,7 @@ def test_the_gradebook_goes_by_the_receipt_and_extensions_count(course, answer):
     set_due(course, NAME, parse_time("2026-01-31 11:00 +01:00", "--due"))
     with gradebook(course) as book:
         submission = Submission(course, NAME, "ada")
-        entry_of(submission, book, timestamp=stamped(submission))
+        entry_of(submission, book, timestamp=receipt_time(submission))
         assert book.find_submission(NAME, "ada").total_seconds_late == 2 * 3600
     extend(course, NAME, "ada", datetime.timedelta(hours=1.5))
     with gradebook(course) as book:
@@ -107,7 +107,7 @@ def test_the_gradebook_goes_by_the_receipt_and_extensions_count(course, answer):
 def test_a_forged_stamp_beside_a_notebook_put_there_by_hand_does_not_help(course, answer):
     path = course.notebook("submitted", NAME, "ada")
     put(path.parent, {path.name: answer(), "timestamp.txt": b"2020-01-01 00:00:00 UTC"})
-    assert stamped(Submission(course, NAME, "ada")).year >= 2026
+    assert receipt_time(Submission(course, NAME, "ada")).year >= 2026
 
 
 def test_the_courses_settings_reach_the_plugin(course):

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from grader.batch import batch, grading
 from grader.course import Course, Submission
-from grader.course.received import stamped
+from grader.course.received import receipt_time
 from grader.course.times import parse_time
 from grader.gradebook import byhand, records
 from grader.gradebook.late import recalculate_penalty, set_due
@@ -137,7 +137,7 @@ def test_a_notebook_without_a_timestamp_came_in_when_it_came_to_this_disk(desk):
     """Otherwise who leaves timestamp.txt out would never be late."""
     path = submit(desk.course, "ada", answered(desk.released))
     os.utime(path, (1e9, 1e9))
-    assert stamped(Submission(desk.course, NAME, "ada")).timestamp() == 1e9
+    assert receipt_time(Submission(desk.course, NAME, "ada")).timestamp() == 1e9
 
 
 def test_what_a_person_scored_is_not_called_ungraded(desk):

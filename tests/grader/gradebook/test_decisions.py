@@ -139,7 +139,7 @@ def test_lab_feedback_writes_the_pages_and_the_table(late):
     (["extend", "aad", NAME, "2026-01-11 12:00 UTC"], "no student aad in the roster; nearest: ada"),
     (["extend", "ada", "90_smal", "2026-01-11 12:00 UTC"], f"nearest: {NAME}"),
     (["extend", "ada", NAME, "2026-01-11 12:00"], "names no time zone"),
-    (["extend", "ada", NAME, "tomorrow"], "'tomorrow' is no time"),
+    (["extend", "ada", NAME, "tomorrow"], "'tomorrow' is not a time"),
     (["extend", "ada", NAME, "2026-01-09 12:00 UTC"], "is due 2026-01-10 12:00 UTC"),
     (["extend", NAME, "2026-01-11 12:00 UTC"], f"no student before {NAME}"),
     (["extend", "--remove"], "name a student and a lab"),

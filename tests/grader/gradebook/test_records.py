@@ -17,7 +17,7 @@ from nbgrader.api import MissingEntry
 
 from grader.batch import batch
 from grader.course import Submission, reasons
-from grader.course.received import received, stamped
+from grader.course.received import receipt_time, received
 from grader.gradebook import byhand, records
 from grader.gradebook.ungraded import leave_ungraded
 from grader.nbgrader_plugin import assign
@@ -231,7 +231,7 @@ def test_a_timestamp_that_is_none_is_that_students_reason_alone(desk):
         for result in results:
             found.enter(result)
     row = desk.row("ada")
-    assert row["score"] == "" and "'yesterday', which is no time" in row["reason"]
+    assert row["score"] == "" and "'yesterday', which is not a time" in row["reason"]
     assert desk.row("bob")["score"] == "5.0"
 
 
@@ -262,5 +262,5 @@ def test_a_submission_came_in_at_the_later_of_its_two_times(course, released, st
 @pytest.mark.parametrize("stamp", ["(((", "9" * 400, "1.5.2026.3", "\0"])
 def test_what_is_no_time_is_refused_in_words(course, released, stamp):
     submit(course, "ada", released).with_name("timestamp.txt").write_text(stamp)
-    with pytest.raises(Unusable, match="which is no time"):
-        stamped(Submission(course, NAME, "ada"))
+    with pytest.raises(Unusable, match="which is not a time"):
+        receipt_time(Submission(course, NAME, "ada"))

@@ -105,7 +105,7 @@ def test_restore_waits_for_nobody_who_uses_the_gradebook(office, capsys):
         fcntl.flock(file, fcntl.LOCK_EX)
         assert office.lab("gradebook", "restore") == 1
     assert "formgrader is running (http://127.0.0.1:8888/)" in capsys.readouterr().err
-    with office.course.held():
+    with office.course.locked():
         assert office.lab("gradebook", "restore") == 1
     assert "is being graded by another" in capsys.readouterr().err
     assert not list(office.course.root.glob("gradebook.db.*"))

@@ -71,7 +71,7 @@ def test_it_is_graded_and_its_written_answer_waits_for_a_person(folder, lab, tmp
     assert len(build(folder)) == 3
     course = Course(tmp_path / "course")
     course.make()
-    course.bring_source(NAME)
+    course.copy_source(NAME)
     for step, path in (("release", folder / "notebooks" / f"{NAME}.ipynb"),
                        ("submitted", course.notebook("source", NAME))):
         place = course.notebook(step, NAME, "ada" if step == "submitted" else ".")

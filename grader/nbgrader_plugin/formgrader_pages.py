@@ -164,8 +164,8 @@ def _this_course_only(get: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def checked(handler: Any) -> Any:
         wanted = handler.get_argument("path", "")
         root = handler.settings["nbgrader_formgrader"].coursedir.root
-        is_grader_fault = os.path.realpath(wanted) == os.path.realpath(root)
-        if handler.current_user and wanted and not is_grader_fault:
+        is_this_course = os.path.realpath(wanted) == os.path.realpath(root)
+        if handler.current_user and wanted and not is_this_course:
             raise web.HTTPError(403, f"this server is for the course in {root} only: start "
                                      "`lab formgrader` in the other course's folder")
         return get(handler)

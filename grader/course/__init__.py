@@ -2,12 +2,14 @@
 
 folder.py       paths and names, nbgrader's configuration, sources of labs, the lock of a batch
 submission.py   one student's submission of one lab: its files, its version, and its record
-record.py       whether it is graded, and if not, why submitted.py    reads a submission: once,
-plain files only, within limits reasons.py      why a submission cannot be graded receipts.py
-times of receipt from trusted sources; received.py: a submission's time of receipt roster.py
-the class, and whom a name refers to; names.py: names that are safe on every disk times.py
-parses times that people write spreadsheet.py  escapes cells that a spreadsheet would run as
-formulas log.py          grading.log
+record.py       whether it is graded, and if not, why
+submitted.py    reads a submission: once, plain files only, within limits
+reasons.py      why a submission cannot be graded
+receipts.py     times of receipt from trusted sources; received.py: a submission's time of receipt
+roster.py       the class, and whom a name refers to; names.py: names that are safe on every disk
+times.py        parses times that people write
+spreadsheet.py  escapes cells that a spreadsheet would run as formulas
+log.py          grading.log
 
 May import labcore and grader.cleaning. Begin with submission.py.
 """

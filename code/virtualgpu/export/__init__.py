@@ -1,4 +1,4 @@
-"""What a run leaves behind: its account, and traces for other tools.
+"""Accounts of a run's time and memory, and traces for other tools.
 
 ledger.py accounts for a run while it happens: steps.py finds the steps, work.py adds up what was
 computed, blocks.py and owners.py divide the memory, and measures.py turns all of it into data.

@@ -39,7 +39,7 @@ def properties(card: Card, index: int) -> dict[str, object]:
 
 
 def titles(trace: Trace) -> Iterator[dict]:
-    """What the rows are called, the mark that all is modeled, and the whole time."""
+    """Yield the names of the rows, the label that marks times as modeled, and the total time."""
     title = f"virtual {trace.card.name}"
     rows = [(trace.host, "rank", f"rank {trace.place.rank}: host of a {title}", trace.place.rank),
             (trace.place.index, "card", f"rank {trace.place.rank}: {title}", 5_000_000)]

@@ -1,8 +1,7 @@
-"""What a card would call the kernels of an operation, and how it would launch them.
+"""Kernel names and launch configurations of an operation on a GPU.
 
-The names are modeled on those that PyTorch, cuBLAS, NCCL, Apex and Megatron-LM have on each
-generation of cards, so that tools which know kernels by name (the profiler's "Tensor Cores used")
-read them right.
+The names follow those of PyTorch, cuBLAS, NCCL, Apex, and Megatron-LM on each generation of GPUs,
+so that tools that recognize kernels by name (the profiler's "Tensor Cores used") read them right.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Shape(NamedTuple):
 
 
 def shapes_of(key: tuple) -> Iterator[Shape]:
-    """Of an operation's tensors, also of those in lists."""
+    """Yield the shapes of an operation's tensors, including those in lists."""
     for mark in key:
         if isinstance(mark, tuple):
             if len(mark) == 4 and isinstance(mark[0], torch.Size):
@@ -64,7 +63,7 @@ def occupancy(card: Card, kernel: Kernel) -> float:
 
 
 def kernels_of(card: Card, key: tuple, plan: Plan) -> list[Kernel]:
-    """As many as the plan launches; their shares add up to 1."""
+    """Return the kernels that an operation launches; their shares of its time add up to 1."""
     shapes = list(shapes_of(key[1:]))
     if plan.work is not None and plan.work.product is not None:
         first = 0 if plan.name in ("aten.mm", "aten.bmm") else 1  # after what is added

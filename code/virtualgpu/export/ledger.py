@@ -61,7 +61,7 @@ class Ledger:
 
     @property
     def operations(self) -> int:
-        """How many have been counted."""
+        """Number of operations counted so far."""
         return self.counted + self.notes.forgotten + len(self.notes.plans)
 
     def start(self) -> None:

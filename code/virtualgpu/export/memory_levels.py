@@ -1,9 +1,9 @@
-"""How full the card is, as it gets there itself.
+"""Allocated memory over time, on the GPU's clock.
 
-The host is ahead of the card: it has asked for all the memory of a forward pass long before the
-card computes that. Whoever looks at a curve wants the card's time. So in a trace an allocation
-stands where the host asks, in its operation; a release where the card has got so far; and the
-totals at both are of the card's own time.
+The host runs ahead of the GPU: it has allocated all the memory of a forward pass long before the
+GPU computes it, but readers of a curve expect the GPU's time. So a trace shows an allocation where
+the host requests it, within its operation, and a release where the GPU reaches it; the totals at
+both follow the GPU's clock.
 """
 
 from __future__ import annotations

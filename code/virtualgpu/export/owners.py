@@ -1,4 +1,4 @@
-"""Who owns a tensor: a module (parameters, buffers), a parameter (gradients), an optimizer (state).
+"""Owners of tensors: modules (parameters, buffers), parameters (gradients), optimizers (state).
 
 Hooks of torch that apply to every module and every optimizer tell which objects there are.
 Parameters are labeled when modules register them. What modules and optimizers hold is looked up

@@ -1,4 +1,4 @@
-"""Where a step of the program begins and ends, and what happened in it.
+"""Find the steps of a program, and account for each of them.
 
 Marked steps (`virtualgpu.mark_step()`) come first, then the steps of the first optimizer, then the
 repetition of operations. Times are those at which the GPU, not the host, gets there: the host runs
@@ -26,9 +26,12 @@ MOST_CANDIDATES = 64
 
 @dataclass
 class Notes:
-    """What happened since the last step: operations, what the program did at each, and at each,
-    when the compute stream got there and how long kernels had run. begin: seconds. computing,
-    exposed: the GPU's kernel time and the clock's exposed communication when the step began."""
+    """Record of the current step: its operations, and what the program did at each of them.
+
+    For each operation, it also has the time at which the compute stream reached it and the kernel
+    time until then. `begin` is in seconds; `computing` and `exposed` are the GPU's kernel time and
+    the clock's exposed communication at the beginning of the step.
+    """
 
     begin: float
     computing: float
@@ -143,7 +146,7 @@ def period(tokens: Sequence[int]) -> tuple[int, int, int] | None:
 
 
 def longest(same: torch.Tensor) -> tuple[int, int]:
-    """Where the longest run of True begins in a vector, and its length."""
+    """Return the start and the length of the longest run of True in a vector."""
     breaks = (~same).nonzero().flatten().tolist()
     edges = [-1, *breaks, len(same)]
     length, before = max((after - before - 1, -before)

@@ -1,7 +1,7 @@
-"""What a virtual GPU does, noted while it does it, for a trace in the profiler's format.
+"""Record what a virtual GPU does, for a trace in the profiler's format.
 
-Notes are raw and small: who reads them (chrome_trace.py) knows the rest. They hold no tensor and no
-node of autograd's, which would keep memory alive that the program has given back.
+Events are raw and small, and chrome_trace.py completes them. They hold neither tensors nor autograd
+nodes, which would keep memory alive that the program has released.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Recorder:
 
     @property
     def full(self) -> bool:
-        """Whether it stopped by itself."""
+        """Whether recording stopped by itself because the record is full."""
         return len(self.notes) >= self.most
 
     def stop(self) -> None:
@@ -222,7 +222,7 @@ def keys(value: object) -> tuple[int, ...]:
 
 
 def node() -> Node:
-    """What autograd's engine works on now."""
+    """Return the node that the autograd engine currently evaluates."""
     found = torch._C._current_autograd_node()
     return None if found is None else (found.name(), found._sequence_nr())
 

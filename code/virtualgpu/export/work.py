@@ -1,10 +1,9 @@
-"""What the operations of a step did: FLOPs by dtype, tokens looked up, time without a cost rule.
+"""Sum up the operations of a step: FLOPs by dtype, tokens looked up, time without a cost rule.
 
-Model FLOPs are those of matrix products and fused attention in the forward and the backward pass.
-What runs forward inside a backward pass is recomputation and counts for the hardware only (HFU
-instead of MFU; Korthikanti et al. 2022, section 5). So does the product of queries and keys in the
-backward pass of fused attention, which computes the scores again because none were saved (Dao et
-al. 2022, section 3.1).
+Model FLOPs are those of GEMMs and fused attention in the forward and backward passes. A forward
+operation inside a backward pass is recomputation, which counts toward HFU but not MFU (Korthikanti
+et al. 2022, section 5). So does the GEMM of queries and keys in the backward pass of fused
+attention, which recomputes the scores because none were saved (Dao et al. 2022, section 3.1).
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Work:
 
     @property
     def computes(self) -> bool:
-        """Whether there is a matrix product or fused attention among the operations."""
+        """Whether the operations include a GEMM or fused attention."""
         return bool(self.model or self.again)
 
     def add(self, other: Work) -> None:

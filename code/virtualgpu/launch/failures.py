@@ -1,4 +1,4 @@
-"""What a run prints about ranks that failed: each error once, with all ranks that raised it."""
+"""Print the errors of failed ranks: each error once, with all ranks that raised it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks need of this machine's memory."""
+"""Memory of this machine that the ranks need."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ FAILED = 1
 
 
 def variables(cluster: Cluster, rank: int) -> dict[str, str]:
-    """What torchrun sets for a rank, but for the rendezvous."""
+    """Return the variables that torchrun sets for a rank, apart from the rendezvous."""
     local = rank % cluster.per_node
     return {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(cluster.world),
             "LOCAL_WORLD_SIZE": str(cluster.per_node),

@@ -1,4 +1,4 @@
-"""What a run prints when it is over, and writes with `--json`.
+"""The report that a run prints at its end, and writes with `--json`.
 
 docs/virtualrun-report.md describes the file; VERSION (export/measures.py) changes with its meaning.
 """

@@ -1,4 +1,4 @@
-"""What a rank leaves behind."""
+"""Results of ranks."""
 
 from __future__ import annotations
 

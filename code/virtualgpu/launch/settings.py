@@ -1,4 +1,4 @@
-"""What a user can say of a run, besides the GPUs."""
+"""Settings of a run, apart from the GPUs."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ PIX, PXB, PHB, NODE, SYS = "PIX", "PXB", "PHB", "NODE", "SYS"  # nvidia-smi's wo
 
 
 class Place(NamedTuple):
-    """Where a device is plugged in.
+    """Location of a device in its node.
 
     Attributes:
         numa: the NUMA node of its CPUs.

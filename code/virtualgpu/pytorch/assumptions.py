@@ -1,8 +1,8 @@
-"""What a run took for granted because it could not know, and where it stops instead.
+"""Assumptions of a run about values that were not computed.
 
-A program that branches on a value that was not computed stops here with the file, the line, and the
-expression, unless the user has said how that line decides (`--assume FILE:LINE=True`). Whatever was
-assumed is listed at the end.
+A program that branches on such a value stops with the file, the line, and the expression, unless
+the user states how that line decides (`--assume FILE:LINE=True`). The report lists every
+assumption.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WORDS = {"true": True, "false": False}
 
 @dataclass(frozen=True)
 class Answer:
-    """What the user says of one line: a truth value or a number."""
+    """The value that the user states for one line: a boolean or a number."""
 
     file: str
     line: int
@@ -49,7 +49,7 @@ def parse(text: str) -> Answer:
 
 
 class Decisions(Assumptions):
-    """What a run assumed, and the user's answers to what it cannot know."""
+    """The assumptions of a run, and the values that the user states for unknown ones."""
 
     def __init__(self, answers: Iterable[Answer] = ()) -> None:
         super().__init__()

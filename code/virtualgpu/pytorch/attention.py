@@ -54,7 +54,7 @@ def choose_backend(gpu: CudaGpu, query: Tensor, key: Tensor, value: Tensor,
 
 
 def same_heads(query: Tensor, key: Tensor, grouped: bool) -> bool:
-    """Whether there are as many heads of keys as of queries, or may be fewer."""
+    """Return whether the numbers of query and key heads match; `grouped` allows fewer key heads."""
     return query.dim() == key.dim() == 4 and (
         query.shape[1] == key.shape[1] or (grouped and query.shape[1] % key.shape[1] == 0))
 

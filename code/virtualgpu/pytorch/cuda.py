@@ -183,7 +183,7 @@ def _random(gpu: CudaGpu) -> dict[str, object]:
 
 
 def _not_modeled() -> dict[str, object]:
-    """What stops by name."""
+    """Return the functions that are not modeled; each stops the program and names itself."""
     def refused(what: str):
         def refuse(*_: object, **__: object):
             raise NoValue(f"{place()}: {what} are not modeled on virtual GPUs; run the program "

@@ -75,7 +75,7 @@ class Call:
         return made
 
     def target(self, tensor: Tensor) -> Tensor:
-        """Where a collective works that torch.distributed has in place only."""
+        """Return the tensor for a collective that torch.distributed offers only in place."""
         if self.in_place:
             return tensor
         made = self.new(tensor)

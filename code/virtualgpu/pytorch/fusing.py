@@ -1,8 +1,8 @@
-"""What torch.compile saves: kernels of compiled regions that one kernel would replace.
+"""Model torch.compile: consecutive kernels of compiled regions become one kernel.
 
-Elementwise operations and reductions that follow each other wait, and run as one kernel once
-something else happens. It reads every input once, and writes the results that still exist then:
-temporary ones stay in registers, and what the backward pass needs is written.
+Consecutive elementwise operations and reductions are held back, and run as one kernel as soon as
+another operation follows. The kernel reads every input once and writes the results that still exist
+by then: temporary ones stay in registers, and what the backward pass needs is written.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Fuser:
                 self.ends.append(torch.autograd._get_sequence_nr())
 
     def inside(self) -> bool:
-        """Whether a compiled region runs, forward or backward."""
+        """Whether a compiled region is running, forward or backward."""
         if self.depth:
             return True
         node = torch._C._current_autograd_node()

@@ -149,7 +149,7 @@ class Move(torch.autograd.Function):
 
 
 def autograd_wants_cpu() -> bool:
-    """Whether the backward pass makes the gradient of a tensor that C++ knows to be on the CPU."""
+    """Return whether autograd is computing the gradient of a tensor that C++ sees on the CPU."""
     node = torch._C._current_autograd_node()
     if node is None or not node.next_functions:
         return False
@@ -158,7 +158,7 @@ def autograd_wants_cpu() -> bool:
 
 
 def worker() -> bool:
-    """Whether this is a process of a DataLoader, whose tensors must be real."""
+    """Return whether this is a DataLoader worker process, whose tensors must have values."""
     from torch.utils.data import get_worker_info
 
     return get_worker_info() is not None

@@ -93,7 +93,7 @@ def check(names: tuple[str, ...] = NAMES) -> None:
 
 
 def exists(name: str) -> bool:
-    """Whether a dotted name can be reached, by importing modules where it must."""
+    """Return whether a dotted name exists, importing modules as needed."""
     parts = name.split(".")
     found: object = torch
     for at, part in enumerate(parts[1:], start=2):

@@ -18,7 +18,7 @@ from virtualgpu.pytorch.visible import Space, hidden, inner, real_is_meta, space
 def install(gpu: CudaGpu) -> None:
     """Let reading wait for the GPU, and give the value where there is one."""
     def unknown(self: Tensor) -> bool:
-        """Whether the tensor is ours; waits for it, since somebody reads it."""
+        """Wait for the GPU, as any read does; return whether the values are unknown."""
         space = space_of(gpu, self)
         if space is Space.GPU:
             gpu.wait_for_stream()

@@ -1,4 +1,4 @@
-"""What programs ask tensors: their device, and to move. reading.py: their values."""
+"""Methods of tensors that return their device or move them; reading.py has those for values."""
 
 from __future__ import annotations
 

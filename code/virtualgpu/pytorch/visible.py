@@ -1,6 +1,6 @@
-"""Where a tensor lies, for Python: cuda:N where C++ sees meta.
+"""Devices of tensors as Python sees them: cuda:N where C++ sees meta.
 
-Our own code and torch's inner workings need the truth; they ask inside `hidden`.
+Our own code and torch's internals need the real device; they use `hidden`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Attribute(property):
 
 
 class Space(Enum):
-    """Where a tensor lies whose values C++ does not have.
+    """Memory that holds a tensor whose values C++ does not have.
 
     GPU: in the virtual GPU's memory. HOST: in the host's memory, with values that nobody computed;
     C++ calls it meta, or knows it as a CPU tensor that such values were written into. OWN: nowhere,
@@ -45,7 +45,7 @@ class Space(Enum):
 
 
 class _Depth(threading.local):
-    """How many of these contexts this thread is in."""
+    """Nesting depth of these contexts in this thread."""
 
     depth = 0
 
@@ -73,7 +73,7 @@ def inner(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def space_of(gpu: CudaGpu, tensor: torch.Tensor) -> Space | None:
-    """Where a tensor lies; None for one that C++ knows to lie elsewhere."""
+    """Return the memory that holds a tensor, or None if C++ has its values."""
     if not real_is_meta(tensor):
         return Space.HOST if gpu.values.lost and is_lost(gpu, tensor) else None
     if type(tensor) not in PLAIN:
@@ -95,7 +95,7 @@ def space_of(gpu: CudaGpu, tensor: torch.Tensor) -> Space | None:
 
 
 def is_lost(gpu: CudaGpu, tensor: torch.Tensor) -> bool:
-    """Whether values that nobody computed were written into a CPU tensor."""
+    """Return whether unknown values were written to a CPU tensor."""
     local = None if type(tensor) in PLAIN else inner(tensor)
     holder = tensor if local is None else local
     try:

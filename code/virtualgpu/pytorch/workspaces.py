@@ -41,7 +41,7 @@ def size(card: Card, fused: bool) -> int:
 
 
 class Workspaces:
-    """Those of one process, by thread and stream."""
+    """cuBLAS workspaces of one process, by thread and stream."""
 
     def __init__(self, card: Card) -> None:
         self.card = card

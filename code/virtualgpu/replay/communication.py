@@ -188,7 +188,7 @@ class Communication:
         return True
 
     def waits_for(self, number: int) -> str:
-        """What keeps a communication from ending, in words."""
+        """Return the reason why a communication is incomplete."""
         pending = self.pending[number]
         return (f"waits for the {pending.name} that is its communication {number} until rank "
                 f"{', '.join(map(str, pending.missing()))} comes that far")

@@ -1,4 +1,4 @@
-"""What a collective costs, from what its ranks have told each other; and whether that fits."""
+"""Cost of a collective, and whether its ranks' arguments match."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def seconds(path: Path, posts: Sequence[Post], me: int, complete: bool) -> float
 
 
 def _splits_fit(posts: Sequence[Post], me: int, complete: bool) -> bool:
-    """Whether every rank sends what this one expects."""
+    """Return whether every rank sends as much as this one expects."""
     if any(len(post.splits) != 2 or [len(side) for side in post.splits] != [len(posts)] * 2 or
            sum(post.splits[0]) != post.given or sum(post.splits[1]) != post.taken
            for post in posts):

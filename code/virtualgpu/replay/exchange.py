@@ -1,5 +1,7 @@
-"""What ranks tell each other, matched: collectives by their group and order, and sends by their
-pair and order. Ranks without a record do what the nearest one below them does, as in net/wire.py.
+"""Match the communication of recorded ranks.
+
+Collectives match by group and order, and sends by pair and order. Ranks without a record do what
+the nearest recorded rank below them does, as in net/wire.py.
 """
 
 from __future__ import annotations
@@ -81,8 +83,10 @@ class Exchange:
         return [group[1][index] for index in self._here(group) if index not in told]
 
     def _queue(self, group: Group, source: int, target: int) -> tuple[Group, int, int]:
-        """Where a send belongs: what a rank would receive from one that has no record is what it
-        sends itself, as far ahead."""
+        """Return the queue of a send.
+
+        A rank receives from a rank without a record what it would itself send that far ahead.
+        """
         ranks = group[1]
         if ranks[source] in self.present:
             return group, source, target

@@ -1,4 +1,4 @@
-"""Whether an operation's operands fit together: torch is asked, on meta tensors.
+"""Check that an operation's operands match, by running it on meta tensors.
 
 Torch's meta kernels check less for attention and convolutions than their CUDA kernels do, so those
 have checks of their own here: FLOPs are counted from their shapes.

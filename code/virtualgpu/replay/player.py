@@ -193,7 +193,7 @@ class Player:
         return self.links.settle(self.where, number)
 
     def blocked(self) -> str:
-        """What this rank waits for, in words."""
+        """The communication that this rank waits for."""
         (number,) = self.record.entries[self.index][1:]
         return f"{self.where}: {self.links.waits_for(number)}"
 

@@ -1,4 +1,4 @@
-"""What the records of a job's ranks cost on GPUs and links that the caller names."""
+"""Price the records of a job's ranks on the given GPUs and links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One stage's row in the figure of a timeline: a box per action, and what it keeps below."""
+"""One stage's row in the figure of a timeline: a box per action, and activations in flight."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 INK, IDLE, LIVE = "#22313f", "#eceff1", "#8d6bb0"
 COLORS = {FORWARD: "#92cff2", BACKWARD: "#e08a1e", WEIGHT: "#4cb894"}  # after Okabe and Ito
-HATCHED = 0.22  # a weight gradient's box is hatched along this share of its height
-ROW, BOX = 0.62, 0.54  # inches: the distance of two rows, the height of a box
-STRIP = 0.26  # inches that the strip of live activations adds to a row
+HATCHED = 0.22  # share of a weight gradient's box, from below, that is hatched
+ROW, BOX = 0.62, 0.54  # inches: from row to row, and the height of a box
+STRIP = 0.26  # inches that the strip of activations in flight adds to a row
 LARGEST, SMALLEST = 10, 5  # points
-CHARACTER = 0.66  # width of a digit or letter, and
-LINE = 1.25  # height of a line, both in units of the font's size
+CHARACTER = 0.66  # width of a character, in units of the font size
+LINE = 1.25  # height of a line, in the same units
 
 
 def chunks_of(timeline: Timeline) -> int:
@@ -30,8 +30,15 @@ def label_of(span: Span, chunks: int) -> str:
 
 
 def live_steps(spans: list[Span], split: bool) -> list[tuple[float, int]]:
-    """[(time, how many activations are kept from then on)] of one stage, as actions.peak_live
-    counts: from the start of a forward to the end of the last action that reads it."""
+    """Return [(time, activations in flight from then on)] of one stage.
+
+    An activation is in flight from the start of its forward to the end of the last action that
+    reads it, as in actions.live_activations.
+
+    Args:
+        spans: of the stage.
+        split: whether the schedule has W actions.
+    """
     last, alive, steps = WEIGHT if split else BACKWARD, 0, []
     for span in spans:
         if span.kind in (FORWARD, last):
@@ -42,8 +49,16 @@ def live_steps(spans: list[Span], split: bool) -> list[tuple[float, int]]:
 
 def draw_strip(axes: Axes, top: float, spans: list[Span], timeline: Timeline, full: float
                ) -> None:
-    """Live activations over time, from `top` down; the strip's height stands for `full` whole
-    stages' (a chunk's are a part of one)."""
+    """Draw the activations in flight over time.
+
+    Args:
+        axes: of the figure.
+        top: the strip's upper edge, in inches.
+        spans: of the stage.
+        timeline: of all stages.
+        full: the number of whole stages' activations at which the strip is full; one of v chunks
+            counts 1/v.
+    """
     begin, end = float(timeline.begin), float(timeline.total)
     split = any(span.kind == WEIGHT for stage in timeline.spans.values() for span in stage)
     steps = live_steps(spans, split)
@@ -58,7 +73,15 @@ def draw_strip(axes: Axes, top: float, spans: list[Span], timeline: Timeline, fu
 
 
 def draw_row(axes: Axes, top: float, spans: list[Span], timeline: Timeline, scale: float) -> None:
-    """One box per action, from `top` down. scale: inches per unit of time."""
+    """Draw one box per action.
+
+    Args:
+        axes: of the figure.
+        top: the row's upper edge, in inches.
+        spans: of the stage.
+        timeline: of all stages.
+        scale: inches per unit of time.
+    """
     from matplotlib.patches import Rectangle
 
     begin = timeline.begin
@@ -67,7 +90,7 @@ def draw_row(axes: Axes, top: float, spans: list[Span], timeline: Timeline, scal
     for span in spans:
         start, length = float(span.start - begin), float(span.end - span.start)
         color, band = _shade(span, chunks), HATCHED * BOX * (span.kind == WEIGHT)
-        # The last box ends where the axes do: unclipped, its edge is whole.
+        # The last box ends where the axes end, so clipping would cut its edge.
         axes.add_patch(Rectangle((start, top), length, BOX, facecolor=color, edgecolor=INK,
                                  linewidth=0.6, clip_on=False))
         if band:
@@ -80,10 +103,14 @@ def draw_row(axes: Axes, top: float, spans: list[Span], timeline: Timeline, scal
 
 
 def _fit(label: str, width: float, height: float) -> tuple[str, float]:
-    """The label for a box of so many inches, as large as it fits, and its size in points.
+    """Return the label and its largest font size, in points, that fit a box; else "" and 0.
 
-    It is in one line, or letter over number over chunk. A box too narrow for SMALLEST stays
-    without a label; the alternative text has them all.
+    The label is one line, or letter over number over chunk. The alternative text has all labels.
+
+    Args:
+        label: of the action.
+        width: of the box, in inches.
+        height: of the box, in inches.
     """
     number, dot, chunk = label[1:].partition(".")
     stacked = "\n".join([label[0], number, *([dot + chunk] if dot else [])])
@@ -99,7 +126,7 @@ def _fit(label: str, width: float, height: float) -> tuple[str, float]:
 
 
 def _shade(span: Span, chunks: int) -> str:
-    """The kind's color: the first chunk palest, the last one full."""
+    """Return the color of the action's kind: palest for the first chunk, full for the last."""
     from matplotlib.colors import to_hex, to_rgb
 
     strength = 1 if chunks == 1 else 0.55 + 0.45 * span.chunk / (chunks - 1)

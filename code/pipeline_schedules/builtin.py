@@ -1,4 +1,4 @@
-"""The published schedules, each a function of the number of stages and of micro-batches."""
+"""Published schedules, as functions of the number of stages and of micro-batches."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ from pipeline_schedules.actions import (
 
 
 def gpipe(stages: int, micro_batches: int) -> Schedule:
-    """GPipe (Huang et al. 2019, section 2.2, figure 2c): all forwards, then all backwards.
+    """Return GPipe (Huang et al. 2019, section 2.2, figure 2c): all forwards, then all backwards.
 
     The backwards run from the last micro-batch to the first, as in the paper's figure. Every stage
-    keeps the activations of all micro-batches.
-    Raises ScheduleError for numbers below 1.
+    stores the activations of all micro-batches.
+
+    Args:
+        stages: the number of pipeline stages.
+        micro_batches: micro-batches per step.
+
+    Raises:
+        ScheduleError: a number is below 1.
     """
     _at_least_one(stages=stages, micro_batches=micro_batches)
     numbers = range(micro_batches)
@@ -28,12 +34,19 @@ def gpipe(stages: int, micro_batches: int) -> Schedule:
 
 
 def one_f_one_b(stages: int, micro_batches: int) -> Schedule:
-    """1F1B with a flush (Narayanan et al. 2021, section 2.2.1, figure 4; order of PipeDream, 2019).
+    """Return 1F1B with a flush (PipeDream-Flush; Narayanan et al. 2021, section 2.2.1, figure 4).
 
-    A stage warms up with as many forwards as there are stages behind it, then alternates, then
-    drains. Its bubble is GPipe's; it keeps the activations of `stages - stage` micro-batches at
-    most. With one stage this is plain gradient accumulation: F0 B0 F1 B1 ...
-    Raises ScheduleError for numbers below 1.
+    A stage warms up with one forward for each later stage, alternates one forward and one backward
+    in the steady state, and cools down with the remaining backwards. Its bubble equals GPipe's, but
+    at most `stages - stage` micro-batches are in flight. With one stage this is plain gradient
+    accumulation: F0 B0 F1 B1 ...
+
+    Args:
+        stages: the number of pipeline stages.
+        micro_batches: micro-batches per step.
+
+    Raises:
+        ScheduleError: a number is below 1.
     """
     _at_least_one(stages=stages, micro_batches=micro_batches)
     numbers = range(micro_batches)
@@ -44,13 +57,20 @@ def one_f_one_b(stages: int, micro_batches: int) -> Schedule:
 
 
 def interleaved(stages: int, micro_batches: int, chunks: int) -> Schedule:
-    """Interleaved 1F1B (Narayanan et al. 2021, section 2.2.2): each stage holds `chunks` chunks.
+    """Return interleaved 1F1B (Narayanan et al. 2021, section 2.2.2): several chunks per stage.
 
     Groups of `stages` micro-batches go through chunk 0, then the same group through chunk 1, and
-    so on; backwards mirror that. A stage warms up with 2 (stages - stage - 1) +
-    (chunks - 1) stages forwards, or with all of them where micro_batches == stages, as Megatron-LM
-    of 2021 does. The bubble is 1/chunks of 1F1B's. With one chunk this is 1F1B.
-    Raises ScheduleError for numbers below 1 and where stages does not divide micro_batches.
+    so on; backwards mirror that. A stage warms up with 2 (stages - stage - 1) + (chunks - 1) stages
+    forwards, or with all of them if micro_batches == stages, as Megatron-LM of 2021 does. The
+    bubble is 1/chunks of 1F1B's. With one chunk this is 1F1B.
+
+    Args:
+        stages: the number of pipeline stages.
+        micro_batches: micro-batches per step, divisible by `stages`.
+        chunks: model chunks per stage.
+
+    Raises:
+        ScheduleError: a number is below 1, or micro_batches is not divisible by stages.
     """
     _at_least_one(stages=stages, micro_batches=micro_batches, chunks=chunks)
     if chunks == 1:
@@ -58,8 +78,8 @@ def interleaved(stages: int, micro_batches: int, chunks: int) -> Schedule:
     if micro_batches % stages:
         lower = micro_batches // stages * stages
         near = f"{lower} or {lower + stages}" if lower else f"{stages}"
-        raise ScheduleError(f"interleaved: {micro_batches} micro-batches cannot be dealt out to "
-                            f"{stages} stages in whole groups; take {near}")
+        raise ScheduleError(f"interleaved: {micro_batches} micro-batches are not divisible by "
+                            f"{stages} stages; take {near}")
     pairs = [(group + k, chunk) for group in range(0, micro_batches, stages)
              for chunk in range(chunks) for k in range(stages)]
     forwards = [Action(FORWARD, k, chunk) for k, chunk in pairs]
@@ -74,13 +94,19 @@ def interleaved(stages: int, micro_batches: int, chunks: int) -> Schedule:
 
 
 def zb_h1(stages: int, micro_batches: int) -> Schedule:
-    """ZB-H1 (Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2.1, figure 3 top).
+    """Return ZB-H1 (Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2.1, figure 3).
 
-    1F1B with the backward split: B hands the input's gradient on at once, and stage s computes
-    the weight gradient W of a micro-batch s backwards later, so that every stage keeps the same
-    number of activations, min(stages, micro_batches), which is 1F1B's peak. What is left over
-    fills the end of the pipeline.
-    Raises ScheduleError for numbers below 1.
+    This is 1F1B with the backward split: B computes the gradient of the inputs, which the previous
+    stage waits for, and stage s computes the weight gradient W of a micro-batch s backwards later.
+    So min(stages, micro_batches) micro-batches are in flight on every stage, which is 1F1B's peak.
+    The remaining W fill the bubble at the end.
+
+    Args:
+        stages: the number of pipeline stages.
+        micro_batches: micro-batches per step.
+
+    Raises:
+        ScheduleError: a number is below 1.
     """
     _at_least_one(stages=stages, micro_batches=micro_batches)
     schedule = []
@@ -103,7 +129,7 @@ BUILT_IN: dict[str, Callable[..., Schedule]] = {
 
 
 def _alternate(forwards: list[Action], backwards: list[Action], warm_up: int) -> list[Action]:
-    """`warm_up` forwards, then one forward and one backward in turn, then the backwards left."""
+    """Return `warm_up` forwards, then one forward and one backward in turn, then the cool-down."""
     actions = forwards[:warm_up]
     for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
         actions += [forward, backward]
@@ -113,5 +139,5 @@ def _alternate(forwards: list[Action], backwards: list[Action], warm_up: int) ->
 def _at_least_one(**numbers: int) -> None:
     for name, value in numbers.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ScheduleError(f"{name.replace('_', '-')}: {value!r} should be a whole number "
-                                "of at least 1")
+            raise ScheduleError(f"{name.replace('_', '-')}: {value!r} should be an integer of "
+                                "at least 1")

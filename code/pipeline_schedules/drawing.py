@@ -1,7 +1,7 @@
-"""The figure of a timeline, simulated or recorded: one row per stage, one box per action.
+"""Draw a timeline, simulated or recorded: one row per stage, one box per action.
 
-Every box says in letters what it is; forwards are brighter than backwards, and weight gradients are
-hatched: nothing is said by color alone. The same timeline gives the same bytes.
+Every box is labeled, forwards are brighter than backwards, and weight gradients are hatched, so no
+information depends on color alone. The same timeline always gives the same bytes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Drawing:
         return self._bytes("png", {"Software": None, "Description": self.alt})
 
     def save(self, path: str | Path) -> None:
-        """Write an .svg or a .png; ScheduleError for anything else."""
+        """Write an .svg or .png file; ScheduleError for any other suffix."""
         path = Path(path)
         if path.suffix not in (".svg", ".png"):
             raise ScheduleError(f"{path}: a figure's file ends in .svg or .png")
@@ -72,7 +72,7 @@ class Drawing:
         import matplotlib
 
         buffer = io.BytesIO()
-        # Letters as outlines: the same on every machine.
+        # Text as outlines looks the same on every machine.
         with matplotlib.rc_context({"svg.hashsalt": "schedule", "svg.fonttype": "path"}):
             self.figure.savefig(buffer, format=form, dpi=110, metadata=metadata,
                                 bbox_inches="tight" if self.crop else None)
@@ -85,10 +85,16 @@ class Drawing:
 
 def draw(thing: Drawable, title: str = "Pipeline", unit: str | None = None, live: bool = False
          ) -> Drawing:
-    """Draw whatever timeline_of reads: a schedule, a timeline, or the folder of a run.
+    """Draw a schedule, a timeline, or a recorded run.
 
-    unit: of the times, for the axis; without it, "ms" for a run's file. live: with a strip of the
-    live activations below every stage. Raises ScheduleError as timeline_of does.
+    Args:
+        thing: anything that timeline_of accepts.
+        title: of the figure.
+        unit: of time, for the axis; by default "ms" for a run's file, else none.
+        live: whether to draw the activations in flight below every stage.
+
+    Raises:
+        ScheduleError: timeline_of rejects it.
     """
     timeline, unit = timeline_of(thing), unit_of(thing, unit)
     figure, top = _figure([timeline], live)
@@ -99,9 +105,15 @@ def draw(thing: Drawable, title: str = "Pipeline", unit: str | None = None, live
 
 def draw_beside(things: Mapping[str, Drawable], unit: str | None = None, live: bool = False
                 ) -> Drawing:
-    """Several, by their titles, below each other on one scale of time: what is as long is as wide.
+    """Draw several timelines below each other, on one scale of time.
 
-    unit, live: as for draw, for all. Raises as draw does.
+    Args:
+        things: {title: anything that timeline_of accepts}.
+        unit: as for draw().
+        live: as for draw().
+
+    Raises:
+        ScheduleError: timeline_of rejects one, or there are none.
     """
     if not things:
         raise ScheduleError("draw_beside: there is nothing to draw")
@@ -119,12 +131,18 @@ def draw_beside(things: Mapping[str, Drawable], unit: str | None = None, live: b
 
 
 def unit_of(thing: Drawable, unit: str | None) -> str:
-    """The unit that was asked for, else what a trace's file has."""
+    """Return the given unit, or by default that of a trace file."""
     return unit if unit is not None else "ms" if isinstance(thing, str | Path) else ""
 
 
 def alt_text(timeline: Timeline, title: str = "Pipeline", unit: str = "") -> str:
-    """What the figure shows, in words: the order of every stage, the total, bubble and memory."""
+    """Describe the figure in words: each stage's order, the total time, bubble, and memory.
+
+    Args:
+        timeline: the timeline.
+        title: of the figure.
+        unit: of time.
+    """
     chunks = chunks_of(timeline)
     said = [f"{title}: {len(timeline.spans)} stages over time. {summary(timeline, unit)}."]
     for stage, spans in timeline.spans.items():
@@ -141,7 +159,7 @@ def summary(timeline: Timeline, unit: str = "") -> str:
 
 
 def _fullest(timelines: Iterable[Timeline]) -> float:
-    """The most activations on any stage, as whole stages'."""
+    """Return the peak of activations in flight on any stage; one of v chunks counts 1/v."""
     return max(peak / chunks_of(timeline) for timeline in timelines
                for peak in timeline.peak_live) or 1
 
@@ -151,12 +169,12 @@ def _row(live: bool) -> float:
 
 
 def _height(timeline: Timeline, live: bool) -> float:
-    """Inches of a panel: words, rows, axis."""
+    """Return the height of a panel in inches: text, rows, and axis."""
     return WORDS + len(timeline.spans) * _row(live) + AXIS
 
 
 def _figure(timelines: list[Timeline], live: bool) -> tuple[Figure, float]:
-    """An empty figure, and where its first panel begins, in inches from below."""
+    """Return an empty figure, and the upper edge of its first panel, in inches from below."""
     from matplotlib.figure import Figure
 
     height = sum(_height(timeline, live) for timeline in timelines)
@@ -165,7 +183,7 @@ def _figure(timelines: list[Timeline], live: bool) -> tuple[Figure, float]:
 
 
 def _width(timeline: Timeline) -> float:
-    """Wide enough for a stacked label in a typical short box, within bounds."""
+    """Return a width in inches at which a stacked label fits a typical short box, within bounds."""
     lengths = sorted(span.end - span.start for spans in timeline.spans.values() for span in spans)
     short = float(lengths[len(lengths) // 10])
     if not short:
@@ -176,9 +194,16 @@ def _width(timeline: Timeline) -> float:
 
 def _panel(figure: Figure, timeline: Timeline, top: float, title: str, unit: str, longest: float,
            fullest: float) -> None:
-    """One timeline from `top` (inches) down; its axis is `longest` units of time long.
+    """Draw one timeline.
 
-    fullest: how many live activations fill a strip, as whole stages'; 0: there are no strips.
+    Args:
+        figure: to draw in.
+        timeline: the timeline.
+        top: the panel's upper edge, in inches from below.
+        title: of the panel.
+        unit: of time.
+        longest: length of the axis, in units of time.
+        fullest: the activations in flight at which a strip is full; 0 for no strips.
     """
     width, height = figure.get_size_inches()
     rows, row = len(timeline.spans), _row(bool(fullest))

@@ -1,7 +1,7 @@
-"""The figure of a timeline step by step: a slider uncovers it, a table says what every stage does.
+"""A timeline step by step: a slider uncovers the figure, and a table shows each stage's action.
 
-Plain HTML with its data and its few lines of script inside (steps.js): it works in JupyterLab and
-in an exported page, without a network. Where scripts may not run, the whole figure stands there.
+The HTML contains its data and script (steps.js), so it works in JupyterLab and in an exported page,
+without a network. Where scripts are not allowed, it shows the complete figure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import html
 import json
 from pathlib import Path
 
-from pipeline_schedules.actions import WEIGHT, Action, ScheduleError, dependencies
+from pipeline_schedules.actions import WEIGHT, Action, ScheduleError, sender
 from pipeline_schedules.boxes import INK, chunks_of, label_of, live_steps
 from pipeline_schedules.drawing import Drawing, draw, unit_of
 from pipeline_schedules.simulation import Timeline
@@ -19,7 +19,7 @@ from pipeline_schedules.traces import Drawable, timeline_of
 
 SCRIPT = Path(__file__).with_name("steps.js")
 MOST = 5_000  # steps; more would be megabytes in a notebook
-# A button moves the slider by so many steps, or runs it to its end.
+# Scripts of the buttons: one moves the slider by some steps, the other plays it to its end.
 MOVE = ("const s=this.closest('figure').querySelector('input');s.value=Number(s.value)+({by});"
         "s.oninput()")
 PLAY = ("const f=this.closest('figure'),s=f.querySelector('input'),b=this;"
@@ -30,7 +30,7 @@ PLAY = ("const f=this.closest('figure'),s=f.querySelector('input'),b=this;"
 
 
 class Steps:
-    """A drawing with a slider; a notebook shows it, `save` writes a page."""
+    """A drawing with a slider. A notebook displays it; `save` writes an HTML page."""
 
     def __init__(self, drawing: Drawing, timeline: Timeline, unit: str) -> None:
         self.drawing, self.timeline, self.unit = drawing, timeline, unit
@@ -67,7 +67,7 @@ class Steps:
             f'<th>idle so far</th></tr></thead><tbody>{self._rows()}</tbody></table></figure>')
 
     def save(self, path: str | Path) -> None:
-        """Write a page, .html; ScheduleError for anything else."""
+        """Write an .html file; ScheduleError for any other suffix."""
         path = Path(path)
         if path.suffix != ".html":
             raise ScheduleError(f"{path}: the file of steps ends in .html")
@@ -80,7 +80,7 @@ class Steps:
         return self.html()
 
     def _rows(self) -> str:
-        """What stands there at the end, and without a script."""
+        """Return the table after the last step, which is also shown without scripts."""
         total, unit = float(self.timeline.total), self.unit and f" {self.unit}"
         rows = []
         for row, (stage, spans) in enumerate(self.timeline.spans.items()):
@@ -107,23 +107,29 @@ class Steps:
                 "unit": self.unit and f" {self.unit}"}
 
     def _needed(self, stage: int, action: Action, chunks: int) -> str:
-        """What another stage must have done before this action, in words; "" for nothing."""
-        there = [f"{needed} of stage {other}" for other, needed in dependencies(
-            stage, action, len(self.timeline.spans), chunks) if other != stage]
-        return there[0] if there else ""
+        """Return the action of another stage that this one depends on, in words, or ""."""
+        source = sender(stage, action, len(self.timeline.spans), chunks)
+        return "" if source is None else f"{source[1]} of stage {source[0]}"
 
 
 def moments(timeline: Timeline) -> list[float]:
-    """When an action starts or ends, on any stage."""
+    """Return the times at which an action of any stage starts or ends."""
     return sorted({float(time) for row in timeline.spans.values() for span in row
                    for time in (span.start, span.end)})
 
 
 def draw_steps(thing: Drawable, title: str = "Pipeline", unit: str | None = None,
                live: bool = True) -> Steps:
-    """draw(), with a slider over the moments at which an action starts or ends.
+    """Draw a timeline with a slider over the moments at which an action starts or ends.
 
-    Raises as draw does, and ScheduleError where there are too many.
+    Args:
+        thing: as for draw().
+        title: as for draw().
+        unit: as for draw().
+        live: as for draw().
+
+    Raises:
+        ScheduleError: timeline_of rejects it, or there are too many moments.
     """
     timeline, unit = timeline_of(thing), unit_of(thing, unit)
     if len(moments(timeline)) > MOST:

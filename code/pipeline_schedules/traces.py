@@ -1,5 +1,5 @@
-"""Timelines as files that Perfetto (ui.perfetto.dev) and chrome://tracing open: the trace-event
-format, one process per rank."""
+"""Read and write timelines as trace-event files, which Perfetto (ui.perfetto.dev) and
+chrome://tracing open, with one process per rank."""
 
 from __future__ import annotations
 
@@ -19,11 +19,17 @@ Drawable = Timeline | Mapping[int, Sequence[Sequence]] | Sequence[object] | str 
 
 def timeline_of(thing: Drawable, durations: Durations | None = None, dp: int = 0, tp: int = 0
                 ) -> Timeline:
-    """A timeline of anything that has one: itself; a schedule (lists of actions, or the texts that
-    parse reads), simulated with `durations`; a recorded {stage: [(kind, micro_batch, chunk, start,
-    end)]}; or the folder or file of a run with --timeline, read as `read` does.
+    """Return the timeline of anything that has one.
 
-    Raises ScheduleError for what is none of these.
+    Args:
+        thing: a timeline; a schedule that parse() reads; recorded spans as {stage: [(kind,
+            micro_batch, chunk, start, end)]}; or the folder or the file of a run with --timeline.
+        durations: times of the passes, to simulate a schedule.
+        dp: the data-parallel replica, to read from a file.
+        tp: the tensor-parallel rank, to read from a file.
+
+    Raises:
+        ScheduleError: it is none of these, or is malformed.
     """
     if isinstance(thing, Timeline):
         return thing
@@ -35,9 +41,10 @@ def timeline_of(thing: Drawable, durations: Durations | None = None, dp: int = 0
 
 
 def measured(timeline: Timeline) -> Durations:
-    """The mean time of a stage's actions in a recorded run, for simulate().
+    """Return the mean times of each stage's passes in a recorded run, for simulate().
 
-    Raises ScheduleError where a stage lacks forwards or backwards.
+    Raises:
+        ScheduleError: a stage has no forwards or no backwards.
     """
     chunks = 1 + max(span.chunk for spans in timeline.spans.values() for span in spans)
     split = any(span.kind == WEIGHT for spans in timeline.spans.values() for span in spans)
@@ -53,22 +60,26 @@ def measured(timeline: Timeline) -> Durations:
 
 
 def replayed(timeline: Timeline) -> Timeline:
-    """The order of a recorded run, simulated with each stage's mean times and links that cost
-    nothing: what is longer in the run is messages, and actions of unequal length."""
+    """Simulate a recorded run's own order with each stage's mean times and free links.
+
+    The recorded run is longer by its communication and by the variance of its actions' times.
+    """
     order = [[Action(*span[:3]) for span in spans] for spans in timeline.spans.values()]
     return simulate(order, measured(timeline))
 
 
 def perfetto(ranks: list[dict], label: str = "") -> dict:
-    """The trace: a process per rank, times in microseconds from the first start.
+    """Return a trace with one process per rank, and times in microseconds from the first start.
 
-    ranks: {"rank", "pp", "dp", "tp", "sections": [(name, start, end in seconds, an action as a
-    tuple or None)]}; label: of a modeled device.
+    Args:
+        ranks: {"rank", "pp", "dp", "tp", "sections": [(name, start and end in seconds, an action
+            as a tuple or None)]} of each.
+        label: added to each title, such as the name of a modeled GPU.
     """
     begin = min(start for rank in ranks for _, start, _, _ in rank["sections"])
     events = []
     for rank in ranks:
-        place = {axis: rank[axis] for axis in ("pp", "dp", "tp")}
+        coordinates = {axis: rank[axis] for axis in ("pp", "dp", "tp")}
         title = f"rank {rank['rank']}: stage {rank['pp']}, dp {rank['dp']}, tp {rank['tp']}"
         title += f" ({label})" if label else ""
         pid = rank["rank"]
@@ -78,19 +89,25 @@ def perfetto(ranks: list[dict], label: str = "") -> dict:
                     "args": {"sort_index": pid}}]
         for name, start, end, action in rank["sections"]:
             event = {"ph": "X", "pid": pid, "tid": 0, "cat": name, "name": name,
-                     "ts": 1e6 * (start - begin), "dur": 1e6 * (end - start), "args": place}
+                     "ts": 1e6 * (start - begin), "dur": 1e6 * (end - start),
+                     "args": coordinates}
             if action is not None:
                 event["name"] = str(Action(*action))
-                event["args"] = {**place, "action": list(action)}
+                event["args"] = {**coordinates, "action": list(action)}
             events.append(event)
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
 def export(thing: Drawable, path: str | Path, milliseconds: float = 1) -> None:
-    """Write what timeline_of reads as a trace, which `read` reads again.
+    """Write a timeline as a trace file.
 
-    milliseconds: how long the timeline's unit of time is. Raises as timeline_of does, and
-    ScheduleError where the file cannot be written.
+    Args:
+        thing: anything that timeline_of accepts.
+        path: the file.
+        milliseconds: the length of the timeline's unit of time.
+
+    Raises:
+        ScheduleError: timeline_of rejects it, or the file cannot be written.
     """
     timeline = timeline_of(thing)
     seconds = milliseconds / 1e3
@@ -104,16 +121,23 @@ def export(thing: Drawable, path: str | Path, milliseconds: float = 1) -> None:
 
 
 def write(path: Path, trace: dict) -> None:
-    """Whole or not at all."""
+    """Write the file atomically."""
     unfinished = path.with_name(f".{path.name}")
     unfinished.write_text(json.dumps(trace, separators=(",", ":")))
     os.replace(unfinished, path)
 
 
 def read(path: str | Path, dp: int = 0, tp: int = 0) -> Timeline:
-    """The pipeline of data-parallel replica `dp` and tensor-parallel rank `tp`, in milliseconds,
-    from a trace or from the folder with it. Raises ScheduleError when the file is no recorded
-    timeline or has no such ranks."""
+    """Return the timeline of one pipeline in a trace, in milliseconds.
+
+    Args:
+        path: the trace, or the folder that contains it.
+        dp: the pipeline's data-parallel replica.
+        tp: its tensor-parallel rank.
+
+    Raises:
+        ScheduleError: the file is not a recorded timeline, or has no such ranks.
+    """
     path = Path(path)
     path = path / FILE if path.is_dir() else path
     try:

@@ -100,15 +100,15 @@ def test_a_folder_and_bytes_are_no_schedule(tmp_path):
     with pytest.raises(ScheduleError, match=r"folder\.py: Is a directory"):
         load(tmp_path / "folder.py", 2, 2)
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ScheduleError, match=r"bytes\.json: this is not text in UTF-8"):
+    with pytest.raises(ScheduleError, match=r"bytes\.json: not UTF-8 text"):
         load(tmp_path / "bytes.json", 2, 2)
 
 
 @pytest.mark.parametrize("text, message", [
     ("", r"line 1, column 1: Expecting value"),
     ('["F0 B0",\n "F0 B0"', r"line 2, column 9: "),
-    ("[" * 100_000, "no list of stages"),
-    ("[" + "1" * 5000 + "]", "no list of stages"),
+    ("[" * 100_000, "not a list of stages"),
+    ("[" + "1" * 5000 + "]", "not a list of stages"),
     ('{"stages": []}', "a list with one entry per stage, this is a dict"),
     ('"F0 B0"', "a list with one entry per stage, this is a str"),
     ("[3]", r'stage 0: write its actions as a string, "F0 B0", or as a list, not as a int'),

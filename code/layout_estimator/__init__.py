@@ -1,9 +1,10 @@
-"""What a layout costs, in time, memory, and dollars, without starting a rank.
+"""Estimate the time, memory, and dollars of a layout without starting a rank.
 
 `pretrain_gpt.py --estimate` (main.py) and `lab estimate` (cli.py) print it; costs.py and layers.py
-show it in notebooks. One process stands for all ranks (solo.py): the trainer runs every distinct
-stage once on a virtual GPU (stage_cost.py), the schedule puts the stages together on a clock
-(estimate.py, memory.py), and planner.py turns that into iterations, days, and prices.py's dollars.
+show it in notebooks. One rank represents all ranks of its stage (representative.py) in a modeled
+cluster (cluster.py). The trainer runs every distinct stage once on a virtual GPU (measurement.py),
+the interpreter of schedules combines them into the time and memory of a step (step_time.py,
+memory.py), and planner.py turns that into days and dollars (prices.py).
 
 It may import the trainer, pipeline_schedules, virtualgpu, and labcore; the trainer never imports
 it. Begin with planner.py, then estimate.py. Importing planner.py imports torch, so programs that

@@ -1,8 +1,8 @@
-"""`lab estimate`: which layout of a model on a cluster is fastest, and which one fits.
+"""`lab estimate`: find the layouts of a model on a cluster that are fastest, or that fit.
 
-All divisions into tensor-, pipeline- and data-parallel ranks whose tensor-parallel ones stay on a
-node are costed on virtual cards, each with several micro-batches and with and without
-recomputation. Nothing is run.
+It estimates every layout whose tensor-parallel ranks stay within a node, each with several
+micro-batch sizes and with and without activation recomputation, on virtual GPUs. Nothing is
+trained.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from layout_estimator.planner import Plan
 
 HELP = """\
-The flags are those of pretrain_gpt.py --estimate. Those that are varied and not given:
+The flags are those of pretrain_gpt.py --estimate. These are varied unless you give them:
 --tensor-model-parallel-size, --pipeline-model-parallel-size, --micro-batch-size,
 --recompute-granularity.
 
@@ -36,7 +36,13 @@ SHOWN = 20
 
 
 class Choice(NamedTuple):
-    """A layout that was costed. recompute: a key of RECOMPUTE. gib: of the fullest rank."""
+    """An estimated layout.
+
+    Attributes:
+        plan: its estimate.
+        micro_batch: samples per micro-batch.
+        recompute: a key of RECOMPUTE.
+    """
 
     plan: Plan
     micro_batch: int
@@ -44,6 +50,7 @@ class Choice(NamedTuple):
 
     @property
     def gib(self) -> float:
+        """Return the memory of the fullest rank, in GiB."""
         return max(memory.total for memory in self.plan.memory) / 2**30
 
 
@@ -57,7 +64,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Raises LabError where the flags make no sense."""
+    """Print the estimates; LabError if no layout is possible."""
     flags = plain(arguments.flags)
     if not flags or {"-h", "--help"} & set(flags):
         print(arguments.parser.format_help())
@@ -81,14 +88,22 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def plain(flags: Sequence[str]) -> list[str]:
-    """`--name value` for `--name=value` and for the short names of what is varied."""
+    """Split `--name=value` into two words, and expand the short name of a varied flag."""
     words = [word for flag in flags
              for word in (flag.split("=", 1) if flag.startswith("--") else [flag])]
     return ["--micro-batch-size" if word == "-b" else word for word in words]
 
 
 def take(flags: list[str], name: str) -> str | None:
-    """Remove `name VALUE`; the value. Raises LabError where it is missing or no figure's name."""
+    """Remove `name VALUE` from the flags, and return the value, or None if it is not there.
+
+    Args:
+        flags: is changed in place.
+        name: a flag whose value is the path of a figure.
+
+    Raises:
+        LabError: the value is missing, or is not a path for a figure.
+    """
     if name not in flags:
         return None
     at = flags.index(name)
@@ -102,7 +117,7 @@ def take(flags: list[str], name: str) -> str | None:
 
 
 def sweep(flags: Sequence[str]) -> Iterator[Choice]:
-    """Every layout that the trainer takes. Raises LabError when it takes none, with its reason."""
+    """Yield every layout that the trainer accepts; LabError with its reason if there is none."""
     from layout_estimator.requests import EstimateError, estimate, read_flags
 
     measured, refused, found = {}, None, False
@@ -124,7 +139,7 @@ def sweep(flags: Sequence[str]) -> Iterator[Choice]:
 
 
 def layouts(flags: Sequence[str]) -> Iterator[tuple[list[str], int | None, str]]:
-    """(flags, micro-batch, recomputation) of every combination of what `flags` leave open."""
+    """Yield (flags, micro-batch size, recomputation) of each combination of the varied flags."""
     given = dict(pairwise(flags)).get("--world-size", "1")
     # The trainer's parser says what is wrong with any other.
     world = int(given) if given.isdecimal() and int(given) else 1
@@ -143,7 +158,7 @@ def layouts(flags: Sequence[str]) -> Iterator[tuple[list[str], int | None, str]]
 
 
 def pareto(choices: Sequence[Choice]) -> list[Choice]:
-    """Those that fit and that no other beats in both time and memory."""
+    """Return the layouts that fit and that no other beats in both time and memory."""
     best: list[Choice] = []
     for choice in choices:  # the fastest first
         if choice.plan.fits and (not best or choice.gib < best[-1].gib):
@@ -159,7 +174,7 @@ def record(choice: Choice, best: bool) -> dict:
 
 
 def table(choices: Sequence[Choice], best: Sequence[Choice]) -> str:
-    """The fastest that fit, and all of the pareto; a star marks these."""
+    """Return a table of the fastest layouts that fit, and of the Pareto front, marked by stars."""
     first = choices[0].plan
     fitting = [choice for choice in choices if choice.plan.fits]
     lines = [f"{first.card} x {first.world_size}, {first.network}: "
@@ -181,7 +196,7 @@ def table(choices: Sequence[Choice], best: Sequence[Choice]) -> str:
 
 
 def draw(choices: Sequence[Choice], best: Sequence[Choice], path: str) -> None:
-    """Time against memory."""
+    """Plot the layouts' time against their memory."""
     import matplotlib
 
     matplotlib.use("Agg")

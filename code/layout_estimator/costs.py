@@ -1,4 +1,4 @@
-"""What settings of the trainer would cost on virtual cards: several side by side, for labs."""
+"""Compare the estimated time and memory of several settings of the trainer, for labs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,22 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one setting, as `pretrain_gpt.py --estimate` has it.
+    """The estimate of one setting, as `pretrain_gpt.py --estimate` computes it.
 
-    states, activations, total, capacity: GiB of the fullest rank at its peak; states are weights,
-    gradients and the optimizer's. share_of_peak, communication, bubble: 1.0 is all.
-    by_stage: GiB of activations of a rank of each pipeline stage.
+    Attributes:
+        name: of the setting.
+        card: the virtual GPU.
+        milliseconds: per iteration.
+        tokens_per_second: of the whole cluster.
+        states: GiB of parameters, gradients, and optimizer state of the fullest rank.
+        activations: GiB of its activations at the peak.
+        total: GiB allocated at its peak, including CUDA and NCCL.
+        capacity: GiB of the GPU.
+        fits: whether every rank fits.
+        share_of_peak: achieved FLOP/s over the data sheet's, from 0 to 1.
+        communication: share of time waiting for collectives, from 0 to 1.
+        bubble: share of time waiting for other stages, from 0 to 1.
+        by_stage: GiB of activations of a rank of each pipeline stage.
     """
 
     name: str
@@ -40,9 +51,14 @@ class Cost:
 
 
 def of(settings: Mapping[str, str], flags: str) -> list[Cost]:
-    """What each of `settings` (its name: its flags) costs together with `flags`, those of all.
+    """Return the cost of each setting.
 
-    Raises LabError with the trainer's words for flags that it does not take.
+    Args:
+        settings: {name: its own flags}.
+        flags: the flags that all settings share.
+
+    Raises:
+        LabError: the trainer does not accept the flags of a setting.
     """
     from layout_estimator.requests import EstimateError, estimate
 
@@ -64,7 +80,7 @@ def of(settings: Mapping[str, str], flags: str) -> list[Cost]:
 
 
 def show(costs: Sequence[Cost]) -> None:
-    """Print a table."""
+    """Print the costs as a table."""
     width = max(len(cost.name) for cost in costs)
     print(f"{costs[0].card}, modeled; memory in GiB, of {costs[0].capacity:.2f}")
     print(f"{'':{width}} {'ms':>8} {'tokens/s':>9} {'states':>7} {'activ.':>7} {'all':>7}  fits "
@@ -77,7 +93,7 @@ def show(costs: Sequence[Cost]) -> None:
 
 
 def plot(costs: Sequence[Cost]) -> Drawing:
-    """The time of an iteration over its memory; what does not fit is right of the card's end."""
+    """Plot time per iteration against memory, with a line at the GPU's capacity."""
     from matplotlib.figure import Figure
 
     from pipeline_schedules import Drawing
@@ -87,7 +103,7 @@ def plot(costs: Sequence[Cost]) -> Drawing:
     across = max(cost.total for cost in costs) - min(cost.total for cost in costs)
     upward = max(cost.milliseconds for cost in costs) - min(cost.milliseconds for cost in costs)
     for cost in costs:
-        # A label stands to the left of its point where another point is in the way on the right.
+        # The label goes left of its point if another point is close on the right.
         left = any(0 < other.total - cost.total < 0.25 * across
                    and abs(cost.milliseconds - other.milliseconds) < 0.08 * upward
                    for other in costs)

@@ -1,4 +1,4 @@
-"""The figure of --plot: where a plan's memory and time go."""
+"""The figure of --plot: the parts of a plan's memory and time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ TIMES = {"computing": "#3b6ea5", "collectives": "#c0504d", "bubble": "#d9d9d9"}
 
 
 def save(plan: Plan, path: str) -> None:
-    """Write the figure; the ending says the format."""
+    """Write the figure.
+
+    Args:
+        plan: the plan.
+        path: the file; its suffix decides the format.
+    """
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -1,6 +1,6 @@
-"""`--estimate`: what a run would cost, without running it: time, memory, days, money.
+"""The plan that `--estimate` prints, as text, JSON, or a figure: a run's time, memory, and cost.
 
-One process stands for all ranks (estimate.py); this is what it says, as text, JSON or a figure.
+One process represents all ranks (estimate.py); nothing is trained.
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one rank of a stage at its peak. outside: CUDA's and NCCL's own."""
+    """Bytes of one rank of a stage at its peak.
+
+    Attributes:
+        weights: parameters, with the optimizer's copy.
+        gradients: of the parameters.
+        optimizer: Adam's state.
+        activations: and everything else that PyTorch allocates.
+        outside: the CUDA context, and NCCL's buffers.
+    """
 
     weights: float
     gradients: float
@@ -41,7 +49,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `--json` prints; see `text` for what people read."""
+    """The fields of `--json`; `text` formats them for people."""
 
     card: str
     network: str
@@ -101,7 +109,7 @@ def estimator_of(config: Config) -> Estimator:
 
 
 def as_json(made: Plan) -> dict:
-    """Every field under its name; memory's parts with their total."""
+    """Return the plan as a dictionary, with the total of each stage's memory."""
     return {**dataclasses.asdict(made), "memory": [
         {**dataclasses.asdict(stage), "total": stage.total} for stage in made.memory]}
 
@@ -146,7 +154,13 @@ def make(config: Config, estimator: Estimator, estimate: Estimate) -> Plan:
 
 
 def memory(config: Config, estimate: Estimate, stages: list[int]) -> tuple[Memory, ...]:
-    """Per stage: states by the formula, and the rest of the peak, which was measured."""
+    """Return each stage's memory: states by the formula, and the rest of the measured peak.
+
+    Args:
+        config: the run's flags.
+        estimate: of the run.
+        stages: parameters on a rank of each stage.
+    """
     each = state_bytes("bf16" if config.accumulate_allreduce_grads_in_fp32 else config.precision,
                        config.data_parallel_size, config.use_distributed_optimizer)
     return tuple(Memory(each.weights * count, each.gradients * count, each.optimizer * count,
@@ -155,6 +169,7 @@ def memory(config: Config, estimate: Estimate, stages: list[int]) -> tuple[Memor
 
 
 def text(made: Plan) -> str:
+    """Return the plan as text, one quantity per line."""
     fullest = max(range(len(made.memory)), key=lambda stage: made.memory[stage].total)
     held = made.memory[fullest]
     parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in (

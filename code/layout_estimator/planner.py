@@ -29,9 +29,9 @@ class Memory:
     """Bytes of one rank of a stage at its peak.
 
     Attributes:
-        weights: parameters, with the optimizer's copy.
-        gradients: of the parameters.
-        optimizer: Adam's state.
+        weights: parameters in the training precision.
+        gradients: as the backward pass accumulates them.
+        optimizer: Adam's moments and, in mixed precision, fp32 main weights and gradients.
         activations: and everything else that PyTorch allocates.
         outside: the CUDA context, and NCCL's buffers.
     """

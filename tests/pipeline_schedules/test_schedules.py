@@ -201,7 +201,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text()
 
 def test_the_examples_of_the_page_run_and_print_what_it_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    first, own, plots = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    first, own, order, plots = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert "plots.pipeline(" in plots  # of runs: tests/lab/notebook/test_plots.py tries these
     exec(first, {})
     printed = capsys.readouterr().out.splitlines()
@@ -211,6 +211,10 @@ def test_the_examples_of_the_page_run_and_print_what_it_says(tmp_path, monkeypat
     assert (tmp_path / "1f1b.svg").stat().st_size
     (tmp_path / "mine.py").write_text(own)
     assert problems(load("mine.py", 3, 4), stages=3, micro_batches=4) == []
+    exec(order, {})
+    assert capsys.readouterr().out.splitlines() == [
+        "stage 0 runs F0", "stage 1 runs F0 after F0 of stage 0", "stage 1 runs B0",
+        "stage 0 runs B0 after B0 of stage 1"]
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

@@ -36,7 +36,7 @@ import re
 
 from labcore import workspace
 
-os.chdir(workspace.home())  # all paths in this lab begin at the workspace
+os.chdir(workspace.home())  # all paths in this lab are relative to the workspace
 
 # %% tags=["check-setup"]
 from labkit import check
@@ -336,7 +336,7 @@ plots.loss(first_job=logs.read(first.log))
 # ## Why does it not start?
 #
 # Now the first case. On a shared cluster, jobs wait, and `squeue` gives a reason for each of them. Some reasons go
-# away by themselves. Others stay until somebody does something, and a job may wait forever, and nobody is notified.
+# away by themselves. Others stay until somebody acts, so a job can wait forever without anyone being notified.
 #
 # The next two cells set up a busy morning. The first one writes a colleague's script, `code/count.sh`, which counts the
 # tokens of the training text on four ranks. Read it, but do not change it yet.
@@ -367,7 +367,7 @@ echo "done"
 # The second cell submits eight jobs. It also **drains** `slurmnode2`: no new job starts there until the node is
 # resumed, which you do a few cells below. That is how administrators prepare a repair, and here, the administrator is
 # you. `--dependency=afterok:51` makes a job wait until job 51 has succeeded, and `afterany:51` until it has ended,
-# whatever came of it. A job with `--exclusive` shares its node with no other job.
+# whether it succeeded or not. A job with `--exclusive` shares its node with no other job.
 
 # %% tags=["explore"]
 %%bash
@@ -404,7 +404,7 @@ sinfo --list-reasons
 # | `DependencyNeverSatisfied` | a job that had to succeed has failed | `scontrol update JobId=53 Dependency=` |
 # | `JobHeldUser`, `JobHeldAdmin` | it is held | `scontrol release`, by you or by the administrator |
 # | `ReqNodeNotAvail, UnavailableNodes:...` | it needs nodes that are down or drained | a repair, or other nodes |
-# | `PartitionTimeLimit` | its time limit exceeds the partition's | `scontrol update JobId=53 TimeLimit=60` |
+# | `PartitionTimeLimit` | its time limit exceeds the partition's | a shorter one, in minutes: `scontrol update JobId=53 TimeLimit=60` |
 # | `PartitionDown` | its partition is closed | the administrator |
 #
 # There are many [more](https://slurm.schedmd.com/job_reason_codes.html). Slurm shows one reason at a time, so another
@@ -414,7 +414,7 @@ sinfo --list-reasons
 # %% [markdown]
 # ### Exercise 3: which jobs will never start?
 #
-# Write a function that finds all pending jobs that cannot start unless somebody does something. There is more to it
+# Write a function that finds all pending jobs that cannot start unless somebody acts. There is more to it
 # than the reason. Look at `evaluate`: it waits for `draft`, which is held, and nobody has released it. Yet its
 # reason is an innocent `Dependency`. So follow the dependencies, along chains of any length. A comma in that column
 # means that *all* of the dependencies must be fulfilled. A job that is not in the table is running, and will end. The
@@ -604,7 +604,7 @@ count = jobs.wait()
 # %% [markdown]
 # ## Which rank failed first?
 #
-# The second case. `COMPLETED`, says Slurm. So where is the result?
+# Now the second case. Slurm reports that the count job is `COMPLETED`. So where is its result?
 
 # %% tags=["explore"]
 !ls megatron/logs/tokens.json
@@ -612,10 +612,10 @@ count = jobs.wait()
 !tail -n 12 {count.log}
 
 # %% [markdown]
-# There is no result, but a long log. (It is in `code/`, because a relative path in `--output` begins in the folder in
-# which `sbatch` was called.) Slurm believes that all went well, because a job's state and exit code are those of its
-# script, and a script's exit code is that of its last command. Here, that is `echo`, and its exit code is 0, which
-# means success.
+# There is no result, but a long log. (The log is in `code/`, because Slurm resolves a relative path in `--output` from
+# the folder in which `sbatch` was called.) Slurm believes that all went well, because a job's state and exit code are
+# those of its script, and a script's exit code is that of its last command. Here, that is `echo`, and its exit code is
+# 0, which means success.
 #
 # The last lines of the log name a rank, but no error. In a distributed program, the ranks depend on each other. When
 # one of them fails, the others lose their connection to it, and each fails with an error of its own. Then `torchrun`
@@ -632,7 +632,8 @@ count = jobs.wait()
 
 # %% [markdown]
 # You recognize a consequence by its text. It comes from the library that ranks communicate through, which is **Gloo**
-# on CPUs and **NCCL** on GPUs. A rank that only lost another one prints one of these:
+# on CPUs and **NCCL** on GPUs. A rank that has only lost its connection to another one prints one of
+# these:
 #
 # | text in the error | who prints it |
 # |---|---|
@@ -645,8 +646,9 @@ count = jobs.wait()
 #
 # Write a function that finds the first cause in any such log. Consequences may come before it, because the lines of
 # several processes arrive in any order; the lines of one traceback stay together. If several ranks have errors of their
-# own, return the first one in the log, which is the best guess without time stamps. Do not rely on the summary: every
-# `torchrun` only knows which of its own ranks ended first, and that may be one that lost a rank on another node.
+# own, return the first one in the log, which is the best guess without timestamps. Do not rely on the summary: every
+# `torchrun` only knows which of its own ranks ended first, and that rank may only have lost its connection to another
+# node.
 
 # %% answer="first-cause"
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting",
@@ -714,11 +716,11 @@ check.function(
         "The rank is an int.": [("0", "FileNotFoundError: no a.json"), "", "", "", ""],
         "That is a line of the program, which the traceback shows. The error itself is not indented.":
             [(0, "    raise RuntimeError(message)"), "", "", "", ""],
-        "That is the first error in the log, and it is a consequence: this rank lost another one.":
+        "That is the first error in the log, and it is a consequence: this rank lost its connection.":
             ["", (1, "RuntimeError: Connection closed by peer"),
              (5, "torch.distributed.DistBackendError: NCCL error, remote process exited"),
              (5, "RuntimeError: Connection closed by peer"), (2, "RuntimeError: Timed out waiting 1800000ms")],
-        "That is the rank that torchrun's summary names. It can be one that lost another rank.":
+        "That is the rank that torchrun's summary names. That rank may only have lost its connection.":
             ["", (3, "RuntimeError: Timed out waiting 1800000ms"),
              (4, "RuntimeError: Connection closed by peer"), "", ""],
         "A RuntimeError can be a cause: look at its text, not at its type.":
@@ -811,7 +813,7 @@ print("first cause:", result(str(first_cause(count.log.read_text()))))
 # `megatron/logs`, exists, as you can see in the file browser on the left. So why was it not found?
 #
 # Your files are in the **workspace**, and the variable `LAB_HOME` holds its path, here and in every job. A path such
-# as `megatron/logs/tokens.json` is **relative**: it begins in the current folder. A job starts in the folder in which
+# as `megatron/logs/tokens.json` is **relative**: it starts at the current folder. A job starts in the folder in which
 # `sbatch` was called, which was `code/` this time. The script worked for your colleague, who always submits from the
 # workspace. An **absolute** path, such as `$LAB_HOME/megatron/logs/tokens.json`, works from everywhere.
 #
@@ -878,7 +880,7 @@ for folder, run in (("code", job.run), ("the workspace", failed.run)):
     check.that(files.get("--data") == "$LAB_HOME/data/bpe-4096/text_document.bin",
                f"Submitted from {folder}, it counts the tokens of {files.get('--data')}.")
     check.that(files.get("--result") == "$LAB_HOME/megatron/logs/tokens.json",
-               f"Submitted from {folder}, it writes the result to {files.get('--result')}. A relative path begins in "
+               f"Submitted from {folder}, it writes the result to {files.get('--result')}. A relative path starts at "
                "the current folder.")
 check.that(failed.status == 1, "The program failed with exit code 1, and the script ends with "
            f"{failed.status}. Slurm would show COMPLETED.")
@@ -1090,7 +1092,7 @@ plots.loss(my_first=log)
 #    that?
 # 2. **The time limit.** Your run needs between 3 and 5 hours. Which limit do you request, and what can the program do
 #    so that a limit that is too short costs little?
-# 3. **First, not last.** A job on 1,024 GPUs stops, and all 1,024 ranks log errors about lost connections only. What
+# 3. **First, not last.** A job on 1,024 GPUs stops, and all 1,024 ranks log only errors about lost connections. What
 #    may have happened, and where do you look next?
 
 # %% [markdown]
@@ -1114,7 +1116,8 @@ plots.loss(my_first=log)
 #   and `sinfo` lists the nodes.
 # - A pending job has a reason. Some reasons pass with time; others need you.
 # - One line of a log tells you the throughput and the time that is left.
-# - When a job fails, look for the first cause. For jobs of the course's trainer, `lab top` and `lab report` do that.
+# - When a job fails, look for the first cause. For jobs of the course's trainer, `lab top` does that,
+#   and `lab report JOBID` writes a page about the job that includes it.
 #
 # **To submit your work,** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>). This file is what is graded; it contains
 # your scripts. Before you submit it, *Run*, *Restart Kernel and Run All Cells* shows whether all checks pass from top

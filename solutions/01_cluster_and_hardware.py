@@ -44,7 +44,7 @@ import torch.distributed as dist
 
 from labcore import workspace
 
-os.chdir(workspace.home())  # all paths in this lab begin at the workspace
+os.chdir(workspace.home())  # all paths in this lab are relative to the workspace
 
 # %% tags=["check-setup"]
 from labkit import check
@@ -901,13 +901,14 @@ for title, sizes in (("GPT-2 small", GPT2_LAYER), ("GPT-3", GPT3_LAYER)):
 
 # %% [markdown]
 # All elementwise kernels are memory-bound, on every GPU, and so are the two GEMMs of attention, in which one
-# dimension is only the head size. On the H100, another GEMM of GPT-2 joins them. On a better GPU, the share of
-# memory-bound time grows. That explains a part of the missing speedup. A larger hidden size helps, because a GEMM's
-# FLOPs grow faster than its bytes, and so does **fusion**: FlashAttention ([Dao et al.,
+# dimension is only the head size. On the H100, another GEMM of GPT-2 joins them. From the V100 to the H100, the peak
+# grows faster than the memory bandwidth does, so a larger share of the time is memory-bound. That explains a part of
+# the missing speedup. A larger hidden size helps, because a GEMM's FLOPs grow faster than its bytes, and so does
+# **fusion**: FlashAttention ([Dao et al.,
 # 2022](https://arxiv.org/abs/2205.14135)) computes scores, softmax, and weighted values in one kernel, and the $s
 # \times s$ matrices never travel to memory.
 #
-# (The model ignores caches: data that is still in the L2 cache is not read from memory again.)
+# (The model ignores caches. On a real GPU, data that is still in the L2 cache is not read from memory again.)
 #
 # The **model FLOPs utilization** (MFU; [Chowdhery et al., 2022](https://arxiv.org/abs/2204.02311)) is the share of
 # the peak that goes into FLOPs that the model itself requires. No training job reaches 100%: Narayanan et al.

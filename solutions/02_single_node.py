@@ -21,10 +21,10 @@
 # a distributed program. Then you will compare them in a full trainer: their time, memory, and communication. On the way,
 # you will find out why a colleague's job runs at half the speed that it should.
 #
-# **How it works.** Run the cells from top to bottom with <kbd>Shift</kbd>+<kbd>Enter</kbd>. Where it says *Your
-# turn*, replace that line with your answer; the cell below checks it at once. Guesses earn no points, so guess *before*
-# you run. The ranks that run your code, the training on this machine's CPU, and Slurm are real. The GPUs are
-# **virtual**: their time and memory are modeled from data sheets and published measurements. Most cells need those
+# **How it works.** Run the cells from top to bottom with <kbd>Shift</kbd>+<kbd>Enter</kbd>. Where it says *Your turn*,
+# replace that line with your answer; the cell below checks it at once. Guesses are not graded: commit to yours *before*
+# you run the next cell. The ranks that run your code, the training on this machine's CPU, and Slurm are real. The GPUs
+# are **virtual**: their time and memory are modeled from data sheets and published measurements. Most cells need those
 # above them, so do not skip any.
 
 # %% tags=["setup"]
@@ -36,7 +36,7 @@ from torch.nn import functional
 
 from labcore import workspace
 
-os.chdir(workspace.home())  # all paths in this lab begin at the workspace
+os.chdir(workspace.home())  # all paths in this lab are relative to the workspace
 
 # %% tags=["check-setup"]
 from labkit import check
@@ -56,7 +56,6 @@ from layout_estimator import costs
 from warmranks import record_ranks
 
 jobs.connect()
-!scancel --user=$USER
 
 # %% [markdown]
 # ## Two GPUs, and still out of memory
@@ -135,8 +134,8 @@ print(inspect.getsource(Trainer.step))
 # (`self.tied`, `gradients.finish`), and updates the parameters. The method is the same for every **layout**, that is,
 # for every way to split the training. Layouts differ in what a rank holds, and in the ranks with which it communicates.
 #
-# The GPUs of this lab are virtual, but its CPUs are not. So train a *small* model for real, with one rank on one core of
-# this machine. `sbatch` passes the variable `RANKS` on to the script, which starts two ranks without it:
+# The GPUs of this lab are virtual, but its CPUs are not. So train a *small* model for real, with one rank on one core
+# of this machine. `sbatch` passes the variable `RANKS` on to the script, which starts two ranks if it is not set:
 
 # %% tags=["explore"] short={"--train-iters 10": "--train-iters 2 --num-layers 2 --hidden-size 64 --seq-length 64"}
 !RANKS=1 sbatch --job-name=one_rank code/single_node.sh --train-iters 10 --log-interval 1 --eval-iters 0
@@ -325,11 +324,12 @@ tried = check.ranks(data_parallel, ranks=[1, 3], rel=1e-3, expected=whole,
 # %% [markdown]
 # ### Exercise 2: tensor parallelism
 #
-# Now split the weights. Every column of $A$ produces one column of $xA$, so each rank can hold some columns and compute
-# its part of the hidden layer alone: the layer is **column-parallel**. GELU works on each element, so it needs no
-# communication either. In $\text{GELU}(xA)\,B$, each column of the hidden layer is multiplied by one *row* of $B$. So a
-# rank needs only the rows that match its columns: the second layer is **row-parallel**. Each rank ends up with a partial
-# sum of the output,
+# Now split the weights. Write `shard`, which returns a rank's part of both weights, and `tensor_parallel_step`, which
+# runs one forward and backward pass with these parts. Every column of $A$ produces one column of $xA$, so each rank can
+# hold some columns and compute its part of the hidden layer alone: the layer is **column-parallel**. GELU works on each
+# element, so it needs no communication either. In $\text{GELU}(xA)\,B$, each column of the hidden layer is multiplied
+# by one *row* of $B$. So a rank needs only the rows that match its columns: the second layer is **row-parallel**. Each
+# rank ends up with a partial sum of the output,
 #
 # $$ \text{GELU}(xA)\,B = \text{GELU}(xA_0)\,B_0 + \text{GELU}(xA_1)\,B_1, $$
 #
@@ -457,10 +457,11 @@ tried = check.ranks(tensor_parallel, ranks=[1, 4], rel=1e-3, expected=parts,
 # %% [markdown]
 # ### Exercise 3: pipeline parallelism
 #
-# Now split between the two layers. Rank 0 is the first stage, with the samples and $A$. Rank 1 is the last stage, with
-# the targets and $B$. Rank 0 sends the activations $\text{GELU}(xA)$. Rank 1 computes the loss and sends back the
-# gradient of these activations, with which rank 0 continues the backward pass: `activations.backward(gradient)`. A
-# receiver has to know the shape of what it receives. Rank 1 can work it out from its targets and its weight.
+# Now split between the two layers. Write `pipeline_step`, which both ranks call. Rank 0 is the first stage, with the
+# samples and $A$. Rank 1 is the last stage, with the targets and $B$. Rank 0 sends the activations $\text{GELU}(xA)$.
+# Rank 1 computes the loss and sends back the gradient of these activations, with which rank 0 continues the backward
+# pass: `activations.backward(gradient)`. A receiver has to know the shape of what it receives. Rank 1 can work it out
+# from its targets and its weight.
 #
 # With the whole batch at once, one rank would always wait for the other. So split the batch into micro-batches
 # ([Huang et al., 2019](https://arxiv.org/abs/1811.06965)), and let rank 0 send several before it waits for the first
@@ -652,10 +653,10 @@ for name, guess, run in (("data-parallel", guess_dp, dp), ("tensor-parallel", gu
 layouts.plot([one, dp, tp, pp])
 
 # %% [markdown]
-# None of them is twice as fast. To see why, predict how many bytes rank 0 sends in one step. Let $P$ be the number of
-# parameters, $L$ the number of layers, $h$ the model's hidden size, $V$ the size of its vocabulary (padded from 50,257),
-# $b$ the micro-batch, $s$ the sequence length, and $m$ the number of micro-batches, here 4 without data parallelism. In
-# fp32, every element has 4 bytes.
+# None of them is twice as fast. To see why, compute how many bytes rank 0 sends in one step. Let $P$ be the number of
+# parameters, $L$ the number of layers, $h$ the model's hidden size, $V$ the size of its vocabulary (padded from
+# 50,257), $b$ the micro-batch, $s$ the sequence length, and $m$ the number of micro-batches, here 4 without data
+# parallelism. In fp32, every element has 4 bytes.
 #
 # - **Data-parallel:** an all-reduce of the gradients. In a ring all-reduce
 #   ([Patarasuk and Yuan, 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)), each of $n$ ranks sends $2(n-1)/n$ times
@@ -690,7 +691,7 @@ for name, run in (("one GPU", one), ("data-parallel", dp), ("tensor-parallel", t
 # - **Data-parallel**: the gradients are all-reduced once per step, here after the backward pass. `--overlap-grad-reduce`
 #   starts it during the backward pass. But plain data parallelism saves no memory. ZeRO does, by
 #   sharding optimizer state, gradients, and parameters over the replicas
-#   ([Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054); lab 08). PyTorch calls this FSDP.
+#   ([Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054)). PyTorch calls this FSDP.
 # - **Tensor-parallel**: the most bytes, and every all-reduce delays the next matrix multiplication. That is affordable
 #   only within a node, and even there it costs time: these two GPUs of a DGX-1 are connected by one NVLink, which
 #   carries 25 GB/s in each direction (lab 01). In return, tensor parallelism halves parameters, gradients, optimizer
@@ -780,9 +781,10 @@ print("\n".join(evidence))
 #
 # - A rank is **crowded** if its list has fewer CPUs than all ranks with this list have threads, taken together. (The
 #   lists of two ranks are either equal or have no CPU in common.)
-# - The **culprit** is where a crowded rank's list comes from. Go up from the rank as long as the parent has the same
-#   list. The process where this ends is the culprit: its parent has another list, or is not in the table. A process
-#   further up may also have a shorter list than its parent. That one was still long enough, so do not accuse it.
+# - The **culprit** is the process from which a crowded rank has its list. Go up from the rank as long as the parent has
+#   the same list. The process where this ends is the culprit: its parent has another list, or is not in the table. A
+#   process further up may also have a shorter list than its parent. That one was still long enough, so do not accuse
+#   it.
 
 # %% answer="crowded"
 def crowded(table, ranks, threads):
@@ -1288,8 +1290,11 @@ print("\n".join(screen))
 
 # %% [markdown]
 # `Memory-Usage` is the memory that PyTorch has reserved, plus that of the CUDA context and of NCCL, so it is more than
-# the tensors take. `GPU-Util` is the fraction of time in which any kernel ran. It does not tell you how well these kernels
-# used the GPU. So look at the step time in the log, and compare it with estimates of other layouts:
+# the tensors take. `GPU-Util` is the fraction of time in which any kernel ran. It does not tell you how well these
+# kernels used the GPU. So look at the step time in the log, and compare it with estimates of other layouts. In the
+# table, `states` are the GiB of parameters, gradients, and optimizer state, `activ.` those of the activations, and
+# `all` the peak memory. `of peak` is the MFU (lab 01), and `waiting` the share of the step in which a GPU waits for
+# collectives:
 
 # %% tags=["explore"]
 my_large = jobs.wait()
@@ -1321,7 +1326,7 @@ costs.show(costs.of({"data-parallel": "", "tensor-parallel": "--tensor-model-par
 # Cancel what still runs, and delete the checkpoints and the profiles.
 
 # %% tags=["explore"]
-!scancel --user=$USER
+!scancel --quiet {slow.job}
 !rm -rf megatron/checkpoints/one_rank megatron/checkpoints/half_speed megatron/checkpoints/*_small
 !rm -rf megatron/tensorboard/gpt2_*/run_default
 !squeue

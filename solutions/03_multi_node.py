@@ -36,7 +36,7 @@ import torch.distributed as dist
 
 from labcore import workspace
 
-os.chdir(workspace.home())  # all paths in this lab begin at the workspace
+os.chdir(workspace.home())  # all paths in this lab are relative to the workspace
 
 # %% tags=["check-setup"]
 from labkit import check
@@ -205,8 +205,8 @@ for case in (case_a, case_b):
 # - `"separate worlds"` if several smaller worlds run side by side,
 # - `"idle GPUs"` if there is only one, and it is too small.
 #
-# A requeued job appends to its log, so a healthy job may have several start-up lines, too. (Assume that a job with
-# smaller worlds was not requeued.)
+# With `#SBATCH --open-mode=append`, a requeued job continues its log, so a healthy job may have several start-up lines,
+# too. (Assume that a job with smaller worlds was not requeued.)
 
 # %% answer="verdict"
 def verdict(lines, gpus):
@@ -760,9 +760,10 @@ print(f"stragglers: {late}; they cost {result(f'{cost:.0f} ms')} per step (virtu
 
 # %% [markdown]
 # In practice, a straggler is rarely a different GPU model. More often, a GPU runs hot and lowers its clock, all ranks
-# of a node share one core, or one rank gets longer samples. MegaScale
-# ([Jiang et al., 2024](https://arxiv.org/abs/2402.15627)) found slow machines among more than 10,000 GPUs by
-# comparing the computation time of all ranks, just as you did.
+# of a node share one core, or one rank gets longer samples. MegaScale ([Jiang et al.,
+# 2024](https://arxiv.org/abs/2402.15627)) found slow machines among more than 10,000 GPUs by comparing the computation
+# time of all ranks, just as you did. Two profiled steps are enough here, because a virtual GPU's step time does not vary. Real
+# ones do, so compare the medians of many.
 #
 # ## Detective 4: a job that hangs
 #
@@ -802,17 +803,17 @@ print(*dumps, sep="\n")
 
 # %% [markdown]
 # All ranks wait in a collective, but not all in the same one. Every rank must enter the same collectives in the same
-# order, so look for the rank that is in another place than the rest.
+# order, so look for the rank that is in a different place from the rest.
 #
 # ### Exercise 5: name the rank, and repair the program
 #
-# First write the diagnosis for any job in which exactly one rank is in another place than all others. Return its
+# First write the diagnosis for any job in which exactly one rank is in a different place from all others. Return its
 # number and its place in the *program*, as py-spy prints it: `(3, "code/train.py:88")`. That is the innermost frame
 # of the main thread that is not PyTorch's own (`torch/...`).
 
 # %% answer="odd-rank"
 def odd_rank(dumps):
-    """Return (rank, "FILE:LINE") of the rank that is in another place than all others.
+    """Return (rank, "FILE:LINE") of the rank that is in a different place from all others.
 
     Args:
         dumps: the output of `py-spy dump`, one string per rank.
@@ -852,7 +853,7 @@ def dump_of(frames, pid=4242, call="all_reduce", others=True):
 
 
 def hung(ranks, odd, common, place, call="all_gather", others=True):
-    """Return the dumps of a job in which one rank is in another place than the others."""
+    """Return the dumps of a job in which one rank is in a different place from the others."""
     end = [("train", "code/train.py:97"), ("<module>", "code/train.py:120")]
     return [dump_of([("report", place), *end], 4242 + rank, call, others) if rank == odd else
             dump_of([("average", common), *end], 4242 + rank, others=others)
@@ -1099,10 +1100,10 @@ check.compare("the largest micro-batch that fits (virtual)", guess_largest, sum(
 #
 # ### Exercise 6: read the last words
 #
-# Write the function that reads both messages, with amounts in bytes, MiB, or GiB (1,024 MiB). It returns how many MiB
-# were missing, which is what the job tried to allocate minus what was free; how many MiB PyTorch had reserved without
-# using them; and a verdict: `"fragmentation"` if free and unused memory together would have sufficed, otherwise
-# `"memory"`.
+# Write the function that reads both messages, with amounts in bytes, KiB, MiB, or GiB (1 GiB is 1,024 MiB). It returns
+# how many MiB were missing, which is what the job tried to allocate minus what was free; how many MiB PyTorch had
+# reserved without using them; and a verdict: `"fragmentation"` if free and unused memory together would have sufficed,
+# otherwise `"memory"`.
 
 # %% answer="last-words"
 def last_words(message):
@@ -1230,7 +1231,7 @@ print(last_words(logs.lines(full.log, "CUDA out of memory")[0]))
 #
 # ## Split the model
 #
-# So far, every GPU held the whole model. There are two ways to split it:
+# So far, every GPU held the whole model. You know two ways to split it from lab 02:
 #
 # - **Tensor parallelism** (TP; [Shoeybi et al., 2019](https://arxiv.org/abs/1909.08053)) splits the matmuls between
 #   ranks, which all-reduce activations or their gradients four times per layer and micro-batch. These ranks belong
@@ -1414,9 +1415,9 @@ traces.show(stages)
 # long, but they allocate nothing except the logits, which the loss and its gradient overwrite in place. The other
 # stage only *waits* for gradients.
 #
-# How many GiB of logits does a rank hold on its plateau? The vocabulary is sharded across the tensor-parallel ranks,
-# and padded first. For GPT-2's 50,257 entries, the trainer logs a padded size of 50,304 without tensor parallelism,
-# 50,432 with TP 2, and 50,688 with TP 4. What is the rule?
+# Write `logits_gib`, which returns how many GiB of logits a rank holds on its plateau. The vocabulary is sharded across
+# the tensor-parallel ranks, and padded first. For GPT-2's 50,257 entries, the trainer logs a padded size of 50,304
+# without tensor parallelism, 50,432 with TP 2, and 50,688 with TP 4. What is the rule?
 
 # %% answer="logits-step"
 def logits_gib(stage, stages, micro_batch, tensor_parallel, sequence=1024, vocabulary=50257):

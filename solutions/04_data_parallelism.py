@@ -42,7 +42,7 @@ import torch.distributed as dist
 
 from labcore import workspace
 
-os.chdir(workspace.home())  # all paths in this lab begin at the workspace
+os.chdir(workspace.home())  # all paths in this lab are relative to the workspace
 os.makedirs("mytrainer", exist_ok=True)
 
 # %% tags=["check-setup"]
@@ -236,18 +236,21 @@ collectives.ring(4)
 # $$ 2\,\frac{n-1}{n}\,S \quad\text{bytes}, $$
 #
 # which is less than $2S$, however many ranks there are. No algorithm in which only the ranks add can send less.
-# (Switches that add can: SHARP on InfiniBand, and NVLink SHARP inside an H100 node.) If a link has bandwidth $B$ and
+# (Switches that add can: SHARP on InfiniBand, and
+# [NVLink SHARP](https://github.com/NVIDIA/nccl/issues/1031) inside an H100 node.) If a link has bandwidth $B$ and
 # every transfer adds a **latency** $\alpha$, the all-reduce takes
 #
 # $$ T_\text{ring}(S) = 2(n-1)\,\alpha + 2\,\frac{n-1}{n}\,\frac{S}{B}. $$
 #
 # The second term hardly depends on $n$, but the first one grows with it. Remember these two
-# terms: you will meet both, with a ring and with a better algorithm for many ranks.
+# terms: you will meet both, with a ring and with a better algorithm for many ranks. NVIDIA's benchmark, nccl-tests,
+# therefore divides the bytes that a rank sends, not $S$, by the measured time. This **bus bandwidth** can be compared
+# with $B$ for any $n$ ([nccl-tests](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md)).
 
 # %% [markdown]
 # ### Exercise 2: ring all-reduce
 #
-# Write it in the first file of your trainer. `tensor` is contiguous, may have any shape and any length, even
+# Write `all_reduce` in the first file of your trainer. `tensor` is contiguous, may have any shape and any length, even
 # fewer elements than ranks, and is summed **in place**. Send to the right neighbor only, with
 # `isend`, and receive from the left one. `group` is a process group, `None` for all ranks.
 #
@@ -479,7 +482,7 @@ for ranks in (2, 4, 8):
 #
 # Its bandwidth term is the ring's, and its latency hardly grows. The virtual network takes whichever is faster, too.
 #
-# Now you know what the four V100s of the first job did. Each sends $2 \cdot \frac34 \cdot 498$ MB of fp32
+# Now you know what the four V100s of the first job did. Each sends $2 \cdot \frac34 \cdot 497.6$ MB of fp32
 # gradients per step, which is 746 MB. The slowest link of the ring sets the pace, and its line rate is
 # 25 Gbit/s / 8 = 3.125 GB/s. Real transfers reach a little less than the line rate: the model assumes 92%.
 
@@ -503,8 +506,8 @@ print(f"{opening[2].communication * opening[2].milliseconds:.0f} ms of waiting i
 # take the same step and stay identical, provided that the all-reduce returns the same bits on every rank. Up to
 # rounding, splitting the batch across ranks does not change what the model learns. The exceptions are batch norm,
 # whose statistics each rank computes from its own samples, dropout, and padded or ignored tokens: if ranks have
-# different numbers of tokens that count, the mean of the means is wrong. The same is true of micro-batches. It takes
-# two ingredients:
+# different numbers of tokens that count, the mean of the means is wrong. The same is true of micro-batches. Data
+# parallelism takes two ingredients:
 #
 # - **Equal parameters at the start.** Each rank initializes its model with random numbers of its own. So rank 0
 #   broadcasts its parameters to the others: `dist.broadcast(tensor, src=0)` overwrites the tensor on all other
@@ -1043,12 +1046,12 @@ for bucket_mb in [0.25, 1, 4, 16, 64]:
     print(f"buckets of {bucket_mb:5} MiB: {result(f'{1000 * rank.seconds:.2f} ms')} (virtual)")
 
 # %% [markdown]
-# About 11 ms are computation and bandwidth, which no bucket size saves. What is above them is overhead per call, and
-# with four times the bucket there is a quarter of it. From about 8 MiB on, nothing is left to save. The tree's formula
+# About 11 ms are computation and bandwidth, which no bucket size saves. The rest is overhead per call, and buckets four
+# times as large leave a quarter of it. From about 8 MiB on, nothing is left to save. The tree's formula
 # fits: with a ring, a single call on 1,024 GPUs would take about 5.5 ms, and the 200 calls of the first line more than
 # a second. So far, one bucket for everything is as good as any. The next section shows when smaller ones win.
 #
-# Bandwidth you can throttle for real: in a terminal, `lab cluster link 100mbit` slows down the network between the
+# You can also throttle a real network: in a terminal, `lab cluster link 100mbit` slows down the network between the
 # two nodes of your cluster, and `lab cluster link unlimited` restores it.
 
 # %% [markdown]
@@ -1061,10 +1064,10 @@ for bucket_mb in [0.25, 1, 4, 16, 64]:
 # $$ T_\text{step} \approx T_\text{forward} +
 #    \max(T_\text{backward} + T_\text{last bucket},\; t_\text{first bucket} + T_\text{comm}) $$
 #
-# instead of the sum, where $t_\text{first bucket}$ is the time of the backward pass until the first bucket is full,
-# and $T_\text{comm}$ is the time of all all-reduces. What the GPU still waits for is the **exposed communication**.
-# In DDP, no backward pass is left to hide the last bucket. That is why buckets should be small enough. Overlap is not
-# quite free: NCCL's kernels occupy some of the GPU's SMs and memory bandwidth, which the virtual GPUs do not model.
+# instead of the sum, where $t_\text{first bucket}$ is the time of the backward pass until the first bucket is full, and
+# $T_\text{comm}$ is the time of all all-reduces. What the GPU still waits for is the **exposed communication**. In DDP,
+# no backward pass is left to hide the last bucket, so buckets must not be too large. Overlap is not quite free: NCCL's
+# kernels occupy some of the GPU's SMs and memory bandwidth, which the virtual GPUs do not model.
 #
 # ![Three timelines of a step, each with a forward and a backward pass. With one all-reduce for each gradient, twelve
 # short all-reduces follow the backward pass, and all of their time is exposed. With one bucket, a single, shorter
@@ -1552,7 +1555,7 @@ for kind in (*KINDS, "torch's DDP, views"):
 # To show why strong scaling ends, the cell runs each step twice more: on links without latency, and on a single GPU,
 # which has nothing to communicate. The differences split the step time into four parts: the ideal time $T(1)/n$, what
 # a smaller share of the batch costs even without communication, the exposed communication that bandwidth causes, and
-# the rest of it, which latency causes. Which of the three do you expect to be the largest on 64 GPUs, and which on
+# the rest of it, which latency causes. Which of the last three do you expect to be the largest on 64 GPUs, and which on
 # 1,024?
 
 # %% tags=["explore"] short={"(4, 16, 64, 256, 1024)": "(64, 1024)"}
@@ -1593,9 +1596,9 @@ collectives.efficiency({
 
 # %% [markdown]
 # Weak scaling is nearly perfect, because the backward pass of 16,384 tokens is long enough to hide the all-reduce on
-# any number of GPUs. That is a property of the model, which has no jitter, stragglers, or failures. Real jobs lose
-# more: [Goyal et al., 2017](https://arxiv.org/abs/1706.02677) report about 90% efficiency when going from 8 to 256
-# GPUs. Strong scaling collapses, and the columns of the table show its three causes:
+# any number of GPUs. That is a property of the performance model, which has no jitter, stragglers, or failures. Real
+# jobs lose more: [Goyal et al., 2017](https://arxiv.org/abs/1706.02677) report about 90% efficiency when going from 8
+# to 256 GPUs. Strong scaling collapses, and the columns of the table show its three causes:
 #
 # - **Small batch.** With a few thousand tokens per GPU or fewer, GEMMs no longer fill the GPU, and the step becomes
 #   launch-bound. From then on, more GPUs hardly shorten the computation. This has nothing to do with the network.
@@ -1651,7 +1654,7 @@ check.that(isinstance(chosen, dict) and set(chosen) == {"gpus", "tokens_per_gpu"
            'Return a dictionary with the keys "gpus", "tokens_per_gpu", and "bucket_mb".')
 gpus, tokens, bucket = (chosen[name] for name in ("gpus", "tokens_per_gpu", "bucket_mb"))
 check.that(gpus in (8, 16, 32, 64, 128, 256, 512, 1024) and isinstance(bucket, int | float)
-           and bucket > 0, "gpus: 8, 16, 32, ..., or 1024; bucket_mb: more than 0.")
+           and bucket > 0, "gpus must be 8, 16, 32, ..., or 1024, and bucket_mb more than 0.")
 check.that(gpus * tokens == 262_144, f"{gpus} GPUs with {tokens} tokens each do not make a global batch "
            "of 262,144 tokens.")
 model = {"width": 2048, "layers": 48, "bucket_mb": bucket}
@@ -1675,7 +1678,7 @@ for count in dict.fromkeys((int(gpus), min(2 * int(gpus), 1024))):
                    f"{efficiency:.0%}. What limits it: bandwidth, latency, or the batch size?")
     else:
         check.that(efficiency < 0.55, f"{gpus} GPUs are efficient enough, but so are {count}, with "
-                   f"{efficiency:.0%} and buckets of 50 MB.")
+                   f"{efficiency:.0%} and buckets of 50 MiB.")
 
 # %% [raw] mutant="plan" hint="a global batch of 262,144"
 # def plan():
@@ -1737,8 +1740,8 @@ for count in dict.fromkeys((int(gpus), min(2 * int(gpus), 1024))):
 # Complete the job script: finish the `#SBATCH` directives (the nodes; SIGTERM 30 to 300 s
 # before the limit; requeueing; and `--open-mode`) and
 # write the body. It runs on two nodes and starts one `torchrun` per node,
-# with two ranks each and a `c10d` rendezvous. The program's flags are `--checkpoint megatron/checkpoints/my_ddp`
-# and the script's own arguments, `"$@"`.
+# with two ranks each and a `c10d` rendezvous. Pass the program `--checkpoint megatron/checkpoints/my_ddp` and
+# the script's own arguments, `"$@"`.
 #
 # When the program was stopped by the signal, `scontrol requeue "$SLURM_JOB_ID"` puts the job back into the queue.
 # When the program *fails*, the script must not requeue it, or it would fail forever. In that case, exit with
@@ -1748,7 +1751,7 @@ for count in dict.fromkeys((int(gpus), min(2 * int(gpus), 1024))):
 #
 # Whether jobs may be requeued by default depends on the cluster, so ask for it: `#SBATCH --requeue`.
 # `--open-mode=append` continues the log of the first run instead of overwriting it. `set -e` ends a script at the first
-# command that fails; with `status=0` before it, `command || status=$?` does not.
+# command that fails. To go on and remember the exit code, set `status=0` first, and write `command || status=$?`.
 
 # %% answer="script"
 %%writefile code/my_ddp.sh

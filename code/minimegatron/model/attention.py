@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from minimegatron.context import Context
-from minimegatron.model import dropout as sites
 from minimegatron.model import ops
-from minimegatron.model.dropout import Dropout
+from minimegatron.model.dropout import ATTENTION_PROBABILITIES, Dropout
 from minimegatron.model.parameters import output_init_std
 from minimegatron.model.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
@@ -19,12 +18,10 @@ class Attention(nn.Module):
     """Causal multi-head self-attention; each tensor-parallel rank computes a/t whole heads."""
 
     def __init__(self, ctx: Context, number: int, mask: torch.Tensor | None) -> None:
-        """Create the projections [h, 3ad/t] and [ad/t, h].
+        """Create the QKV projection [3ad/t, h] and the output projection [h, ad/t].
 
-        Args:
-            ctx: the rank's context.
-            number: the layer's number in the whole model, from 1.
-            mask: causal mask [1, s, s], shared by all layers; None for flash attention.
+        `number` counts the model's layers from 1. All layers share one causal mask [1, s, s]; flash
+        attention needs none.
         """
         super().__init__()
         config, tp = ctx.config, ctx.grid.tp
@@ -40,12 +37,7 @@ class Attention(nn.Module):
         self.selective = config.recompute_granularity == "selective"
 
     def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
-        """Map hidden states to hidden states.
-
-        Args:
-            x: [s, b, h].
-            dropout: draws the mask of the attention probabilities, or None.
-        """
+        """Map hidden states x [s, b, h] to the same shape."""
         qkv = self.linear_qkv(x)  # of the whole sequence, for this rank's heads
         s, b, _ = qkv.shape
         qkv = qkv.view(s, b * self.num_heads, 3, self.head_dim)
@@ -60,20 +52,15 @@ class Attention(nn.Module):
 
     def core_attention(self, dropout: Dropout | None, query: torch.Tensor, key: torch.Tensor,
                        value: torch.Tensor) -> torch.Tensor:
-        """Return softmax(Q K^T / sqrt(d)) V, [s, ba/t, d]. It has no parameters.
+        """Return softmax(Q K^T / sqrt(d)) V; like query, key, and value, it is [s, ba/t, d].
 
-        Args:
-            dropout: draws the mask of the attention probabilities, or None.
-            query: [s, ba/t, d].
-            key: [s, ba/t, d].
-            value: [s, ba/t, d].
+        It has no parameters, so selective recomputation can run it again on its own.
         """
         if self.flash:
             return ops.flash_attention(query, key, value, self.num_heads)
         s, keep = query.shape[0], None
         if dropout is not None and self.dropout_p > 0:
             heads = torch.arange(self.num_heads, device=query.device) + self.first_head
-            keep = dropout.keep(self.dropout_p, self.number, sites.ATTENTION_PROBABILITIES, s * s,
-                                heads)
+            keep = dropout.keep(self.dropout_p, self.number, ATTENTION_PROBABILITIES, s * s, heads)
             keep = keep.view(-1, s, s)
         return ops.attention(query, key, value, self.mask[:, :s, :s], keep, self.dropout_p)

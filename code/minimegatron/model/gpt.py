@@ -17,11 +17,10 @@ from torch import nn
 
 from minimegatron.context import Context
 from minimegatron.dtypes import params_dtype
-from minimegatron.model import dropout as sites
 from minimegatron.model import ops
 from minimegatron.model.attention import Attention
-from minimegatron.model.dropout import Dropout
-from minimegatron.model.linear import embedding
+from minimegatron.model.dropout import ATTENTION_OUTPUT, EMBEDDING, MLP_OUTPUT, Dropout
+from minimegatron.model.linear import embedding_lookup
 from minimegatron.model.parameters import (
     ParamSpec,
     add_parameters,
@@ -72,12 +71,9 @@ class Embedding(nn.Module):
     """Word and position embeddings, followed by dropout."""
 
     def __init__(self, ctx: Context, vocab_size: int, is_first: bool = True) -> None:
-        """Create the word embedding [V/t, h] and, on the first stage, positions [max, h].
+        """Create the word embedding [V/t, h] and, on the first stage, position embeddings [max, h].
 
-        Args:
-            ctx: the rank's context.
-            vocab_size: V, the padded size of the vocabulary.
-            is_first: false on a last stage, whose copy of the word embedding is its output layer.
+        On a last stage, the copy of the word embedding is the output layer.
         """
         super().__init__()
         config = ctx.config
@@ -96,13 +92,14 @@ class Embedding(nn.Module):
         first = self.tp.sequence_offset(x.shape[0])
         positions = torch.arange(first, first + x.shape[0], device=x.device)
         table = self.position_embeddings
-        x = x + embedding(table.weight, positions, table.param_specs["weight"].accumulator)[:, None]
-        keep = hidden_mask(batch.dropout, self.dropout_p, 0, sites.EMBEDDING, x, self.tp)
+        accumulator = table.param_specs["weight"].accumulator
+        x = x + embedding_lookup(table.weight, positions, accumulator)[:, None]
+        keep = hidden_mask(batch.dropout, self.dropout_p, 0, EMBEDDING, x, self.tp)
         return x if keep is None else ops.dropout(x, keep, self.dropout_p)
 
 
 class MLP(nn.Module):
-    """Two linear layers with a GELU between them: h to 4h (partitioned across t ranks) to h."""
+    """Two linear layers with a GELU between them; the inner width is 4h by default."""
 
     def __init__(self, ctx: Context) -> None:
         super().__init__()
@@ -121,12 +118,9 @@ class TransformerLayer(nn.Module):
     """x + attention(norm(x)), then x + MLP(norm(x)), each with dropout before the sum."""
 
     def __init__(self, ctx: Context, number: int, mask: torch.Tensor | None) -> None:
-        """Create one layer.
+        """Create layer `number` of the whole model, counted from 1.
 
-        Args:
-            ctx: the rank's context.
-            number: the layer's number in the whole model, from 1.
-            mask: causal mask [1, s, s], shared by all layers; None for flash attention.
+        All layers share one causal mask [1, s, s]; flash attention needs none.
         """
         super().__init__()
         self.number, self.dropout_p = number, ctx.config.hidden_dropout
@@ -137,17 +131,12 @@ class TransformerLayer(nn.Module):
         self.mlp = MLP(ctx)
 
     def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
-        """Map hidden states to hidden states.
-
-        Args:
-            x: [s, b, h].
-            dropout: draws the layer's dropout masks, or None.
-        """
-        keep = hidden_mask(dropout, self.dropout_p, self.number, sites.ATTENTION_OUTPUT, x, self.tp)
+        """Map hidden states x [s, b, h] to the same shape."""
+        keep = hidden_mask(dropout, self.dropout_p, self.number, ATTENTION_OUTPUT, x, self.tp)
         # No name for the attention's output: it would occupy memory until the MLP is done.
         x = ops.dropout_add(self.self_attention(self.input_layernorm(x), dropout), x, keep,
                             self.dropout_p)
-        keep = hidden_mask(dropout, self.dropout_p, self.number, sites.MLP_OUTPUT, x, self.tp)
+        keep = hidden_mask(dropout, self.dropout_p, self.number, MLP_OUTPUT, x, self.tp)
         return ops.dropout_add(self.mlp(self.pre_mlp_layernorm(x)), x, keep, self.dropout_p)
 
 
@@ -157,15 +146,7 @@ class Stage(nn.Module):
 
     def __init__(self, ctx: Context, vocab_size: int, layers: range, is_first: bool = True,
                  is_last: bool = True) -> None:
-        """Create the stage and initialize its parameters.
-
-        Args:
-            ctx: the rank's context.
-            vocab_size: V, the padded size of the vocabulary.
-            layers: numbers of its layers in the whole model, from 0.
-            is_first: whether it embeds tokens.
-            is_last: whether it computes the loss.
-        """
+        """Create the stage with the given layers of the whole model (from 0), and initialize it."""
         super().__init__()
         config = ctx.config
         self.is_first, self.is_last, self.tp = is_first, is_last, TensorParallel(ctx)
@@ -190,15 +171,10 @@ class Stage(nn.Module):
             initialize_parameters(self, config.seed, ctx.grid.tp)
 
     def forward(self, x: torch.Tensor | None, batch: MicroBatch) -> torch.Tensor:
-        """Run the stage's layers on one micro-batch.
+        """Run one micro-batch: map the previous stage's output x [s, b, h] to the same shape.
 
-        Args:
-            x: the previous stage's output [s, b, h]; None on the first stage.
-            batch: the micro-batch.
-
-        Returns:
-            Hidden states [s, b, h]; on the last stage the mean loss of the tokens that the loss
-            mask selects (fp32, one element, the same on every tensor-parallel rank).
+        The first stage ignores x. The last stage returns the mean loss of the tokens that the loss
+        mask selects (fp32, one element, the same on every tensor-parallel rank).
         """
         if self.is_first:
             x = self.embedding(batch)
@@ -218,12 +194,7 @@ class Stage(nn.Module):
             accumulator=words.param_specs["weight"].accumulator)
 
     def loss(self, logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-        """Return the micro-batch's mean cross-entropy loss, fp32, one element.
-
-        Args:
-            logits: [s, b, V/t].
-            batch: its labels and loss mask are used.
-        """
+        """Return the mean cross-entropy of logits [s, b, V/t], fp32, one element."""
         labels = batch.labels.t().contiguous()
         losses = vocab_parallel_cross_entropy(logits.float(), labels, self.tp.group)
         mask = batch.loss_mask.t()
@@ -232,15 +203,10 @@ class Stage(nn.Module):
 
 def hidden_mask(dropout: Dropout | None, p: float, layer: int, site: int, like: torch.Tensor,
                 tp: TensorParallel) -> torch.Tensor | None:
-    """Return the dropout mask of hidden states, bool [s, b, h], or None without dropout.
+    """Return the mask bool [s, b, h] of hidden states `like`, or None without dropout.
 
-    Args:
-        dropout: draws the mask, or None.
-        p: dropout probability.
-        layer: the layer's number, from 1; 0 for the embedding.
-        site: which dropout of the layer it is (model/dropout.py).
-        like: the hidden states [s, b, h].
-        tp: tells which positions of the sequence are on this rank.
+    Under sequence parallelism, a rank draws the bits of its positions in the sequence;
+    `Dropout.keep` describes the other arguments.
     """
     if dropout is None or p == 0:
         return None

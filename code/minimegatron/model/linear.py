@@ -56,27 +56,20 @@ class EmbeddingWithGradAccumulation(torch.autograd.Function):
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None,
            accumulator: GradAccumulator | None = None) -> torch.Tensor:
-    """Return x W^T + b, [.., out].
+    """Map x [.., in] to x W^T + b [.., out], with weight [out, in] and bias [out].
 
-    Args:
-        x: [.., in].
-        weight: [out, in].
-        bias: [out], or None.
-        accumulator: receives the weight gradient; with None, autograd does.
+    The accumulator receives the weight gradient; without one, autograd does.
     """
     if accumulator is None:
         return matmul.linear(x, weight, bias)
     return LinearWithGradAccumulation.apply(x, weight, bias, accumulator)
 
 
-def embedding(weight: torch.Tensor, rows: torch.Tensor,
-              accumulator: GradAccumulator | None = None) -> torch.Tensor:
-    """Return the given rows of an embedding matrix, [.., h].
+def embedding_lookup(weight: torch.Tensor, rows: torch.Tensor,
+                     accumulator: GradAccumulator | None = None) -> torch.Tensor:
+    """Return rows (int64 [..]) of an embedding matrix [V, h] as [.., h].
 
-    Args:
-        weight: [V, h].
-        rows: int64 [..].
-        accumulator: receives the weight gradient; with None, autograd does.
+    The accumulator receives the weight gradient; without one, autograd does.
     """
     if accumulator is None:
         return F.embedding(rows, weight)

@@ -1,7 +1,7 @@
 """Matrix multiplication in the operands' dtype, on CPUs without fp16 arithmetic as well.
 
-A native fp16 matmul is 65 times slower than fp32 on a CPU. So fp16 operands are widened to fp32 on
-the CPU, and the result is rounded to fp16. This gives the rounding, overflow, and underflow of fp16
+On a CPU, PyTorch 2.13 multiplies fp16 matrices about 70 times more slowly than fp32 ones (384 x 384,
+one core). So fp16 operands are widened to fp32 there, and the result is rounded to fp16. This gives the rounding, overflow, and underflow of fp16
 results with fp32 accumulation, as in a GPU's Tensor Cores. All other dtypes multiply natively.
 """
 

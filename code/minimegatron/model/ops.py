@@ -11,7 +11,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.optim.adamw import adamw as update
+from torch.optim.adamw import adamw as torch_adamw
 
 from minimegatron.device.dispatch import operation
 from minimegatron.model.matmul import widen
@@ -68,16 +68,12 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask:
               keep: torch.Tensor | None, p: float) -> torch.Tensor:
     """Compute causal attention with materialized scores, as in 2021.
 
+    Query, key, value, and the result are [s, b*heads, d].
+
     Args:
-        query: [s, b*heads, d]; key and value have the same shape.
-        key: see query.
-        value: see query.
         mask: [1, s, s], from causal_mask.
         keep: dropout mask of the probabilities, bool [b*heads, s, s], or None for no dropout.
         p: dropout probability.
-
-    Returns:
-        The attention's output [s, b*heads, d].
     """
     scale = 1 / math.sqrt(query.shape[-1])
     scores = torch.baddbmm(widen(mask), widen(query.transpose(0, 1)), widen(key.permute(1, 2, 0)),
@@ -94,20 +90,13 @@ def flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                     ) -> torch.Tensor:
     """Compute causal attention without materializing the scores and without dropout.
 
-    Args:
-        query: [s, b*heads, d]; key and value have the same shape.
-        key: see query.
-        value: see query.
-        heads: number of attention heads on this rank.
-
-    Returns:
-        The attention's output [s, b*heads, d].
+    Query, key, value, and the result are [s, b*heads, d].
     """
-    s, bn, d = query.shape
-    q, k, v = (widen(x.view(s, bn // heads, heads, d).permute(1, 2, 0, 3))
+    s, rows, d = query.shape
+    q, k, v = (widen(x.view(s, rows // heads, heads, d).permute(1, 2, 0, 3))
                for x in (query, key, value))
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True).to(value.dtype)
-    return out.permute(2, 0, 1, 3).reshape(s, bn, d)
+    return out.permute(2, 0, 1, 3).reshape(s, rows, d)
 
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -132,17 +121,11 @@ def adamw(weights: torch.Tensor, gradients: torch.Tensor, exp_avg: torch.Tensor,
           beta2: float, eps: float, weight_decay: float, skip: torch.Tensor | None = None) -> None:
     """Take one AdamW step in place (Loshchilov & Hutter 2019) with a fused kernel.
 
+    Weights, gradients, and both moments are flat buffers [n].
+
     Args:
-        weights: flat fp32 buffer [n].
-        gradients: [n].
-        exp_avg: first moment [n].
-        exp_avg_sq: second moment [n].
         steps: number of this update, from 1; one element of fp32, on the weights' device.
         lr: learning rate, a number or one element of fp32.
-        beta1: decay of the first moment.
-        beta2: decay of the second moment.
-        eps: added to the denominator.
-        weight_decay: decoupled weight decay.
         skip: one element of fp32, or None; nothing changes if it is 1.
     """
     # A float64 scalar keeps every digit of a number: the kernel reads it as a double.
@@ -159,6 +142,6 @@ def adamw_(weights: torch.Tensor, gradients: torch.Tensor, exp_avg: torch.Tensor
     """Take one AdamW step; `adamw` describes the arguments."""
     # torch's function counts the step itself. Its optimizer class is not used because it imports
     # the compiler, which takes a second.
-    update([weights], [gradients], [exp_avg], [exp_avg_sq], [], [steps - 1], foreach=False,
-           fused=True, found_inf=skip, amsgrad=False, maximize=False, lr=lr, beta1=beta1,
-           beta2=beta2, eps=eps, weight_decay=weight_decay)
+    torch_adamw([weights], [gradients], [exp_avg], [exp_avg_sq], [], [steps - 1], foreach=False,
+                fused=True, found_inf=skip, amsgrad=False, maximize=False, lr=lr, beta1=beta1,
+                beta2=beta2, eps=eps, weight_decay=weight_decay)

@@ -91,12 +91,9 @@ class ParamSpec:
 
 
 def add_parameters(module: nn.Module, ctx: Context, **specs: ParamSpec) -> None:
-    """Register this rank's partitions of uninitialized parameters, and keep their specs.
+    """Register this rank's partitions of uninitialized parameters under the specs' names.
 
-    Args:
-        module: gets one attribute per parameter, and `param_specs`, {attribute: spec}.
-        ctx: names the device, the dtype, and the tensor-parallel group.
-        specs: {attribute: spec}.
+    The specs themselves become the module's attribute `param_specs`.
     """
     for name, spec in specs.items():
         partition = torch.empty(spec.shape(ctx.grid.tp), device=ctx.device.torch_device,
@@ -113,12 +110,9 @@ def named_param_specs(model: nn.Module) -> dict[str, ParamSpec]:
 
 
 def partition_of(full: torch.Tensor, partition_dim: int | None, tp: Group) -> torch.Tensor:
-    """Return this tensor-parallel rank's partition of a tensor, as a view.
+    """Return this tensor-parallel rank's partition of a full tensor, as a view.
 
-    Args:
-        full: the unpartitioned tensor.
-        partition_dim: the dimension that is partitioned; None returns all of `full`.
-        tp: the tensor-parallel group.
+    If `partition_dim` is None, every rank holds all of it.
     """
     if partition_dim is None:
         return full
@@ -128,12 +122,9 @@ def partition_of(full: torch.Tensor, partition_dim: int | None, tp: Group) -> to
 
 @torch.no_grad()
 def initialize_parameters(model: nn.Module, seed: int, tp: Group) -> None:
-    """Initialize every parameter, each from a generator seeded with its name.
+    """Initialize every parameter, each from a generator seeded with --seed and its name.
 
-    Args:
-        model: its parameters are on the CPU or a GPU; those without values are left alone.
-        seed: the run's --seed.
-        tp: the tensor-parallel group.
+    Do not call it for tensors without values: it would draw the full parameters for nothing.
     """
     specs = named_param_specs(model)
     for name, parameter in model.named_parameters():

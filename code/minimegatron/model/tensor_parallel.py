@@ -17,7 +17,7 @@ from torch import nn
 
 from minimegatron.context import Context
 from minimegatron.model import ops
-from minimegatron.model.linear import embedding, linear
+from minimegatron.model.linear import embedding_lookup, linear
 from minimegatron.model.parameters import ParamSpec, add_parameters
 
 if TYPE_CHECKING:
@@ -72,13 +72,9 @@ class TensorParallel:
     def column_parallel_linear(self, x: torch.Tensor, weight: torch.Tensor,
                                bias: torch.Tensor | None = None,
                                accumulator: GradAccumulator | None = None) -> torch.Tensor:
-        """Enter the region through a linear layer; returns [s, b, out/t].
+        """Enter the region through a linear layer with this rank's weight [out/t, in].
 
-        Args:
-            x: [s, b, in], or [s/t, b, in] with sequence parallelism.
-            weight: this rank's rows [out/t, in].
-            bias: [out/t], or None.
-            accumulator: receives the weight gradient; with None, autograd does.
+        Maps x [s, b, in], or [s/t, b, in] with sequence parallelism, to [s, b, out/t].
         """
         if self.sequence_parallel:
             from minimegatron.model.sequence_parallel import GatherFromSequenceParallelRegionLinear
@@ -109,14 +105,7 @@ class ColumnParallelLinear(nn.Module):
     """y_i = x W_i^T + b_i, where rank i holds the rows W_i of W [out, in] and computes y_i."""
 
     def __init__(self, ctx: Context, inputs: int, outputs: int, init_std: float) -> None:
-        """Create this rank's weight [out/t, in] and bias [out/t].
-
-        Args:
-            ctx: the rank's context.
-            inputs: size of x's last dimension.
-            outputs: size of y's last dimension, before partitioning.
-            init_std: standard deviation of the weight's initialization.
-        """
+        """Create this rank's weight [out/t, in] and bias [out/t]."""
         super().__init__()
         self.tp = TensorParallel(ctx)
         add_parameters(self, ctx, weight=ParamSpec((outputs, inputs), 0, init_std),
@@ -132,14 +121,7 @@ class RowParallelLinear(nn.Module):
     """y = sum_i x_i W_i^T + b, where rank i holds the columns W_i of W [out, in], and x_i."""
 
     def __init__(self, ctx: Context, inputs: int, outputs: int, init_std: float) -> None:
-        """Create this rank's weight [out, in/t] and a copy of the bias [out].
-
-        Args:
-            ctx: the rank's context.
-            inputs: size of x's last dimension, before partitioning.
-            outputs: size of y's last dimension.
-            init_std: standard deviation of the weight's initialization.
-        """
+        """Create this rank's weight [out, in/t] and a copy of the bias [out]."""
         super().__init__()
         self.tp = TensorParallel(ctx)
         add_parameters(self, ctx, weight=ParamSpec((outputs, inputs), 1, init_std),
@@ -159,14 +141,7 @@ class VocabParallelEmbedding(nn.Module):
     """Embedding whose rows i V/t to (i + 1) V/t are on rank i; the others contribute zeros."""
 
     def __init__(self, ctx: Context, vocab_size: int, hidden_size: int, init_std: float) -> None:
-        """Create this rank's weight [V/t, h].
-
-        Args:
-            ctx: the rank's context.
-            vocab_size: V, padded to a multiple of t.
-            hidden_size: h.
-            init_std: standard deviation of the weight's initialization.
-        """
+        """Create this rank's weight [V/t, h]; V is padded to a multiple of t."""
         super().__init__()
         self.tp = TensorParallel(ctx)
         add_parameters(self, ctx, weight=ParamSpec((vocab_size, hidden_size), 0, init_std))
@@ -175,22 +150,16 @@ class VocabParallelEmbedding(nn.Module):
         """Map tokens, int64 [s, b], to [s, b, h] (or [s/t, b, h])."""
         accumulator = self.param_specs["weight"].accumulator
         if self.tp.group.size == 1:
-            return embedding(self.weight, tokens, accumulator)
+            return embedding_lookup(self.weight, tokens, accumulator)
         rows, elsewhere = local_rows(tokens, self.weight.shape[0], self.tp.group)
-        x = embedding(self.weight, rows, accumulator).masked_fill(elsewhere[..., None], 0.0)
+        x = embedding_lookup(self.weight, rows, accumulator).masked_fill(elsewhere[..., None], 0.0)
         return self.tp.reduce(x)
 
 
 def local_rows(tokens: torch.Tensor, size: int, tp: Group) -> tuple[torch.Tensor, torch.Tensor]:
-    """Translate tokens into rows of this rank's part of the vocabulary.
+    """Translate tokens (int64 [..]) into rows of this rank's V/t = `size` rows of the vocabulary.
 
-    Args:
-        tokens: int64 [..].
-        size: V/t, the rows per rank.
-        tp: the tensor-parallel group.
-
-    Returns:
-        Rows, int64 [..], 0 for tokens of other ranks; and bool [..], true for those.
+    Returns the rows, int64 [..], 0 for tokens of other ranks; and bool [..], true for those.
     """
     rows = tokens - tp.index * size
     elsewhere = (rows < 0) | (rows >= size)
@@ -230,10 +199,7 @@ def vocab_parallel_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, tp:
                                  ) -> torch.Tensor:
     """Return every token's loss, fp32 [s, b], the same on all ranks.
 
-    Args:
-        logits: fp32 [s, b, V/t]; overwritten.
-        labels: int64 [s, b].
-        tp: the tensor-parallel group.
+    The logits, fp32 [s, b, V/t], are overwritten; labels are int64 [s, b].
     """
     if tp.size == 1 and logits.device.type == "cpu":
         # Faster on a CPU. On a GPU its two extra copies of the logits may not fit: they are 2.5 GB

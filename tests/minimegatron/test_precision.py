@@ -1,4 +1,4 @@
-"""The loss scaler, 16-bit products, main weights, and what they cost in memory."""
+"""The loss scaler, 16-bit products, master weights, and what they cost in memory."""
 
 import itertools
 import random
@@ -100,7 +100,7 @@ def test_small_updates_add_up_in_the_main_weights(make_context, flags):
 @pytest.mark.parametrize("flags, each", [
     ("", 16), ("--bf16", 18), ("--fp16", 20), ("--fp16 --accumulate-allreduce-grads-in-fp32", 18)])
 def test_bytes_per_parameter(make_context, flags, each):
-    """Weights, gradients, main weights and moments; shards are in test_precision_layouts."""
+    """Weights, gradients, master weights and moments; shards are in test_precision_layouts."""
     _, optimizer = optimizer_with_gradient(make_context, flags)
     assert held_bytes(optimizer) == pytest.approx(each, rel=1e-4)
 

@@ -4,7 +4,7 @@
                                                         of tensor-parallel rank TT, or
                                                         mp_rank_TT_PPP of its stage PPP
               /mp_rank_00/distrib_optim.pt      with --use-distributed-optimizer: moments and
-                                                main weights, gathered from the replicas' shards
+                                                master weights, gathered from the replicas' shards
               /SHA256SUMS                       our addition: `sha256sum -c` checks it
     SAVE/latest_checkpointed_iteration.txt              the tracker, written last
 
@@ -58,9 +58,9 @@ def replaced(final: Path) -> Path:
 
 def shard_of(ctx: Context) -> Path:
     """Return the path of this rank's file inside an iteration's folder."""
-    tp, pp = ctx.grid.shard
-    suffix = f"_{pp:03d}" if ctx.grid.pp.size > 1 else ""
-    return Path(f"mp_rank_{tp:02d}{suffix}") / "model_optim_rng.pt"
+    tp, pp = ctx.grid.tp, ctx.grid.pp
+    suffix = f"_{pp.index:03d}" if pp.size > 1 else ""
+    return Path(f"mp_rank_{tp.index:02d}{suffix}") / "model_optim_rng.pt"
 
 
 def divided_of(ctx: Context) -> Path:

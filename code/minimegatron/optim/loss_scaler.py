@@ -37,11 +37,9 @@ class LossScaler:
     def update(self, overflow: torch.Tensor) -> None:
         """Adapt the scale after a step.
 
-        An overflow uses up one unit of hysteresis; without any left, it halves the scale. `window`
-        steps in a row without an overflow double the scale and restore the hysteresis.
-
-        Args:
-            overflow: whether the step overflowed, bool, one element, the same on every rank.
+        An overflow (bool, one element, the same on every rank) uses up one unit of hysteresis;
+        without any left, it halves the scale. `window` steps in a row without an overflow double
+        the scale and restore the hysteresis.
         """
         if not self.dynamic:
             return

@@ -49,7 +49,7 @@ class Optimizer:
 
     Attributes:
         param_buffer: the model's parameters in its dtype, [n].
-        main_params: fp32 main weights [m] of a 16-bit model; None in fp32.
+        main_params: fp32 master weights [m] of a 16-bit model; None in fp32.
         main_grads: fp32 gradients [m], where the gradient buffer is 16-bit; else None.
         moments: Adam's two moments, fp32 [m] each. m is n, or n/d with the distributed optimizer.
         advanced: updates in the last step: 1, or with a loss scale a tensor, 0 after an overflow.
@@ -57,12 +57,7 @@ class Optimizer:
     """
 
     def __init__(self, ctx: Context, ddp: DistributedDataParallel) -> None:
-        """Create the optimizer states, and move the parameters into a flat buffer.
-
-        Args:
-            ctx: the rank's context.
-            ddp: owns the gradients, and orders the parameters.
-        """
+        """Create the optimizer states, and move the parameters into a flat buffer."""
         config, self.grid, self.ddp = ctx.config, ctx.grid, ddp
         self.clip, self.has_values = config.clip_grad, ctx.device.has_values
         self.weight_decay = config.weight_decay
@@ -114,7 +109,7 @@ class Optimizer:
                      groups[ParamGroup.REPLICATED_VECTOR].stop), ranges
 
     def reload_model_params(self) -> None:
-        """Copy the model's parameters to the main weights, after initialization or a load."""
+        """Copy the model's parameters to the master weights, after initialization or a load."""
         if self.main_params is not None:
             self.ddp.copy_owned(self.param_buffer, out=self.main_params)
 
@@ -172,13 +167,8 @@ class Optimizer:
     def step(self, lr: float | torch.Tensor, timers: Timers) -> torch.Tensor:
         """Update the parameters once from the gradient buffer.
 
-        Args:
-            lr: the learning rate, a number or one element.
-            timers: measure the parts of the step.
-
-        Returns:
-            The gradient norm over the whole model before clipping, one element. It is not finite
-            after an overflow, which updates nothing.
+        Returns the gradient norm over the whole model before clipping, one element. It is not
+        finite after an overflow, which updates nothing.
         """
         self.all_reduce_replicated_grads()
         overflow, factor = None, None
@@ -228,7 +218,7 @@ class Optimizer:
         self.steps += self.advanced
 
     def _copy_main_params_to_model_params(self) -> None:
-        """Round the main weights to the model's dtype, and all-gather the other shards."""
+        """Round the master weights to the model's dtype, and all-gather the other shards."""
         if self.main_params is not None:
             for part in self.ranges:
                 self.param_buffer[part.buffer] = self.main_params[part.shard]

@@ -53,12 +53,8 @@ class GradAccumulator:
                  buckets: list[Bucket], tied: bool) -> None:
         """Create the accumulator of one parameter.
 
-        Args:
-            ddp: its owner.
-            main_grad: the parameter's view of the gradient buffer.
-            buckets: those that hold a part of the gradient.
-            tied: whether another stage's gradient is added after the backward pass, so that the
-                gradient is not complete before.
+        The gradient of a tied parameter is complete only after the backward pass, when the other
+        stage's gradient has been added.
         """
         self.ddp, self.main_grad, self.buckets, self.tied = ddp, main_grad, buckets, tied
         self.writes, self.complete = 0, False
@@ -73,11 +69,9 @@ class GradAccumulator:
         self._count_write()
 
     def add_product(self, grad_output: torch.Tensor, inputs: torch.Tensor) -> None:
-        """Add grad_output^T @ inputs, now or when `compute_weight_grads` asks for it.
+        """Add grad_output [n, out]^T @ inputs [n, in], a linear layer's weight gradient.
 
-        Args:
-            grad_output: gradient of a linear layer's output, [n, out].
-            inputs: the layer's input, [n, in].
+        It is computed at once, or when `compute_weight_grads` asks for it.
         """
         if self.ddp.delayed is None:
             self._add_product(grad_output, inputs)
@@ -85,12 +79,7 @@ class GradAccumulator:
             self.ddp.delayed.append(lambda: self._add_product(grad_output, inputs))
 
     def add_rows(self, rows: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Add to some rows of an embedding's gradient.
-
-        Args:
-            rows: int64 [n].
-            gradient: [n, h].
-        """
+        """Add a gradient [n, h] to the given rows (int64 [n]) of an embedding's gradient."""
         if self._is_first_write():
             self.main_grad.zero_()
         self.main_grad.index_add_(0, rows, gradient.to(self.main_grad.dtype))
@@ -113,10 +102,14 @@ class GradAccumulator:
         self._count_write()
 
     def _is_first_write(self) -> bool:
-        """Return whether to replace the last step's gradient instead of adding to it."""
+        """Return whether to replace the last step's gradient instead of adding to it.
+
+        Raises RuntimeError if the gradient may have been all-reduced already.
+        """
         if self.complete:
-            raise RuntimeError("a gradient arrived after its all-reduce started: this step's "
-                               "schedule differs from the last one's")
+            raise RuntimeError("a gradient arrived after its all-reduce started: this step writes "
+                               "it more often than the last one did; leave out "
+                               "--overlap-grad-reduce")
         return self.writes == 0
 
     def _count_write(self) -> None:
@@ -148,12 +141,7 @@ class DistributedDataParallel:
     one_bucket_at_a_time = False
 
     def __init__(self, ctx: Context, model: nn.Module) -> None:
-        """Create the gradient buffer, and set every parameter's accumulator in its spec.
-
-        Args:
-            ctx: the rank's context.
-            model: all of this rank's chunks.
-        """
+        """Create the gradient buffer, and set every parameter's accumulator in its spec."""
         specs = named_param_specs(model)
         self.group: Group = ctx.grid.dp
         self.params = dict(sorted(model.named_parameters(), key=lambda item: specs[item[0]].group))
@@ -259,11 +247,9 @@ class DistributedDataParallel:
         self._in_flight.clear()
 
     def copy_owned(self, buffer: torch.Tensor, out: torch.Tensor) -> None:
-        """Copy the ranges of a buffer that this rank owns.
+        """Copy the ranges of a buffer [n] that this rank owns into `out` [m], one after another.
 
-        Args:
-            buffer: [n].
-            out: receives them contiguously, [m]; m is n, or n/d when sharded over d replicas.
+        m is n, or n/d when sharded over d replicas.
         """
         start = 0
         for owned in self.owned:

@@ -18,11 +18,12 @@ import torch
 import torch.distributed as dist
 
 AXES = ("pp", "dp", "tp")
-# Before torch 2.13 both had other names, which it deprecates.
+GROUPS = {"pp": ("pp",), "dp": ("dp",), "tp": ("tp",), "model": ("pp", "tp")}
+
+# PyTorch 2.13 renamed both, and deprecates the older names.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = (getattr(dist, "reduce_scatter_single", None)
                          or dist.reduce_scatter_tensor)
-GROUPS = {"pp": ("pp",), "dp": ("dp",), "tp": ("tp",), "model": ("pp", "tp")}
 
 
 @dataclass(frozen=True)
@@ -106,26 +107,15 @@ class Grid:
         return self.rank == self.world_size - 1
 
     @property
-    def shard(self) -> tuple[int, int]:
-        """Return which part of the model this rank holds, as (tensor-parallel rank, stage)."""
-        return self.tp.index, self.pp.index
-
-    @property
     def writes_shard(self) -> bool:
         """Return whether this rank saves its part of the model: the first replica does."""
         return self.dp.index == 0
 
     def pipeline_group(self, stages: Sequence[int], backend: str, timeout: timedelta
                        ) -> Group | None:
-        """Create a process group of some stages of every pipeline; every rank must call it.
+        """Create a process group of some stages (none means all) of every pipeline.
 
-        Args:
-            stages: their numbers; none means all stages.
-            backend: of torch.distributed.
-            timeout: how long to wait for a peer that does not respond.
-
-        Returns:
-            This rank's group, or None if its stage is not one of `stages`.
+        Every rank must call it. Returns None if this rank's stage is not one of `stages`.
         """
         chosen = [tuple(ranks[stage] for stage in stages) or ranks
                   for ranks in groups_along("pp", self.pp.size, self.dp.size, self.tp.size)]
@@ -159,12 +149,8 @@ def make_group(groups: Sequence[tuple[int, ...]], backend: str, timeout: timedel
                ) -> Group | None:
     """Create process groups, and return the one that includes this rank; None if none does.
 
-    Collective: every rank creates all groups, including those it does not belong to.
-
-    Args:
-        groups: disjoint groups of global ranks.
-        backend: of torch.distributed.
-        timeout: how long to wait for a peer that does not respond.
+    Collective: every rank creates all groups, including those it does not belong to. The groups of
+    global ranks are disjoint.
     """
     rank, mine = dist.get_rank(), None
     for ranks in groups:
@@ -183,8 +169,7 @@ def make_grid(pp: int, dp: int, tp: int, backend: str, timeout: timedelta | None
         dp: number of data-parallel replicas.
         tp: number of tensor-parallel ranks.
         backend: of the groups that carry tensors: "gloo", "nccl", or a registered one.
-        timeout: how long to wait for a peer that does not respond. The default group's timeout does
-            not apply to these groups.
+        timeout: for a peer that does not respond; the default group's does not apply here.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     mine: dict[str, Group] = {}

@@ -8,6 +8,7 @@ and received (pipeline_schedules/communication.py).
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -32,35 +33,22 @@ class Peers:
     """Sends tensors to the other stages of this rank's pipeline, and receives theirs."""
 
     def __init__(self, ctx: Context, chunks: int) -> None:
-        """Create the process groups; every rank must call this.
-
-        Args:
-            ctx: configuration, grid, and device.
-            chunks: model chunks per stage.
-        """
+        """Create the process groups for stages of `chunks` chunks; every rank must call it."""
         grid, config = ctx.grid, ctx.config
         self.ranks = grid.pp.ranks
         # Under sequence parallelism each tensor-parallel rank sends its part of the sequence.
         parts = grid.tp.size if config.sequence_parallel else 1
         self.shape = (config.seq_length // parts, config.micro_batch_size, config.hidden_size)
         self.device, self.dtype = ctx.device.torch_device, params_dtype(config)
-        self.groups = channel_groups(ctx, chunks)
+        self.groups = _channel_groups(ctx, chunks)
         self.sends: dict[tuple, deque[Transfer]] = defaultdict(deque)
 
     def send(self, message: Message, tensor: torch.Tensor) -> None:
-        """Start sending a tensor.
-
-        Args:
-            message: the send.
-            tensor: [s, b, h].
-
-        Raises:
-            UserError: the connection to the peer is lost.
-        """
+        """Start sending a tensor [s, b, h]. Raises UserError if the peer is lost."""
         queue = self.sends[message.channel]
         if len(queue) >= len(self.ranks):
-            # Bound the tensors held. This cannot deadlock: in a valid program even sends that
-            # block until their receive is posted do not.
+            # Bound the tensors held. A valid program cannot deadlock here: its order of messages
+            # would even allow sends that block until the receive is posted.
             self.wait(queue.popleft())
         tensor = tensor.contiguous()
         work = self._start(dist.isend, message, tensor, message.target)
@@ -73,11 +61,7 @@ class Peers:
         return Transfer(message, work, tensor)
 
     def wait(self, transfer: Transfer) -> torch.Tensor:
-        """Return the tensor, once it has arrived.
-
-        Raises:
-            UserError: the connection to the peer is lost, or the receive timed out.
-        """
+        """Return the tensor, once it has arrived. Raises UserError if the peer is lost."""
         try:
             transfer.work.wait()
         except RuntimeError as error:
@@ -90,7 +74,8 @@ class Peers:
             while queue:
                 self.wait(queue.popleft())
 
-    def _start(self, start, message: Message, tensor: torch.Tensor, stage: int) -> dist.Work:
+    def _start(self, start: Callable[..., dist.Work], message: Message, tensor: torch.Tensor,
+               stage: int) -> dist.Work:
         group = self.groups[message.action.kind, message.action.chunk]
         try:
             return start(tensor, self.ranks[stage], group=group)
@@ -105,16 +90,12 @@ class Peers:
                          f"({lost_peer(error) or error}); its own message says why")
 
 
-def channel_groups(ctx: Context, chunks: int) -> dict[tuple[str, int], dist.ProcessGroup]:
+def _channel_groups(ctx: Context, chunks: int) -> dict[tuple[str, int], dist.ProcessGroup]:
     """Return {(F or B, chunk of the source): a communicator of this rank's pipeline}.
 
     There is one per direction and chunk, because NCCL ignores tags and matches the messages of a
     communicator by their order alone. With two stages the previous and the next rank are the
     same, so activations of two chunks, or activations and gradients, would be swapped.
-
-    Args:
-        ctx: configuration, grid, and device.
-        chunks: model chunks per stage.
     """
     if ctx.grid.pp.size == 1:
         return {}

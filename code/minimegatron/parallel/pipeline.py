@@ -27,15 +27,9 @@ class Pipeline(Handler):
     def __init__(self, ctx: Context, chunks: Sequence[Stage], program: Program,
                  ddp: DistributedDataParallel, timers: Timers, peers: Peers | None = None
                  ) -> None:
-        """Create the pipeline. Every rank must call this: by default it creates process groups.
+        """Create the pipeline from this stage's chunks and the program of all stages.
 
-        Args:
-            ctx: configuration, grid, and device.
-            chunks: this stage's model chunks.
-            program: the actions and messages of all stages.
-            ddp: accumulates the gradients.
-            timers: times passes and waits.
-            peers: the other stages; by default, those of the grid.
+        Every rank must call it: without `peers`, it creates process groups.
         """
         self.ctx, self.chunks, self.ddp, self.timers = ctx, chunks, ddp, timers
         self.stage, self.stages = ctx.grid.pp.index, ctx.grid.pp.size
@@ -53,15 +47,11 @@ class Pipeline(Handler):
         """Run forward and backward of every micro-batch, and accumulate the gradients in `ddp`.
 
         Each micro-batch's loss is divided by micro-batches x replicas, so that summing the
-        gradients over micro-batches and replicas gives their mean.
+        gradients over micro-batches and replicas gives their mean. With fp16 it is multiplied by
+        the loss scale, one element.
 
-        Args:
-            batches: the micro-batches of one step.
-            scale: the loss scale of fp16, one element.
-
-        Returns:
-            The mean loss of this rank's micro-batches (one element, detached), or zero if another
-            stage computes the loss.
+        Returns the mean loss of this rank's micro-batches (one element, detached), or zero if
+        another stage computes the loss.
         """
         self.begin(len(batches), scale)
         self.run(self.program, batches)
@@ -79,23 +69,13 @@ class Pipeline(Handler):
         return self.finish()
 
     def begin(self, micro_batches: int, scale: torch.Tensor | None = None) -> None:
-        """Begin a step.
-
-        Args:
-            micro_batches: their number.
-            scale: the loss scale of fp16, one element.
-        """
+        """Begin a step of `micro_batches`, with the loss scale of fp16."""
         self.loss_factor = (1 if scale is None else scale) / (
             micro_batches * self.ctx.grid.dp.size)
         self.total = torch.zeros((), device=self.ctx.device.torch_device)
 
     def run(self, items: Sequence[Item], batches: Sequence[MicroBatch]) -> None:
-        """Run a part of the step that `begin` began.
-
-        Args:
-            items: actions and messages of this stage, in order.
-            batches: the step's micro-batches.
-        """
+        """Run some of this stage's items, in order, within the step that `begin` began."""
         self.batches = batches
         replay_stage(items, self, self.stage, self.stages, len(self.chunks))
         self.batches = ()

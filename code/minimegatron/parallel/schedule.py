@@ -25,13 +25,13 @@ def load_schedule(ctx: Context) -> Schedule:
         problem = str(error)
     versions: list[tuple[str | None, list[str]]] = [(None, [])] * ctx.grid.world_size
     dist.all_gather_object(versions, (problem, to_text(schedule)))
-    other = next((rank for rank, one in enumerate(versions) if one != versions[0]), None)
+    other = next((rank for rank, seen in enumerate(versions) if seen != versions[0]), None)
     for rank, (problem, _) in enumerate(versions):
         if problem is not None:
             raise SharedError(problem if other is None
                               else f"on rank {rank}, not on all: {problem}")
     if other is not None:
         raise SharedError(f"{source}: rank 0 and rank {other} read different schedules from it; "
-                          "give a file that all nodes share, and that says the same whenever it is "
-                          "read")
+                          "give a file that all nodes share, and that always yields the same "
+                          "schedule")
     return schedule

@@ -1,4 +1,4 @@
-"""The part of the model on one rank: its chunks of layers, its gradients, the tied embedding.
+"""The part of the model on one rank: its chunks of layers, and the tied embedding.
 
 Virtual stage c * stages + s is chunk c of stage s (Narayanan et al. 2021, section 2.2.2). Without
 interleaving every stage has one chunk.
@@ -23,12 +23,7 @@ def layer_ranges(layers_per_chunk: Sequence[int]) -> list[range]:
 
 
 def build_chunks(ctx: Context, vocab_size: int) -> list[Stage]:
-    """Build this rank's chunks: the first virtual stage embeds, the last one computes the loss.
-
-    Args:
-        ctx: the rank's context.
-        vocab_size: the padded size of the vocabulary.
-    """
+    """Build this rank's chunks: the first virtual stage embeds, the last one computes the loss."""
     layers = layer_ranges(ctx.config.layers_per_chunk)
     return [Stage(ctx, vocab_size, layers[at], is_first=at == 0, is_last=at == len(layers) - 1)
             for at in range(ctx.grid.pp.index, len(layers), ctx.grid.pp.size)]
@@ -40,12 +35,7 @@ def as_module(chunks: Sequence[Stage]) -> nn.Module:
 
 
 def data_parallel(ctx: Context, model: nn.Module) -> DistributedDataParallel:
-    """Create the gradients of this rank's model, sharded for the distributed optimizer.
-
-    Args:
-        ctx: the rank's context.
-        model: all of the rank's chunks.
-    """
+    """Return the data parallelism of this rank's chunks, sharded for the distributed optimizer."""
     if ctx.config.use_distributed_optimizer and ctx.grid.dp.size > 1:
         from minimegatron.parallel.sharding import ShardedDataParallel
 
@@ -61,12 +51,7 @@ class TiedEmbedding:
     """
 
     def __init__(self, ctx: Context, chunks: Sequence[Stage]) -> None:
-        """Create the group of the first and the last stage; every rank must call it.
-
-        Args:
-            ctx: the rank's context.
-            chunks: of this rank.
-        """
+        """Create the group of the first and the last stage; every rank must call it."""
         stages, at = ctx.grid.pp.size, ctx.grid.pp.index
         self.embedding: nn.Module | None = None
         if stages == 1:

@@ -1,4 +1,4 @@
-"""Whether a checkpoint's files are still what was written: the list that `sha256sum -c` reads."""
+"""Checksums of a checkpoint's files, in the format that `sha256sum -c` reads."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ LINE = re.compile(r"([0-9a-f]{64})  (\S+)")
 
 
 def sha256(path: Path) -> str:
+    """Return the file's SHA-256 in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_sums(folder: Path, sums: Mapping[str, str]) -> None:
-    """List {path inside `folder`: sha256} in the folder's SHA256SUMS."""
+    """Write the folder's SHA256SUMS.
+
+    Args:
+        folder: of an iteration.
+        sums: checksums by path inside the folder.
+    """
     with open(folder / SUMS, "w") as file:
         file.writelines(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))
         file.flush()
@@ -27,8 +33,10 @@ def write_sums(folder: Path, sums: Mapping[str, str]) -> None:
 
 
 def read_sums(folder: Path) -> dict[str, str] | None:
-    """{path: sha256} of the folder's list; None where there is no list, as in checkpoints of
-    Megatron-LM. Raises ValueError for a list that is damaged itself."""
+    """Return the checksums by path, or None if there is no list, as in Megatron-LM's checkpoints.
+
+    Raises ValueError if the list itself is damaged.
+    """
     if not (folder / SUMS).exists():
         return None
     sums = {}
@@ -43,9 +51,12 @@ def read_sums(folder: Path) -> dict[str, str] | None:
 
 
 def damage(folder: Path, share: int = 0, shares: int = 1) -> list[str]:
-    """What is wrong with a checkpoint's folder, one sentence a file; empty when it is whole.
+    """Return the problems of a checkpoint, one sentence per file; empty if it is intact.
 
-    share, shares: check every `shares`-th file from the `share`-th on, so that ranks divide them.
+    Args:
+        folder: of an iteration.
+        share: first file to check, so that each rank checks a share of them.
+        shares: distance between files to check.
     """
     if not folder.is_dir():
         return [f"there is no {folder.name}"]
@@ -58,12 +69,18 @@ def damage(folder: Path, share: int = 0, shares: int = 1) -> list[str]:
         if not names:
             return [f"{folder.name} holds no mp_rank_* folder"]
         sums = dict.fromkeys(names, "")
-    found = [wrong(folder / name, digest) for name, digest in sorted(sums.items())[share::shares]]
+    found = [problem_of(folder / name, digest)
+             for name, digest in sorted(sums.items())[share::shares]]
     return [sentence for sentence in found if sentence]
 
 
-def wrong(path: Path, digest: str) -> str:
-    """What is wrong with one file ("" for nothing). Without a digest its own CRCs must do."""
+def problem_of(path: Path, digest: str) -> str:
+    """Return the problem of one file, or "" if it is intact.
+
+    Args:
+        path: of the file.
+        digest: its SHA-256; if it is empty, the CRCs inside the file are checked instead.
+    """
     name = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
     try:
         if not path.exists():

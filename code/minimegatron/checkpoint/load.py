@@ -138,10 +138,10 @@ def names(iterations: list[int]) -> str:
 def iterations(ctx: Context, root: Path) -> list[int]:
     """Return the iterations that have a folder on rank 0, newest first; every rank must call it."""
     digits = [folder.name.removeprefix("iter_") for folder in root.glob("iter_*")]
-    seen = [sorted((int(text) for text in digits if text.isascii() and text.isdigit()),
-                   reverse=True)]
-    dist.broadcast_object_list(seen)
-    return seen[0]
+    saved = [sorted((int(text) for text in digits if text.isascii() and text.isdigit()),
+                    reverse=True)]
+    dist.broadcast_object_list(saved)
+    return saved[0]
 
 
 def damage_everywhere(ctx: Context, folder: Path) -> list[str]:
@@ -160,10 +160,10 @@ def agreed_iteration(ctx: Context, tracker: Path) -> int | str | None:
     Raises UserError if the ranks see different trackers.
     """
     mine = read_tracker(tracker)
-    seen: list[int | str | None] = [None] * ctx.grid.world_size
-    dist.all_gather_object(seen, mine)
-    if len(set(seen)) > 1:
-        views = ", ".join(f"rank {rank}: {number}" for rank, number in enumerate(seen))
+    found: list[int | str | None] = [None] * ctx.grid.world_size
+    dist.all_gather_object(found, mine)
+    if len(set(found)) > 1:
+        views = ", ".join(f"rank {rank}: {number}" for rank, number in enumerate(found))
         raise UserError(f"the ranks do not see the same {tracker} ({views}): --load needs a folder "
                         "that all nodes share")
     return mine

@@ -1,4 +1,4 @@
-"""How far a run has come, which a checkpoint saves and a resumed run restores."""
+"""Progress of a run, which a checkpoint saves and a resumed run restores."""
 
 from __future__ import annotations
 

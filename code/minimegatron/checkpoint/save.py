@@ -104,24 +104,10 @@ def save(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: Le
     dist.barrier()
     error, sums = None, {}
     try:
-        moments = None if ctx.config.no_save_optim else optimizer.state_dict()
+        moments = None if ctx.config.no_save_optim else optimizer.state_dict()  # gathers shards
         if ctx.grid.writes_shard:
-            state = {
-                "args": {**dataclasses.asdict(ctx.config), **dataclasses.asdict(progress),
-                         "padded_vocab_size": padded_vocab_size},
-                "checkpoint_version": VERSION, "iteration": progress.iteration,
-                "lr_scheduler": learning_rate.state_dict(),
-                **{name: part.state_dict() for name, part in parts(model).items()},
-                **random_state(),
-            }
-            files = {shard_of(ctx): state}
-            if moments is not None:
-                state["optimizer"], divided = split_optimizer(ctx, moments)
-                if divided:
-                    files[divided_of(ctx)] = divided
-            for name, content in files.items():
-                write_synced(unfinished(final) / name, content)
-                sums[str(name)] = sha256(unfinished(final) / name)
+            state = shard_state(ctx, model, learning_rate, progress, padded_vocab_size)
+            sums = write_shard(ctx, state, moments, unfinished(final))
     except (OSError, RuntimeError) as failed:  # torch reports a full disk as RuntimeError
         error = str(failed)
     sums = agree(ctx, error, sums, final)
@@ -133,6 +119,42 @@ def save(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: Le
         error = str(failed)
     agree(ctx, error, sums, final)
     megatron.print_saved(ctx, root, progress.iteration)
+
+
+def shard_state(ctx: Context, model: nn.Module, learning_rate: LearningRate, progress: Progress,
+                padded_vocab_size: int) -> dict:
+    """Return the content of `shard_of`, without the optimizer; arguments as in `save`."""
+    return {
+        "args": {**dataclasses.asdict(ctx.config), **dataclasses.asdict(progress),
+                 "padded_vocab_size": padded_vocab_size},
+        "checkpoint_version": VERSION, "iteration": progress.iteration,
+        "lr_scheduler": learning_rate.state_dict(),
+        **{name: part.state_dict() for name, part in parts(model).items()},
+        **random_state(),
+    }
+
+
+def write_shard(ctx: Context, state: dict, moments: dict | None, folder: Path) -> dict[str, str]:
+    """Write this rank's files and return their checksums by path inside the folder.
+
+    Args:
+        ctx: this rank's context.
+        state: the content of `shard_of`, without the optimizer.
+        moments: the optimizer's state, unless --no-save-optim.
+        folder: under its temporary name.
+
+    Raises OSError or RuntimeError if the disk is full.
+    """
+    files = {shard_of(ctx): state}
+    if moments is not None:
+        state["optimizer"], divided = split_optimizer(ctx, moments)
+        if divided:
+            files[divided_of(ctx)] = divided
+    sums = {}
+    for name, content in files.items():
+        write_synced(folder / name, content)
+        sums[str(name)] = sha256(folder / name)
+    return sums
 
 
 def remove_leftovers(root: Path) -> None:

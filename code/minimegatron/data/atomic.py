@@ -1,4 +1,4 @@
-"""Files that are either complete or not there at all."""
+"""Atomic files: complete or absent."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class AtomicFile:
 
 
 def _start(target: Path) -> str:
-    """How the names of the temporary files of `target` begin on this host."""
+    """Return the prefix of the names of this host's temporary files of `target`."""
     return f".{target.name}.{socket.gethostname()}."
 
 

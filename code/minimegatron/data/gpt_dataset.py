@@ -133,11 +133,8 @@ def build_train_valid_test_datasets(
         cache_path: --data-cache-path, the folder of the index maps; None means beside the data.
         vocab_size: entries of the tokenizer.
 
-    Returns:
-        Three data sets; None for a split without documents.
-
-    Raises UserError for damaged data, a bad split, a folder that is not writable, or index maps
-    that this node cannot see.
+    Returns three data sets; None for a split without documents. Raises UserError for damaged data,
+    a bad split, a folder that is not writable, or index maps that this node cannot see.
     """
     _log_targets(num_samples, log)
     requests: list[Request | None] = []
@@ -152,16 +149,9 @@ def build_train_valid_test_datasets(
                     build_index_maps(request, log)
     finally:
         barrier()
-    datasets = []
-    for request in requests:
-        if request is not None:
-            _log_loading(request, log)
-        datasets.append(GPTDataset(request, vocab_size) if request else None)
-        if request is not None:
-            log(f"    total number of samples: {len(datasets[-1]) + 1}")
-            log(f"    total number of epochs: {request.plan.epochs}")
+    datasets = tuple(request and _load_dataset(request, vocab_size, log) for request in requests)
     log("> finished creating GPT datasets ...")
-    return tuple(datasets)
+    return datasets
 
 
 def _log_targets(num_samples: Sequence[int], log: Log) -> None:
@@ -213,9 +203,13 @@ def _good_maps_exist(request: Request, plan: index_maps.Plan, log: Log) -> bool:
     return reason is None
 
 
-def _log_loading(request: Request, log: Log) -> None:
+def _load_dataset(request: Request, vocab_size: int | None, log: Log) -> GPTDataset:
     for kind in KINDS:
         log(f" > loading {kind}-idx mapping from {request.path(kind)}")
+    dataset = GPTDataset(request, vocab_size)
+    log(f"    total number of samples: {len(dataset) + 1}")
+    log(f"    total number of epochs: {request.plan.epochs}")
+    return dataset
 
 
 def _load(request: Request) -> list[np.ndarray]:

@@ -1,8 +1,8 @@
-"""Which tokens make up sample i: three maps, as Megatron-LM builds them.
+"""Index maps: three arrays that locate the tokens of every sample, as in Megatron-LM.
 
-The documents of a split are repeated for as many epochs as the wanted samples need, and read one
-after another as one long stream of tokens. Sample k is the S + 1 tokens at [k*S, k*S + S + 1) of
-that stream: S inputs and S targets, so neighbors share one token.
+The documents of a split are repeated for as many epochs as the requested samples need, and
+concatenated into one stream of tokens. Sample k is the s + 1 tokens at [k*s, k*s + s + 1) of that
+stream: s inputs and s targets, so neighbors share one token.
 
     doc_idx      int32[epochs * documents]   the order in which documents are read
     sample_idx   int32[samples + 1, 2]       where sample k begins: (index into doc_idx, offset)
@@ -21,16 +21,16 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Plan:
-    """How many epochs a split is read, and what follows from it."""
+    """The number of epochs that a split is read, and the numbers of samples that follow."""
 
     tokens_per_epoch: int
     seq_length: int
     epochs: int
-    samples_wanted: int
+    samples_requested: int
 
     @property
     def samples(self) -> int:
-        """Samples in all epochs together; at least as many as wanted."""
+        """Samples in all epochs together, at least as many as requested."""
         return (self.epochs * self.tokens_per_epoch - 1) // self.seq_length
 
     @property
@@ -44,30 +44,39 @@ class Plan:
 
     @property
     def samples_from_last_epoch(self) -> int:
-        return self.samples_wanted - self.samples_before_last_epoch
+        return self.samples_requested - self.samples_before_last_epoch
 
     @property
     def separate_last_epoch(self) -> bool:
-        """Shuffle the last epoch apart: the run needs less than 80% of it.
+        """Whether to shuffle the last epoch separately, because less than 80% of it is needed.
 
-        Were it mixed with the others, documents of all epochs would be cut off at random and
-        some tokens never be seen.
+        Shuffled together with the others, the samples left out could come from any epoch, so some
+        tokens would be seen less often than others.
         """
         return (self.epochs > 1
                 and self.samples_from_last_epoch < int(0.80 * self.samples_per_epoch))
 
 
 def plan(tokens_per_epoch: int, seq_length: int, samples: int) -> Plan:
-    """The least number of epochs e with (e * tokens - 1) // S >= samples.
+    """Return the plan with the fewest epochs e such that (e * tokens - 1) // s >= samples.
 
-    `tokens_per_epoch` must be positive.
+    Args:
+        tokens_per_epoch: of the split, positive.
+        seq_length: tokens of a sample, s.
+        samples: least number of samples.
     """
     epochs = max(1, -(-(samples * seq_length + 1) // tokens_per_epoch))
     return Plan(tokens_per_epoch, seq_length, epochs, samples)
 
 
 def build_doc_idx(documents: np.ndarray, plan: Plan, random: np.random.RandomState) -> np.ndarray:
-    """`documents` once per epoch, shuffled (int32[epochs * documents])."""
+    """Return the shuffled order of documents, int32 [epochs * documents].
+
+    Args:
+        documents: numbers of the split's documents.
+        plan: has the number of epochs.
+        random: the generator, which `build_shuffle_idx` uses next.
+    """
     if plan.separate_last_epoch:
         parts = [np.tile(documents, plan.epochs - 1), np.array(documents)]
     else:
@@ -79,10 +88,15 @@ def build_doc_idx(documents: np.ndarray, plan: Plan, random: np.random.RandomSta
 
 
 def build_sample_idx(sizes: np.ndarray, doc_idx: np.ndarray, plan: Plan) -> np.ndarray:
-    """Where every sample begins ([samples + 1, 2]); `sizes` are the documents' lengths in tokens.
+    """Return the start of every sample, [samples + 1, 2]: index into doc_idx, and offset.
 
-    Sample k begins at token k*S of the stream, so one binary search over the documents' ends
-    places all of them, with no loop over samples or documents.
+    Sample k begins at token k*s of the stream, so one vectorized binary search over the documents'
+    ends locates all of them, without a loop over samples or documents.
+
+    Args:
+        sizes: tokens of each document.
+        doc_idx: order of the documents.
+        plan: has the number of samples.
     """
     ends = np.cumsum(sizes[doc_idx], dtype=np.int64)
     starts = np.arange(plan.samples + 1, dtype=np.int64) * plan.seq_length
@@ -96,7 +110,12 @@ def build_sample_idx(sizes: np.ndarray, doc_idx: np.ndarray, plan: Plan) -> np.n
 
 
 def build_shuffle_idx(plan: Plan, random: np.random.RandomState) -> np.ndarray:
-    """The samples' order (uint32[samples]); a last epoch that is apart stays behind the others."""
+    """Return the shuffled order of samples, uint32 [samples].
+
+    Args:
+        plan: has the number of samples; a separate last epoch stays behind the others.
+        random: the generator, after `build_doc_idx`.
+    """
     dtype = np.uint32 if plan.samples < np.iinfo(np.uint32).max - 1 else np.int64
     first = plan.samples_before_last_epoch if plan.separate_last_epoch else plan.samples
     parts = [np.arange(first, dtype=dtype), np.arange(first, plan.samples, dtype=dtype)]
@@ -107,7 +126,7 @@ def build_shuffle_idx(plan: Plan, random: np.random.RandomState) -> np.ndarray:
 
 def shape_mismatch(documents: np.ndarray, plan: Plan, doc_idx: np.ndarray,
                    sample_idx: np.ndarray, shuffle_idx: np.ndarray) -> str | None:
-    """Why the maps' shapes do not belong to this plan; None when they do."""
+    """Return why the maps' shapes do not match a plan, or None if they do."""
     if doc_idx.shape != (plan.epochs * len(documents),):
         return "they were built from another number of documents or epochs"
     if sample_idx.shape != (plan.samples + 1, 2) or shuffle_idx.shape != (plan.samples,):
@@ -117,10 +136,10 @@ def shape_mismatch(documents: np.ndarray, plan: Plan, doc_idx: np.ndarray,
 
 def mismatch(sizes: np.ndarray, documents: np.ndarray, plan: Plan, doc_idx: np.ndarray,
              sample_idx: np.ndarray, shuffle_idx: np.ndarray) -> str | None:
-    """Why maps from an earlier run do not belong to this data and plan; None when they do.
+    """Return why maps of an earlier run do not match the data and the plan, or None if they do.
 
-    Needed because the files' names tell neither the data nor the split they were built from.
-    About as dear as building the maps.
+    The names of the files identify neither the data nor the split. The check costs about as much
+    as building the maps.
     """
     if reason := shape_mismatch(documents, plan, doc_idx, sample_idx, shuffle_idx):
         return reason

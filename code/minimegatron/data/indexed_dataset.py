@@ -1,4 +1,4 @@
-"""Megatron's memory-mapped token files: `PREFIX.bin` (tokens) and `PREFIX.idx` (where they are).
+"""Megatron's memory-mapped token files: `PREFIX.bin` (tokens) and `PREFIX.idx` (their positions).
 
 The bytes are those of Megatron-LM's `MMapIndexedDataset`. The `.bin` holds the tokens of all
 sequences back to back. The `.idx` is little-endian:
@@ -36,8 +36,8 @@ class IndexedDataset:
     dataset[i] is sequence i, a read-only array of tokens. The maps, all read-only:
     `sizes` int32[N] in tokens, `pointers` int64[N] in bytes, `document_indices` int64[D].
 
-    Raises UserError when a file is missing, truncated or corrupted, or the two do not belong
-    together; the text names the file, what is wrong with it, and what to do.
+    Raises UserError if a file is missing, truncated, or corrupted, or if the two do not belong
+    together; the message names the file, the problem, and the remedy.
     """
 
     def __init__(self, prefix: str | os.PathLike[str]):
@@ -98,7 +98,13 @@ class IndexedDataset:
         return self.get(sequence)
 
     def get(self, sequence: int, offset: int = 0, length: int | None = None) -> np.ndarray:
-        """`length` tokens (default: the rest) of a sequence from `offset`; a view, not a copy."""
+        """Return a view of a sequence's tokens.
+
+        Args:
+            sequence: its number.
+            offset: first token.
+            length: number of tokens; all that remain by default.
+        """
         size = int(self.sizes[sequence])
         stop = size if length is None else offset + length
         if not 0 <= offset <= stop <= size:

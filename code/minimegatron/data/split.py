@@ -1,4 +1,4 @@
-"""`--split 969,30,1`: which documents are for training, validation and test."""
+"""--split 969,30,1: the shares of documents for training, validation, and test."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from minimegatron.errors import UserError
 
 
 def parse_split(split: str) -> list[float]:
-    """Three weights that sum to 1; missing ones are 0. Separators are `,` or `/`.
+    """Return three weights that sum to 1; missing ones are 0. Separators are "," and "/".
 
-    Raises UserError for anything that is not one to three non-negative numbers.
+    Raises UserError unless there are one to three non-negative numbers.
     """
     try:
         weights = [float(part) for part in split.split("," if "," in split else "/")]
@@ -25,10 +25,14 @@ def parse_split(split: str) -> list[float]:
 
 
 def split_boundaries(split: str, documents: int) -> list[int]:
-    """[0, a, b, documents]: training reads documents [0, a), validation [a, b), test [b, end).
+    """Return [0, a, b, documents]: training is [0, a), validation [a, b), and test [b, documents).
 
-    Megatron's rounding: each part to the nearest, then all boundaries moved by what the last is
-    off. (Where that would make a boundary negative, which Megatron does not expect, it is 0.)
+    As in Megatron-LM, each part is rounded, and then all boundaries shift by the error of the last
+    one. A boundary that would become negative, which Megatron-LM does not expect, is 0.
+
+    Args:
+        split: --split.
+        documents: number of documents.
     """
     bounds = [0]
     for weight in parse_split(split):

@@ -1,7 +1,7 @@
 """GPT-2's byte-level BPE, from its two files: `vocab.json` and `merges.txt`.
 
-Works with the real GPT-2 files and with the ones that `lab data` makes. The encoding itself is
-the `tokenizers` library's; this file reads, checks and explains.
+It reads the real GPT-2 files and those that `lab data` makes. The `tokenizers` library encodes;
+this file reads and checks the vocabulary.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class GPT2BPETokenizer:
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
 
     def detokenize(self, ids: list[int]) -> str:
-        """The text; bytes that are not UTF-8 (a cut inside a character) become U+FFFD."""
+        """Return the text; bytes that are not UTF-8 (part of a character) become U+FFFD."""
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
 
@@ -74,8 +74,13 @@ def build_tokenizer(kind: str, vocab_file: str | None, merge_file: str | None) -
 
 
 def pad_vocab_size(size: int, make_divisible_by: int, tensor_parallel: int) -> int:
-    """`size` rounded up so that each of `tensor_parallel` ranks holds a multiple of
-    `make_divisible_by` rows of the embedding: 50257 -> 50304 for (128, 1), 50432 for (128, 2)."""
+    """Return the rows of the word embedding: 50257 -> 50304 for (128, 1), 50432 for (128, 2).
+
+    Args:
+        size: entries of the vocabulary.
+        make_divisible_by: each rank's rows are a multiple of this.
+        tensor_parallel: ranks that share the embedding.
+    """
     multiple = make_divisible_by * tensor_parallel
     return -(-size // multiple) * multiple
 

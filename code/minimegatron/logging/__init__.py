@@ -1,1 +1,1 @@
-"""What a run reports: log lines, TensorBoard, timers, and files for other programs."""
+"""Reports of a run: log lines, metrics, TensorBoard, timers, timelines, and profiles."""

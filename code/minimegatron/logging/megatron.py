@@ -138,18 +138,15 @@ def iteration_line(config: Config, *, iteration: int, consumed: int, millisecond
              *([] if throughput is None else
                [f" throughput per GPU (TFLOP/s/GPU): {throughput:.1f}"]),
              f" learning rate: {lr:.6E}" if core else f" learning rate: {lr:.3E}",
-             f" global batch size: {config.global_batch_size:5d}"]
-    if loss is not None:
-        parts.append(f" lm loss: {loss:.6E}")
-    parts.append(f" loss scale: {loss_scale:.1f}")
+             f" global batch size: {config.global_batch_size:5d}",
+             *([] if loss is None else [f" lm loss: {loss:.6E}"]),
+             f" loss scale: {loss_scale:.1f}"]
     for name, value, digits in (("grad norm", norm, 3), ("num zeros", zeros, 1),
                                 ("params norm", params_norm, 3)):
         if value is not None:
             parts.append(f" {name}: {value:.{digits}f}")
-    parts.append(f" number of skipped iterations: {skipped:3d}")
-    parts.append(f" number of nan iterations: {nans:3d}")
-    if label:
-        parts.append(f" {label}")
+    parts += [f" number of skipped iterations: {skipped:3d}",
+              f" number of nan iterations: {nans:3d}", *([f" {label}"] if label else [])]
     stamp = f" [{datetime.now():%Y-%m-%d %H:%M:%S.%f}]" if core else ""
     return stamp + " |".join(parts) + " |"
 

@@ -1,5 +1,5 @@
-"""What came out of a sandbox, made fit to be kept and shown: bounded, of known kinds, without
-control characters."""
+"""Clean what came out of a sandbox before it is stored or shown: bounded size, known kinds of
+output, and no control characters."""
 
 from __future__ import annotations
 
@@ -23,18 +23,30 @@ STREAMS = ("stdout", "stderr")
 
 
 def line(text: str, most: int) -> str:
-    """Bounded text on one line, for a message or a reason."""
+    """Return bounded text on one line, for a message or a reason.
+
+    Args:
+        text: any text.
+        most: its maximum length.
+    """
     return " ".join(words(text[:most + 1], most).split())
 
 
 def words(text: str, most: int) -> str:
-    """Bounded text without control characters, which may have several lines."""
+    """Return bounded text without control characters; it may have several lines.
+
+    Args:
+        text: any text.
+        most: its maximum length.
+    """
     return UNSEEN.sub(INSTEAD, text[:most]) + ("..." if len(text) > most else "")
 
 
 def terminal(text: str) -> str:
-    """Text of a stream or a traceback: colors stay, everything else that steers a terminal goes.
-    After a carriage return the rest of the line counts, as on a screen."""
+    """Return the text of a stream or a traceback, with colors but no other control characters.
+
+    As on a screen, only the part of a line after its last carriage return counts.
+    """
     if "\r" in text:
         text = "\n".join(one.rstrip("\r").rpartition("\r")[2] for one in text.split("\n"))
     if text.isascii() and text.isprintable():
@@ -44,7 +56,8 @@ def terminal(text: str) -> str:
 
 
 def outputs(sent: Any) -> list[NotebookNode]:
-    """nbformat's outputs, made anew from what a guest sent; what is no output is left out."""
+    """Return nbformat outputs, rebuilt from what a guest sent; anything that is not an output is
+    dropped."""
     made, left = [], MOST_BYTES
     for one in sent[:MOST_OUTPUTS] if isinstance(sent, list) else ():
         output = _output(one) if isinstance(one, dict) else None
@@ -87,9 +100,9 @@ def _output(sent: dict[str, Any]) -> NotebookNode | None:
 
 
 def _bundle(data: Any) -> dict[str, Any]:
-    """The known kinds of content; scripts and widgets are not among them."""
-    found = {}
+    """Return the content of known kinds; scripts and widgets are not among them."""
+    bundle = {}
     for kind, content in data.items() if isinstance(data, dict) else ():
         if kind in TEXTS and isinstance(content, str):
-            found[kind] = terminal(content)
-    return found
+            bundle[kind] = terminal(content)
+    return bundle

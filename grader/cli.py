@@ -159,7 +159,14 @@ def _elsewhere(arguments: argparse.Namespace):
 
 
 def choose(course, arguments: argparse.Namespace) -> list[tuple[str, str]]:
-    """(lab, student) pairs in the order of grading. Raises LabError."""
+    """Return the (lab, student) pairs to grade, in order.
+
+    Args:
+        course: the course.
+        arguments: of the command line.
+
+    Raises LabError.
+    """
     from grader.course import Submission, require_known
     from grader.gradebook.records import state
 

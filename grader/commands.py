@@ -1,4 +1,4 @@
-"""What the commands share. Every `lab` command imports this module: keep it light."""
+"""Helpers of the commands. Every `lab` command imports this module, so keep it light."""
 
 from __future__ import annotations
 
@@ -43,7 +43,12 @@ def open_course() -> Course:
 
 
 def require_lab(course: Course, lab: str) -> None:
-    """Raise LabError, naming the nearest lab, unless the course has this one."""
+    """Raise LabError, naming the nearest lab, unless the course has this one.
+
+    Args:
+        course: the course.
+        lab: the lab's name.
+    """
     from grader.course import require_known
 
     own = own_labs.folder()

@@ -14,7 +14,7 @@ from nbconvert.preprocessors import CSSHTMLHeaderPreprocessor
 from nbgrader import preprocessors as stock
 from traitlets.config import Config
 
-from grader.feedback.page import Bounded, EmbedImages, HideTests, Page, SayUnscored
+from grader.feedback.page import EmbedImages, FeedbackPage, HideTests, LimitOutputSize, MarkUnscored
 from grader.gradebook.late import AssignPenalties, LatePenalty
 from grader.gradebook.notices import Notices
 from grader.gradebook.pending import MarkPending
@@ -62,8 +62,8 @@ def configure(c: Config) -> None:
     c.OverwriteCells.add_missing_cells = True
     c.Execute.timeout = SECONDS_PER_CELL
     c.Execute.skip_cells_with_tag = "explore"
-    c.GenerateFeedback.exporter_class = Page
-    c.GenerateFeedback.preprocessors = [HideTests, SayUnscored, Bounded, stock.GetGrades,
+    c.GenerateFeedback.exporter_class = FeedbackPage
+    c.GenerateFeedback.preprocessors = [HideTests, MarkUnscored, LimitOutputSize, stock.GetGrades,
                                         Notices, MarkPending, CSSHTMLHeaderPreprocessor]
     # Also what formgrader shows to the instructor.
     c.HTMLExporter.preprocessors = [ShowRubrics, Harmless, EmbedImages]

@@ -61,9 +61,9 @@ class TaskHandler:
 
     def feedback(self, task: dict[str, Any]) -> dict[str, Any]:
         from grader.course import Submission
-        from grader.feedback.pages import Pages
+        from grader.feedback.pages import FeedbackPages
 
-        self.pages = self.pages or Pages(self.course, self.config)
+        self.pages = self.pages or FeedbackPages(self.course, self.config)
         self.pages.make(Submission(self.course, task["lab"], task["student"]), task["given"])
         return {}
 

@@ -149,7 +149,7 @@ def _moodle(path: str, roster: Roster) -> Claim:
 def _plain(path: str, roster: Roster, as_is: bool) -> Claim:
     if "/" not in path:
         return Claim(problem="it is in no student's folder: put it in one, or pass --pattern, for "
-                     "example '{student}_{lab}.ipynb'", name=path)
+                             "example '{student}_{lab}.ipynb'", name=path)
     return claim(path.split("/")[0], path.rpartition("/")[2], roster, as_is)
 
 

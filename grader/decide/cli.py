@@ -66,19 +66,19 @@ def run_extend(arguments: argparse.Namespace) -> int:
     from grader.gradebook.records import gradebook, gradebook_file
 
     course = open_course()
-    if _lists(course, arguments):
+    if _is_listing(course, arguments):
         with gradebook(course) as book:
             granted = extensions.all_extensions(course, book).values()
             return _list_extensions(granted, arguments.words)
     with course.locked(), protected(gradebook_file(course)), gradebook(course) as book:
-        students, lab, date = _named(course, book, arguments, EXTEND_USAGE)
+        students, lab, date = _parse_arguments(course, book, arguments, EXTEND_USAGE)
         due = parse_time(date, "DATE") if date else None
         extensions.extend(course, book, students, lab, due)
         decisions.add(course, decisions.EXTENSION, students, lab,
                       due.isoformat() if due else None, arguments.why.strip())
     for student in students:
         print(f"{student}, {lab}: " + (f"due {due:%Y-%m-%d %H:%M} UTC" if due else "no extension"))
-    return _anew(course, lab, students)
+    return _remake_pages(course, lab, students)
 
 
 def run_score(arguments: argparse.Namespace) -> int:
@@ -87,10 +87,10 @@ def run_score(arguments: argparse.Namespace) -> int:
     from grader.gradebook.records import gradebook, gradebook_file
 
     course = open_course()
-    if _lists(course, arguments):
+    if _is_listing(course, arguments):
         return _list_scores(decisions.current(course, decisions.SCORE), arguments.words)
     with course.locked(), protected(gradebook_file(course)), gradebook(course) as book:
-        students, lab, text = _named(course, book, arguments, SCORE_USAGE)
+        students, lab, text = _parse_arguments(course, book, arguments, SCORE_USAGE)
         value = None if arguments.remove else _value(book, lab, text)
         if not arguments.remove and not arguments.why.strip():
             raise LabError("--why is missing: say why, for example --why \"oral exam\"; it is kept "
@@ -100,7 +100,7 @@ def run_score(arguments: argparse.Namespace) -> int:
         print(f"{student}, {lab}: " + (
             "the graded score counts again" if value is None else value if isinstance(value, str)
             else f"{value:g} points"))
-    return _anew(course, lab, students)
+    return _remake_pages(course, lab, students)
 
 
 def run_aside(arguments: argparse.Namespace) -> int:
@@ -146,14 +146,29 @@ def _require_ungraded(course, book, students: Sequence[str], lab: str) -> None:
                            f"aside; `lab score {student} {lab} POINTS` replaces a score")
 
 
-def _lists(course, arguments: argparse.Namespace) -> bool:
-    """Return whether the command only lists: no value follows the lab, or there are no words."""
+def _is_listing(course, arguments: argparse.Namespace) -> bool:
+    """Return whether the command only lists: no value follows the lab, or there are no words.
+
+    Args:
+        course: the course.
+        arguments: of the command line.
+    """
     words = arguments.words
     return not (arguments.remove or arguments.why) and (not words or words[-1] in course.labs())
 
 
-def _named(course, book, arguments: argparse.Namespace, usage: str) -> tuple[list[str], str, str]:
-    """(students, lab, the date or score). Raises LabError when one of them is missing."""
+def _parse_arguments(course, book, arguments: argparse.Namespace, usage: str
+                     ) -> tuple[list[str], str, str]:
+    """Return (students, lab, the date or score).
+
+    Args:
+        course: the course.
+        book: the gradebook.
+        arguments: of the command line.
+        usage: the command's usage, for messages.
+
+    Raises LabError when one of them is missing.
+    """
     from grader.decide.words import split
 
     if not arguments.words:
@@ -169,7 +184,15 @@ def _named(course, book, arguments: argparse.Namespace, usage: str) -> tuple[lis
 
 
 def _value(book, lab: str, text: str) -> float | str:
-    """Points, or the word excused. Raises LabError that names the nearest valid value."""
+    """Return the points, or the word excused.
+
+    Args:
+        book: the gradebook.
+        lab: the lab's name.
+        text: what the user typed.
+
+    Raises LabError that names the nearest valid value.
+    """
     from grader.gradebook.decisions import EXCUSED
 
     most = next((one.max_score for one in book.assignments if one.name == lab), None)
@@ -187,8 +210,14 @@ def _value(book, lab: str, text: str) -> float | str:
     return value
 
 
-def _anew(course, lab: str, students: Sequence[str]) -> int:
-    """Make the pages of these students again, penalties first, and grades.csv."""
+def _remake_pages(course, lab: str, students: Sequence[str]) -> int:
+    """Recalculate penalties, and make the pages of these students and grades.csv again.
+
+    Args:
+        course: the course.
+        lab: the lab's name.
+        students: their ids.
+    """
     from grader.batch.grading import remake_pages
     from grader.report.grades import save
 
@@ -203,28 +232,33 @@ def _anew(course, lab: str, students: Sequence[str]) -> int:
     return 0
 
 
-def _list_extensions(found, words: Sequence[str]) -> int:
+def _list_extensions(entries, words: Sequence[str]) -> int:
     lines = [(one.student, one.lab, f"{one.due:%Y-%m-%d %H:%M}" if one.due else "", one.why)
-             for one in found if _wanted(one, words)]
+             for one in entries if _is_selected(one, words)]
     return _show(("student", "lab", "due (UTC)", "why"), lines, "extensions")
 
 
-def _list_scores(found, words: Sequence[str]) -> int:
+def _list_scores(entries, words: Sequence[str]) -> int:
     lines = [(one.student, one.lab, f"{one.value:g}" if isinstance(one.value, (int, float))
               else one.value, one.why, one.who, one.at[:16].replace("T", " "))
-             for key, one in sorted(found.items()) if _wanted(one, words)]
+             for key, one in sorted(entries.items()) if _is_selected(one, words)]
     return _show(("student", "lab", "score", "why", "who", "when (UTC)"), lines, "scores")
 
 
-def _list_aside(course, found, words: Sequence[str]) -> int:
+def _list_aside(course, entries, words: Sequence[str]) -> int:
     lines = [(one.student, one.lab, one.why, one.who, one.at[:16].replace("T", " "),
               "" if one.value == course.digest(one.lab, one.student) else "submitted again since")
-             for key, one in sorted(found.items()) if _wanted(one, words)]
+             for key, one in sorted(entries.items()) if _is_selected(one, words)]
     return _show(("student", "lab", "why", "who", "when (UTC)", ""), lines, "set aside")
 
 
-def _wanted(one, words: Sequence[str]) -> bool:
-    """Whether it is of the lab that the words end in, and of one of the students before it."""
+def _is_selected(one, words: Sequence[str]) -> bool:
+    """Return whether an entry is of the lab that ends the words, and of a student before it.
+
+    Args:
+        one: the entry.
+        words: students and a lab; empty for all.
+    """
     return not words or (one.lab == words[-1] and (one.student in words[:-1] or not words[:-1]))
 
 

@@ -12,13 +12,14 @@ from labcore.errors import LabError
 
 def split(course: Course, book: Gradebook, words: Sequence[str], usage: str
           ) -> tuple[list[str], str, str]:
-    """(students, lab, the rest as one text). Raises LabError that names the nearest known one.
+    """Return (students, lab, the rest as one text). Raises LabError that names the nearest known
+    one.
 
     Args:
         course: the course folder.
         book: the open gradebook, with the roster.
         words: students, then the lab, then the date or score.
-        usage: the command line, for an error.
+        usage: the command's usage, for messages.
     """
     labs = course.labs()
     places = [index for index, word in enumerate(words) if word in labs]

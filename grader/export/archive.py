@@ -1,4 +1,4 @@
-"""Feedback pages as one zip, named the way each LMS reads them back.
+"""Feedback pages in one zip archive, with the file names that each LMS expects.
 
 Moodle (assignment > Submissions > Upload multiple feedback files in a zip) takes the participant's
 number from `Full name_NUMBER_assignsubmission_file_/`. Canvas (assignment > Upload Submissions)
@@ -15,32 +15,39 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from grader.course import Course, receipts
-from grader.export.layout import Entry, Layout
+from grader.export.layout import Entry, LmsFile
 
 WHEN = (1980, 1, 1, 0, 0, 0)  # one zip for one set of pages
 LONGEST_NAME = 60  # characters of a person's name: Windows limits whole paths
 CANVAS_SOURCE = re.compile(r"canvas (\d+)")
 
 
-def names(course: Course, layout: Layout, lab: str, entries: Mapping[str, Entry]
+def names(course: Course, layout: LmsFile, lab: str, entries: Mapping[str, Entry]
           ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the page's name in the zip by student, and for the others why they have none."""
+    """Return the page's name in the zip by student, and by student the reason why there is none.
+
+    Args:
+        course: the course.
+        layout: the LMS's file.
+        lab: the lab's name.
+        entries: the LMS's rows by student.
+    """
     if layout.lms == "Moodle":
         return _moodle(lab, entries)
     return _canvas(course, lab, entries)
 
 
 def _moodle(lab: str, entries: Mapping[str, Entry]) -> tuple[dict[str, str], dict[str, str]]:
-    found = {student: f"{_letters(entry.name, ' ') or 'Participant'}_{entry.number}"
+    names = {student: f"{_letters(entry.name, ' ') or 'Participant'}_{entry.number}"
                       f"_assignsubmission_file_/{lab}.html"
              for student, entry in entries.items() if entry.number}
-    return found, {student: "its row has no participant's number"
-                   for student in entries if student not in found}
+    return names, {student: "its row has no participant's number"
+                   for student in entries if student not in names}
 
 
 def _canvas(course: Course, lab: str, entries: Mapping[str, Entry]
             ) -> tuple[dict[str, str], dict[str, str]]:
-    received, found, without = receipts.read(course), {}, {}
+    received, names, without = receipts.read(course), {}, {}
     for student, entry in entries.items():
         numbers = [int(match[1]) for receipt in received.get((student, lab), [])
                    if (match := CANVAS_SOURCE.fullmatch(receipt.source))]
@@ -52,12 +59,17 @@ def _canvas(course: Course, lab: str, entries: Mapping[str, Entry]
             name = _letters(entry.name, "").lower()
             name = f"student{name}" if not name.strip("0123456789") or name in (
                 "anon", "late") else name
-            found[student] = f"{name}_{entry.number}_{max(numbers)}_{lab}.html"
-    return found, without
+            names[student] = f"{name}_{entry.number}_{max(numbers)}_{lab}.html"
+    return names, without
 
 
 def _letters(name: str, between: str) -> str:
-    """A person's name with nothing in it that a path or an LMS gives a meaning to."""
+    """Return a person's name without characters that have a meaning in paths or in an LMS.
+
+    Args:
+        name: the name.
+        between: separates its words.
+    """
     words = re.findall(r"[^\W_]+(?:[-'][^\W_]+)*", name)
     return between.join(words)[:LONGEST_NAME].strip()
 

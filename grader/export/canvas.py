@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from grader.export.layout import Column, Entry, Identity, Layout, number_in
+from grader.export.layout import Column, Entry, Identity, LmsFile, number_in
 from grader.export.sheet import Sheet
 from labcore.errors import LabError
 
@@ -23,7 +23,7 @@ TEST_STUDENT = "Student, Test"  # what Canvas calls the student view of a course
 IDENTITIES = {"ID": ("lms_user_id",), "SIS User ID": ("id",), "SIS Login ID": ("id", "email")}
 
 
-def layout(sheet: Sheet) -> Layout:
+def layout(sheet: Sheet) -> LmsFile:
     """Return what Canvas's gradebook holds. Raises LabError."""
     header = [cell.strip() for cell in sheet.rows[0]]
     if "ID" not in header or "Section" not in header:
@@ -43,7 +43,7 @@ def layout(sheet: Sheet) -> Layout:
                                   number_in(below)))
     entries = tuple(_entry(sheet, header, row) for row in range(points + 1, len(sheet.rows))
                     if not _without_student(sheet, header, row))
-    return Layout("Canvas", sheet, entries, tuple(columns), excused="EX", not_assigned="N/A")
+    return LmsFile("Canvas", sheet, entries, tuple(columns), excused="EX", not_assigned="N/A")
 
 
 def _without_student(sheet: Sheet, header: list[str], row: int) -> bool:

@@ -1,4 +1,4 @@
-"""`lab export`."""
+"""`lab export`: fill scores into an LMS's file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from labcore.terminal import visible
 
 if TYPE_CHECKING:
     from grader.course import Course
-    from grader.export.filling import Filled
-    from grader.export.layout import Layout
+    from grader.export.filling import FilledColumn
+    from grader.export.layout import LmsFile
     from grader.export.matching import Matches
 
 MOST_SHOWN = 20  # students of one kind on the terminal
@@ -69,21 +69,21 @@ def run(arguments: argparse.Namespace) -> int:
     if unknown := [lab for lab in arguments.lab if lab not in labs]:
         raise LabError(f"--lab {unknown[0]}: nothing of it was graded yet: `lab grade "
                        f"{unknown[0]}` comes first")
-    found = columns.chosen(layout, labs, arguments.lab, arguments.column)
-    if arguments.feedback and len(found) > 1:
+    chosen = columns.chosen(layout, labs, arguments.lab, arguments.column)
+    if arguments.feedback and len(chosen) > 1:
         raise LabError("--feedback takes one lab, since an upload belongs to one assignment: "
-                       f"name it with --lab; there are {', '.join(found)}")
+                       f"name it with --lab; there are {', '.join(chosen)}")
     matches = match(layout.entries, people)
     if not matches.entries:
         raise LabError(f"{arguments.roster}: none of its {len(layout.entries)} students is in "
                        "this course; `lab roster list` shows who is, and `lab roster import` adds "
                        "their email addresses and LMS ids")
     filled = [fill(layout, matches, lab, column, [row for row in rows if row.lab == lab],
-                   arguments.scale) for lab, column in found.items()]
+                   arguments.scale) for lab, column in chosen.items()]
     content = layout.sheet.replaced({place: text for one in filled
                                      for place, text in one.cells.items()})
     if arguments.feedback:
-        _feedback(course, layout, matches, next(iter(found)), arguments.feedback)
+        _feedback(course, layout, matches, next(iter(chosen)), arguments.feedback)
     put_whole(arguments.to, content)
     _report(layout, matches, filled)
     print(f"{arguments.to}: ready to upload")
@@ -105,7 +105,7 @@ def _require_places(arguments: argparse.Namespace) -> None:
 
 
 def _ours(course: Course) -> tuple[list, list]:
-    """The class, with those who only submitted; and the rows of grades.csv."""
+    """Return everybody on the roster or in submitted/, and the rows of grades.csv."""
     from grader.course.roster import Person, people
     from grader.gradebook.records import gradebook
     from grader.report.grades import rows
@@ -113,12 +113,13 @@ def _ours(course: Course) -> tuple[list, list]:
 
     with gradebook(course) as book:
         known = people(book)
-        found = list(counted(course, rows(course, book)))
+        all_rows = list(counted(course, rows(course, book)))
     ids = {person.id for person in known}
-    return known + [Person(student) for student in course.students() if student not in ids], found
+    others = [Person(student) for student in course.students() if student not in ids]
+    return known + others, all_rows
 
 
-def _report(layout: Layout, matches: Matches, filled: list[Filled]) -> None:
+def _report(layout: LmsFile, matches: Matches, filled: list[FilledColumn]) -> None:
     for one in filled:
         print(f"{one.lab} -> {visible(one.column.heading)}: {one.new} new, {one.changed} changed, "
               f"{one.same} as before, {len(one.excused)} excused, {len(one.kept)} ungraded, "
@@ -142,7 +143,12 @@ def _report(layout: Layout, matches: Matches, filled: list[Filled]) -> None:
 
 
 def _list(what: str, lines: Iterable[str]) -> None:
-    """To standard error, so that the counts stay readable."""
+    """Print lines to standard error, so that the counts stay readable.
+
+    Args:
+        what: precedes each line.
+        lines: the lines.
+    """
     lines = list(lines)
     for line in lines[:MOST_SHOWN]:
         print(f"{what}: {line}", file=sys.stderr)
@@ -150,8 +156,18 @@ def _list(what: str, lines: Iterable[str]) -> None:
         print(f"{what}: and {len(lines) - MOST_SHOWN} more", file=sys.stderr)
 
 
-def _feedback(course: Course, layout: Layout, matches: Matches, lab: str, path: Path) -> None:
-    """Write the zip. Raises LabError when there is nothing to put into it."""
+def _feedback(course: Course, layout: LmsFile, matches: Matches, lab: str, path: Path) -> None:
+    """Write the zip of feedback pages.
+
+    Args:
+        course: the course.
+        layout: the LMS's file.
+        matches: our students in it.
+        lab: the lab's name.
+        path: the zip.
+
+    Raises LabError when there is nothing to put into it.
+    """
     from grader.batch.grading import remake_pages
     from grader.course import Submission
     from grader.export.archive import names, zipped

@@ -8,33 +8,33 @@ from collections.abc import Mapping, Sequence
 import nbformat
 
 from grader.course import Course
-from grader.export.layout import Column, Layout
+from grader.export.layout import Column, LmsFile
 from labcore.errors import LabError
 from labcore.terminal import visible
 
 MOST_SHOWN = 30
 
 
-def chosen(layout: Layout, labs: Mapping[str, Sequence[str]], wanted: Sequence[str],
-           said: Sequence[str]) -> dict[str, Column]:
+def chosen(layout: LmsFile, labs: Mapping[str, Sequence[str]], requested: Sequence[str],
+           assignments: Sequence[str]) -> dict[str, Column]:
     """Return the column of each lab that has one.
 
     Args:
         layout: the LMS's file.
         labs: for every lab of the course, what an assignment of it may be called.
-        wanted: the labs that the user named; empty for all that have a column.
-        said: the values of --column, `LAB=TITLE`.
+        requested: the labs that the user named; empty for all that have a column.
+        assignments: the values of --column, `LAB=TITLE`.
 
     Raises:
         LabError: a named lab has no column, a column could be of two labs, or none is found.
     """
-    named = dict(_said(layout, labs, text) for text in said)
+    named = dict(_said(layout, labs, text) for text in assignments)
     if layout.one_assignment:
-        return _only(layout, list(wanted) or list(named), named)
-    found = {}
-    for lab in wanted or labs:
+        return _only(layout, list(requested) or list(named), named)
+    columns = {}
+    for lab in requested or labs:
         if lab in named:
-            found[lab] = named[lab]
+            columns[lab] = named[lab]
             continue
         fitting = [column for column in layout.columns
                    if column not in named.values() and _fits(column.title, labs[lab])]
@@ -42,22 +42,27 @@ def chosen(layout: Layout, labs: Mapping[str, Sequence[str]], wanted: Sequence[s
             raise LabError(f"{layout.sheet.path}: {lab} may be any of these columns: "
                            f"{_titles(fitting)}; choose one with --column {lab}=TITLE")
         if fitting:
-            found[lab] = fitting[0]
-        elif wanted:
+            columns[lab] = fitting[0]
+        elif requested:
             raise LabError(f"{layout.sheet.path} has no column that is called {lab}: choose one "
                            f"with --column {lab}=TITLE; there are {_titles(layout.columns)}")
-    for lab, column in found.items():
-        if others := [other for other in found if other != lab and found[other] == column]:
+    for lab, column in columns.items():
+        if others := [other for other in columns if other != lab and columns[other] == column]:
             raise LabError(f"{layout.sheet.path}: column {visible(column.heading)!r} may be of "
                            f"{lab} or {others[0]}: name the lab with --lab")
-    if not found:
+    if not columns:
         raise LabError(f"{layout.sheet.path}: no column is called like a lab: choose one with "
                        f"--column LAB=TITLE; there are {_titles(layout.columns)}")
-    return found
+    return columns
 
 
 def names_of(course: Course, lab: str) -> list[str]:
-    """Return what an assignment of this lab may be called: the lab's name, or its heading."""
+    """Return the names that an assignment of this lab may have: the lab's name and its heading.
+
+    Args:
+        course: the course.
+        lab: the lab's name.
+    """
     path = course.notebook("release", lab)
     if not path.is_file():
         return [lab]
@@ -67,7 +72,7 @@ def names_of(course: Course, lab: str) -> list[str]:
     return [lab, heading[1].strip()] if heading else [lab]
 
 
-def _only(layout: Layout, labs: list[str], named: Mapping[str, Column]) -> dict[str, Column]:
+def _only(layout: LmsFile, labs: list[str], named: Mapping[str, Column]) -> dict[str, Column]:
     if len(set(labs)) != 1:
         raise LabError(f"{layout.sheet.path} is the worksheet of one assignment, and does not say "
                        f"of which: name its lab with --lab" + (
@@ -75,7 +80,7 @@ def _only(layout: Layout, labs: list[str], named: Mapping[str, Column]) -> dict[
     return {labs[0]: named.get(labs[0], layout.columns[0])}
 
 
-def _said(layout: Layout, labs: Mapping[str, Sequence[str]], text: str) -> tuple[str, Column]:
+def _said(layout: LmsFile, labs: Mapping[str, Sequence[str]], text: str) -> tuple[str, Column]:
     lab, equals, title = text.partition("=")
     if not equals or lab not in labs:
         raise LabError(f"--column {text!r}: give LAB=TITLE, where LAB is one of "
@@ -90,7 +95,12 @@ def _said(layout: Layout, labs: Mapping[str, Sequence[str]], text: str) -> tuple
 
 
 def _fits(title: str, names: Sequence[str]) -> bool:
-    """Return whether a title equals one of the names or contains the lab's name."""
+    """Return whether a title equals one of the names or contains the lab's name.
+
+    Args:
+        title: the column's title.
+        names: of the lab; its own name first.
+    """
     letters = _letters(title)
     return _letters(names[0]) in letters or letters in map(_letters, names)
 

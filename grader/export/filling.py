@@ -1,8 +1,8 @@
 """Compute the cells to write, and report everything that is not written.
 
-A cell is written for a score or for an excused student. Whoever is ungraded keeps what the LMS has:
-an empty cell says nothing there, and a grade that was entered in the LMS by hand is not ours to
-remove.
+A cell is written for a score or for an excused student. For ungraded students the LMS keeps its
+value: an empty cell has no effect there, and a grade that was entered in the LMS by hand is not
+ours to remove.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grader.export.layout import Column, Entry, Layout, number_in, written
+from grader.export.layout import Column, Entry, LmsFile, number_in, written
 from grader.export.matching import Matches
 from grader.gradebook.decisions import EXCUSED
 from grader.gradebook.records import NOTHING_SUBMITTED
@@ -24,8 +24,15 @@ SHOWN = 0.005  # both LMSs round to two decimals in their files
 
 
 @dataclass
-class Filled:
-    """The outcome for one lab. Each list has one line of text per student."""
+class FilledColumn:
+    """The outcome for one lab. Each list has one line of text per student.
+
+    Attributes:
+        kept: ungraded students, for whom the LMS's cell stays.
+        absent: number of students who submitted nothing and have no grade in the LMS.
+        lost: students whose score could not be written.
+        provisional: students whose score is not final.
+    """
 
     lab: str
     column: Column
@@ -34,14 +41,14 @@ class Filled:
     changed: int = 0
     same: int = 0
     excused: list[str] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)  # ungraded: the LMS's cell stays
-    absent: int = 0  # submitted nothing, and the LMS has no grade either
-    lost: list[str] = field(default_factory=list)  # has a score that could not be written
-    provisional: list[str] = field(default_factory=list)  # somebody still has to look
+    kept: list[str] = field(default_factory=list)
+    absent: int = 0
+    lost: list[str] = field(default_factory=list)
+    provisional: list[str] = field(default_factory=list)
 
 
-def fill(layout: Layout, matches: Matches, lab: str, column: Column, rows: Sequence[Any],
-         scale: bool) -> Filled:
+def fill(layout: LmsFile, matches: Matches, lab: str, column: Column, rows: Sequence[Any],
+         scale: bool) -> FilledColumn:
     """Compute the cells of one lab.
 
     Args:
@@ -55,7 +62,7 @@ def fill(layout: Layout, matches: Matches, lab: str, column: Column, rows: Seque
     Raises:
         LabError: the maximum points differ, and `scale` is off or not possible.
     """
-    filled = Filled(lab, column)
+    filled = FilledColumn(lab, column)
     factor = _factor(layout, lab, column, rows, scale)
     for row in rows:
         entry = matches.entries.get(row.student)
@@ -68,7 +75,7 @@ def fill(layout: Layout, matches: Matches, lab: str, column: Column, rows: Seque
     return filled
 
 
-def _keep(layout: Layout, filled: Filled, row: Any, entry: Entry) -> None:
+def _keep(layout: LmsFile, filled: FilledColumn, row: Any, entry: Entry) -> None:
     there = layout.sheet.cell(entry.row, filled.column.index).strip("- ")
     if there and there != layout.not_assigned:
         filled.kept.append(f"{visible(row.student)}: {visible(row.reason)}; {layout.lms} has "
@@ -79,7 +86,7 @@ def _keep(layout: Layout, filled: Filled, row: Any, entry: Entry) -> None:
         filled.kept.append(f"{visible(row.student)}: {visible(row.reason)}")
 
 
-def _factor(layout: Layout, lab: str, column: Column, rows: Sequence[Any], scale: bool) -> float:
+def _factor(layout: LmsFile, lab: str, column: Column, rows: Sequence[Any], scale: bool) -> float:
     ours: Mapping[float, None] = dict.fromkeys(row.max_score for row in rows)
     if not ours:
         return 1.0
@@ -99,7 +106,8 @@ def _factor(layout: Layout, lab: str, column: Column, rows: Sequence[Any], scale
     return column.most / most
 
 
-def _score(layout: Layout, filled: Filled, row: Any, entry: Entry | None, factor: float) -> None:
+def _score(layout: LmsFile, filled: FilledColumn, row: Any, entry: Entry | None,
+           factor: float) -> None:
     who, score = visible(row.student), row.score * factor
     problem = _problem(layout, filled.column, entry, score)
     if problem:
@@ -119,8 +127,15 @@ def _score(layout: Layout, filled: Filled, row: Any, entry: Entry | None, factor
         filled.new += 1
 
 
-def _problem(layout: Layout, column: Column, entry: Entry | None, score: float = 0.0) -> str:
-    """Return why a cell cannot be written; empty if it can."""
+def _problem(layout: LmsFile, column: Column, entry: Entry | None, score: float = 0.0) -> str:
+    """Return why a cell cannot be written; empty if it can.
+
+    Args:
+        layout: the LMS's file.
+        column: the column.
+        entry: the student's row.
+        score: the score to write.
+    """
     if entry is None:
         return f"not in {layout.sheet.path.name}"
     if column.index >= len(layout.sheet.rows[entry.row]):
@@ -135,7 +150,7 @@ def _problem(layout: Layout, column: Column, entry: Entry | None, score: float =
     return ""
 
 
-def _excuse(layout: Layout, filled: Filled, student: str, entry: Entry | None) -> None:
+def _excuse(layout: LmsFile, filled: FilledColumn, student: str, entry: Entry | None) -> None:
     who = visible(student)
     problem = _problem(layout, filled.column, entry)
     if problem:

@@ -11,7 +11,8 @@ from grader.export.sheet import Sheet
 
 @dataclass(frozen=True)
 class Identity:
-    """One thing that a row says about who it is: a heading, and what is below it."""
+    """One identifier in a row: its heading, its value, and the column of the roster it may
+    match."""
 
     heading: str
     kind: str  # a column of the roster: id | email | lms_user_id
@@ -41,16 +42,23 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """An LMS's file, read."""
+class LmsFile:
+    """The contents of an LMS's file.
 
-    lms: str  # Canvas | Moodle
+    Attributes:
+        lms: Canvas or Moodle.
+        excused: the LMS's word for an excused student in a grade cell; empty if it has none.
+        not_assigned: its word for a student who does not have the assignment.
+        one_assignment: whether the file belongs to one assignment, which it does not name.
+    """
+
+    lms: str
     sheet: Sheet
     entries: tuple[Entry, ...]
     columns: tuple[Column, ...]
-    excused: str  # what the LMS calls an excused student in a grade cell; empty: nothing
-    not_assigned: str = ""  # what it has in the cell of a student who does not have the assignment
-    one_assignment: bool = False  # the file belongs to one assignment, which it does not name
+    excused: str
+    not_assigned: str = ""
+    one_assignment: bool = False
 
 
 def number_in(text: str) -> float | None:
@@ -62,8 +70,10 @@ def number_in(text: str) -> float | None:
 
 
 def written(score: float) -> str:
-    """Return a score as both LMSs read it: a decimal point, and no more than five decimals, which
-    is what Moodle stores. Raises ValueError for what is not a score."""
+    """Return a score as both LMSs read it: with a decimal point, and at most five decimals.
+
+    Moodle stores five decimals. Raises ValueError for anything that is not a score.
+    """
     if not math.isfinite(score) or score < 0:
         raise ValueError(f"{score} is not a score")
     return f"{score:.5f}".rstrip("0").rstrip(".")

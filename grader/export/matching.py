@@ -14,35 +14,45 @@ from labcore.terminal import visible
 
 @dataclass(frozen=True)
 class Matches:
-    """Both sides, compared."""
+    """The rows of an LMS's file, matched with students.
 
-    entries: Mapping[str, Entry]  # by our student
-    refused: Mapping[int, str] = field(default_factory=dict)  # by row: why it is nobody for certain
-    missing: tuple[str, ...] = ()  # students of ours who have no row
+    Attributes:
+        entries: by student.
+        refused: the reason by row for rows without a certain match.
+        missing: students without a row.
+    """
+
+    entries: Mapping[str, Entry]
+    refused: Mapping[int, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
 
 
 def match(entries: Sequence[Entry], people: Sequence[Person]) -> Matches:
     """Compare the rows of an LMS's file with the class.
 
-    What identifies a person (ids, login, email address) counts first, and all of it has to agree. A
-    name counts only where none of that is known on one of the two sides, and only if no second
+    Identifiers of a person (ids, login, email address) count first, and all of them have to agree.
+    A name counts only if none of these is known on one of the two sides, and only if no second
     person on either side has it.
+
+    Args:
+        entries: the rows.
+        people: the class.
     """
     index: dict[tuple[str, str], set[str]] = defaultdict(set)
     for person in people:
         for kind in ("id", "email", "lms_user_id"):
             if value := getattr(person, kind):
                 index[kind, key_of(value)].add(person.id)
-    roster, found, refused = Roster(list(people)), {}, {}
+    roster, matched, refused = Roster(list(people)), {}, {}
     for entry in entries:
         try:
-            found[entry.row] = _one(entry, index, roster)
+            matched[entry.row] = _one(entry, index, roster)
         except LookupError as error:
             refused[entry.row] = str(error)
     rows: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
-        if entry.row in found:
-            rows[found[entry.row]].append(entry)
+        if entry.row in matched:
+            rows[matched[entry.row]].append(entry)
     for student, several in rows.items():
         if len(several) > 1:
             refused |= {entry.row: f"{len(several)} rows may be {visible(student)}"
@@ -53,7 +63,15 @@ def match(entries: Sequence[Entry], people: Sequence[Person]) -> Matches:
 
 
 def _one(entry: Entry, index: Mapping[tuple[str, str], set[str]], roster: Roster) -> str:
-    """The student of one row. Raises LookupError with the reason why there is none."""
+    """Return the student of one row.
+
+    Args:
+        entry: the row.
+        index: students by kind and value of identifier.
+        roster: the class.
+
+    Raises LookupError with the reason why there is none.
+    """
     for identities in (entry.identities, _user_number_as_id(entry)):
         meant = {identity: students for identity in identities
                  if (students := index.get((identity.kind, key_of(_plain(identity.value)))))}
@@ -75,11 +93,11 @@ def _one(entry: Entry, index: Mapping[tuple[str, str], set[str]], roster: Roster
 
 
 def _user_number_as_id(entry: Entry) -> tuple[Identity, ...]:
-    """For a class whose ids are Canvas's own user numbers."""
+    """Return the identities of a class whose ids are Canvas's own user numbers."""
     return tuple(Identity(one.heading, "id", one.value) for one in entry.identities
                  if one.kind == "lms_user_id" and one.heading == "ID")
 
 
 def _plain(text: str) -> str:
-    """Without the apostrophe that an LMS puts before what a spreadsheet takes for a formula."""
+    """Return a cell without the apostrophe that an LMS puts before a possible formula."""
     return text[1:] if text[:1] == "'" and text[1:2] in ("=", "+", "-", "@") else text

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 
-from grader.export.layout import Column, Entry, Identity, Layout, number_in
+from grader.export.layout import Column, Entry, Identity, LmsFile, number_in
 from grader.export.sheet import Sheet
 from labcore.errors import LabError
 
@@ -27,7 +27,7 @@ SHOWN_AS_POINTS = "Real"
 LOCKED = "Moodle says that its grade cannot be changed"
 
 
-def layout(sheet: Sheet) -> Layout:
+def layout(sheet: Sheet) -> LmsFile:
     """Return what Moodle's worksheet or gradebook holds. Raises LabError."""
     header = [cell.strip() for cell in sheet.rows[0]]
     small = [heading.lower() for heading in header]
@@ -36,7 +36,7 @@ def layout(sheet: Sheet) -> Layout:
     return _gradebook(sheet, header, small)
 
 
-def _worksheet(sheet: Sheet, header: list[str], small: list[str]) -> Layout:
+def _worksheet(sheet: Sheet, header: list[str], small: list[str]) -> LmsFile:
     missing = [name for name in ("grade", "maximum grade", "last modified (grade)")
                if name not in small]
     if missing:
@@ -59,10 +59,10 @@ def _worksheet(sheet: Sheet, header: list[str], small: list[str]) -> Layout:
                              number[1] if number else "", LOCKED * (changeable == "no")))
     index = small.index("grade")
     column = Column(index, header[index], "", most=numbers.pop() if numbers else None)
-    return Layout("Moodle", sheet, tuple(entries), (column,), excused="", one_assignment=True)
+    return LmsFile("Moodle", sheet, tuple(entries), (column,), excused="", one_assignment=True)
 
 
-def _gradebook(sheet: Sheet, header: list[str], small: list[str]) -> Layout:
+def _gradebook(sheet: Sheet, header: list[str], small: list[str]) -> LmsFile:
     last = next((name for name in ("last name", "surname") if name in small), None)
     if last is None or not set(IDENTITIES) & set(small):
         raise LabError(f"{sheet.path}: the headings of Moodle's gradebook are First name, Last "
@@ -77,7 +77,7 @@ def _gradebook(sheet: Sheet, header: list[str], small: list[str]) -> Layout:
     entries = tuple(Entry(row, _identities(sheet, header, small, row), " ".join(
         sheet.cell(row, small.index(name)).strip() for name in ("first name", last)).strip())
         for row in range(1, len(sheet.rows)))
-    return Layout("Moodle", sheet, entries, tuple(columns), excused="")
+    return LmsFile("Moodle", sheet, entries, tuple(columns), excused="")
 
 
 def _identities(sheet: Sheet, header: list[str], small: list[str], row: int

@@ -23,7 +23,7 @@ Span = tuple[int, int]  # where a cell begins and ends in the text, quotation ma
 
 @dataclass(frozen=True)
 class Sheet:
-    """The cells of a CSV file and where each of them is in it."""
+    """The cells of a CSV file and their positions in it."""
 
     path: Path
     rows: list[list[str]]
@@ -35,7 +35,12 @@ class Sheet:
     _encoding: str
 
     def cell(self, row: int, column: int) -> str:
-        """Return a cell's text; empty where the row is too short to have it."""
+        """Return a cell's text; empty if the row is too short.
+
+        Args:
+            row: index of the row.
+            column: index of the column.
+        """
         return self.rows[row][column] if column < len(self.rows[row]) else ""
 
     def replaced(self, cells: Mapping[tuple[int, int], str]) -> bytes:
@@ -107,7 +112,14 @@ def _decoded(path: Path) -> tuple[str, bytes, str]:
 
 
 def _parsed(text: str, delimiter: str) -> tuple[list[list[str]], list[int]]:
-    """The rows that are not empty. Raises csv.Error."""
+    """Return the rows that are not empty, and the line on which each ends.
+
+    Args:
+        text: the file.
+        delimiter: between cells.
+
+    Raises csv.Error.
+    """
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     rows, lines = [], []
     for row in reader:
@@ -118,7 +130,13 @@ def _parsed(text: str, delimiter: str) -> tuple[list[list[str]], list[int]]:
 
 
 def _spans(text: str, delimiter: str) -> list[list[Span]]:
-    """Where the cells of each row that is not empty are, found independently of the csv module."""
+    """Return the positions of all cells in rows that are not empty, independently of the csv
+    module.
+
+    Args:
+        text: the file.
+        delimiter: between cells.
+    """
     rows: list[list[Span]] = []
     row: list[Span] = []
     start, quoted = 0, False

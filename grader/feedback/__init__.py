@@ -1,6 +1,6 @@
-"""The page that a student gets back: harmless, in one file, without the hidden tests.
+"""The feedback page for a student: harmless, in one file, without the hidden tests.
 
-page.py    nbgrader's page and the steps before it: what is cut, hidden, and explained
+page.py    nbgrader's page and the steps before it: what is shortened, hidden, and explained
 pages.py   makes pages in a worker, from scores that the parent process read
 
 May import grader.nbgrader_plugin (which sanitizes HTML), grader.gradebook, and grader.course. Begin

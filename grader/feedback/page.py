@@ -1,4 +1,4 @@
-"""The page that a student gets back: harmless, alone in one file, without the hidden tests."""
+"""The feedback page for a student: harmless, self-contained, and without the hidden tests."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ LARGEST_PAGE = 10_000_000  # characters of all of a notebook's outputs
 CUT = "\n... the rest is not shown ...\n"
 
 
-class Page(Sanitized):
-    """nbgrader's page, with a policy that lets no script of a student run, whatever got through."""
+class FeedbackPage(Sanitized):
+    """nbgrader's page, with a policy that keeps every script of a student from running."""
 
     def from_notebook_node(self, nb: NotebookNode, resources: Any = None, **more: Any
                            ) -> tuple[str, dict[str, Any]]:
@@ -57,8 +57,8 @@ class Page(Sanitized):
         return insert_notices(text, resources), resources
 
 
-class Bounded(Preprocessor):
-    """Cuts what nobody reads, so that no page is too large to open."""
+class LimitOutputSize(Preprocessor):
+    """Shortens long outputs, so that no page is too large to open."""
 
     def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
                    ) -> tuple[NotebookNode, dict[str, Any]]:
@@ -66,7 +66,7 @@ class Bounded(Preprocessor):
         for cell in nb.cells:
             kept, left_of_cell = [], min(LARGEST_CELL, left)
             for output in cell.get("outputs", []):
-                output, size = cut(output, left_of_cell)
+                output, size = shortened(output, left_of_cell)
                 is_text = output.output_type in ("stream", "error")
                 left_of_cell -= size if is_text else 0
                 left -= size
@@ -78,8 +78,13 @@ class Bounded(Preprocessor):
         return nb, resources
 
 
-def cut(output: NotebookNode, left: int) -> tuple[NotebookNode, int]:
-    """An output, shortened to `left` characters of text; and how many it has then."""
+def shortened(output: NotebookNode, left: int) -> tuple[NotebookNode, int]:
+    """Return an output with at most `left` characters of text, and its length.
+
+    Args:
+        output: the output.
+        left: the characters that are left for the cell.
+    """
     if output.output_type == "stream":
         if len(output.text) > left:
             output.text = output.text[:max(0, left)] + CUT
@@ -96,9 +101,9 @@ def cut(output: NotebookNode, left: int) -> tuple[NotebookNode, int]:
     return output, sum(len(str(content)) for content in data.values())
 
 
-class SayUnscored(NbGraderPreprocessor):
-    """Says of a check that could not be decided that it is no 0, and of the submission that its
-    score is none yet."""
+class MarkUnscored(NbGraderPreprocessor):
+    """Marks checks that could not be decided as unscored, which is not 0, and the submission as
+    ungraded."""
 
     def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
                    ) -> tuple[NotebookNode, dict[str, Any]]:
@@ -119,9 +124,8 @@ class SayUnscored(NbGraderPreprocessor):
 
 
 class HideTests(ClearHiddenTests):
-    """Takes hidden tests out of the page: the text itself, tracebacks that quote it, what they
-    printed, and messages other than those of labkit.check. `np.testing`, for one, prints the array
-    that it expected."""
+    """Removes hidden tests from the page: their text, tracebacks that quote it, their output, and
+    messages not from labkit.check. For example, `np.testing` prints the array it expected."""
 
     def preprocess_cell(self, cell: NotebookNode, resources: dict[str, Any], cell_index: int
                         ) -> tuple[NotebookNode, dict[str, Any]]:
@@ -151,24 +155,29 @@ def failing_lines(error: NotebookNode, number: int | None) -> set[int]:
 
 
 class EmbedImages(Preprocessor):
-    """Puts the labs' pictures into the page; links to notebooks, which are not beside it, become
-    text. Reads from images/ only, whatever a path says."""
+    """Embeds the labs' pictures, and turns links to notebooks into text. Reads files in images/
+    only."""
 
     def preprocess_cell(self, cell: NotebookNode, resources: dict[str, Any], cell_index: int
                         ) -> tuple[NotebookNode, dict[str, Any]]:
         if cell.cell_type == "markdown":
             text = NOTEBOOK_LINK.sub(r"\1", cell.source)
-            cell.source = PICTURE.sub(lambda found: data_uri(found) or found[0], text)
+            cell.source = PICTURE.sub(lambda match: data_uri(match) or match[0], text)
         return cell, resources
 
 
-def data_uri(found: re.Match[str], folder: Path | None = None) -> str | None:
-    """The picture as `data:...;base64,...`, or None when there is none of that name."""
+def data_uri(match: re.Match[str], folder: Path | None = None) -> str | None:
+    """Return the picture as `data:...;base64,...`; None if it does not exist.
+
+    Args:
+        match: of the picture's path.
+        folder: where to look; by default the author's and the course's images/.
+    """
     own = own_labs.folder()
-    if folder is None and own and (picture := data_uri(found, own / "images")):
+    if folder is None and own and (picture := data_uri(match, own / "images")):
         return picture
     folder = (folder or IMAGES).resolve()
-    path = (folder / found[1]).resolve()
+    path = (folder / match[1]).resolve()
     if not path.is_relative_to(folder) or not path.is_file():
         return None
     kind = mimetypes.guess_type(path.name)[0]

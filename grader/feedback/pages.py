@@ -1,4 +1,4 @@
-"""The pages that students get back, made by a worker: nbgrader's exporter, set up once."""
+"""Make feedback pages in a worker, with nbgrader's exporter, which is set up once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from labcore.atomic import put_whole
 
 
 class GivenGrades(GetGrades):
-    """nbgrader's step, with scores and comments that the parent read: only it has the gradebook."""
+    """nbgrader's step, with scores and comments from the parent, because only it has the
+    gradebook."""
 
     def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
                    ) -> tuple[NotebookNode, dict[str, Any]]:
@@ -38,8 +39,8 @@ class GivenGrades(GetGrades):
         marks["score"], marks["points"] = self.given["scores"][marks["grade_id"]]
 
 
-class Pages:
-    """Makes feedback/STUDENT/LAB/LAB.html from what is in autograded/."""
+class FeedbackPages:
+    """Makes feedback/STUDENT/LAB/LAB.html from the notebook in autograded/."""
 
     def __init__(self, course: Course, settings: Config) -> None:
         self.course = course
@@ -50,7 +51,12 @@ class Pages:
                                                 enabled=True)
 
     def make(self, submission: Submission, given: dict[str, Any]) -> None:
-        """One page; `given` is what grader.batch.merge.given says."""
+        """Make one page.
+
+        Args:
+            submission: the submission.
+            given: the result of grader.batch.merge.feedback_values.
+        """
         notebook = nbformat.read(submission.notebook("autograded"), as_version=4)
         lab, student = submission.key
         resources = {"unique_key": lab, "output_files_dir": f"{lab}_files", "nbgrader": {

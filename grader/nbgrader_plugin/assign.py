@@ -1,4 +1,4 @@
-"""nbgrader's assignment of a lab: release/ and the gradebook's side of it, from source/."""
+"""nbgrader's assignment for a lab: release/ and its entry in the gradebook, from source/."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OTHER_CELLS = "Cannot add or remove cells"  # nbgrader, while there are submissi
 
 
 class _Generate(GenerateAssignment):
-    """nbgrader logs what went wrong and raises something else; this keeps the cause."""
+    """Keeps the cause of an error, which nbgrader logs before it raises something else."""
 
     cause: Exception | None = None
 
@@ -49,8 +49,14 @@ class _Generate(GenerateAssignment):
 
 
 def release(course: Course, lab: str) -> bool:
-    """Bring source/ up to date and generate the assignment from it; whether there was anything to
-    do. Raises LabError."""
+    """Update source/ and generate the assignment from it; return whether anything changed.
+
+    Args:
+        course: the course.
+        lab: the lab's name.
+
+    Raises LabError.
+    """
     require_finished(course, lab)
     changed = course.copy_source(lab)
     made, source = course.notebook("release", lab), course.notebook("source", lab)
@@ -78,7 +84,12 @@ def release(course: Course, lab: str) -> bool:
 
 
 def require_built(course: Course, lab: str) -> None:
-    """Raises LabError when a lab was changed and not built since."""
+    """Raise LabError when a lab was changed and not rebuilt since.
+
+    Args:
+        course: the course.
+        lab: the lab's name.
+    """
     own = course.labs_folder(lab)
     root = own or CHECKOUT
     if (own is None and course.sources != OUR_SOURCES) \
@@ -93,7 +104,12 @@ def require_built(course: Course, lab: str) -> None:
 
 
 def require_finished(course: Course, lab: str) -> None:
-    """Raises LabError when the lab's source is a draft."""
+    """Raise LabError when the lab's source is a draft.
+
+    Args:
+        course: the course.
+        lab: the lab's name.
+    """
     made = course.source_of(lab) / f"{lab}.ipynb"
     source = made if made.is_file() else course.notebook("source", lab)
     with contextlib.suppress(OSError, ValueError):
@@ -115,4 +131,4 @@ def _generate(course: Course, lab: str) -> None:
 
 def _in_gradebook(course: Course, lab: str, book: Gradebook | None = None) -> bool:
     with gradebook(course, book) as book:
-        return any(found.name == lab and found.notebooks for found in book.assignments)
+        return any(one.name == lab and one.notebooks for one in book.assignments)

@@ -1,8 +1,8 @@
-"""Bound the work that rendering one page may cost, whatever a student wrote.
+"""Bound the work of rendering one page, no matter what a student wrote.
 
-Highlighting, Markdown, ANSI colors and the sanitizer are each at least quadratic on some input, and
-most of them run in C, where no alarm reaches them. So what is too much is not rendered at all: it
-is shown as plain text.
+Highlighting, Markdown, ANSI colors, and the sanitizer each take at least quadratic time on some
+input, and most of them run in C, which an alarm cannot interrupt. So input above a limit is not
+rendered: it is shown as plain text.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PageBudget:
         """Return whether HTML may be sanitized and shown."""
         markup, length = text.count("<") + text.count("&"), len(text)
         if length > self.html:  # unless it is one picture
-            length -= sum(len(found) for found in PICTURE.findall(text))
+            length -= sum(len(picture) for picture in PICTURE.findall(text))
         return (self._takes("markup", markup) and self._takes("html", length)
                 and depth(text) <= MOST_DEPTH)
 
@@ -58,7 +58,12 @@ class PageBudget:
         return self._takes("code", len(text))
 
     def colored(self, text: str, render: Callable[[str], str]) -> str:
-        """Return a terminal's text as HTML, without its colors where there are too many."""
+        """Return a terminal's text as HTML, without its colors if there are too many.
+
+        Args:
+            text: the text.
+            render: makes HTML from it.
+        """
         if "\x1b" not in text or self._takes("colors", text.count("\x1b")):
             return render(text)
         return html.escape(ESCAPE.sub("", text))
@@ -78,6 +83,6 @@ def depth(text: str) -> int:
 
 
 def as_text(text: str) -> str:
-    """Return HTML that shows a text as it is, cut where it is too long."""
+    """Return HTML that shows text unchanged, shortened if it is too long."""
     shown = text[:LONGEST_SHOWN] + ("\n..." if len(text) > LONGEST_SHOWN else "")
     return render("grader/nbgrader_plugin/as_text.html.j2", text=NOT_RENDERED + shown)

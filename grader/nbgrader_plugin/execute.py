@@ -1,6 +1,5 @@
-"""How `nbgrader autograde`, typed as a command, runs the rebuilt notebook: in a plain kernel and
-WITHOUT ISOLATION. `lab grade`, and formgrader under `lab formgrader`, run it in a sandbox.
-"""
+"""Run the rebuilt notebook for `nbgrader autograde` on the command line: in a plain kernel, WITHOUT
+ISOLATION. `lab grade`, and formgrader under `lab formgrader`, run it in a sandbox."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ _warned = False
 
 
 class RunSubmission(Execute):
-    """Runs every cell that is not for exploring, in a workspace made for this grading."""
+    """Runs every cell except those for exploring, in a workspace made for this grading."""
 
     def preprocess(self, nb: NotebookNode, resources: Any = None, km: Any = None
                    ) -> tuple[NotebookNode, Any]:
@@ -61,8 +60,8 @@ class RunSubmission(Execute):
                 raise Unusable(f"its code ended the kernel, in the cell {title(self._cell)}"
                                ) from error
             finally:
-                said = noise.read_text(errors="replace")[-2000:]
-                self.log.info("the kernel said: %s", visible(said, keep="\n"))
+                output = noise.read_text(errors="replace")[-2000:]
+                self.log.info("the kernel said: %s", visible(output, keep="\n"))
         require_course_cells(nb)
         return nb, resources
 
@@ -78,7 +77,12 @@ class RunSubmission(Execute):
 
 
 def environment(home: Path, seed: str) -> dict[str, str]:
-    """This process's variables, without the cluster, and with the workspace and the seed."""
+    """Return this process's variables without the cluster's, plus the workspace and the seed.
+
+    Args:
+        home: the workspace.
+        seed: of the hidden cases.
+    """
     kept = {name: value for name, value in os.environ.items()
             if not name.startswith(("SLURM_", "SBATCH_", "LAB_", "JUPYTER_", "JPY_"))}
     system = {"/usr/local/bin", "/usr/bin", "/bin"}
@@ -92,7 +96,7 @@ def environment(home: Path, seed: str) -> dict[str, str]:
 
 
 def require_course_cells(nb: NotebookNode) -> None:
-    """Raises Unusable when a cell failed that is not the student's."""
+    """Raise Unusable when one of the course's own cells failed."""
     for cell in nb.cells:
         if not COURSE_CELLS & set(cell.metadata.get("tags", [])):
             continue

@@ -56,8 +56,7 @@ class Sanitized(HTMLExporter):
 
     def from_notebook_node(self, nb: NotebookNode, resources: Any = None, **more: Any
                            ) -> tuple[str, dict[str, Any]]:
-        """Return the page. An answer on which a renderer fails is shown as text, and so is all else
-        on its page."""
+        """Return the page. If a renderer fails, all answers on the page are shown as text."""
         self.budget = PageBudget()
         try:
             return self._page(nb, resources, **more)
@@ -69,8 +68,8 @@ class Sanitized(HTMLExporter):
             return self._page(nb, resources, **more)
 
     def _page(self, nb: NotebookNode, resources: Any, **more: Any) -> tuple[str, dict[str, Any]]:
-        """Render the page. nbconvert's own method parses it once more, which takes minutes for some
-        outputs."""
+        """Render the page. nbconvert's own method would parse it again, which takes minutes for
+        some outputs."""
         language = nb.metadata.get("language_info", {})
         highlight = Highlight2HTML(parent=self, pygments_lexer=language.get(
             "pygments_lexer", language.get("name")))
@@ -84,9 +83,9 @@ class Sanitized(HTMLExporter):
         return WITHOUT_ALT.sub(ALT, text), resources
 
     def clean_html(self, text: object) -> str:
-        """Return the harmless part of HTML, or its source where sanitizing takes too long."""
-        found = str(text)
-        return student_html(found) if self.budget.takes_html(found) else as_text(found)
+        """Return the harmless part of HTML, or its source if sanitizing would take too long."""
+        source = str(text)
+        return student_html(source) if self.budget.takes_html(source) else as_text(source)
 
     @pass_context
     def markdown2html(self, context: Context, source: str) -> str:
@@ -135,8 +134,7 @@ class Harmless(Preprocessor):
 
 
 class Attached(NotebookNode):
-    """Pictures of a written answer. nbconvert makes no page where one is named that is not there;
-    here it is an empty one."""
+    """Pictures of a written answer. A missing one is empty; nbconvert would fail on it."""
 
     def __contains__(self, name: object) -> bool:
         return True

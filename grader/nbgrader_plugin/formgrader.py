@@ -1,4 +1,4 @@
-"""`lab formgrader`: JupyterLab over the course folder, with nbgrader's formgrader in it."""
+"""`lab formgrader`: JupyterLab on the course folder, with nbgrader's formgrader."""
 
 from __future__ import annotations
 

@@ -46,9 +46,9 @@ def with_nonce(template: str, nonce: str) -> str:
 def handler_hashes(folder: Path) -> str:
     """Return the hashes of the `onclick` attributes in nbgrader's templates, as a policy's sources.
     """
-    found = {text for path in sorted(folder.rglob("*")) if path.is_file()
-             for text in HANDLER.findall(path.read_text())}
-    digests = (hashlib.sha256(text.encode()).digest() for text in sorted(found))
+    attributes = {text for path in sorted(folder.rglob("*")) if path.is_file()
+                  for text in HANDLER.findall(path.read_text())}
+    digests = (hashlib.sha256(text.encode()).digest() for text in sorted(attributes))
     return " ".join(f"'sha256-{base64.b64encode(one).decode()}'" for one in digests)
 
 
@@ -67,12 +67,12 @@ def _nonce(handler: Any) -> str:
     return handler._lab_nonce
 
 
-class Pages:
-    """What nbgrader's handlers do instead: each method is for one request's handler.
+class FormgraderPages:
+    """Replacements for methods of nbgrader's handlers; each method takes one request's handler.
 
     Args:
         folder: nbgrader's templates.
-        given: the policy that the server itself gives a handler.
+        given: returns the server's own policy for a handler.
     """
 
     def __init__(self, folder: Path, given: Callable[[Any], str]) -> None:
@@ -82,8 +82,8 @@ class Pages:
 
     def frames(self, handler: Any) -> str:
         """Return where a page may be framed: a hub allows less than Jupyter itself."""
-        found = FRAMES.search(self.given(handler))
-        return found[0] if found else "frame-ancestors 'self'"
+        match = FRAMES.search(self.given(handler))
+        return match[0] if match else "frame-ancestors 'self'"
 
     def policy(self, handler: Any) -> str:
         """Return the policy of a page."""
@@ -93,18 +93,25 @@ class Pages:
                 f"base-uri 'none'; form-action 'none'; {self.frames(handler)}")
 
     def inert(self, handler: Any) -> str:
-        """Return the policy of what is no page of formgrader's: its data, and students' files."""
+        """Return the policy of data and of students' files, which are not pages of formgrader."""
         return f"default-src 'none'; sandbox; {self.frames(handler)}"
 
     def render(self, handler: Any, name: str, **values: Any) -> str:
-        """Render one of nbgrader's own templates."""
+        """Render one of nbgrader's own templates.
+
+        Args:
+            handler: the request's handler.
+            name: the template.
+            **values: its variables.
+        """
         nonce = _nonce(handler)
         if "resources" in values:
             values["resources"] = {**values["resources"], "nonce": nonce}
         return self.templates.get_template(name).render(nonce=nonce, **values)
 
     def exporter(self, handler: Any) -> WithNonce:
-        """Return what renders a submission; it is made again when the configuration changes."""
+        """Return the exporter for a submission; it is created again when the configuration
+        changes."""
         settings, config = handler.settings, handler.settings["nbgrader_formgrader"].config
         made = settings.get("lab_exporter")
         if made is None or made[0] is not config:
@@ -127,7 +134,12 @@ class WithNonce:
         self.exporter, self.nonce = exporter, nonce
 
     def from_filename(self, filename: str, resources: dict[str, Any]) -> Any:
-        """Render a submission."""
+        """Render a submission.
+
+        Args:
+            filename: its notebook.
+            resources: nbconvert's.
+        """
         return self.exporter.from_filename(filename, resources={**resources, "nonce": self.nonce})
 
 
@@ -139,7 +151,8 @@ def harden() -> None:
 
     if getattr(base.BaseHandler, "hardened", False):
         return
-    pages = Pages(Path(handlers.template_path), base.BaseHandler.content_security_policy.fget)
+    pages = FormgraderPages(Path(handlers.template_path),
+                            base.BaseHandler.content_security_policy.fget)
 
     def plain_headers(handler: Any) -> None:
         super(base.BaseApiHandler, handler).set_default_headers()
@@ -157,15 +170,17 @@ def harden() -> None:
 
 
 def _this_course_only(get: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return the handler of formgrader's address without its dangerous half: nbgrader runs the
-    configuration in any folder that the address names, such as one of a student's files."""
+    """Return the handler of formgrader's address, restricted to this course.
+
+    nbgrader would run the configuration in any folder that the address names, such as a student's.
+    """
     from tornado import web
 
     def checked(handler: Any) -> Any:
-        wanted = handler.get_argument("path", "")
+        requested = handler.get_argument("path", "")
         root = handler.settings["nbgrader_formgrader"].coursedir.root
-        is_this_course = os.path.realpath(wanted) == os.path.realpath(root)
-        if handler.current_user and wanted and not is_this_course:
+        is_this_course = os.path.realpath(requested) == os.path.realpath(root)
+        if handler.current_user and requested and not is_this_course:
             raise web.HTTPError(403, f"this server is for the course in {root} only: start "
                                      "`lab formgrader` in the other course's folder")
         return get(handler)

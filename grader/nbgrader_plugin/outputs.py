@@ -1,4 +1,5 @@
-"""Step 3: what of a check's output counts. A check passes or raises; nothing else is a verdict."""
+"""Step 3: decide which of a check's outputs count. A check passes or raises; nothing else is a
+verdict."""
 
 from __future__ import annotations
 

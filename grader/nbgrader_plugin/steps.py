@@ -1,4 +1,4 @@
-"""Steps of ours in nbgrader's own autograde: typed as a command, or pressed in formgrader."""
+"""Our steps in nbgrader's autograde, on the command line or from formgrader's button."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NO_PARTS = "{} gives partial credit, but only `lab grade` scores its parts: 0 he
 
 
 class Rebuild(NbGraderPreprocessor):
-    """The first of nbgrader's steps with a submission: replaces the notebook that was read."""
+    """The first of nbgrader's steps for a submission: replaces the notebook that was read."""
 
     def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
                    ) -> tuple[NotebookNode, dict[str, Any]]:
@@ -54,7 +54,7 @@ class Rebuild(NbGraderPreprocessor):
 
 
 class SaveRecord(NbGraderPreprocessor):
-    """The last of nbgrader's steps with a submission that ran without isolation."""
+    """The last of nbgrader's steps for a submission that ran without isolation."""
 
     def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
                    ) -> tuple[NotebookNode, dict[str, Any]]:
@@ -84,7 +84,7 @@ def without_parts(nb: NotebookNode) -> list[str]:
 
 
 class GradeIsolated(NbGraderPreprocessor):
-    """In place of all of nbgrader's steps: `lab regrade`, and what came of it."""
+    """Replaces all of nbgrader's steps: runs `lab regrade` and returns its notebook."""
 
     def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
                    ) -> tuple[NotebookNode, dict[str, Any]]:
@@ -100,25 +100,37 @@ class GradeIsolated(NbGraderPreprocessor):
 
 
 def copy_plain_files_only() -> None:
-    """nbgrader copies what lies beside a notebook, and follows links: one to anybody's file would
-    end up in autograded/, and from there in the student's own feedback."""
+    """Make nbgrader copy plain files only.
+
+    It copies the files beside a notebook and follows links, so a link to another file would end up
+    in autograded/, and from there in the student's feedback.
+    """
     if base.find_all_files is utils.find_all_files:
         base.find_all_files = plain_files
 
 
 def plain_files(folder: str, exclude: list[str] | None = None) -> list[str]:
-    found = utils.find_all_files(folder, exclude)
-    return [path for path in found if os.path.isfile(path) and not os.path.islink(path)]
+    paths = utils.find_all_files(folder, exclude)
+    return [path for path in paths if os.path.isfile(path) and not os.path.islink(path)]
 
 
 def show_receipts() -> None:
-    """formgrader takes a submission for graded when its time in the gradebook is that of
-    timestamp.txt. Ours is the receipt's, and there may be no such file."""
+    """Make formgrader use the time of receipt.
+
+    It treats a submission as graded when its time in the gradebook equals that of timestamp.txt,
+    which may not exist.
+    """
     NbGraderAPI.get_submitted_timestamp = submitted_timestamp
 
 
 def submitted_timestamp(api: NbGraderAPI, lab: str, student: str) -> datetime.datetime | None:
-    """As the gradebook has it: UTC, without a time zone."""
+    """Return the time of receipt as the gradebook stores it: UTC, without a time zone.
+
+    Args:
+        api: nbgrader's API.
+        lab: the lab's name.
+        student: the student's id.
+    """
     try:
         when = receipt_time(Submission(Course(Path(api.coursedir.root)), lab, student))
     except Unusable:  # such a submission is ungraded
@@ -127,7 +139,7 @@ def submitted_timestamp(api: NbGraderAPI, lab: str, student: str) -> datetime.da
 
 
 def regrade(submission: Submission) -> None:
-    """In a process of its own. Raises LabError with what it said when it could not."""
+    """Run `lab regrade` in a process of its own. Raises LabError with its message when it fails."""
     words = [str(Path(sys.executable).with_name("lab")), "regrade", submission.lab, "--",
              submission.student]
     environment = {**os.environ, "LAB_COURSE": str(submission.course.root)}

@@ -1,8 +1,7 @@
-"""What an instructor reads: every student, every lab, and no score that is not one.
+"""Reports for the instructor: every student, every lab, and no score where there is none.
 
-grades.py   the rows of grades.csv, and nbgrader's export of them
-policy.py   which of several attempts counts
-show.py     the progress bar and the table of `lab grade`
+grades.py   grades.csv; policy.py: which attempt counts
+show.py     the terminal: a progress bar and a table
 
 May import grader.gradebook and grader.course. Begin with grades.py.
 """

@@ -31,28 +31,44 @@ WANTS_A_LOOK = "wants a look in formgrader"
 
 @dataclass(frozen=True)
 class Row:
-    """One student and one lab."""
+    """One student and one lab.
+
+    Attributes:
+        score: None if ungraded.
+        attempt: the number of the last graded submission; 0 before the first.
+        received, graded_at, due: UTC; `due` includes an extension.
+        raw_score: the score from checks and manual grading, before penalties.
+        late_penalty: points lost for being late.
+        extension: the additional time, and the reason.
+        late: how late it was, and what that costs.
+        decision: a manual score for the whole lab, its author, and the reason.
+    """
 
     student: str
     lab: str
-    score: float | None  # None: ungraded
+    score: float | None
     max_score: float
     state: str
-    attempt: int  # of how many submissions that were tried this is the last; 0: none yet
+    attempt: int
     reason: str
     received: str  # UTC
     graded_at: str  # UTC
     notes: str
-    raw_score: float | None = None  # what the checks and a person's scores gave, before penalties
-    late_penalty: float | None = None  # points lost for being late
+    raw_score: float | None = None
+    late_penalty: float | None = None
     due: str = ""  # UTC, with an extension
-    extension: str = ""  # by how much, and why
-    late: str = ""  # by how much, and what that costs
-    decision: str = ""  # a score for the whole lab that a person entered, by whom and why
+    extension: str = ""
+    late: str = ""
+    decision: str = ""
 
 
 def rows(course: Course, book: Gradebook) -> Iterator[Row]:
-    """For all students of the gradebook and of submitted/, all labs of the gradebook."""
+    """Yield a row for every student of the gradebook or submitted/, and every lab of the gradebook.
+
+    Args:
+        course: the course.
+        book: the gradebook.
+    """
     students = sorted({*(student.id for student in book.students), *course.students()})
     labs = sorted((lab.name, lab.max_score, due_of(lab)) for lab in book.assignments)
     decided, more_time = current(course, SCORE), extensions.all_extensions(course, book)
@@ -60,20 +76,20 @@ def rows(course: Course, book: Gradebook) -> Iterator[Row]:
         for lab, most, due in labs:
             submission = Submission(course, lab, student)
             verdict, reason = state(submission, book)
-            record, found = submission.record, None
+            record, entry = submission.record, None
             if verdict == "graded":
                 try:
-                    found = book.find_submission(lab, student)
+                    entry = book.find_submission(lab, student)
                 except MissingEntry:
                     verdict, reason = "ungraded", "not in the gradebook"
                 else:
-                    reason = _to_look_at(found)
+                    reason = _to_look_at(entry)
             row = Row(student, lab, None, most, verdict, attempt_number(record), reason,
                       received(submission), record.at if record else "",
                       "; ".join(record.notes) if record else "")
             row = _with_times(row, due, more_time.get((lab, student)))
             decision = decided.get((lab, student))
-            row = _with_score(row, found, decision) if found else row
+            row = _with_score(row, entry, decision) if entry else row
             yield _decided(row, decision)
 
 
@@ -92,7 +108,12 @@ def _with_score(row: Row, submission: Any, decision: Decision | None) -> Row:
 
 
 def _decided(row: Row, decision: Decision | None) -> Row:
-    """What a person decided about the whole lab takes the place of what was graded."""
+    """Return the row with a person's decision about the whole lab in place of its score.
+
+    Args:
+        row: the row.
+        decision: the decision, if there is one.
+    """
     if decision is None:
         return row
     row = replace(row, late_penalty=None, decision=str(decision))
@@ -111,7 +132,15 @@ def _to_look_at(submission: Any) -> str:
 
 def write_csv(course: Course, book: Gradebook, path: Path, students: list[str] | None = None,
               labs: list[str] | None = None) -> list[Row]:
-    """Write `path` whole, or not at all; what was written."""
+    """Write the grades atomically, and return the rows that were written.
+
+    Args:
+        course: the course.
+        book: the gradebook.
+        path: the file.
+        students: only these; by default all.
+        labs: only these; by default all.
+    """
     chosen = [row for row in counted(course, rows(course, book))
               if (not students or row.student in students) and (not labs or row.lab in labs)]
     text = io.StringIO()
@@ -128,7 +157,7 @@ def save(course: Course) -> list[Row]:
 
 
 class GradesCsv(ExportPlugin):
-    """What `nbgrader export` writes: ungraded is no 0 there either."""
+    """The plugin of `nbgrader export`: it does not write ungraded as 0 either."""
 
     def export(self, gradebook: Gradebook) -> None:
         course = Course(Path(self.parent.coursedir.root))

@@ -1,8 +1,8 @@
-"""Which of a student's attempts counts: `c.Attempts.counts = "best"` in nbgrader_config.py.
+"""Determine which of a student's attempts counts: `c.Attempts.counts` in nbgrader_config.py.
 
-An attempt is one version that was handed in; the same file twice in a row is one. Only attempts
-that were graded have a score, and each was graded when it was the newest: so grade between two
-deadlines if the earlier attempts are to count.
+An attempt is one submitted version; the same file twice in a row is one. Only graded attempts have
+a score, and each was graded while it was the newest. So grade between two deadlines if earlier
+attempts are to count.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from grader.course.receipts import Receipt
 
 
 class Attempts(Configurable):
-    """The defaults: the latest, as many as they like, each for full points."""
+    """The policy. By default the latest attempt counts, for full points, without a limit."""
 
     counts = Enum(("latest", "best", "first"), "latest", help="which one").tag(config=True)
     most = Int(0, min=0, help="later ones do not count; 0: no limit").tag(config=True)
@@ -29,18 +29,18 @@ class Attempts(Configurable):
                    ).tag(config=True)
 
     @property
-    def plain(self) -> bool:
-        """Whether the newest attempt's score counts as it is."""
+    def is_default(self) -> bool:
+        """Return whether the newest attempt's score counts unchanged."""
         return self.counts == "latest" and not self.most and set(self.factors) == {1.0}
 
     def factor(self, number: int) -> float:
-        """For the attempt of that number, from 1."""
+        """Return the factor for the attempt with this number, from 1."""
         return self.factors[min(number, len(self.factors)) - 1]
 
 
 @dataclass(frozen=True)
-class Counted:
-    """What counts of all attempts."""
+class CountedScore:
+    """The score that counts; None if the attempt that counts has none."""
 
     score: float | None  # None: the attempt that counts has none
     note: str = ""
@@ -50,63 +50,87 @@ def attempts_of(config: Config) -> Attempts:
     return Attempts(config=config)
 
 
-def runs(handed_in: Sequence[tuple[str, str]]) -> list[str]:
-    """Digests in the order of (time, digest); the same one twice in a row is there once."""
+def distinct_attempts(submitted_versions: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the digests in the order of (time, digest), without immediate repetitions."""
     return [digest for digest, _ in itertools.groupby(digest for _, digest in sorted(
-        handed_in, key=lambda one: one[0]))]
+        submitted_versions, key=lambda one: one[0]))]
 
 
-def handed_in(came: Sequence[Receipt], history: Sequence[Mapping[str, Any]]
-              ) -> list[tuple[str, str]]:
-    """(when, digest) of all that is known: receipts, and what was graded without one."""
+def submitted_versions(came: Sequence[Receipt], history: Sequence[Mapping[str, Any]]
+                       ) -> list[tuple[str, str]]:
+    """Return (time, digest) of all known versions: those with receipts, and those graded without
+    one.
+
+    Args:
+        came: the receipts.
+        history: the history in the submission's record.
+    """
     known = {receipt.digest for receipt in came}
     return [(receipt.time.isoformat(), receipt.digest) for receipt in came] + [
         (str(one.get("received") or one.get("at") or ""), str(one.get("digest")))
         for one in history if one.get("digest") not in known]
 
 
-def count(policy: Attempts, digests: Sequence[str], scores: Mapping[str, float | None]) -> Counted:
-    """What counts of attempts `digests`, oldest first; `scores` of those that were graded."""
+def count(policy: Attempts, digests: Sequence[str],
+          scores: Mapping[str, float | None]) -> CountedScore:
+    """Return the score that counts.
+
+    Args:
+        policy: the policy.
+        digests: of the attempts, oldest first.
+        scores: of the graded ones.
+    """
     within = list(digests)[:policy.most or None]
     if not within:
-        return Counted(None)
+        return CountedScore(None)
     numbers = {"first": [1], "latest": [len(within)],
                "best": list(range(1, len(within) + 1))}[policy.counts]
     worth = {number: score * policy.factor(number) for number in numbers
              if (score := scores.get(within[number - 1])) is not None}
     if not worth:
         which = f"attempt {numbers[0]}" if len(numbers) == 1 else "no attempt"
-        return Counted(None, f"{which} of {len(digests)} has {'no ' * (len(numbers) == 1)}score "
-                             f"({policy.counts} counts)")
+        no = "no " * (len(numbers) == 1)
+        return CountedScore(None, f"{which} of {len(digests)} has {no}score "
+                                  f"({policy.counts} counts)")
     best = max(worth, key=lambda number: (worth[number], -number))
     times = f", times {policy.factor(best):g}" if policy.factor(best) != 1 else ""
     waiting = len(numbers) - len(worth)
-    return Counted(worth[best], f"attempt {best} of {len(digests)} counts ({policy.counts}{times})"
-                   + f"; {waiting} without a score" * bool(waiting))
+    note = f"attempt {best} of {len(digests)} counts ({policy.counts}{times})"
+    return CountedScore(worth[best], note + f"; {waiting} without a score" * bool(waiting))
 
 
-def to_grade(policy: Attempts, found: Sequence[Receipt]) -> Receipt:
-    """Of what was received, oldest first and not empty, the one to put into submitted/."""
-    starts = [index for index, receipt in enumerate(found)
-              if index == 0 or receipt.digest != found[index - 1].digest]
+def to_grade(policy: Attempts, received: Sequence[Receipt]) -> Receipt:
+    """Return the receipt of the version to put into submitted/.
+
+    Args:
+        policy: the policy.
+        received: the receipts, oldest first; at least one.
+    """
+    starts = [index for index, receipt in enumerate(received)
+              if index == 0 or receipt.digest != received[index - 1].digest]
     if policy.counts == "first":
-        return found[0]
-    return found[starts[:policy.most or None][-1]]
+        return received[0]
+    return received[starts[:policy.most or None][-1]]
 
 
 def counted(course: Course, rows: Iterable[Any]) -> Iterator[Any]:
-    """The rows of grades.csv, each with the score of the attempt that counts, which its notes say.
+    """Yield the rows of grades.csv with the score of the attempt that counts, which the notes
+    mention.
 
-    A row that waits to be graded stays as it is: whatever counts, it is not known yet.
+    A row that is still to be graded does not change, because its score is not known yet.
+
+    Args:
+        course: the course.
+        rows: the rows.
     """
     policy = attempts_of(course.settings())
-    if policy.plain:
+    if policy.is_default:
         yield from rows
         return
     came = receipts.read(course)
     for row in rows:
-        found = came.get((row.student, row.lab), [])
-        yield row if row.decision else _counted(course, policy, row, found)
+        received = came.get((row.student, row.lab), [])
+        yield row if row.decision else _counted(course, policy, row, received)
 
 
 def _counted(course: Course, policy: Attempts, row: Any, came: Sequence[Receipt]) -> Any:
@@ -120,12 +144,12 @@ def _counted(course: Course, policy: Attempts, row: Any, came: Sequence[Receipt]
     scores[digest] = row.score  # a person may have changed it since
     if digest not in {one.get("digest") for one in history}:
         history = [*history, {"digest": digest, "received": row.received}]
-    found = count(policy, runs(handed_in(came, history)), scores)
-    if found.score is None:
-        why = row.reason if row.state == "ungraded" else found.note
+    result = count(policy, distinct_attempts(submitted_versions(came, history)), scores)
+    if result.score is None:
+        why = row.reason if row.state == "ungraded" else result.note
         return replace(row, score=None, state="ungraded", reason=why)
     reason = f"the newest attempt is ungraded: {row.reason}" if row.score is None else row.reason
-    notes = "; ".join(filter(None, [row.notes, found.note]))
-    if found.score != row.score:  # these are of the newest attempt, not of the one that counts
+    notes = "; ".join(filter(None, [row.notes, result.note]))
+    if result.score != row.score:  # these are of the newest attempt, not of the one that counts
         row = replace(row, raw_score=None, late_penalty=None, late="")
-    return replace(row, score=found.score, state="graded", reason=reason, notes=notes)
+    return replace(row, score=result.score, state="graded", reason=reason, notes=notes)

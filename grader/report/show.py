@@ -1,4 +1,4 @@
-"""What an instructor sees of a batch: a bar while it runs, a table at its end."""
+"""Show the progress of a batch, and a table at its end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labcore.terminal import visible
 
 
 class progress:
-    """A bar where there is a terminal, else nothing."""
+    """A progress bar on a terminal; nothing elsewhere."""
 
     def __init__(self, total: int) -> None:
         from rich.console import Console
@@ -34,7 +34,14 @@ class progress:
 
 
 def show(console, outcomes, rows, seconds: float) -> None:
-    """The table; below it, whoever is ungraded and what else to know."""
+    """Print the table, followed by ungraded submissions and notes.
+
+    Args:
+        console: where to print.
+        outcomes: of the batch.
+        rows: of grades.csv.
+        seconds: elapsed time.
+    """
     from rich.markup import escape
 
     console.print(table(outcomes, rows))
@@ -61,7 +68,12 @@ def show(console, outcomes, rows, seconds: float) -> None:
 
 
 def table(outcomes, rows):
-    """One line for every lab of the batch."""
+    """Return a table with one line for every lab of the batch.
+
+    Args:
+        outcomes: of the batch.
+        rows: of grades.csv.
+    """
     from rich.table import Table
 
     result = Table("lab")
@@ -70,10 +82,10 @@ def table(outcomes, rows):
     by_name = {(row.lab, row.student): row for row in rows}
     for lab in dict.fromkeys(outcome.lab for outcome in outcomes):
         mine = [outcome for outcome in outcomes if outcome.lab == lab]
-        found = [by_name[lab, one.student] for one in mine]
-        scores = [row.score for row in found if row.score is not None]
-        waiting = sum(row.state == "ungraded" for row in found)
+        lab_rows = [by_name[lab, one.student] for one in mine]
+        scores = [row.score for row in lab_rows if row.score is not None]
+        waiting = sum(row.state == "ungraded" for row in lab_rows)
         result.add_row(lab, str(len(scores)), str(waiting),
                        f"{statistics.fmean(scores):.1f}" if scores else "-",
-                       f"{found[0].max_score:g}", f"{sum(one.seconds for one in mine):.1f}")
+                       f"{lab_rows[0].max_score:g}", f"{sum(one.seconds for one in mine):.1f}")
     return result

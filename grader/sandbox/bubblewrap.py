@@ -83,8 +83,8 @@ class Bubblewrap:
             with Inherited() as inherited:
                 words = self.words(command, limits, uid, packed, environment or {}, inherited.data,
                                    masks)
-                doors = group.doors if group else []
-                running, pid = launched(["/bin/sh", "-c", _ENTER, "sh", *doors, "--", *words],
+                enter_files = group.enter_files if group else []
+                running, pid = launched(["/bin/sh", "-c", _ENTER, "sh", *enter_files, "--", *words],
                                         inherited)
             if pid:
                 running.watch(Watchdog(pid, limits, group, running.strike,

@@ -20,7 +20,7 @@ YOUNG = 60.0  # seconds in which a group may be empty because its sandbox is abo
 
 
 @dataclass(frozen=True)
-class Group:
+class ControlGroup:
     """Folders of one sandbox's group: one in version 2, one for each controller in version 1."""
 
     memory: Path
@@ -28,7 +28,7 @@ class Group:
     version: int
 
     @property
-    def doors(self) -> list[str]:
+    def enter_files(self) -> list[str]:
         """Files that a process writes its number into to enter."""
         return [str(folder / "cgroup.procs") for folder in self.folders]
 
@@ -60,7 +60,7 @@ class Group:
                     time.sleep(0.01)
 
 
-def of_process(pid: int, mount: Path = MOUNT) -> Group | None:
+def of_process(pid: int, mount: Path = MOUNT) -> ControlGroup | None:
     """The group that somebody else, a container engine, made for it; None where it has none."""
     groups, own = _memberships(pid), _memberships()
     controller = "memory" if "memory" in groups else ""
@@ -72,10 +72,10 @@ def of_process(pid: int, mount: Path = MOUNT) -> Group | None:
     limit = folder / ("memory.limit_in_bytes" if controller else "memory.max")
     if path == own.get(controller) or not limit.exists():
         return None
-    return Group(folder, (), 1 if controller else 2)
+    return ControlGroup(folder, (), 1 if controller else 2)
 
 
-def make(limits: Limits, mount: Path = MOUNT) -> Group | None:
+def make(limits: Limits, mount: Path = MOUNT) -> ControlGroup | None:
     """A group with the limits on memory and processes, or None where that is not allowed.
 
     Groups also share the processors fairly, however many processes one of them starts.
@@ -91,7 +91,7 @@ def make(limits: Limits, mount: Path = MOUNT) -> Group | None:
     return None
 
 
-def _make_1(limits: Limits, mount: Path, name: str, memberships: dict[str, str]) -> Group:
+def _make_1(limits: Limits, mount: Path, name: str, memberships: dict[str, str]) -> ControlGroup:
     made = []
     try:
         memory = _below(mount / "memory", memberships["memory"], name)
@@ -105,12 +105,12 @@ def _make_1(limits: Limits, mount: Path, name: str, memberships: dict[str, str])
                 if controller == "pids":
                     (made[-1] / "pids.max").write_text(str(limits.processes + HELPERS))
     except OSError:
-        Group(Path(), tuple(made), 1).remove()
+        ControlGroup(Path(), tuple(made), 1).remove()
         raise
-    return Group(memory, tuple(made), 1)
+    return ControlGroup(memory, tuple(made), 1)
 
 
-def _make_2(limits: Limits, mount: Path, name: str, own: str) -> Group:
+def _make_2(limits: Limits, mount: Path, name: str, own: str) -> ControlGroup:
     unified = mount / "unified" if (mount / "unified").is_dir() else mount
     above = unified / own.lstrip("/")
     if not _counts_memory(above):
@@ -126,7 +126,7 @@ def _make_2(limits: Limits, mount: Path, name: str, own: str) -> Group:
             raise PermissionError(f"{above} has no memory controller for its groups")
     folder = above / name
     folder.mkdir()
-    group = Group(folder, (folder,), 2)
+    group = ControlGroup(folder, (folder,), 2)
     try:
         (folder / "memory.max").write_text(hard(limits))
         (folder / "memory.oom.group").write_text("1")

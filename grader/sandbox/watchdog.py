@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from grader.sandbox import mounts
-from grader.sandbox.cgroups import Group
+from grader.sandbox.cgroups import ControlGroup
 from grader.sandbox.interface import GB, MB, Limits
 
 PERIOD = 0.05  # seconds
@@ -29,7 +29,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Watchdog(threading.Thread):
     """Sets `verdict` and calls `end` at most once; `stop` before the sandbox is reaped."""
 
-    def __init__(self, first: int, limits: Limits, group: Group | None,
+    def __init__(self, first: int, limits: Limits, group: ControlGroup | None,
                  end: Callable[[], None], uid: int | None = None) -> None:
         """`first`: the number, here, of the process whose PID namespace is the sandbox's.
 

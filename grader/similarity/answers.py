@@ -1,10 +1,10 @@
-"""One student's own code, cut into tokens.
+"""One student's own code, split into tokens.
 
-Only answer cells count, without the lines that the release has. Pygments cuts code into tokens;
-all names are alike, all strings are alike, and comments and blanks are left out. Two answers are as
-alike as they have sequences of tokens in common, in whatever order, so renaming and reordering gain
-nothing. MOSS (Schleimer, Wilkerson, and Aiken, "Winnowing", SIGMOD 2003) compares a selection of
-such sequences; a class is small enough to compare all of them.
+Only answer cells count, without the lines that the release has. Pygments splits code into tokens;
+all names are equal, all strings are equal, and comments and whitespace are left out. The similarity
+of two answers is the share of token sequences that they have in common, in any order, so renaming
+and reordering gain nothing. MOSS (Schleimer, Wilkerson, and Aiken, "Winnowing", SIGMOD 2003)
+compares a selection of such sequences; a class is small enough to compare all of them.
 """
 
 from __future__ import annotations
@@ -24,22 +24,28 @@ NAMES = (token.Name.Builtin, token.Name.Exception, token.Name.Builtin.Pseudo)
 
 @dataclass(frozen=True)
 class Answers:
-    """One student's answers to one lab, by the cell's name."""
+    """One student's answers to one lab, by grade_id."""
 
     texts: Mapping[str, str]
     tokens: Mapping[str, str]  # one character for one token
 
     @classmethod
     def of(cls, texts: Mapping[str, str], release: Mapping[str, str]) -> Answers:
-        """Return what is the student's own in `texts`, given what everybody got in `release`."""
+        """Return the student's own answers.
+
+        Args:
+            texts: the submitted answers.
+            release: the text that everybody received.
+        """
         own = {name: without(text[:LONGEST], release.get(name, "")) for name, text in texts.items()}
         tokens = {name: tokens_of(text) for name, text in own.items()}
-        tokens = {name: found for name, found in tokens.items() if len(found) >= SHORTEST}
+        tokens = {name: sequence for name, sequence in tokens.items() if len(sequence) >= SHORTEST}
         return cls({name: own[name] for name in tokens}, tokens)
 
     @property
     def key(self) -> tuple[tuple[str, str], ...]:
-        """Equal for two students whose code differs in names, strings, and comments alone."""
+        """A key that is equal for students whose code differs only in names, strings, and
+        comments."""
         return tuple(sorted(self.tokens.items()))
 
 
@@ -49,7 +55,12 @@ def grams(tokens: str) -> frozenset[str]:
 
 
 def without(text: str, release: str) -> str:
-    """Return the lines that the release does not have."""
+    """Return the lines that the release does not have.
+
+    Args:
+        text: an answer.
+        release: the released text of its cell.
+    """
     given = {line.strip() for line in release.splitlines()}
     return "\n".join(line for line in text.splitlines() if line.strip() not in given)
 
@@ -58,17 +69,17 @@ def without(text: str, release: str) -> str:
 def tokens_of(text: str) -> str:
     """Return one character for each token that says how an answer works."""
     bash = text.lstrip().startswith(("%%writefile", "%%bash", "#!"))
-    found = []
+    words = []
     for kind, word in (_bash() if bash else _python()).get_tokens(text):
         if kind in token.Comment or kind in token.Text or not word.strip():
             continue
         if kind in token.String:
-            word = "a string" if not found or found[-1] != "a string" else ""
+            word = "a string" if not words or words[-1] != "a string" else ""
         elif kind in token.Name and kind not in NAMES and not bash:
             word = "a name"
         if word:
-            found.append(word)
-    return "".join(map(_letter, found))
+            words.append(word)
+    return "".join(map(_letter, words))
 
 
 _letters: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""`lab similar`."""
+"""`lab similar`: find submissions that look alike."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     with quick_imports():
         from grader.course import Course, default_root, require_known
         from grader.similarity.page import page
-        from grader.similarity.reading import Reader, some
+        from grader.similarity.reading import SubmissionReader, some
         from grader.similarity.report import report
         from labcore.atomic import put_whole
 
@@ -46,12 +46,12 @@ def run(arguments: argparse.Namespace) -> int:
     course = Course(default_root())
     course.make()
     require_known("lab", arguments.lab, course.labs(), str(course.sources))
-    reader = Reader(course, arguments.lab)
+    reader = SubmissionReader(course, arguments.lab)
     earlier, left_out = {}, {}
     for folder in arguments.earlier:
-        found = reader.earlier(folder)
-        earlier |= {f"{folder}: {who}": one for who, one in found.students.items()}
-        left_out |= {f"{folder}: {who}": why for who, why in found.left_out.items()}
+        submissions = reader.earlier(folder)
+        earlier |= {f"{folder}: {who}": one for who, one in submissions.students.items()}
+        left_out |= {f"{folder}: {who}": why for who, why in submissions.left_out.items()}
     ours = reader.of_class()
     left_out = ours.left_out | left_out
     made = report(arguments.lab, ours.students, arguments.over / 100, worked=reader.worked(),

@@ -39,16 +39,22 @@ def complete_linkage(scores: np.ndarray, least: float) -> list[list[int]]:
             waiting.discard(other)
         else:
             chain.append(nearest)
-    return sorted(sorted(found) for found in members.values() if len(found) > 1)
+    return sorted(sorted(cluster) for cluster in members.values() if len(cluster) > 1)
 
 
 def across(scores: np.ndarray, clusters: list[list[int]], least: float, most: int
            ) -> tuple[list[tuple[int, int]], int]:
-    """Return the pairs over the threshold that are in no cluster together: the first `most` of
-    them, most alike first, and how many there are."""
+    """Return the most similar pairs that share no cluster, and the number of all such pairs.
+
+    Args:
+        scores: similarities, `[n, n]`, symmetric.
+        clusters: the clusters.
+        least: the lowest similarity to report.
+        most: the maximum number of pairs to return.
+    """
     of = np.arange(len(scores)) + len(clusters)
-    for number, found in enumerate(clusters):
-        of[found] = number
+    for number, cluster in enumerate(clusters):
+        of[cluster] = number
     one, other = np.nonzero(np.triu(scores >= least, 1))
     apart = of[one] != of[other]
     one, other = one[apart], other[apart]

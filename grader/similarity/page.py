@@ -8,7 +8,7 @@ from typing import Any
 from rapidfuzz.distance import LCSseq
 
 from grader.similarity.answers import Answers
-from grader.similarity.report import MOST_ROWS, Pair, Report
+from grader.similarity.report import MOST_ROWS, SimilarityReport, SimilarPair
 from labcore.html import render
 
 MOST_NAMES = 300  # of one group
@@ -16,7 +16,7 @@ LONGEST = 10_000  # characters of an answer on the page
 MOST_CODE = 3_000_000  # characters of all answers on the page
 
 
-def page(report: Report) -> str:
+def page(report: SimilarityReport) -> str:
     """Return the HTML. Lines that both of a pair have, apart from blanks, are marked."""
     room = [MOST_CODE]
     return render(
@@ -25,9 +25,15 @@ def page(report: Report) -> str:
         side_by_side=lambda pair: _side_by_side(pair, report.texts, room))
 
 
-def _side_by_side(pair: Pair, texts: Mapping[str, Answers], room: list[int]
+def _side_by_side(pair: SimilarPair, texts: Mapping[str, Answers], room: list[int]
                   ) -> Iterator[dict[str, Any]]:
-    """Return the cells of a pair, until the page's limit on code is reached."""
+    """Yield the cells of a pair until the page's limit on code is reached.
+
+    Args:
+        pair: the pair.
+        texts: all answers by student.
+        room: the characters that are left, as the only item.
+    """
     for name, (code, text) in pair.cells.items():
         shown = [texts[who].texts[name][:LONGEST] for who in (pair.one, pair.other)]
         room[0] -= sum(map(len, shown))

@@ -1,5 +1,8 @@
-"""The class, the worked solution, and earlier years. Every submission is read within the limits of
-grading, and one that breaks or takes long is left out with a reason; it never ends the run."""
+"""Read the class, the worked solution, and earlier years.
+
+The limits of grading apply to every submission. One that fails or takes too long is left out with a
+reason; it never ends the run.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +30,16 @@ MARKS = re.compile(r"^\s*### (BEGIN|END) SOLUTION.*\n?", re.MULTILINE)
 
 
 @dataclass
-class Read:
-    """Answers by student, and why the others were left out."""
+class ReadAnswers:
+    """Answers by student, and the reasons why others were left out."""
 
     students: dict[str, Answers] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-class Reader:
-    """Reads submissions of one lab. Raises LabError without a release: what everybody was given
-    must not count."""
+class SubmissionReader:
+    """Reads submissions of one lab. Raises LabError without a release, whose text must not
+    count."""
 
     def __init__(self, course: Course, lab: str) -> None:
         self.course, self.lab = course, lab
@@ -46,13 +49,13 @@ class Reader:
         self.release = nbformat.read(path, as_version=4)
         self.given = sources(self.release)
 
-    def of_class(self) -> Read:
+    def of_class(self) -> ReadAnswers:
         """Return the submissions of this course."""
         place = self.course.notebook
         return self._each((student, lambda student=student: read(
             place("submitted", self.lab, student))) for student in self.course.students(self.lab))
 
-    def earlier(self, path: Path) -> Read:
+    def earlier(self, path: Path) -> ReadAnswers:
         """Return the submissions in a folder like submitted/, or in an archive of one."""
         with opened(path) as source:
             files = {}
@@ -77,9 +80,9 @@ class Reader:
                   for name, text in sources(nbformat.read(path, as_version=4)).items()}
         return Answers.of(solved, self.given)
 
-    def _each(self, found: Iterable[tuple[str, Callable[[], bytes]]]) -> Read:
-        result = Read()
-        for student, content in found:
+    def _each(self, submissions: Iterable[tuple[str, Callable[[], bytes]]]) -> ReadAnswers:
+        result = ReadAnswers()
+        for student, content in submissions:
             try:
                 with limited(SECONDS) as rang:
                     result.students[student] = self._answers(content())
@@ -106,8 +109,14 @@ def sources(notebook: NotebookNode) -> dict[str, str]:
 
 
 def student_of(path: str, lab: str) -> str:
-    """Return whose notebook a path is: STUDENT/LAB/LAB.ipynb or STUDENT/LAB.ipynb, below any
-    folders. Empty for every other file."""
+    """Return whose notebook a path is: STUDENT/LAB/LAB.ipynb or STUDENT/LAB.ipynb, in any folder.
+
+    Args:
+        path: the path.
+        lab: the lab's name.
+
+    Empty for every other file.
+    """
     *folders, name = path.split("/")
     if name != f"{lab}.ipynb":
         return ""
@@ -117,5 +126,10 @@ def student_of(path: str, lab: str) -> str:
 
 
 def some(count: int, noun: str) -> str:
-    """Return a number of things in words."""
+    """Return a count with its noun, such as "2 pairs".
+
+    Args:
+        count: the number.
+        noun: the singular.
+    """
     return f"{count} {noun}{'s' if count != 1 else ''}"

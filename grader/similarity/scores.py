@@ -1,7 +1,7 @@
-"""How alike every two students are: the share of token sequences that both have (Dice's
+"""Pairwise similarity: the share of token sequences that two students have in common (Dice's
 coefficient), over the cells that both answered.
 
-For a whole class this is a matrix product: a row for each student, a column for each sequence that
+For a class this is a matrix multiplication: a row for each student, a column for each sequence that
 occurs more than once.
 """
 
@@ -18,7 +18,12 @@ BLOCK = 4096  # sequences at a time, which bounds memory
 
 
 def similarity(one: Answers, other: Answers) -> float:
-    """Return how alike two students are, from 0 to 1; 0 when there is nothing to compare."""
+    """Return the similarity of two students, from 0 to 1; 0 when there is nothing to compare.
+
+    Args:
+        one: a student's answers.
+        other: another student's.
+    """
     common = size = 0
     for name in one.tokens.keys() & other.tokens.keys():
         first, second = grams(one.tokens[name]), grams(other.tokens[name])
@@ -28,34 +33,44 @@ def similarity(one: Answers, other: Answers) -> float:
 
 
 def cells(one: Answers, other: Answers) -> dict[str, tuple[float, float]]:
-    """Return, for each cell that both answered, how alike the code is and how alike the text is,
-    names and comments included."""
-    found = {}
+    """Return the similarity of the code, and of the text, of each cell that both answered.
+
+    The text includes names and comments.
+
+    Args:
+        one: a student's answers.
+        other: another student's.
+    """
+    similarities = {}
     for name in sorted(one.tokens.keys() & other.tokens.keys()):
         first, second = grams(one.tokens[name]), grams(other.tokens[name])
-        found[name] = (2 * len(first & second) / (len(first) + len(second)),
-                       Indel.normalized_similarity(one.texts[name], other.texts[name]))
-    return found
+        similarities[name] = (2 * len(first & second) / (len(first) + len(second)),
+                              Indel.normalized_similarity(one.texts[name], other.texts[name]))
+    return similarities
 
 
 def matrix(rows: Sequence[Answers], columns: Sequence[Answers] | None = None) -> np.ndarray:
-    """Return `similarity` of each of `rows` with each of `columns`, or of `rows` with each other,
-    `[len(rows), len(columns)]`."""
+    """Return the similarities, `[len(rows), len(columns)]`.
+
+    Args:
+        rows: answers of students.
+        columns: answers to compare with; by default `rows`.
+    """
     both = [*rows, *(columns or ())]
     names = {name: at for at, name in enumerate(sorted({name for one in both
                                                         for name in one.tokens}))}
     sizes = np.zeros((len(both), len(names)), np.float32)
     ids: dict[tuple[str, str], int] = {}
-    found: list[np.ndarray] = []  # the sequences that each of them has
+    sequences: list[np.ndarray] = []  # the sequences that each of them has
     for at, one in enumerate(both):
         mine: list[int] = []
         for name, tokens in one.tokens.items():
             own = grams(tokens)
             sizes[at, names[name]] = len(own)
             mine += [ids.setdefault((name, gram), len(ids)) for gram in own]
-        found.append(np.array(mine, np.int64))
+        sequences.append(np.array(mine, np.int64))
     split = len(rows) if columns is not None else 0
-    common = _common(found, split, len(ids))
+    common = _common(sequences, split, len(ids))
     first, second = sizes[:len(rows)], sizes[split:]
     size = first @ (second > 0).T.astype(np.float32) + (first > 0).astype(np.float32) @ second.T
     result = np.divide(2 * common, size, out=np.zeros_like(common), where=size > 0)
@@ -64,15 +79,22 @@ def matrix(rows: Sequence[Answers], columns: Sequence[Answers] | None = None) ->
     return result
 
 
-def _common(found: Sequence[np.ndarray], split: int, count: int) -> np.ndarray:
-    """How many sequences each before `split` shares with each behind it; with `split` 0, how many
-    every two share, without the diagonal. `count` sequences are in `found`."""
-    rows = split or len(found)
-    result = np.zeros((rows, len(found) - split), np.float32)
+def _common(sequences: Sequence[np.ndarray], split: int, count: int) -> np.ndarray:
+    """Return the number of sequences that students have in common.
+
+    Args:
+        sequences: of each student.
+        split: the number of rows, which are compared with the rest; 0 compares all with all,
+            without
+        the diagonal.
+        count: the number of different sequences.
+    """
+    rows = split or len(sequences)
+    result = np.zeros((rows, len(sequences) - split), np.float32)
     if not count:
         return result
-    gram = np.concatenate(found)
-    who = np.repeat(np.arange(len(found)), [len(one) for one in found])
+    gram = np.concatenate(sequences)
+    who = np.repeat(np.arange(len(sequences)), [len(one) for one in sequences])
     before = np.bincount(gram[who < rows], minlength=count)
     behind = np.bincount(gram[who >= split], minlength=count)
     shared = (before > 0) & (behind > 0) if split else before > 1
@@ -82,7 +104,7 @@ def _common(found: Sequence[np.ndarray], split: int, count: int) -> np.ndarray:
     gram, who = gram[order], who[order]
     for start in range(0, int(gram[-1]) + 1 if len(gram) else 0, BLOCK):
         here = slice(*np.searchsorted(gram, [start, start + BLOCK]))
-        block = np.zeros((len(found), BLOCK), np.float32)
+        block = np.zeros((len(sequences), BLOCK), np.float32)
         block[who[here], gram[here] - start] = 1
         result += block[:rows] @ block[split:].T
     return result

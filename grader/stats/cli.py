@@ -42,11 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
                        f"{path.with_suffix('.html')}; the CSV files are written beside it")
     if arguments.to and not path.absolute().parent.is_dir():
         raise LabError(f"--to {path}: there is no folder {path.absolute().parent}")
-    found = figures(read(course, arguments.lab))
+    results = figures(read(course, arguments.lab))
     path.parent.mkdir(parents=True, exist_ok=True)
-    for place, text in ((path, page(found)), (path.with_suffix(".csv"), exercises_csv(found)),
-                        (path.with_name(f"{path.stem}-hints.csv"), hints_csv(found))):
+    for place, text in ((path, page(results)), (path.with_suffix(".csv"), exercises_csv(results)),
+                        (path.with_name(f"{path.stem}-hints.csv"), hints_csv(results))):
         put_whole(place, text.encode())
-    print(f"{found.submissions} submissions, {found.graded} graded; {len(found.exercises)} "
+    print(f"{results.submissions} submissions, {results.graded} graded; {len(results.exercises)} "
           f"exercises: {path}, and as CSV beside it")
     return 0

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from grader.stats.reading import Check, Stored
+from grader.stats.reading import Check, StoredResults
 
 NEAR = 1e-9  # points
 FEWEST = 3  # submissions for a correlation
@@ -46,8 +46,8 @@ class Exercise:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """One lab."""
+class LabStatistics:
+    """The statistics of one lab."""
 
     lab: str
     most: float  # points
@@ -64,7 +64,7 @@ class Figures:
     exercises: Sequence[Exercise] = field(repr=False, default=())
 
 
-def figures(stored: Stored) -> Figures:
+def figures(stored: StoredResults) -> LabStatistics:
     """Compute all figures of a lab."""
     complete = [[scores[check.name] for check in stored.checks] for scores in stored.scores
                 if all(check.name in scores for check in stored.checks)] if stored.checks else []
@@ -74,7 +74,7 @@ def figures(stored: Stored) -> Figures:
     for total in totals if most else ():
         bins[min(BINS - 1, max(0, int(total / most * BINS + NEAR)))] += 1
     tries = [count for count in stored.attempts if count]
-    return Figures(
+    return LabStatistics(
         stored.lab, most, len(stored.scores), sum(stored.graded), stored.excused,
         _mean(totals), statistics.median(totals) if totals else None,
         statistics.stdev(totals) if len(totals) > 1 else None,
@@ -83,8 +83,8 @@ def figures(stored: Stored) -> Figures:
          for at, check in enumerate(stored.checks)])
 
 
-def _exercise(stored: Stored, check: Check, complete: Sequence[float], totals: Sequence[float]
-              ) -> Exercise:
+def _exercise(stored: StoredResults, check: Check, complete: Sequence[float],
+              totals: Sequence[float]) -> Exercise:
     points = [scores[check.name] for scores in stored.scores if check.name in scores]
     full = sum(score >= check.points - NEAR for score in points)
     zero = sum(score <= NEAR for score in points) if check.points else 0
@@ -106,7 +106,12 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Return Pearson's correlation; None for too few values, or where all of them are the same."""
+    """Return Pearson's correlation; None for fewer than FEWEST values, or constant ones.
+
+    Args:
+        one: a list of numbers.
+        other: a list of the same length.
+    """
     if len(one) < FEWEST:
         return None
     if max(one) - min(one) <= NEAR or max(other) - min(other) <= NEAR:

@@ -1,9 +1,9 @@
-"""The hints that a lab's author wrote, recognized in the messages of checks.
+"""Recognize the hints that a lab's author wrote in the messages of checks.
 
-A message of a check is one of `labkit.check`: a hint alone (`check.that`), or what the answer did
-and then the hint. What the answer did is the student's text, so a hint counts only at the end of a
-message and in the places where `labkit.check` puts one. A message that quotes a student's exception
-never has a hint behind it.
+A message of `labkit.check` is either a hint alone (`check.that`), or what the answer did and then
+the hint. What the answer did is the student's text, so a hint only counts at the end of a message,
+in the places where `labkit.check` puts one. A message that quotes a student's exception has no hint
+after it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,17 @@ HOLE = "\0"  # stands for it in a text
 
 @dataclass(frozen=True)
 class Hint:
-    """One hint: its text with `...` for what is put in, and the author's words around that."""
+    """One hint.
+
+    Attributes:
+        text: the hint, with `...` for the parts that are filled in.
+        words: the author's words around these parts.
+        is_whole: whether it is a message by itself.
+    """
 
     text: str
     words: Sequence[str]
-    is_whole: bool  # whether it is a message by itself
+    is_whole: bool
 
     def fired(self, message: str) -> bool:
         """Return whether `message`, as `plain` makes it, carries this hint."""
@@ -38,7 +44,7 @@ class Hint:
         happened = _WHAT_HAPPENED.search(message)
         if happened and happened[1] == "raised":
             return False
-        starts = (0, *(found.end() for found in _SENTENCE.finditer(message)))
+        starts = (0, *(match.end() for match in _SENTENCE.finditer(message)))
         first = next((at for at in starts if self._begins(message, at)), None)
         return first is not None and self._ends(message, first)
 
@@ -47,9 +53,16 @@ class Hint:
             len(self.words) > 1 or len(message) == at + len(self.words[0]))
 
     def _ends(self, message: str, at: int) -> bool:
-        """Return whether the hint is all of `message` from `at` on. Each piece is looked for at its
-        first place, which leaves the most room for the rest: a regular expression would try all
-        places of all pieces, and a message may have been written to have many."""
+        """Return whether the hint is all of the message from a position on.
+
+        Each piece is searched at its first position, which leaves the most room for the rest. A
+        regular expression would try all positions of all pieces, and a message may be written to
+        have many.
+
+        Args:
+            message: the message.
+            at: the position.
+        """
         if not message.startswith(self.words[0], at):
             return False
         if len(self.words) == 1:
@@ -63,22 +76,25 @@ class Hint:
 
 
 def hints_in(source: str) -> list[Hint]:
-    """Return the hints in the source of a check, in their order. None for a cell that is not
-    Python."""
+    """Return the hints in the source of a check, in order; none if the source is not Python."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
         return []
-    found: dict[str, Hint] = {}
+    hints: dict[str, Hint] = {}
     for parts, is_whole in _written(tree):
         if (hint := _hint(parts, is_whole)) is not None:
-            found.setdefault(hint.text, hint)
-    return list(found.values())
+            hints.setdefault(hint.text, hint)
+    return list(hints.values())
 
 
 def first_fired(hints: Sequence[Hint], message: str) -> Hint | None:
-    """Return the hint that a message carries: the one with the most of the author's words in it,
-    where one ends like another."""
+    """Return the hint in a message; if several match, the one with most of the author's words.
+
+    Args:
+        hints: the check's hints.
+        message: the message.
+    """
     if len(message) > LONGEST_MESSAGE:
         return None
     message = plain(message)
@@ -88,7 +104,7 @@ def first_fired(hints: Sequence[Hint], message: str) -> Hint | None:
 
 
 def plain(message: str) -> str:
-    """Return a message without colors, with single blanks."""
+    """Return a message without colors, with single spaces."""
     return " ".join(COLORS.sub("", message).removeprefix("✗").split())
 
 
@@ -110,7 +126,7 @@ def _written(tree: ast.AST) -> Iterator[tuple[list[str | None], bool]]:
 
 
 def _parts(node: ast.expr) -> list[str | None]:
-    """The pieces of a text; ANYTHING for those that are known only when the check runs."""
+    """Return the pieces of a text; ANYTHING for those that are known only when the check runs."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return [node.value]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):

@@ -6,7 +6,7 @@ import csv
 import io
 
 from grader.course.spreadsheet import harmless
-from grader.stats.figures import LOW, Figures
+from grader.stats.figures import LOW, LabStatistics
 from labcore.html import render
 
 EXERCISES = ("exercise", "points", "submissions", "scored", "unscored", "full", "partial", "zero",
@@ -15,9 +15,10 @@ HINTS = ("exercise", "hint", "fired")
 NOTHING = "–"
 
 
-def page(found: Figures) -> str:
+def page(statistics: LabStatistics) -> str:
     """Return the HTML."""
-    return render("grader/stats/page.html.j2", found=found, low=LOW, number=_number, share=_share)
+    return render("grader/stats/page.html.j2", statistics=statistics, low=LOW, number=_number,
+                  share=_share)
 
 
 def _share(part: int, whole: int) -> str:
@@ -31,17 +32,17 @@ def _number(value: float | None) -> str:
     return "0" if text == "-0" else text
 
 
-def exercises_csv(found: Figures) -> str:
+def exercises_csv(statistics: LabStatistics) -> str:
     """Return a line for each exercise; an empty cell is a number that is not defined."""
     return _csv(EXERCISES, [[
         one.name, one.points, one.submissions, one.scored, one.unscored, one.full, one.partial,
         one.zero, one.tried, *map(_exact, (one.mean, one.difficulty, one.discrimination)),
-        one.without_hint] for one in found.exercises])
+        one.without_hint] for one in statistics.exercises])
 
 
-def hints_csv(found: Figures) -> str:
+def hints_csv(statistics: LabStatistics) -> str:
     """Return a line for each hint."""
-    return _csv(HINTS, [[one.name, text, count] for one in found.exercises
+    return _csv(HINTS, [[one.name, text, count] for one in statistics.exercises
                         for text, count in one.hints])
 
 

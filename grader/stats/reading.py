@@ -1,4 +1,4 @@
-"""Read stored results of a lab: scores from the gradebook, and messages of checks from the
+"""Read the stored results of a lab: scores from the gradebook, and messages of checks from the
 notebooks in autograded/, which only the trusted side writes."""
 
 from __future__ import annotations
@@ -36,29 +36,40 @@ class Check:
 
 
 @dataclass
-class Stored:
-    """Stored results of a lab's submissions. Each list has one item per submission."""
+class StoredResults:
+    """The stored results of a lab's submissions. Each list has one item per submission.
+
+    Attributes:
+        scores: of the checks that have one.
+        tried: answers that differ from the release.
+        without_hint: failed checks whose message has no known hint.
+    """
 
     lab: str
     checks: Sequence[Check]
-    scores: list[Mapping[str, float]] = field(default_factory=list)  # of the checks that have one
+    scores: list[Mapping[str, float]] = field(default_factory=list)
     graded: list[bool] = field(default_factory=list)
-    tried: list[frozenset[str]] = field(default_factory=list)  # answers that are not as released
+    tried: list[frozenset[str]] = field(default_factory=list)
     attempts: list[int] = field(default_factory=list)
     excused: int = 0
     fired: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    without_hint: Counter[str] = field(default_factory=Counter)  # failed, and no hint fitted
+    without_hint: Counter[str] = field(default_factory=Counter)
 
 
-def read(course: Course, lab: str) -> Stored:
-    """Return the stored results. Raises LabError if the lab was never released."""
+def read(course: Course, lab: str) -> StoredResults:
+    """Return the stored results. Raises LabError if the lab was never released.
+
+    Args:
+        course: the course.
+        lab: the lab's name.
+    """
     source, release = _notebook(course, "source", lab), _notebook(course, "release", lab)
-    found = Stored(lab, checks_of(source))
+    results = StoredResults(lab, checks_of(source))
     given = {cell.metadata.nbgrader.grade_id: cell.source for cell in release.cells
              if utils.is_solution(cell)}
     excused = {decision.student for decision in current(course, SCORE).values()
                if decision.lab == lab and decision.value == EXCUSED}
-    found.excused = len(excused)
+    results.excused = len(excused)
     with gradebook(course) as book:
         scores = _scores(book, lab)
         for student in course.students(lab):
@@ -69,19 +80,19 @@ def read(course: Course, lab: str) -> Stored:
             partly = (record is not None and record.state == "ungraded" and record.unscored
                       and record.digest == submission.digest)
             counts = verdict == "graded" or partly
-            found.graded.append(verdict == "graded")
-            found.scores.append(scores.get(student, {}) if counts else {})
-            found.attempts.append(max(1, len(record.history)) if record else 0)
+            results.graded.append(verdict == "graded")
+            results.scores.append(scores.get(student, {}) if counts else {})
+            results.attempts.append(max(1, len(record.history)) if record else 0)
             notebook = _graded_notebook(submission) if counts else {}
-            _messages(found, found.scores[-1], notebook)
-            found.tried.append(frozenset(
+            _messages(results, results.scores[-1], notebook)
+            results.tried.append(frozenset(
                 name for name, text in _sources(notebook).items() if text != given.get(name)))
-    return found
+    return results
 
 
 def checks_of(source: NotebookNode) -> list[Check]:
     """Return the graded cells of a lab, each with the answers since the one before it."""
-    found: list[Check] = []
+    checks: list[Check] = []
     answers: list[str] = []
     checked = True
     for cell in source.cells:
@@ -91,9 +102,9 @@ def checks_of(source: NotebookNode) -> list[Check]:
             checked = False
         if utils.is_grade(cell):
             checked = True
-            found.append(Check(name, float(cell.metadata.nbgrader.get("points", 0)),
-                               tuple(answers), hints_in(cell.source)))
-    return found
+            checks.append(Check(name, float(cell.metadata.nbgrader.get("points", 0)),
+                                tuple(answers), hints_in(cell.source)))
+    return checks
 
 
 def _notebook(course: Course, step: str, lab: str) -> NotebookNode:
@@ -104,7 +115,12 @@ def _notebook(course: Course, step: str, lab: str) -> NotebookNode:
 
 
 def _scores(book: Gradebook, lab: str) -> dict[str, dict[str, float]]:
-    """Points by student and check, of all that have some: a person's, else the grader's."""
+    """Return points by student and check; a person's score takes precedence over the grader's.
+
+    Args:
+        book: the gradebook.
+        lab: the lab's name.
+    """
     query = (book.db.query(SubmittedAssignment.student_id, BaseCell.name, Grade.auto_score,
                            Grade.manual_score, Grade.extra_credit)
              .join(Submitted, Submitted.assignment_id == SubmittedAssignment.id)
@@ -112,28 +128,29 @@ def _scores(book: Gradebook, lab: str) -> dict[str, dict[str, float]]:
              .join(BaseCell, BaseCell.id == Grade.cell_id)
              .join(Assignment, Assignment.id == SubmittedAssignment.assignment_id)
              .filter(Assignment.name == lab))
-    found: dict[str, dict[str, float]] = defaultdict(dict)
+    points: dict[str, dict[str, float]] = defaultdict(dict)
     for student, name, auto, manual, extra in query:
         score = auto if manual is None else manual
         if score is not None and math.isfinite(total := score + (extra or 0.0)):
-            found[student][name] = total
-    return found
+            points[student][name] = total
+    return points
 
 
 def _graded_notebook(submission: Submission) -> dict[str, Any]:
-    """Empty where there is none that can be read: then its messages are not counted."""
+    """Return the graded notebook; empty if it cannot be read, so its messages are not counted."""
     path = submission.notebook("autograded")
     try:
         if path.stat().st_size > LARGEST:
             return {}
-        found = json.loads(path.read_bytes())
+        notebook = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) and isinstance(found.get("cells"), list) else {}
+    is_notebook = isinstance(notebook, dict) and isinstance(notebook.get("cells"), list)
+    return notebook if is_notebook else {}
 
 
 def _sources(notebook: Mapping[str, Any]) -> dict[str, str]:
-    """The answers, by grade_id."""
+    """Return the answers by grade_id."""
     return {name: "".join(cell.get("source", "")) for name, cell in _cells(notebook).items()
             if cell["metadata"]["nbgrader"].get("solution")}
 
@@ -144,17 +161,24 @@ def _cells(notebook: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             if isinstance(cell.get("metadata", {}).get("nbgrader"), dict)}
 
 
-def _messages(found: Stored, scores: Mapping[str, float], notebook: Mapping[str, Any]) -> None:
-    """Count the hints that one submission was given."""
+def _messages(results: StoredResults, scores: Mapping[str, float],
+              notebook: Mapping[str, Any]) -> None:
+    """Count the hints that one submission received.
+
+    Args:
+        results: to add to.
+        scores: the submission's points by check.
+        notebook: its graded notebook.
+    """
     cells = _cells(notebook)
-    for check in found.checks:
+    for check in results.checks:
         if check.name not in scores or check.name not in cells:
             continue
         for output in cells[check.name].get("outputs", ()):
             if output.get("output_type") == "error":
                 hint = first_fired(check.hints, str(output.get("evalue", "")))
                 if hint:
-                    found.fired[check.name][hint.text] += 1
+                    results.fired[check.name][hint.text] += 1
                 else:
-                    found.without_hint[check.name] += 1
+                    results.without_hint[check.name] += 1
                 break

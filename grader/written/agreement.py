@@ -10,7 +10,7 @@ FEW = 10  # answers below which kappa says little
 
 
 @dataclass(frozen=True)
-class Pair:
+class ScorePair:
     """One answer with both graders' scores.
 
     Attributes:
@@ -48,7 +48,7 @@ class Agreement:
     kappa: float | None
 
 
-def agreement(pairs: Sequence[Pair]) -> Agreement:
+def agreement(pairs: Sequence[ScorePair]) -> Agreement:
     """Return the agreement of at least one pair."""
     differences = [pair.difference for pair in pairs]
     return Agreement(len(pairs), statistics.fmean(map(abs, differences)),

@@ -58,13 +58,13 @@ def run(arguments: argparse.Namespace) -> int:
             return 0
         if not second.read(course, lab):
             raise LabError(f"no answers of {lab} were drawn: lab second {lab} --share 0.2")
-        found, waiting, gone = second.pairs(course, lab, answers)
-    _show(found, waiting, gone)
+        pairs, waiting, gone = second.pairs(course, lab, answers)
+    _show(pairs, waiting, gone)
     print(f"Both scores: {place / 'agreement.csv'}")
     return 0
 
 
-def _show(found: Sequence[Any], waiting: int, gone: int) -> None:
+def _show(pairs: Sequence[Any], waiting: int, gone: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -72,16 +72,16 @@ def _show(found: Sequence[Any], waiting: int, gone: int) -> None:
     from labcore.terminal import visible
 
     table = Table("answer", "points", "both scored", "mean difference", "second - first", "kappa")
-    for cell in sorted({pair.cell for pair in found}):
-        mine = [pair for pair in found if pair.cell == cell]
+    for cell in sorted({pair.cell for pair in pairs}):
+        mine = [pair for pair in pairs if pair.cell == cell]
         one = agreement(mine)
         kappa = "-" if one.kappa is None else f"{one.kappa:.2f}" + " (few)" * (one.count < FEW)
         table.add_row(visible(cell), f"{mine[0].points:g}", str(one.count),
                       f"{one.mean_difference:.2f}", f"{one.bias:+.2f}", kappa)
     console = Console()
-    if found:
+    if pairs:
         console.print(table)
-    apart = sorted((pair for pair in found if pair.difference), key=lambda pair: (
+    apart = sorted((pair for pair in pairs if pair.difference), key=lambda pair: (
         -abs(pair.difference) / pair.points, pair.answer))
     for pair in apart[:MOST_LISTED]:
         print(visible(f"apart: {pair.student}, {pair.cell}: {pair.first:g} and {pair.second:g} "

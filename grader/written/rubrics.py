@@ -27,8 +27,14 @@ def is_written(cell: NotebookNode) -> bool:
 
 
 def for_graders(course: Course, lab: str) -> dict[str, str]:
-    """Return the model answers and rubrics of a lab's source as Markdown, by grade_id; empty where
-    there is no source that can be read."""
+    """Return the model answers and rubrics of a lab's source as Markdown, by grade_id.
+
+    Args:
+        course: the course.
+        lab: the lab's name.
+
+    Empty if the source cannot be read.
+    """
     try:
         source = nbformat.read(course.notebook("source", lab), as_version=4)
     except (OSError, ValueError):
@@ -38,8 +44,8 @@ def for_graders(course: Course, lab: str) -> dict[str, str]:
 
 
 def between_markers(source: str) -> str:
-    """Return what nbgrader takes out of a cell for students: the text between the markers, or all
-    of it where there are none."""
+    """Return the text between the markers, which nbgrader removes for students; all of it without
+    markers."""
     lines, inside = [], BEGIN not in source
     for line in source.split("\n"):
         if line.strip() in (BEGIN, END):
@@ -50,19 +56,22 @@ def between_markers(source: str) -> str:
 
 
 class ShowRubrics(Preprocessor):
-    """Puts the rubric below each written answer that formgrader shows. Pages for students are made
-    by the same exporter, and do not get it: only formgrader has a submission's id."""
+    """Shows the rubric below each written answer in formgrader.
+
+    Students' pages are made by the same exporter and do not get it: only formgrader has a
+    submission's id.
+    """
 
     def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
                    ) -> tuple[NotebookNode, dict[str, Any]]:
         if "submission_id" not in resources or "nbgrader" in resources:
             return nb, resources
         folder = Path(resources["metadata"]["path"])  # autograded/STUDENT/LAB
-        found = for_graders(Course(folder.parents[2]), str(resources["assignment_id"]))
+        rubrics = for_graders(Course(folder.parents[2]), str(resources["assignment_id"]))
         cells = []
         for cell in nb.cells:
             cells.append(cell)
-            text = found.get(cell.metadata.nbgrader["grade_id"]) if is_written(cell) else None
+            text = rubrics.get(cell.metadata.nbgrader["grade_id"]) if is_written(cell) else None
             if text:
                 name = cell.metadata.nbgrader["grade_id"]
                 cells.append(v4.new_markdown_cell(BOX.format(name=name, text=text)))

@@ -1,10 +1,10 @@
-"""A second grader's eyes on a sample of written answers that were graded by hand.
+"""A second grader for a sample of the written answers that were graded by hand.
 
 second/LAB/scores.csv    one line per answer; the second grader fills in `score`
 second/LAB/answers.html  the answers, with rubric, without names and without the first score
 second/LAB/agreement.csv both scores of every answer that has two
 
-Nothing here changes a grade: that is for formgrader, once the two graders have talked.
+Nothing here changes a grade: use formgrader after the two graders have talked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nbgrader.api import Gradebook, MissingEntry
 from grader.course import Course, Submission
 from grader.course.spreadsheet import harmless
 from grader.gradebook.records import state
-from grader.written.agreement import Pair
+from grader.written.agreement import ScorePair
 from grader.written.rubrics import for_graders, is_written
 from labcore.atomic import put_whole
 from labcore.errors import LabError
@@ -38,8 +38,8 @@ LONGEST_KEY = 12  # hex digits of an answer's id
 
 @dataclass(frozen=True)
 class Answer:
-    """A written answer that a person has scored. `key` orders the answers for the draw, and its
-    beginning is the answer's id: it says nothing of the student."""
+    """A written answer that a person has scored. `key` determines the order of the draw, and its
+    beginning is the answer's id; it does not identify the student."""
 
     key: str
     student: str
@@ -54,8 +54,8 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Line:
-    """A line of scores.csv; `score` is None until the second grader gives one."""
+class SampledAnswer:
+    """A line of scores.csv; `score` is None until the second grader enters one."""
 
     answer: str
     cell: str
@@ -69,8 +69,14 @@ def folder(course: Course, lab: str) -> Path:
 
 
 def graded_by_hand(course: Course, book: Gradebook, lab: str) -> list[Answer]:
-    """Return the written answers of graded submissions that a person gave a score, by key."""
-    found = []
+    """Return the written answers of graded submissions that have a manual score, sorted by key.
+
+    Args:
+        course: the course.
+        book: the gradebook.
+        lab: the lab's name.
+    """
+    answers = []
     secret = course.secret_file.read_bytes()
     for student in course.students(lab):
         submission = Submission(course, lab, student)
@@ -88,24 +94,36 @@ def graded_by_hand(course: Course, book: Gradebook, lab: str) -> list[Answer]:
                 continue
             text = "\0".join(["second", lab, student, submission.digest, grade.name])
             key = hmac.new(secret, text.encode(errors="surrogateescape"), hashlib.sha256)
-            found.append(Answer(key.hexdigest(), student, grade.name, float(grade.max_score),
-                                float(grade.manual_score), cells[grade.name]))
-    return sorted(found, key=lambda answer: answer.key)
+            answers.append(Answer(key.hexdigest(), student, grade.name, float(grade.max_score),
+                                  float(grade.manual_score), cells[grade.name]))
+    return sorted(answers, key=lambda answer: answer.key)
 
 
 def draw(answers: Iterable[Answer], share: float) -> list[Answer]:
-    """Return the sample: of each written answer, the first `share` by key, rounded up. The same
-    answers give the same sample."""
+    """Return the sample: the first answers by key of each written question, rounded up.
+
+    The same answers give the same sample.
+
+    Args:
+        answers: the answers.
+        share: the share to draw, from 0 to 1.
+    """
     by_cell: dict[str, list[Answer]] = defaultdict(list)
     for answer in answers:
         by_cell[answer.cell].append(answer)
-    return [answer for _, found in sorted(by_cell.items())
-            for answer in found[:math.ceil(share * len(found) - 1e-9)]]
+    return [answer for _, group in sorted(by_cell.items())
+            for answer in group[:math.ceil(share * len(group) - 1e-9)]]
 
 
-def read(course: Course, lab: str) -> list[Line]:
-    """Return the lines of scores.csv; none before the first draw. Raises LabError that names the
-    line and the value."""
+def read(course: Course, lab: str) -> list[SampledAnswer]:
+    """Return the lines of scores.csv; none before the first draw.
+
+    Args:
+        course: the course.
+        lab: the lab's name.
+
+    Raises LabError that names the line and the value.
+    """
     path = folder(course, lab) / "scores.csv"
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -120,7 +138,7 @@ def read(course: Course, lab: str) -> list[Line]:
     if missing := set(COLUMNS) - set(rows.fieldnames or ()):
         raise LabError(f"{path}: it has no column {min(missing)}; there should be "
                        f"{', '.join(COLUMNS)}")
-    lines: dict[str, Line] = {}
+    lines: dict[str, SampledAnswer] = {}
     for row in rows:
         where = f"{path}, line {rows.line_num}"
         line = _line(row, where)
@@ -130,7 +148,7 @@ def read(course: Course, lab: str) -> list[Line]:
     return list(lines.values())
 
 
-def _line(row: dict[str, Any], where: str) -> Line:
+def _line(row: dict[str, Any], where: str) -> SampledAnswer:
     values = {name: (row[name] or "").strip() for name in COLUMNS}
     numbers = {}
     for name in ("points", "score"):
@@ -144,36 +162,49 @@ def _line(row: dict[str, Any], where: str) -> Line:
                        "for you to fill in")
     if score is not None and not 0 <= score <= points:
         raise LabError(f"{where}: score {score:g}: give 0 to {points:g}")
-    return Line(values["answer"], values["cell"], points, score, values["comment"])
+    return SampledAnswer(values["answer"], values["cell"], points, score, values["comment"])
 
 
-def add(course: Course, lab: str, answers: list[Answer], share: float) -> tuple[list[Line], int]:
-    """Draw a sample and write it; the lines, and how many are new. Lines that are there stay, with
-    their scores."""
+def add(course: Course, lab: str, answers: list[Answer],
+        share: float) -> tuple[list[SampledAnswer], int]:
+    """Draw and write a sample; return all lines, and the number of new ones. Existing lines stay.
+
+    Args:
+        course: the course.
+        lab: the lab's name.
+        answers: the answers.
+        share: the share to draw, from 0 to 1.
+    """
     before = read(course, lab)
     known = {line.answer for line in before}
     drawn = [one for one in draw(answers, share) if one.id not in known]
-    lines = [*before, *(Line(one.id, one.cell, one.points) for one in drawn)]
+    lines = [*before, *(SampledAnswer(one.id, one.cell, one.points) for one in drawn)]
     place = folder(course, lab)
     place.mkdir(parents=True, exist_ok=True)
     listed = {line.answer for line in lines}
     put_whole(place / "answers.html",
               _page(course, lab, [one for one in answers if one.id in listed]), 0o600)
-    put_whole(place / "scores.csv", _csv(Line, lines), 0o600)
+    put_whole(place / "scores.csv", _csv(SampledAnswer, lines), 0o600)
     return lines, len(drawn)
 
 
-def pairs(course: Course, lab: str, answers: list[Answer]) -> tuple[list[Pair], int, int]:
-    """Return the answers with two scores, and write agreement.csv; how many lines have no score
-    yet, and how many are about answers that are no longer there or no longer graded by hand."""
+def pairs(course: Course, lab: str, answers: list[Answer]) -> tuple[list[ScorePair], int, int]:
+    """Write agreement.csv. Return the answers with two scores, the number of lines without a score,
+    and the number of lines whose answers no longer exist or are no longer graded by hand.
+
+    Args:
+        course: the course.
+        lab: the lab's name.
+        answers: the answers.
+    """
     lines = read(course, lab)
     known = {one.id: one for one in answers}
     current = [line for line in lines if line.answer in known]
-    found = [Pair(line.answer, known[line.answer].student, line.cell, known[line.answer].points,
-                  known[line.answer].first, line.score, line.comment)
-             for line in current if line.score is not None]
-    put_whole(folder(course, lab) / "agreement.csv", _csv(Pair, found), 0o600)
-    return found, len(current) - len(found), len(lines) - len(current)
+    pairs = [ScorePair(line.answer, answer.student, line.cell, answer.points, answer.first,
+                       line.score, line.comment)
+             for line in current if line.score is not None and (answer := known[line.answer])]
+    put_whole(folder(course, lab) / "agreement.csv", _csv(ScorePair, pairs), 0o600)
+    return pairs, len(current) - len(pairs), len(lines) - len(current)
 
 
 def _csv(kind: type, rows: Iterable[Any]) -> bytes:
@@ -186,8 +217,14 @@ def _csv(kind: type, rows: Iterable[Any]) -> bytes:
 
 
 def _page(course: Course, lab: str, answers: list[Answer]) -> bytes:
-    """The answers to read, sanitized as a student's page is."""
-    from grader.feedback.page import Page
+    """Return the page with the answers, sanitized like a student's page.
+
+    Args:
+        course: the course.
+        lab: the lab's name.
+        answers: the answers.
+    """
+    from grader.feedback.page import FeedbackPage
 
     rubrics, cells, before = for_graders(course, lab), [], ""
     for one in sorted(answers, key=lambda one: (one.cell, one.key)):
@@ -203,6 +240,6 @@ def _page(course: Course, lab: str, answers: list[Answer]) -> bytes:
     settings = course.settings()
     settings.HTMLExporter.template_name = "classic"
     notebook = v4.new_notebook(cells=cells)
-    text, _ = Page(config=settings).from_notebook_node(notebook, {
+    text, _ = FeedbackPage(config=settings).from_notebook_node(notebook, {
         "metadata": {"name": f"{lab}: answers for a second grader"}, "nbgrader": {}})
     return text.encode(errors="backslashreplace")

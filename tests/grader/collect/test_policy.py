@@ -14,11 +14,19 @@ from traitlets.config import Config
 
 from grader.course.receipts import Receipt
 from grader.report import policy
-from grader.report.policy import Attempts, attempts_of, count, handed_in, runs, to_grade
+from grader.report.policy import (
+    Attempts,
+    attempts_of,
+    count,
+    distinct_attempts,
+    submitted_versions,
+    to_grade,
+)
 from tests.grader.collect.conftest import NAME, put
 
 DIGESTS = st.lists(st.sampled_from("abcdef"), max_size=8).map(
-    lambda digests: runs([(f"{index:03}", digest) for index, digest in enumerate(digests)]))
+    lambda digests: distinct_attempts(
+        [(f"{index:03}", digest) for index, digest in enumerate(digests)]))
 SCORES = st.dictionaries(st.sampled_from("abcdef"), st.none() | st.floats(0, 10))
 POLICIES = st.builds(lambda **settings: Attempts(**settings),
                      counts=st.sampled_from(["latest", "best", "first"]), most=st.integers(0, 5),
@@ -78,7 +86,7 @@ def test_attempts_are_those_received_and_those_graded_without_a_receipt():
     when = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
     receipt = Receipt("ada", NAME, "b", when.isoformat(), "test")
     history = [{"digest": "a", "received": "2026-01-01T00:00:00+00:00"}, {"digest": "b"}]
-    assert runs(handed_in([receipt], history)) == ["a", "b"]
+    assert distinct_attempts(submitted_versions([receipt], history)) == ["a", "b"]
 
 
 @pytest.mark.parametrize("line, expected", [
@@ -92,7 +100,7 @@ def test_collect_puts_there_what_is_to_be_graded(take, course, submitted, tmp_pa
         put(tmp_path / "in", {f"ada/{NAME}.ipynb": answer(f"# {day}")})
         take(tmp_path / "in", received=datetime.datetime(2026, 1, day, tzinfo=datetime.UTC))
     assert submitted("ada") == answer(expected)
-    assert attempts_of(course.settings()).plain == (line == "")
+    assert attempts_of(course.settings()).is_default == (line == "")
 
 
 def test_to_grade_counts_the_same_file_once():

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from grader.export import canvas, moodle, sheet
-from grader.export.layout import Layout
+from grader.export.layout import LmsFile
 from tests.grader.collect.conftest import PEOPLE, command, template
 from tests.grader.export.files import csv_bytes
 
@@ -27,7 +27,7 @@ def row(student: str, score: float | None = None, state: str = "", reason: str =
 @pytest.fixture
 def opened(tmp_path: Path):
     """The layout of a file with these rows, in a dialect."""
-    def opened(lms: str, rows: list[list[str]], **dialect) -> Layout:
+    def opened(lms: str, rows: list[list[str]], **dialect) -> LmsFile:
         path = tmp_path / f"{lms}.csv"
         path.write_bytes(csv_bytes(rows, **dialect))
         reader = {"canvas": canvas, "moodle": moodle}[lms]

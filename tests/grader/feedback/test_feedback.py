@@ -43,7 +43,8 @@ def make(course, released):
         with records.gradebook(course) as book:
             merge.merge(course, config, book, result)
             submission = Submission(course, NAME, "ada")
-            pages.Pages(course, config).make(submission, merge.feedback_values(submission, book))
+            values = merge.feedback_values(submission, book)
+            pages.FeedbackPages(course, config).make(submission, values)
         return Submission(course, NAME, "ada").page.read_text()
 
     return make
@@ -125,7 +126,7 @@ def test_of_all_outputs_together_so_much_is_shown():
     picture = {"image/png": "p" * (feedback.LARGEST_PICTURE - 1)}
     cells = [v4.new_code_cell("", outputs=[v4.new_output("display_data", dict(picture))])
              for _ in range(9)]
-    notebook, _ = feedback.Bounded().preprocess(v4.new_notebook(cells=cells), {})
+    notebook, _ = feedback.LimitOutputSize().preprocess(v4.new_notebook(cells=cells), {})
     size = len(nbformat.writes(notebook))
     assert 2 * feedback.LARGEST_PICTURE < size < feedback.LARGEST_PAGE * 1.1
 

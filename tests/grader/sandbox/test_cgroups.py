@@ -36,7 +36,7 @@ def test_version_2_gets_its_limits(unified, tmp_path):
     found = {path.name: path.read_text() for path in group.memory.iterdir()}
     assert found == {"memory.max": str(90 * MB), "memory.swap.max": "0", "memory.oom.group": "1",
                      "pids.max": str(10 + cgroups.HELPERS)}
-    assert group.doors == [str(group.memory / "cgroup.procs")]
+    assert group.enter_files == [str(group.memory / "cgroup.procs")]
 
 
 def test_version_2_is_read(unified, tmp_path):

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from grader.stats.figures import correlation, figures
 from grader.stats.hints import hints_in
 from grader.stats.page import exercises_csv, hints_csv, page
-from grader.stats.reading import Check, Stored
+from grader.stats.reading import Check, StoredResults
 
 HINTS = hints_in('check.that(x, "=Say <b>echo</b> mine.")')
 
 
-def stored(*points: tuple[float | None, ...], most: tuple[float, ...] = (2, 3, 1)) -> Stored:
+def stored(*points: tuple[float | None, ...], most: tuple[float, ...] = (2, 3, 1)) -> StoredResults:
     """A lab of three checks and these submissions; None is a check without a score."""
     checks = [Check(f"c{at}", worth, (f"a{at}",), HINTS if at == 0 else ())
               for at, worth in enumerate(most)]
-    found = Stored("lab", checks)
+    found = StoredResults("lab", checks)
     for row in points:
         found.scores.append({f"c{at}": score for at, score in enumerate(row) if score is not None})
         found.graded.append(None not in row)

@@ -12,7 +12,7 @@ import pytest
 from grader.course import Course
 from grader.gradebook import records
 from grader.written import second
-from grader.written.agreement import Pair, agreement, weighted_kappa
+from grader.written.agreement import ScorePair, agreement, weighted_kappa
 from lab import cli
 from labcore.errors import LabError
 from tests.grader.small_lab import NAME
@@ -185,6 +185,6 @@ def test_weighted_kappa(scores, kappa):
 
 
 def test_agreement_has_differences_in_points():
-    pairs = [Pair("a", "ada", "why", 4, 3, 4), Pair("b", "grace", "why", 4, 2, 0.5)]
+    pairs = [ScorePair("a", "ada", "why", 4, 3, 4), ScorePair("b", "grace", "why", 4, 2, 0.5)]
     found = agreement(pairs)
     assert (found.count, found.mean_difference, found.bias) == (2, 1.25, -0.25)

@@ -76,7 +76,7 @@ def enter(course, student, text):
     with records.gradebook(course) as book:
         merge.merge(course, course.settings(), book, result)
         given = merge.feedback_values(Submission(course, NAME, student), book)
-    pages.Pages(course, course.settings()).make(Submission(course, NAME, student), given)
+    pages.FeedbackPages(course, course.settings()).make(Submission(course, NAME, student), given)
     return Submission(course, NAME, student).page.read_text()
 
 
@@ -113,7 +113,7 @@ def test_an_answer_waits_for_a_person_and_an_untouched_one_is_0(written):
         book.db.commit()
         assert pending(book.find_submission(NAME, "ada")) == {}
         submission = Submission(course, NAME, "ada")
-        pages.Pages(course, course.settings()).make(
+        pages.FeedbackPages(course, course.settings()).make(
             submission, merge.feedback_values(submission, book))
     assert (row(course, "ada").score, row(course, "ada").reason) == (6.5, "")
     page = Submission(course, NAME, "ada").page.read_text()

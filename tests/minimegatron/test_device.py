@@ -1,5 +1,8 @@
 """Which device a rank gets: by the flag, by what the node declares, by what the job asked for."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -131,3 +134,21 @@ def test_a_network_that_cannot_be_is_refused(choose, link):
         parse_arguments(f"{MODEL} --device virtual:v100 --virtual-network {link}".split(), {})
     with pytest.raises(UserError, match=f"VIRTUAL_NETWORK: network '{link}': a kind"):
         choose("--device virtual:v100", {"VIRTUAL_NETWORK": link})
+
+
+def test_a_run_on_the_cpu_imports_no_other_device():
+    """Of virtualgpu, it needs the name of a variable only, and main the errors."""
+    program = ("import sys\nimport minimegatron.training\n"
+               "from minimegatron.arguments import parse_arguments\n"
+               "from minimegatron.device.choose import choose_device\n"
+               "config = parse_arguments(sys.argv[1:], {})\n"
+               "print(choose_device(config, 0)[0].kind)\n"
+               "print(*sorted(name for name in sys.modules if name.startswith("
+               "('virtualgpu', 'minimegatron.device.'))))\n")
+    done = subprocess.run([sys.executable, "-c", program, *MODEL.split(), "--device", "cpu"],
+                          capture_output=True, text=True, timeout=120)
+    kind, modules = done.stdout.splitlines()
+    assert kind == "the CPU"
+    assert modules.split() == [*(f"minimegatron.device.{name}" for name in (
+        "choose", "cpu", "device", "dispatch")), "virtualgpu", "virtualgpu.core",
+        "virtualgpu.core.slots"]

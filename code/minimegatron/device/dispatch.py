@@ -3,7 +3,8 @@
 `operation` makes a function an operator of the `minimegatron` library (torch.library). The function
 itself, written in plain torch, is the kernel on the CPU and on CUDA, and autograd records what it
 calls. A virtual GPU registers kernels of its own (virtual_kernels.py). So a model calls
-`ops.attention(..)` and never asks which device it runs on.
+`ops.attention(..)` and never asks which device it runs on. A call costs about 10 us on the host, so
+only operations with a kernel of their own on some device are worth it.
 """
 
 from __future__ import annotations

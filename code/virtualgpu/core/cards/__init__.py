@@ -1,4 +1,4 @@
-"""The GPU models that virtual GPUs can have, by name; each has a file of its own."""
+"""The GPU models that can be virtual, by name; each has a file of its own."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from virtualgpu.core.errors import UnknownCard
 CARDS: dict[str, Card] = {module.CARD.name: module.CARD for module in (
     v100_sxm2_16gb, v100_32gb, v100_pcie_16gb, t4, a100_40gb, a100_80gb, a10, rtx3090, l4,
     h100_80gb, h100_pcie_80gb, h200)}
-# What clusters call them, as types of a Slurm gres.
+# Names that clusters use, as types of a Slurm GRES.
 ALIASES: dict[str, str] = {
     "v100": "v100-sxm2-16gb", "v100-16gb": "v100-sxm2-16gb", "v100-pcie": "v100-pcie-16gb",
     "a100": "a100-80gb", "h100": "h100-80gb", "h100-pcie": "h100-pcie-80gb",
 }
-OTHERS = {"ti", "nvl", "fhhl", "mig"}  # words that make another card of a name
+OTHERS = {"ti", "nvl", "fhhl", "mig"}  # words in the names of other products
 
 
 def find(name: str) -> Card:
-    """The card of a name or an alias. Raises UnknownCard."""
+    """Return the GPU model with a name or an alias. Raises UnknownCard if there is none."""
     key = name.strip().lower()
     card = CARDS.get(ALIASES.get(key, key))
     if card is None:
@@ -46,15 +46,15 @@ def find(name: str) -> Card:
 
 
 def nearest(name: str, names: Iterable[str]) -> list[str]:
-    """Up to three of `names` that look most like `name`; at least one."""
+    """Return one to three of `names` that are most similar to `name`."""
     return difflib.get_close_matches(name.lower(), list(names), n=3, cutoff=0.4) or [
         next(iter(names))]
 
 
 def card_of(product: str) -> Card | None:
-    """The card with the data sheet of a device that calls itself `product`, or None.
+    """Return the GPU model with the data sheet of a device named `product`, or None.
 
-    "NVIDIA A100-SXM4-80GB" is a100-80gb. A data sheet has the peaks of all sizes of memory:
+    "NVIDIA A100-SXM4-80GB" is a100-80gb. Since the peaks do not depend on the size of the memory,
     "Tesla V100-PCIE-32GB" is v100-pcie-16gb.
     """
     words = re.findall(r"[a-z0-9]+", product.lower().replace("rtx 3090", "rtx3090"))
@@ -70,7 +70,11 @@ def card_of(product: str) -> Card | None:
 
 
 def sheet_peak(product: str, dtype: str) -> float | None:
-    """TFLOP/s of a device's data sheet in "fp32", "tf32", "bf16", "fp16" or "fp8"; None where the
-    device, or its arithmetic in that type, is not known."""
+    """Return the data sheet's dense matmul peak in TFLOP/s, or None if it is not known.
+
+    Args:
+        product: name of the device, as CUDA reports it.
+        dtype: "fp32", "tf32", "bf16", "fp16", or "fp8".
+    """
     card = card_of(product)
     return card.tflops.get(dtype) if card else None

@@ -41,10 +41,17 @@ def as_written(cell: Cell) -> str:
     return cell.source
 
 
-def run(lab: Lab, home: Path, answer: Change = as_written, only: set[str] | None = None
-        ) -> Outcome:
-    """Grade `lab` in the workspace `home`, with each answer's source from `answer`. `only`: the
-    checks to run (all)."""
+def run(lab: Lab, home: Path, answer: Change = as_written, only: set[str] | None = None,
+        hint: str | None = None) -> Outcome:
+    """Grade a lab.
+
+    Args:
+        lab: the lab.
+        home: the workspace.
+        answer: returns the source of each answer.
+        only: the checks to run; None: all.
+        hint: ends the run at the first check that fails with this text.
+    """
     outcome, student = Outcome(), {"__name__": "__main__"}
     with inside(home), checking_on(Kernel()):
         for cell in lab.of(Role.SETUP, Role.ANSWER, Role.DRIVER):
@@ -69,6 +76,8 @@ def run(lab: Lab, home: Path, answer: Change = as_written, only: set[str] | None
                 outcome.checks[cell.grade_id] = None
             except Exception as error:
                 outcome.checks[cell.grade_id] = error
+                if hint is not None and hint in text(error):
+                    break
     return outcome
 
 
@@ -106,20 +115,22 @@ def text(error: Exception | None) -> str:
     return COLORS.sub("", str(error))
 
 
-def unproven(lab: Lab, home: Path, *names: str) -> list[str]:
+def unproven(lab: Lab, home: Path, *names: str, thorough: bool = True) -> list[str]:
     """A sentence for every mutant that the checks accept, or reject without its hint, or break on.
 
     Args:
         lab: the lab.
         home: a workspace.
         *names: the answers whose mutants are tried; all answers if none is given.
+        thorough: whether to run a mutant's other checks, too, once one has given its hint.
     """
     found = []
     for name in names or lab.mutants:
         checks = {cell.grade_id for cell in lab.tested_by[name]}
         for mutant in lab.mutants[name]:
             outcome = run(lab, home, lambda cell, name=name, mutant=mutant:
-                          mutant.source if cell.grade_id == name else cell.source, checks)
+                          mutant.source if cell.grade_id == name else cell.source, checks,
+                          None if thorough else mutant.hint)
             errors = [error for error in outcome.checks.values() if error is not None]
             where = f"{lab.path.name}:{mutant.line} (mutant of {name})"
             if not errors:

@@ -73,6 +73,15 @@ def test_the_untouched_release_has_no_marks_and_says_what_to_do(path, home):
     pytest.param(path, name, id=f"{path.stem}-{name}")
     for path in SOLUTIONS for name in lab_of(path).mutants])
 def test_every_mutant_is_rejected_with_its_hint(path, answer, home):
+    assert graded.unproven(lab_of(path), home, answer, thorough=False) == []
+
+
+@pytest.mark.stress  # the check of lab 04's plan runs the answer ddp, seconds for each mutant
+@pytest.mark.parametrize(("path", "answer"), [
+    pytest.param(path, name, id=f"{path.stem}-{name}")
+    for path in SOLUTIONS for name in lab_of(path).mutants
+    if len(lab_of(path).tested_by[name]) > 1])
+def test_no_other_check_breaks_on_a_mutant(path, answer, home):
     assert graded.unproven(lab_of(path), home, answer) == []
 
 

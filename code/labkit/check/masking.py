@@ -87,20 +87,34 @@ class _Watch:
 
     def run(self, call: Callable[[], Any]) -> Any:
         before = sys.getprofile()
-        sys.setprofile(self)
+        sys.setprofile(self._callback())
         try:
             return call()
         finally:
             sys.setprofile(before)
 
-    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event == "c_call":
-            self.used = self.used or self.compiled.get(id(argument), "")
-        elif event == "call" and not self.used:
-            module = frame.f_globals.get("__name__")
-            if isinstance(module, str) and module.partition(".")[0] in self.modules:
-                self.used = next((place.name for place in self.places
-                                  if place.covers(module, frame.f_code.co_qualname)), "")
+    def _callback(self) -> Callable[[FrameType, str, Any], None]:
+        """Return a profile function. It runs at every call and return, so it does little: it looks
+        at each code object once only."""
+        compiled, seen = self.compiled, {}
+
+        def callback(frame: FrameType, event: str, argument: Any) -> None:
+            if event == "call":
+                code = frame.f_code
+                if id(code) not in seen:
+                    seen[id(code)] = code  # kept, so that no other gets its ID
+                    self._look(frame)
+            elif event == "c_call" and id(argument) in compiled:
+                self.used = self.used or compiled[id(argument)]
+
+        return callback
+
+    def _look(self, frame: FrameType) -> None:
+        module = frame.f_globals.get("__name__")
+        if (not self.used and isinstance(module, str)
+                and module.partition(".")[0] in self.modules):
+            self.used = next((place.name for place in self.places
+                              if place.covers(module, frame.f_code.co_qualname)), "")
 
 
 def _loaded(place: Place) -> Any:

@@ -29,16 +29,19 @@ from . import sharing
 if TYPE_CHECKING:
     from .labs.warm.launch import Warm
 
-# Where bytecode is not kept, every worker rewrites the assertions of every file again: half of what
-# importing the tests costs.
+# Where bytecode is not kept, every worker rewrites the assertions of every file again (half of what
+# importing the tests costs), and every program that a test starts compiles our code again.
 sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 FOLDER = os.getcwd()
 pytest_plugins = ["tests.needs", "tests.browser.fixtures", "tests.labs.report"]
 
 # Before torch is imported: threads that spin while they wait take the cores from the other tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 preload(*TORCH, "minimegatron.training", "layout_estimator.planner",
-        "torch.fx.experimental.symbolic_shapes")  # needed by any virtual GPU
+        # What a run on virtual GPUs imports: a tenth of a second each time.
+        "torch.fx.experimental.symbolic_shapes", "torch.distributed.checkpoint.state_dict_saver",
+        "torch.distributed.fsdp._init_utils", "virtualgpu.launch.functions")
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("untimed")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

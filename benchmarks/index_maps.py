@@ -44,7 +44,7 @@ def main() -> None:
     arguments = parser.parse_args()
     sizes = np.random.RandomState(0).randint(1, 100, arguments.documents).astype(np.int32)
     tokens = int(sizes.sum())
-    plan = index_maps.plan(tokens, SEQ_LENGTH, (tokens - 1) // SEQ_LENGTH)
+    plan = index_maps.plan_epochs(tokens, SEQ_LENGTH, (tokens - 1) // SEQ_LENGTH)
     few = sizes[:arguments.documents // LOOP_SHARE]
     ours, loops = [], []
     for _ in range(arguments.repeats):

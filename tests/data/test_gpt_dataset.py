@@ -49,14 +49,14 @@ def test_samples_are_the_epochs_in_order(in_order, sizes, seq_length, samples, s
     place = {sample: index for index, sample in enumerate(train.shuffle_idx.tolist())}
     texts = [train[place[k]]["text"].tolist() for k in range(len(train))]
     stream = [token for document in train.doc_idx
-              for token in train.request.data[document].tolist()]
+              for token in train.split.data[document].tolist()]
     for k, text in enumerate(texts):
         assert text == stream[k * seq_length : (k + 1) * seq_length + 1]
     for left, right in itertools.pairwise(texts):
         assert left[-1] == right[0]
     epoch = list(range(sum(sizes)))
-    assert sorted(stream) == sorted(epoch * train.request.plan.epochs)
-    if train.request.plan.separate_last_epoch:
+    assert sorted(stream) == sorted(epoch * train.split.plan.epochs)
+    if train.split.plan.separate_last_epoch:
         assert sorted(stream[-len(epoch):]) == epoch
 
 

@@ -30,7 +30,7 @@ sizes_lists = st.lists(st.integers(0, 12), min_size=1, max_size=12).filter(any)
 
 @given(st.integers(1, 50), st.integers(1, 20), st.integers(0, 60))
 def test_least_number_of_epochs(tokens, seq_length, samples):
-    plan = index_maps.plan(tokens, seq_length, samples)
+    plan = index_maps.plan_epochs(tokens, seq_length, samples)
     assert plan.epochs == epochs_by_counting(tokens, seq_length, samples)
     assert plan.samples >= samples
 
@@ -39,7 +39,7 @@ def test_least_number_of_epochs(tokens, seq_length, samples):
 @given(sizes_lists, st.integers(1, 9), st.integers(0, 40), st.integers(0, 99))
 def test_sample_idx_is_the_reference(sizes, seq_length, samples, seed):
     sizes = np.array(sizes, dtype=np.int32)
-    plan = index_maps.plan(int(sizes.sum()), seq_length, samples)
+    plan = index_maps.plan_epochs(int(sizes.sum()), seq_length, samples)
     doc_idx = index_maps.build_doc_idx(
         np.arange(len(sizes), dtype=np.int32), plan, np.random.RandomState(seed))
     sample_idx = index_maps.build_sample_idx(sizes, doc_idx, plan)
@@ -51,7 +51,7 @@ def test_sample_idx_is_the_reference(sizes, seq_length, samples, seed):
 @given(sizes_lists, st.integers(1, 9), st.integers(0, 40))
 def test_every_epoch_reads_every_document_once(sizes, seq_length, samples):
     documents = np.arange(5, 5 + len(sizes), dtype=np.int32)
-    plan = index_maps.plan(sum(sizes), seq_length, samples)
+    plan = index_maps.plan_epochs(sum(sizes), seq_length, samples)
     doc_idx = index_maps.build_doc_idx(documents, plan, np.random.RandomState(1))
     assert doc_idx.dtype == np.int32
     assert sorted(doc_idx) == sorted(list(documents) * plan.epochs)
@@ -61,7 +61,7 @@ def test_every_epoch_reads_every_document_once(sizes, seq_length, samples):
 
 @given(st.integers(2, 200), st.integers(1, 9), st.integers(1, 200))
 def test_every_sample_is_served_once_and_the_separate_epoch_last(tokens, seq_length, samples):
-    plan = index_maps.plan(tokens, seq_length, samples)
+    plan = index_maps.plan_epochs(tokens, seq_length, samples)
     shuffle_idx = index_maps.build_shuffle_idx(plan, np.random.RandomState(1))
     assert shuffle_idx.dtype == np.uint32
     assert sorted(shuffle_idx) == list(range(plan.samples))
@@ -72,7 +72,7 @@ def test_every_sample_is_served_once_and_the_separate_epoch_last(tokens, seq_len
 def test_values_are_megatrons():
     """Written down from the algorithm step by step, with numpy's documented random stream."""
     sizes = np.array([4, 3, 5, 2], dtype=np.int32)  # 14 tokens
-    plan = index_maps.plan(14, 4, 7)  # 3 epochs: (28 - 1) // 4 = 6 are too few
+    plan = index_maps.plan_epochs(14, 4, 7)  # 3 epochs: (28 - 1) // 4 = 6 are too few
     assert (plan.epochs, plan.samples, plan.samples_before_last_epoch) == (3, 10, 6)
     assert plan.samples_from_last_epoch == 1 and plan.samples_per_epoch == 3
     assert plan.separate_last_epoch  # 1 < int(0.8 * 3) = 2
@@ -96,14 +96,14 @@ def test_values_are_megatrons():
 ])
 def test_the_last_epoch_is_apart_below_80_percent(samples, epochs, apart):
     # 1,000 tokens: 99 samples of 10 in one epoch, 199 in two; int(0.8 * 99) = 79.
-    plan = index_maps.plan(1000, 10, samples)
+    plan = index_maps.plan_epochs(1000, 10, samples)
     assert (plan.epochs, plan.separate_last_epoch) == (epochs, apart)
 
 
 def test_mismatch_tells_maps_of_other_data():
     sizes = np.array([4, 3, 5, 2], dtype=np.int32)
     documents = np.arange(4, dtype=np.int32)
-    plan = index_maps.plan(14, 4, 3)
+    plan = index_maps.plan_epochs(14, 4, 3)
     random = np.random.RandomState(1)
     doc_idx = index_maps.build_doc_idx(documents, plan, random)
     maps = (doc_idx, index_maps.build_sample_idx(sizes, doc_idx, plan),
@@ -111,7 +111,8 @@ def test_mismatch_tells_maps_of_other_data():
     assert index_maps.mismatch(sizes, documents, plan, *maps) is None
     assert "lengths" in index_maps.mismatch(sizes[::-1], documents, plan, *maps)
     assert "other documents" in index_maps.mismatch(sizes, documents + 1, plan, *maps)
-    assert "tokens" in index_maps.mismatch(sizes, documents, index_maps.plan(20, 4, 3), *maps)
+    shorter = index_maps.plan_epochs(20, 4, 3)
+    assert "tokens" in index_maps.mismatch(sizes, documents, shorter, *maps)
     twice = (np.array([0, 0, 2, 3], np.int32), *maps[1:])
     assert "once an epoch" in index_maps.mismatch(sizes, documents, plan, *twice)
 

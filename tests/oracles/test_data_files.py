@@ -13,7 +13,7 @@ import pytest
 from corpus_tools.indexed_dataset_writer import IndexedDatasetWriter
 from corpus_tools.train_vocabulary import write_vocabulary
 from minimegatron.data.build_index_maps import build_index_maps
-from minimegatron.data.gpt_dataset import GPTDataset, Request
+from minimegatron.data.gpt_dataset import GPTDataset, Split
 from minimegatron.data.indexed_dataset import IndexedDataset
 from minimegatron.data.tokenizer import GPT2BPETokenizer
 
@@ -40,14 +40,14 @@ def test_token_files_have_megatron_core_s_bytes(pair, tmp_path):
 def test_index_maps_and_samples_are_megatron_core_s(name, tmp_path):
     pair, (first, last), samples, seq_length, seed = MAPS[name]
     write(pair, tmp_path / "ours")
-    request = Request(IndexedDataset(tmp_path / "ours"), "train",
+    split = Split(IndexedDataset(tmp_path / "ours"), "train",
                       np.arange(first, last, dtype=np.int32), samples, seq_length, seed)
-    build_index_maps(request, lambda line: None)
-    ours, theirs = GPTDataset(request), FROZEN["maps"][name]
+    build_index_maps(split, lambda line: None)
+    ours, theirs = GPTDataset(split), FROZEN["maps"][name]
     for kind, found in (("doc", ours.doc_idx), ("sample", ours.sample_idx),
                         ("shuffle", ours.shuffle_idx)):
         assert found.tolist() == theirs[kind], kind
-    assert request.plan.separate_last_epoch == (name == "last epoch apart")
+    assert split.plan.separate_last_epoch == (name == "last epoch apart")
     assert [ours[i]["text"].tolist() for i in range(len(ours))] == theirs["texts"]
 
 

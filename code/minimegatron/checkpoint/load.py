@@ -21,11 +21,11 @@ from minimegatron.checkpoint.checksums import SUMS, damage
 from minimegatron.checkpoint.progress import Progress
 from minimegatron.checkpoint.save import (
     TRACKER,
-    divided_of,
+    chunks_by_key,
+    distributed_optimizer_file,
     folder_of,
-    parts,
     read_folder,
-    shard_of,
+    shard_file,
 )
 from minimegatron.context import Context
 from minimegatron.errors import UserError
@@ -42,7 +42,6 @@ def load(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: Le
     """Resume from --load, or start at iteration 0 if it has no checkpoint; every rank must call it.
 
     Args:
-        ctx: this rank's context.
         model: its parameters are overwritten.
         optimizer: its state is overwritten.
         learning_rate: its progress is overwritten.
@@ -59,7 +58,7 @@ def load(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: Le
     if not (folder / SUMS).exists():
         ctx.print_rank_0(f"WARNING: {folder} has no {SUMS}: it can be read, but not compared with "
                          "what was saved")
-    path = folder / shard_of(ctx)
+    path = folder / shard_file(ctx)
     if not path.exists():
         # A checkpoint of another layout has other files, and any of them records the layout.
         for other in sorted(folder.glob(f"mp_rank_*/{path.name}"))[:1]:
@@ -109,7 +108,6 @@ def last_good_checkpoint(ctx: Context, root: Path, problems: list[str], others: 
     """Return the newest intact checkpoint; every rank must call it.
 
     Args:
-        ctx: this rank's context.
         root: --load.
         problems: what is wrong with the checkpoint that the tracker names.
         others: the other checkpoints' iterations, newest first.
@@ -193,7 +191,7 @@ def restore(ctx: Context, state: dict, model: nn.Module, optimizer: Optimizer,
 
     Raises UserError if the file lacks the optimizer; other errors mean that it is malformed.
     """
-    for name, part in parts(model).items():
+    for name, part in chunks_by_key(model).items():
         part.load_state_dict(state[name])
     optimizer.reload_model_params()
     if ctx.config.finetune:
@@ -203,7 +201,7 @@ def restore(ctx: Context, state: dict, model: nn.Module, optimizer: Optimizer,
             raise UserError(f"{path} was saved with --no-save-optim: add --no-load-optim, or "
                             "--finetune to start at iteration 0")
         if state["args"].get("use_distributed_optimizer"):
-            state["optimizer"] |= read_file(path.with_name(divided_of(ctx).name))
+            state["optimizer"] |= read_file(path.with_name(distributed_optimizer_file(ctx).name))
         optimizer.load_state_dict(state["optimizer"])
         learning_rate.load_state_dict(state["lr_scheduler"])
     return Progress(state["iteration"], state["args"]["consumed_train_samples"],

@@ -56,26 +56,26 @@ def replaced(final: Path) -> Path:
     return final.with_name(f"{REPLACED}{final.name}")
 
 
-def shard_of(ctx: Context) -> Path:
+def shard_file(ctx: Context) -> Path:
     """Return the path of this rank's file inside an iteration's folder."""
     tp, pp = ctx.grid.tp, ctx.grid.pp
     suffix = f"_{pp.index:03d}" if pp.size > 1 else ""
     return Path(f"mp_rank_{tp.index:02d}{suffix}") / "model_optim_rng.pt"
 
 
-def divided_of(ctx: Context) -> Path:
-    """Return the path of the sharded optimizer's file, beside `shard_of`."""
-    return shard_of(ctx).with_name("distrib_optim.pt")
+def distributed_optimizer_file(ctx: Context) -> Path:
+    """Return the path of the sharded optimizer's file, beside `shard_file`."""
+    return shard_file(ctx).with_name("distrib_optim.pt")
 
 
 def split_optimizer(ctx: Context, state: dict) -> tuple[dict, dict]:
-    """Split the optimizer's state into the part for `shard_of` and the part for `divided_of`."""
+    """Split the optimizer's state between `shard_file` and `distributed_optimizer_file`."""
     names = SHARDED if ctx.config.use_distributed_optimizer else ()
     return ({name: value for name, value in state.items() if name not in names},
             {name: state[name] for name in names if name in state})
 
 
-def parts(model: nn.Module) -> dict[str, nn.Module]:
+def chunks_by_key(model: nn.Module) -> dict[str, nn.Module]:
     """Return the model's chunks by Megatron's keys: model, or model0, .. if interleaved."""
     if isinstance(model, nn.ModuleList):
         return {f"model{chunk}": part for chunk, part in enumerate(model)}
@@ -87,7 +87,6 @@ def save(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: Le
     """Write a checkpoint to --save; every rank must call it.
 
     Args:
-        ctx: this rank's context.
         model: this rank's chunks.
         optimizer: saved unless --no-save-optim.
         learning_rate: its progress is saved.
@@ -123,13 +122,13 @@ def save(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: Le
 
 def shard_state(ctx: Context, model: nn.Module, learning_rate: LearningRate, progress: Progress,
                 padded_vocab_size: int) -> dict:
-    """Return the content of `shard_of`, without the optimizer; arguments as in `save`."""
+    """Return the content of `shard_file`, without the optimizer; arguments as in `save`."""
     return {
         "args": {**dataclasses.asdict(ctx.config), **dataclasses.asdict(progress),
                  "padded_vocab_size": padded_vocab_size},
         "checkpoint_version": VERSION, "iteration": progress.iteration,
         "lr_scheduler": learning_rate.state_dict(),
-        **{name: part.state_dict() for name, part in parts(model).items()},
+        **{name: part.state_dict() for name, part in chunks_by_key(model).items()},
         **random_state(),
     }
 
@@ -138,18 +137,17 @@ def write_shard(ctx: Context, state: dict, moments: dict | None, folder: Path) -
     """Write this rank's files and return their checksums by path inside the folder.
 
     Args:
-        ctx: this rank's context.
-        state: the content of `shard_of`, without the optimizer.
+        state: the content of `shard_file`, without the optimizer.
         moments: the optimizer's state, unless --no-save-optim.
         folder: under its temporary name.
 
     Raises OSError or RuntimeError if the disk is full.
     """
-    files = {shard_of(ctx): state}
+    files = {shard_file(ctx): state}
     if moments is not None:
         state["optimizer"], divided = split_optimizer(ctx, moments)
         if divided:
-            files[divided_of(ctx)] = divided
+            files[distributed_optimizer_file(ctx)] = divided
     sums = {}
     for name, content in files.items():
         write_synced(folder / name, content)
@@ -170,7 +168,6 @@ def agree(ctx: Context, error: str | None, sums: dict[str, str], final: Path) ->
     """Return the checksums of all ranks; every rank must call it.
 
     Args:
-        ctx: this rank's context.
         error: this rank's, if it could not write.
         sums: this rank's checksums by file.
         final: the iteration's folder.

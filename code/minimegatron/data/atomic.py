@@ -17,10 +17,10 @@ _serial = itertools.count()
 
 
 class AtomicFile:
-    """A binary file written beside `target` under another name, and renamed to it by `commit`.
+    """A binary file written beside `target` under a temporary name.
 
-    Until `commit`, whatever `target` held stays untouched; after `discard`, nothing is left.
-    `file` is the open binary file to write to. Raises OSError as `open` does.
+    Write to `file`; then call `finish` and `rename`, which replaces `target`, or `discard`, which
+    leaves `target` as it was. Raises OSError as `open` does.
     """
 
     def __init__(self, target: Path):
@@ -28,11 +28,12 @@ class AtomicFile:
         remove_leftovers(target)
         # Unique to this object, so that two jobs which build the same file at the same time do
         # not write into each other's; `remove_leftovers` reads the process id from it.
-        self.temporary = target.with_name(f"{_start(target)}{os.getpid()}.{next(_serial)}.tmp")
+        name = f"{_temporary_prefix(target)}{os.getpid()}.{next(_serial)}.tmp"
+        self.temporary = target.with_name(name)
         self.file: BinaryIO = open(self.temporary, "wb")  # noqa: SIM115 (closed by finish/discard)
 
     def finish(self) -> None:
-        """Bring every byte to the disk; the file still has its temporary name."""
+        """Sync the file to the disk; it still has its temporary name."""
         self.file.flush()
         os.fsync(self.file.fileno())
         self.file.close()
@@ -49,7 +50,7 @@ class AtomicFile:
             self.temporary.unlink(missing_ok=True)
 
 
-def _start(target: Path) -> str:
+def _temporary_prefix(target: Path) -> str:
     """Return the prefix of the names of this host's temporary files of `target`."""
     return f".{target.name}.{socket.gethostname()}."
 
@@ -58,7 +59,7 @@ def remove_leftovers(target: Path) -> None:
     """Remove temporary files of `target` whose writer on this host is no longer alive."""
     if not target.parent.is_dir():
         return
-    pattern = re.compile(re.escape(_start(target)) + r"(\d+)\.\d+\.tmp$")
+    pattern = re.compile(re.escape(_temporary_prefix(target)) + r"(\d+)\.\d+\.tmp$")
     for name in os.listdir(target.parent):
         match = pattern.match(name)
         if match and not psutil.pid_exists(int(match[1])):

@@ -12,23 +12,22 @@ from minimegatron.data.atomic import atomic_file
 from minimegatron.errors import UserError
 
 if TYPE_CHECKING:
-    from minimegatron.data.gpt_dataset import Log, Request
+    from minimegatron.data.gpt_dataset import Log, Split
 
 
-def build_index_maps(request: Request, log: Log) -> None:
+def build_index_maps(split: Split, log: Log) -> None:
     """Build and save the three index maps of a split.
 
     Files appear complete or not at all; two jobs that build the same ones write the same bytes.
 
     Args:
-        request: the split and its samples.
-        log: prints a line.
+        split: the documents, samples, and seed.
 
     Raises:
         UserError: the folder is not writable; the message names --data-cache-path.
     """
-    plan = request.plan
-    random = np.random.RandomState(request.seed)
+    plan = split.plan
+    random = np.random.RandomState(split.seed)
     if plan.epochs == 1:
         log(" > only one epoch required, setting separate_last_epoch to False")
     else:
@@ -37,21 +36,21 @@ def build_index_maps(request: Request, log: Log) -> None:
             f"of number of samples per epoch ({plan.samples_per_epoch}), setting "
             f"separate_last_epoch to {plan.separate_last_epoch}")
     started = time.perf_counter()
-    doc_idx = index_maps.build_doc_idx(request.documents, plan, random)
-    _save(request, "doc", doc_idx, started, log)
+    doc_idx = index_maps.build_doc_idx(split.documents, plan, random)
+    _save(split, "doc", doc_idx, started, log)
     started = time.perf_counter()
-    _save(request, "sample", index_maps.build_sample_idx(request.data.sizes, doc_idx, plan),
+    _save(split, "sample", index_maps.build_sample_idx(split.data.sizes, doc_idx, plan),
           started, log)
     started = time.perf_counter()
     first = plan.samples_before_last_epoch if plan.separate_last_epoch else plan.samples
     log(f" > building shuffle index with split [0, {first}) and [{first}, {plan.samples}) ...")
-    _save(request, "shuffle", index_maps.build_shuffle_idx(plan, random), started, log)
+    _save(split, "shuffle", index_maps.build_shuffle_idx(plan, random), started, log)
 
 
-def _save(request: Request, kind: str, values: np.ndarray, started: float, log: Log) -> None:
-    path = request.path(kind)
+def _save(split: Split, kind: str, values: np.ndarray, started: float, log: Log) -> None:
+    path = split.path(kind)
     try:
-        if request.folder:
+        if split.folder:
             path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as file:
             np.save(file, values)

@@ -32,7 +32,7 @@ VISIBILITY_TIMEOUT = 15.0
 
 
 @dataclass(frozen=True)
-class Request:
+class Split:
     """Everything that the index maps of one split depend on."""
 
     data: IndexedDataset
@@ -51,7 +51,7 @@ class Request:
         if tokens == 0:
             raise UserError(f"the {self.name} split of {self.data.prefix} is {len(self.documents)} "
                             "empty document(s): change --split, or preprocess longer text")
-        return index_maps.plan(tokens, self.seq_length, self.samples)
+        return index_maps.plan_epochs(tokens, self.seq_length, self.samples)
 
     def path(self, kind: str) -> Path:
         """Return the file of an index map: "doc", "sample", or "shuffle"."""
@@ -65,22 +65,22 @@ class Request:
 class GPTDataset(Dataset):
     """The samples of one split: `dataset[i]["text"]` is an int64 array [s + 1]."""
 
-    def __init__(self, request: Request, vocab_size: int | None = None):
+    def __init__(self, split: Split, vocab_size: int | None = None):
         """Map the index maps, which must exist, into memory.
 
         Args:
-            request: the split.
+            split: the documents, samples, and seed.
             vocab_size: if given, tokens beyond it raise UserError when a sample is read, instead of
                 an index error in the model.
 
         Raises UserError if the index maps do not match the data.
         """
-        self.request, self.vocab_size = request, vocab_size
-        self.doc_idx, self.sample_idx, self.shuffle_idx = _load(request)
+        self.split, self.vocab_size = split, vocab_size
+        self.doc_idx, self.sample_idx, self.shuffle_idx = _load(split)
         reason = index_maps.shape_mismatch(
-            request.documents, request.plan, self.doc_idx, self.sample_idx, self.shuffle_idx)
+            split.documents, split.plan, self.doc_idx, self.sample_idx, self.shuffle_idx)
         if reason:
-            raise UserError(f"the index maps {request.path('*')} do not belong to the data: "
+            raise UserError(f"the index maps {split.path('*')} do not belong to the data: "
                             f"{reason}; remove them and start again")
 
     def __len__(self) -> int:
@@ -91,7 +91,7 @@ class GPTDataset(Dataset):
             raise IndexError(f"sample {index} of {len(self)}")
         sample = int(self.shuffle_idx[index])
         (first, offset), (last, end) = self.sample_idx[sample : sample + 2].tolist()
-        get = self.request.data.get
+        get = self.split.data.get
         if first == last:
             parts = [get(self.doc_idx[first], offset, end - offset + 1)]
         else:
@@ -104,14 +104,15 @@ class GPTDataset(Dataset):
 
     def _check_tokens(self, text: np.ndarray) -> None:
         if self.vocab_size is not None and not 0 <= text.min() <= text.max() < self.vocab_size:
+            token = text.min() if text.min() < 0 else text.max()
             raise UserError(
-                f"{self.request.data.data_path} holds token {text.max()}, but the vocabulary has "
+                f"{self.split.data.data_path} holds token {token}, but the vocabulary has "
                 f"{self.vocab_size:,} entries: it was made with another one; give the "
                 "--vocab-file and --merge-file that preprocess_data.py was given")
 
     def __reduce__(self) -> tuple:
         # A worker process maps the files again, as in IndexedDataset.
-        return GPTDataset, (self.request, self.vocab_size)
+        return GPTDataset, (self.split, self.vocab_size)
 
 
 def build_train_valid_test_datasets(
@@ -129,7 +130,6 @@ def build_train_valid_test_datasets(
         num_samples: least number of samples of each data set.
         is_builder: true on exactly one rank per file system, which writes the index maps.
         barrier: called exactly once, even if building fails, so that no rank is left waiting.
-        log: prints a line.
         cache_path: --data-cache-path, the folder of the index maps; None means beside the data.
         vocab_size: entries of the tokenizer.
 
@@ -137,19 +137,19 @@ def build_train_valid_test_datasets(
     a bad split, a folder that is not writable, or index maps that this node cannot see.
     """
     _log_targets(num_samples, log)
-    requests: list[Request | None] = []
+    splits: list[Split | None] = []
     try:
         data = _open(prefix, log)
-        requests = _requests(data, split, seq_length, seed, num_samples, cache_path, log)
+        splits = _splits(data, split, seq_length, seed, num_samples, cache_path, log)
         if is_builder:
-            for request in filter(None, requests):
-                if not _good_maps_exist(request, request.plan, log):
+            for part in filter(None, splits):
+                if not _good_maps_exist(part, part.plan, log):
                     from minimegatron.data.build_index_maps import build_index_maps
 
-                    build_index_maps(request, log)
+                    build_index_maps(part, log)
     finally:
         barrier()
-    datasets = tuple(request and _load_dataset(request, vocab_size, log) for request in requests)
+    datasets = tuple(part and _load_dataset(part, vocab_size, log) for part in splits)
     log("> finished creating GPT datasets ...")
     return datasets
 
@@ -172,29 +172,28 @@ def _open(prefix: str | os.PathLike[str], log: Log) -> IndexedDataset:
     return data
 
 
-def _requests(data: IndexedDataset, split: str, seq_length: int, seed: int,
-              num_samples: Sequence[int], cache_path: str | None,
-              log: Log) -> list[Request | None]:
+def _splits(data: IndexedDataset, split: str, seq_length: int, seed: int,
+            num_samples: Sequence[int], cache_path: str | None, log: Log) -> list[Split | None]:
     bounds = split_boundaries(split, len(data))
-    requests: list[Request | None] = []
+    splits: list[Split | None] = []
     log(" > dataset split:")
-    for part, (title, name) in enumerate(
+    for number, (title, name) in enumerate(
             (("train", "train"), ("validation", "valid"), ("test", "test"))):
-        start, stop = bounds[part], bounds[part + 1]
+        start, stop = bounds[number], bounds[number + 1]
         log(f"    {title}:")
         log(f"     document indices in [{start}, {stop}) total of {stop - start} documents")
         documents = np.arange(start, stop, dtype=np.int32)
-        requests.append(Request(data, name, documents, num_samples[part], seq_length, seed,
-                                cache_path) if stop > start else None)
-    return requests
+        splits.append(Split(data, name, documents, num_samples[number], seq_length, seed,
+                            cache_path) if stop > start else None)
+    return splits
 
 
-def _good_maps_exist(request: Request, plan: index_maps.Plan, log: Log) -> bool:
-    if not all(request.path(kind).is_file() for kind in KINDS):
+def _good_maps_exist(split: Split, plan: index_maps.Plan, log: Log) -> bool:
+    if not all(split.path(kind).is_file() for kind in KINDS):
         log(" > WARNING: could not find index map files, building the indices on rank 0 ...")
         return False
     try:
-        reason = index_maps.mismatch(request.data.sizes, request.documents, plan, *_load(request))
+        reason = index_maps.mismatch(split.data.sizes, split.documents, plan, *_load(split))
     except UserError as error:
         reason = str(error)
     if reason:
@@ -203,18 +202,18 @@ def _good_maps_exist(request: Request, plan: index_maps.Plan, log: Log) -> bool:
     return reason is None
 
 
-def _load_dataset(request: Request, vocab_size: int | None, log: Log) -> GPTDataset:
+def _load_dataset(split: Split, vocab_size: int | None, log: Log) -> GPTDataset:
     for kind in KINDS:
-        log(f" > loading {kind}-idx mapping from {request.path(kind)}")
-    dataset = GPTDataset(request, vocab_size)
+        log(f" > loading {kind}-idx mapping from {split.path(kind)}")
+    dataset = GPTDataset(split, vocab_size)
     log(f"    total number of samples: {len(dataset) + 1}")
-    log(f"    total number of epochs: {request.plan.epochs}")
+    log(f"    total number of epochs: {split.plan.epochs}")
     return dataset
 
 
-def _load(request: Request) -> list[np.ndarray]:
+def _load(split: Split) -> list[np.ndarray]:
     """Map the three index maps into memory. Raises UserError for one that is missing or damaged."""
-    return [_load_map(request.path(kind)) for kind in KINDS]
+    return [_load_map(split.path(kind)) for kind in KINDS]
 
 
 def _load_map(path: Path) -> np.ndarray:

@@ -57,7 +57,7 @@ class Plan:
                 and self.samples_from_last_epoch < int(0.80 * self.samples_per_epoch))
 
 
-def plan(tokens_per_epoch: int, seq_length: int, samples: int) -> Plan:
+def plan_epochs(tokens_per_epoch: int, seq_length: int, samples: int) -> Plan:
     """Return the plan with the fewest epochs e such that (e * tokens - 1) // s >= samples.
 
     Args:

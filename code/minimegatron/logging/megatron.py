@@ -49,7 +49,6 @@ def print_initialization(ctx: Context, vocab_size: int, padded_vocab_size: int) 
     """Print the batch, vocabulary, layout, and seed.
 
     Args:
-        ctx: this rank's context.
         vocab_size: entries of the tokenizer.
         padded_vocab_size: rows of the word embedding.
     """
@@ -209,7 +208,6 @@ def print_times(ctx: Context, seconds: Mapping[str, float], steps: int = 1, labe
     Without --timing-log-level these are the last rank's, otherwise those of all ranks.
 
     Args:
-        ctx: this rank's context.
         seconds: by timer, in total.
         steps: number of steps in `seconds`.
         label: name of the virtual GPU, if the times are modeled.

@@ -18,8 +18,7 @@ class Profiler:
     def __init__(self, ctx: Context) -> None:
         self.profile = None
         config = ctx.config
-        if not config.profile_execution or ctx.grid.rank not in (
-                config.profile_ranks or range(ctx.grid.world_size)):
+        if config.profile_ranks and ctx.grid.rank not in config.profile_ranks:
             return
         name = f"run_{config.profile_name}"
         self.profile = ctx.device.profile(os.path.join(config.tensorboard_dir, name),

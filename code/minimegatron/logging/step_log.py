@@ -41,7 +41,6 @@ class StepLog:
         """Prepare the first line; with --log-throughput, every rank must call it.
 
         Args:
-            ctx: this rank's context.
             timers: printed with every line.
             optimizer: for the loss scale and norms.
             vocab_size: rows of the word embedding, including padding.

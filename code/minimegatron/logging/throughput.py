@@ -30,7 +30,6 @@ def shape_of(config: Config, vocab_size: int) -> Gpt:
     """Return the model's shape.
 
     Args:
-        config: the command line.
         vocab_size: rows of the word embedding, including padding.
     """
     return Gpt(config.num_layers, config.hidden_size, config.num_attention_heads,
@@ -44,7 +43,6 @@ def model_flops(config: Config, vocab_size: int) -> float:
     Causal attention counts half, and recomputation does not count.
 
     Args:
-        config: the command line.
         vocab_size: rows of the word embedding, including padding.
     """
     return step_flops(shape_of(config, vocab_size), config.global_batch_size, causal=True)
@@ -62,7 +60,6 @@ class Throughput:
         """Look up the device's peak, or measure the CPU's; every rank must call it.
 
         Args:
-            ctx: this rank's context.
             vocab_size: rows of the word embedding, including padding.
         """
         config = ctx.config
@@ -94,7 +91,6 @@ def measured_peak(ctx: Context, dtype: torch.dtype) -> float:
     """Return the TFLOP/s of a square matmul on rank 0, while the other ranks wait.
 
     Args:
-        ctx: this rank's context.
         dtype: of the matrices.
     """
     result = [0.0]
@@ -116,7 +112,6 @@ def theoretical_memory(config: Config, vocab_size: int, in_flight: Sequence[int]
     """Return the memory of the fullest rank, in bytes, that the formulas predict.
 
     Args:
-        config: the command line.
         vocab_size: rows of the word embedding, including padding.
         in_flight: most pairs (micro-batch, chunk) whose activations each stage holds at once.
 

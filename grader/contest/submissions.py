@@ -70,6 +70,11 @@ def _folders(course: Course, contest: Contest) -> list[str]:
 def read(course: Course, contest: Contest, student: str) -> bytes | None:
     """Return a student's current file; None when there is no folder for it.
 
+    Args:
+        course: the course.
+        contest: the contest.
+        student: the student's id.
+
     Raises reasons.Unusable for what is not played: a link, a special file, a file that is too large
     or not UTF-8.
     """

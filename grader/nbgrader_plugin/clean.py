@@ -24,10 +24,15 @@ PICTURE = re.compile(r"data:image/(?:png|jpeg|gif);base64,[A-Za-z0-9+/=\s]*")
 
 
 def _address(tag: str, attribute: str, value: str) -> str | None:
-    """Return the value if it may stay: a link to elsewhere, or a picture inside the page.
+    """Return the value if it may stay: a link to another site, or a picture inside the page.
 
-    A relative link leads into the server that shows the page. A picture from elsewhere tells its
+    A relative link leads into the server that shows the page. A picture from another site tells its
     owner who reads the page, and when.
+
+    Args:
+        tag: the element.
+        attribute: its attribute.
+        value: the attribute's value.
     """
     if attribute == "href":
         return value if LINK.match(value) else None

@@ -89,7 +89,12 @@ class Sanitized(HTMLExporter):
 
     @pass_context
     def markdown2html(self, context: Context, source: str) -> str:
-        """Render Markdown, and sanitize it unless the cell is the course's own."""
+        """Render Markdown, and sanitize it unless the cell is the course's own.
+
+        Args:
+            context: the template's.
+            source: the Markdown.
+        """
         foreign = by_student(context.get("cell", {}))
         if foreign and not self.budget.takes_markdown(source):
             return as_text(source)

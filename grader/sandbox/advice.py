@@ -1,4 +1,4 @@
-"""What to install or change where no sandbox can be had. For people."""
+"""Advice for people on what to install or change where no sandbox is available."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ def in_container() -> bool:
 
 
 def for_start(name: str, noise: str) -> str:
-    """Lines for a back-end that does not start; `noise` is what it said."""
+    """Return advice for a back end that does not start.
+
+    Args:
+        name: the back end.
+        noise: its error output.
+    """
     lines = []
     if name == "bubblewrap":
         if _setting("kernel.apparmor_restrict_unprivileged_userns") == "1":
@@ -48,7 +53,7 @@ def for_start(name: str, noise: str) -> str:
 
 
 def for_leaks(name: str) -> str:
-    """Lines for a back-end that starts, and leaks."""
+    """Return advice for a back end that starts but leaks."""
     other = ("podman: apt install podman" if name == "bubblewrap" else
              "bubblewrap: apt install bubblewrap")
     return (f"Is {name} the distribution's own program, and its newest? The other back-end is "

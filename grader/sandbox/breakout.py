@@ -38,7 +38,7 @@ def network():
 
 
 def routed(names):
-    """Whether one of the interfaces is up: tunnels of the kernel's own never are."""
+    """Return whether one of the interfaces is up; the kernel's own tunnels never are."""
     with contextlib.suppress(OSError), open("/proc/net/route") as file:
         return any(line.split()[0] in names for line in file)
     return False
@@ -171,7 +171,7 @@ def stamping():
 
 
 def counting():
-    """Counters of the whole machine move with what is done in here."""
+    """Check whether counters of the whole machine show what this process does."""
     before, kept = counters(), [os.pipe() for _ in range(8)]
     kept += [os.openpty() for _ in range(4)]
     changed = [path for path, text in counters().items() if text != before[path]]
@@ -182,13 +182,13 @@ def counting():
 
 
 def counters():
-    found = {}
+    contents = {}
     for path in ("/proc/sys/fs/file-nr", "/proc/sys/kernel/pty/nr", "/proc/loadavg",
                  "/proc/meminfo", "/proc/vmstat", "/proc/stat", "/proc/interrupts"):
-        found[path] = ""
+        contents[path] = ""
         with contextlib.suppress(OSError), open(path) as file:
-            found[path] = file.read()
-    return found
+            contents[path] = file.read()
+    return contents
 
 
 def processes():
@@ -241,7 +241,7 @@ def fill(path, size):
 
 
 def memory():
-    """Several processes, each below the limit, together above it: only the end can stop them."""
+    """Use more memory than the limit in several processes, each of which stays below it."""
     part = TASK["memory"] * 2 // 5
     for _ in range(4):
         if os.fork() == 0:
@@ -256,7 +256,7 @@ def memory():
 
 
 def survival():
-    """Leave somebody behind who ignores every polite signal."""
+    """Leave a process behind that ignores every polite signal."""
     if os.fork() == 0:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)

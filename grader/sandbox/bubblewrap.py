@@ -1,4 +1,4 @@
-"""bubblewrap: namespaces made by `bwrap`, as root or as an ordinary user."""
+"""The bubblewrap back end: namespaces made by `bwrap`, as root or as an ordinary user."""
 
 from __future__ import annotations
 
@@ -29,42 +29,42 @@ _ENTER = ('echo 1000 2>/dev/null >/proc/self/oom_score_adj; '
 
 
 class Bubblewrap:
-    """Fresh namespaces of every kind around one command.
+    """Runs a command in new namespaces of every kind.
 
-    With root's rights over the machine, bwrap mounts as root and the command goes on as an ordinary
-    user; without them, bwrap makes a user namespace.
+    With root's rights over the machine, bwrap mounts as root, and the command continues as an
+    ordinary user; without them, bwrap makes a user namespace.
     """
 
     name = "bubblewrap"
 
     @cached_property
     def bwrap(self) -> str:
-        """Its path. Raises Unavailable where it is missing or too old."""
-        found = shutil.which("bwrap", path=os.environ.get("PATH", "") + ":/usr/bin:/usr/local/bin")
-        if found is None:
+        """Return the path of bwrap. Raises Unavailable if it is missing or too old."""
+        path = shutil.which("bwrap", path=os.environ.get("PATH", "") + ":/usr/bin:/usr/local/bin")
+        if path is None:
             raise Unavailable("bubblewrap is not installed: apt install bubblewrap")
-        said = subprocess.run([found, "--version"], capture_output=True, text=True).stdout.strip()
-        numbers = tuple(int(part) for part in said.rpartition(" ")[2].split(".")[:2]
+        version = subprocess.run([path, "--version"], capture_output=True, text=True).stdout.strip()
+        numbers = tuple(int(part) for part in version.rpartition(" ")[2].split(".")[:2]
                         if part.isdigit())
         if numbers < OLDEST:
-            raise Unavailable(f"{said or found} is too old: 0.6 or newer is needed, which Debian "
+            raise Unavailable(f"{version or path} is too old: 0.6 or newer is needed, which Debian "
                               "12 and Ubuntu 22.04 have")
-        return found
+        return path
 
     @cached_property
     def optional(self) -> tuple[str, ...]:
-        """Those of OPTIONAL that can be had here. In some containers the kernel refuses them."""
+        """Return the available OPTIONAL features. In some containers the kernel refuses them."""
         cgroups.sweep()
         uid = slots.FIRST
-        bwrap, found = self.bwrap, []
+        bwrap, available = self.bwrap, []
         for option, words in OPTIONAL.items():
             with Inherited() as inherited:
                 tried = subprocess.run(
                     [*before(uid, inherited.data(devices.table())), bwrap, *namespaces(uid),
                      "--ro-bind", "/", "/", *words, "/bin/true"], capture_output=True,
                     pass_fds=tuple(inherited.for_child()))
-            found += [] if tried.returncode else [option]
-        return tuple(found)
+            available += [] if tried.returncode else [option]
+        return tuple(available)
 
     def start(self, command: Sequence[str], limits: Limits, *,
               files: Mapping[str, bytes] | None = None,
@@ -95,7 +95,17 @@ class Bubblewrap:
     def words(self, command: Sequence[str], limits: Limits, uid: int, packed: bytes | None,
               environment: Mapping[str, str], data: Callable[[bytes], str],
               masks: Masks | None = None) -> list[str]:
-        """The whole command line; `data` makes an inherited descriptor with that content."""
+        """Return the whole command line.
+
+        Args:
+            command: the program and its arguments.
+            limits: of the sandbox.
+            uid: the user inside.
+            packed: a tar of extra files.
+            environment: extra variables.
+            data: makes an inherited descriptor with the given content.
+            masks: what programs cannot see or import.
+        """
         bwrap, table = self.bwrap, data(devices.table())
         words = [*before(uid, table), bwrap, *namespaces(uid),
                  "--seccomp", data(seccomp.program())]
@@ -113,7 +123,7 @@ class Bubblewrap:
 
 
 def privileged() -> bool:
-    """Whether this process may mount and change users itself."""
+    """Return whether this process may mount and change users itself."""
     if os.geteuid() or not slots.mapped():
         return False
     with contextlib.suppress(OSError, StopIteration, ValueError):
@@ -124,7 +134,8 @@ def privileged() -> bool:
 
 
 def outside(uid: int) -> list[str]:
-    """Put before bwrap: root without rights over the machine becomes an ordinary user first."""
+    """Return a prefix for bwrap: root without rights over the machine first becomes an ordinary
+    user."""
     if os.geteuid() or privileged() or not slots.mapped():
         return []
     return [inside.program("setpriv"), f"--reuid={uid}", f"--regid={uid}", "--clear-groups",
@@ -132,7 +143,7 @@ def outside(uid: int) -> list[str]:
 
 
 def before(uid: int, table: str) -> list[str]:
-    """Return what is put before bwrap: the user it starts as, with the host's devices sealed.
+    """Return the prefix of bwrap's command line: it sets the user and seals the host's devices.
 
     Args:
         uid: of the sandbox.
@@ -142,7 +153,7 @@ def before(uid: int, table: str) -> list[str]:
 
 
 def namespaces(uid: int) -> list[str]:
-    """bwrap's options for being apart, and for ending with the grader."""
+    """Return bwrap's options for isolation, and for ending with the grader."""
     words = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts",
              "--unshare-cgroup-try", "--die-with-parent", "--new-session", "--clearenv"]
     if privileged():
@@ -152,7 +163,13 @@ def namespaces(uid: int) -> list[str]:
 
 def folders(view: mounts.Visible, limits: Limits,
             data: Callable[[bytes], str]) -> list[str]:
-    """bwrap's options for all that is mounted; `data` makes a descriptor with that content."""
+    """Return bwrap's options for all mounts.
+
+    Args:
+        view: what the sandbox sees.
+        limits: of the sandbox.
+        data: makes an inherited descriptor with the given content.
+    """
     words, masks = [], []
     for where, target in view.links:
         words += ["--symlink", target, where]
@@ -185,9 +202,9 @@ def _proc(limits: Limits, *, fresh: bool, data: Callable[[bytes], str]) -> list[
     """Return bwrap's options for /proc, as grader/sandbox/proc.py describes it.
 
     Args:
-        limits: of the sandbox; its memory is what /proc/meminfo shows.
-        fresh: whether a new /proc has been mounted, of which parts have to be covered.
-        data: makes an inherited descriptor with that content.
+        limits: of the sandbox; /proc/meminfo shows its memory.
+        fresh: whether a new /proc has been mounted, of which parts must be covered.
+        data: makes an inherited descriptor with the given content.
     """
     texts = proc.texts(limits)
     if not fresh:
@@ -202,7 +219,7 @@ def _proc(limits: Limits, *, fresh: bool, data: Callable[[bytes], str]) -> list[
 
 
 class Inherited:
-    """Descriptors for one child: contents that it reads, and a pipe that it answers on."""
+    """Descriptors for one child process: contents that it reads, and a pipe for its answer."""
 
     def __enter__(self) -> Inherited:
         self.descriptors: list[int] = []
@@ -222,7 +239,8 @@ class Inherited:
         yield self.asked
 
     def given(self) -> None:
-        """The child has them: ours go, so that the end of its answer is seen."""
+        """Close our copies once the child has them, so that the end of its answer can be
+        detected."""
         for descriptor in self.for_child():
             os.close(descriptor)
         self.descriptors, self.asked = [], -1
@@ -234,7 +252,12 @@ class Inherited:
 
 
 def launched(words: list[str], inherited: Inherited) -> tuple[Running, int]:
-    """Start the command line; also the number here of the sandbox's PID 1, 0 if there is none."""
+    """Start the command line; return the sandbox and the pid here of its PID 1, 0 if there is none.
+
+    Args:
+        words: the command line.
+        inherited: the descriptors for it.
+    """
     at = words.index("--unshare-ipc")
     words = [*words[:at], "--info-fd", str(inherited.asked), *words[at:]]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
@@ -246,11 +269,11 @@ def launched(words: list[str], inherited: Inherited) -> tuple[Running, int]:
 
 
 def _first_process(answer: int) -> tuple[int | None, int]:
-    """(pidfd, number) of the sandbox's PID 1 as bwrap tells them; (None, 0) where it failed."""
+    """Return (pidfd, pid) of the sandbox's PID 1 from bwrap's answer; (None, 0) if it failed."""
     with open(answer, "rb", closefd=False) as file:
-        told = file.read()  # to its end: bwrap closes its side, or has ended
+        answer_text = file.read()  # to its end: bwrap closes its side, or has ended
     try:
-        pid = int(json.loads(told)["child-pid"])
+        pid = int(json.loads(answer_text)["child-pid"])
         return os.pidfd_open(pid), pid
     except (ValueError, KeyError, TypeError, ProcessLookupError):
         return None, 0

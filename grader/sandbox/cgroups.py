@@ -1,4 +1,4 @@
-"""A kernel control group for each sandbox, where this process may make one; else None."""
+"""Create a kernel control group for each sandbox, if this process is allowed to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ YOUNG = 60.0  # seconds in which a group may be empty because its sandbox is abo
 
 @dataclass(frozen=True)
 class ControlGroup:
-    """Folders of one sandbox's group: one in version 2, one for each controller in version 1."""
+    """The folders of one sandbox's group: one in version 2, one per controller in version 1."""
 
     memory: Path
     folders: tuple[Path, ...]
@@ -29,11 +29,12 @@ class ControlGroup:
 
     @property
     def enter_files(self) -> list[str]:
-        """Files that a process writes its number into to enter."""
+        """The files to which a process writes its pid to enter the group."""
         return [str(folder / "cgroup.procs") for folder in self.folders]
 
     def used(self) -> int:
-        """Bytes that it takes, without cached files, which the kernel drops when it needs to."""
+        """Return the memory in use, in bytes, without cached files, which the kernel drops under
+        pressure."""
         name, cached = (("memory.current", ("inactive_file", "active_file")) if self.version == 2
                         else ("memory.usage_in_bytes", ("total_inactive_file",
                                                         "total_active_file")))
@@ -41,12 +42,12 @@ class ControlGroup:
         return total - sum(_field(self.memory / "memory.stat", field) for field in cached)
 
     def memory_passed(self) -> bool:
-        """Whether the kernel has killed one of its processes for memory."""
+        """Return whether the kernel has killed one of its processes for lack of memory."""
         name = "memory.events" if self.version == 2 else "memory.oom_control"
         return _field(self.memory / name, "oom_kill") > 0
 
     def remove(self) -> None:
-        """After its last process; a killed one may take a moment to leave."""
+        """Remove the group after its last process; a killed one may take a moment to leave."""
         for folder in self.folders:
             for _ in range(50):
                 try:
@@ -61,7 +62,12 @@ class ControlGroup:
 
 
 def of_process(pid: int, mount: Path = MOUNT) -> ControlGroup | None:
-    """The group that somebody else, a container engine, made for it; None where it has none."""
+    """Return the group that a container engine made for a process; None if it has none.
+
+    Args:
+        pid: the process.
+        mount: the file system of control groups.
+    """
     groups, own = _memberships(pid), _memberships()
     controller = "memory" if "memory" in groups else ""
     path = groups.get(controller, "/")
@@ -76,9 +82,13 @@ def of_process(pid: int, mount: Path = MOUNT) -> ControlGroup | None:
 
 
 def make(limits: Limits, mount: Path = MOUNT) -> ControlGroup | None:
-    """A group with the limits on memory and processes, or None where that is not allowed.
+    """Create a group with limits on memory and processes; None if that is not allowed.
 
-    Groups also share the processors fairly, however many processes one of them starts.
+    Groups also share the processors fairly, no matter how many processes one of them starts.
+
+    Args:
+        limits: of the sandbox.
+        mount: the file system of control groups.
     """
     # A grader in another PID namespace, as on a node of a cluster, may have the same number.
     name = f"{PREFIX}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -143,7 +153,7 @@ def _make_2(limits: Limits, mount: Path, name: str, own: str) -> ControlGroup:
 
 
 def _counts_memory(folder: Path) -> bool:
-    """Whether groups made in it have a memory controller."""
+    """Return whether groups created in it have a memory controller."""
     return "memory" in (folder / "cgroup.subtree_control").read_text().split()
 
 
@@ -154,18 +164,20 @@ def _below(controller: Path, own: str, name: str) -> Path:
 
 
 def _memberships(pid: int | str = "self") -> dict[str, str]:
-    """A process's group by controller; "" is that of version 2."""
-    found = {}
+    """Return a process's group by controller; "" stands for version 2."""
+    groups = {}
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            found |= dict.fromkeys(controllers.split(","), path)
-    return found
+            groups |= dict.fromkeys(controllers.split(","), path)
+    return groups
 
 
 def hard(limits: Limits) -> str:
-    """Bytes, for the kernel. The watchdog ends it before: the kernel tries for seconds to free
-    memory."""
+    """Return the kernel's limit in bytes.
+
+    The watchdog ends the sandbox earlier, because the kernel tries to free memory for seconds.
+    """
     return str(limits.memory * 9 // 8)
 
 

@@ -1,4 +1,4 @@
-"""Which back-end: the first that holds on this machine. None is no answer."""
+"""Choose the back end: the first one that is safe on this machine, or none at all."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ SMALL = Limits(memory=256 * MB, processes=16, disk=1 * MB)
 
 
 def choose(name: str | None = None) -> Backend:
-    """The first back-end that starts and is shut; `name`, else $LAB_SANDBOX, insists on one.
+    """Return the first back end that starts and isolates.
 
-    Raises Unavailable that says why each is not to be had, and LabError for an unknown name.
+    With `name`, or else $LAB_SANDBOX, only that one is tried. Raises Unavailable with the reasons
+    why none is available, and LabError for an unknown name.
     """
     name = name or os.environ.get("LAB_SANDBOX") or None
     if name:
@@ -38,11 +39,11 @@ def choose(name: str | None = None) -> Backend:
 
 
 def try_out(backend: Backend) -> None:
-    """Whether it starts at all. Raises Unavailable."""
+    """Raise Unavailable unless the back end starts."""
     with backend.start(["/bin/sh", "-c", "echo ready"], SMALL) as running:
         with open(running.stdout, "rb", closefd=False) as file:
-            said = file.read()
-        if said != b"ready\n":
+            output = file.read()
+        if output != b"ready\n":
             with contextlib.suppress(subprocess.TimeoutExpired):
                 running.process.wait(5)
             why, noise = running.why(), running.noise().strip()  # in this order: why waits for all

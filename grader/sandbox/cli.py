@@ -1,4 +1,4 @@
-"""`lab install-sandbox`: what isolated grading needs, and whether it holds."""
+"""`lab install-sandbox`: install the requirements of isolated grading, and test them."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def ensure(say) -> None:
-    """Install bubblewrap where it is missing. Raises Unavailable where there is no back-end then.
+    """Install bubblewrap if it is missing. Raises Unavailable if there is no back end afterwards.
 
-    Whether the one that is there holds is for `choose` and `self_test` to say.
+    It does not check that the back end is safe: `choose` and `self_test` do.
     """
     from grader.sandbox.interface import Unavailable
     from slurmbox.install import install_command, install_packages

@@ -1,9 +1,9 @@
-"""The host's devices, sealed: everybody may use them, and nobody may set their time stamps.
+"""The host's devices, sealed: a sandbox can use them, but cannot set their time stamps.
 
-bwrap shows a sandbox the host's own /dev/null. Whoever may write to it may also set its time of
-modification to now, which every other sandbox reads. So bwrap starts in a mount namespace in which
-each device is a read-only mount: what is written to the device still arrives. (Where bwrap itself
-mounts something read-only, it also forbids devices there.)
+bwrap shows a sandbox the host's own /dev/null. A process that may write to it may also set its
+modification time to now, which every other sandbox can read. So bwrap starts in a mount namespace
+in which each device is a read-only mount: data written to the device still arrives. (Where bwrap
+itself mounts something read-only, it also forbids devices there.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TABLE = "/etc/fstab"  # where a sandbox finds the table
 
 @cache
 def mounted() -> tuple[str, ...]:
-    """Return the devices that are mounts already, as in a container: `mount --all` skips those."""
+    """Return the devices that are already mounts, as in a container: `mount --all` skips those."""
     places = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     return tuple(name for name in NAMES if f"/dev/{name}" in places)
 
@@ -34,7 +34,7 @@ def table() -> bytes:
 
 
 def sealed(descriptor: str, *, own_user: bool) -> list[str]:
-    """Return the command line to put before another one, which then finds the devices sealed.
+    """Return a prefix for a command line that seals the devices.
 
     Args:
         descriptor: number of an inherited one that holds `table()`.

@@ -1,4 +1,4 @@
-"""The first steps inside a sandbox: limits, files, then the command itself."""
+"""The first steps inside a sandbox: set limits, unpack files, and run the command."""
 
 from __future__ import annotations
 
@@ -13,16 +13,23 @@ _UNPACK = 'tar -xf {files} -C {home} --no-same-owner && exec "$@"'
 
 
 def program(name: str) -> str:
-    """Its path in the system's folders. Raises Unavailable where it is missing."""
-    found = shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin")
-    if found is None:
+    """Return a program's path in the system's folders. Raises Unavailable if it is missing."""
+    path = shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin")
+    if path is None:
         package = "tar" if name == "tar" else "util-linux"
         raise Unavailable(f"the sandbox needs {name}: apt install {package}")
-    return found
+    return path
 
 
 def stage(command: Sequence[str], limits: Limits, *, uid: int | None, unpack: bool) -> list[str]:
-    """The whole command line. With `uid`, it starts as root and goes on as that user for good."""
+    """Return the whole command line.
+
+    Args:
+        command: the program and its arguments.
+        limits: of the sandbox.
+        uid: start as root and become this user permanently; None to stay.
+        unpack: whether there are files to unpack.
+    """
     words = [program("prlimit"), *rlimits(limits), program("setpriv"), "--no-new-privs"]
     if uid is not None:
         words += [f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--bounding-set=-all"]
@@ -35,9 +42,9 @@ def stage(command: Sequence[str], limits: Limits, *, uid: int | None, unpack: bo
 
 
 def rlimits(limits: Limits) -> list[str]:
-    """For prlimit. None is above what this process may have itself."""
+    """Return the options of prlimit. None exceeds this process's own limits."""
     # Not the limit on memory, only a stop for absurd requests: torch maps far more than it uses.
-    wanted = {"as": (resource.RLIMIT_AS, 4 * limits.memory + 16 * GB),
+    values = {"as": (resource.RLIMIT_AS, 4 * limits.memory + 16 * GB),
               "fsize": (resource.RLIMIT_FSIZE, limits.file_size),
               "nofile": (resource.RLIMIT_NOFILE, limits.open_files),
               "nproc": (resource.RLIMIT_NPROC, limits.processes),
@@ -46,9 +53,9 @@ def rlimits(limits: Limits) -> list[str]:
               "msgqueue": (resource.RLIMIT_MSGQUEUE, 0),
               "sigpending": (resource.RLIMIT_SIGPENDING, 1024)}
     if limits.cpu_seconds is not None:
-        wanted["cpu"] = (resource.RLIMIT_CPU, limits.cpu_seconds)
+        values["cpu"] = (resource.RLIMIT_CPU, limits.cpu_seconds)
     words = []
-    for name, (kind, value) in wanted.items():
+    for name, (kind, value) in values.items():
         most = resource.getrlimit(kind)[1]
         value = value if most == resource.RLIM_INFINITY else min(value, most)
         hard = value

@@ -1,4 +1,4 @@
-"""What every back-end promises: limits, a way to start, and a way to choose."""
+"""The interface of a sandbox back end: its limits, and how to start a program in it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ MB, GB = 1 << 20, 1 << 30
 
 
 class Unavailable(LabError):
-    """No sandbox that holds: says what got out, or what is missing, and what to install."""
+    """Raised when no sandbox is safe: reports what leaked or what is missing, and what to
+    install."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one sandbox. Bytes, unless it says otherwise."""
+    """The limits of one sandbox, in bytes unless noted otherwise."""
 
     memory: int = 2 * GB  # sum over its processes and over its files, which are in memory
     processes: int = 128  # threads count: torch and BLAS start one for every core
@@ -40,7 +41,7 @@ class Limits:
 
 
 class Backend(Protocol):
-    """A way to run a program apart from everything else."""
+    """A way to run a program in isolation."""
 
     name: str
 

@@ -2,8 +2,8 @@
 
 A masked module's file raises the message of labkit.masks; of a masked package only such an
 `__init__.py` is shown. A file that defines a masked name is shown with a stub in its place. The
-`__pycache__` beside a file is shown without what was compiled from the original. All of it is made
-once, in a folder of its own, and mounted over the originals.
+`__pycache__` beside a file is shown without the compiled original. All of it is created once, in a
+folder of its own, and mounted over the originals.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ del _masked
 
 
 class Masks:
-    """The files and folders to show in place of others, by the path of the original."""
+    """The files and folders to show in place of others, by the original's path."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
@@ -62,17 +62,17 @@ class Masks:
     @cached_property
     def shown(self) -> dict[str, str]:
         """The replacement of each path. Raises labkit.masks.UnknownName."""
-        found = [place for name in self.names for place in places(name)]
-        packages = {place.path for place in found if place.path.is_dir()}
+        masked = [place for name in self.names for place in places(name)]
+        packages = {place.path for place in masked if place.path.is_dir()}
         files: dict[Path, list[Place]] = {}
-        for place in found:
+        for place in masked:
             if not any(folder in (place.path, *place.path.parents) for folder in packages):
                 files.setdefault(place.path, []).append(place)
         result = {}
         for path in packages:
             own = self._new_folder()
             _write(own / "__init__.py", MODULE.format(message=message(
-                next(place.name for place in found if place.path == path))))
+                next(place.name for place in masked if place.path == path))))
             result[str(path)] = str(own)
         for folder in {path.parent for path in files}:
             result |= self._beside(folder, {path: masked for path, masked in files.items()
@@ -87,13 +87,18 @@ class Masks:
         return made
 
     def _new_folder(self) -> Path:
-        """Make a folder that bwrap can enter, too, where it starts as another user."""
+        """Create a folder that bwrap can enter even if it starts as another user."""
         made = Path(tempfile.mkdtemp(dir=self._folder.name))
         made.chmod(FOR_ALL)
         return made
 
     def _beside(self, folder: Path, files: dict[Path, list[Place]]) -> dict[str, str]:
-        """Replace `files`, which all lie in `folder`, and the `__pycache__` there."""
+        """Replace files of one folder, and its `__pycache__`; return the replacements by path.
+
+        Args:
+            folder: the folder.
+            files: the masked names by file.
+        """
         own, result = self._new_folder(), {}
         cache = own / CACHE
         cache.mkdir()
@@ -120,7 +125,12 @@ class Masks:
 
 
 def rewritten(path: Path, masked: Sequence[Place]) -> str:
-    """Return the text of a module's file with stubs for what is masked in it."""
+    """Return the text of a module's file with stubs for its masked names.
+
+    Args:
+        path: the file.
+        masked: the masked names in it.
+    """
     for place in masked:
         if not place.qualname:
             return MODULE.format(message=message(place.name))
@@ -133,7 +143,12 @@ def rewritten(path: Path, masked: Sequence[Place]) -> str:
 
 
 def _stubs(path: Path, masked: Sequence[Place]) -> Iterator[tuple[int, int, str]]:
-    """Yield the first and the last line of each masked definition, and what takes their place."""
+    """Yield the first and the last line of each masked definition, and its stub.
+
+    Args:
+        path: the file.
+        masked: the masked names in it.
+    """
     spans = {}
     for place in masked:
         for node in (place.defined and definition(parsed(path), place.qualname)) or ():

@@ -1,4 +1,4 @@
-"""The one list of what a sandbox sees, for every back-end. What is not in it is not there."""
+"""The list of everything that a sandbox sees, for every back end."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class Visible:
 
     @cached_property
     def steps(self) -> list[tuple[str, str, str]]:
-        """(kind, where, source), parents before children; kind is bind or mask."""
+        """The mounts as (kind, where, source), parents before children; kind is bind or mask."""
         steps = [("bind", *pair) for pair in self.binds]
         steps += [("mask", path, "") for path in self.masks]
         return sorted(steps, key=lambda step: (step[1].count("/"), step[1]))
 
     def covered(self, folder: str) -> bool:
-        """Whether a folder inside comes with a bind, so that nothing has to be made there."""
+        """Return whether a bind provides a folder, so that it need not be created."""
         above = [kind for kind, where, _ in self.steps if f"{folder}/".startswith(f"{where}/")]
         return above[-1:] == ["bind"]
 
     def shows(self, path: Path) -> bool:
-        """Whether this file or folder of the host can be seen inside."""
+        """Return whether this file or folder of the host is visible inside."""
         real = path.resolve()
         closest = [("", -1)]
         for kind, where, source in self.steps:
@@ -59,7 +59,7 @@ class Visible:
 def visible(uid: int, prefixes: Iterable[str] | None = None, code: Path = CODE,
             checkout: Path = CHECKOUT, grader: Path | None = None,
             shown: Mapping[str, str] | None = None) -> Visible:
-    """Return what the student with this number sees.
+    """Return what the user with this number sees.
 
     Args:
         uid: the user's number inside.
@@ -67,7 +67,7 @@ def visible(uid: int, prefixes: Iterable[str] | None = None, code: Path = CODE,
         code: the checkout's code/.
         checkout: the checkout, hidden except for `code`.
         grader: the installed grader, hidden.
-        shown: files and folders to show in place of others, as grader.sandbox.masks makes them.
+        shown: files and folders to show in place of others, from grader.sandbox.masks.
 
     Raises LabError for an environment that cannot be shown.
     """
@@ -91,7 +91,12 @@ def visible(uid: int, prefixes: Iterable[str] | None = None, code: Path = CODE,
 
 
 def _replaced(binds: Mapping[str, str], shown: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the replacements at every place where a bind would show the original."""
+    """Yield the replacements at every place where a bind would show the original.
+
+    Args:
+        binds: the folder or file shown at each path.
+        shown: the replacements by the original's path.
+    """
     for original, replacement in shown.items():
         for where, source in binds.items():
             if Path(original).is_relative_to(source):
@@ -99,7 +104,7 @@ def _replaced(binds: Mapping[str, str], shown: Mapping[str, str]) -> Iterator[tu
 
 
 def _require_narrow(folder: str) -> None:
-    """A prefix like / or a home folder would show everything there."""
+    """Raise LabError for a prefix such as / or a home folder, which would show everything in it."""
     real = Path(folder).resolve()
     if len(real.parts) < 2 or Path.home().resolve().is_relative_to(real):
         raise LabError(f"the Python environment is {real} itself, and a sandbox shows all of it to "
@@ -115,7 +120,7 @@ def _texts(uid: int) -> tuple[tuple[str, bytes], ...]:
 
 
 def environment(extra: dict[str, str]) -> dict[str, str]:
-    """All the variables of a sandbox; none of the grader's own get in."""
+    """Return all variables of a sandbox; the grader's own are not among them."""
     programs = [os.path.join(sys.prefix, "bin"), "/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin"]
     return {"HOME": HOME, "PATH": os.pathsep.join(programs), "LANG": "C.UTF-8", "TZ": "UTC",
             "USER": USER, "LOGNAME": USER, "SHELL": "/bin/bash", "TMPDIR": "/tmp",
@@ -125,20 +130,21 @@ def environment(extra: dict[str, str]) -> dict[str, str]:
 
 
 def python(module: str) -> list[str]:
-    """The command that runs a module of `code/` inside, whatever the environment's own says."""
+    """Return a command that runs a module of `code/` inside, no matter what the environment
+    sets."""
     start = f"import sys, runpy; sys.path.insert(0, {str(CODE)!r}); sys.argv[:] = [{module!r}]; "
     return [sys.executable, "-I", "-c",
             start + f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"]
 
 
 def folders_above(paths: Iterable[str]) -> list[str]:
-    """Every parent folder of `paths`, outermost first, without the root."""
-    found = {str(parent) for path in paths for parent in Path(path).parents}
-    return sorted(found - {"/"}, key=lambda path: (path.count("/"), path))
+    """Return every parent folder of `paths`, outermost first, without the root."""
+    parents = {str(parent) for path in paths for parent in Path(path).parents}
+    return sorted(parents - {"/"}, key=lambda path: (path.count("/"), path))
 
 
 def archive(files: dict[str, bytes]) -> bytes | None:
-    """The files as a tar. Raises LabError for one that would lie outside the home."""
+    """Return the files as a tar. Raises LabError for one outside the home folder."""
     if not files:
         return None
     packed = io.BytesIO()

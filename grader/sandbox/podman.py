@@ -1,4 +1,5 @@
-"""podman: the same view in a container without an image, where bubblewrap cannot be had."""
+"""The podman back end: the same view in a container without an image, if bubblewrap is
+unavailable."""
 
 from __future__ import annotations
 
@@ -37,12 +38,12 @@ class Podman:
 
     @cached_property
     def podman(self) -> list[str]:
-        """The program and its options for this machine. Raises Unavailable where it is missing."""
-        found = shutil.which("podman", path=os.environ.get("PATH", "") + ":/usr/bin")
-        if found is None:
+        """The program and its options for this machine. Raises Unavailable if it is missing."""
+        path = shutil.which("podman", path=os.environ.get("PATH", "") + ":/usr/bin")
+        if path is None:
             raise Unavailable("podman is not installed: apt install podman")
         sweep()
-        words = [found]
+        words = [path]
         if not Path("/run/systemd/system").is_dir():  # nobody to make groups and to keep a journal
             words += ["--cgroup-manager=cgroupfs", "--events-backend=file"]
         if not Path("/sys/fs/cgroup/cgroup.controllers").exists() and shutil.which("runc"):
@@ -51,7 +52,7 @@ class Podman:
 
     @cached_property
     def controllers(self) -> list[str]:
-        """What podman can limit with control groups here."""
+        """The control group controllers that podman can use here. Raises Unavailable."""
         asked = subprocess.run([*self.podman, "info", "--format",
                                 "{{json .Host.CgroupControllers}}"], capture_output=True, text=True)
         with contextlib.suppress(ValueError):
@@ -62,7 +63,7 @@ class Podman:
 
     @cached_property
     def profile(self) -> dict | None:
-        """podman's default profile for system calls, with ours taken out of it."""
+        """podman's default profile for system calls, without the ones that we forbid."""
         for path in DEFAULT_PROFILES:
             if os.path.exists(path):
                 return seccomp.oci(json.loads(Path(path).read_text()))
@@ -104,7 +105,18 @@ class Podman:
     def words(self, command: Sequence[str], limits: Limits, uid: int, scratch: Path,
               packed: bytes | None, environment: Mapping[str, str], name: str,
               masks: Masks | None = None) -> list[str]:
-        """The whole command line; what it mounts is made in `scratch`."""
+        """Return the whole command line.
+
+        Args:
+            command: the program and its arguments.
+            limits: of the sandbox.
+            uid: the user inside.
+            scratch: the folder for files that it mounts.
+            packed: a tar of extra files.
+            environment: extra variables.
+            name: the container's name.
+            masks: what programs cannot see or import.
+        """
         words = [*self.podman, "run", "--rm", "--interactive", f"--name={name}", "--network=none",
                  "--read-only", "--read-only-tmpfs=false", "--cap-drop=all",
                  "--security-opt=no-new-privileges", f"--user={uid}:{uid}",
@@ -130,22 +142,34 @@ class Podman:
                 *inside.stage(command, limits, uid=None, unpack=packed is not None)]
 
     def _end(self, name: str, process: subprocess.Popen) -> None:
-        """Where it was not podman itself that cleaned up."""
+        """Remove the container unless podman has already done it.
+
+        Args:
+            name: the container's name.
+            process: `podman run`.
+        """
         if process.poll() is None or process.returncode < 0:
             subprocess.run([*self.podman, "rm", "--force", "--time=0", name], capture_output=True)
 
 
 def sweep() -> None:
-    """Remove the skeletons that killed graders of this user left behind."""
+    """Remove the skeletons that this user's killed graders left behind."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}[0-9]*-*"):
         with contextlib.suppress(OSError):  # gone by now
-            found = folder.lstat()
-            if found.st_uid == os.getuid() and time.time() - found.st_mtime > LONGEST:
+            status = folder.lstat()
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime > LONGEST:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 def _mounted(view: mounts.Visible, limits: Limits, root: Path, packed: bytes | None) -> list[str]:
-    """podman's options for all that is mounted, and the skeleton that it is mounted into."""
+    """Create the skeleton, and return podman's options for all mounts.
+
+    Args:
+        view: what the sandbox sees.
+        limits: of the sandbox.
+        root: the skeleton's folder.
+        packed: a tar of extra files.
+    """
     words = [f"--shm-size={limits.disk}b"]
     root.mkdir()
     for where in ("/proc", "/dev", "/sys", *mounts.WRITABLE):
@@ -194,7 +218,12 @@ def _inside(root: Path, where: str) -> Path:
 
 
 def _first_process(pidfile: Path, process: subprocess.Popen) -> tuple[int | None, int]:
-    """(pidfd, number) of the container's PID 1; (None, 0) where it never came to be."""
+    """Return (pidfd, pid) of the container's PID 1; (None, 0) if it never started.
+
+    Args:
+        pidfile: podman writes the pid into it.
+        process: `podman run`.
+    """
     deadline = time.monotonic() + START
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, ValueError):
@@ -207,7 +236,7 @@ def _first_process(pidfile: Path, process: subprocess.Popen) -> tuple[int | None
 
 
 def _cut(lifeline: subprocess.Popen) -> None:
-    """The container has ended by itself: nobody has to end it any more."""
+    """Stop the lifeline of a container that has ended."""
     lifeline.kill()
     lifeline.stdin.close()
     lifeline.wait()

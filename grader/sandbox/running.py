@@ -15,10 +15,16 @@ PATIENCE = 5.0  # seconds for a killed sandbox to be gone; it takes milliseconds
 
 
 class Running:
-    """`stdin` and `stdout` are file descriptors, blocking ones; the other ends are inside."""
+    """A started sandbox. `stdin` and `stdout` are blocking file descriptors; the other ends are
+    inside."""
 
     def __init__(self, process: subprocess.Popen, first: int | None) -> None:
-        """`first`: a pidfd of the process whose end is the end of all inside; we own it now."""
+        """Start to read the sandbox's error output.
+
+        Args:
+            process: the back end's process.
+            first: a pidfd, owned by this object, of the process whose end ends all others inside.
+        """
         self.process = process
         self.stdin, self.stdout = process.stdin.fileno(), process.stdout.fileno()
         self.watchdog = None
@@ -31,7 +37,8 @@ class Running:
         self._reader.start()
 
     def at_end(self, work: Callable[[], None]) -> None:
-        """Called once, when all of it is gone: free a slot, remove a group."""
+        """Call `work` once when all processes have ended, for example to free a slot or remove a
+        group."""
         self._at_end.append(work)
 
     def watch(self, watchdog) -> None:
@@ -39,9 +46,9 @@ class Running:
         watchdog.start()
 
     def poll(self) -> int | None:
-        """The exit code, once everything inside is gone; None while it runs.
+        """Return the exit code once every process inside has ended; None while it runs.
 
-        Negative for a signal. What it wrote before can still be read.
+        It is negative for a signal. Output that was written before can still be read.
         """
         code = self.process.poll()
         if code is not None:
@@ -49,7 +56,7 @@ class Running:
         return None if code is None else _signed(code)
 
     def kill(self) -> None:
-        """End it, whatever it is doing, and close its pipes; returns when every process is gone."""
+        """End the sandbox and close its pipes; return when every process is gone."""
         with self._lock:
             if not self._gone:
                 self._killed = self._killed or self.process.poll() is None
@@ -69,7 +76,7 @@ class Running:
         self.kill()
 
     def strike(self) -> None:
-        """Only the blow. The kernel ends a PID namespace with its first process."""
+        """Send the signal only. The kernel ends a PID namespace with its first process."""
         with contextlib.suppress(ProcessLookupError):
             if self._first is not None:
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)
@@ -77,7 +84,7 @@ class Running:
                 self.process.kill()
 
     def why(self) -> str:
-        """For people, why it ended; empty while it runs."""
+        """Return why it ended, for people; empty while it runs."""
         code = self.poll()
         if code is None:
             return ""
@@ -90,7 +97,7 @@ class Running:
         return f"ended by signal {-code}" if code < 0 else f"exit code {code}"
 
     def noise(self) -> str:
-        """The beginning of what it wrote on stderr."""
+        """Return the beginning of its error output."""
         return bytes(self._noise).decode(errors="replace")
 
     def _listen(self) -> None:
@@ -125,5 +132,5 @@ class Running:
 
 
 def _signed(code: int) -> int:
-    """bwrap and podman say 128 + N for signal N."""
+    """Return the exit code with signals as negative numbers; bwrap and podman report 128 + N."""
     return 128 - code if 128 < code < 128 + 65 else code

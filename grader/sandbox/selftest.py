@@ -1,4 +1,4 @@
-"""Before each batch: try to break out of a sandbox. Grading needs every attempt to fail."""
+"""Before each batch, try to break out of a sandbox. Grading requires every attempt to fail."""
 
 from __future__ import annotations
 
@@ -34,9 +34,14 @@ SOME = 40  # files of a folder that are tried
 
 
 def self_test(backend: Backend, course_root: Path | None) -> None:
-    """Try everything. Raises Unavailable: what got out, and what to install or change.
+    """Try every attempt.
 
-    Raises LabError for a course folder that lies in something students' code has to see.
+    Args:
+        backend: starts the sandbox.
+        course_root: the course folder, if there is one.
+
+    Raises Unavailable with what leaked and what to install or change, and LabError for a course
+    folder inside something that students' code has to see.
     """
     require_hidden(course_root)
     with bait(course_root) as task:
@@ -51,7 +56,7 @@ def self_test(backend: Backend, course_root: Path | None) -> None:
 
 
 def require_hidden(course_root: Path | None) -> None:
-    """Raises LabError where the course folder or its submissions lie inside what is shown."""
+    """Raise LabError if the course folder or its submissions are inside something that is shown."""
     view = mounts.visible(0)
     folders = [course_root, *(path for path in course_root.glob("*") if path.is_dir())
                ] if course_root else []
@@ -63,7 +68,7 @@ def require_hidden(course_root: Path | None) -> None:
 
 
 class Bait:
-    """What there is to reach on the host, and the processes that would notice."""
+    """The targets on the host, and the processes that would notice an attempt."""
 
     def __init__(self, victim: subprocess.Popen, **task: object) -> None:
         self.victim, self.task = victim, task
@@ -77,7 +82,7 @@ class Bait:
 
 @contextlib.contextmanager
 def bait(course_root: Path | None) -> Iterator[Bait]:
-    """Listeners, a process, and files with secrets, for as long as the test takes."""
+    """Provide listeners, a process, and files with secrets for as long as the test takes."""
     name = f"lab-sandbox-{secrets.token_hex(8)}"
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(socket.create_server((address, 0)))
@@ -107,16 +112,16 @@ def bait(course_root: Path | None) -> Iterator[Bait]:
 
 
 def _addresses() -> list[str]:
-    """The host's loopback, and its own address where it has another."""
-    found = ["127.0.0.1"]
+    """Return the host's loopback address, and its own address if it has another."""
+    addresses = ["127.0.0.1"]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         asked.connect(("192.0.2.1", 53))  # sends nothing
-        found.append(asked.getsockname()[0])
-    return list(dict.fromkeys(found))
+        addresses.append(asked.getsockname()[0])
+    return list(dict.fromkeys(addresses))
 
 
 def _devices() -> Iterator[tuple[str, list[int]]]:
-    """The host's own devices: the name and the inode of each."""
+    """Yield the name and the inode of each of the host's own devices."""
     for name in devices.NAMES:
         with contextlib.suppress(OSError):
             status = os.stat(f"/dev/{name}")
@@ -124,7 +129,7 @@ def _devices() -> Iterator[tuple[str, list[int]]]:
 
 
 def _secrets(course_root: Path | None) -> Iterator[tuple[str, Path]]:
-    """Files that no student's code may read: what each is, and where."""
+    """Yield descriptions and paths of files that no student's code may read."""
     yield "the accounts of the machine", Path("/etc/shadow")
     yield "the grader itself", Path(__file__)
     kinds = [("solutions", CHECKOUT / "solutions"), ("the grader's sources",
@@ -144,24 +149,32 @@ def _secrets(course_root: Path | None) -> Iterator[tuple[str, Path]]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Regular files in it, or in folders below it where it has none itself."""
+    """Yield regular files in a folder, or below it if it has none itself."""
     for _, folders, names in os.walk(folder):
-        found = [folder / name for name in sorted(names)]
-        yield from (path for path in found if path.is_file() and os.access(path, os.R_OK))
-        if not found and folders:
+        files = [folder / name for name in sorted(names)]
+        yield from (path for path in files if path.is_file() and os.access(path, os.R_OK))
+        if not files and folders:
             yield from _files(folder / sorted(folders)[0])
         return
 
 
 def attempt(backend: Backend, task: Bait, names: tuple[str, ...]) -> dict[str, str]:
-    """Attempts by name that reached something, in words. Raises Unavailable without an answer."""
+    """Return the attempts by name that reached something, with a description.
+
+    Args:
+        backend: starts the sandbox.
+        task: the targets.
+        names: the attempts.
+
+    Raises Unavailable without an answer.
+    """
     command = [sys.executable, "-I", "-S", "-c", PROGRAM.read_text(), task.words(names)]
     with backend.start(command, LIMITS) as running:
         answer = _answer(running)
         if "memory" in names:
             return _ended_for_memory(running, answer)
         try:
-            found = json.loads(answer)
+            result = json.loads(answer)
         except ValueError:
             _wait(running, 1)
             running.kill()
@@ -169,13 +182,13 @@ def attempt(backend: Backend, task: Bait, names: tuple[str, ...]) -> dict[str, s
                 f"the {backend.name} sandbox gives no answer ({running.why()}): "
                 f"{running.noise().strip()[-2000:] or 'it said nothing'}\n"
                 + advice.for_start(backend.name, running.noise())) from None
-        if found["done"] != list(names):
-            raise Unavailable(f"the {backend.name} sandbox did not try everything: {found}")
+        if result["done"] != list(names):
+            raise Unavailable(f"the {backend.name} sandbox did not try everything: {result}")
         begun = time.monotonic()
         running.kill()
         if time.monotonic() - begun > 2 or _alive(task.task["abstract"]):
-            found["got"]["survival"] = "a life after its end"
-        return found["got"]
+            result["got"]["survival"] = "a life after its end"
+        return result["got"]
 
 
 def _ended_for_memory(running: Running, answer: bytes) -> dict[str, str]:
@@ -194,7 +207,7 @@ def _wait(running: Running, seconds: float) -> None:
 
 
 def _answer(running: Running) -> bytes:
-    """One line, or what there is at its end or after SECONDS."""
+    """Return one line, or the output up to its end or up to SECONDS."""
     deadline, line = time.monotonic() + SECONDS, b""
     while not line.endswith(b"\n"):
         ready, _, _ = select.select([running.stdout], [], [], max(0, deadline - time.monotonic()))
@@ -206,7 +219,7 @@ def _answer(running: Running) -> bytes:
 
 
 def _alive(marker: str) -> bool:
-    """Whether a process of the test runs on: its command line has the marker in its task."""
+    """Return whether a process of the test still runs: its command line contains the marker."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             line = path.read_bytes()

@@ -1,4 +1,4 @@
-"""A user number of its own for every sandbox that runs: the kernel counts some limits by user."""
+"""A user number for each running sandbox, because the kernel counts some limits per user."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOLDER = Path("/run/lab-sandbox")
 
 
 class Slot:
-    """Held until `free`, or until this process ends."""
+    """A user number, held until `free` is called or this process ends."""
 
     def __init__(self, number: int, descriptor: int) -> None:
         self.uid = FIRST + number
@@ -26,7 +26,8 @@ class Slot:
 
 
 def take(folder: Path = FOLDER) -> Slot:
-    """The lowest free one; for root. Raises Unavailable when all are taken, or none can be held."""
+    """Return the lowest free slot; for root. Raises Unavailable when all are taken or none can be
+    locked."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -45,7 +46,7 @@ def take(folder: Path = FOLDER) -> Slot:
 
 
 def mapped() -> bool:
-    """Whether the numbers exist here: in some containers they do not."""
+    """Return whether the numbers exist here: in some containers they do not."""
     try:
         lines = Path("/proc/self/uid_map").read_text().split("\n")
     except OSError:

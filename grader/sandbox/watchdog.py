@@ -1,6 +1,6 @@
-"""A thread that measures a sandbox from outside and ends it when it takes too much.
+"""A thread that measures a sandbox from outside and ends it when it exceeds its limits.
 
-Where there is a control group, the kernel counts, and holds a limit a little above.
+If there is a control group, the kernel counts, and enforces a slightly higher limit.
 """
 
 from __future__ import annotations
@@ -31,9 +31,14 @@ class Watchdog(threading.Thread):
 
     def __init__(self, first: int, limits: Limits, group: ControlGroup | None,
                  end: Callable[[], None], uid: int | None = None) -> None:
-        """`first`: the number, here, of the process whose PID namespace is the sandbox's.
+        """Prepare the thread.
 
-        `uid`: the user who may look into it, if that is another one than this process's.
+        Args:
+            first: the pid here of the process whose PID namespace is the sandbox's.
+            limits: of the sandbox.
+            group: its control group, if it has one.
+            end: ends the sandbox.
+            uid: the user who may inspect it, if it is not this process's.
         """
         super().__init__(name="sandbox watchdog", daemon=True)
         self.first, self.limits, self.group, self.end, self.uid = first, limits, group, end, uid
@@ -57,7 +62,7 @@ class Watchdog(threading.Thread):
         self._over.set()
 
     def close(self) -> None:
-        """After the end: what the kernel did between two looks; then let go of the folders."""
+        """Check what the kernel did after the last look, and close the folders."""
         if not self.verdict and self.group and self.group.memory_passed():
             self.verdict = self.memory_words()
         self.join(1)
@@ -66,7 +71,7 @@ class Watchdog(threading.Thread):
         self.folders.clear()
 
     def look(self) -> str:
-        """What it took too much of, in words; empty when all is well."""
+        """Return which limit it exceeds; empty if none."""
         if self.group and (self.group.memory_passed() or self.group.used() > self.limits.memory):
             return self.memory_words()
         if _scarce():
@@ -87,7 +92,8 @@ class Watchdog(threading.Thread):
         return f"its memory passed {amount(self.limits.memory)}"
 
     def _entered(self) -> bool:
-        """Whether it is set up; its folders are then open, whatever is mounted over them later."""
+        """Return whether it is set up. Its folders are then open, even if something is mounted over
+        them."""
         if len(self.folders) == len(mounts.WRITABLE):
             return True
         root = f"/proc/{self.first}/root"
@@ -103,7 +109,7 @@ class Watchdog(threading.Thread):
         return True
 
     def members(self) -> Iterator[int]:
-        """Processes in the sandbox's PID namespace, by their numbers here."""
+        """Yield the pids here of processes in the sandbox's PID namespace."""
         if time.monotonic() > self._forget:  # a number may have come back as another process
             self._foreign.clear()
             self._forget = time.monotonic() + 1
@@ -120,7 +126,7 @@ class Watchdog(threading.Thread):
                 self._foreign.add(int(name))
 
     def in_files(self) -> int:
-        """Bytes that the sandbox's folders take."""
+        """Return the bytes used in the sandbox's folders."""
         total = 0
         for folder in self.folders.values():
             usage = os.fstatvfs(folder)
@@ -130,9 +136,9 @@ class Watchdog(threading.Thread):
 
 
 def become_in_this_thread(uid: int) -> None:
-    """For the kernel, users belong to threads; only the C library makes them the process's.
+    """Become a user in this thread only: for the kernel, users belong to threads.
 
-    Root without rights over the machine, as in a container, may look into no one else's processes.
+    Root without rights over the machine, as in a container, may not inspect other users' processes.
     Raises OSError.
     """
     number = ctypes.c_long(SETRESUID.get(platform.machine(), 147))
@@ -141,12 +147,12 @@ def become_in_this_thread(uid: int) -> None:
 
 
 def amount(size: int) -> str:
-    """Bytes as people say them."""
+    """Return a size with its unit."""
     return f"{size / GB:.1f} GB" if size >= GB else f"{size / MB:.0f} MB"
 
 
 def resident(members: list[int]) -> int:
-    """Bytes of memory of the processes; what they share counts for each."""
+    """Return the memory of the processes, in bytes; shared memory counts for each of them."""
     total = 0
     for pid in members:
         try:
@@ -157,7 +163,8 @@ def resident(members: list[int]) -> int:
 
 
 def proportional(pid: int) -> int:
-    """Bytes of one process; of shared pages, its part. 0 when it has ended."""
+    """Return the memory of one process, in bytes, with its share of shared pages; 0 if it has
+    ended."""
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -168,7 +175,7 @@ def proportional(pid: int) -> int:
 
 
 def tasks(members: list[int]) -> int:
-    """Processes and their threads: both count for the kernel's limit."""
+    """Return the number of processes and their threads, which both count for the kernel's limit."""
     total = 0
     for pid in members:
         try:
@@ -180,7 +187,8 @@ def tasks(members: list[int]) -> int:
 
 
 def _scarce() -> bool:
-    """Kernel buffers and hidden memory are in no process's figure, but in the machine's."""
+    """Return whether the machine is short of memory. Kernel buffers and hidden memory count only
+    here."""
     try:
         with open("/proc/meminfo") as file:
             lines = dict(line.split(":") for line in file)

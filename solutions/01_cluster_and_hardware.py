@@ -110,14 +110,14 @@ check.compare("times faster", guess_speedup, old.milliseconds / new.milliseconds
 # factor of 2: the A100's "600 GB/s" of NVLink are 300 GB/s per direction.
 
 # %% tags=["explore"]
-print(f"{'data sheets':16}{'TFLOP/s':>9}{'SMs':>6}{'HBM':>8}{'NVLink':>8}{'PCIe':>6}   network of a node")
+print(f"{'data sheets':16}{'TFLOP/s':>9}{'SMs':>6}{'memory':>8}{'NVLink':>8}{'PCIe':>6}   network of a node")
 for name in ("v100", "t4", "a100", "h100"):
-    card = find(name)
-    nvlink = f"{card.nvlink / 1e9:.0f}" if card.nvlink else "none"
-    print(f"{card.name:16}{card.tflops['fp16']:9.0f}{card.sms:6}{card.bandwidth / 1e9:8.0f}{nvlink:>8}"
-          f"{card.pcie / 1e9:6.0f}   {card.network}")
-print("TFLOP/s in fp16. SMs are streaming multiprocessors, the GPU's cores. The other columns are in GB/s per "
-      "direction.")
+    gpu = find(name)
+    nvlink = f"{gpu.nvlink / 1e9:.0f}" if gpu.nvlink else "none"
+    print(f"{gpu.name:16}{gpu.tflops['fp16']:9.0f}{gpu.sms:6}{gpu.bandwidth / 1e9:8.0f}{nvlink:>8}"
+          f"{gpu.pcie / 1e9:6.0f}   {gpu.network}")
+print("TFLOP/s in fp16. SMs are streaming multiprocessors, the GPU's cores. Memory bandwidth is in GB/s, NVLink and "
+      "PCIe in GB/s per direction. 4x100gbit are four NICs of 100 Gbit/s each.")
 
 # %% [markdown]
 # ### Ask the cluster
@@ -887,8 +887,8 @@ GPT3_LAYER = {"batch": 1, "sequence": 2048, "hidden": 12_288, "heads": 96}
 for title, sizes in (("GPT-2 small", GPT2_LAYER), ("GPT-3", GPT3_LAYER)):
     kernels, times = transformer_layer(**sizes), {}
     for name in ("v100", "a100", "h100"):
-        card = find(name)
-        peak, rate = card.tflops["fp16"], card.bandwidth / 1e9
+        gpu = find(name)
+        peak, rate = gpu.tflops["fp16"], gpu.bandwidth / 1e9
         whole = layer_time(kernels, peak, rate)
         times[name] = whole["microseconds"]
         waiting = sum(layer_time([one], peak, rate)["microseconds"]
@@ -1259,7 +1259,7 @@ for name, events in timelines.items():
 # itself, as [lab 04](04_data_parallelism.ipynb) discusses.
 #
 # Now you can answer the question from the beginning. With a micro-batch of one sequence, many of GPT-2 small's
-# kernels are memory-bound, and so is the optimizer. They speed up no more than the memory does (see the column HBM
+# kernels are memory-bound, and so is the optimizer. They speed up no more than the memory does (see the column *memory*
 # in the first table). The GEMMs are small, and the H100 needs more tiles than the V100 to give each of its SMs one.
 # And every kernel has a fixed cost that a faster GPU does not reduce: the model assumes 2 us to start and end it, and
 # 5 us of CPU time to launch it, on every GPU (the page *Virtual GPUs* of the course's documentation lists all

@@ -497,9 +497,9 @@ from virtualgpu.net import nccl, network
 from virtualgpu.net.topology import Topology
 
 
-def channel_lines(nodes, card="v100", link="ethernet:25gbit", channels=2):
+def channel_lines(nodes, gpu="v100", link="ethernet:25gbit", channels=2):
     """Return what the ranks on `nodes` print; one letter for each rank's node."""
-    topology = Topology(tuple(nodes), (find(card),) * len(nodes), network.parse(link))
+    topology = Topology(tuple(nodes), (find(gpu),) * len(nodes), network.parse(link))
     ranks = range(len(nodes))
     return [line for me in ranks for line in nccl.lines(topology, ranks, me, channels)]
 
@@ -515,7 +515,7 @@ NEWER = [
 check.function(
     talks,
     cases=[{"lines": channel_lines("aabb")},
-           {"lines": channel_lines("aa", card="rtx3090", channels=1)},
+           {"lines": channel_lines("aa", gpu="rtx3090", channels=1)},
            {"lines": channel_lines("aabb", link="infiniband:8x200gbit", channels=1)},
            {"lines": NEWER}],
     expected=[[(0, 1, "P2P"), (1, 2, "NET"), (2, 3, "P2P"), (3, 0, "NET")],
@@ -546,20 +546,20 @@ check.function(
              [(0, 1, "P2P"), (1, 0, "P2P")]],
     })
 ### BEGIN HIDDEN TESTS
-drawn = check.draw(12, per_node=[1, 2, 4, 8], nodes=[1, 2, 3, 12], card=["v100", "rtx3090", "a100"],
+drawn = check.draw(12, per_node=[1, 2, 4, 8], nodes=[1, 2, 3, 12], gpu=["v100", "rtx3090", "a100"],
                    link=["ethernet:25gbit", "infiniband:8x200gbit"], channels=[1, 2, 3])
 for case in drawn:
     size = case["per_node"] * case["nodes"]
     if size == 1:
         continue
-    inside = "SHM" if case["card"] == "rtx3090" else "P2P"
+    inside = "SHM" if case["gpu"] == "rtx3090" else "P2P"
     places = "".join(letter * case["per_node"] for letter in "abcdefghijkl"[:case["nodes"]])
-    rings = Topology(tuple(places), (find(case["card"]),) * size,
+    rings = Topology(tuple(places), (find(case["gpu"]),) * size,
                      network.parse(case["link"])).rings(range(size))[:case["channels"]]
     right = sorted({(one, other, inside if places[one] == places[other] else "NET")
                     for ring in rings for one, other in zip(ring, [*ring[1:], ring[0]])})
     check.function(talks, cases=[{"lines": channel_lines(
-        places, case["card"], case["link"], case["channels"])}], expected=[right])
+        places, case["gpu"], case["link"], case["channels"])}], expected=[right])
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="talks" hint="Each connection once"

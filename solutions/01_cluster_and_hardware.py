@@ -664,7 +664,7 @@ print("\n400 MB of gradients over 25 Gbit/s (virtual): "
 #
 # Two T4s have neither NVLinks nor a common PCIe switch, so NCCL copies their data through the host's memory.
 #
-# Each node of `8x400gbit` has eight NICs of 400 Gbit/s, but one pair of GPUs reaches the bandwidth of a single NIC,
+# In the last row, each node has eight NICs of 400 Gbit/s, but one pair of GPUs reaches the bandwidth of a single NIC,
 # the one nearest to it. Using all of them takes eight pairs at the same time.
 
 # %% [markdown]

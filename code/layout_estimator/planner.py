@@ -49,7 +49,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Plan:
-    """The fields of `--json`; `text` formats them for people."""
+    """The fields of `--json`; `format_plan` formats them for people."""
 
     card: str
     network: str
@@ -82,7 +82,7 @@ def report(config: Config, made: Plan) -> str:
         from layout_estimator.figure import save  # matplotlib: slow to import
 
         save(made, config.plot)
-    return json.dumps(as_json(made), indent=2) if config.json else text(made)
+    return json.dumps(as_json(made), indent=2) if config.json else format_plan(made)
 
 
 def estimator_of(config: Config) -> Estimator:
@@ -120,7 +120,7 @@ def padded_vocabulary(config: Config) -> int:
                           config.tensor_model_parallel_size)
 
 
-def make(config: Config, estimator: Estimator, estimate: Estimate) -> Plan:
+def make_plan(config: Config, estimator: Estimator, estimate: Estimate) -> Plan:
     """Return the plan of a run.
 
     Args:
@@ -168,7 +168,7 @@ def memory(config: Config, estimate: Estimate, stages: list[int]) -> tuple[Memor
                  for count, peak, taken in zip(stages, estimate.peak, estimate.taken, strict=True))
 
 
-def text(made: Plan) -> str:
+def format_plan(made: Plan) -> str:
     """Return the plan as text, one quantity per line."""
     fullest = max(range(len(made.memory)), key=lambda stage: made.memory[stage].total)
     held = made.memory[fullest]

@@ -54,7 +54,7 @@ def estimate(flags: Sequence[str] | Config, measured: dict[tuple, Estimator] | N
     """
     config = read_flags(flags) if isinstance(flags, Sequence) else flags
     # torch is slow to import, so only after the command line is known to be right.
-    from layout_estimator.planner import estimator_of, make, padded_vocabulary
+    from layout_estimator.planner import estimator_of, make_plan, padded_vocabulary
     from minimegatron.arguments.virtual_device import virtual_link
     from minimegatron.errors import UserError
     from virtualgpu.core.errors import VirtualGpuError
@@ -65,6 +65,6 @@ def estimate(flags: Sequence[str] | Config, measured: dict[tuple, Estimator] | N
         if cluster not in measured:
             measured[cluster] = estimator_of(config)
         found = measured[cluster].estimate(config, padded_vocabulary(config))
-        return Estimated(config, found, make(config, measured[cluster], found))
+        return Estimated(config, found, make_plan(config, measured[cluster], found))
     except (UserError, VirtualGpuError) as error:
         raise EstimateError(str(error)) from None

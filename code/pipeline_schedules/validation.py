@@ -29,7 +29,7 @@ SHOWN = 5  # problems in one error; more would bury the first
 def check(schedule: Lists, *, stages: int | None = None, micro_batches: int | None = None,
           chunks: int | None = None, max_live: int | Sequence[int] | None = None,
           source: str = "schedule") -> None:
-    """Raise ScheduleError with the first few of problems().
+    """Raise an error with the first few of problems().
 
     Args:
         schedule: per stage, its actions.
@@ -38,18 +38,17 @@ def check(schedule: Lists, *, stages: int | None = None, micro_batches: int | No
         chunks: as for problems().
         max_live: as for problems().
         source: the file or flag that the error names.
+
+    Raises:
+        ScheduleError: there is a problem.
     """
-    complain(problems(schedule, stages=stages, micro_batches=micro_batches, chunks=chunks,
-                      max_live=max_live), source)
-
-
-def complain(found: list[str], source: str) -> None:
-    if not found:
-        return
-    text = "\n  ".join(found[:SHOWN])
-    if len(found) > SHOWN:
-        text += f"\n  and {len(found) - SHOWN} more"
-    raise ScheduleError(f"{source}: {text}")
+    found = problems(schedule, stages=stages, micro_batches=micro_batches, chunks=chunks,
+                     max_live=max_live)
+    if found:
+        text = "\n  ".join(found[:SHOWN])
+        if len(found) > SHOWN:
+            text += f"\n  and {len(found) - SHOWN} more"
+        raise ScheduleError(f"{source}: {text}")
 
 
 def problems(schedule: Lists, *, stages: int | None = None, micro_batches: int | None = None,

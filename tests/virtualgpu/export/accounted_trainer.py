@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from layout_estimator.estimate import Estimator
-from layout_estimator.planner import make
+from layout_estimator.planner import make_plan
 from minimegatron.arguments import parse_arguments
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
@@ -54,5 +54,5 @@ def run(flags: str) -> dict:
     estimator = Estimator(gpu.card, None, 1)
     config = parse_arguments([*FLAGS.split(), *flags.split(), "--estimate",
                               "--vocab-size", str(VOCABULARY)])
-    planned = make(config, estimator, estimator.estimate(config, VOCABULARY))
+    planned = make_plan(config, estimator, estimator.estimate(config, VOCABULARY))
     return {"found": found, "parameters": parameters, "planned": planned}

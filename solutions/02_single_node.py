@@ -131,7 +131,7 @@ print(inspect.getsource(Trainer.step))
 
 # %% [markdown]
 # It clears the gradients, accumulates those of all micro-batches, sums them over the ranks that share a parameter
-# (`self.tied`, `gradients.finish`), and updates the parameters. The method is the same for every **layout**, that is,
+# (`self.tied_embedding`, `self.ddp`), and updates the parameters. The method is the same for every **layout**, that is,
 # for every way to split the training. Layouts differ in what a rank holds, and in the ranks with which it communicates.
 #
 # The GPUs of this lab are virtual, but its CPUs are not. So train a *small* model for real, with one rank on one core

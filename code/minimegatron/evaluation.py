@@ -11,16 +11,10 @@ from minimegatron.parallel.pipeline import Pipeline
 
 def evaluate(ctx: Context, pipeline: Pipeline, data: Batches, consumed: int
              ) -> tuple[torch.Tensor, int]:
-    """Return the mean loss over --eval-iters global batches, without dropout.
+    """Evaluate --eval-iters global batches without dropout, after `consumed` samples of the data.
 
-    Args:
-        ctx: this rank's context.
-        pipeline: with this rank's part of the model.
-        data: validation or test batches.
-        consumed: samples of the data consumed so far.
-
-    Returns:
-        The loss (one element; zero on ranks without the last stage), and the samples consumed now.
+    Returns the mean loss (one element; zero on ranks without the last stage), and the samples
+    consumed now.
     """
     config = ctx.config
     total = torch.zeros((), device=ctx.device.torch_device)

@@ -15,9 +15,7 @@ class Exits:
     def __init__(self, config: Config, started: float) -> None:
         """Install the signal handler of --exit-signal-handler.
 
-        Args:
-            config: for the --exit-* flags.
-            started: when the program began, on time.perf_counter's clock.
+        The program began at `started` on time.perf_counter's clock.
         """
         self.config, self.started, self.signalled = config, started, False
         if config.exit_signal_handler:

@@ -26,7 +26,7 @@ RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 
 def initialize(config: Config) -> Context:
     """Join the job's process group and build the Context. Raises UserError."""
-    require_folders(config)
+    create_folders(config)
     timeout = timedelta(minutes=config.distributed_timeout_minutes)
     join(config, timeout)
     local_rank = int(os.environ.get("LOCAL_RANK", config.local_rank or 0))
@@ -44,14 +44,9 @@ def initialize(config: Config) -> Context:
 
 
 def join(config: Config, timeout: timedelta, backend: str = "gloo") -> None:
-    """Make the default process group.
+    """Create the default process group. Raises UserError if the ranks cannot rendezvous.
 
-    Args:
-        config: for error messages.
-        timeout: how long to wait for other ranks.
-        backend: gloo for control, as the trainer has it; my_trainer.py sends tensors through it.
-
-    Raises UserError if the ranks cannot rendezvous.
+    The trainer uses it for control only; my_trainer.py also sends tensors through it.
     """
     if "RANK" not in os.environ:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1,
@@ -68,12 +63,7 @@ def join(config: Config, timeout: timedelta, backend: str = "gloo") -> None:
 
 
 def rendezvous_error(config: Config, error: str) -> str:
-    """Return why the rendezvous failed, in the user's terms.
-
-    Args:
-        config: for this rank and the world size.
-        error: torch's message.
-    """
+    """Return why the rendezvous failed, in the user's terms, from torch's message."""
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     if "EADDRINUSE" in error:
         with socket.socket() as probe:
@@ -119,7 +109,7 @@ def cap_threads(ctx: Context) -> None:
                          f"{ranks} rank(s) share this machine's {cores} cores")
 
 
-def require_folders(config: Config) -> None:
+def create_folders(config: Config) -> None:
     """Create the folders that the run writes to. Raises UserError if one is not writable."""
     for flag, folder in (("--save", config.save), ("--tensorboard-dir", config.tensorboard_dir),
                          ("--timeline", config.timeline)):

@@ -45,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except (UserError, VirtualGpuError) as error:
         emit(f"[rank {config.rank}] error: {error}", sys.stderr)
         leave(1)
-    except SystemExit as exit:
-        leave(exit.code)
+    except SystemExit as stop:  # an exit condition, such as --exit-interval
+        leave(stop.code)
     except Exception as error:
         print_unexpected_error(error, config.rank)
         leave(1)
@@ -57,10 +57,6 @@ def print_shared_error(text: str, is_rank_0: bool) -> None:
     """Print an error that every rank raised, from rank 0 only.
 
     The other ranks wait before they exit, because a launcher ends all ranks when the first exits.
-
-    Args:
-        text: the message.
-        is_rank_0: whether this rank prints it.
     """
     if is_rank_0:
         emit(text, sys.stderr)
@@ -71,9 +67,7 @@ def print_shared_error(text: str, is_rank_0: bool) -> None:
 def print_unexpected_error(error: Exception, rank: int) -> None:
     """Print an error that is not a UserError; call it inside the `except` block.
 
-    Args:
-        error: a lost peer becomes one line, anything else keeps its traceback.
-        rank: this rank.
+    A lost peer becomes one line; anything else keeps its traceback.
     """
     lost = lost_peer(error)
     if lost is not None:

@@ -122,7 +122,7 @@ class Trainer:
         schedule = load_schedule(ctx)
         self.in_flight = peak_live(schedule)
         chunks = build_chunks(ctx, vocab_size)
-        self.tied = TiedEmbedding(ctx, chunks)
+        self.tied_embedding = TiedEmbedding(ctx, chunks)
         self.model = as_module(chunks)
         self.ddp = data_parallel(ctx, self.model)
         self.optimizer = Optimizer(ctx, self.ddp)
@@ -132,14 +132,14 @@ class Trainer:
         megatron.print_model(ctx, sum(p.numel() for p in self.model.parameters()))
 
     def step(self, batches: list[MicroBatch]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take one optimizer step. Returns (this rank's mean loss, the gradient norm)."""
+        """Take one optimizer step. Returns this rank's mean loss, and the gradient norm."""
         self.ddp.zero_grad()
         scaler = self.optimizer.scaler
         with self.timers("forward-backward"):
             loss = self.pipeline.train(batches, scaler and scaler.scale)
-        # Before the data-parallel sum, of which each replica may get only a shard.
+        # First, because a sharded data-parallel sum leaves each replica only a part of it.
         with self.timers("backward-embedding-all-reduce"):
-            self.tied.all_reduce()
+            self.tied_embedding.all_reduce()
         with self.timers("backward-params-all-reduce"):
             self.ddp.finish_grad_sync()
         with self.timers("optimizer"):
@@ -155,9 +155,7 @@ class Trainer:
     def train(self, train: Batches, valid: Batches | None) -> None:
         """Take steps until --train-iters, or until an exit condition ends the program.
 
-        Args:
-            train: training batches.
-            valid: validation batches, if --split leaves any.
+        Every --eval-interval steps, evaluate on the validation batches, if --split leaves any.
         """
         config, progress, reports = self.config, self.progress, self.reports
         megatron.print_datetime(self.ctx, "before the start of training step")
@@ -181,12 +179,7 @@ class Trainer:
         reports.stop_profiling()
 
     def finish(self, valid: Batches | None, test: Batches | None) -> None:
-        """Save the last checkpoint, and evaluate on both other data sets.
-
-        Args:
-            valid: validation batches, if there are any.
-            test: test batches, if there are any.
-        """
+        """Save the last checkpoint, and evaluate on validation and test data, if there is any."""
         progress = self.progress
         megatron.print_datetime(self.ctx, "after training is done")
         if self.config.save and progress.iteration % self.config.save_interval != 0:
@@ -200,12 +193,9 @@ class Trainer:
         self.reports.close("done")
 
     def validate(self, data: Batches, consumed: int, prefix: str) -> int:
-        """Report the mean loss over --eval-iters batches. Returns the samples consumed then.
+        """Report the mean loss over --eval-iters batches, in a log line that names `prefix`.
 
-        Args:
-            data: validation or test batches.
-            consumed: samples of them consumed so far.
-            prefix: of the log line.
+        `consumed` samples of the data have been consumed so far. Returns their number afterward.
         """
         if not self.config.eval_iters:
             return consumed

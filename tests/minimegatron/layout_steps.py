@@ -57,7 +57,7 @@ def first_mask_for_all(trainer: Trainer) -> None:
 
 def untied(trainer: Trainer) -> None:
     """Wrong: each end of the pipeline keeps its own gradient of the embedding."""
-    trainer.tied.all_reduce = lambda: None
+    trainer.tied_embedding.all_reduce = lambda: None
 
 
 def eager(trainer: Trainer) -> None:
@@ -148,8 +148,8 @@ def steps(ctx: Context, count: int, variants: list[str]) -> dict:
             out[name].append(ctx.read(value))
     mean, _ = evaluate(ctx, trainer.pipeline, source, 0)
     out["validation"] = [ctx.read(mean)]
-    if trainer.tied.embedding is not None:
-        out["embedding"] = trainer.tied.embedding.weight.flatten()[:100].tolist()
+    if trainer.tied_embedding.embedding is not None:
+        out["embedding"] = trainer.tied_embedding.embedding.weight.flatten()[:100].tolist()
     copied = b"".join(weight.detach().float().numpy().tobytes()
                       for name, weight in trainer.ddp.params.items()
                       if trainer.ddp.specs[name].partition_dim is None)

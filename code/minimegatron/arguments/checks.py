@@ -24,16 +24,16 @@ def check(config: Config, rank: int, world_size: int) -> Config:
     config = replace(config, rank=rank, world_size=world_size)
     check_numbers(config)
     config = derive_grid(config)
-    config = check_tensor_parallel(derive_model(config))
+    config = derive_tensor_parallel(derive_model(config))
     config = derive_batch(config)
     config = derive_pipeline(config)
     if is_given(config, Recompute):
         from minimegatron.arguments.recompute import derive_recompute
 
         config = derive_recompute(config)
-    config = derive_precision(derive_schedule(config))
+    config = derive_precision(derive_learning_rate(config))
     check_device(config)
-    check_folders(config)
+    check_reports(config)
     return derive_timing(config)
 
 
@@ -84,8 +84,11 @@ def derive_grid(config: Config) -> Config:
     return replace(config, data_parallel_size=world // (tp * stages))
 
 
-def check_tensor_parallel(config: Config) -> Config:
-    """Refuse sizes that tensor-parallel ranks cannot divide (the vocabulary is padded)."""
+def derive_tensor_parallel(config: Config) -> Config:
+    """Refuse sizes that tensor-parallel ranks cannot divide (the vocabulary is padded).
+
+    With a single rank, --sequence-parallel is turned off.
+    """
     tp = config.tensor_model_parallel_size
     divided = [("--num-attention-heads", config.num_attention_heads),
                ("--ffn-hidden-size", config.ffn_hidden_size)]
@@ -130,16 +133,18 @@ def derive_batch(config: Config) -> Config:
     if config.train_samples is not None:
         require(config.train_samples >= config.global_batch_size,
                 f"--train-samples {config.train_samples} is less than one step of "
-                f"--global-batch-size {config.global_batch_size}")
+                f"--global-batch-size {config.global_batch_size}; nearest: --train-samples "
+                f"{config.global_batch_size}")
         config = replace(config, train_iters=config.train_samples // config.global_batch_size)
     return config
 
 
-def derive_schedule(config: Config) -> Config:
-    """Fill in decay and warm-up, which the scheduler counts in samples."""
+def derive_learning_rate(config: Config) -> Config:
+    """Fill in decay and warm-up, which the learning-rate schedule counts in samples."""
     batch = config.global_batch_size
     require(config.lr_decay_iters is None or config.lr_decay_samples is None,
-            "give one of --lr-decay-iters and --lr-decay-samples, not both")
+            "give one of --lr-decay-iters and --lr-decay-samples, not both "
+            f"({config.lr_decay_iters} and {config.lr_decay_samples})")
     require(config.min_lr <= config.lr,
             f"--min-lr {config.min_lr} is greater than --lr {config.lr}; "
             f"nearest: --min-lr {config.lr}")
@@ -182,7 +187,8 @@ def derive_timing(config: Config) -> Config:
     return replace(config, timing_log_level=level or 0, timing_log_option=option or "minmax")
 
 
-def check_folders(config: Config) -> None:
+def check_reports(config: Config) -> None:
+    """Refuse a profile or a timeline of a rank, a step, or a name that cannot be."""
     for rank in config.profile_ranks or ():
         require(0 <= rank < config.world_size,
                 f"--profile-ranks {rank}: there are ranks 0 to {config.world_size - 1}; nearest: "

@@ -21,7 +21,7 @@ class Config(Derived, Planning, Logging, Checkpointing, Recompute, Distributed, 
 
     @property
     def num_micro_batches(self) -> int:
-        """Micro-batches of one optimizer step on one rank."""
+        """Micro-batches per optimizer step on one rank."""
         return self.global_batch_size // (self.micro_batch_size * self.data_parallel_size)
 
     @property
@@ -36,5 +36,5 @@ class Config(Derived, Planning, Logging, Checkpointing, Recompute, Distributed, 
 
     @property
     def params_type(self) -> str:
-        """torch's name of the type of weights and activations."""
+        """The dtype of parameters and activations, by its name in torch."""
         return {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}[self.precision]

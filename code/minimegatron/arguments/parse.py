@@ -71,26 +71,21 @@ def refuse_unknown(parser: Parser, extras: Sequence[str]) -> None:
 def parse_arguments(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Config:
     """Parse and check `argv` for the rank and the world that `env` (RANK, WORLD_SIZE) names.
 
-    Raises UserError with the flag, its value and the nearest right value.
+    Raises UserError with the flag, its value, and the nearest valid value.
     """
     config = parse_unchecked(argv, require_all=True)
     if config.estimate:
         from minimegatron.arguments.estimates import complete_for_estimate
 
         return check(complete_for_estimate(config), rank=0, world_size=config.world_size)
-    return check(config, rank=number(env, "RANK", 0), world_size=number(env, "WORLD_SIZE", 1))
+    return check(config, rank=count_in(env, "RANK", 0), world_size=count_in(env, "WORLD_SIZE", 1))
 
 
 def parse_unchecked(argv: Sequence[str], require_all: bool = False,
                     config: type[Config] = Config) -> Config:
     """Parse `argv` without any check between flags: a field that no flag sets has its default.
 
-    Args:
-        argv: the words of the command line.
-        require_all: whether to refuse a command line that lacks a required flag.
-        config: the dataclass that has the flags.
-
-    Raises UserError.
+    Raises UserError; with `require_all`, also for a required flag that is not given.
     """
     parser, table = build_parser(config), table_of(config)
     required = [action for action in parser._actions if action.required]
@@ -107,7 +102,8 @@ def parse_unchecked(argv: Sequence[str], require_all: bool = False,
                      for name, value in values.items() if name in table})
 
 
-def number(env: Mapping[str, str], name: str, default: int) -> int:
+def count_in(env: Mapping[str, str], name: str, default: int) -> int:
+    """Return a variable that a launcher sets, such as WORLD_SIZE. Raises UserError."""
     text = env.get(name, str(default))
     if not (text.isascii() and text.isdigit()):
         raise UserError(f"{name}={text} in the environment is not a number: start the ranks with "

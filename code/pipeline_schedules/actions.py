@@ -61,7 +61,7 @@ def dependencies(stage: int, action: Action, stages: int, chunks: int) -> list[S
 
     Args:
         stage: the stage that runs `action`.
-        action: the action.
+        action: one of its actions.
         stages: the number of pipeline stages.
         chunks: model chunks per stage.
     """
@@ -79,13 +79,8 @@ def dependencies(stage: int, action: Action, stages: int, chunks: int) -> list[S
 def sender(stage: int, action: Action, stages: int, chunks: int) -> StageAction | None:
     """Return the dependency on another stage, whose result must be received, or None.
 
-    An action has at most one: W has none, and neither does the first or the last virtual stage.
-
-    Args:
-        stage: the stage that runs `action`.
-        action: the action.
-        stages: the number of pipeline stages.
-        chunks: model chunks per stage.
+    An action has at most one: W has none, nor has F of the first or B of the last virtual stage.
+    The arguments are those of `dependencies`.
     """
     return next((needed for needed in dependencies(stage, action, stages, chunks)
                  if needed[0] != stage), None)
@@ -94,11 +89,7 @@ def sender(stage: int, action: Action, stages: int, chunks: int) -> StageAction 
 def receiver(stage: int, action: Action, stages: int, chunks: int) -> StageAction | None:
     """Return the action on another stage that consumes this one's result, or None.
 
-    Args:
-        stage: the stage that runs `action`.
-        action: the action.
-        stages: the number of pipeline stages.
-        chunks: model chunks per stage.
+    The arguments are those of `dependencies`.
     """
     step = {FORWARD: 1, BACKWARD: -1}.get(action.kind)
     virtual = action.chunk * stages + stage + (step or 0)
@@ -112,11 +103,7 @@ def live_activations(actions: Sequence[Action], split: bool) -> list[int]:
     """Return, after each action, the number of (micro-batch, chunk) pairs in flight on a stage.
 
     Their activations are stored from the forward until the last action that reads them: B, or W
-    if the schedule splits the backward. W reads only part of them, so this is an upper bound.
-
-    Args:
-        actions: one stage's list.
-        split: whether the schedule has W actions.
+    in a schedule that splits the backward. W reads only part of them, so this is an upper bound.
     """
     last, alive, counts = WEIGHT if split else BACKWARD, 0, []
     for action in actions:
@@ -178,12 +165,7 @@ def _parse_action(item: object, where: str) -> Action:
 def well_formed(action: Action, where: str) -> Action:
     """Return the action if its kind is known and its numbers are integers.
 
-    Args:
-        action: the action.
-        where: its file, stage, and position, for the error.
-
-    Raises:
-        ScheduleError: the action is malformed.
+    Raises ScheduleError, which names its place (`where`), if it is malformed.
     """
     if not isinstance(action.kind, str) or action.kind not in NAMES:
         raise ScheduleError(f"{where}: an action's kind is F, B or W, not {action.kind!r}")

@@ -32,13 +32,7 @@ class Handler:
     """Reactions to a program's items. Override those that matter; the others do nothing."""
 
     def compute(self, stage: int, action: Action, source: StageAction | None) -> None:
-        """Run an action.
-
-        Args:
-            stage: the stage that runs it.
-            action: the action.
-            source: the action of another stage whose result this one consumes, if any.
-        """
+        """Run an action, which consumes the result of another stage's action `source`, if any."""
 
     def send(self, stage: int, message: Message) -> None:
         """Start sending what `message.action` computed on `stage`."""
@@ -54,10 +48,6 @@ def replay(program: StageItems, handler: Handler) -> None:
     consumes another stage's result depends on both ends of its transfer. A receive depends on
     nothing: it is posted, and does not block.
 
-    Args:
-        program: per stage, its actions, with or without messages.
-        handler: is called for each item.
-
     Raises:
         Deadlock: not every item can run.
     """
@@ -72,14 +62,9 @@ def replay(program: StageItems, handler: Handler) -> None:
 
 def replay_stage(items: Sequence[Item], handler: Handler, stage: int, stages: int, chunks: int
                  ) -> None:
-    """Visit the items of one stage in order, as a rank does: its communication does the waiting.
+    """Visit the items of one stage in order, as a rank does. Only its communication waits.
 
-    Args:
-        items: the stage's actions and messages.
-        handler: is called for each item.
-        stage: the stage's number.
-        stages: the number of pipeline stages.
-        chunks: model chunks per stage.
+    The pipeline has `stages` stages of `chunks` chunks each.
     """
     for item in items:
         _call(handler, stage, item, chunks, stages)
@@ -95,7 +80,7 @@ def _call(handler: Handler, stage: int, item: Item, chunks: int, stages: int) ->
 
 
 class _Visit:
-    """The state of a replay: how far each stage has come, and what the others wait for."""
+    """The state of a replay: each stage's position, and the items that stages wait for."""
 
     def __init__(self, program: StageItems) -> None:
         self.program, self.positions = program, [0] * len(program)

@@ -103,7 +103,7 @@ class Grid:
 
     @property
     def is_last_rank(self) -> bool:
-        """Return whether this rank prints losses: it holds the last stage in every layout."""
+        """Return whether this is the last rank, which holds the last stage in every layout."""
         return self.rank == self.world_size - 1
 
     @property

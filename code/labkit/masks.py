@@ -31,7 +31,7 @@ class UnknownName(LabError):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a masked module or name is defined.
+    """The place where a masked module or name is defined.
 
     Attributes:
         name: the dotted name as the author wrote it.

@@ -73,7 +73,7 @@ def updated_history(before: Record | None, digest: str, **entry: Any) -> list[di
         before: the record so far.
         digest: of the notebook.
         **entry: at, received, state, score, and settled when it is about to be followed by another
-        (byhand.with_final_score).
+            (byhand.with_final_score).
     """
     history = list(before.history) if before else []
     new = {"digest": digest, **entry}

@@ -30,7 +30,7 @@ class Decision:
     Attributes:
         kind: score, extension, or aside.
         value: points or "excused"; a due date in ISO 8601; the digest of the submission that is set
-        aside; None if the decision was taken back.
+            aside; None if the decision was taken back.
         who: the user who ran the command.
         at: UTC time.
     """

@@ -85,8 +85,7 @@ def _common(sequences: Sequence[np.ndarray], split: int, count: int) -> np.ndarr
     Args:
         sequences: of each student.
         split: the number of rows, which are compared with the rest; 0 compares all with all,
-            without
-        the diagonal.
+            without the diagonal.
         count: the number of different sequences.
     """
     rows = split or len(sequences)

@@ -52,7 +52,7 @@ class Call:
 
 
 def functions() -> list[str]:
-    """What labkit.check offers to checks."""
+    """Return the names of labkit.check's functions for checks."""
     from labkit import check
 
     return [name for name in check.__all__ if inspect.isfunction(getattr(check, name))]
@@ -110,7 +110,12 @@ def _hint(node: ast.expr) -> Hint | ast.expr:
 
 
 def resolved(node: ast.expr, cell: Cell) -> ast.expr:
-    """What a name stands for that the cell assigns once."""
+    """Return the value of a name that the cell assigns exactly once, or the expression itself.
+
+    Args:
+        node: the expression.
+        cell: the cell.
+    """
     if not isinstance(node, ast.Name):
         return node
     values = [statement.value for statement in cell.tree.body

@@ -17,7 +17,7 @@ NOTHING = Names({}, (), {})
 
 
 class Role(Enum):
-    """What a cell is for; docs/writing-labs.md has the table."""
+    """The role of a cell; docs/writing-labs.md has the table."""
 
     TEXT = "text"
     SETUP = "setup"
@@ -70,7 +70,7 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """How an error calls it."""
+        """Return the cell's name for error messages."""
         return f"{self.role.value} {self.grade_id}" if self.grade_id else f"{self.role.value} cell"
 
     def line_of(self, line: int) -> int:

@@ -1,4 +1,4 @@
-"""Which global names a cell's Python binds and needs, scope by scope."""
+"""Find the global names that a cell's Python binds and needs, scope by scope."""
 
 from __future__ import annotations
 
@@ -22,8 +22,14 @@ class Use:
 
 @dataclass(frozen=True)
 class Names:
-    """What a piece of code binds globally (name: first line), reads without having bound it, and
-    imports (name bound: dotted path of what it is)."""
+    """The global names that a piece of code binds, uses, and imports.
+
+    Attributes:
+        binds: the line of the first binding by name.
+        uses: names that are read before any binding.
+        imports: the dotted path by name bound.
+        stars: lines of `from x import *`.
+    """
 
     binds: dict[str, int]
     uses: tuple[Use, ...]
@@ -81,7 +87,13 @@ class _Walker:
             self._statement(node, scope)
 
     def _statement(self, node: ast.AST, scope: _Scope) -> None:
-        """What needs an order of its own (values before targets), or binds without an ast.Name."""
+        """Visit a statement that needs its own order (values before targets), or binds without an
+        ast.Name.
+
+        Args:
+            node: the statement.
+            scope: its scope.
+        """
         if isinstance(node, ast.Assign):
             self.visit_all([node.value, *node.targets], scope)
         elif isinstance(node, ast.AnnAssign):
@@ -109,7 +121,12 @@ class _Walker:
         self._body(node.body, node.args, scope)
 
     def _arguments(self, args: ast.arguments, scope: _Scope) -> None:
-        """Defaults and annotations belong to the scope around the function."""
+        """Visit defaults and annotations in the scope around the function.
+
+        Args:
+            node: the arguments.
+            scope: the scope around the function.
+        """
         self.visit_all([*args.defaults, *args.kw_defaults], scope)
         self.visit_all([argument.annotation for argument in _parameters(args)], scope)
 
@@ -232,7 +249,7 @@ def _is_global(name: str, scope: _Scope) -> bool:
 
 
 def _runs_at_once(scope: _Scope) -> bool:
-    """Whether code of this scope runs where it stands, not when somebody calls it."""
+    """Return whether code of this scope runs when its cell does, and not when it is called."""
     current: _Scope | None = scope
     while current is not None:
         if current.kind == "function":

@@ -28,12 +28,12 @@ class Part:
 
     @property
     def anchor(self) -> str:
-        """What JupyterLab calls a heading in addresses."""
+        """The heading's anchor in JupyterLab's addresses."""
         return self.text.replace(" ", "-")
 
     @property
     def is_relative(self) -> bool:
-        """Whether it leads to another file beside the notebook."""
+        """Whether the link leads to another file beside the notebook."""
         split = urlsplit(self.url)
         return not (split.scheme or split.netloc) and bool(split.path)
 
@@ -79,7 +79,12 @@ def _html(text: str, line: int) -> list[Part]:
 
 
 def check(lab: Lab, problems: Problems) -> None:
-    """Add what is wrong with the text of `lab`."""
+    """Report errors in the text of a lab.
+
+    Args:
+        lab: the lab.
+        problems: takes the errors.
+    """
     texts = [cell if cell.role is Role.TEXT else replace(cell, source=without_markers(cell.source))
              for cell in lab.cells if cell.kind == "markdown"]
     headings = [(cell, part) for cell in texts for part in parts(cell.source)
@@ -114,7 +119,13 @@ def _headings(lab: Lab, headings: list[tuple[Cell, Part]], problems: Problems) -
 
 
 def _wrong_target(part: Part, lab: Lab, anchors: set[str]) -> str:
-    """What is wrong with where a link or an image leads; empty when nothing is."""
+    """Return why the target of a link or an image is wrong; empty if it is right.
+
+    Args:
+        part: the link or image.
+        lab: the lab.
+        anchors: its headings' anchors.
+    """
     split = urlsplit(part.url)
     if split.scheme in ("http", "https", "mailto") and part.kind == "link":
         return ""
@@ -138,7 +149,12 @@ def _wrong_target(part: Part, lab: Lab, anchors: set[str]) -> str:
 
 
 def _source(target: str, root: Path) -> Path | None:
-    """What in the checkout stands at `target` in a student's workspace."""
+    """Return the file in the checkout that becomes `target` in a student's workspace.
+
+    Args:
+        target: a path in the workspace.
+        root: the checkout.
+    """
     folder, _, name = target.partition("/")
     if folder == "notebooks" and "/" not in name and name.endswith(".ipynb"):
         return root / "solutions" / f"{name.removesuffix('.ipynb')}.py"
@@ -159,6 +175,11 @@ def moved_down(markdown: str) -> str:
 
 
 def text_of(cells: list[Cell], index: int) -> int | None:
-    """Where cell `index` has its text: the index of the nearest text cell above."""
+    """Return the index of the nearest text cell above a cell.
+
+    Args:
+        cells: the lab's cells.
+        index: of the cell.
+    """
     return next((above for above in reversed(range(index)) if cells[above].role is Role.TEXT
                  and cells[above].kind == "markdown"), None)

@@ -73,7 +73,12 @@ def read_into(path: Path, problems: Problems) -> Lab:
 
 
 def _raw_cells(path: Path, problems: Problems) -> list[tuple[Any, int, list[str]]]:
-    """Of each cell: jupytext's, the line of its marker, and its lines in the file."""
+    """Return jupytext's cell, the line of its marker, and its lines in the file, for each cell.
+
+    Args:
+        path: the lab's solution.
+        problems: takes the errors.
+    """
     import jupytext
 
     try:

@@ -1,11 +1,11 @@
-"""How a student's notebook is made from the instructor's: nbgrader's own steps, and our stubs.
+"""Make a student's notebook from the instructor's, with nbgrader's own steps and our stubs.
 
-The one place for these settings. A course's nbgrader_config.py says
+This is the only place for these settings. A course's nbgrader_config.py has
 
     from labkit.build import release
     c.merge(release.CONFIG)
 
-so that `nbgrader generate_assignment` makes the notebook that `lab build` makes.
+so that `nbgrader generate_assignment` makes the same notebook as `lab build`.
 """
 
 from __future__ import annotations

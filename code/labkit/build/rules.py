@@ -1,5 +1,5 @@
-"""Which names each cell may use and bind: what makes a check mean the same in the notebook and when
-it is graded."""
+"""Rules on the names that each cell may use and bind, so that a check means the same in the
+notebook and during grading."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STUDENTS = (Role.ANSWER, Role.DRIVER)  # what is a proxy when graded
 
 
 class _Seen:
-    """What the cells so far have bound, by role."""
+    """The names bound by the cells so far, by role."""
 
     def __init__(self) -> None:
         self.names: dict[Role, dict[str, Cell]] = {role: {} for role in Role}

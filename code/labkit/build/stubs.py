@@ -1,4 +1,4 @@
-"""What stands in a student's notebook where the answer was."""
+"""The stubs that take the place of answers in a student's notebook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What students can read of a check must not be the answer."""
+"""Keep answers out of what students can read of a check."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def check(lab: Lab, problems: Problems) -> None:
 
 
 def _given(cell: Cell) -> Iterator[ast.expr]:
-    """What is expected, and the wrong answers of hints. (A predicate of one value tells little.)"""
+    """Yield expected values, and the wrong answers of hints. (A predicate of one value reveals
+    little.)"""
     for call in check_calls(cell):
         yield from (call.arguments[name] for name in EXPECTED if name in call.arguments)
         hints = resolved(call.arguments.get("hints"), cell)

@@ -26,8 +26,12 @@ MOST_PASSES = 40_000  # of one iteration: stages x chunks x micro-batches
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where a run is imagined. device: virtual:GPU. network: between nodes, as
-    --virtual-network has it; None: the card's usual one."""
+    """The cluster for an estimate.
+
+    Attributes:
+        device: virtual:GPU.
+        network: between nodes, a value of --virtual-network; None for the GPU's usual one.
+    """
 
     device: str
     gpus_per_node: int

@@ -1,4 +1,4 @@
-"""What a check cell calls. docs/writing-labs.md is the guide."""
+"""The functions that a check cell calls. docs/writing-labs.md is the guide."""
 
 from __future__ import annotations
 
@@ -61,7 +61,12 @@ def value(x: Any, expected: Any, hints: Mapping[str, Any] | None = None, *,
 
 
 def _holds(predicate: Callable[[Any], Any], got: Any) -> bool:
-    """Whether a hint is for `got`; never where the predicate cannot take its kind."""
+    """Return whether a hint applies to a value; False if the predicate cannot take its kind.
+
+    Args:
+        predicate: the hint's.
+        got: the student's value.
+    """
     try:
         return bool(predicate(got))
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError):

@@ -1,5 +1,5 @@
-"""What a job script would do, from the record of its launches: ranks, the trainer's flags,
-problems."""
+"""Describe what a job script would do, from the record of its launches: ranks, the trainer's flags,
+and problems."""
 
 from __future__ import annotations
 

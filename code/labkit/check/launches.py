@@ -37,7 +37,7 @@ class Launch:
 
     @cached_property
     def torchrun(self) -> Torchrun | BadCommand:
-        """What torchrun would make of it."""
+        """Return how torchrun parses these arguments, or its error."""
         try:
             return parse(self.arguments, self.variables)
         except BadCommand as error:

@@ -1,8 +1,8 @@
-"""What a job would cost: time and memory, by the trainer's own estimate on virtual cards.
+"""Estimate the cost of a job, its time and memory, with the trainer's own model of virtual GPUs.
 
-The figures come from the command line and from nothing that the student's code measured or wrote:
-a check composes a command line of its own (allowed.py), and the side runs it where nothing of the
-student's is. The same command line has the same figures everywhere.
+The estimate depends only on the command line, not on anything that the student's code measured or
+wrote: a check composes its own command line (allowed.py), and the side runs it without any of the
+student's files. The same command line gives the same figures everywhere.
 """
 
 from __future__ import annotations
@@ -36,11 +36,14 @@ NUMBERS = ("seconds_per_iteration", "teraflops_per_gpu", "share_of_peak", "commu
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one iteration, on modeled cards.
+    """Figures for one iteration on virtual GPUs.
 
-    memory: GiB at the peak of a rank of each stage, with CUDA's and NCCL's own; capacity: GiB of
-    the card. share_of_peak: of the data sheet's FLOP/s. communication, bubble: shares of the time
-    in which a card waits for collectives, and for other stages.
+    Attributes:
+        memory: peak memory of a rank of each stage in GiB, with CUDA's and NCCL's own.
+        capacity: memory of the GPU in GiB.
+        share_of_peak: share of the data sheet's FLOP/s.
+        communication, bubble: shares of the time in which a GPU waits for collectives, and for
+            other stages.
     """
 
     card: str
@@ -63,11 +66,15 @@ class Figures:
 
 def figures(job: Job, device: str, *, network: str | None = None,
             vocab_size: int = GPT2_VOCABULARY) -> Figures:
-    """What `job` (from check.script) would cost on `device`, "virtual:GPU", with as many cards on
-    a node as it starts ranks there, whatever device the script names.
+    """Return the modeled figures of a job, no matter what device its script names.
 
-    network: between nodes, such as "ethernet:25gbit"; None: what is usual for the card. Raises
-    Failed when the job has problems, or cannot be estimated.
+    Args:
+        job: from check.script.
+        device: "virtual:GPU"; a node has as many GPUs as the job starts ranks there.
+        network: between nodes, such as "ethernet:25gbit"; None for the GPU's usual one.
+        vocab_size: of the model.
+
+    Raises Failed when the job has problems, or cannot be estimated.
     """
     if not device.startswith("virtual:"):
         raise ValueError(f"check.figures: {device!r} is no virtual card, such as 'virtual:v100'")

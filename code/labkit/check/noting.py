@@ -68,13 +68,14 @@ def _json(text: str) -> str:
 
 
 def in_background() -> bool:
-    """Whether the script started this with &: without job control bash lets it ignore SIGQUIT."""
+    """Return whether the script started this with &: without job control, bash lets it ignore
+    SIGQUIT."""
     return _signal.getsignal(_signal.SIGQUIT) == _signal.SIG_IGN
 
 
 def linger(record: str) -> None:
-    """What runs in the background takes its time, so that a script which does not wait for it
-    ends before it has started anything, as the job would."""
+    """Delay a background process, so that a script that does not wait for it ends before it has
+    started anything, as the job would."""
     if in_background():
         mark = f"{record}.running{os.getpid()}"
         os.mkdir(mark)

@@ -97,7 +97,7 @@ def _long_name(name: str, known: set[str], command: str) -> str:
 
 
 def directives(script: str) -> tuple[dict[str, str], list[str]]:
-    """What sbatch reads from a script, and sentences about lines that it does not read."""
+    """Return the options that sbatch reads from a script, and notes on lines that it ignores."""
     found: dict[str, str] = {}
     notes: list[str] = []
     lines = script.splitlines()
@@ -131,8 +131,12 @@ def _read_directive(line: str, number: int, found: dict[str, str], notes: list[s
 
 
 def exported(setting: str | None, environment: dict[str, str]) -> dict[str, str]:
-    """What --export leaves of an environment: "ALL", "NONE", or names with or without values.
-    Slurm's own variables and the workspace's (LAB_HOME, which the cluster sets) always stay."""
+    """Return the environment that --export leaves. Slurm's own variables and the workspace's stay.
+
+    Args:
+        setting: "ALL", "NONE", or names with or without values.
+        environment: the variables. The cluster sets LAB_HOME.
+    """
     words = (setting or "ALL").split(",")
     kept = environment if "ALL" in words else {
         name: value for name, value in environment.items()

@@ -45,7 +45,13 @@ PROPERTIES = ("no schedule", "wrong stages", "incomplete", "deadlock", "forwards
 
 @dataclass(frozen=True)
 class Limits:
-    """What one case asks for. time: by CLOCKS' name; bubble: share; live: per stage."""
+    """The requirements of one case.
+
+    Attributes:
+        time: by CLOCKS' name.
+        bubble: the largest share of idle time.
+        live: the most activations per stage.
+    """
 
     forwards_first: bool
     time: Mapping[str, float]
@@ -135,7 +141,12 @@ def judge(got: Any, of: Sizes, limits: Limits) -> Fault | None:
 
 
 def _faults(made: Schedule, limits: Limits) -> Iterator[Fault]:
-    """What keeps a sound schedule from being as good as asked."""
+    """Yield the requirements that a valid schedule does not meet.
+
+    Args:
+        made: the schedule.
+        limits: the requirements.
+    """
     if limits.forwards_first:
         for stage, actions in enumerate(made):
             kinds = [action.kind == FORWARD for action in actions]
@@ -156,7 +167,12 @@ def _faults(made: Schedule, limits: Limits) -> Iterator[Fault]:
 
 
 def _idle(timeline: Timeline, clock: str) -> str:
-    """How much the stages wait, and the longest wait between two actions."""
+    """Describe the idle time of the stages, and the longest wait between two actions.
+
+    Args:
+        timeline: of the schedule.
+        clock: the cost of a backward pass, for the text.
+    """
     waits = [(after.start - before.end, stage, before, after)
              for stage, spans in timeline.spans.items()
              for before, after in pairwise(spans)]
@@ -206,7 +222,16 @@ def _right_elsewhere(f: Any, cases: Sequence[Case], limits: Sequence[Limits], nu
 
 def _is_for(wrong: PerCase | str, got: Any, fault: Fault, elsewhere: bool, cases: Sequence[Case],
             number: int) -> bool:
-    """Whether a hint is for this answer."""
+    """Return whether a hint applies to this answer.
+
+    Args:
+        wrong: the wrong answer that triggers the hint, or its name.
+        got: the answer.
+        fault: its first fault.
+        elsewhere: whether the answer is right for another case.
+        cases: all cases.
+        number: the index of the case.
+    """
     if not isinstance(wrong, str):
         other = _of_case(wrong, cases, number)
         return difference(got, other) is None or (
@@ -222,8 +247,13 @@ def _is_for(wrong: PerCase | str, got: Any, fault: Fault, elsewhere: bool, cases
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether every stage runs the same kinds of actions in the same order, whichever the
-    micro-batch."""
+    """Return whether every stage runs the same kinds of actions in the same order, for any
+    micro-batch.
+
+    Args:
+        one: a schedule.
+        other: another one.
+    """
     try:
         return [[(action.kind, action.chunk) for action in stage] for stage in parse(one)] == [
             [(action.kind, action.chunk) for action in stage] for stage in parse(other)]

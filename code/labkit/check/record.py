@@ -216,7 +216,12 @@ def _begins_in(found: dict[str, str], folder: Path, scratch: Path, notes: list[s
 
 
 def _still_running(group: int, written: Path) -> bool:
-    """Whether a stand-in still runs in the background of a script that is over."""
+    """Return whether a stand-in still runs in the background after its script has ended.
+
+    Args:
+        group: the process group.
+        written: the record.
+    """
     deadline = time.monotonic() + SECONDS_TO_BEGIN
     with contextlib.suppress(ProcessLookupError):
         while time.monotonic() < deadline:

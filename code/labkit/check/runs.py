@@ -111,8 +111,14 @@ def is_trainer(words: Sequence[str], trainer: str = TRAINER) -> bool:
 
 
 def _trainer_at(words: Sequence[str], trainer: str) -> int | None:
-    """Where the trainer's file stands among python's arguments, after flags of python's own with
-    which it runs the file: not -V, -h, -c, or -m."""
+    """Return the position of the trainer's file among python's arguments.
+
+    It follows only flags with which python runs the file: not -V, -h, -c, or -m.
+
+    Args:
+        words: the arguments.
+        trainer: the file's name.
+    """
     for position, word in enumerate(words):
         if word.rsplit("/", 1)[-1] == trainer and not word.startswith("-"):
             return position

@@ -1,4 +1,4 @@
-"""Whether a student's value is the expected one: the same number, of the same kind."""
+"""Compare a student's value with the expected one: the same number, of the same kind."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ MOST_ACTIONS, MOST_TEXT = 4, 20
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with one answer.
+    """The first error in one answer.
 
     Attributes:
         kind: one of pipelines.PROPERTIES.

@@ -1,4 +1,5 @@
-"""Where a student's code runs, seen from a check: here in the kernel, or far away when graded.
+"""The side on which a student's code runs, as a check sees it: here in the kernel, or in a sandbox
+while grading.
 
 A check names what the student defined. In the kernel that name is the function itself; on the
 trusted side it is a stand-in that only the side knows how to use. So everything that touches a
@@ -60,7 +61,7 @@ class Side(Protocol):
     seed: str
 
     def value(self, name: Any) -> Any | Raised:
-        """What a student's name holds, or what reading it raised."""
+        """Return the value of a student's name, or what reading it raised."""
 
     def call(self, function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
              ) -> Any | Raised:
@@ -77,7 +78,7 @@ class Side(Protocol):
         nothing of the student's is."""
 
     def title(self, function: Any) -> str:
-        """What the student calls this function."""
+        """Return the student's name for this function."""
 
     def script(self, path: str, trial: Trial = USUAL) -> dict[str, Any]:
         """Return what a job script would run: the result of labkit.check.record.record, which
@@ -87,12 +88,20 @@ class Side(Protocol):
         """Make modules and names unavailable to the student's code."""
 
     def figures(self, words: Sequence[str]) -> dict[str, Any]:
-        """What the trainer prints for these flags, which labkit.check.allowed composed: an estimate
-        as JSON. Raises LabError in its words where it refuses."""
+        """Return the trainer's estimate, as JSON, for flags from labkit.check.allowed.
+
+        Raises LabError in the trainer's words where it refuses.
+        """
 
 
 def called(function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any | Raised:
-    """What comes back from a student's function, or what it raised."""
+    """Return a student's function's result, or what it raised.
+
+    Args:
+        function: the function.
+        arguments: its positional arguments.
+        keywords: its keyword arguments.
+    """
     try:
         return function(*arguments, **keywords)
     except (Exception, SystemExit) as error:  # exit() in an answer ends no check

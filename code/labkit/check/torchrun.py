@@ -35,7 +35,14 @@ class Torchrun:
 
 
 def parse(arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> Torchrun:
-    """What torchrun does with its arguments, given the environment. Raises BadCommand."""
+    """Parse torchrun's arguments.
+
+    Args:
+        arguments: what follows `torchrun`.
+        variables: the environment, which can set options, too.
+
+    Raises BadCommand.
+    """
     given, program = _split(list(arguments))
     options = {name.removeprefix(ENVIRONMENT).lower(): value
                for name, value in (variables or {}).items() if name.startswith(ENVIRONMENT)} | given

@@ -1,7 +1,8 @@
-"""What may cross between a student's code and a check: plain values, copied, as bounded JSON.
+"""Values that may cross between a student's code and a check: plain values, copied, as bounded
+JSON.
 
-In the notebook both live in one kernel, and values cross all the same, so that a check says there
-what it will say when the lab is graded. Nothing here trusts the bytes it reads.
+In the notebook both are in one kernel, and values still cross, so that a check reports the same
+there as during grading. Nothing here trusts the bytes it reads.
 
 JSON has no tuples, NaN, int keys or arrays. They travel as an object with one key, the kind; so
 does every dict:
@@ -66,7 +67,7 @@ def loads(content: bytes) -> Any:
 
 
 def copy(value: Any) -> Any:
-    """What arrives at the other side when `value` crosses. Raises CannotCross."""
+    """Return `value` as it arrives on the other side. Raises CannotCross."""
     return loads(dumps(value))
 
 

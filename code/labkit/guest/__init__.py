@@ -1,11 +1,11 @@
-"""What runs inside a sandbox: one student's cells and functions, asked for through bounded frames.
+"""The program inside a sandbox: it runs one student's cells and functions on request.
 
 protocol.py  the frames, used by both sides
-serving.py   requests and what answers them
+serving.py   requests and their responses
 shell.py     an IPython shell that behaves as the notebook's kernel does
 capture.py   everything a cell prints, shows or raises, with a limit
 __main__.py  the program
 
-Nothing in here is trusted: the student's code shares its process. What must hold, whatever this
-program sends, is the trusted side's business (grader/run/channel.py and what builds on it).
+Nothing in here is trusted: the student's code shares its process. The trusted side
+(grader/run/channel.py and its users) must be correct no matter what this program sends.
 """

@@ -106,7 +106,7 @@ class Capture:
                 self._append(output, display_id)
 
     def clear(self, wait: bool) -> None:
-        """What clear_output() does; with `wait` when the next output comes."""
+        """Clear the outputs, like clear_output(); with `wait`, when the next output comes."""
         with self._lock:
             self._clear_next = wait
             if not wait:
@@ -189,7 +189,7 @@ def _read(reader: int) -> bytes:
 
 
 def _flush_c() -> None:
-    """What C's printf keeps in its buffer."""
+    """Flush the buffers of C's printf."""
     ctypes = sys.modules["ctypes"]
     try:
         ctypes.CDLL(None).fflush(None)

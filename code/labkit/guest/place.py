@@ -1,4 +1,4 @@
-"""Where the student's code finds itself: in a laid-out workspace, as in the lab."""
+"""Put the student's code into a workspace with the lab's layout."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ HEADER = struct.Struct(">I")
 
 
 class BadFrame(ValueError):
-    """What came, or should go, is no frame."""
+    """Raised for data, received or to be sent, that is not a valid frame."""
 
 
 def pack(message: dict[str, Any]) -> bytes:

@@ -41,7 +41,7 @@ class Results(DisplayHook):
 
 
 class Displays(DisplayPublisher):
-    """What display() shows, figures among it."""
+    """Collects what display() shows, including figures."""
 
     def publish(self, data: Any, metadata: Any = None, source: Any = None, *,
                 transient: Any = None, update: bool = False, **ignored: Any) -> None:

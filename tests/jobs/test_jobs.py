@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from job_monitor import metrics
 from labcore import workspace
 
 pytestmark = pytest.mark.cluster
@@ -69,6 +70,10 @@ def test_a_shipped_script_trains(course, ended, script):
             f"size: {sizes['tensor']}, pipeline-model-parallel size: {sizes['pipeline']}") in log
     loss = losses(log)
     assert len(loss) == 3 and loss[2] < loss[0]
+    recorded = metrics.of_log(log.splitlines())  # each log names its own job's metrics
+    assert [one["lm_loss"] for one in recorded if one["kind"] == "iteration"] == pytest.approx(
+        loss, rel=1e-6)
+    assert {one.get("slurm_job_id", number) for one in recorded} == {number}
     saved = course.home / f"megatron/checkpoints/{script.stem}/iter_0000012"
     assert len(list(saved.glob("mp_rank_*"))) == sizes["tensor"] * sizes["pipeline"]
     assert list((course.home / f"megatron/tensorboard/{script.stem}").glob("events.out.*"))

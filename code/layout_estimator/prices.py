@@ -1,8 +1,8 @@
-"""What an hour of a card costs, as a cloud lists it.
+"""On-demand prices of GPUs, in US dollars per hour.
 
-Amazon EC2, on demand, us-east-1, Linux, in the first half of 2025, per GPU of the instance named:
-for orders of magnitude, since prices change and nobody pays the list's for months of a cluster.
---price-per-gpu-hour takes yours.
+From Amazon EC2 (us-east-1, Linux, first half of 2025), per GPU of the named instance. They give the
+order of magnitude: prices change, and long reservations cost less. --price-per-gpu-hour overrides
+them.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """When every stage ran its actions, simulated or recorded.
+    """The times at which every stage ran its actions, simulated or recorded.
 
     Attributes:
         spans: {stage: its spans, in order of time}, in any unit of time and from any origin.

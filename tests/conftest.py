@@ -18,6 +18,7 @@ import hypothesis
 import psutil
 import pytest
 
+from labkit.check import on_gpus
 from slurmbox import control
 from slurmbox.install import locate
 from slurmbox.layout import Layout
@@ -38,10 +39,7 @@ pytest_plugins = ["tests.needs", "tests.browser.fixtures", "tests.labs.report"]
 
 # Before torch is imported: threads that spin while they wait take the cores from the other tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-preload(*TORCH, "minimegatron.training", "layout_estimator.planner",
-        # What a run on virtual GPUs imports: a tenth of a second each time.
-        "torch.fx.experimental.symbolic_shapes", "torch.distributed.checkpoint.state_dict_saver",
-        "torch.distributed.fsdp._init_utils", "virtualgpu.launch.functions")
+preload(*TORCH, "minimegatron.training", "layout_estimator.planner", *on_gpus.IMPORTED)
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("untimed")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -19,6 +19,7 @@ from warmranks.records import Call, Record
 from warmranks.server import (
     ForkServer,
     default_server,
+    load,
     preload,
     record_ranks,
     run_program,
@@ -27,4 +28,5 @@ from warmranks.server import (
 from warmranks.waiting import waiting
 
 __all__ = ["Call", "ForkServer", "RankError", "RanksDeadlock", "RanksTimeout", "Record",
-           "default_server", "preload", "record_ranks", "run_program", "run_ranks", "waiting"]
+           "default_server", "load", "preload", "record_ranks", "run_program", "run_ranks",
+           "waiting"]

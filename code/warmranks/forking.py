@@ -65,10 +65,15 @@ def _serve(control: socket.socket, parent: int) -> None:
             reap()
             if not ready:
                 continue
-            packet, files, _, _ = socket.recv_fds(control, 16, FILES + 1)
+            packet, files, _, _ = socket.recv_fds(control, LARGEST_PACKET, FILES + 1)
             if not packet:
                 return
-            _manage(control, files)
+            if files:
+                _manage(control, files)
+            else:
+                for module in json.loads(packet):
+                    with contextlib.suppress(ImportError):  # a run that needs it reports it
+                        _preload([module])
     except ConnectionResetError:
         return
     finally:

@@ -74,6 +74,14 @@ class ForkServer:
         if self.owner == os.getpid():  # a fork has a copy of this object, and of the socket
             self.process.wait()
 
+    def load(self, *modules: str) -> None:
+        """Have the server import more modules before its next run, unless it has; those that it
+        cannot import are left to the run. They must start no threads."""
+        with self._lock, contextlib.suppress(OSError):  # it ended: the next run reports that
+            if missing := [name for name in modules if name not in self.preload]:
+                self._control.send(json.dumps(missing).encode())
+                self.preload += tuple(missing)
+
     def run_ranks(self, function: Callable, ranks: int, /, *arguments: Any, timeout: float = 60.0,
                   backend: str | None = "gloo", env: Mapping[str, str] | None = None,
                   cwd: str | Path | None = None, stdout: int = 1, stderr: int = 2,
@@ -241,6 +249,11 @@ def default_server() -> ForkServer:
         _default[:] = [made]
         atexit.register(made.close)
     return made
+
+
+def load(*modules: str) -> None:
+    """Have the default server import more modules, as `ForkServer.load` does."""
+    default_server().load(*modules)
 
 
 def run_ranks(function: Callable, ranks: int, /, *arguments: Any, **options: Any) -> list[Any]:

@@ -207,6 +207,16 @@ def test_nothing_runs_after_the_caller_or_the_server_is_killed(tmp_path, victim)
         assert "RankError: the fork server was ended during a run" in err
 
 
+def test_a_running_server_imports_more_and_leaves_out_what_does_not_exist():
+    def imported():
+        return "colorsys" in sys.modules
+
+    with ForkServer([]) as server:
+        before = server.run_ranks(imported, 1, backend=None)
+        server.load("no_such_module", "colorsys")
+        assert (before, server.run_ranks(imported, 1, backend=None)) == ([False], [True])
+
+
 @pytest.mark.slow
 def test_an_interrupted_call_leaves_no_rank(tmp_path):
     program = ("from warmranks import preload, run_ranks; from tests.warmranks import programs\n"

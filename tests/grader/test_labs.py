@@ -98,10 +98,11 @@ def all_wrong(name: str) -> dict[str, dict[str, str]]:
 
 
 def some_wrong(name: str) -> dict[str, dict[str, str]]:
-    """One submission with the borrowed answers and, for all others, the first mutants; and the
-    untouched release."""
+    """One submission with the borrowed answers and, for all others, the first mutants; and of the
+    first and the last lab the untouched release."""
     every = all_wrong(name)
-    return {"wrong": every["mutants-0"] | every.get("borrowed", {}), "untouched": {}}
+    wrong = {"wrong": every["mutants-0"] | every.get("borrowed", {})}
+    return wrong | ({"untouched": {}} if name in (LABS[0], LABS[-1]) else {})
 
 
 @pytest.fixture(scope="module")

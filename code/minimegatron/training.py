@@ -74,11 +74,8 @@ def build_datasets(ctx: Context, vocab_size: int
                    ) -> tuple[GPTDataset, GPTDataset | None, GPTDataset | None]:
     """Build the training, validation, and test data; every rank must call it.
 
-    Args:
-        ctx: this rank's context.
-        vocab_size: entries of the tokenizer; the data must not hold other tokens.
-
-    Raises UserError if the data are damaged, or if --split leaves nothing to train on.
+    Raises UserError if the data are damaged or hold tokens beyond the tokenizer's `vocab_size`, or
+    if --split leaves nothing to train on.
     """
     config, batch = ctx.config, ctx.config.global_batch_size
     validations = config.train_iters // config.eval_interval + 1
@@ -96,7 +93,7 @@ def build_datasets(ctx: Context, vocab_size: int
 
 def build_batches(ctx: Context, tokenizer: GPT2BPETokenizer
                   ) -> tuple[Batches, Batches | None, Batches | None]:
-    """Build what draws this rank's training, validation, and test batches. Raises UserError."""
+    """Build this rank's training, validation, and test batches. Raises UserError."""
     named = zip(("training", "validation", "test"), build_datasets(ctx, tokenizer.vocab_size),
                 strict=True)
     return tuple(data and Batches(ctx, data, tokenizer.eod, name) for name, data in named)
@@ -110,9 +107,8 @@ class Trainer:
 
         Args:
             ctx: this rank's context.
-            vocab_size: rows of the word embedding, including padding.
-            started: when the program began, on time.perf_counter's clock, for
-                --exit-duration-in-mins.
+            vocab_size: V, the padded size of the vocabulary.
+            started: the program's start on time.perf_counter's clock, for --exit-duration-in-mins.
         """
         self.ctx, self.config, self.vocab_size = ctx, ctx.config, vocab_size
         self.started, self.saved_at = started, None

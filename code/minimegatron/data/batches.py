@@ -61,23 +61,17 @@ class Batches:
         ]
 
     def micro_batch(self, numbers: range, iteration: int, train: bool) -> MicroBatch:
-        """Return one micro-batch.
-
-        Args:
-            numbers: its samples.
-            iteration: the step, which the dropout mask depends on.
-            train: whether to drop out.
-        """
+        """Return the micro-batch of the given samples; the other arguments are those of `step`."""
         config, ctx = self.ctx.config, self.ctx
-        noise = None
+        dropout = None
         if train and (config.hidden_dropout > 0 or config.attention_dropout > 0):
-            noise = Dropout(config.seed, iteration, ctx.tensor(torch.tensor(list(numbers))))
+            dropout = Dropout(config.seed, iteration, ctx.tensor(torch.tensor(list(numbers))))
         if 0 < ctx.grid.pp.index < ctx.grid.pp.size - 1:
-            return MicroBatch(None, None, None, noise)  # hidden states come from the stage before
+            return MicroBatch(None, None, None, dropout)  # hidden states come from the stage before
         samples = [self.dataset[n % len(self.dataset)]["text"] for n in numbers]
         text = torch.from_numpy(np.stack(samples)).long()
         tokens, labels = text[:, :-1], text[:, 1:]
         mask = torch.ones(tokens.shape)
         if config.eod_mask_loss:
             mask[tokens == self.eod] = 0.0
-        return MicroBatch(ctx.tensor(tokens), ctx.tensor(labels), ctx.tensor(mask), noise)
+        return MicroBatch(ctx.tensor(tokens), ctx.tensor(labels), ctx.tensor(mask), dropout)

@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 def choose_device(config: Config, local_rank: int) -> tuple[Device, list[str]]:
     """Return the device for --device, and lines for the log that explain the choice.
 
-    Args:
-        config: the command line.
-        local_rank: this rank's number on its node.
-
-    Raises:
-        UserError: the machine has no such device.
+    Raises UserError if the machine has no such device for this local rank.
     """
     name, backend = config.device, config.distributed_backend
     if name.startswith("virtual"):
@@ -58,12 +53,7 @@ def requested_gpus() -> int:
 def cuda_device(config: Config, local_rank: int) -> CudaDevice:
     """Return the CUDA device with a rank's local number.
 
-    Args:
-        config: the command line.
-        local_rank: this rank's number on its node.
-
-    Raises:
-        UserError: the node has fewer GPUs than ranks, or gloo cannot send what the ranks must.
+    Raises UserError if the node has fewer GPUs than ranks, or if gloo cannot connect the stages.
     """
     count, stages = torch.cuda.device_count(), config.pipeline_model_parallel_size
     if local_rank >= count:
@@ -83,13 +73,8 @@ def cuda_device(config: Config, local_rank: int) -> CudaDevice:
 def virtual_device(config: Config, name: str, local_rank: int) -> VirtualDevice:
     """Return a virtual GPU.
 
-    Args:
-        config: the command line.
-        name: GPU model; empty for the one that the node declares.
-        local_rank: this rank's number on its node.
-
-    Raises:
-        UserError: there is no such model, or the job requested fewer GPUs than it has ranks.
+    Its model is `name`, or the one that the node declares if `name` is empty. Raises UserError if
+    there is no such model, or if the job requested fewer GPUs than it has ranks.
     """
     from minimegatron.arguments.virtual_device import virtual_card, virtual_link
     from minimegatron.device.virtual import VirtualDevice

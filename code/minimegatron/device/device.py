@@ -31,7 +31,7 @@ class Memory:
 
 
 class Device(ABC):
-    """What the trainer may ask of the device that one rank runs on.
+    """The device that one rank runs on.
 
     Nothing else in the trainer depends on the device, except for the kernels that PyTorch chooses
     by itself (dispatch.py). A device may have no values in its tensors, so `read` is the only way
@@ -88,9 +88,7 @@ class Device(ABC):
     def profile(self, folder: str, worker: str) -> torch.profiler.profile | profiler.Profile:
         """Return a profiler that records two steps and writes FOLDER/WORKER.TIME.pt.trace.json.
 
-        Args:
-            folder: where the trace is written.
-            worker: name of the rank in TensorBoard.
+        TensorBoard shows `worker` as the rank's name.
         """
         from torch._C._profiler import _ExperimentalConfig
         from torch.profiler import profile, schedule, tensorboard_trace_handler

@@ -20,15 +20,8 @@ from virtualgpu.net.topology import Topology
 def connect(gpu: VirtualGpu, link: str, slot: int | None) -> list[str]:
     """Exchange GPU models, nodes, and links, and register the backend that models their links.
 
-    Every rank must call it.
-
-    Args:
-        gpu: this rank's virtual GPU.
-        link: network of this rank's node.
-        slot: number of the GPU on its node, if Slurm assigned one.
-
-    Returns:
-        Lines that describe the GPUs and the links.
+    Every rank must call it, with the network of its node and, if Slurm assigned one, the number of
+    its GPU there. Returns lines that describe the GPUs and the links.
     """
     seats: list[tuple] = [()] * dist.get_world_size()
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
@@ -57,10 +50,5 @@ def title(card: Card) -> str:
 
 
 def ranks_of(card: Card, models: tuple[Card, ...]) -> str:
-    """Return the ranks with this GPU model, separated by commas.
-
-    Args:
-        card: the GPU model.
-        models: the GPU model of each rank.
-    """
+    """Return the ranks with this GPU model, separated by commas, from the model of each rank."""
     return ",".join(str(rank) for rank, other in enumerate(models) if other is card)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -67,7 +68,10 @@ class Optimizer:
         for name, view in ddp.named_views(self.param_buffer).items():
             view.copy_(ddp.params[name].data)
             ddp.params[name].data = view
-        self.replicated, self.ranges = self._layout()
+        groups = self._group_elements()
+        self.replicated = slice(groups[ParamGroup.REPLICATED_MATRIX].start,
+                                groups[ParamGroup.REPLICATED_VECTOR].stop)
+        self.ranges = self._owned_ranges(groups)
         self.all_reduces_replicated = config.sequence_parallel
         # Ranks with different elements: sums over the model go through these groups.
         self.norm_groups = [self.grid.model, *ddp.shard_groups]
@@ -84,15 +88,17 @@ class Optimizer:
         # The fused kernel reads the count on the parameters' device; without values, nobody does.
         self.steps = torch.zeros((), device=like["device"] if self.has_values else "cpu")
 
-    def _layout(self) -> tuple[slice, list[BufferRange]]:
-        """Return (the replicated parameters' elements, the ranges that this rank owns)."""
+    def _group_elements(self) -> dict[ParamGroup, slice]:
+        """Return the elements of each parameter group in the flat buffers."""
         sizes = dict.fromkeys(ParamGroup, 0)
         for name, parameter in self.ddp.params.items():
             sizes[self.ddp.specs[name].group] += parameter.numel()
-        groups, at = {}, 0
-        for group, size in sizes.items():
-            groups[group] = slice(at, at + size)
-            at += size
+        ends = accumulate(sizes.values())
+        return {group: slice(end - size, end)
+                for (group, size), end in zip(sizes.items(), ends, strict=True)}
+
+    def _owned_ranges(self, groups: dict[ParamGroup, slice]) -> list[BufferRange]:
+        """Return the ranges that this rank owns, split where a parameter group ends."""
         is_first_tp_rank = self.grid.tp.index == 0
         ranges, owned = [], 0
         for part in self.ddp.owned:
@@ -105,8 +111,7 @@ class Optimizer:
                     ranges.append(BufferRange(slice(start, end), slice(shard, shard + end - start),
                                               group, counted))
             owned += part.stop - part.start
-        return slice(groups[ParamGroup.REPLICATED_MATRIX].start,
-                     groups[ParamGroup.REPLICATED_VECTOR].stop), ranges
+        return ranges
 
     def reload_model_params(self) -> None:
         """Copy the model's parameters to the master weights, after initialization or a load."""

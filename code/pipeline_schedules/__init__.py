@@ -1,9 +1,10 @@
 """Pipeline schedules as data: the order in which every stage runs its passes.
 
-actions.py defines a schedule, builtin.py has the published ones, and loading.py reads yours.
-validation.py checks a schedule, communication.py adds sends and receives, and interpreter.py
+actions.py defines a schedule, builtin.py has the published ones, and loading.py and parsing.py read
+yours. validation.py checks a schedule, communication.py adds sends and receives, and interpreter.py
 executes it for whoever handles its actions. simulation.py computes timelines, drawing.py and
-steps.py draw them, and traces.py reads and writes Perfetto traces; these are imported on first use.
+steps.py draw them, and traces.py reads and writes Perfetto traces. A training step does not import
+parsing.py and these last four.
 
 The package needs only the standard library, so schedules also work where torch is not installed;
 only drawing needs matplotlib. The trainer, the layout estimator, the checks, and the labs all use
@@ -20,7 +21,6 @@ from pipeline_schedules.actions import (
     Action,
     Schedule,
     ScheduleError,
-    parse,
     peak_live,
     splits_backward,
     to_text,
@@ -35,6 +35,7 @@ from pipeline_schedules.validation import check, problems
 
 if TYPE_CHECKING:
     from pipeline_schedules.drawing import Drawing, draw, draw_beside
+    from pipeline_schedules.parsing import parse
     from pipeline_schedules.simulation import Span, Timeline, simulate
     from pipeline_schedules.steps import Steps, draw_steps
     from pipeline_schedules.traces import export, measured, replayed, timeline_of
@@ -48,6 +49,7 @@ __all__ = [
 ]
 _ON_FIRST_USE = {
     "drawing": ("Drawing", "draw", "draw_beside"),
+    "parsing": ("parse",),
     "simulation": ("Span", "Timeline", "simulate"),
     "steps": ("Steps", "draw_steps"),
     "traces": ("export", "measured", "replayed", "timeline_of"),

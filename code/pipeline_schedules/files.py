@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from pipeline_schedules.actions import Schedule, ScheduleError, parse
+from pipeline_schedules.actions import Schedule, ScheduleError
+from pipeline_schedules.parsing import parse
 
 
 def from_json(path: Path) -> Schedule:

@@ -14,7 +14,7 @@ def load(source: str | Path, stages: int, micro_batches: int, chunks: int = 1) -
 
     Args:
         source: a name in BUILT_IN; a .py file with a function `schedule(stages, micro_batches)`, or
-            one with the file's name, that returns what actions.parse reads (it takes chunks if it
+            one with the file's name, that returns what parsing.parse reads (it takes chunks if it
             has a third parameter); or a .json file with a list of strings such as "F0 B0".
         stages: the number of pipeline stages.
         micro_batches: micro-batches per step.

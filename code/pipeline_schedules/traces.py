@@ -8,8 +8,9 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline_schedules.actions import BACKWARD, FORWARD, WEIGHT, Action, ScheduleError, parse
+from pipeline_schedules.actions import BACKWARD, FORWARD, WEIGHT, Action, ScheduleError
 from pipeline_schedules.clock import Durations
+from pipeline_schedules.parsing import parse
 from pipeline_schedules.simulation import Timeline, simulate
 
 FILE = "timeline.json"  # what --timeline FOLDER writes there

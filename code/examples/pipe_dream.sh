@@ -12,5 +12,5 @@ set -euo pipefail
 
 export OMP_NUM_THREADS=1  # ranks share the cores
 
-# The program finds its rank, and where the ranks meet, in Slurm's variables.
+# The program reads its rank and the rendezvous address from Slurm's variables.
 srun --kill-on-bad-exit=1 python "$LAB_HOME/code/examples/pipe_dream.py" "$@"

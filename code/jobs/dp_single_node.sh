@@ -25,7 +25,7 @@ OUTPUT="--log-interval 10 --eval-interval 50 --eval-iters 4 \
         --save $LAB_HOME/megatron/checkpoints/$NAME --save-interval 100 \
         --tensorboard-dir $LAB_HOME/megatron/tensorboard/$NAME"
 
-# One launcher starts this node's ranks; --standalone needs no address to meet at.
+# One launcher starts this node's ranks; --standalone needs no rendezvous address.
 srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
     torchrun --standalone --nproc_per_node "$RANKS_PER_NODE" \
     "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \

@@ -41,7 +41,7 @@ def ping_pong(tensor: torch.Tensor, rounds: int, clock: Callable[[], float]) -> 
 
 
 def rendezvous() -> int:
-    """Join the two ranks, which meet at the job's first node. Return this one's rank."""
+    """Join the two ranks at the job's first node, and return this one's rank."""
     hosts = subprocess.run(["scontrol", "show", "hostnames"], capture_output=True, text=True,
                            check=True).stdout.split()
     port = 20000 + int(os.environ["SLURM_JOB_ID"]) % 10000

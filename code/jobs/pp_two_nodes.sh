@@ -27,7 +27,7 @@ OUTPUT="--log-interval 10 --eval-interval 50 --eval-iters 4 \
         --save $LAB_HOME/megatron/checkpoints/$NAME --save-interval 100 \
         --tensorboard-dir $LAB_HOME/megatron/tensorboard/$NAME"
 
-# The ranks meet at the first node; the port is the job's own, so that two jobs do not collide.
+# The ranks rendezvous at the first node; the port follows from the job ID, so jobs do not collide.
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 

@@ -30,7 +30,7 @@ TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json
 OUTPUT="--log-interval 5 --eval-iters 0 --log-throughput \
         --tensorboard-dir $LAB_HOME/megatron/tensorboard/$NAME"
 
-# The ranks meet at the first node; the port is the job's own, so that two jobs do not collide.
+# The ranks rendezvous at the first node; the port follows from the job ID, so jobs do not collide.
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 

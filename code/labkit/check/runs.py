@@ -154,7 +154,7 @@ def _torchrun_run(launches: list[Launch], told: list[Torchrun], trainer: str) ->
                         "`#SBATCH --ntasks-per-node=1`); torchrun itself starts the ranks")
     elif first.nnodes > len(launches):
         problems.append(f"torchrun is told --nnodes {first.nnodes} but starts on {len(launches)} "
-                        "node(s): the ranks wait for the others for ever; "
+                        "node(s): the ranks wait forever for the others; "
                         "srun starts it on every node")
     elif first.nnodes < len(launches):
         problems.append(f"torchrun starts on {len(launches)} nodes, each with --nnodes "
@@ -171,14 +171,14 @@ def _meeting_problems(told: list[Torchrun], hosts: list[str]) -> list[str]:
     first = told[0]
     if len({one.meets_at for one in told}) > 1 or len({one.nnodes for one in told}) > 1 or \
             len({one.nproc_per_node for one in told}) > 1:
-        problems.append("the nodes are told different things: --nnodes, --nproc_per_node and the "
-                        "address where the ranks meet must be the same on all")
+        problems.append("the nodes differ: --nnodes, --nproc_per_node, and the rendezvous address "
+                        "must be the same on all of them")
     if not first.assigns_ranks and first.nnodes > 1 and \
             sorted(one.node_rank for one in told) != list(range(len(told))):
         ranks = ", ".join(str(one.node_rank) for one in told)
-        problems.append(f"the nodes say --node_rank {ranks}: each needs its own, which "
-                        "$SLURM_NODEID holds inside srun "
-                        "(in single quotes, so that it is not expanded before)")
+        problems.append(f"the nodes have --node_rank {ranks}: each needs its own, which is "
+                        "$SLURM_NODEID inside srun "
+                        "(in single quotes, so that the script does not expand it)")
     firsts = [host for one, host in zip(told, hosts, strict=True)
               if first.assigns_ranks or one.node_rank == 0]
     return problems + (_address_problems(first.meets_at[0], firsts, hosts)
@@ -192,7 +192,7 @@ def _address_problems(address: str, firsts: Sequence[str], hosts: Sequence[str])
     """
     if len(set(hosts)) == 1 or not firsts or address.split(".")[0] in firsts:
         return []
-    place = f"the ranks are to meet at {address or 'no address'}"
+    place = f"the rendezvous address is {address or 'missing'}"
     if address in LOCAL:
         return [f"{place}: on every node that is the node itself; name the first node of the job"]
     return [f"{place}, but rank 0 runs on {firsts[0]}: name the first node of the job, which "
@@ -210,7 +210,7 @@ def _direct_run(launches: list[Launch], trainer: str) -> Run:
     if worlds != {str(len(launches))} or \
             ranks != sorted(str(rank) for rank in range(len(launches))):
         problems.append(f"{len(launches)} ranks start with WORLD_SIZE {', '.join(sorted(worlds))} "
-                        f"and RANK {', '.join(ranks)}: they do not meet; torchrun sets both")
+                        f"and RANK {', '.join(ranks)}: they form no world; torchrun sets both")
         nodes = per_node = 1
     elif len(launches) > 1:
         problems += _direct_meeting(launches, hosts)

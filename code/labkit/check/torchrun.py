@@ -1,4 +1,4 @@
-"""torchrun's command line, as far as it says which ranks meet."""
+"""Parse torchrun's command line, as far as it determines which ranks form a world."""
 
 from __future__ import annotations
 

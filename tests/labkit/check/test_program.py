@@ -60,7 +60,7 @@ def test_a_script_gets_its_arguments_and_finds_files(program):
 
 @pytest.mark.parametrize(("old", "new", "says"), [
     ("exit $status", "exit 7", "exit code 7"), ("mine.py", "other.py", "does not start mine.py"),
-    ("$MASTER_ADDR:6000", "localhost:6000", "meet at localhost"),
+    ("$MASTER_ADDR:6000", "localhost:6000", "address is localhost"),
     ("exit $status", "srun torchrun --nnodes 2 --rdzv_backend c10d --rdzv_endpoint "
      "$MASTER_ADDR:6000 code/mine.py", "starts mine.py 2 times")])
 def test_a_program_that_would_go_wrong_is_no_job(program, old, new, says):

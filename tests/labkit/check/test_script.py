@@ -91,8 +91,8 @@ def meeting(at: str) -> str:
 
 WRONG = [
     (meeting("--master_addr slurmnode2 --master_port 6000"),
-     "meet at slurmnode2, but rank 0 runs on slurmnode1"),
-    (meeting("--master_addr $SLURM_JOB_NODELIST --master_port 6000"), "meet at slurmnode[1-2], "),
+     "address is slurmnode2, but rank 0 runs on slurmnode1"),
+    (meeting("--master_addr $SLURM_JOB_NODELIST --master_port 6000"), "address is slurmnode[1-2],"),
     (TWO_NODES + "export WORLD_SIZE=2\nsrun bash -c 'RANK=$SLURM_PROCID python "
      f"{TRAINER} {MODEL}'\n", "MASTER_ADDR is not set and MASTER_PORT not set"),
     (meeting(MEET).replace("\n", "\r\n"), "as on Windows"),
@@ -101,7 +101,7 @@ WRONG = [
     ("srun true &\n" + torchrun(""), "put `wait` at its end"),
     (TWO_NODES + FIRST + torchrun(f"--nnodes 2 --node_rank 0 {MEET}"), "starts on 1 node(s)"),
     (TWO_NODES + FIRST + "srun " + torchrun(f"--nnodes 2 --node_rank 0 {MEET}"),
-     "the nodes say --node_rank 0, 0"),
+     "the nodes have --node_rank 0, 0"),
     (TWO_NODES + FIRST + "srun " + torchrun(f"--nnodes 2 --node_rank $SLURM_NODEID {MEET}"),
      "--node_rank 0, 0"),
     (TWO_NODES + "srun " + torchrun(""), "2 separate trainings"),
@@ -111,9 +111,9 @@ WRONG = [
     (TWO_NODES.replace("=1", "=2") + FIRST + "srun --ntasks-per-node=1 "
      + torchrun(f"--nnodes 2 {MEET}"), "4 times on 2 node(s): start it once"),
     (TWO_NODES + FIRST + "srun " + torchrun("--nnodes 2 --rdzv_backend c10d --rdzv_endpoint "
-                                            "localhost:6000"), "meet at localhost"),
+                                            "localhost:6000"), "address is localhost"),
     (TWO_NODES + "srun bash -c 'torchrun --nnodes 2 --nproc_per_node 2 "
-     f"--node_rank $SLURM_NODEID {TRAINER} {MODEL}'\n", "meet at 127.0.0.1"),
+     f"--node_rank $SLURM_NODEID {TRAINER} {MODEL}'\n", "address is 127.0.0.1"),
     ("# SBATCH --nodes=2\n" + torchrun(""), "takes '# SBATCH --nodes=2' for a comment"),
     ("set -e\n#SBATCH --nodes=2\n" + torchrun(""), "come before the first command"),
     ("#SBATCH --node=2\n" + torchrun(""), "did you mean --nodefile or --nodelist or --nodes?"),

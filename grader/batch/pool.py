@@ -32,7 +32,7 @@ SECONDS_TO_START = 120.0
 SECONDS_TO_STOP = 2.0
 TICK = 0.2  # seconds between two looks at clocks and memory
 MOST_TRIES = 2
-TOO_LATE = "gave no answer in time"
+TOO_LATE = "did not answer in time"
 
 
 @dataclass
@@ -256,7 +256,7 @@ class Pool:
                     self.done.append(FinishedTask(worker.task.body, answer))
                     worker.task = None
         except (ValueError, RecursionError) as error:
-            self._replace(worker, f"gave no answer of ours: {error}")
+            self._replace(worker, f"gave an invalid answer: {error}")
 
     def _replace(self, worker: Worker, fault: str) -> None:
         if worker not in self.workers:

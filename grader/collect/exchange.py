@@ -53,8 +53,8 @@ def inbound(settings: Config, said: str) -> Path:
                                            *sorted(path.glob("*/inbound")))
                if candidate.name == "inbound" and candidate.is_dir()]
     if not folders:
-        raise LabError(f"{path} is no exchange: there is no folder inbound in it, nor in a course "
-                       "below it")
+        raise LabError(f"{path} is not an exchange: neither it nor a course in it has a folder "
+                       "inbound")
     if len(set(folders)) > 1 and folders[0].parent.name != course:
         raise LabError(f"{path} is the exchange of several courses: set c.CourseDirectory."
                        "course_id, or give the folder of one")

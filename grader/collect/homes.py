@@ -40,7 +40,7 @@ class Homes(Folder):
         """
         super().__init__(path)
         if not path.is_dir():
-            raise LabError(f"{path} is no folder: --below is for a folder of students' homes")
+            raise LabError(f"{path} is not a folder: --below is for a folder of students' homes")
         if problem := problem_of(below):
             raise LabError(f"--below {below!r} cannot be a folder inside a home ({problem}); for "
                            "example --below work/notebooks")

@@ -81,7 +81,7 @@ def opened(path: Path) -> Iterator[Source]:
                 yield Tar(path, archive)
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError,
             NotImplementedError) as error:  # the last one: a zip of a version to come
-        raise LabError(f"{path} is no sound zip or tar ({error}); give the LMS's archive, or a "
+        raise LabError(f"{path} is not a valid zip or tar ({error}); give the LMS's archive, or a "
                        "folder") from error
 
 
@@ -103,7 +103,7 @@ def checked_files(files: list[File], where: Path, skip: int = 0) -> list[File]:
     for file in files:
         problem = problem_of(file.path.split("/", skip)[-1]) or file.problem
         if not problem and times[_key(file.path, skip)] > 1:
-            problem = "its name is there more than once (capitals do not count)"
+            problem = "its name occurs more than once (capitals do not count)"
         result.append(replace(file, problem=problem))
     return result
 
@@ -174,7 +174,7 @@ class Folder:
         opened = os.fdopen(file, "rb")
         if not stat.S_ISREG(os.fstat(file).st_mode):
             opened.close()
-            raise OSError(0, "it is no plain file")
+            raise OSError(0, "it is not a regular file")
         return opened
 
     @contextlib.contextmanager

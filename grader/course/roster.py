@@ -63,7 +63,7 @@ def read_file(path: Path) -> tuple[list[Person], list[str]]:
         raise LabError(f"{path}, line 1: no column id, but {', '.join(map(visible, rows[0]))}; "
                        f"columns are {','.join(COLUMNS)}")
     if len(set(header)) < len(header):
-        raise LabError(f"{path}, line 1: a column is there twice: {','.join(header)}")
+        raise LabError(f"{path}, line 1: a column occurs twice: {','.join(header)}")
     others = [name for name in header if name not in COLUMNS]
     notes += [f"columns that are not used: {', '.join(map(visible, others))}"] * bool(others)
     numbered, problems = [], []
@@ -99,7 +99,7 @@ def _decoded(path: Path) -> tuple[str, list[str]]:
             continue
         notes = ["read as Windows-1252, since it is not UTF-8: look at the names"]
         return text, notes * (encoding == "cp1252")
-    raise LabError(f"{path} is no text in UTF-8, UTF-16 or Windows-1252: save it as \"CSV UTF-8\"")
+    raise LabError(f"{path} is not text in UTF-8, UTF-16 or Windows-1252: save it as \"CSV UTF-8\"")
 
 
 def _rows(text: str, path: Path) -> tuple[list[list[str]], list[int]]:
@@ -146,7 +146,7 @@ def _duplicates(numbered: list[tuple[int, Person]]) -> list[str]:
         for line, person in numbered:
             value = getattr(person, column)
             if value and key_of(value) in lines:
-                problems.append(f"line {line}: {column} {value!r} is there already, in line "
+                problems.append(f"line {line}: {column} {value!r} occurs already in line "
                                 f"{lines[key_of(value)]} (capitals do not count)")
             lines.setdefault(key_of(value), line)
     return problems
@@ -258,7 +258,7 @@ class Roster:
     def _one(self, matches: list[Person], text: str) -> str:
         shown = visible(text)
         if not matches:
-            raise LookupError(f"{shown!r} is nobody on the roster")
+            raise LookupError(f"{shown!r} is not on the roster")
         if len(matches) > 1:
             raise LookupError(f"{shown!r} may be " + " or ".join(person.id for person in matches))
         return matches[0].id

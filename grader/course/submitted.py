@@ -103,8 +103,9 @@ def parse(content: bytes, name: str) -> Any:
     Raises Unusable.
     """
     if sum(content.count(mark) for mark in (b",", b"[", b"{")) > MOST_ITEMS:
-        raise Unusable(f"{name} is no notebook: more than {MOST_ITEMS:,} items; clear its outputs")
+        raise Unusable(f"{name} is not a notebook: more than {MOST_ITEMS:,} items; "
+                       "clear its outputs")
     try:
         return json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise Unusable(f"{name} is no notebook: {line(str(error), 200)}") from error
+        raise Unusable(f"{name} is not a notebook: {line(str(error), 200)}") from error

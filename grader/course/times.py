@@ -42,16 +42,17 @@ def _in_zone(time: datetime.datetime, zone: str, what: str) -> datetime.datetime
         try:
             return datetime.datetime.fromisoformat(time.isoformat() + zone).astimezone(datetime.UTC)
         except (ValueError, OverflowError):
-            raise LabError(f"{what}: there is no zone {zone}") from None
+            raise LabError(f"{what}: unknown time zone {zone}") from None
     try:
         place = zoneinfo.ZoneInfo(zone)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        raise LabError(f"{what}: there is no zone {zone}; nearest: an offset such as +01:00"
+        raise LabError(f"{what}: unknown time zone {zone}; nearest: an offset such as +01:00"
                        ) from None
     early, late = (time.replace(tzinfo=place, fold=fold) for fold in (0, 1))
     if early.utcoffset() != late.utcoffset():
-        raise LabError(f"{what}: the clocks of {zone} change then, and it is no time or two; write "
-                       f"the offset, for example {late.isoformat(' ', 'minutes')}")
+        raise LabError(f"{what}: the clocks of {zone} change then, so this time does not exist "
+                       "or occurs twice; write the offset, for example "
+                       f"{late.isoformat(' ', 'minutes')}")
     return early.astimezone(datetime.UTC)
 
 

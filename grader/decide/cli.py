@@ -177,7 +177,7 @@ def _parse_arguments(course, book, arguments: argparse.Namespace, usage: str
     if not students:
         raise LabError(f"no student before {lab}: {usage}")
     if arguments.remove and rest:
-        raise LabError(f"--remove takes nothing back but what is there: leave out {rest!r}")
+        raise LabError(f"--remove only withdraws an existing decision: leave out {rest!r}")
     if not arguments.remove and not rest:
         raise LabError(f"nothing after {lab}: {usage}")
     return students, lab, rest
@@ -201,7 +201,7 @@ def _value(book, lab: str, text: str) -> float | str:
     if text.lower() == EXCUSED:
         return EXCUSED
     if not re.fullmatch(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", text, re.IGNORECASE | re.ASCII):
-        raise LabError(f"{text!r} is no score: give points from 0 to {most:g}, such as "
+        raise LabError(f"{text!r} is not a score: give points from 0 to {most:g}, such as "
                        f"{most / 2:g}, or the word excused")
     value = float(text)
     if not math.isfinite(value) or not 0 <= value <= most:

@@ -101,7 +101,7 @@ def _factor(layout: LmsFile, lab: str, column: Column, rows: Sequence[Any], scal
     if not scale or not most or not column.most:
         raise LabError(f"{lab} has {most:g} points, but {visible(column.heading)!r} in "
                        f"{layout.sheet.path} has {column.most:g}: set {most:g} in {layout.lms} and "
-                       "download the file again, or say --scale to multiply the scores by "
+                       "download the file again, or pass --scale to multiply the scores by "
                        f"{column.most:g}/{most:g}")
     return column.most / most
 

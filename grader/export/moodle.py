@@ -41,7 +41,7 @@ def _worksheet(sheet: Sheet, header: list[str], small: list[str]) -> LmsFile:
                if name not in small]
     if missing:
         raise LabError(f"{sheet.path}: no column {' or '.join(missing)!s}, which Moodle needs to "
-                       "read a grading worksheet back: download it anew")
+                       "read a grading worksheet back: download it again")
     most = {cell for row in range(1, len(sheet.rows))
             if (cell := sheet.cell(row, small.index("maximum grade")).strip())}
     numbers = {number_in(cell) for cell in most}

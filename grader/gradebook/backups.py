@@ -89,7 +89,7 @@ def read(copy: Path, time: datetime.datetime, whole: bool = False) -> Backup:
             raise LabError(f"{copy} is damaged ({problems[0][0][:200]})")
         tables = {name for name, in connection.execute("SELECT name FROM sqlite_master")}
         if not tables.issuperset(TABLES):
-            raise LabError(f"{copy} is no gradebook: it has no table "
+            raise LabError(f"{copy} is not a gradebook: it has no table "
                            f"{min(TABLES - tables)}")
         return Backup(copy, time.replace(tzinfo=datetime.UTC), mark.header_mark(connection),
                       counts(connection))

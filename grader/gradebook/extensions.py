@@ -98,7 +98,7 @@ def extend(course: Course, book: Gradebook, students: Sequence[str], lab: str,
         raise LabError(f"{lab} has no due date yet, so nobody needs more time: set it first with "
                        f"`lab release {lab} --due \"2026-01-31 23:59 UTC\"`")
     if due is not None and due <= usual:
-        raise LabError(f"{due:%Y-%m-%d %H:%M} UTC is no extension: {lab} is due "
+        raise LabError(f"{due:%Y-%m-%d %H:%M} UTC is not an extension: {lab} is due "
                        f"{usual:%Y-%m-%d %H:%M} UTC; give a later time")
     for student in students:
         records.enroll(book, student)

@@ -34,7 +34,7 @@ def require_sound(path: Path) -> None:
             raise LostGradebook(f"{path} is {_missing(path)}, but {reason}: {RESTORE}; {ACCEPT}")
         return
     if not path.is_file():
-        raise LostGradebook(f"{path} is no file: {RESTORE}")
+        raise LostGradebook(f"{path} is not a file: {RESTORE}")
     if not os.access(path, os.R_OK):
         raise LabError(f"{path} cannot be read by your user: make it readable, or {RESTORE}")
     with explained(path):

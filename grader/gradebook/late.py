@@ -35,7 +35,7 @@ class LatePenalty(LateSubmissionPlugin):
     percent = Float(0, min=0, max=100, help="of the score, for each started `per`"
                     ).tag(config=True)
     per = Enum(tuple(UNITS), "day", help="what is counted").tag(config=True)
-    most = Float(100, min=0, max=100, help="per cent that are lost at the most, before "
+    most = Float(100, min=0, max=100, help="percent that can be lost at most, before "
                  "zero_after_days").tag(config=True)
     zero_after_days = Float(None, allow_none=True, min=0, help="later than this, all is lost"
                             ).tag(config=True)

@@ -133,7 +133,7 @@ def _read_source(source: Path) -> Backup:
     try:
         return backups.read(source, time, whole=True)
     except sqlite3.Error as error:
-        raise LabError(f"--from {source} is no gradebook or damaged ({error}); "
+        raise LabError(f"--from {source} is damaged or not a gradebook ({error}); "
                        "`lab gradebook backups` lists the backups") from error
 
 
@@ -213,7 +213,7 @@ def accept(course: Course) -> tuple[backups.Counts | None, list[entered.Key]]:
 
 def _read_current(path: Path) -> Backup:
     if not path.is_file():
-        raise LabError(f"{path} is no file: move it away, or `lab gradebook restore`")
+        raise LabError(f"{path} is not a file: move it away, or `lab gradebook restore`")
     time = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
     with explained(path):
         return backups.read(path, time, whole=True)

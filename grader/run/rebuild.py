@@ -97,25 +97,25 @@ def rebuild(release: NotebookNode, submitted: Any) -> tuple[NotebookNode, list[s
         name = cell.metadata.get("nbgrader", {}).get("grade_id")
         copies = given.get(name, [])
         if len(copies) > 1:
-            notes.append(f"{name} is there {len(copies)} times" + (
-                ": counted as a run from top to bottom" if utils.is_solution(cell) else ""))
+            notes.append(f"{name} occurs {len(copies)} times" + (
+                ": graded as if run from top to bottom" if utils.is_solution(cell) else ""))
         if not utils.is_solution(cell):
             continue
         right = [source for kind, source in copies if kind == cell.cell_type]
         if len(set(right)) > MOST_COPIES or sum(map(len, right)) > LONGEST:
-            raise Unusable(f"{name} is there {len(right)} times with {sum(map(len, right)):,} "
+            raise Unusable(f"{name} occurs {len(right)} times with {sum(map(len, right)):,} "
                            f"characters: at most {MOST_COPIES} times and {LONGEST:,} are read")
         answered += bool(right)
         if not right:
             notes.append(f"{name} is missing" if not copies else
-                         f"{name} is no {cell.cell_type} cell any more: taken as unanswered")
+                         f"{name} is no longer a {cell.cell_type} cell, so it counts as unanswered")
         changed = [source for source in right if source != cell.source]
         if changed:
             cell.source = merged(changed, cell.cell_type)
         if cell.cell_type == "markdown" and (pictures := attached(submitted, name)):
             cell.attachments = pictures
     if not answered:
-        raise Unusable("none of the lab's answer cells is in it: another lab's notebook?")
+        raise Unusable("it has none of the lab's answer cells; is it another lab's notebook?")
     result.metadata["grader"] = {"notes": notes}
     return result, notes
 

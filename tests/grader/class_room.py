@@ -129,9 +129,9 @@ NOTEBOOKS: dict[str, tuple[Callable[[Notebook], Notebook], str]] = {
     "wrong": (stripped, "another lab's"), "emptied": (emptied, "another lab's"),
 }
 FILES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "broken": (text("{"), "is no notebook"), "deep": (text("[" * 200_000), "is no notebook"),
-    "list": (text("[]"), "no list of cells"), "bomb": (text(bomb()), "is no notebook"),
-    "binary": (text(bytes(range(256)) * 40), "is no notebook"),
+    "broken": (text("{"), "is not a notebook"), "deep": (text("[" * 200_000), "is not a notebook"),
+    "list": (text("[]"), "no list of cells"), "bomb": (text(bomb()), "is not a notebook"),
+    "binary": (text(bytes(range(256)) * 40), "is not a notebook"),
     "huge": (lambda path: (path.touch(), os.truncate(path, 21_000_000)), "has 21 MB"),
     "linked": (lambda path: path.symlink_to("/etc/passwd"), "link"),
     "beside": (linked_beside, "data is a link"),

@@ -65,8 +65,8 @@ def test_no_submitted_file_is_changed(graded):
 
 
 def test_duplicates_are_reported(graded):
-    assert graded.rows["copied"]["notes"] == "batch-check is there 2 times"
-    assert "batch is there 2 times" in graded.rows["draft"]["notes"]
+    assert graded.rows["copied"]["notes"] == "batch-check occurs 2 times"
+    assert "batch occurs 2 times" in graded.rows["draft"]["notes"]
 
 
 def test_feedback_shows_the_score_and_no_hidden_test(graded):

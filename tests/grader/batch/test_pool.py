@@ -76,9 +76,9 @@ def test_every_task_is_answered_once_and_all_workers_work(make, tmp_path):
 
 
 @pytest.mark.parametrize("act, fault", [
-    ("die", "ended by signal 9"), ("hang", "gave no answer in time"),
+    ("die", "ended by signal 9"), ("hang", "did not answer in time"),
     ("grow", "took more than 100 MB of memory"), ("close", "closed its end of the line"),
-    ("babble", "gave no answer of ours"), ("flood", "its answer is too long"),
+    ("babble", "gave an invalid answer"), ("flood", "its answer is too long"),
 ])
 def test_a_worker_that_fails_is_replaced_and_its_task_tried_twice(make, act, fault):
     with make() as pool:

@@ -99,7 +99,7 @@ def test_a_named_pipe_does_not_stop_the_others(take_homes, submitted, root, answ
 
 def test_whoever_is_not_on_the_roster_is_listed(take_homes, submitted, root, answer):
     put(root, {f"eve/{BELOW}/{NAME}.ipynb": answer()})
-    assert "nobody on the roster" in take_homes()[f"eve/{BELOW}/{NAME}.ipynb"].why
+    assert "not on the roster" in take_homes()[f"eve/{BELOW}/{NAME}.ipynb"].why
     assert submitted("eve") is None
 
 
@@ -146,7 +146,7 @@ def test_a_folder_that_is_none_of_a_home_is_refused(take, root, below, named):
 
 
 def test_a_source_that_is_no_folder_is_refused(take, root):
-    with pytest.raises(LabError, match="is no folder: --below"):
+    with pytest.raises(LabError, match="is not a folder: --below"):
         take(root / "none", below=BELOW)
 
 

@@ -170,7 +170,7 @@ def test_a_tar_whose_header_is_a_bomb_is_not_read(take, tmp_path):
                          ids=["empty", "text", "short zip", "short gzip", "cut zip"])
 def test_what_is_no_archive_is_said(take, tmp_path, content):
     (tmp_path / "a.zip").write_bytes(content)
-    with pytest.raises(LabError, match=r"no sound zip or tar"):
+    with pytest.raises(LabError, match=r"not a valid zip or tar"):
         take(tmp_path / "a.zip")
 
 
@@ -225,7 +225,7 @@ def test_a_zip_of_a_version_to_come_is_refused(course, tmp_path, answer):
     content = bytearray(path.read_bytes())
     content[content.index(b"PK\1\2") + 6] = 64
     path.write_bytes(content)
-    with pytest.raises(LabError, match="is no sound zip or tar"):
+    with pytest.raises(LabError, match="is not a valid zip or tar"):
         collect(course, str(path), CollectOptions())
 
 

@@ -187,9 +187,11 @@ def test_a_time_is_one_instant(text, expected):
 
 @pytest.mark.parametrize("text, problem", [
     ("2026-01-31 12:00", "no time zone"), ("yesterday", "is not a time"), ("", "is not a time"),
-    ("2026-13-01 12:00 UTC", "is not a time"), ("2026-01-31 12:00 Europe/Atlantis", "no zone"),
+    ("2026-13-01 12:00 UTC", "is not a time"),
+    ("2026-01-31 12:00 Europe/Atlantis", "unknown time zone"),
     ("2026-03-29 02:30 Europe/Berlin", "clocks"), ("2026-10-25 02:30 Europe/Berlin", "clocks"),
-    ("2026-01-31 12:00 +99:00", "no zone"), ("2026-01-31 12:00 ../../etc/passwd", "is not a time"),
+    ("2026-01-31 12:00 +99:00", "unknown time zone"),
+    ("2026-01-31 12:00 ../../etc/passwd", "is not a time"),
 ])
 def test_a_time_that_would_be_a_guess_is_refused(text, problem):
     with pytest.raises(LabError, match=problem):
@@ -200,7 +202,7 @@ def test_the_command_shows_a_table_and_fails_when_nothing_was_taken(command, tmp
     folder = put(tmp_path / "in", {FILE: answer(), f"eve/[red]{NAME}.ipynb": answer()})
     done = command("collect", str(folder), "--received", "2026-01-31 12:00 UTC")
     assert done.returncode == 0 and "2026-01-31" in done.stdout, done.stderr
-    assert "refused: eve/[red]90_small.ipynb: 'eve' is nobody on the roster" in done.stdout
+    assert "refused: eve/[red]90_small.ipynb: 'eve' is not on the roster" in done.stdout
     assert "1 new, 0 same, 0 other, 1 refused" in done.stdout
     done = command("collect", str(folder / "eve"))
     assert done.returncode == 1 and "nothing was taken" in done.stderr

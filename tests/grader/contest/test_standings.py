@@ -82,7 +82,7 @@ def test_what_could_not_be_played_takes_no_score_away_and_is_tried_again(course,
                                                                          made_with):
     first = played("ada", "a = 1", 0.5)
     body = {"student": "ada", "digest": first.digest}
-    enter(course, contest, made_with, FinishedTask(body, None, "gave no answer in time"))
+    enter(course, contest, made_with, FinishedTask(body, None, "did not answer in time"))
     assert row(standings(course, contest), "ada").points == 50
     played("bob", "b = 1", 0.5)
     (bob,) = submissions.versions(course, contest, "bob")

@@ -59,7 +59,7 @@ def test_the_net_score_goes_to_canvas_and_the_rest_is_said(graded, command, lms,
     assert f"{NAME} -> 90_small (4711): 1 new, 0 changed, 0 as before, 0 excused, 1 ungraded, " \
            "2 who submitted nothing" in done.stdout
     assert "so the file keeps what it has: grace: out of time; Canvas has 2" in done.stderr
-    assert "line 8, =HYPERLINK(evil): '=HYPERLINK(evil)' is nobody on the roster" in done.stderr
+    assert "line 8, =HYPERLINK(evil): '=HYPERLINK(evil)' is not on the roster" in done.stderr
 
 
 def test_what_a_person_decided_goes_to_canvas(graded, command, lms, tmp_path):

@@ -95,7 +95,7 @@ def test_rows_are_told_apart_by_what_identifies_a_person(opened):
     matches = match(opened("canvas", CANVAS).entries, PEOPLE)
     assert {student: entry.number for student, entry in matches.entries.items()} == {
         "ada": "101", "grace": "102", "jm1": "103", "jm2": "104"}
-    assert matches.refused == {7: "'=HYPERLINK(evil)' is nobody on the roster"}
+    assert matches.refused == {7: "'=HYPERLINK(evil)' is not on the roster"}
 
 
 def test_two_people_of_one_name_are_not_guessed(opened):

@@ -83,8 +83,8 @@ def test_restore_takes_the_newest_sound_backup_and_names_the_damaged(office, cap
 
 
 @pytest.mark.parametrize("content, said", [
-    (None, "there is no such file"), (b"", "is no gradebook"), (b"text" * 500, "not a database"),
-    (b"\0", "no gradebook")])
+    (None, "there is no such file"), (b"", "is not a gradebook"), (b"text" * 500, "not a database"),
+    (b"\0", "not a gradebook")])
 def test_a_file_that_is_no_gradebook_is_not_restored(office, capsys, content, said):
     source, before = office.course.root / "mine.db", office.book.read_bytes()
     if content:

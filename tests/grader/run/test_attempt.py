@@ -171,8 +171,8 @@ def test_seeds_are_for_the_trusted_side_and_of_the_graded_bytes(bench):
 
 
 @pytest.mark.parametrize(("content", "why"), [
-    (b"{", "is no notebook"), (b"[" * 200_000, "is no notebook"), (b"[]", "no list of cells"),
-    (b'{"cells": []}', "another lab's"), (b"\xff\xfe", "is no notebook"),
+    (b"{", "is not a notebook"), (b"[" * 200_000, "is not a notebook"), (b"[]", "no list of cells"),
+    (b'{"cells": []}', "another lab's"), (b"\xff\xfe", "is not a notebook"),
     (b"[" + b"[]," * 1_500_000 + b"0]", "more than 2,000,000 items"),
     (b" " * 20_000_001, "20 MB"), (b'{"cells": ["\\ud800", 1e999]}', "another lab's")],
     ids=["cut", "deep", "list", "empty", "bytes", "many", "large", "odd"])
@@ -221,7 +221,7 @@ def test_copies_that_would_take_for_ever_to_untangle_are_refused(bench):
     for number in range(60):
         notebook.cells.append(copy.deepcopy(found))
         notebook.cells[-1].update(id=f"c{number}", source=f"x{number} = 1")
-    assert "is there 61 times" in bench.grade(notebook).reason
+    assert "occurs 61 times" in bench.grade(notebook).reason
     notebook = answered(bench.released, "x = 1\n" * 200_000)
     assert "1,200,000 characters" in bench.grade(notebook).reason
 

@@ -52,7 +52,7 @@ def test_of_cells_with_one_name_a_run_from_top_to_bottom_decides(copies, counts)
     result, notes = rebuild(RELEASE, with_copies("batch", copies))
     untouched = find(RELEASE, "batch").source
     assert find(result, "batch").source == (counts or untouched)
-    assert notes == [f"batch is there {len(copies)} times: counted as a run from top to bottom"]
+    assert notes == [f"batch occurs {len(copies)} times: graded as if run from top to bottom"]
 
 
 @pytest.mark.parametrize("copies, counts", [

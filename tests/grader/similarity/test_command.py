@@ -93,7 +93,8 @@ def test_last_years_submissions_are_compared(handed_in, released, command, tmp_p
 
 
 @pytest.mark.parametrize("name, says", [
-    ("gone", "no such file or folder"), ("empty", "no STUDENT/"), ("file", "no sound zip or tar")])
+    ("gone", "no such file or folder"), ("empty", "no STUDENT/"),
+    ("file", "not a valid zip or tar")])
 def test_a_bad_folder_is_named(handed_in, command, tmp_path, name, says):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text(json.dumps("x"))

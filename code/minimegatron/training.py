@@ -133,7 +133,7 @@ class Trainer:
         scaler = self.optimizer.scaler
         with self.timers("forward-backward"):
             loss = self.pipeline.train(batches, scaler and scaler.scale)
-        # First, because a sharded data-parallel sum leaves each replica only a part of it.
+        # Before the data-parallel reduction, which leaves a sharded replica only a part of the sum.
         with self.timers("backward-embedding-all-reduce"):
             self.tied_embedding.all_reduce()
         with self.timers("backward-params-all-reduce"):

@@ -188,7 +188,7 @@ def derive_timing(config: Config) -> Config:
 
 
 def check_reports(config: Config) -> None:
-    """Refuse a profile or a timeline of a rank, a step, or a name that cannot be."""
+    """Refuse ranks and steps to report on that the run does not have, and a bad --profile-name."""
     for rank in config.profile_ranks or ():
         require(0 <= rank < config.world_size,
                 f"--profile-ranks {rank}: there are ranks 0 to {config.world_size - 1}; nearest: "

@@ -78,7 +78,7 @@ def parse_arguments(argv: Sequence[str], env: Mapping[str, str] = os.environ) ->
         from minimegatron.arguments.estimates import complete_for_estimate
 
         return check(complete_for_estimate(config), rank=0, world_size=config.world_size)
-    return check(config, rank=count_in(env, "RANK", 0), world_size=count_in(env, "WORLD_SIZE", 1))
+    return check(config, rank=number_in(env, "RANK", 0), world_size=number_in(env, "WORLD_SIZE", 1))
 
 
 def parse_unchecked(argv: Sequence[str], require_all: bool = False,
@@ -102,7 +102,7 @@ def parse_unchecked(argv: Sequence[str], require_all: bool = False,
                      for name, value in values.items() if name in table})
 
 
-def count_in(env: Mapping[str, str], name: str, default: int) -> int:
+def number_in(env: Mapping[str, str], name: str, default: int) -> int:
     """Return a variable that a launcher sets, such as WORLD_SIZE. Raises UserError."""
     text = env.get(name, str(default))
     if not (text.isascii() and text.isdigit()):

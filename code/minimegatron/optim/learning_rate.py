@@ -59,7 +59,7 @@ class LearningRate:
             if self.use_saved:
                 self.settings[name] = saved[name]
             elif not self.override and saved[name] != value:
-                # The missing blank is upstream's.
+                # The missing space is Megatron-LM's.
                 raise UserError(
                     f"AnnealingLR: class input value {value} and checkpointvalue {saved[name]} "
                     f"for {name} do not match; --override-lr-scheduler takes the command line's, "

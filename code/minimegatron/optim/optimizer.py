@@ -100,17 +100,17 @@ class Optimizer:
     def _owned_ranges(self, groups: dict[ParamGroup, slice]) -> list[BufferRange]:
         """Return the ranges that this rank owns, split where a parameter group ends."""
         is_first_tp_rank = self.grid.tp.index == 0
-        ranges, owned = [], 0
-        for part in self.ddp.owned:
+        ranges, offset = [], 0
+        for owned in self.ddp.owned:
             for group, elements in groups.items():
-                start, end = max(elements.start, part.start), min(elements.stop, part.stop)
+                start, end = max(elements.start, owned.start), min(elements.stop, owned.stop)
                 if start < end:
-                    shard = owned + start - part.start
+                    shard = offset + start - owned.start
                     counted = (group != ParamGroup.TIED_COPY
                                and (is_first_tp_rank or not group.is_replicated))
                     ranges.append(BufferRange(slice(start, end), slice(shard, shard + end - start),
                                               group, counted))
-            owned += part.stop - part.start
+            offset += owned.stop - owned.start
         return ranges
 
     def reload_model_params(self) -> None:

@@ -35,7 +35,7 @@ def as_module(chunks: Sequence[Stage]) -> nn.Module:
 
 
 def data_parallel(ctx: Context, model: nn.Module) -> DistributedDataParallel:
-    """Return the data parallelism of this rank's chunks, sharded for the distributed optimizer."""
+    """Return the owner of the model's gradients, sharded with --use-distributed-optimizer."""
     if ctx.config.use_distributed_optimizer and ctx.grid.dp.size > 1:
         from minimegatron.parallel.sharding import ShardedDataParallel
 

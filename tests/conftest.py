@@ -188,13 +188,24 @@ def cluster(make_cluster) -> RunningCluster:
 
 
 @pytest.fixture(scope="session")
-def course(cluster) -> RunningCluster:
-    """The default cluster with a laid-out workspace and (less) data in it."""
+def course_data(tmp_path_factory) -> Path:
+    """A folder with (less) data in `data`: the first worker that needs it makes it for all."""
     from corpus_tools import cli as data
+
+    base = tmp_path_factory.getbasetemp()  # a worker's own, in that of the run
+    made = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "course-data"
+    (made / "data").mkdir(parents=True, exist_ok=True)
+    data.make(made, lambda line: None, data.Options(size_mb=4, gpt2_entries=8192))
+    return made
+
+
+@pytest.fixture(scope="session")
+def course(cluster, course_data: Path) -> RunningCluster:
+    """The default cluster with a laid-out workspace and (less) data in it."""
     from labcore import shipping
 
     shipping.make_workspace(cluster.home)
-    data.make(cluster.home, lambda line: None, data.Options(size_mb=4, gpt2_entries=8192))
+    shutil.copytree(course_data / "data", cluster.home / "data", dirs_exist_ok=True)
     return cluster
 
 

@@ -126,10 +126,10 @@ class Batch:
             with contextlib.suppress(reasons.Unusable):  # timestamp.txt: then as it was
                 is_other = recalculate_penalty(submission, self.config, self.book)
         outcome = GradingOutcome(submission.student, submission.lab, record, 0.0, False)
-        wanted = page_again or not (submission.page.exists() or any(
+        needs_page = page_again or not (submission.page.exists() or any(
             note.startswith(NO_PAGE) for note in record.notes))
         has_content = submission.notebook("autograded").exists()
-        if not has_content or not (wanted or is_other):
+        if not has_content or not (needs_page or is_other):
             self.end(outcome)
         else:
             self.make_page(outcome)

@@ -24,7 +24,7 @@ from labcore.errors import LabError
 from slurmbox.jobrecords import ACTIVE
 from slurmbox.layout import Layout
 
-FOLDER = ".slurm"  # in the course folder: slices and what the tasks said
+FOLDER = ".slurm"  # in the course folder: slices, and the tasks' output
 SUBMISSIONS = 2  # times that a job is submitted
 TICK = 0.5  # seconds between two looks at the results
 SECONDS_PER_QUERY = 30.0

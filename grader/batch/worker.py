@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MEMORY = 2 << 30  # bytes of data: the parent replaces a worker long before
 LONGEST_TRACEBACK = 4000
-AGAIN = "again"  # an argument: it has said that it is ready
+AGAIN = "again"  # an argument: it has reported that it is ready
 TERMINATED = 143  # exit code, as shells have it for SIGTERM
 _ending: list[bool] = []
 
@@ -69,7 +69,8 @@ class TaskHandler:
 
 
 def _chosen(name: str) -> Any:
-    """The parent chose and tried it; `-` for a worker that makes pages only."""
+    """Return the back end that the parent chose and tested; None for a worker that only makes
+    pages."""
     if name == "-":
         return None
     from grader.sandbox import choice
@@ -93,7 +94,7 @@ def serve(make: Callable[[], TaskHandler], command: Sequence[str], *, ready: boo
     Args:
         make: makes the desk.
         command: the program to go on as, once an alarm rang in a check.
-        ready: whether it has said before that it is ready.
+        ready: whether it has already reported that it is ready.
     """
     guard()
     questions, answers = channel()

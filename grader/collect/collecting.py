@@ -72,12 +72,12 @@ class _Version:
     why: str
 
 
-def collect(course: Course, said: str, options: CollectOptions) -> list[CollectedFile]:
+def collect(course: Course, location: str, options: CollectOptions) -> list[CollectedFile]:
     """Collect from a path, or from the exchange.
 
     Args:
         course: the course.
-        said: the path, or the word "exchange".
+        location: the path, or the word "exchange".
         options: the command's options.
 
     Raises LabError for the source as a whole; a problem with one student does not stop the others.
@@ -87,7 +87,7 @@ def collect(course: Course, said: str, options: CollectOptions) -> list[Collecte
     if not roster.people and not options.as_is:
         raise LabError("the roster is empty: fill it with `lab roster import students.csv`, or "
                        "pass --as-is to take folder names as the students' ids")
-    with course.locked(), _source(course, said, roster, options) as source:
+    with course.locked(), _source(course, location, roster, options) as source:
         files = source.files()
         lines, accepted = _assign_owners(source, files, roster, options)
         versions, refused = _store_versions(course, source, accepted, options)
@@ -95,8 +95,9 @@ def collect(course: Course, said: str, options: CollectOptions) -> list[Collecte
 
 
 @contextlib.contextmanager
-def _source(course: Course, said: str, roster: Roster, options: CollectOptions) -> Iterator[Source]:
-    path = Path(said)
+def _source(course: Course, location: str, roster: Roster,
+            options: CollectOptions) -> Iterator[Source]:
+    path = Path(location)
     if options.below is not None:
         if options.pattern or options.keep_times:
             flag = "--pattern" if options.pattern else "--keep-times"
@@ -105,10 +106,10 @@ def _source(course: Course, said: str, roster: Roster, options: CollectOptions) 
         labs = [options.lab] if options.lab else course.labs()
         yield homes.Homes(path, options.below, labs)
         return
-    if said == "exchange" or exchange.is_exchange(path):
+    if location == "exchange" or exchange.is_exchange(path):
         if options.pattern:
             raise LabError("--pattern is for flat folders; the exchange has its own naming")
-        yield exchange.Inbound(exchange.inbound(course.settings(), said),
+        yield exchange.Inbound(exchange.inbound(course.settings(), location),
                                {student: student for student in roster.ids})
         return
     with opened(path) as source:
@@ -150,7 +151,7 @@ def _assign_owners(source: Source, files: list[File], roster: Roster, options: C
         claims = {path: source.with_owner_checked(path, claim) for path, claim in claims.items()}
     for claim in claims.values():
         if not claim.problem:
-            called[claim.student].add(claim.said)
+            called[claim.student].add(claim.named_as)
             count[claim.student] += 1
     accepted = []
     for file in notebooks:

@@ -31,24 +31,24 @@ _NAME = re.compile(r"(?P<student>.+)\+(?P<lab>[^+]+)\+(?P<stamp>\d{4}-\d\d-\d\d 
                    r"(\.\d+)?( [\w/+-]{1,40}?)?)(\+[\w=-]{12})?")
 
 
-def inbound(settings: Config, said: str) -> Path:
+def inbound(settings: Config, location: str) -> Path:
     """Return the exchange's folder of submissions.
 
     Args:
         settings: the course's configuration.
-        said: a path in the exchange, or the word "exchange".
+        location: a path in the exchange, or the word "exchange".
 
     Raises LabError.
     """
     exchange, course = settings.Exchange, settings.CourseDirectory.get("course_id", "")
-    if said == "exchange":
+    if location == "exchange":
         root = os.environ.get("LAB_EXCHANGE") or exchange.get("root")
         if not root:
             raise LabError("no exchange is known: set LAB_EXCHANGE, or c.Exchange.root in "
                            "nbgrader_config.py")
         path = Path(root)
     else:
-        path = Path(said)
+        path = Path(location)
     folders = [candidate for candidate in (path, path / "inbound", path / course / "inbound",
                                            *sorted(path.glob("*/inbound")))
                if candidate.name == "inbound" and candidate.is_dir()]

@@ -28,14 +28,14 @@ class Claim:
 
     Attributes:
         student: an id of the roster; empty if there is a problem.
-        said: the source's own name for the student; two names for one student are two people.
+        named_as: the source's own name for the student; two names for one student are two people.
         late: whether the LMS marks it as late.
         serial: larger is newer, where the LMS counts.
         name: the file's name as the student chose it.
     """
 
     student: str = ""
-    said: str = ""
+    named_as: str = ""
     problem: str = ""
     late: bool = False
     serial: int = 0
@@ -102,7 +102,7 @@ def _canvas(name: str, roster: Roster) -> Claim:
     # A stranger's name may end in this student's number: stranger_101_999_555_x.ipynb.
     more_digits = re.match(r"\d+_", best.name) and not LAB_FILE.match(best.name)
     if possible and more_digits and not roster.is_called(
-            best.student, best.said.rpartition("_")[0]):
+            best.student, best.named_as.rpartition("_")[0]):
         return replace(best, student="", problem=f"it has {best.student}'s number, but another "
                        "name: its name can be read in two ways")
     return best
@@ -113,11 +113,11 @@ def _canvas_reading(name: str, match: re.Match[str], roster: Roster) -> Claim:
 
     Args:
         name: the student's name in this reading.
-        found: the match of the rest.
+        match: of the rest.
         roster: the class.
     """
     late, name = name.endswith("_LATE"), name.removesuffix("_LATE")
-    facts = {"said": f"{name}_{match['user']}", "late": late,
+    facts = {"named_as": f"{name}_{match['user']}", "late": late,
              "serial": int(match["number"][:18]), "name": match["file"]}
     try:
         return Claim(roster.by_lms(match["user"], name), **facts)
@@ -139,11 +139,11 @@ def _moodle(path: str, roster: Roster) -> Claim:
                else "is not one that Moodle gives to a file")
         return Claim(problem=f"its name {why}", name=name)
     name = match["file"] if "/" not in path else name
-    said = f"{match['name']}_{match['number']}"
+    named_as = f"{match['name']}_{match['number']}"
     try:
-        return Claim(roster.by_name(match["name"]), said, name=name)
+        return Claim(roster.by_name(match["name"]), named_as, name=name)
     except LookupError as error:
-        return Claim("", said, str(error), name=name)
+        return Claim("", named_as, str(error), name=name)
 
 
 def _plain(path: str, roster: Roster, as_is: bool) -> Claim:
@@ -153,23 +153,23 @@ def _plain(path: str, roster: Roster, as_is: bool) -> Claim:
     return claim(path.split("/")[0], path.rpartition("/")[2], roster, as_is)
 
 
-def claim(said: str, name: str, roster: Roster, as_is: bool) -> Claim:
+def claim(named_as: str, name: str, roster: Roster, as_is: bool) -> Claim:
     """Return the claim for a folder, or a part of a name, that names the student.
 
     Args:
-        said: the name.
+        named_as: the name.
         name: the file's name.
         roster: the class.
         as_is: whether it is a student's id.
     """
     if as_is:
-        student = normalized(said)
+        student = normalized(named_as)
         problem = problem_of_id(student)
-        return Claim("" if problem else student, said, problem, name=name)
+        return Claim("" if problem else student, named_as, problem, name=name)
     try:
-        return Claim(roster.by_id(said), said, name=name)
+        return Claim(roster.by_id(named_as), named_as, name=name)
     except LookupError as error:
-        return Claim("", said, str(error), name=name)
+        return Claim("", named_as, str(error), name=name)
 
 
 def _pattern(pattern: str, roster: Roster, as_is: bool) -> Callable[[str], Claim]:

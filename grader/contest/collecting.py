@@ -86,7 +86,7 @@ def _choose(contest: Contest, student: str, group: list[Candidate]
         student: the student's id.
         group: the student's files.
     """
-    names = {claim.said for _, claim in group}
+    names = {claim.named_as for _, claim in group}
     if len(names) > 1:
         why = f"more than one may be {student}: {', '.join(sorted(names))}"
         return None, [CollectedFile(file.path, student, why=why) for file, _ in group]

@@ -22,7 +22,8 @@ class TaskHandler:
     """Runs a worker's tasks, and caches the secret cases between them."""
 
     def __init__(self, course: Course, backend: Any) -> None:
-        """
+        """Read the course's settings.
+
         Args:
             course: the course.
             backend: the sandbox; the parent chose and tested it.

@@ -61,7 +61,8 @@ _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 
 def oci(default: dict) -> dict:
-    """A container engine's default profile without those calls, in the engine's own format."""
+    """Return a container engine's default profile without those calls, in the engine's own
+    format."""
     conditional = {"clone", "clone3", "socket", "fcntl", "madvise"}
     closed = {*DENIED, *UNSUPPORTED, *conditional}
     rules = []
@@ -93,7 +94,7 @@ def _when(name: str, index: int, comparison: str, value: int) -> dict:
 
 
 def program(machine: str | None = None) -> bytes:
-    """The filter, as struct sock_filter[]. Raises LabError where numbers are not known."""
+    """Return the filter as struct sock_filter[]. Raises LabError where numbers are not known."""
     machine = platform.machine() if machine is None else machine
     if machine not in MACHINES:
         raise LabError(f"the bubblewrap sandbox knows no system call numbers of {machine}: "

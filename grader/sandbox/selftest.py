@@ -180,7 +180,7 @@ def attempt(backend: Backend, task: Bait, names: tuple[str, ...]) -> dict[str, s
             running.kill()
             raise Unavailable(
                 f"the {backend.name} sandbox gives no answer ({running.why()}): "
-                f"{running.noise().strip()[-2000:] or 'it said nothing'}\n"
+                f"{running.noise().strip()[-2000:] or 'it printed nothing'}\n"
                 + advice.for_start(backend.name, running.noise())) from None
         if result["done"] != list(names):
             raise Unavailable(f"the {backend.name} sandbox did not try everything: {result}")

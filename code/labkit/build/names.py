@@ -124,7 +124,7 @@ class _Walker:
         """Visit defaults and annotations in the scope around the function.
 
         Args:
-            node: the arguments.
+            args: the arguments.
             scope: the scope around the function.
         """
         self.visit_all([*args.defaults, *args.kw_defaults], scope)

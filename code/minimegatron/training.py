@@ -30,11 +30,7 @@ from pipeline_schedules import add_communication, peak_live
 
 
 def pretrain(config: Config, notes: list[str]) -> None:
-    """Train a GPT from the command line to the last checkpoint.
-
-    Args:
-        config: the parsed command line.
-        notes: remarks on the command line, printed first.
+    """Train a GPT from the command line to the last checkpoint; `notes` are printed first.
 
     Raises UserError for anything that the user can fix.
     """
@@ -105,10 +101,8 @@ class Trainer:
     def __init__(self, ctx: Context, vocab_size: int, started: float) -> None:
         """Build the model and the optimizer; every rank must call it.
 
-        Args:
-            ctx: this rank's context.
-            vocab_size: V, the padded size of the vocabulary.
-            started: the program's start on time.perf_counter's clock, for --exit-duration-in-mins.
+        The vocabulary is padded. --exit-duration-in-mins counts from `started`, on
+        time.perf_counter's clock.
         """
         self.ctx, self.config, self.vocab_size = ctx, ctx.config, vocab_size
         self.started, self.saved_at = started, None

@@ -235,14 +235,7 @@ def read_file(path: Path) -> dict:
 
 
 def check_same_model(ctx: Context, saved: dict, padded_vocab_size: int, path: Path) -> None:
-    """Raise UserError if a checkpoint belongs to another model.
-
-    Args:
-        ctx: for the command line.
-        saved: the checkpoint's arguments.
-        padded_vocab_size: rows of the word embedding.
-        path: of the checkpoint's file.
-    """
+    """Raise UserError if `saved`, the arguments in the file `path`, are those of another model."""
     given = {**dataclasses.asdict(ctx.config), "padded_vocab_size": padded_vocab_size}
     for name in MUST_MATCH:
         if saved.get(name) != given[name]:

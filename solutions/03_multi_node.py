@@ -613,7 +613,7 @@ def shares(folder):
     found = {}
     for trace in traces.read(f"megatron/tensorboard/{folder}", *range(4)):
         kinds, busy = trace.during(0, trace.memory[-1][0])
-        waiting = kinds["messages"]
+        waiting = kinds["communication"]
         found[trace.rank] = {"busy": busy, "communication": waiting, "compute": busy - waiting}
         print(f"rank {trace.rank}: GPU busy {busy:.1%}: computes {result(f'{busy - waiting:.1%}')}, "
               f"communicates {bad(f'{waiting:.1%}')} (virtual)")

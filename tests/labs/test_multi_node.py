@@ -28,7 +28,7 @@ WRONG = {
                                 "--seq-length 128; the exercise uses 1024"),
     "the last node's address": (FIRST.replace("head", "tail") + "export MASTER_ADDR\nsrun bash -c '"
                                 f'torchrun --node_rank $SLURM_NODEID {TOLD} "$@"\' x {TRAINER}',
-                                "meet at slurmnode2"),
+                                "address is slurmnode2, but rank 0 runs on slurmnode1"),
 }
 
 

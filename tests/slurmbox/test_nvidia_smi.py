@@ -1,4 +1,4 @@
-"""`nvidia-smi` on the login node and inside jobs, while virtual cards are at work."""
+"""`nvidia-smi` on the login node and inside jobs, while virtual GPUs are at work."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def test_the_login_node_shows_both_jobs_on_their_cards(watched):
 
 def test_the_login_node_s_table_says_whose_cards_these_are(watched):
     shown = watched[2]["table"].stdout
-    nodes = re.findall(r"   (\w+) \(virtual cards: modeled, no hardware\)$", shown, re.M)
+    nodes = re.findall(r"   (\w+) \(virtual GPUs: modeled, no hardware\)$", shown, re.M)
     assert nodes == ["slurmnode1", "slurmnode2"]
     assert shown.count("  C   python  ") == 2 and shown.count("No running processes found") == 1
 

@@ -15,6 +15,8 @@ from corpus_tools.preprocess import main
 from minimegatron.data.indexed_dataset import IndexedDataset
 from warmranks import run_program
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).parents[2] / "code" / "preprocess_data.py"
 
 

@@ -6,6 +6,8 @@ from labcore import workspace
 from tests.labs import graded
 from tests.labs.test_labs import home, lab_of  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 LAB = workspace.CHECKOUT / "solutions" / "01_cluster_and_hardware.py"
 
 ONE_WAY = {

@@ -40,11 +40,13 @@ def test_there_are_labs():
     assert SOLUTIONS
 
 
+@pytest.mark.slow
 def test_no_notebook_is_stale():
     stale = build(ROOT, write=False)
     assert not stale, "run `lab build`"
 
 
+@pytest.mark.slow
 @each_lab
 @pytest.mark.parametrize("seed", ["notebook", *(  # tests/grader/test_labs.py draws another
     pytest.param(seed, marks=pytest.mark.stress) for seed in ("one", "two", "three"))])

@@ -15,6 +15,8 @@ from warmranks import run_program, run_ranks
 from . import failing_rank
 from .conftest import MODEL, PRETRAIN
 
+pytestmark = pytest.mark.slow
+
 STEPS = "--global-batch-size 4 --train-iters 6 --log-interval 1 --eval-iters 1 --eval-interval 4 "
 
 

@@ -136,6 +136,7 @@ def test_a_network_that_cannot_be_is_refused(choose, link):
         choose("--device virtual:v100", {"VIRTUAL_NETWORK": link})
 
 
+@pytest.mark.slow
 def test_a_run_on_the_cpu_imports_no_other_device():
     """Of virtualgpu, it needs the name of a variable only, and main the errors."""
     program = ("import sys\nimport minimegatron.training\n"

@@ -126,6 +126,7 @@ def test_bubble_of_gpipe_and_1f1b(p, m, forward, backward, weight):
         assert timeline.bubble_overhead == Fraction(p - 1, m)
 
 
+@pytest.mark.slow
 @given(STAGES, st.integers(1, 4), CHUNKS, TIMES, TIMES, TIMES)
 def test_interleaving_divides_the_bubble_by_the_chunks(p, groups, v, forward, backward, weight):
     m = p * groups

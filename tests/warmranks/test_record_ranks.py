@@ -10,6 +10,8 @@ from warmranks import Call, RankError, RanksDeadlock, record_ranks
 
 from . import steps
 
+pytestmark = pytest.mark.slow
+
 
 def test_sends_and_receives_have_peers_bytes_and_an_order():
     records = record_ranks(steps.around_the_ring, 3, 10)

@@ -109,6 +109,7 @@ def crash() -> None:
     dist.barrier()
 
 
+@pytest.mark.slow
 def test_a_deadlock_s_message_names_the_ranks_and_their_lines():
     with pytest.raises(RanksTimeout) as caught:
         run_ranks(steps.deadlocks, 3, timeout=3)
@@ -182,6 +183,7 @@ def none_runs(pids: list[int]) -> bool:
     return until(lambda: all(map(ended, pids)))
 
 
+@pytest.mark.slow
 def test_after_a_timeout_nothing_runs_that_ranks_started(tmp_path):
     with pytest.raises(RanksTimeout, match="did not finish within 4 s"):
         run_ranks(programs.start, 2, str(tmp_path), timeout=4)

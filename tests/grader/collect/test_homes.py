@@ -35,6 +35,7 @@ def take_homes(take, root):
     return take_homes
 
 
+@pytest.mark.slow
 def test_a_notebook_in_its_place_is_taken(take_homes, submitted, root, answer):
     path = f"ada/{BELOW}/{NAME}.ipynb"
     put(root, {path: answer()})

@@ -211,6 +211,7 @@ def test_nothing_is_written_through_a_link_in_submitted(take, course, submitted,
     assert submitted("grace") == answer()
 
 
+@pytest.mark.slow
 @given(st.text(max_size=60) | st.text("./\\:\u202e\0 aA~", max_size=30))
 def test_a_name_that_is_let_through_stays_in_its_folder(name):
     if problem_of(name):

@@ -12,6 +12,8 @@ from labcore import workspace
 from labcore.errors import LabError
 from tests.lab.mytrainer.conftest import WORKED
 
+pytestmark = pytest.mark.slow
+
 STUB = "def all_reduce(tensor):\n    raise NotImplementedError('Your turn: ...')\n"
 STUB_OF_DDP = STUB.replace("all_reduce(tensor)", "DataParallel(module, bucket_mb)")
 SMALL = gain.MODEL.replace("--num-layers 12 --hidden-size 768", "--num-layers 2 --hidden-size 192")

@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 MODEL = ("--device cpu --num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 "
          "--max-position-embeddings 32 --attention-dropout 0 --hidden-dropout 0 ")
 TRAINING = ("--global-batch-size 16 --train-iters 50 --log-interval 1 --eval-iters 0 --lr 1e-3 "

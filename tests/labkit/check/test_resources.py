@@ -9,6 +9,8 @@ from slurmbox import profile
 
 from .test_script import FIRST, MODEL, SHEBANG, TRAINER, TWO_NODES, home, job  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 GPUS = "#SBATCH --gpus-per-node=2\n"
 ONE = f"srun torchrun --nproc_per_node 2 {TRAINER} {MODEL} "
 TWO = (FIRST + "srun torchrun --nnodes 2 --nproc_per_node 2 --rdzv_backend c10d --rdzv_id 1 "

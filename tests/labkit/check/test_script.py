@@ -207,6 +207,7 @@ def test_a_large_file_is_no_script(home):
         check.script("code/big.sh", given=None)
 
 
+@pytest.mark.slow
 def test_shipped_scripts_have_no_problems(home):
     for path in sorted((home / "code").glob("*.sh")):
         if "#SBATCH" not in path.read_text():

@@ -130,6 +130,7 @@ def ended_by(what, pids):
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what, message", [
     (lambda: os._exit(5), "Exited: exited with status 5"),
     (lambda: os.kill(os.getpid(), signal.SIGKILL), "Killed: killed by SIGKILL"),

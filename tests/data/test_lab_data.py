@@ -15,6 +15,8 @@ from minimegatron.data.tokenizer import GPT2BPETokenizer, byte_alphabet
 
 from .lab_data import FILES, GPT2_PREFIX, files, hidden, lab, quiet, small
 
+pytestmark = pytest.mark.slow
+
 
 def command_line(*words) -> argparse.Namespace:
     top = argparse.ArgumentParser()

@@ -14,6 +14,8 @@ from minimegatron.data.indexed_dataset import IndexedDataset
 
 from .lab_data import FILES, GPT2_PREFIX, files, hidden, lab, quiet, small
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("damage", [
     lambda root: os.remove(root / f"{GPT2_PREFIX}.idx"),

@@ -20,6 +20,8 @@ from warmranks import run_program
 from .conftest import EXAMPLES
 from .runs import assert_same, plain, printed
 
+pytestmark = pytest.mark.slow
+
 
 def reading(*words):
     """(arguments, setting) of a command line."""

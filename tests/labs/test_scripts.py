@@ -8,6 +8,8 @@ from labkit.build.lab import Role
 from tests.labs import graded
 from tests.labs.test_labs import SOLUTIONS, home, lab_of  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 POSITIONS = re.compile(r"(--max-position-embeddings \d+)")
 # Each is refused by itself, too: tests/labkit/check/test_given.py.
 OTHER_MODEL = (r"\1 --ffn-hidden-size 4 --hidden-dropout 0.3 --lr 3e-3 "

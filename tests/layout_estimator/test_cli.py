@@ -6,6 +6,8 @@ import pytest
 
 from lab.cli import main
 
+pytestmark = pytest.mark.slow
+
 CLUSTER = ["--device", "virtual:v100", "--world-size", "4", "--gpus-per-node", "2"]
 MODEL = ["--num-layers", "4", "--hidden-size", "256", "--num-attention-heads", "8",
          "--seq-length", "512", "--max-position-embeddings", "512", "--global-batch-size", "16",

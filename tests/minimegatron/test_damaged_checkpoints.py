@@ -15,6 +15,8 @@ from warmranks import run_ranks
 
 from . import killed_save
 
+pytestmark = pytest.mark.slow
+
 SHARD = "mp_rank_00/model_optim_rng.pt"
 
 

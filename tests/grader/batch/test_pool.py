@@ -13,6 +13,8 @@ from grader.batch import pool as pool_module
 from grader.batch.pool import FinishedTask, Pool
 from labcore.errors import LabError
 
+pytestmark = pytest.mark.slow
+
 WORKER = """
 import json, os, sys, time
 print(json.dumps({"ready": os.getpid()}), flush=True)

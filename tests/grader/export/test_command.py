@@ -16,6 +16,8 @@ from tests.grader.export.conftest import NAME
 from tests.grader.export.files import CANVAS, GRADES, WORKSHEET, csv_bytes
 from tests.grader.small_lab import RIGHT, answered
 
+pytestmark = pytest.mark.slow
+
 FULL = {"batch-check": 3.0, "script-check": 2.0}
 LOST = {"state": "ungraded", "reason": "out of time", "scores": {"script-check": 2.0},
         "unscored": ("batch-check",)}

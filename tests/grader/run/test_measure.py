@@ -21,6 +21,8 @@ from labkit.check.measure import read
 from tests.grader.small_lab import cell, find, marks
 from tests.labkit.check.test_measure import CARD, in_process, job
 
+pytestmark = pytest.mark.slow
+
 
 class Program:
     """A back-end that runs a program of the test's, and counts how often."""

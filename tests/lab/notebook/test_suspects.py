@@ -7,6 +7,8 @@ import pytest
 
 from lab.notebook import suspects
 
+pytestmark = pytest.mark.slow
+
 LIMITS = {"A": "launch", "B": "compute", "C": "memory", "D": "latency", "E": "bandwidth"}
 
 

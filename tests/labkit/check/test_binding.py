@@ -6,6 +6,8 @@ import pytest
 
 from .test_script import SHEBANG, home, job, torchrun  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 ONE_NODE = SHEBANG + "#SBATCH --nodes=1\n#SBATCH --cpus-per-task=4\n"
 RUN = torchrun("--standalone")
 

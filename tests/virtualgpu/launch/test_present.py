@@ -13,6 +13,8 @@ from virtualgpu.launch.cluster import parse
 from virtualgpu.launch.ranks import run_ranks
 from virtualgpu.launch.settings import Settings
 
+pytestmark = pytest.mark.slow
+
 
 def pass_on(ranks, group=None):
     """Send from the first rank to the last; every rank returns its own."""

@@ -92,14 +92,7 @@ def merge(course: Course, settings: Config, book: Gradebook, result: Result) -> 
 
 
 def _enter(submission: Submission, settings: Config, book: Gradebook, attempt: Attempt) -> Any:
-    """Set scores, comments, and the late penalty without a commit; return the gradebook's entry.
-
-    Args:
-        submission: the submission.
-        settings: the course's configuration.
-        book: the gradebook.
-        attempt: the attempt.
-    """
+    """Set scores, comments, and the late penalty without a commit; return the gradebook's entry."""
     lab, student = submission.key
     enroll(book, student)
     entry = _entry(submission, book)
@@ -127,10 +120,6 @@ def _entry(submission: Submission, book: Gradebook) -> Any:
     """Return the gradebook's entry, with its time of receipt uncommitted.
 
     nbgrader's API commits a new entry.
-
-    Args:
-        submission: the submission.
-        book: the gradebook.
     """
     when = receipt_time(submission)
     try:
@@ -143,10 +132,6 @@ def _entry(submission: Submission, book: Gradebook) -> Any:
 
 def _write_notebook(submission: Submission, attempt: Attempt) -> None:
     """Write the notebook that formgrader shows, and delete everything else there and the old page.
-
-    Args:
-        submission: the submission.
-        attempt: the attempt.
     """
     shutil.rmtree(submission.page.parent, ignore_errors=True)
     place = submission.notebook("autograded")

@@ -121,14 +121,7 @@ def _source(course: Course, location: str, roster: Roster,
 
 def _assign_owners(source: Source, files: list[File], roster: Roster, options: CollectOptions
           ) -> tuple[list[CollectedFile], list[tuple[File, Claim]]]:
-    """Return the files refused by name, and the notebooks with their owners.
-
-    Args:
-        source: the source.
-        files: its files.
-        roster: the class.
-        options: the command's options.
-    """
+    """Return the files refused by name, and the notebooks with their owners."""
     lines, notebooks, claims = [], [], {}
     for file in files:
         kind = "." + file.path.lower().rpartition(".")[2]
@@ -170,14 +163,7 @@ def _assign_owners(source: Source, files: list[File], roster: Roster, options: C
 
 def _store_versions(course: Course, source: Source, accepted: list[tuple[File, Claim]],
                     options: CollectOptions) -> tuple[list[_Version], list[CollectedFile]]:
-    """Store all notebooks in received/, one at a time to save memory.
-
-    Args:
-        course: the course.
-        source: the source.
-        accepted: the notebooks and their owners.
-        options: the command's options.
-    """
+    """Store all notebooks in received/, one at a time to save memory."""
     labs, bytes_of, moment = Labs(course), Counter(), options.received or now()
     versions, lines = [], []
     for file, claim in accepted:
@@ -222,13 +208,7 @@ def _source_key(source: Source, file: File, claim: Claim) -> str:
 
 def _register_versions(course: Course, versions: list[_Version], options: CollectOptions
                        ) -> list[CollectedFile]:
-    """Add receipts for new versions, and put the version to grade into submitted/.
-
-    Args:
-        course: the course.
-        versions: the stored versions.
-        options: the command's options.
-    """
+    """Add receipts for new versions, and put the version to grade into submitted/."""
     policy = attempts_of(course.settings())
     by_lab: dict[tuple[str, str], list[_Version]] = defaultdict(list)
     for version in versions:

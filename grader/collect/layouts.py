@@ -126,12 +126,7 @@ def _canvas_reading(name: str, match: re.Match[str], roster: Roster) -> Claim:
 
 
 def _moodle(path: str, roster: Roster) -> Claim:
-    """Return the claim for a path whose first part was named by Moodle.
-
-    Args:
-        path: the path.
-        roster: the class.
-    """
+    """Return the claim for a path whose first part was named by Moodle."""
     top, name = path.split("/")[0], path.rpartition("/")[2]
     match, marks = MOODLE.fullmatch(top), len(MOODLE_MARK.findall(top))
     if match is None or marks > 1 or ("/" in path and match["file"]):

@@ -112,10 +112,6 @@ def _key(path: str, skip: int) -> tuple[str, str]:
     """Return what two files of one name have in common.
 
     Nobody can take a name in somebody else's folder, so case matters in the first `skip` folders.
-
-    Args:
-        path: the file.
-        skip: the number of these folders.
     """
     *above, name = path.split("/", skip)
     return "/".join(above), key_of(name)

@@ -67,12 +67,7 @@ def _require_plain(path: Path, root: Path) -> None:
 
 
 def _move_aside(submission: Submission, other: Path) -> None:
-    """Move timestamp.txt and other files beside the notebook to where nothing reads them.
-
-    Args:
-        submission: the submission.
-        other: the file.
-    """
+    """Move timestamp.txt and other files beside the notebook to where nothing reads them."""
     folder = version_path(submission).parent / "beside"
     folder.mkdir(parents=True, exist_ok=True)
     target, number = folder / other.name, 1

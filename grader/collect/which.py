@@ -53,12 +53,7 @@ class Labs:
 
 
 def _cells(course: Course, lab: str) -> set[str]:
-    """Return the names of the cells in the lab's source, here or in the checkout.
-
-    Args:
-        course: the course.
-        lab: the lab's name.
-    """
+    """Return the names of the cells in the lab's source, here or in the checkout."""
     for path in (course.notebook("source", lab), course.source_of(lab) / f"{lab}.ipynb"):
         if path.is_file():
             return _names(path.read_bytes()[:LARGEST])

@@ -131,12 +131,7 @@ def run_table(arguments: argparse.Namespace) -> int:
 
 
 def _names(course: Course, students: list[str]) -> dict[str, str]:
-    """Return students' names from the roster, by id.
-
-    Args:
-        course: the course.
-        students: their ids.
-    """
+    """Return students' names from the roster, by id."""
     from grader.contest.standings import roster_of
 
     names = {person.id: person.name for person in roster_of(course)}

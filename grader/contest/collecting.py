@@ -79,13 +79,7 @@ def _group_by_student(source: Source, roster: Roster, as_is: bool
 
 def _choose(contest: Contest, student: str, group: list[Candidate]
             ) -> tuple[Candidate | None, list[CollectedFile]]:
-    """Return the file to take: the one with the contest's name, else the only or the newest one.
-
-    Args:
-        contest: the contest.
-        student: the student's id.
-        group: the student's files.
-    """
+    """Return the file to take: the one with the contest's name, else the only or the newest one."""
     names = {claim.named_as for _, claim in group}
     if len(names) > 1:
         why = f"more than one may be {student}: {', '.join(sorted(names))}"

@@ -71,10 +71,6 @@ def _scored(contest: Contest, case: Case, player: _Player) -> Outcome:
 def _ask_once(player: _Player, given: Given) -> Callable[[Given], Any]:
     """Call the function now, and return a function that repeats its answer, so that the alarm times
     only the scorer.
-
-    Args:
-        player: the sandboxed file.
-        given: the case's input.
     """
     try:
         value = player.ask(given)

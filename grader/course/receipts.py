@@ -125,12 +125,7 @@ def add(course: Course, receipt: Receipt) -> None:
 
 
 def _unfinished(file: int, size: int) -> int:
-    """Return the number of bytes after the last newline.
-
-    Args:
-        file: the descriptor.
-        size: the file's size.
-    """
+    """Return the number of bytes after the last newline."""
     tail = os.pread(file, min(size, 100_000), max(0, size - 100_000))
     return len(tail) - tail.rfind(b"\n") - 1
 

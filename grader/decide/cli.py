@@ -211,13 +211,7 @@ def _value(book, lab: str, text: str) -> float | str:
 
 
 def _remake_pages(course, lab: str, students: Sequence[str]) -> int:
-    """Recalculate penalties, and make the pages of these students and grades.csv again.
-
-    Args:
-        course: the course.
-        lab: the lab's name.
-        students: their ids.
-    """
+    """Recalculate penalties, and make the pages of these students and grades.csv again."""
     from grader.batch.grading import remake_pages
     from grader.report.grades import save
 

@@ -128,14 +128,7 @@ def _score(layout: LmsFile, filled: FilledColumn, row: Any, entry: Entry | None,
 
 
 def _problem(layout: LmsFile, column: Column, entry: Entry | None, score: float = 0.0) -> str:
-    """Return why a cell cannot be written; empty if it can.
-
-    Args:
-        layout: the LMS's file.
-        column: the column.
-        entry: the student's row.
-        score: the score to write.
-    """
+    """Return why a cell cannot be written; empty if it can."""
     if entry is None:
         return f"not in {layout.sheet.path.name}"
     if column.index >= len(layout.sheet.rows[entry.row]):

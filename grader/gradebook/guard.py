@@ -95,12 +95,7 @@ def _count(keys: list[entered.Key]) -> str:
 
 
 def _require_intact(path: Path, connection: sqlite3.Connection) -> None:
-    """Check the pages, unless this process has checked them and the file has not changed since.
-
-    Args:
-        path: the gradebook.
-        connection: the open gradebook.
-    """
+    """Check the pages, unless this process has checked them and the file has not changed since."""
     status = path.stat()
     key = str(path), status.st_ino, status.st_mtime_ns, status.st_size
     if key in _sound:
@@ -135,12 +130,7 @@ def difference(path: Path, connection: sqlite3.Connection) -> str:
 
 
 def _without_mark(path: Path, connection: sqlite3.Connection) -> str:
-    """Compare the contents, because the course has no mark: it is old, or the mark was lost.
-
-    Args:
-        path: the gradebook.
-        connection: the open gradebook.
-    """
+    """Compare the contents, because the course has no mark: it is old, or the mark was lost."""
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'student'").fetchone():
         return ""  # nbgrader was stopped while it made it
     if missing_grades := entered.missing_grades(path.parent, connection):

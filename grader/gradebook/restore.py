@@ -148,12 +148,7 @@ def _newest_backup(path: Path) -> Backup:
 
 
 def _put(unfinished: Path, path: Path) -> list[Path]:
-    """Rename the copy into place, and the previous file and its journal out of the way.
-
-    Args:
-        unfinished: the copy.
-        path: the gradebook.
-    """
+    """Rename the copy into place, and the previous file and its journal out of the way."""
     time = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
     aside = []
     for ending in ("-journal", "-wal", "-shm", ""):
@@ -172,12 +167,7 @@ def _put(unfinished: Path, path: Path) -> list[Path]:
 
 
 def _link_or_rename(path: Path, kept: Path) -> None:
-    """Link the file if possible, so that there is a gradebook at every moment; else rename it.
-
-    Args:
-        path: the gradebook.
-        kept: its new name.
-    """
+    """Link the file if possible, so that there is a gradebook at every moment; else rename it."""
     try:
         os.link(path, kept)
     except OSError:
@@ -220,12 +210,7 @@ def _read_current(path: Path) -> Backup:
 
 
 def _make_empty(path: Path, stamp: mark.Mark) -> None:
-    """Create a database with nothing but its mark; nbgrader creates the tables.
-
-    Args:
-        path: the file.
-        stamp: the mark.
-    """
+    """Create a database with nothing but its mark; nbgrader creates the tables."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         mark.write_header_mark(connection, stamp)
     mark.save_mark(path, stamp)
@@ -291,11 +276,6 @@ def _same(record: Record, held: tuple[str, str] | None, time: datetime.datetime)
 def _detached(submission: Submission, book: Gradebook, held: tuple[str, str] | None) -> Record:
     """Remove an earlier version's scores from the gradebook; return the record with the manual
     ones.
-
-    Args:
-        submission: the submission.
-        book: the gradebook.
-        held: the version in the gradebook.
     """
     record = submission.record
     with contextlib.suppress(MissingEntry):

@@ -84,12 +84,7 @@ def ensure_mark(path: Path) -> None:
 
 
 def _count_changes(book: Gradebook, path: Path) -> None:
-    """Count every transaction that writes, inside the file and then beside it.
-
-    Args:
-        book: the gradebook.
-        path: its file.
-    """
+    """Count every transaction that writes, inside the file and then beside it."""
     inode = path.stat().st_ino
 
     @event.listens_for(book.engine, "begin")

@@ -28,11 +28,6 @@ def _address(tag: str, attribute: str, value: str) -> str | None:
 
     A relative link leads into the server that shows the page. A picture from another site tells its
     owner who reads the page, and when.
-
-    Args:
-        tag: the element.
-        attribute: its attribute.
-        value: the attribute's value.
     """
     if attribute == "href":
         return value if LINK.match(value) else None

@@ -63,12 +63,7 @@ def warnings_of(plan: Plan) -> list[str]:
 
 
 def _without_words(lab: str, cell: PlannedCell) -> list[str]:
-    """Return a warning for each hidden comparison whose message the feedback leaves out.
-
-    Args:
-        lab: the lab's name.
-        cell: the test.
-    """
+    """Return a warning for each hidden comparison whose message the feedback leaves out."""
     hidden = hidden_lines(cell.source)
     calls = {ast.unparse(node.func) for node in ast.walk(cell.trusted or ast.Module([], []))
              if isinstance(node, ast.Call) and node.lineno in hidden}

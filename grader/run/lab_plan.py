@@ -241,13 +241,7 @@ def _python(source: str, name: str) -> ast.Module:
 
 
 def _require_given(tree: ast.Module, name: str) -> None:
-    """Raise LabError for a script check that would fail every student because of the course's
-    mistake.
-
-    Args:
-        tree: the check.
-        name: its name, for the message.
-    """
+    """Raise LabError for a script check that the course's mistake would make every student fail."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "check.script":
             words = {word.arg: word.value for word in node.keywords}
@@ -293,12 +287,7 @@ def bound_by_answers(source: NotebookNode) -> frozenset[str]:
 
 
 def _changed(tree: ast.Module, names: Names) -> Iterator[str]:
-    """Yield the global names whose values are changed without a binding: x[0] = 1, x.append(1).
-
-    Args:
-        tree: the code.
-        names: the names it uses.
-    """
+    """Yield the global names whose values are changed without a binding: x[0] = 1, x.append(1)."""
     read = {id(use.node) for use in names.uses}
     for node in ast.walk(tree):
         if isinstance(node, ast.Subscript | ast.Attribute) and (

@@ -167,10 +167,6 @@ class Remote:
 def _encoded(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, str]:
     """Return the arguments of a student's function as fields of a request.
 
-    Args:
-        arguments: the positional ones.
-        keywords: the keyword arguments.
-
     Raises labkit.check.wire.CannotCross for a student's name, or a value that is not plain.
     """
     for given in (*arguments, *keywords.values()):

@@ -93,12 +93,7 @@ class Masks:
         return made
 
     def _beside(self, folder: Path, files: dict[Path, list[Place]]) -> dict[str, str]:
-        """Replace files of one folder, and its `__pycache__`; return the replacements by path.
-
-        Args:
-            folder: the folder.
-            files: the masked names by file.
-        """
+        """Replace files of one folder, and its `__pycache__`; return the replacements by path."""
         own, result = self._new_folder(), {}
         cache = own / CACHE
         cache.mkdir()
@@ -143,12 +138,7 @@ def rewritten(path: Path, masked: Sequence[Place]) -> str:
 
 
 def _stubs(path: Path, masked: Sequence[Place]) -> Iterator[tuple[int, int, str]]:
-    """Yield the first and the last line of each masked definition, and its stub.
-
-    Args:
-        path: the file.
-        masked: the masked names in it.
-    """
+    """Yield the first and the last line of each masked definition, and its stub."""
     spans = {}
     for place in masked:
         for node in (place.defined and definition(parsed(path), place.qualname)) or ():

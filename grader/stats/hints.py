@@ -58,10 +58,6 @@ class Hint:
         Each piece is searched at its first position, which leaves the most room for the rest. A
         regular expression would try all positions of all pieces, and a message may be written to
         have many.
-
-        Args:
-            message: the message.
-            at: the position.
         """
         if not message.startswith(self.words[0], at):
             return False

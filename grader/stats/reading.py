@@ -115,12 +115,7 @@ def _notebook(course: Course, step: str, lab: str) -> NotebookNode:
 
 
 def _scores(book: Gradebook, lab: str) -> dict[str, dict[str, float]]:
-    """Return points by student and check; a person's score takes precedence over the grader's.
-
-    Args:
-        book: the gradebook.
-        lab: the lab's name.
-    """
+    """Return points by student and check; a person's score takes precedence over the grader's."""
     query = (book.db.query(SubmittedAssignment.student_id, BaseCell.name, Grade.auto_score,
                            Grade.manual_score, Grade.extra_credit)
              .join(Submitted, Submitted.assignment_id == SubmittedAssignment.id)

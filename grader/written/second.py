@@ -217,13 +217,7 @@ def _csv(kind: type, rows: Iterable[Any]) -> bytes:
 
 
 def _page(course: Course, lab: str, answers: list[Answer]) -> bytes:
-    """Return the page with the answers, sanitized like a student's page.
-
-    Args:
-        course: the course.
-        lab: the lab's name.
-        answers: the answers.
-    """
+    """Return the page with the answers, sanitized like a student's page."""
     from grader.feedback.page import FeedbackPage
 
     rubrics, cells, before = for_graders(course, lab), [], ""

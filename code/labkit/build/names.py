@@ -89,10 +89,6 @@ class _Walker:
     def _statement(self, node: ast.AST, scope: _Scope) -> None:
         """Visit a statement that needs its own order (values before targets), or binds without an
         ast.Name.
-
-        Args:
-            node: the statement.
-            scope: its scope.
         """
         if isinstance(node, ast.Assign):
             self.visit_all([node.value, *node.targets], scope)
@@ -121,12 +117,7 @@ class _Walker:
         self._body(node.body, node.args, scope)
 
     def _arguments(self, args: ast.arguments, scope: _Scope) -> None:
-        """Visit defaults and annotations in the scope around the function.
-
-        Args:
-            args: the arguments.
-            scope: the scope around the function.
-        """
+        """Visit defaults and annotations in the scope around the function."""
         self.visit_all([*args.defaults, *args.kw_defaults], scope)
         self.visit_all([argument.annotation for argument in _parameters(args)], scope)
 

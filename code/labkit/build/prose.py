@@ -119,13 +119,7 @@ def _headings(lab: Lab, headings: list[tuple[Cell, Part]], problems: Problems) -
 
 
 def _wrong_target(part: Part, lab: Lab, anchors: set[str]) -> str:
-    """Return why the target of a link or an image is wrong; empty if it is right.
-
-    Args:
-        part: the link or image.
-        lab: the lab.
-        anchors: its headings' anchors.
-    """
+    """Return why the target of a link or an image is wrong; empty if it is right."""
     split = urlsplit(part.url)
     if split.scheme in ("http", "https", "mailto") and part.kind == "link":
         return ""
@@ -149,12 +143,7 @@ def _wrong_target(part: Part, lab: Lab, anchors: set[str]) -> str:
 
 
 def _source(target: str, root: Path) -> Path | None:
-    """Return the file in the checkout that becomes `target` in a student's workspace.
-
-    Args:
-        target: a path in the workspace.
-        root: the checkout.
-    """
+    """Return the file in the checkout that becomes `target` in a student's workspace."""
     folder, _, name = target.partition("/")
     if folder == "notebooks" and "/" not in name and name.endswith(".ipynb"):
         return root / "solutions" / f"{name.removesuffix('.ipynb')}.py"

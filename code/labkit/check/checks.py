@@ -61,12 +61,7 @@ def value(x: Any, expected: Any, hints: Mapping[str, Any] | None = None, *,
 
 
 def _holds(predicate: Callable[[Any], Any], got: Any) -> bool:
-    """Return whether a hint applies to a value; False if the predicate cannot take its kind.
-
-    Args:
-        predicate: the hint's.
-        got: the student's value.
-    """
+    """Return whether a hint applies to a value; False if the predicate cannot take its kind."""
     try:
         return bool(predicate(got))
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError):

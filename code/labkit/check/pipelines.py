@@ -141,12 +141,7 @@ def judge(got: Any, of: Sizes, limits: Limits) -> Fault | None:
 
 
 def _faults(made: Schedule, limits: Limits) -> Iterator[Fault]:
-    """Yield the requirements that a valid schedule does not meet.
-
-    Args:
-        made: the schedule.
-        limits: the requirements.
-    """
+    """Yield the requirements that a valid schedule does not meet."""
     if limits.forwards_first:
         for stage, actions in enumerate(made):
             kinds = [action.kind == FORWARD for action in actions]

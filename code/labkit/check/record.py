@@ -216,12 +216,7 @@ def _begins_in(found: dict[str, str], folder: Path, scratch: Path, notes: list[s
 
 
 def _still_running(group: int, written: Path) -> bool:
-    """Return whether a stand-in still runs in the background after its script has ended.
-
-    Args:
-        group: the process group.
-        written: the record.
-    """
+    """Return whether a stand-in still runs in the background after its script has ended."""
     deadline = time.monotonic() + SECONDS_TO_BEGIN
     with contextlib.suppress(ProcessLookupError):
         while time.monotonic() < deadline:

@@ -114,10 +114,6 @@ def _trainer_at(words: Sequence[str], trainer: str) -> int | None:
     """Return the position of the trainer's file among python's arguments.
 
     It follows only flags with which python runs the file: not -V, -h, -c, or -m.
-
-    Args:
-        words: the arguments.
-        trainer: the file's name.
     """
     for position, word in enumerate(words):
         if word.rsplit("/", 1)[-1] == trainer and not word.startswith("-"):

@@ -1,0 +1,110 @@
+"""Record a training program once, and price its steps with any GPU model.
+
+A record does not depend on the GPU's rates, so one record can be priced again and again, in a
+fraction of a second, while constants of a GPU model change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+import virtualgpu
+from virtualgpu.core import cards
+from virtualgpu.core.card import Card
+from virtualgpu.launch.cluster import Cluster
+from virtualgpu.replay.exchange import Exchange
+from virtualgpu.replay.player import Player
+from virtualgpu.replay.reading import Record
+
+PER_NODE = 8
+UNLIMITED = 1 << 50  # bytes: whether a row fits is decided after extrapolating
+
+
+class SteppedPlayer(Player):
+    """A player that keeps the time of every `torch.cuda.synchronize`."""
+
+    def __init__(self, record: Record, card: Card, nodes: int, link: str) -> None:
+        """Prepare to price a record of rank 0.
+
+        Args:
+            record: the record.
+            card: the GPU model.
+            nodes: number of nodes.
+            link: the network between them.
+        """
+        topology = Cluster(replace(card, memory=UNLIMITED), PER_NODE, nodes, link).topology()
+        super().__init__(record, topology, Exchange([0]))
+        self.moments_of_synchronize: list[float] = []
+
+    def synchronize(self) -> None:
+        super().synchronize()
+        self.moments_of_synchronize.append(self.gpu.clock.host)
+
+    PLAYS: ClassVar[dict[str, Callable]] = {**Player.PLAYS, "s": synchronize}
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps of a program, modeled.
+
+    Attributes:
+        seconds: of each step.
+        reserved: bytes that PyTorch has reserved at the peak.
+    """
+
+    seconds: tuple[float, ...]
+    reserved: int
+
+
+def record_program(program: Callable[[], object], card: Card, nodes: int) -> str:
+    """Return the record of rank 0, which stands for all ranks, as text.
+
+    Args:
+        program: what every rank runs.
+        card: the GPU model; only its generation and node matter.
+        nodes: number of nodes with 8 GPUs each.
+
+    Raises:
+        SystemExit: the program failed or used operations without a cost rule.
+    """
+    roomy = replace(card, name=f"{card.name}-unlimited", memory=UNLIMITED)
+    cards.CARDS[roomy.name] = roomy
+
+    def without_cudnn() -> object:
+        # cuDNN's attention was opt-in in the PyTorch of all these rows.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        return program()
+
+    try:
+        (rank,) = virtualgpu.run(without_cudnn, f"{roomy.name}:{PER_NODE}", nodes, present=[0],
+                                 record=True)
+    finally:
+        del cards.CARDS[roomy.name]
+    if rank.error or rank.unknown:
+        raise SystemExit(f"{card.name}, {nodes} nodes: {rank.error or rank.unknown}")
+    return rank.record
+
+
+def price_steps(record: Record, card: Card, nodes: int, link: str, steps: int) -> Steps:
+    """Return the last steps of a recorded program that synchronizes before and after each.
+
+    Args:
+        record: rank 0's record.
+        card: the GPU model.
+        nodes: number of nodes.
+        link: the network between them.
+        steps: how many steps the program synchronizes around at its end.
+    """
+    player = SteppedPlayer(record, card, nodes, link)
+    while player.advance():
+        pass
+    player.finish()
+    # The last one is destroy_process_group's.
+    moments = player.moments_of_synchronize[-2 * steps - 1:-1]
+    return Steps(
+        tuple(end - begin for begin, end in zip(moments[::2], moments[1::2], strict=True)),
+        player.gpu.memory.peak_reserved)

@@ -27,6 +27,7 @@ from virtualgpu.core.cards import find
 RESULT = Path(__file__).parent / "results" / "virtual_accuracy.md"
 FULL = "--recompute-granularity full --recompute-method uniform "
 SELECTIVE = "--recompute-activations --sequence-parallel "
+SCATTER = "--scatter-gather-tensors-in-pipeline "  # Megatron-LM's default in those years
 NOTES = """Made by benchmarks/virtual_accuracy.py; docs/virtual-gpus.md explains it.
 
 - Fitted, to the even rows of vTrain's measurements alone (benchmarks/virtual_calibration.py): what
@@ -94,7 +95,7 @@ def narayanan(estimator: Estimator) -> list[str]:
         gpt = row.gpt
         published = step_flops(gpt, row.batch, "full") / row.gpus / row.teraflops / 1e12
         config = configure(gpt, row.gpus, row.tp, row.pp, row.micro_batch, row.batch,
-                           "--fp16 " + FULL + interleaved(row.chunk)
+                           f"--fp16 {SCATTER}" + FULL + interleaved(row.chunk)
                            + ("--overlap-grad-reduce" if row.torch else ""))
         found = estimator.estimate(config, gpt.vocabulary)
         errors.append(abs(found.seconds / published - 1))
@@ -138,7 +139,7 @@ def ratios(estimator: Estimator) -> list[str]:
         gpt = Gpt(row.layers, row.hidden, row.heads, 2048, 51200)
         full, selective = (estimator.estimate(configure(
             gpt, row.gpus, row.tp, row.pp, row.micro_batch, row.batch,
-            "--fp16 " + flags + interleaved(row.chunk)), gpt.vocabulary).seconds
+            f"--fp16 {SCATTER}" + flags + interleaved(row.chunk)), gpt.vocabulary).seconds
             for flags in (FULL, SELECTIVE))
         published = row.full / row.selective
         errors.append(abs(full / selective / published - 1))
@@ -232,7 +233,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--vtrain", help="ground_truth_single.csv of VIA-Research/vTrain")
     path = parser.parse_args().vtrain
-    a100 = Estimator(find("a100-80gb"), scatter_gather=True)
+    a100 = Estimator(find("a100-80gb"))
     lines = ["# Virtual GPUs against published measurements", "",
              *NOTES.splitlines(), ""]
     parts = [lambda: narayanan(a100), lambda: activations(a100), lambda: ratios(a100),

@@ -42,10 +42,6 @@ class ModeledCluster:
             return 0
         return nccl.buffer_bytes(self.device.gpu.card, self.topology.path(ranks))
 
-    def all_gather_seconds(self, ranks: Sequence[int], size: int) -> float:
-        """Return the modeled time, in seconds, of an all-gather of `size` bytes in total."""
-        return collectives.all_gather(self.topology.path(ranks), size)
-
     def send_seconds(self, source: int, target: int, size: int) -> float:
         """Return the modeled time, in seconds, of sending `size` bytes between two ranks."""
         return collectives.message(self.topology.wire(source, target), size)

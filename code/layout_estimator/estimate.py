@@ -73,15 +73,11 @@ class Estimator:
         card: the GPU model.
         link: between nodes, as for --virtual-network; None for the one that the nodes come with.
         per_node: GPUs per node.
-        scatter_gather: whether each tensor-parallel rank sends only its part to the next stage,
-            whose ranks all-gather the parts. Megatron-LM does (Narayanan et al. 2021, section
-            4.1); this trainer does not.
     """
 
     card: Card
     link: str | None = None
     per_node: int = 8
-    scatter_gather: bool = False
     _chunks: dict = field(default_factory=dict)
     _steps: dict = field(default_factory=dict)
 
@@ -105,7 +101,7 @@ class Estimator:
             taken = tuple(self.card.context + communicator_bytes(config, cluster, stage)
                           for stage in range(stages))
             cluster.device.closing()
-            send_seconds = send_times(config, cluster, self.scatter_gather)
+            send_seconds = send_times(config, cluster)
         program = add_communication(schedule)
         clock = StepClock(costs, config.num_micro_batches, send_seconds,
                           self.card.efficiency.dispatch, runs_timers(config))
@@ -181,22 +177,11 @@ def _path(group: Group) -> object:
     return None if group.process_group is None else group.process_group.path
 
 
-def send_times(config: Config, cluster: ModeledCluster, scatter_gather: bool
-               ) -> list[dict[int, float]]:
-    """Return, per stage, {receiving stage: seconds of a message}.
-
-    Args:
-        config: the run's flags.
-        cluster: the cluster that it would run on.
-        scatter_gather: as in Estimator.
-    """
+def send_times(config: Config, cluster: ModeledCluster) -> list[dict[int, float]]:
+    """Return, per stage, {receiving stage: seconds of a message}, for a run on the cluster."""
     stages = config.pipeline_model_parallel_size
     ranks_per_stage = config.data_parallel_size * config.tensor_model_parallel_size
-    size, gather = message_bytes(config), 0.0
-    if scatter_gather and not config.sequence_parallel:
-        tp = config.tensor_model_parallel_size
-        size //= tp
-        gather = cluster.all_gather_seconds(range(tp), size * tp) if tp > 1 else 0.0
+    size = message_bytes(config)
     return [{other: cluster.send_seconds(stage * ranks_per_stage, other * ranks_per_stage, size)
-             + gather for other in {(stage + 1) % stages, (stage - 1) % stages} - {stage}}
+             for other in {(stage + 1) % stages, (stage - 1) % stages} - {stage}}
             for stage in range(stages)]

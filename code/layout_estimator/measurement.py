@@ -21,6 +21,7 @@ from minimegatron.optim.optimizer import Optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.p2p import Peers, Transfer
 from minimegatron.parallel.pipeline import Pipeline
+from minimegatron.parallel.scatter_gather import ScatterGatherPeers
 from minimegatron.parallel.stages import TiedEmbedding, as_module, build_chunks, data_parallel
 from pipeline_schedules import BACKWARD, FORWARD, WEIGHT, Action, Message
 from pipeline_schedules.actions import receiver, sender
@@ -68,6 +69,10 @@ class ArrivedPeers(Peers):
 
     def wait(self, transfer: Transfer) -> torch.Tensor:
         return transfer.tensor
+
+
+class ArrivedParts(ScatterGatherPeers, ArrivedPeers):
+    """The same, where each tensor-parallel rank receives a part, and all-gathers the parts."""
 
 
 class ZeroDataset:
@@ -150,8 +155,9 @@ def _pipeline(ctx: RepresentativeContext, chunks: Sequence[Stage], ddp: Distribu
               kinds: Sequence[str] = ()) -> Pipeline:
     """Return the trainer's pipeline, whose messages have arrived before it needs them."""
     program = [[Action(kind, 0) for kind in kinds]] * ctx.grid.pp.size
+    peers = ArrivedParts if ctx.config.scatter_gather_tensors_in_pipeline else ArrivedPeers
     return Pipeline(ctx, chunks, program, ddp, Timers(ctx.device.now, NO_TIMERS),
-                    ArrivedPeers(ctx, len(chunks)))
+                    peers(ctx, len(chunks)))
 
 
 def _begin(ctx: RepresentativeContext, pipeline: Pipeline) -> None:

@@ -15,11 +15,17 @@ from pipeline_schedules import BACKWARD, FORWARD, Action, Message
 from pipeline_schedules.actions import StageAction
 
 
-def message_bytes(config: Config) -> int:
-    """Return the size, in bytes, of a message from one rank to the next stage."""
+def activation_bytes(config: Config) -> int:
+    """Return the size, in bytes, of a stage's output on one rank."""
     parts = config.tensor_model_parallel_size if config.sequence_parallel else 1
     count = config.seq_length * config.micro_batch_size * config.hidden_size // parts
     return count * (4 if config.precision == "fp32" else 2)
+
+
+def message_bytes(config: Config) -> int:
+    """Return the size, in bytes, of a message from one rank to the next stage."""
+    scatters = config.scatter_gather_tensors_in_pipeline
+    return activation_bytes(config) // (config.tensor_model_parallel_size if scatters else 1)
 
 
 def communicator_bytes(config: Config, cluster: ModeledCluster, stage: int) -> int:
@@ -68,7 +74,8 @@ class PeakMemory(CostHandler):
 
     def __init__(self, costs: Sequence[StageCost], config: Config) -> None:
         super().__init__(costs)
-        self.message_bytes = message_bytes(config)
+        # A part that is sent keeps the tensor that it is a part of.
+        self.sent_bytes, self.posted_bytes = activation_bytes(config), message_bytes(config)
         self.stages = []
         for cost in costs:
             allocated = cost.step.state_bytes + config.num_micro_batches * cost.step.batch_bytes
@@ -79,8 +86,8 @@ class PeakMemory(CostHandler):
     def compute(self, stage: int, action: Action, source: StageAction | None) -> None:
         memory, cost = self.stages[stage], self.pass_cost(stage, action)
         memory.posted -= source is not None  # now a part of the pass's own memory
-        messages = len(memory.only_sent) + memory.posted
-        memory.peak = max(memory.peak, memory.allocated + cost.peak + self.message_bytes * messages)
+        messages = self.sent_bytes * len(memory.only_sent) + self.posted_bytes * memory.posted
+        memory.peak = max(memory.peak, memory.allocated + cost.peak + messages)
         memory.allocated += cost.retained
         if action.kind == BACKWARD:  # the forward's output is no longer needed here
             memory.only_sent.add(replace(action, kind=FORWARD))

@@ -50,6 +50,14 @@ class RepresentativeGroup(Group):
     def start_reduce_scatter(self, part: torch.Tensor, whole: torch.Tensor) -> dist.Work:
         return self.process_group.reduce_scatter_single(part, whole)
 
+    def start_all_gather(self, whole: torch.Tensor, part: torch.Tensor) -> dist.Work:
+        return self.process_group.all_gather_single(whole, part)
+
+    def start_exchange(self, sent: torch.Tensor, received: torch.Tensor) -> list[dist.Work]:
+        group, last = self.process_group, self.size - 1
+        return [group.send([sent], (self.index + 1) % self.size),
+                group.recv([received], (self.index + last) % self.size)]
+
     def all_gather(self, part: torch.Tensor) -> torch.Tensor:
         if self.process_group is None:
             return part

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
+from minimegatron.model.gpt import MicroBatch
 from minimegatron.parallel.pipeline import Pipeline
+from pipeline_schedules import FORWARD, Message
+from pipeline_schedules.interpreter import Item
 
 
 def evaluate(ctx: Context, pipeline: Pipeline, data: Batches, consumed: int
@@ -19,8 +24,25 @@ def evaluate(ctx: Context, pipeline: Pipeline, data: Batches, consumed: int
     config = ctx.config
     total = torch.zeros((), device=ctx.device.torch_device)
     for _ in range(config.eval_iters):
-        total += pipeline.evaluate(data.step(consumed, iteration=0, train=False))
+        total += forward_only(pipeline, data.step(consumed, iteration=0, train=False))
         consumed += config.global_batch_size
     total /= config.eval_iters * config.num_micro_batches * ctx.grid.dp.size
     ctx.grid.dp.all_reduce(total)
     return total, consumed
+
+
+@torch.no_grad()
+def forward_only(pipeline: Pipeline, batches: Sequence[MicroBatch]) -> torch.Tensor:
+    """Return the sum of the micro-batches' losses; zero as in `Pipeline.train`."""
+    for chunk in pipeline.chunks:
+        chunk.eval()
+    pipeline.begin(len(batches))
+    pipeline.run([item for item in pipeline.program if _kind(item) == FORWARD], batches)
+    for chunk in pipeline.chunks:
+        chunk.train()
+    return pipeline.finish()
+
+
+def _kind(item: Item) -> str:
+    """Return F, B, or W; for a message, the kind of the action whose result it carries."""
+    return item.action.kind if isinstance(item, Message) else item.kind

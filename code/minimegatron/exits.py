@@ -5,8 +5,10 @@ from __future__ import annotations
 import signal
 import time
 
+import torch
+import torch.distributed as dist
+
 from minimegatron.arguments import Config
-from minimegatron.parallel.grid import any_rank
 
 
 class Exits:
@@ -36,3 +38,10 @@ class Exits:
         if config.exit_interval and iteration % config.exit_interval == 0:
             return f"at iteration {iteration}"
         return None
+
+
+def any_rank(condition: bool) -> bool:
+    """Return whether `condition` holds on any rank; collective over the default group."""
+    flag = torch.tensor([int(condition)])
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag[0])

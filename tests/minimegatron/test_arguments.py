@@ -137,6 +137,12 @@ TENSOR_PARALLEL = {  # on 24 ranks
                                     "parallel-size 4; nearest: 96 or 100, or .*-size 2$",
     "-size 4 --sequence-parallel --seq-length 30": "--seq-length 30 is not divisible by --tensor-"
                                                    "model-parallel-size 4; nearest: 28 or 32, or",
+    "-size 4 --tp-comm-overlap": "--tp-comm-overlap .* --sequence-parallel; nearest: --sequence-"
+                                 "parallel --tensor-model-parallel-size 4$",
+    "-size 1 --tp-comm-overlap --sequence-parallel": "nearest: .*-parallel-size 2$",
+    "-size 4 --pipeline-model-parallel-size 2 --kv-channels 2 --hidden-size 10 --ffn-hidden-size 8 "
+    "--scatter-gather-tensors-in-pipeline": "--hidden-size 10 is not divisible by .*-size 4; "
+                                            "nearest: 8 or 12",
 }
 
 
@@ -157,6 +163,16 @@ def test_sequence_parallelism_of_one_rank_is_said_to_have_no_effect():
     assert not config.sequence_parallel
     assert "--sequence-parallel: no effect, there is one tensor-parallel rank" in notes(
         ["--sequence-parallel"], config)
+
+
+@pytest.mark.parametrize("flags", ["--sequence-parallel", "--pipeline-model-parallel-size 1"])
+def test_activations_that_are_not_sent_whole_are_not_scattered(flags):
+    scatter = "--scatter-gather-tensors-in-pipeline"
+    grid = f"{scatter} --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 "
+    assert parse(grid, ranks=4).scatter_gather_tensors_in_pipeline
+    config = parse(grid + flags, ranks=4)
+    assert not config.scatter_gather_tensors_in_pipeline
+    assert any(line.startswith(f"{scatter}: no effect") for line in notes([scatter], config))
 
 
 def test_a_missing_flag_is_named():

@@ -87,13 +87,20 @@ def derive_grid(config: Config) -> Config:
 def derive_tensor_parallel(config: Config) -> Config:
     """Refuse sizes that tensor-parallel ranks cannot divide (the vocabulary is padded).
 
-    With a single rank, --sequence-parallel is turned off.
+    Flags that have no effect are turned off.
     """
     tp = config.tensor_model_parallel_size
+    scatters = (config.scatter_gather_tensors_in_pipeline and tp > 1
+                and config.pipeline_model_parallel_size > 1 and not config.sequence_parallel)
+    require(not config.tp_comm_overlap or (config.sequence_parallel and tp > 1),
+            "--tp-comm-overlap overlaps the collectives of --sequence-parallel; nearest: "
+            f"--sequence-parallel --tensor-model-parallel-size {max(tp, 2)}")
     divided = [("--num-attention-heads", config.num_attention_heads),
                ("--ffn-hidden-size", config.ffn_hidden_size)]
     if config.sequence_parallel or config.distribute_saved_activations:
         divided.append(("--seq-length", config.seq_length))
+    if scatters:
+        divided.append(("--hidden-size", config.hidden_size))
     # A size that divides the ranks and all of these is right whatever else stays.
     whole = math.gcd(config.world_size, *(value for _, value in divided))
     for name, value in divided:
@@ -101,7 +108,8 @@ def derive_tensor_parallel(config: Config) -> Config:
                 f"{name} {value} is not divisible by --tensor-model-parallel-size {tp}; nearest: "
                 f"{near_multiples(value, tp)}, or --tensor-model-parallel-size "
                 f"{near_divisors(tp, whole)}")
-    return replace(config, sequence_parallel=config.sequence_parallel and tp > 1)
+    return replace(config, sequence_parallel=config.sequence_parallel and tp > 1,
+                   scatter_gather_tensors_in_pipeline=scatters)
 
 
 def derive_model(config: Config) -> Config:

@@ -119,6 +119,10 @@ def notes(argv: Sequence[str], config: Config) -> list[str]:
               for name, new in (flag.today or {}).items() if name in words]
     if "--sequence-parallel" in argv and not config.sequence_parallel:
         lines.append("--sequence-parallel: no effect, there is one tensor-parallel rank")
+    scatters = "--scatter-gather-tensors-in-pipeline"
+    if scatters in argv and not config.scatter_gather_tensors_in_pipeline:
+        lines.append(f"{scatters}: no effect; it needs several stages and tensor-parallel ranks, "
+                     "and no --sequence-parallel")
     for name in ("--use-distributed-optimizer", "--overlap-grad-reduce"):
         if name in argv and config.data_parallel_size == 1:
             lines.append(f"{name}: no effect, there is one data-parallel rank")

@@ -68,6 +68,7 @@ class TensorParallel:
     def __init__(self, ctx: Context) -> None:
         self.group = ctx.grid.tp
         self.sequence_parallel = ctx.config.sequence_parallel and self.group.size > 1
+        self.overlap = ctx.config.tp_comm_overlap and self.sequence_parallel
 
     def column_parallel_linear(self, x: torch.Tensor, weight: torch.Tensor,
                                bias: torch.Tensor | None = None,
@@ -76,6 +77,10 @@ class TensorParallel:
 
         Maps x [s, b, in], or [s/t, b, in] with sequence parallelism, to [s, b, out/t].
         """
+        if self.overlap:
+            from minimegatron.model.tp_overlap import GatherLinearWithOverlap
+
+            return GatherLinearWithOverlap.apply(x, weight, bias, accumulator, self.group)
         if self.sequence_parallel:
             from minimegatron.model.sequence_parallel import GatherFromSequenceParallelRegionLinear
 
@@ -133,8 +138,13 @@ class RowParallelLinear(nn.Module):
         if self.tp.group.size == 1:
             return linear(x, self.weight, self.bias, accumulator)
         # The bias is added after the all-reduce, which would sum it t times.
-        partial = linear(x, self.weight, None, accumulator)
-        return ops.add_bias(self.tp.reduce(partial), self.bias)
+        if self.tp.overlap:
+            from minimegatron.model.tp_overlap import LinearReduceScatterWithOverlap
+
+            y = LinearReduceScatterWithOverlap.apply(x, self.weight, accumulator, self.tp.group)
+        else:
+            y = self.tp.reduce(linear(x, self.weight, None, accumulator))
+        return ops.add_bias(y, self.bias)
 
 
 class VocabParallelEmbedding(nn.Module):

@@ -64,6 +64,18 @@ class Group:
         """
         return reduce_scatter_single(part, whole, group=self.process_group, async_op=True)
 
+    def start_all_gather(self, whole: torch.Tensor, part: torch.Tensor) -> dist.Work:
+        """Start an all-gather of every rank's `part` [n, ..] into `whole` [size * n, ..]."""
+        return all_gather_single(whole, part, group=self.process_group, async_op=True)
+
+    def start_exchange(self, sent: torch.Tensor, received: torch.Tensor) -> Sequence[dist.Work]:
+        """Start to send one tensor to the next rank in a ring, and to receive another one from the
+        previous rank; wait for all the works."""
+        return dist.batch_isend_irecv([
+            dist.P2POp(start, tensor, self.ranks[(self.index + step) % self.size],
+                       self.process_group)
+            for start, tensor, step in ((dist.isend, sent, 1), (dist.irecv, received, -1))])
+
     def all_gather(self, part: torch.Tensor) -> torch.Tensor:
         """Concatenate every rank's `part` [n, ..] in the order of `ranks`: [size * n, ..]."""
         if self.process_group is None:
@@ -136,13 +148,6 @@ def groups_along(name: str, pp: int, dp: int, tp: int) -> list[tuple[int, ...]]:
     apart = [at for at in range(len(AXES)) if at not in along]
     rows = ranks.permute(*apart, *along).flatten(len(apart)).flatten(0, -2)
     return [tuple(map(int, row)) for row in rows]
-
-
-def any_rank(condition: bool) -> bool:
-    """Return whether `condition` holds on any rank; collective over the default group."""
-    flag = torch.tensor([int(condition)])
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag[0])
 
 
 def make_group(groups: Sequence[tuple[int, ...]], backend: str, timeout: timedelta | None = None

@@ -36,6 +36,10 @@ class Pipeline(Handler):
         self.program = program[self.stage]
         self.splits_backward = any(item.kind == WEIGHT for item in self.program
                                    if isinstance(item, Action))
+        if peers is None and ctx.config.scatter_gather_tensors_in_pipeline:
+            from minimegatron.parallel.scatter_gather import ScatterGatherPeers
+
+            peers = ScatterGatherPeers(ctx, len(chunks))
         self.peers = peers or Peers(ctx, len(chunks))
         self.inbox: dict[StageAction, Transfer] = {}  # by the action that computed the tensor
         self.outbox: dict[Action, torch.Tensor] = {}
@@ -56,17 +60,6 @@ class Pipeline(Handler):
         self.begin(len(batches), scale)
         self.run(self.program, batches)
         return self.finish() / len(batches)
-
-    @torch.no_grad()
-    def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """Return the sum of the micro-batches' losses, forward only; zero as in `train`."""
-        for chunk in self.chunks:
-            chunk.eval()
-        self.begin(len(batches))
-        self.run([item for item in self.program if _kind(item) == FORWARD], batches)
-        for chunk in self.chunks:
-            chunk.train()
-        return self.finish()
 
     def begin(self, micro_batches: int, scale: torch.Tensor | None = None) -> None:
         """Begin a step; with fp16, its losses are multiplied by the loss scale (one element)."""
@@ -134,8 +127,3 @@ class Pipeline(Handler):
                 torch.autograd.backward(out, gradient)
         if x is not None:
             self.outbox[action] = x.grad
-
-
-def _kind(item: Item) -> str:
-    """Return F, B, or W; for a message, the kind of the action whose result it carries."""
-    return item.action.kind if isinstance(item, Message) else item.kind

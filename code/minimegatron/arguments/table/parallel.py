@@ -34,6 +34,9 @@ class Distributed:
         False, "shard the sequence over the tensor-parallel ranks outside the tensor-parallel "
         "regions",
         affects=PASSES)
+    tp_comm_overlap: bool = flag(
+        False, "overlap tensor-parallel communication with GEMMs (needs --sequence-parallel)",
+        affects=PASSES)
     pipeline_model_parallel_size: int = flag(
         1, "pipeline stages", affects=SCHEDULE | STATE, bounds=AT_LEAST_1)
     schedule: str | None = flag(
@@ -49,6 +52,10 @@ class Distributed:
     pipeline_model_parallel_layout: str | None = flag(
         None, "layout of the stages, such as E|(t|)*3,tt|L: embedding, layers, loss",
         affects=SCHEDULE, sets=("layers_per_chunk",))
+    scatter_gather_tensors_in_pipeline: bool = flag(
+        False, "send 1/t of an activation to the next stage from each of t tensor-parallel ranks, "
+        "and all-gather it there (no effect with --sequence-parallel, whose ranks hold 1/t anyway)",
+        affects=PASSES)
     distributed_backend: str | None = flag(
         None, "backend of tensor communication (default: nccl on GPUs, gloo on the CPU)",
         choices=("nccl", "gloo"),

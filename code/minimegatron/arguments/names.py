@@ -8,7 +8,7 @@ ALREADY_SO = {
     "--no-bias-gelu-fusion": "there is no fused bias-GELU kernel here",
     "--no-bias-dropout-fusion": "there is no fused bias-dropout kernel here",
     "--no-gradient-accumulation-fusion": "product and sum are one where types allow",
-    "--no-async-tensor-model-parallel-allreduce": "tensor-parallel all-reduces are always waited for",
+    "--no-async-tensor-model-parallel-allreduce": "all-reduces of activations are waited for",
     "--no-query-key-layer-scaling": "scores are never divided by the layer's number",
     "--attention-softmax-in-fp32": "a softmax is computed in fp32, whatever the type",
     "--use-cpu-initialization": "weights are always drawn on the CPU",

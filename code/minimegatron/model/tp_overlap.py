@@ -23,11 +23,14 @@ before it. Only --tp-comm-overlap imports this file.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
 from minimegatron.model import matmul
-from minimegatron.parallel.grid import Group
+
+if TYPE_CHECKING:
+    from minimegatron.parallel.grid import Group
 
 SPLITS = 4  # chunks of a row-parallel layer's output, as in Transformer Engine
 

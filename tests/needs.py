@@ -41,6 +41,13 @@ def has(*programs: str) -> bool:
     return all(map(shutil.which, programs))
 
 
+def collapses() -> bool:
+    """Return whether this Linux can move a process's pages into huge ones."""
+    major, minor, *_ = os.uname().release.split(".")
+    return (int(major), int(minor)) >= (6, 1) and os.path.exists(
+        "/sys/kernel/mm/transparent_hugepage")
+
+
 NEEDS = {
     "podman": Need("podman is not installed", "sudo apt-get install podman",
                    partial(has, "podman")),
@@ -56,6 +63,8 @@ NEEDS = {
     "package index": Need("pip does not reach a package index", "connect to the network"),
     "namespaces": Need("nodes cannot have networks of their own here (only loopback mode was "
                        "tested)", "allow unprivileged user namespaces"),
+    "huge pages": Need("Linux does not collapse pages here", "use Linux 6.1 or newer, with "
+                       "transparent huge pages", collapses),
     "cgroups": Need("control groups cannot be created here",
                     "run them as root with a writable /sys/fs/cgroup"),
 }

@@ -25,6 +25,7 @@ from labcore.imports import quick_imports
 from slurmbox import syscalls
 from slurmbox.processes import kill_descendants
 from tests.labs.warm.client import Fork, command
+from warmranks import huge_pages
 
 STANDARD = 3  # descriptors: input, output, and error
 
@@ -45,6 +46,7 @@ def main(folder: str, *nodes: str) -> NoReturn:
 
         import layout_estimator.planner  # noqa: F401
         import minimegatron.training  # noqa: F401
+    huge_pages.collapse()  # every rank of every job is two forks
     for node in nodes:
         if os.fork() == 0:
             serve_node(folder, node)

@@ -27,6 +27,7 @@ import torch
 import safetensors_file
 from minimegatron.arguments import Config
 from minimegatron.arguments.table.flag import STATE, names_affecting
+from minimegatron.arguments.table.training import ModernBlock
 from minimegatron.checkpoint.checksums import damage, sha256, write_sums
 from minimegatron.checkpoint.load import read_state, read_tracker
 from minimegatron.checkpoint.save import (
@@ -94,6 +95,9 @@ def to_hf(checkpoint: Path, out: Path, vocab_size: int | None) -> None:
     state, source = read_checkpoint(checkpoint)
     args, model = state["args"], state["model"]
     heads, width = args["num_attention_heads"], args["hidden_size"]
+    for name in names_affecting(STATE, ModernBlock):
+        if args.get(name, (usual := getattr(ModernBlock, name))) != usual:
+            raise UserError(f"{source} was trained with {name} {args[name]}: GPT-2 has {usual}")
     if args["kv_channels"] * heads != width:
         raise UserError(f"{source} was trained with --kv-channels {args['kv_channels']}: GPT-2 has "
                         f"hidden size / heads, {width // heads}")
@@ -165,8 +169,7 @@ def from_hf(folder: Path, save: Path, divisor: int) -> str:
             "max_position_embeddings": config["n_positions"], "padded_vocab_size": rows,
             "ffn_hidden_size": inner_width(config),
             "layernorm_epsilon": config["layer_norm_epsilon"], "hidden_dropout": 0.1,
-            "attention_dropout": 0.1,
-            "consumed_train_samples": 0, "consumed_valid_samples": 0}
+            "attention_dropout": 0.1, "consumed_train_samples": 0, "consumed_valid_samples": 0}
     state = {"args": args, "checkpoint_version": VERSION, "iteration": 0, "model": model}
     final = folder_of(save, 0)
     try:

@@ -16,7 +16,16 @@ from typing import NamedTuple
 class Gpt:
     """Shape of a GPT.
 
-    If not given, ffn is 4 x hidden, kv_channels is hidden / heads, and positions is sequence.
+    Attributes:
+        layers, hidden, heads, sequence, vocabulary: l, h, a, s, and V.
+        ffn: width of the MLP; 4 h if None.
+        kv_channels: width of an attention head; h / a if None.
+        positions: learned position embeddings; s if None, and 0 with rotary ones.
+        query_groups: key and value heads; a if None (Ainslie et al. 2023).
+        gated: whether the MLP has a third matrix (SwiGLU).
+        tied: whether the output layer is the word embedding.
+        biases: whether linear layers have biases.
+        norm_biases: whether norms have biases; those of RMSNorm have none.
     """
 
     layers: int
@@ -27,6 +36,11 @@ class Gpt:
     ffn: int | None = None
     kv_channels: int | None = None
     positions: int | None = None
+    query_groups: int | None = None
+    gated: bool = False
+    tied: bool = True
+    biases: bool = True
+    norm_biases: bool = True
 
     @property
     def wide(self) -> int:
@@ -38,6 +52,16 @@ class Gpt:
         """Width of all heads together; h unless kv_channels says otherwise."""
         return self.heads * self.kv_channels if self.kv_channels else self.hidden
 
+    @property
+    def shared(self) -> int:
+        """Width of all key heads together, which is also that of the value heads."""
+        return self.inner * (self.query_groups or self.heads) // self.heads
+
+    @property
+    def matrices(self) -> int:
+        """Weight elements of a layer's matrices: 4h^2 + 8h^2 in GPT-2."""
+        return self.hidden * (2 * (self.inner + self.shared) + (2 + self.gated) * self.wide)
+
 
 # Parameters.
 
@@ -47,9 +71,9 @@ def layer_parameters(gpt: Gpt, t: int = 1) -> int:
     Matrices and the biases of column-parallel layers are partitioned; norms and the biases of
     row-parallel layers are replicated.
     """
-    h, inner, wide = gpt.hidden, gpt.inner, gpt.wide
-    divided = 4 * h * inner + 3 * inner + 2 * h * wide + wide
-    return divided // t + 6 * h
+    divided = gpt.matrices + gpt.biases * (
+        gpt.inner + 2 * gpt.shared + (1 + gpt.gated) * gpt.wide)
+    return divided // t + 2 * gpt.hidden * (1 + gpt.norm_biases + gpt.biases)
 
 
 def stage_parameters(gpt: Gpt, layers: int, t: int = 1, first: bool = True, last: bool = True
@@ -57,11 +81,13 @@ def stage_parameters(gpt: Gpt, layers: int, t: int = 1, first: bool = True, last
     """Return the parameters of a pipeline stage on one tensor-parallel rank.
 
     A last stage that is not also the first holds its own copy of the word embedding, as the output
-    matrix.
+    matrix. Without tying, that is a matrix of its own, on a single stage as well.
     """
-    word = gpt.vocabulary * gpt.hidden // t if first or last else 0
-    positions = (gpt.positions or gpt.sequence) * gpt.hidden if first else 0
-    return layers * layer_parameters(gpt, t) + word + positions + (2 * gpt.hidden if last else 0)
+    words = first + last if not gpt.tied else first or last
+    positions = (gpt.sequence if gpt.positions is None else gpt.positions) * gpt.hidden
+    final_norm = gpt.hidden * (1 + gpt.norm_biases)
+    return (layers * layer_parameters(gpt, t) + words * (gpt.vocabulary * gpt.hidden // t)
+            + first * positions + last * final_norm)
 
 
 def parameters(gpt: Gpt) -> int:
@@ -89,11 +115,11 @@ def step_flops(gpt: Gpt, batch: int, recompute: str | None = None, causal: bool 
         causal: count only the half of core attention that the causal mask leaves, s/(12h) instead
             of s/(6h), as Megatron core does since 0.12.
     """
-    s, h, inner = gpt.sequence, gpt.hidden, gpt.inner
-    core = 4 * s * s * inner * (0.5 if causal else 1)
-    layer = 8 * s * h * inner + 4 * s * h * gpt.wide + core
+    s = gpt.sequence
+    core = 4 * s * s * gpt.inner * (0.5 if causal else 1)
+    layer = 2 * s * gpt.matrices + core
     again = {None: 0, "full": layer, "selective": core}[recompute]
-    return batch * (gpt.layers * (3 * layer + again) + 6 * s * h * gpt.vocabulary)
+    return batch * (gpt.layers * (3 * layer + again) + 6 * s * gpt.hidden * gpt.vocabulary)
 
 
 def teraflops(flops: float, seconds: float, devices: int = 1) -> float:
@@ -133,10 +159,11 @@ def layer_activations(gpt: Gpt, b: int, t: int = 1, sequence_parallel: bool = Fa
         return s * b * h * bytes_each / part
     # Both norms' inputs and outputs; two masks of a byte each.
     outside = s * b * h * (4 * bytes_each + (2 if hidden_dropout else 0)) / part
-    # Query, key, value and the projection's input; GELU's input and output.
-    inside = s * b * (4 * inner + 2 * wide) * bytes_each / t
-    # The softmax; with dropout also its mask, and its result.
+    # Query, key, value and the projection's input; the activation's input and output.
+    inside = s * b * (2 * (inner + gpt.shared) + (2 + gpt.gated) * wide) * bytes_each / t
+    # The softmax; with dropout also its mask, and its result. Shared keys and values are repeated.
     core = gpt.heads * s * s * b * (2 * bytes_each + 1 if attention_dropout else bytes_each) / t
+    core += 2 * s * b * (inner - gpt.shared) * bytes_each / t
     return outside + inside + (0 if recompute == "selective" else core)
 
 

@@ -53,8 +53,7 @@ def pretrain(config: Config, notes: list[str]) -> None:
     train, valid, test = build_batches(ctx, tokenizer)
     megatron.print_datetime(ctx, "after dataloaders are built")
     ctx.print_rank_0("done with setup ...")
-    megatron.print_times(ctx, {
-        "model-and-optimizer-setup": data_started - setup_started,
+    megatron.print_times(ctx, {"model-and-optimizer-setup": data_started - setup_started,
         "train/valid/test-data-iterators-setup": time.perf_counter() - data_started})
 
     ctx.print_rank_0("training ...")
@@ -117,8 +116,7 @@ class Trainer:
         self.ddp = data_parallel(ctx, self.model)
         self.optimizer = Optimizer(ctx, self.ddp)
         self.learning_rate = LearningRate(ctx.config)
-        self.pipeline = Pipeline(ctx, chunks, add_communication(schedule), self.ddp,
-                                 self.timers)
+        self.pipeline = Pipeline(ctx, chunks, add_communication(schedule), self.ddp, self.timers)
         megatron.print_model(ctx, sum(p.numel() for p in self.model.parameters()))
 
     def step(self, batches: list[MicroBatch]) -> tuple[torch.Tensor, torch.Tensor]:

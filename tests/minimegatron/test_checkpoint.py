@@ -23,7 +23,10 @@ STEPS = "--global-batch-size 4 --train-iters 6 --log-interval 1 --eval-iters 1 -
 LAYOUTS = {
     "alone": (0, ""),
     "replicas": (2, ""),
-    "tensor-parallel": (2, "--tensor-model-parallel-size 2 "),
+    "tensor-parallel, modern block": (
+        2, "--tensor-model-parallel-size 2 --group-query-attention --num-query-groups 2 "
+           "--swiglu --untie-embeddings-and-output-weights --disable-bias-linear "
+           "--position-embedding-type rope --normalization RMSNorm "),
     "tensor and sequence, replicas": (4, "--tensor-model-parallel-size 2 --sequence-parallel "),
     "fp16, divided": (2, "--fp16 --initial-loss-scale 262144 --use-distributed-optimizer "
                          "--ddp-bucket-size 1001 --overlap-grad-reduce "),

@@ -36,11 +36,12 @@ TWO_TO_EIGHT = Bound("must be from 2 to 8; nearest: {flag} 2", low=2, high=8)
 class Extended(Config):
     """Attention that is not written yet."""
 
-    num_query_groups: int | None = flag(
-        None, "groups of attention heads", "--groups", affects=PASSES | STATE, bounds=TWO_TO_EIGHT,
+    attention_window: int | None = flag(
+        None, "tokens that attention sees", "--window", affects=PASSES | STATE, bounds=TWO_TO_EIGHT,
         most=6, needs=Others(("use_flash_attn",), "{flag} {value} needs --use-flash-attn"),
         excludes=Others(("kv_channels",), "{flag} {value} with --kv-channels {kv_channels}"))
-    multi_query: bool = flag(False, "one group", affects=PASSES, sets=("num_query_groups",))
+    local_attention: bool = flag(
+        False, "a short window", affects=PASSES, sets=("attention_window",))
     rope_base: float = flag(10000.0, "the largest wavelength", affects=RESULTS)
     log_heads: bool = flag(True, "no heads in the log", affects=NOTHING, off=("--no-log-heads",))
 
@@ -52,19 +53,19 @@ def parsed(flags: str) -> Extended:
 def test_help_and_parser_have_the_new_flags_under_their_topic():
     page = build_parser(Extended).format_help()
     topic = page[page.index("Attention that is not written yet:"):]
-    assert "--num-query-groups NUM_QUERY_GROUPS, --groups NUM_QUERY_GROUPS" in topic
+    assert "--attention-window ATTENTION_WINDOW, --window ATTENTION_WINDOW" in topic
     assert "the largest wavelength (default: 10000.0)" in topic
-    found = parsed("--groups 4 --use-flash-attn --attention-dropout 0 --no-log-heads")
-    assert (found.num_query_groups, found.rope_base, found.log_heads) == (4, 10000.0, False)
+    found = parsed("--window 4 --use-flash-attn --attention-dropout 0 --no-log-heads")
+    assert (found.attention_window, found.rope_base, found.log_heads) == (4, 10000.0, False)
 
 
 @pytest.mark.parametrize(("flags", "message"), [
-    ("--groups two", "argument --num-query-groups/--groups: invalid int value: 'two'"),
-    ("--groups 1 --use-flash-attn", "--num-query-groups 1: must be from 2 to 8; nearest: "
-     "--num-query-groups 2"),
-    ("--groups 7 --use-flash-attn", "--num-query-groups 7: must be at most 6"),
-    ("--groups 4", "--num-query-groups 4 needs --use-flash-attn"),
-    ("--groups 4 --use-flash-attn --kv-channels 8", "--num-query-groups 4 with --kv-channels 8"),
+    ("--window two", "argument --attention-window/--window: invalid int value: 'two'"),
+    ("--window 1 --use-flash-attn", "--attention-window 1: must be from 2 to 8; nearest: "
+     "--attention-window 2"),
+    ("--window 7 --use-flash-attn", "--attention-window 7: must be at most 6"),
+    ("--window 4", "--attention-window 4 needs --use-flash-attn"),
+    ("--window 4 --use-flash-attn --kv-channels 8", "--attention-window 4 with --kv-channels 8"),
     ("--rope-base nan", "--rope-base nan: must be a finite number"),
     ("--rope-bass 1", "unrecognized argument --rope-bass; did you mean --rope-base?")])
 def test_type_bounds_and_relations_are_checked(flags, message):
@@ -75,44 +76,44 @@ def test_type_bounds_and_relations_are_checked(flags, message):
 
 def test_a_script_check_compares_what_results_or_cost_depend_on():
     new = set(compared.compared(Extended)) - set(compared.compared(Config))
-    assert new == {"num_query_groups", "rope_base"}
+    assert new == {"attention_window", "rope_base"}
 
 
 def test_an_estimate_gets_what_its_cost_depends_on():
     table = table_of(Extended)
-    assert [use(table[name]) for name in ("num_query_groups", "multi_query", "rope_base")] == [
+    assert [use(table[name]) for name in ("attention_window", "local_attention", "rope_base")] == [
         "passed", "replaced", "left out"]
-    config = parsed("--groups 4 --use-flash-attn --attention-dropout 0 --rope-base 5")
+    config = parsed("--window 4 --use-flash-attn --attention-dropout 0 --rope-base 5")
     words = flags_for_estimate(config, Cluster("virtual:v100", 4), 500)
-    assert words[words.index("--num-query-groups") + 1] == "4"
+    assert words[words.index("--attention-window") + 1] == "4"
     assert "--rope-base" not in words
-    assert "num_query_groups" in names_affecting(PASSES, Extended)  # the estimator's cache
+    assert "attention_window" in names_affecting(PASSES, Extended)  # the estimator's cache
 
 
 def test_a_checkpoint_must_match_in_what_the_saved_parameters_depend_on():
     assert set(names_affecting(STATE, Extended)) - set(names_affecting(STATE, Config)) == {
-        "num_query_groups"}
+        "attention_window"}
 
 
 def test_a_flag_without_a_declared_effect_is_refused():
     with pytest.raises(TypeError, match="affects"):
-        flag(None, "groups of attention heads")
+        flag(None, "tokens that attention sees")
     with pytest.raises(TypeError, match="minimum"):
-        flag(None, "groups of attention heads", affects=COST, minimum=1)
+        flag(None, "tokens that attention sees", affects=COST, minimum=1)
 
 
 def test_a_field_that_is_not_declared_as_a_flag_is_refused():
     @dataclass(frozen=True)
     class Bare(Config):
-        num_query_groups: int = 1
+        attention_window: int = 1
 
     @dataclass(frozen=True)
     class Untyped(Config):
-        num_query_groups: tuple[int, ...] = flag(None, "groups of attention heads", affects=COST)
+        attention_window: tuple[int, ...] = flag(None, "tokens that attention sees", affects=COST)
 
-    with pytest.raises(TypeError, match=r"Bare.num_query_groups: declare it with flag\(\)"):
+    with pytest.raises(TypeError, match=r"Bare.attention_window: declare it with flag\(\)"):
         table_of(Bare)
-    with pytest.raises(TypeError, match=r"Untyped.num_query_groups: tuple.* needs type="):
+    with pytest.raises(TypeError, match=r"Untyped.attention_window: tuple.* needs type="):
         table_of(Untyped)
 
 

@@ -203,10 +203,13 @@ def test_a_checkpoint_that_cannot_go_is_refused(theirs, tmp_path, capsys):
     (folder / "mp_rank_01").rmdir()
     path = folder / hf_gpt2.SHARD
     state = torch.load(path)
-    state["args"]["kv_channels"] = 10
+    state["args"] |= {"kv_channels": 10, "squared_relu": True}
     torch.save(state, path)
     refused("its sha256 differs")
     (folder / "SHA256SUMS").unlink()
+    refused("squared_relu True: GPT-2 has False")
+    state["args"]["squared_relu"] = False
+    torch.save(state, path)
     refused("--kv-channels 10: .* 8")
 
 

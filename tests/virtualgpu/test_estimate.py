@@ -30,6 +30,9 @@ def estimate(flags, world_size=1, card=V100, vocab_size=1024, **cluster):
      "--num-layers-per-virtual-pipeline-stage 2 --sequence-parallel", 4),
     ("--overlap-grad-reduce --timing-log-level 0 --recompute-granularity full "
      "--recompute-method uniform", 2),
+    ("--pipeline-model-parallel-size 2 --fp16 --group-query-attention --num-query-groups 2 "
+     "--swiglu --untie-embeddings-and-output-weights --disable-bias-linear --normalization RMSNorm "
+     "--position-embedding-type rope --use-flash-attn --attention-dropout 0", 2),
 ])
 def test_one_process_says_what_all_ranks_say(train, dataset, flags, ranks):
     run = train(flags + " --device virtual:v100 --log-interval 1 --eval-iters 0",

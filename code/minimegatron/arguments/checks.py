@@ -15,6 +15,7 @@ from minimegatron.arguments.pipeline import derive_pipeline
 from minimegatron.arguments.require import near_divisors, near_multiples, require
 from minimegatron.arguments.table.flag import table_of
 from minimegatron.arguments.table.parallel import Recompute
+from minimegatron.arguments.table.training import ModernBlock
 from minimegatron.errors import UserError
 
 
@@ -24,6 +25,10 @@ def check(config: Config, rank: int, world_size: int) -> Config:
     config = replace(config, rank=rank, world_size=world_size)
     check_numbers(config)
     config = derive_grid(config)
+    if is_given(config, ModernBlock):
+        from minimegatron.arguments.modern_block import derive_modern_block
+
+        config = derive_modern_block(config)
     config = derive_tensor_parallel(derive_model(config))
     config = derive_batch(config)
     config = derive_pipeline(config)

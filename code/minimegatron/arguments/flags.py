@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from minimegatron.arguments.table.files import Checkpointing, Data, Logging
 from minimegatron.arguments.table.parallel import Distributed, Recompute
 from minimegatron.arguments.table.planning import Derived, Planning
-from minimegatron.arguments.table.training import Batch, Model, Optimization
+from minimegatron.arguments.table.training import Batch, Model, ModernBlock, Optimization
 
 
 @dataclass(frozen=True)
 class Config(Derived, Planning, Logging, Checkpointing, Recompute, Distributed, Data,
-             Optimization, Batch, Model):
+             Optimization, Batch, ModernBlock, Model):
     """The whole command line after all checks; the base classes declare its fields."""
 
     @property
@@ -28,6 +28,11 @@ class Config(Derived, Planning, Logging, Checkpointing, Recompute, Distributed, 
     def chunks(self) -> int:
         """Chunks (virtual stages) that every stage holds."""
         return len(self.layers_per_chunk) // self.pipeline_model_parallel_size
+
+    @property
+    def query_groups(self) -> int:
+        """Key and value heads: as many as attention heads, unless they share them."""
+        return self.num_query_groups if self.group_query_attention else self.num_attention_heads
 
     @property
     def precision(self) -> str:

@@ -237,6 +237,8 @@ def read_file(path: Path) -> dict:
 def check_same_model(ctx: Context, saved: dict, padded_vocab_size: int, path: Path) -> None:
     """Raise UserError if `saved`, the arguments in the file `path`, are those of another model."""
     given = {**dataclasses.asdict(ctx.config), "padded_vocab_size": padded_vocab_size}
+    # A checkpoint from before a flag existed has that flag's default.
+    saved = {**dataclasses.asdict(Config()), **saved}
     for name in MUST_MATCH:
         if saved.get(name) != given[name]:
             ways = " ".join(split_flags(saved)) or "an even split"

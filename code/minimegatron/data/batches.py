@@ -53,12 +53,9 @@ class Batches:
         if train and end > len(self.dataset):
             raise UserError(f"the {self.name} data has {len(self.dataset)} samples, and the batch "
                             f"after sample {consumed} needs {end}")
-        return [
-            self.micro_batch(
+        return [self.micro_batch(
                 sample_numbers(consumed, k, config.micro_batch_size, replicas.index, replicas.size),
-                iteration, train)
-            for k in range(config.num_micro_batches)
-        ]
+                iteration, train) for k in range(config.num_micro_batches)]
 
     def micro_batch(self, numbers: range, iteration: int, train: bool) -> MicroBatch:
         """Return the micro-batch of the given samples; the other arguments are those of `step`."""

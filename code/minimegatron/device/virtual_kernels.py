@@ -65,6 +65,21 @@ def flash_attention(query, key, value, heads):
 
 
 @kernel
+def squared_relu(x):
+    return modeled.squared_relu(x)
+
+
+@kernel
+def swiglu(x):
+    return modeled.swiglu(x)
+
+
+@kernel
+def rotary(x, rotated, base):
+    return modeled.rotary(x)
+
+
+@kernel
 def adamw_(weights, gradients, exp_avg, exp_avg_sq, steps, lr, beta1, beta2, eps, weight_decay,
            skip):
     modeled.adamw(weights, gradients, exp_avg, exp_avg_sq)

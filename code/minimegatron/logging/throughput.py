@@ -34,7 +34,10 @@ def shape_of(config: Config, vocab_size: int) -> Gpt:
     """
     return Gpt(config.num_layers, config.hidden_size, config.num_attention_heads,
                config.seq_length, vocab_size, config.ffn_hidden_size, config.kv_channels,
-               config.max_position_embeddings)
+               0 if config.position_embedding_type == "rope" else config.max_position_embeddings,
+               config.query_groups, config.swiglu,
+               not config.untie_embeddings_and_output_weights, config.add_bias_linear,
+               config.normalization == "LayerNorm")
 
 
 def model_flops(config: Config, vocab_size: int) -> float:

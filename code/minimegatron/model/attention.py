@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -10,7 +11,6 @@ from torch import nn
 from minimegatron.context import Context
 from minimegatron.model import ops
 from minimegatron.model.dropout import ATTENTION_PROBABILITIES, Dropout
-from minimegatron.model.parameters import output_init_std
 from minimegatron.model.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
 
@@ -31,24 +31,28 @@ class Attention(nn.Module):
         self.dropout_p, self.flash = config.attention_dropout, config.use_flash_attn
         inner, std = config.num_attention_heads * self.head_dim, config.init_method_std
         # Laid out per head, (heads, 3, d): a rank's rows of the matrix are whole heads.
-        self.linear_qkv = ColumnParallelLinear(ctx, config.hidden_size, 3 * inner, std)
-        self.linear_proj = RowParallelLinear(ctx, inner, config.hidden_size, output_init_std(ctx))
+        width = inner + 2 * config.query_groups * self.head_dim
+        self.linear_qkv = ColumnParallelLinear(ctx, config.hidden_size, width, std)
+        self.linear_proj = RowParallelLinear(ctx, inner, config.hidden_size)
         self.register_buffer("mask", mask, persistent=False)
         self.selective = config.recompute_granularity == "selective"
 
     def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
         """Map hidden states x [s, b, h] to the same shape."""
-        qkv = self.linear_qkv(x)  # of the whole sequence, for this rank's heads
-        s, b, _ = qkv.shape
-        qkv = qkv.view(s, b * self.num_heads, 3, self.head_dim)
+        qkv = self.query_key_value(x)
         core = partial(self.core_attention, dropout)
         if self.selective:
             from minimegatron.model.recompute import checkpoint
 
-            out = checkpoint(core, *qkv.unbind(2))
+            out = checkpoint(core, *qkv)
         else:
-            out = core(*qkv.unbind(2))
-        return self.linear_proj(out.reshape(s, b, self.num_heads * self.head_dim))
+            out = core(*qkv)
+        return self.linear_proj(out.reshape(len(out), -1, self.num_heads * self.head_dim))
+
+    def query_key_value(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Project x [s, b, h] to this rank's queries, keys, and values, [s, ba/t, d] each."""
+        qkv = self.linear_qkv(x)  # of the whole sequence, also with sequence parallelism
+        return qkv.view(len(qkv), -1, 3, self.head_dim).unbind(2)
 
     def core_attention(self, dropout: Dropout | None, query: torch.Tensor, key: torch.Tensor,
                        value: torch.Tensor) -> torch.Tensor:

@@ -15,18 +15,15 @@ from functools import partial
 import torch
 from torch import nn
 
+from minimegatron.arguments.checks import is_given
+from minimegatron.arguments.table.training import ModernBlock
 from minimegatron.context import Context
 from minimegatron.dtypes import params_dtype
 from minimegatron.model import ops
 from minimegatron.model.attention import Attention
 from minimegatron.model.dropout import ATTENTION_OUTPUT, EMBEDDING, MLP_OUTPUT, Dropout
 from minimegatron.model.linear import embedding_lookup
-from minimegatron.model.parameters import (
-    ParamSpec,
-    add_parameters,
-    initialize_parameters,
-    output_init_std,
-)
+from minimegatron.model.parameters import ParamSpec, add_parameters, initialize_parameters
 from minimegatron.model.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -106,8 +103,7 @@ class MLP(nn.Module):
         config = ctx.config
         self.linear_fc1 = ColumnParallelLinear(
             ctx, config.hidden_size, config.ffn_hidden_size, config.init_method_std)
-        self.linear_fc2 = RowParallelLinear(
-            ctx, config.ffn_hidden_size, config.hidden_size, output_init_std(ctx))
+        self.linear_fc2 = RowParallelLinear(ctx, config.ffn_hidden_size, config.hidden_size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map hidden states x [s, b, h] to the same shape."""
@@ -125,10 +121,10 @@ class TransformerLayer(nn.Module):
         super().__init__()
         self.number, self.dropout_p = number, ctx.config.hidden_dropout
         self.tp = TensorParallel(ctx)
-        self.input_layernorm = LayerNorm(ctx)
-        self.self_attention = Attention(ctx, number, mask)
-        self.pre_mlp_layernorm = LayerNorm(ctx)
-        self.mlp = MLP(ctx)
+        self.input_layernorm = part(ctx, LayerNorm)(ctx)
+        self.self_attention = part(ctx, Attention)(ctx, number, mask)
+        self.pre_mlp_layernorm = part(ctx, LayerNorm)(ctx)
+        self.mlp = part(ctx, MLP)(ctx)
 
     def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
         """Map hidden states x [s, b, h] to the same shape."""
@@ -150,11 +146,12 @@ class Stage(nn.Module):
         super().__init__()
         config = ctx.config
         self.is_first, self.is_last, self.tp = is_first, is_last, TensorParallel(ctx)
-        if is_first or is_last:
-            self.embedding = Embedding(ctx, vocab_size, is_first)
+        self.is_tied = not config.untie_embeddings_and_output_weights
+        if is_first or (is_last and self.is_tied):
+            self.embedding = part(ctx, Embedding)(ctx, vocab_size, is_first)
             # The output layer of the last stage is tied to the word embedding of the first.
             spec = self.embedding.word_embeddings.param_specs["weight"]
-            spec.tied, spec.tied_copy = is_first != is_last, not is_first
+            spec.tied, spec.tied_copy = self.is_tied and is_first != is_last, not is_first
         self.decoder = nn.Module()
         mask = (None if config.use_flash_attn else
                 ops.causal_mask(config.seq_length, ctx.device.torch_device, params_dtype(config)))
@@ -166,7 +163,10 @@ class Stage(nn.Module):
 
             self.checkpointing = FullCheckpointing(ctx)
         if is_last:
-            self.decoder.final_layernorm = LayerNorm(ctx)
+            self.decoder.final_layernorm = part(ctx, LayerNorm)(ctx)
+        if is_last and not self.is_tied:
+            self.output_layer = VocabParallelEmbedding(
+                ctx, vocab_size, config.hidden_size, config.init_method_std)
         if ctx.device.has_values:
             initialize_parameters(self, config.seed, ctx.grid.tp)
 
@@ -187,10 +187,9 @@ class Stage(nn.Module):
         return self.loss(self.logits(x), batch) if self.is_last else x
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """Map hidden states x [s, b, h] to logits [s, b, V/t] with the word embedding's matrix."""
-        words = self.embedding.word_embeddings
-        return self.tp.column_parallel_linear(
-            self.decoder.final_layernorm(x), words.weight,
+        """Map hidden states x [s, b, h] to logits [s, b, V/t] with the output layer's matrix."""
+        words = self.embedding.word_embeddings if self.is_tied else self.output_layer
+        return self.tp.column_parallel_linear(self.decoder.final_layernorm(x), words.weight,
             accumulator=words.param_specs["weight"].accumulator)
 
     def loss(self, logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
@@ -199,6 +198,15 @@ class Stage(nn.Module):
         losses = vocab_parallel_cross_entropy(logits.float(), labels, self.tp.group)
         mask = batch.loss_mask.t()
         return (losses * mask).sum() / mask.sum()
+
+
+def part(ctx: Context, usual: type) -> type:
+    """Return the class to build in place of `usual`, a part of GPT-2's block."""
+    if not is_given(ctx.config, ModernBlock):
+        return usual
+    from minimegatron.model.modern_block import part_for
+
+    return part_for(ctx.config, usual)
 
 
 def hidden_mask(dropout: Dropout | None, p: float, layer: int, site: int, like: torch.Tensor,

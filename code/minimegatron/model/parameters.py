@@ -58,6 +58,7 @@ class ParamSpec:
             a copy.
         init_std: standard deviation of its normal initialization; None to fill it with a constant.
         init_value: that constant.
+        blocks: equal blocks of its rows, each of which is partitioned on its own (SwiGLU has two).
         tied: whether another pipeline stage holds the same parameter (the word embedding).
         tied_copy: whether this is the last stage's copy of a tied parameter.
         accumulator: receives its gradient; None until data parallelism sets it, and autograd then
@@ -68,6 +69,7 @@ class ParamSpec:
     partition_dim: int | None = None
     init_std: float | None = None
     init_value: float = 0.0
+    blocks: int = 1
     tied: bool = False
     tied_copy: bool = False
     accumulator: GradAccumulator | None = None
@@ -90,22 +92,21 @@ class ParamSpec:
         return shape
 
 
-def add_parameters(module: nn.Module, ctx: Context, **specs: ParamSpec) -> None:
+def add_parameters(module: nn.Module, ctx: Context, **specs: ParamSpec | None) -> None:
     """Register this rank's partitions of uninitialized parameters under the specs' names.
 
-    The specs themselves become the module's attribute `param_specs`.
+    The specs become the module's attribute `param_specs`. A parameter whose spec is None is None.
     """
+    like = {"device": ctx.device.torch_device, "dtype": params_dtype(ctx.config)}
     for name, spec in specs.items():
-        partition = torch.empty(spec.shape(ctx.grid.tp), device=ctx.device.torch_device,
-                                dtype=params_dtype(ctx.config))
-        module.register_parameter(name, nn.Parameter(partition))
-    module.param_specs = specs
+        module.register_parameter(
+            name, spec and nn.Parameter(torch.empty(spec.shape(ctx.grid.tp), **like)))
+    module.param_specs = {name: spec for name, spec in specs.items() if spec is not None}
 
 
 def named_param_specs(model: nn.Module) -> dict[str, ParamSpec]:
     """Return the specs of all parameters of a model, under the names of `named_parameters`."""
-    return {f"{path}.{name}" if path else name: spec
-            for path, module in model.named_modules()
+    return {f"{path}.{name}" if path else name: spec for path, module in model.named_modules()
             for name, spec in getattr(module, "param_specs", {}).items()}
 
 
@@ -136,7 +137,9 @@ def initialize_parameters(model: nn.Module, seed: int, tp: Group) -> None:
             generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
             full = torch.empty(spec.full_shape)
             full.normal_(0, spec.init_std, generator=generator)
-            parameter.copy_(partition_of(full, spec.partition_dim, tp))
+            parts = zip(parameter.chunk(spec.blocks), full.chunk(spec.blocks), strict=True)
+            for part, block in parts:
+                part.copy_(partition_of(block, spec.partition_dim, tp))
 
 
 def output_init_std(ctx: Context) -> float:

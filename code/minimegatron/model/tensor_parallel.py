@@ -18,7 +18,7 @@ from torch import nn
 from minimegatron.context import Context
 from minimegatron.model import ops
 from minimegatron.model.linear import embedding_lookup, linear
-from minimegatron.model.parameters import ParamSpec, add_parameters
+from minimegatron.model.parameters import ParamSpec, add_parameters, output_init_std
 
 if TYPE_CHECKING:
     from minimegatron.parallel.ddp import GradAccumulator
@@ -114,7 +114,7 @@ class ColumnParallelLinear(nn.Module):
         super().__init__()
         self.tp = TensorParallel(ctx)
         add_parameters(self, ctx, weight=ParamSpec((outputs, inputs), 0, init_std),
-                       bias=ParamSpec((outputs,), 0))
+                       bias=ParamSpec((outputs,), 0) if ctx.config.add_bias_linear else None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [s, b, in] (or [s/t, b, in]) to [s, b, out/t]."""
@@ -125,12 +125,12 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """y = sum_i x_i W_i^T + b, where rank i holds the columns W_i of W [out, in], and x_i."""
 
-    def __init__(self, ctx: Context, inputs: int, outputs: int, init_std: float) -> None:
+    def __init__(self, ctx: Context, inputs: int, outputs: int) -> None:
         """Create this rank's weight [out, in/t] and a copy of the bias [out]."""
         super().__init__()
         self.tp = TensorParallel(ctx)
-        add_parameters(self, ctx, weight=ParamSpec((outputs, inputs), 1, init_std),
-                       bias=ParamSpec((outputs,)))
+        add_parameters(self, ctx, weight=ParamSpec((outputs, inputs), 1, output_init_std(ctx)),
+                       bias=ParamSpec((outputs,)) if ctx.config.add_bias_linear else None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [s, b, in/t] to [s, b, out] (or [s/t, b, out])."""
@@ -144,7 +144,7 @@ class RowParallelLinear(nn.Module):
             y = LinearReduceScatterWithOverlap.apply(x, self.weight, accumulator, self.tp.group)
         else:
             y = self.tp.reduce(linear(x, self.weight, None, accumulator))
-        return ops.add_bias(y, self.bias)
+        return y if self.bias is None else ops.add_bias(y, self.bias)
 
 
 class VocabParallelEmbedding(nn.Module):

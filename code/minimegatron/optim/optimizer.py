@@ -62,8 +62,7 @@ class Optimizer:
         config, self.grid, self.ddp = ctx.config, ctx.grid, ddp
         self.clip, self.has_values = config.clip_grad, ctx.device.has_values
         self.weight_decay = config.weight_decay
-        self.adam = {"beta1": config.adam_beta1, "beta2": config.adam_beta2,
-                     "eps": config.adam_eps}
+        self.adam = {"beta1": config.adam_beta1, "beta2": config.adam_beta2, "eps": config.adam_eps}
         self.param_buffer = torch.zeros_like(ddp.grad_buffer, dtype=params_dtype(config))
         for name, view in ddp.named_views(self.param_buffer).items():
             view.copy_(ddp.params[name].data)

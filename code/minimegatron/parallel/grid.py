@@ -165,8 +165,7 @@ def make_group(groups: Sequence[tuple[int, ...]], backend: str, timeout: timedel
     return mine
 
 
-def make_grid(pp: int, dp: int, tp: int, backend: str, timeout: timedelta | None = None
-              ) -> Grid:
+def make_grid(pp: int, dp: int, tp: int, backend: str, timeout: timedelta | None = None) -> Grid:
     """Build the grid over the ranks of the default group; every rank must call it.
 
     Args:

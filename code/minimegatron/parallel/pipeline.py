@@ -25,8 +25,7 @@ class Pipeline(Handler):
     """This rank's model chunks and its part of the program, which every step runs once."""
 
     def __init__(self, ctx: Context, chunks: Sequence[Stage], program: Program,
-                 ddp: DistributedDataParallel, timers: Timers, peers: Peers | None = None
-                 ) -> None:
+                 ddp: DistributedDataParallel, timers: Timers, peers: Peers | None = None) -> None:
         """Create the pipeline from this stage's chunks and the program of all stages.
 
         Every rank must call it: without `peers`, it creates process groups.

@@ -54,7 +54,7 @@ class TiedEmbedding:
         """Create the group of the first and the last stage; every rank must call it."""
         stages, at = ctx.grid.pp.size, ctx.grid.pp.index
         self.embedding: nn.Module | None = None
-        if stages == 1:
+        if stages == 1 or ctx.config.untie_embeddings_and_output_weights:
             return
         self.group = ctx.pipeline_group(0, stages - 1)
         if self.group is not None:

@@ -2,8 +2,8 @@
 
 Each saves for the backward pass exactly what the modeled kernel saves. They have shapes and costs
 (rules.py) but no values, so torch has no kernel for tensors on other devices. They model
-Megatron-LM's fused kernels (scale-mask-softmax in 16 bits, bias-dropout-add), PyTorch's dropout,
-FlashAttention, and Apex's Adam.
+Megatron-LM's fused kernels (scale-mask-softmax in 16 bits, bias-dropout-add, squared ReLU, SwiGLU,
+rotary embeddings), PyTorch's dropout, FlashAttention, and Apex's Adam.
 """
 
 from __future__ import annotations
@@ -50,13 +50,38 @@ def _dropout_add(x, residual, keep):
 @define("flash_attention(Tensor query, Tensor key, Tensor value) -> (Tensor, Tensor)")
 def _flash_attention(query, key, value):
     s, heads, _ = query.shape
-    return torch.empty_like(value), query.new_empty((heads, s), dtype=torch.float32)
+    return torch.empty_like(query), query.new_empty((heads, s), dtype=torch.float32)
 
 
 @define("flash_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out,"
         " Tensor logsumexp) -> (Tensor, Tensor, Tensor)")
 def _flash_attention_backward(grad, query, key, value, out, logsumexp):
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+@define("squared_relu(Tensor x) -> Tensor")
+def _squared_relu(x):
+    return torch.empty_like(x)
+
+
+@define("squared_relu_backward(Tensor grad, Tensor x) -> Tensor")
+def _squared_relu_backward(grad, x):
+    return torch.empty_like(x)
+
+
+@define("swiglu(Tensor x) -> Tensor")
+def _swiglu(x):
+    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+
+
+@define("swiglu_backward(Tensor grad, Tensor x) -> Tensor")
+def _swiglu_backward(grad, x):
+    return torch.empty_like(x)
+
+
+@define("rotary(Tensor x) -> Tensor")
+def _rotary(x):
+    return x.new_empty(x.shape)
 
 
 @define("adamw(Tensor(a!) weights, Tensor gradients, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq)"
@@ -114,6 +139,38 @@ class _FlashAttention(torch.autograd.Function):
         return run.flash_attention_backward(grad, *ctx.saved_tensors)
 
 
+class _SquaredRelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return run.squared_relu(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return run.squared_relu_backward(grad, *ctx.saved_tensors)
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return run.swiglu(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return run.swiglu_backward(grad, *ctx.saved_tensors)
+
+
+class _Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return run.rotary(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return run.rotary(grad)  # by the negative angles
+
+
 class _AddBias(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, bias):
@@ -152,8 +209,26 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
 
 
 def flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Compute fused causal attention of query, key, and value [s, b*heads, d] to the same shape."""
+    """Compute fused causal attention of query, key, and value [s, b*heads, d] to query's shape.
+
+    Keys and values may have fewer heads, each of which several heads of the queries share.
+    """
     return _FlashAttention.apply(query, key, value)
+
+
+def squared_relu(x: torch.Tensor) -> torch.Tensor:
+    """Return max(x, 0)^2 of x [..] in one kernel."""
+    return _SquaredRelu.apply(x)
+
+
+def swiglu(x: torch.Tensor) -> torch.Tensor:
+    """Return SiLU(gate) * up [.., f] of x [.., 2f] in one kernel."""
+    return _SwiGLU.apply(x)
+
+
+def rotary(x: torch.Tensor) -> torch.Tensor:
+    """Rotate the heads of x [s, n, d] in one kernel, which saves nothing of x."""
+    return _Rotary.apply(x)
 
 
 def dropout(x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:

@@ -195,7 +195,9 @@ RULES |= dict.fromkeys((
     "aten._softmax", "aten._softmax_backward_data", "aten._log_softmax",
     "aten._log_softmax_backward_data", "aten.mean", "aten.amax", "aten.any", "aten.max",
     "aten.triu_", "aten.triu", "aten.where", "aten.masked_fill", "aten.masked_fill_",
-    "virtualgpu.dropout", "virtualgpu.dropout_backward", "virtualgpu.dropout_add"), read_and_write)
+    "virtualgpu.dropout", "virtualgpu.dropout_backward", "virtualgpu.dropout_add",
+    "virtualgpu.squared_relu", "virtualgpu.squared_relu_backward", "virtualgpu.swiglu",
+    "virtualgpu.swiglu_backward", "virtualgpu.rotary"), read_and_write)
 RULES |= dict.fromkeys((
     "aten.zero_", "aten.fill_", "aten.full", "aten.zeros", "aten.ones", "aten.zeros_like",
     "aten.ones_like", "aten.full_like", "aten.new_zeros", "aten.new_full", "aten.new_ones",

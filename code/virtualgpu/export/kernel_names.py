@@ -213,6 +213,11 @@ FORMS = {
     "virtualgpu.dropout_backward": [
         Form("void at::native::vectorized_elementwise_kernel<4, masked_scale_kernel<{t}> >")],
     "virtualgpu.dropout_add": [Form("void bias_dropout_add_kernel<{t}>")],
+    "virtualgpu.squared_relu": [Form("triton_poi_fused_pow_relu<{t}>")],
+    "virtualgpu.squared_relu_backward": [Form("triton_poi_fused_mul_pow_threshold_backward<{t}>")],
+    "virtualgpu.swiglu": [Form("triton_poi_fused_mul_silu_split<{t}>")],
+    "virtualgpu.swiglu_backward": [Form("triton_poi_fused_cat_mul_sigmoid_silu<{t}>")],
+    "virtualgpu.rotary": [Form("void fused_rope_forward_kernel<{t}>")],
     "virtualgpu.masked_softmax": [
         Form("void scaled_upper_triang_masked_softmax_warp_forward<{t}, {t}, float, 10>", 1)],
     "virtualgpu.masked_softmax_backward": [

@@ -90,16 +90,17 @@ def attention_backward(grad: torch.Tensor, query: torch.Tensor, key: torch.Tenso
 
 
 def fused_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-    """Check queries, keys, and values of shape [sequence, heads, width]."""
-    _require(query.dim() == 3 and query.shape == key.shape == value.shape,
-             query=query, key=key, value=value)
+    """Check queries, keys, and values of shape [sequence, heads, width]; keys may have fewer heads.
+    """
+    fits = query.dim() == 3 and key.shape == value.shape and query.shape[::2] == key.shape[::2]
+    _require(fits and query.shape[1] % key.shape[1] == 0, query=query, key=key, value=value)
     product(query, key, value)
 
 
 def fused_attention_backward(grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor,
                              value: torch.Tensor, *_: object) -> None:
     fused_attention(query, key, value)
-    _require(grad.numel() == value.numel(), grad=grad, value=value)
+    _require(grad.numel() == query.numel(), grad=grad, query=query)
 
 
 def convolution_backward(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, _bias: object,

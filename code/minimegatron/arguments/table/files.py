@@ -59,26 +59,22 @@ class Checkpointing:
 class Logging:
     """Logs and reports."""
 
-    log_interval: int = flag(
-        100, "steps between log lines", affects=NOTHING, bounds=AT_LEAST_1)
+    log_interval: int = flag(100, "steps between log lines", affects=NOTHING, bounds=AT_LEAST_1)
     log_format: str = flag(
         "2021", "log lines of Megatron-LM in 2021-12, or of Megatron core today",
-        choices=("2021", "core"),
-        affects=NOTHING)
+        choices=("2021", "core"), affects=NOTHING)
     eval_interval: int = flag(1000, "steps between validations", affects=RESULTS, bounds=AT_LEAST_1)
     eval_iters: int = flag(
         100, "batches per validation; 0 for no validation", affects=RESULTS, bounds=NOT_NEGATIVE)
     log_throughput: bool = flag(
-        False, "log FLOP/s per device, MFU, and theoretical memory",
-        affects=NOTHING)
+        False, "log FLOP/s per device, MFU, and theoretical memory", affects=NOTHING)
     timing_log_level: int | None = flag(
         None, "timers that run, each of which waits for the device: 0 the iteration's, 1 those "
         "of a step, 2 all (default: those of 2021)", choices=(0, 1, 2), affects=PASSES)
     timing_log_option: str | None = flag(
         None, "how times are printed (default: minmax; without both flags, the line of 2021)",
         choices=("max", "minmax", "all"), affects=PASSES)
-    log_params_norm: bool = flag(
-        False, "log the norm of the parameters", affects=NOTHING)
+    log_params_norm: bool = flag(False, "log the norm of the parameters", affects=NOTHING)
     log_num_zeros_in_grad: bool = flag(
         False, "log the number of zeros in the gradient", affects=NOTHING)
     metrics: str | None = flag(

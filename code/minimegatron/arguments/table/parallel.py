@@ -32,8 +32,7 @@ class Distributed:
         1, "tensor-parallel size", affects=PASSES | STATE, bounds=AT_LEAST_1)
     sequence_parallel: bool = flag(
         False, "shard the sequence over the tensor-parallel ranks outside the tensor-parallel "
-        "regions",
-        affects=PASSES)
+        "regions", affects=PASSES)
     tp_comm_overlap: bool = flag(
         False, "overlap tensor-parallel communication with GEMMs (needs --sequence-parallel)",
         affects=PASSES)
@@ -58,16 +57,14 @@ class Distributed:
         affects=PASSES)
     distributed_backend: str | None = flag(
         None, "backend of tensor communication (default: nccl on GPUs, gloo on the CPU)",
-        choices=("nccl", "gloo"),
-        affects=RESULTS)
+        choices=("nccl", "gloo"), affects=RESULTS)
     use_distributed_optimizer: bool = flag(
         False, "shard the optimizer state over the data-parallel ranks (ZeRO-1)", affects=PASSES)
     overlap_grad_reduce: bool = flag(
         False, "overlap the gradient all-reduce with the backward pass", affects=PASSES)
     ddp_bucket_size: int | None = flag(
         None, "gradients per bucket (default: the larger of 40 million and 1 million per "
-        "data-parallel rank)", affects=PASSES,
-        bounds=AT_LEAST_1)
+        "data-parallel rank)", affects=PASSES, bounds=AT_LEAST_1)
     DDP_impl: str = flag(
         "local", "implementation of data parallelism", choices=("local",), affects=RESULTS)
     distributed_timeout_minutes: float = flag(

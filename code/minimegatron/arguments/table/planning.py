@@ -29,8 +29,7 @@ class Planning:
         "data, vocabulary, and --lr are not needed", affects=RESULTS)
     world_size: int = flag(
         1, "with --estimate: number of GPUs (otherwise, the ranks that torchrun starts)",
-        affects=HARDWARE,
-        bounds=AT_LEAST_1, most=100_000, needs=ESTIMATE)
+        affects=HARDWARE, bounds=AT_LEAST_1, most=100_000, needs=ESTIMATE)
     gpus_per_node: int = flag(
         8, "with --estimate: GPUs per node", affects=HARDWARE, bounds=AT_LEAST_1, needs=ESTIMATE)
     vocab_size: int = flag(
@@ -38,8 +37,7 @@ class Planning:
         needs=ESTIMATE)
     tokens: float | None = flag(
         None, "with --estimate: tokens to train on (default: those of the iterations)",
-        affects=NOTHING,
-        bounds=AT_LEAST_1, needs=ESTIMATE)
+        affects=NOTHING, bounds=AT_LEAST_1, needs=ESTIMATE)
     price_per_gpu_hour: float | None = flag(
         None, "with --estimate: dollars (default: a list price, if there is one)", affects=NOTHING,
         bounds=NOT_NEGATIVE, needs=ESTIMATE)

@@ -15,6 +15,7 @@ from minimegatron.arguments.table.bounds import (
 )
 from minimegatron.arguments.table.flag import PASSES, RESULTS, SCHEDULE, STATE, Others, flag
 
+SHAPE = PASSES | STATE
 FP16 = Others(("fp16",), "{flag} {value} belongs to --fp16, which is not given; "
               "nearest: --fp16 {flag} {value}")
 FP16_OR_BF16 = Others(("fp16", "bf16"), "{flag}: without --fp16 or --bf16, everything is in fp32; "
@@ -49,8 +50,7 @@ class Model:
     make_vocab_size_divisible_by: int = flag(
         128, "pad the vocabulary to a multiple of this times the tensor-parallel size",
         affects=PASSES, bounds=AT_LEAST_1)
-    layernorm_epsilon: float = flag(
-        1e-5, "epsilon of LayerNorm", affects=RESULTS, bounds=POSITIVE)
+    layernorm_epsilon: float = flag(1e-5, "epsilon of LayerNorm", affects=RESULTS, bounds=POSITIVE)
     init_method_std: float = flag(
         0.02, "standard deviation of the initial parameters", affects=RESULTS, bounds=NOT_NEGATIVE)
     attention_dropout: float = flag(
@@ -62,6 +62,30 @@ class Model:
 
 
 @dataclass(frozen=True)
+class ModernBlock:
+    """Differences from GPT-2 (arguments/modern_block.py, model/modern_block.py)."""
+
+    group_query_attention: bool = flag(False, "share keys and values among heads", affects=SHAPE)
+    num_query_groups: int = flag(
+        1, "groups of heads that share a key and a value head", affects=SHAPE, bounds=AT_LEAST_1)
+    squared_relu: bool = flag(False, "squared ReLU instead of GELU", affects=SHAPE)
+    swiglu: bool = flag(False, "SwiGLU instead of GELU; default width of the MLP: 8h/3, rounded "
+                        "down to a multiple of 64", affects=SHAPE)
+    untie_embeddings_and_output_weights: bool = flag(
+        False, "give the output layer a matrix of its own", affects=SHAPE)
+    add_bias_linear: bool = flag(
+        True, "no biases in linear layers", affects=SHAPE, off=("--disable-bias-linear",))
+    position_embedding_type: str = flag("learned_absolute", "position embeddings",
+                                        choices=("learned_absolute", "rope"), affects=SHAPE)
+    rotary_base: int = flag(
+        10_000, "base of rope's angles", affects=RESULTS | STATE, bounds=AT_LEAST_1)
+    rotary_percent: float = flag(
+        1.0, "fraction of each head that rope rotates", affects=SHAPE, bounds=POSITIVE)
+    normalization: str = flag("LayerNorm", "normalization before attention, MLP, and output layer",
+                              choices=("LayerNorm", "RMSNorm"), affects=SHAPE)
+
+
+@dataclass(frozen=True)
 class Batch:
     """Batches, and when to stop."""
 
@@ -70,8 +94,7 @@ class Batch:
         bounds=AT_LEAST_1)
     global_batch_size: int | None = flag(
         None, "samples in one optimizer step over all ranks (default: micro-batch x data-parallel "
-        "size)",
-        affects=SCHEDULE, bounds=AT_LEAST_1)
+        "size)", affects=SCHEDULE, bounds=AT_LEAST_1)
     train_iters: int | None = flag(
         None, "optimizer steps to run", affects=RESULTS, bounds=AT_LEAST_1)
     train_samples: int | None = flag(
@@ -99,8 +122,7 @@ class Optimization:
         choices=("constant", "linear", "cosine", "inverse-square-root"), affects=RESULTS)
     lr_decay_iters: int | None = flag(
         None, "steps over which the learning rate decays (default: --train-iters)",
-        affects=RESULTS, bounds=AT_LEAST_1,
-        sets=("lr_decay_samples",))
+        affects=RESULTS, bounds=AT_LEAST_1, sets=("lr_decay_samples",))
     lr_decay_samples: int | None = flag(
         None, "samples over which the learning rate decays", affects=RESULTS, bounds=AT_LEAST_1)
     lr_warmup_fraction: float | None = flag(
@@ -141,16 +163,13 @@ class Optimization:
         excludes=FIXED_SCALE)
     loss_scale_window: int = flag(
         1000, "steps without overflow after which the loss scale doubles", affects=RESULTS,
-        bounds=COUNT,
-        needs=FP16,
-        excludes=FIXED_SCALE)
+        bounds=COUNT, needs=FP16, excludes=FIXED_SCALE)
     hysteresis: int = flag(
         2, "overflows after which the loss scale halves", affects=RESULTS, bounds=COUNT, needs=FP16,
         excludes=FIXED_SCALE)
     accumulate_allreduce_grads_in_fp32: bool = flag(
         False, "with --fp16: accumulate and all-reduce gradients in fp32, as with --bf16",
-        affects=PASSES,
-        needs=FP16_OR_BF16)
+        affects=PASSES, needs=FP16_OR_BF16)
     seed: int = flag(
         1234, "random seed of the initial parameters, the data order, and dropout",
         affects=RESULTS, bounds=SEED)

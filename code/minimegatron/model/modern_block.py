@@ -1,0 +1,122 @@
+"""Parts of the transformer block that differ from GPT-2's, as in Llama and Nemotron-4.
+
+Grouped-query attention (Ainslie et al. 2023), squared ReLU (So et al. 2021), SwiGLU (Shazeer 2020),
+rotary position embeddings (Su et al. 2021), and RMSNorm (Zhang and Sennrich 2019). Each flag
+replaces one part and leaves the others as they are; only these flags import this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from minimegatron.arguments import Config
+from minimegatron.context import Context
+from minimegatron.model import modern_ops, ops
+from minimegatron.model.attention import Attention
+from minimegatron.model.dropout import EMBEDDING, Dropout
+from minimegatron.model.gpt import MLP, Embedding, LayerNorm, MicroBatch, hidden_mask
+from minimegatron.model.parameters import ParamSpec, add_parameters
+from minimegatron.model.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+
+
+def part_for(config: Config, usual: type[nn.Module]) -> type[nn.Module]:
+    """Return the class to build in place of `usual`, which is `usual` itself where no flag differs.
+
+    Args:
+        config: the flags.
+        usual: a part of GPT-2's block.
+    """
+    rotary = config.position_embedding_type == "rope"
+    replaced = {LayerNorm: (RMSNorm, config.normalization == "RMSNorm"),
+                Attention: (ModernAttention, config.group_query_attention or rotary),
+                MLP: (ModernMLP, config.squared_relu or config.swiglu),
+                Embedding: (WordEmbedding, rotary)}
+    modern, is_given = replaced[usual]
+    return modern if is_given else usual
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square normalization over h, with a scale [h] but neither a mean nor a bias."""
+
+    def __init__(self, ctx: Context) -> None:
+        super().__init__()
+        self.epsilon = ctx.config.layernorm_epsilon
+        add_parameters(self, ctx, weight=ParamSpec((ctx.config.hidden_size,), init_value=1.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalize x [s, b, h] to the same shape."""
+        return modern_ops.rms_norm(x, self.weight, self.epsilon)
+
+
+class WordEmbedding(Embedding):
+    """Word embeddings and dropout: rotary attention needs no position embeddings."""
+
+    def __init__(self, ctx: Context, vocab_size: int, is_first: bool = True) -> None:
+        super().__init__(ctx, vocab_size, is_first=False)
+
+    def forward(self, batch: MicroBatch) -> torch.Tensor:
+        """Map tokens [b, s] to hidden states [s, b, h]."""
+        x = self.word_embeddings(batch.tokens.t())
+        keep = hidden_mask(batch.dropout, self.dropout_p, 0, EMBEDDING, x, self.tp)
+        return x if keep is None else ops.dropout(x, keep, self.dropout_p)
+
+
+class ModernAttention(Attention):
+    """Attention whose G key and value heads each serve a/G query heads, with rotary positions.
+
+    The rows of the QKV projection are laid out per group, (G, a/G + 2, d): a group's queries, its
+    key, and its value. So a rank's rows are the G/t whole groups of its heads, as in Megatron-LM.
+    """
+
+    def __init__(self, ctx: Context, number: int, mask: torch.Tensor | None) -> None:
+        super().__init__(ctx, number, mask)
+        config = ctx.config
+        self.sharing = config.num_attention_heads // config.query_groups
+        self.rotated, self.base = 0, config.rotary_base
+        if config.position_embedding_type == "rope":
+            self.rotated = int(self.head_dim * config.rotary_percent)
+
+    def query_key_value(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Project x [s, b, h] to queries [s, ba/t, d], and to keys and values [s, bG/t, d]."""
+        d = self.head_dim
+        qkv = self.linear_qkv(x)
+        parts = qkv.view(len(qkv), -1, (self.sharing + 2) * d).split([self.sharing * d, d, d], -1)
+        query, key, value = (part.unflatten(-1, (-1, d)).flatten(1, 2) for part in parts)
+        if self.rotated:
+            query = modern_ops.rotary(query, self.rotated, self.base)
+            key = modern_ops.rotary(key, self.rotated, self.base)
+        # Copies, so that what is saved for backward does not keep all of `qkv` alive.
+        return query.contiguous(), key.contiguous(), value.contiguous()
+
+    def core_attention(self, dropout: Dropout | None, query: torch.Tensor, key: torch.Tensor,
+                       value: torch.Tensor) -> torch.Tensor:
+        """Return softmax(Q K^T / sqrt(d)) V, [s, ba/t, d] like the queries.
+
+        Flash attention reads each key and value head once for all of its queries. Materialized
+        attention repeats them first, so it saves neither time nor memory.
+        """
+        if not self.flash:
+            key, value = (each.repeat_interleave(self.sharing, 1) for each in (key, value))
+        return super().core_attention(dropout, query, key, value)
+
+
+class ModernMLP(MLP):
+    """Two linear layers with a squared ReLU between them, or three with SwiGLU."""
+
+    def __init__(self, ctx: Context) -> None:
+        nn.Module.__init__(self)
+        config, wide = ctx.config, ctx.config.ffn_hidden_size
+        self.activation = modern_ops.swiglu if config.swiglu else modern_ops.squared_relu
+        # SwiGLU's gate and up projections are one matrix, [gate; up] on every rank.
+        blocks = 2 if config.swiglu else 1
+        self.linear_fc1 = ColumnParallelLinear(
+            ctx, config.hidden_size, blocks * wide, config.init_method_std)
+        self.linear_fc1.param_specs["weight"].blocks = blocks
+        self.linear_fc2 = RowParallelLinear(ctx, wide, config.hidden_size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map hidden states x [s, b, h] to the same shape."""
+        return self.linear_fc2(self.activation(self.linear_fc1(x)))

@@ -30,11 +30,6 @@ class Config(Derived, Planning, Logging, Checkpointing, Recompute, Distributed, 
         return len(self.layers_per_chunk) // self.pipeline_model_parallel_size
 
     @property
-    def query_groups(self) -> int:
-        """Key and value heads: as many as attention heads, unless they share them."""
-        return self.num_query_groups if self.group_query_attention else self.num_attention_heads
-
-    @property
     def precision(self) -> str:
         """"fp16", "bf16" or "fp32"."""
         return "fp16" if self.fp16 else "bf16" if self.bf16 else "fp32"

@@ -138,8 +138,7 @@ def iteration_line(config: Config, *, iteration: int, consumed: int, millisecond
                [f" throughput per GPU (TFLOP/s/GPU): {throughput:.1f}"]),
              f" learning rate: {lr:.6E}" if core else f" learning rate: {lr:.3E}",
              f" global batch size: {config.global_batch_size:5d}",
-             *([] if loss is None else [f" lm loss: {loss:.6E}"]),
-             f" loss scale: {loss_scale:.1f}"]
+             *([] if loss is None else [f" lm loss: {loss:.6E}"]), f" loss scale: {loss_scale:.1f}"]
     for name, value, digits in (("grad norm", norm, 3), ("num zeros", zeros, 1),
                                 ("params norm", params_norm, 3)):
         if value is not None:

@@ -35,7 +35,7 @@ def shape_of(config: Config, vocab_size: int) -> Gpt:
     return Gpt(config.num_layers, config.hidden_size, config.num_attention_heads,
                config.seq_length, vocab_size, config.ffn_hidden_size, config.kv_channels,
                0 if config.position_embedding_type == "rope" else config.max_position_embeddings,
-               config.query_groups, config.swiglu,
+               config.num_query_groups if config.group_query_attention else None, config.swiglu,
                not config.untie_embeddings_and_output_weights, config.add_bias_linear,
                config.normalization == "LayerNorm")
 

@@ -26,14 +26,15 @@ class Attention(nn.Module):
         super().__init__()
         config, tp = ctx.config, ctx.grid.tp
         self.number, self.head_dim = number, config.kv_channels
-        self.num_heads = config.num_attention_heads // tp.size
+        heads, std = config.num_attention_heads, config.init_method_std
+        groups = config.num_query_groups if config.group_query_attention else heads
+        self.num_heads, self.sharing = heads // tp.size, heads // groups
         self.first_head = tp.index * self.num_heads
         self.dropout_p, self.flash = config.attention_dropout, config.use_flash_attn
-        inner, std = config.num_attention_heads * self.head_dim, config.init_method_std
         # Laid out per head, (heads, 3, d): a rank's rows of the matrix are whole heads.
-        width = inner + 2 * config.query_groups * self.head_dim
+        width = (heads + 2 * groups) * self.head_dim
         self.linear_qkv = ColumnParallelLinear(ctx, config.hidden_size, width, std)
-        self.linear_proj = RowParallelLinear(ctx, inner, config.hidden_size)
+        self.linear_proj = RowParallelLinear(ctx, heads * self.head_dim, config.hidden_size)
         self.register_buffer("mask", mask, persistent=False)
         self.selective = config.recompute_granularity == "selective"
 

@@ -68,10 +68,7 @@ class Embedding(nn.Module):
     """Word and position embeddings, followed by dropout."""
 
     def __init__(self, ctx: Context, vocab_size: int, is_first: bool = True) -> None:
-        """Create the word embedding [V/t, h] and, on the first stage, position embeddings [max, h].
-
-        On a last stage, the copy of the word embedding is the output layer.
-        """
+        """Create word embeddings [V/t, h] and, on the first stage, position embeddings [max, h]."""
         super().__init__()
         config = ctx.config
         self.dropout_p, self.tp = config.hidden_dropout, TensorParallel(ctx)

@@ -74,7 +74,6 @@ class ModernAttention(Attention):
     def __init__(self, ctx: Context, number: int, mask: torch.Tensor | None) -> None:
         super().__init__(ctx, number, mask)
         config = ctx.config
-        self.sharing = config.num_attention_heads // config.query_groups
         self.rotated, self.base = 0, config.rotary_base
         if config.position_embedding_type == "rope":
             self.rotated = int(self.head_dim * config.rotary_percent)

@@ -62,8 +62,7 @@ class Pipeline(Handler):
 
     def begin(self, micro_batches: int, scale: torch.Tensor | None = None) -> None:
         """Begin a step; with fp16, its losses are multiplied by the loss scale (one element)."""
-        self.loss_factor = (1 if scale is None else scale) / (
-            micro_batches * self.ctx.grid.dp.size)
+        self.loss_factor = (1 if scale is None else scale) / (micro_batches * self.ctx.grid.dp.size)
         self.total = torch.zeros((), device=self.ctx.device.torch_device)
 
     def run(self, items: Sequence[Item], batches: Sequence[MicroBatch]) -> None:

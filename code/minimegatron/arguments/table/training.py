@@ -32,21 +32,19 @@ class Model:
         None, "transformer layers", affects=SCHEDULE | STATE, required=True, bounds=AT_LEAST_1,
         most=100_000)
     hidden_size: int = flag(
-        None, "width of the residual stream, h", affects=PASSES | STATE, required=True,
-        bounds=AT_LEAST_1)
+        None, "width of the residual stream, h", affects=SHAPE, required=True, bounds=AT_LEAST_1)
     num_attention_heads: int = flag(
-        None, "attention heads", affects=PASSES | STATE, required=True, bounds=AT_LEAST_1)
+        None, "attention heads", affects=SHAPE, required=True, bounds=AT_LEAST_1)
     seq_length: int = flag(
         None, "tokens in a sample, s", "--encoder-seq-length", affects=PASSES, required=True,
         bounds=AT_LEAST_1)
     max_position_embeddings: int = flag(
-        None, "learned positions, at least --seq-length", affects=PASSES | STATE, required=True,
+        None, "learned positions, at least --seq-length", affects=SHAPE, required=True,
         bounds=AT_LEAST_1)
     ffn_hidden_size: int | None = flag(
-        None, "width of the MLP (default: 4h)", affects=PASSES | STATE, bounds=AT_LEAST_1)
+        None, "width of the MLP (default: 4h)", affects=SHAPE, bounds=AT_LEAST_1)
     kv_channels: int | None = flag(
-        None, "width of an attention head (default: h / heads)", affects=PASSES | STATE,
-        bounds=AT_LEAST_1)
+        None, "width of an attention head (default: h / heads)", affects=SHAPE, bounds=AT_LEAST_1)
     make_vocab_size_divisible_by: int = flag(
         128, "pad the vocabulary to a multiple of this times the tensor-parallel size",
         affects=PASSES, bounds=AT_LEAST_1)

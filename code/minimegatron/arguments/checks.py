@@ -140,7 +140,8 @@ def derive_batch(config: Config) -> Config:
             f"({micro}) times data parallel size ({ranks}); nearest: --global-batch-size "
             + near_multiples(config.global_batch_size, micro * ranks))
     require((config.train_iters is None) != (config.train_samples is None),
-            "give one of --train-iters and --train-samples" + ("" if config.train_iters is None else
+            "give one of --train-iters and --train-samples"
+            + ("" if config.train_iters is None else
                f", not both ({config.train_iters} and {config.train_samples})"))
     if config.train_samples is not None:
         require(config.train_samples >= config.global_batch_size,

@@ -93,7 +93,8 @@ class Device(ABC):
         from torch._C._profiler import _ExperimentalConfig
         from torch.profiler import profile, schedule, tensorboard_trace_handler
 
-        return profile(schedule=schedule(wait=1, warmup=1, active=2, repeat=1), profile_memory=True,
+        return profile(
+            schedule=schedule(wait=1, warmup=1, active=2, repeat=1), profile_memory=True,
             record_shapes=True, with_stack=True, with_modules=True,
             experimental_config=_ExperimentalConfig(verbose=True),  # an operator's call stack
             on_trace_ready=tensorboard_trace_handler(folder, worker_name=worker))

@@ -88,7 +88,7 @@ class Embedding(nn.Module):
         table = self.position_embeddings
         accumulator = table.param_specs["weight"].accumulator
         x = x + embedding_lookup(table.weight, positions, accumulator)[:, None]
-        keep = hidden_mask(batch.dropout, self.dropout_p, 0, EMBEDDING, x, self.tp)
+        keep = self.tp.hidden_mask(batch.dropout, self.dropout_p, 0, EMBEDDING, x)
         return x if keep is None else ops.dropout(x, keep, self.dropout_p)
 
 
@@ -125,11 +125,11 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
         """Map hidden states x [s, b, h] to the same shape."""
-        keep = hidden_mask(dropout, self.dropout_p, self.number, ATTENTION_OUTPUT, x, self.tp)
+        keep = self.tp.hidden_mask(dropout, self.dropout_p, self.number, ATTENTION_OUTPUT, x)
         # No name for the attention's output: it would occupy memory until the MLP is done.
         x = ops.dropout_add(self.self_attention(self.input_layernorm(x), dropout), x, keep,
                             self.dropout_p)
-        keep = hidden_mask(dropout, self.dropout_p, self.number, MLP_OUTPUT, x, self.tp)
+        keep = self.tp.hidden_mask(dropout, self.dropout_p, self.number, MLP_OUTPUT, x)
         return ops.dropout_add(self.mlp(self.pre_mlp_layernorm(x)), x, keep, self.dropout_p)
 
 
@@ -204,17 +204,3 @@ def part(ctx: Context, usual: type) -> type:
     from minimegatron.model.modern_block import part_for
 
     return part_for(ctx.config, usual)
-
-
-def hidden_mask(dropout: Dropout | None, p: float, layer: int, site: int, like: torch.Tensor,
-                tp: TensorParallel) -> torch.Tensor | None:
-    """Return the mask bool [s, b, h] of hidden states `like`, or None without dropout.
-
-    Under sequence parallelism, a rank draws the bits of its positions in the sequence;
-    `Dropout.keep` describes the other arguments.
-    """
-    if dropout is None or p == 0:
-        return None
-    s, b, h = like.shape
-    start = tp.sequence_offset(s) * h
-    return dropout.keep(p, layer, site, s * h, start=start).view(b, s, h).transpose(0, 1)

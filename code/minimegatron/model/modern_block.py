@@ -8,6 +8,7 @@ replaces one part and leaves the others as they are; only these flags import thi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -17,9 +18,16 @@ from minimegatron.context import Context
 from minimegatron.model import modern_ops, ops
 from minimegatron.model.attention import Attention
 from minimegatron.model.dropout import EMBEDDING, Dropout
-from minimegatron.model.gpt import MLP, Embedding, LayerNorm, MicroBatch, hidden_mask
 from minimegatron.model.parameters import ParamSpec, add_parameters
-from minimegatron.model.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from minimegatron.model.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    TensorParallel,
+    VocabParallelEmbedding,
+)
+
+if TYPE_CHECKING:
+    from minimegatron.model.gpt import MicroBatch
 
 
 def part_for(config: Config, usual: type[nn.Module]) -> type[nn.Module]:
@@ -27,14 +35,14 @@ def part_for(config: Config, usual: type[nn.Module]) -> type[nn.Module]:
 
     Args:
         config: the flags.
-        usual: a part of GPT-2's block.
+        usual: a part of GPT-2's block, from gpt.py or attention.py.
     """
     rotary = config.position_embedding_type == "rope"
-    replaced = {LayerNorm: (RMSNorm, config.normalization == "RMSNorm"),
-                Attention: (ModernAttention, config.group_query_attention or rotary),
-                MLP: (ModernMLP, config.squared_relu or config.swiglu),
-                Embedding: (WordEmbedding, rotary)}
-    modern, is_given = replaced[usual]
+    modern, is_given = {
+        "LayerNorm": (RMSNorm, config.normalization == "RMSNorm"),
+        "Attention": (ModernAttention, config.group_query_attention or rotary),
+        "MLP": (ModernMLP, config.squared_relu or config.swiglu),
+        "Embedding": (WordEmbedding, rotary)}[usual.__name__]
     return modern if is_given else usual
 
 
@@ -51,16 +59,20 @@ class RMSNorm(nn.Module):
         return modern_ops.rms_norm(x, self.weight, self.epsilon)
 
 
-class WordEmbedding(Embedding):
+class WordEmbedding(nn.Module):
     """Word embeddings and dropout: rotary attention needs no position embeddings."""
 
     def __init__(self, ctx: Context, vocab_size: int, is_first: bool = True) -> None:
-        super().__init__(ctx, vocab_size, is_first=False)
+        super().__init__()
+        config = ctx.config
+        self.dropout_p, self.tp = config.hidden_dropout, TensorParallel(ctx)
+        self.word_embeddings = VocabParallelEmbedding(
+            ctx, vocab_size, config.hidden_size, config.init_method_std)
 
     def forward(self, batch: MicroBatch) -> torch.Tensor:
         """Map tokens [b, s] to hidden states [s, b, h]."""
         x = self.word_embeddings(batch.tokens.t())
-        keep = hidden_mask(batch.dropout, self.dropout_p, 0, EMBEDDING, x, self.tp)
+        keep = self.tp.hidden_mask(batch.dropout, self.dropout_p, 0, EMBEDDING, x)
         return x if keep is None else ops.dropout(x, keep, self.dropout_p)
 
 
@@ -102,11 +114,11 @@ class ModernAttention(Attention):
         return super().core_attention(dropout, query, key, value)
 
 
-class ModernMLP(MLP):
+class ModernMLP(nn.Module):
     """Two linear layers with a squared ReLU between them, or three with SwiGLU."""
 
     def __init__(self, ctx: Context) -> None:
-        nn.Module.__init__(self)
+        super().__init__()
         config, wide = ctx.config, ctx.config.ffn_hidden_size
         self.activation = modern_ops.swiglu if config.swiglu else modern_ops.squared_relu
         # SwiGLU's gate and up projections are one matrix, [gate; up] on every rank.

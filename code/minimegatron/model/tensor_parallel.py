@@ -21,6 +21,7 @@ from minimegatron.model.linear import embedding_lookup, linear
 from minimegatron.model.parameters import ParamSpec, add_parameters, output_init_std
 
 if TYPE_CHECKING:
+    from minimegatron.model.dropout import Dropout
     from minimegatron.parallel.ddp import GradAccumulator
     from minimegatron.parallel.grid import Group
 
@@ -104,6 +105,19 @@ class TensorParallel:
     def sequence_offset(self, length: int) -> int:
         """Return the position in the sequence at which this rank's `length` positions begin."""
         return self.group.index * length if self.sequence_parallel else 0
+
+    def hidden_mask(self, dropout: Dropout | None, p: float, layer: int, site: int,
+                    like: torch.Tensor) -> torch.Tensor | None:
+        """Return the mask bool [s, b, h] of hidden states `like`, or None without dropout.
+
+        Under sequence parallelism, a rank draws the bits of its positions in the sequence;
+        `Dropout.keep` describes the other arguments.
+        """
+        if dropout is None or p == 0:
+            return None
+        s, b, h = like.shape
+        start = self.sequence_offset(s) * h
+        return dropout.keep(p, layer, site, s * h, start=start).view(b, s, h).transpose(0, 1)
 
 
 class ColumnParallelLinear(nn.Module):

@@ -2,9 +2,10 @@
 
     torchrun --nproc-per-node 8 benchmarks/llama_fsdp.py --hidden 4096 --layers 32 ...
 
-It makes the choices that torchtitan's configurations of 2024 made: bf16 parameters with fp32
-reductions, RMSNorm and rotary embeddings without fused kernels, SDPA, an fp32 loss, AdamW, and
-gradient clipping. No part is compiled. Rank 0 prints tokens/s per GPU and the peak memory.
+It makes the choices that torchtitan's configurations of 2024 made: bf16 compute with fp32
+parameters and reductions, RMSNorm and rotary embeddings without fused kernels, SDPA, an fp32 loss,
+AdamW, and gradient clipping. No part is compiled. Rank 0 prints tokens/s per GPU and the peak
+memory.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def wrap(block: nn.Module, index: int, checkpointing: str) -> nn.Module:
 def build(size: argparse.Namespace) -> nn.Module:
     """Build the model on the meta device, shard it, and give it memory and values."""
     with torch.device("meta"):
-        model = Llama(size)
+        model = Llama(size).to(getattr(torch, size.parameters))
     shard = partial(fully_shard, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
     last = size.layers - 1
     for index, block in enumerate(model.layers):
@@ -163,12 +164,14 @@ def train(size: argparse.Namespace) -> tuple[float, float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
 
     def step() -> None:
-        tokens = torch.randint(size.vocabulary, (size.batch, size.sequence + 1)).cuda()
         optimizer.zero_grad()
-        logits = model(tokens[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        del logits
-        loss.backward()
+        for micro_batch in range(size.accumulation):
+            tokens = torch.randint(size.vocabulary, (size.batch, size.sequence + 1)).cuda()
+            model.set_requires_gradient_sync(micro_batch == size.accumulation - 1)
+            logits = model(tokens[:, :-1])
+            loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+            del logits
+            (loss / size.accumulation).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
         optimizer.step()
 
@@ -179,13 +182,17 @@ def train(size: argparse.Namespace) -> tuple[float, float]:
         step()
     torch.cuda.synchronize()
     seconds = (time.perf_counter() - begin) / size.steps
-    return size.batch * size.sequence / seconds, torch.cuda.max_memory_reserved() / 2**30
+    tokens = size.accumulation * size.batch * size.sequence
+    return tokens / seconds, torch.cuda.max_memory_reserved() / 2**30
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name in ("hidden", "layers", "heads", "groups", "inner", "vocabulary", "sequence", "batch"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--accumulation", type=int, default=1, help="micro-batches of a step")
+    parser.add_argument("--parameters", choices=("float32", "bfloat16"), default="float32",
+                        help="dtype of the parameters and of the optimizer's state")
     parser.add_argument("--checkpointing", choices=CHECKPOINTING, default="none")
     parser.add_argument("--steps", type=int, default=1, help="timed steps, after one of warm-up")
     return parser.parse_args(arguments)

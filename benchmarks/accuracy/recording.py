@@ -14,30 +14,26 @@ import torch
 
 import virtualgpu
 from virtualgpu.core import cards
-from virtualgpu.core.card import Card
 from virtualgpu.launch.cluster import Cluster
+from virtualgpu.replay import Record
 from virtualgpu.replay.exchange import Exchange
 from virtualgpu.replay.player import Player
-from virtualgpu.replay.reading import Record
 
-PER_NODE = 8
 UNLIMITED = 1 << 50  # bytes: whether a row fits is decided after extrapolating
 
 
 class SteppedPlayer(Player):
     """A player that keeps the time of every `torch.cuda.synchronize`."""
 
-    def __init__(self, record: Record, card: Card, nodes: int, link: str) -> None:
+    def __init__(self, record: Record, cluster: Cluster) -> None:
         """Prepare to price a record of rank 0.
 
         Args:
             record: the record.
-            card: the GPU model.
-            nodes: number of nodes.
-            link: the network between them.
+            cluster: the GPUs.
         """
-        topology = Cluster(replace(card, memory=UNLIMITED), PER_NODE, nodes, link).topology()
-        super().__init__(record, topology, Exchange([0]))
+        roomy = replace(cluster, card=replace(cluster.card, memory=UNLIMITED))
+        super().__init__(record, roomy.topology(), Exchange([0]))
         self.moments_of_synchronize: list[float] = []
 
     def synchronize(self) -> None:
@@ -53,24 +49,26 @@ class Steps:
 
     Attributes:
         seconds: of each step.
+        allocated: bytes that tensors take at the peak.
         reserved: bytes that PyTorch has reserved at the peak.
     """
 
     seconds: tuple[float, ...]
+    allocated: int
     reserved: int
 
 
-def record_program(program: Callable[[], object], card: Card, nodes: int) -> str:
+def record_program(program: Callable[[], object], cluster: Cluster) -> str:
     """Return the record of rank 0, which stands for all ranks, as text.
 
     Args:
         program: what every rank runs.
-        card: the GPU model; only its generation and node matter.
-        nodes: number of nodes with 8 GPUs each.
+        cluster: the GPUs; only the GPU's generation and the numbers of GPUs and nodes matter.
 
     Raises:
         SystemExit: the program failed or used operations without a cost rule.
     """
+    card = cluster.card
     roomy = replace(card, name=f"{card.name}-unlimited", memory=UNLIMITED)
     cards.CARDS[roomy.name] = roomy
 
@@ -80,31 +78,30 @@ def record_program(program: Callable[[], object], card: Card, nodes: int) -> str
         return program()
 
     try:
-        (rank,) = virtualgpu.run(without_cudnn, f"{roomy.name}:{PER_NODE}", nodes, present=[0],
-                                 record=True)
+        (rank,) = virtualgpu.run(without_cudnn, f"{roomy.name}:{cluster.per_node}", cluster.nodes,
+                                 present=[0], record=True)
     finally:
         del cards.CARDS[roomy.name]
     if rank.error or rank.unknown:
-        raise SystemExit(f"{card.name}, {nodes} nodes: {rank.error or rank.unknown}")
+        raise SystemExit(f"{cluster}: {rank.error or rank.unknown}")
     return rank.record
 
 
-def price_steps(record: Record, card: Card, nodes: int, link: str, steps: int) -> Steps:
+def price_steps(record: Record, cluster: Cluster, steps: int) -> Steps:
     """Return the last steps of a recorded program that synchronizes before and after each.
 
     Args:
         record: rank 0's record.
-        card: the GPU model.
-        nodes: number of nodes.
-        link: the network between them.
+        cluster: the GPUs.
         steps: how many steps the program synchronizes around at its end.
     """
-    player = SteppedPlayer(record, card, nodes, link)
+    player = SteppedPlayer(record, cluster)
     while player.advance():
         pass
     player.finish()
     # The last one is destroy_process_group's.
     moments = player.moments_of_synchronize[-2 * steps - 1:-1]
+    memory = player.gpu.memory
     return Steps(
         tuple(end - begin for begin, end in zip(moments[::2], moments[1::2], strict=True)),
-        player.gpu.memory.peak_reserved)
+        memory.peak, memory.peak_reserved)

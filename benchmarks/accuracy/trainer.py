@@ -1,0 +1,63 @@
+"""Predict rows that are command lines of this repository's trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from benchmarks.accuracy.rows import Prediction
+from layout_estimator.estimate import Estimator
+from minimegatron.arguments import Config, parse_arguments
+from minimegatron.data.tokenizer import pad_vocab_size
+from minimegatron.errors import UserError
+from virtualgpu.core.card import Card
+
+
+class NotYet(Exception):
+    """The trainer does not know one of a row's flags."""
+
+
+def predict(row: Mapping, card: Card, scatter_gather: bool) -> Prediction:
+    """Return the prediction for a row.
+
+    Args:
+        row: the row.
+        card: the GPU model.
+        scatter_gather: as in Estimator.
+
+    Raises:
+        NotYet: the trainer does not know one of the row's flags.
+    """
+    found = estimator(card, row.get("network"), row.get("per_node", 8), scatter_gather).estimate(
+        configure(row), pad_vocab_size(row["vocabulary"], 128, row["tp"]))
+    total = max(map(sum, zip(found.peak, found.taken, strict=True)))
+    return Prediction(found.seconds, found.fits, max(found.peak), total)
+
+
+@cache
+def estimator(card: Card, network: str | None, per_node: int, scatter_gather: bool) -> Estimator:
+    """Return an estimator, which reuses what it measured.
+
+    Args:
+        card: the GPU model.
+        network: between nodes; None for the usual one.
+        per_node: GPUs of a node.
+        scatter_gather: as in Estimator.
+    """
+    return Estimator(card, network, per_node, scatter_gather)
+
+
+def configure(row: Mapping) -> Config:
+    """Return the trainer's configuration of a row. Raises NotYet."""
+    names = {"--num-layers": "layers", "--hidden-size": "hidden", "--num-attention-heads": "heads",
+             "--seq-length": "sequence", "--max-position-embeddings": "sequence",
+             "--tensor-model-parallel-size": "tp", "--pipeline-model-parallel-size": "pp",
+             "--micro-batch-size": "micro_batch", "--global-batch-size": "batch"}
+    flags = [text for name, key in names.items() for text in (name, str(row[key]))]
+    flags += f"{row['flags']} {row.get('more_flags', '')}".split()
+    flags += ["--lr", "1e-4", "--train-iters", "1", "--data-path", "-", "--vocab-file", "-",
+              "--merge-file", "-"]
+    try:
+        return parse_arguments(flags, {"RANK": "0", "WORLD_SIZE": str(row["gpus"])})
+    except UserError as error:
+        raise NotYet(str(error)) from error

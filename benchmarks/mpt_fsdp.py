@@ -87,6 +87,27 @@ class Mpt(nn.Module):
         return F.linear(self.norm(x), self.words.weight)
 
 
+class FusedCrossEntropy(torch.autograd.Function):
+    """Cross-entropy in bf16 that keeps one buffer as large as the logits.
+
+    llm-foundry's default is FlashAttention's kernel, which neither converts the logits to fp32 nor
+    writes their log-probabilities.
+    """
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, targets: Tensor) -> Tensor:
+        log_probabilities = F.log_softmax(logits, -1)
+        ctx.save_for_backward(log_probabilities, targets)
+        return F.nll_loss(log_probabilities, targets)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        log_probabilities, targets = ctx.saved_tensors
+        found = log_probabilities.exp_()
+        found.scatter_add_(1, targets.unsqueeze(1), -found.new_ones(len(targets), 1))
+        return found.mul_(gradient / len(targets)), None
+
+
 def build(size: argparse.Namespace) -> nn.Module:
     """Build the model on the meta device, give it memory and values, and shard it."""
     with torch.device("meta"):
@@ -117,7 +138,7 @@ def train(size: argparse.Namespace) -> tuple[float, int]:
             tokens = torch.randint(VOCABULARY, (size.batch, size.sequence + 1)).cuda()
             with torch.autocast("cuda", torch.bfloat16):
                 logits = model(tokens[:, :-1])
-                loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+            loss = FusedCrossEntropy.apply(logits.flatten(0, 1), tokens[:, 1:].flatten())
             del logits
             (loss / micro_batches).backward()
         model.clip_grad_norm_(1.0)

@@ -40,7 +40,7 @@ def predict(rows: RowSet, row: Mapping, card: Card | None = None) -> Prediction:
     facts = rows.facts
     card = card or STACKS.get(facts.get("stack")) or card_of(facts, row)
     if facts["program"] == "trainer":
-        return trainer.predict(row, card, facts.get("scatter_gather", False))
+        return trainer.predict(row, card)
     return fsdp.predict(PROGRAMS[facts["program"]], row, card)
 
 

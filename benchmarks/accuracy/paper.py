@@ -38,7 +38,7 @@ def measured_layer(row: dict, tp: int, flags: str) -> float:
     for layers in (2, 3):
         shape = {**row, "layers": layers, "tp": tp, "pp": 1, "gpus": tp, "more_flags": flags,
                  "batch": row["micro_batch"]}
-        saved.append(estimator(find("a100-80gb"), None, 8, False).activation_bytes(
+        saved.append(estimator(find("a100-80gb")).activation_bytes(
             configure(shape), row["vocabulary"]))
     return saved[1] - saved[0]
 

@@ -17,34 +17,32 @@ class NotYet(Exception):
     """The trainer does not know one of a row's flags."""
 
 
-def predict(row: Mapping, card: Card, scatter_gather: bool) -> Prediction:
+def predict(row: Mapping, card: Card) -> Prediction:
     """Return the prediction for a row.
 
     Args:
         row: the row.
         card: the GPU model.
-        scatter_gather: as in Estimator.
 
     Raises:
         NotYet: the trainer does not know one of the row's flags.
     """
-    found = estimator(card, row.get("network"), row.get("per_node", 8), scatter_gather).estimate(
+    found = estimator(card, row.get("network"), row.get("per_node", 8)).estimate(
         configure(row), pad_vocab_size(row["vocabulary"], 128, row["tp"]))
     total = max(map(sum, zip(found.peak, found.taken, strict=True)))
     return Prediction(found.seconds, found.fits, max(found.peak), total)
 
 
 @cache
-def estimator(card: Card, network: str | None, per_node: int, scatter_gather: bool) -> Estimator:
+def estimator(card: Card, network: str | None = None, per_node: int = 8) -> Estimator:
     """Return an estimator, which reuses what it measured.
 
     Args:
         card: the GPU model.
         network: between nodes; None for the usual one.
         per_node: GPUs of a node.
-        scatter_gather: as in Estimator.
     """
-    return Estimator(card, network, per_node, scatter_gather)
+    return Estimator(card, network, per_node)
 
 
 def configure(row: Mapping) -> Config:

@@ -25,7 +25,8 @@ class Cost:
         milliseconds: per iteration.
         tokens_per_second: of the whole cluster.
         states: GiB of parameters, gradients, and optimizer state of the fullest rank.
-        activations: GiB of its activations at the peak.
+        activations: GiB of its activations at the peak of the passes.
+        update: GiB that the optimizer step allocates after the activations are freed.
         total: GiB allocated at its peak, including CUDA and NCCL.
         capacity: GiB of the GPU.
         fits: whether every rank fits.
@@ -41,6 +42,7 @@ class Cost:
     tokens_per_second: float
     states: float
     activations: float
+    update: float
     total: float
     capacity: float
     fits: bool
@@ -73,7 +75,7 @@ def of(settings: Mapping[str, str], flags: str) -> list[Cost]:
             name, plan.card, 1000 * plan.seconds_per_iteration,
             config.global_batch_size * config.seq_length / plan.seconds_per_iteration,
             (full.weights + full.gradients + full.optimizer) / GIB, full.activations / GIB,
-            full.total / GIB, plan.capacity / GIB, plan.fits, plan.share_of_peak,
+            full.update / GIB, full.total / GIB, plan.capacity / GIB, plan.fits, plan.share_of_peak,
             plan.communication, plan.bubble,
             tuple(stage.activations / GIB for stage in plan.memory)))
     return found
@@ -83,13 +85,13 @@ def show(costs: Sequence[Cost]) -> None:
     """Print the costs as a table."""
     width = max(len(cost.name) for cost in costs)
     print(f"{costs[0].card}, modeled; memory in GiB, of {costs[0].capacity:.2f}")
-    print(f"{'':{width}} {'ms':>8} {'tokens/s':>9} {'states':>7} {'activ.':>7} {'all':>7}  fits "
+    print(f"{'':{width}} {'ms':>8} {'tokens/s':>9} {'states':>7} {'activ.':>7} {'update':>7} {'all':>7}  fits "
           f"{'of peak':>8} {'waiting':>8}")
     for cost in costs:
         fits = f"{good('yes')} " if cost.fits else f"{bad('NO')}  "
         print(f"{cost.name:{width}} {cost.milliseconds:8,.1f} {cost.tokens_per_second:9,.0f} "
-              f"{cost.states:7.2f} {cost.activations:7.2f} {cost.total:7.2f}  {fits}"
-              f"{cost.share_of_peak:8.1%} {cost.communication:8.1%}")
+              f"{cost.states:7.2f} {cost.activations:7.2f} {cost.update:7.2f} "
+              f"{cost.total:7.2f}  {fits}{cost.share_of_peak:8.1%} {cost.communication:8.1%}")
 
 
 def plot(costs: Sequence[Cost]) -> Drawing:

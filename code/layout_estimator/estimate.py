@@ -48,7 +48,8 @@ class Estimate:
         seconds: of the iteration.
         forward: seconds of each stage's forward pass of one micro-batch.
         backward: seconds of each stage's backward pass of one micro-batch.
-        peak: bytes allocated at the peak on a rank of each stage.
+        passes_peak: bytes allocated at the peak of the passes on a rank of each stage.
+        end_peak: bytes allocated at the peak of the end of the step, with the optimizer's.
         taken: bytes of the CUDA context and of NCCL on a rank of each stage.
         fits: whether both fit the GPU's memory.
         communication: the share of time in which a GPU waits for collectives, over all stages.
@@ -58,11 +59,17 @@ class Estimate:
     seconds: float
     forward: tuple[float, ...]
     backward: tuple[float, ...]
-    peak: tuple[int, ...]
+    passes_peak: tuple[int, ...]
+    end_peak: tuple[int, ...]
     taken: tuple[int, ...]
     fits: bool
     communication: float
     bubble: float
+
+    @property
+    def peak(self) -> tuple[int, ...]:
+        """Bytes allocated at the peak on a rank of each stage."""
+        return tuple(map(max, self.passes_peak, self.end_peak))
 
 
 @dataclass
@@ -108,7 +115,7 @@ class Estimator:
         memory = PeakMemory(costs, config)
         replay(program, clock)
         replay(program, memory)
-        return self._summary(config, costs, clock, memory.peaks(), taken)
+        return self._summary(config, costs, clock, memory, taken)
 
     def activation_bytes(self, config: Config, vocab_size: int) -> float:
         """Return the bytes that the first model chunk saves for the backward of a micro-batch.
@@ -148,7 +155,9 @@ class Estimator:
         return StageCost(tuple(chunks), self._steps[step_key])
 
     def _summary(self, config: Config, costs: Sequence[StageCost], clock: StepClock,
-                 peaks: tuple[int, ...], taken: tuple[int, ...]) -> Estimate:
+                 memory: PeakMemory, taken: tuple[int, ...]) -> Estimate:
+        passes_peak, end_peak = memory.peaks()
+        needed = map(sum, zip(map(max, passes_peak, end_peak), taken, strict=True))
         seconds, stages = clock.finish(), len(costs)
         communication = sum(
             cost.step.communication + config.num_micro_batches * sum(
@@ -156,8 +165,8 @@ class Estimator:
             for cost in costs)
         return Estimate(
             seconds, tuple(cost.seconds(FORWARD) for cost in costs),
-            tuple(cost.seconds(BACKWARD, WEIGHT) for cost in costs), peaks, taken,
-            max(map(sum, zip(peaks, taken, strict=True))) <= self.card.memory,
+            tuple(cost.seconds(BACKWARD, WEIGHT) for cost in costs), passes_peak, end_peak,
+            taken, max(needed) <= self.card.memory,
             communication / stages / seconds, sum(clock.waited) / stages / seconds)
 
 

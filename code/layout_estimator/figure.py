@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from layout_estimator.planner import Plan
 
 PARTS = {"weights": "#3b6ea5", "gradients": "#7aa6d1", "optimizer": "#b8d0e8",
-         "activations": "#e39c37", "outside": "#9a9a9a"}
+         "activations": "#e39c37", "update": "#c97b63", "outside": "#9a9a9a"}
 TIMES = {"computing": "#3b6ea5", "collectives": "#c0504d", "bubble": "#d9d9d9"}
 
 
@@ -28,7 +28,7 @@ def save(plan: Plan, path: str) -> None:
                                             layout="constrained")
     stages, bottom = range(len(plan.memory)), [0.0] * len(plan.memory)
     for name, color in PARTS.items():
-        sizes = [getattr(memory, name) / 2**30 for memory in plan.memory]
+        sizes = [memory.parts.get(name, 0.0) / 2**30 for memory in plan.memory]
         left.bar(stages, sizes, bottom=bottom, color=color, width=0.8,
                  label="CUDA's, NCCL's" if name == "outside" else name)
         bottom = [below + size for below, size in zip(bottom, sizes, strict=True)]
@@ -38,7 +38,7 @@ def save(plan: Plan, path: str) -> None:
     left.set(xlabel="stage", ylabel="GiB of a rank at its peak")
     left.xaxis.get_major_locator().set_params(integer=True)
     left.set_ylim(0, 1.3 * max(plan.capacity / 2**30, *bottom))
-    left.legend(fontsize=8, loc="upper right", ncols=5, columnspacing=1.0, handlelength=1.2)
+    left.legend(fontsize=8, loc="upper right", ncols=6, columnspacing=1.0, handlelength=1.2)
     shares = {"bubble": plan.bubble, "collectives": plan.communication}
     shares["computing"] = max(0.0, 1 - sum(shares.values()))
     base = 0.0

@@ -52,7 +52,8 @@ class StageMemory:
 
     Attributes:
         allocated: bytes at the moment, without messages in transit.
-        peak: the most bytes so far.
+        peak: the most bytes in the passes so far.
+        end_peak: the most bytes in the end of the step.
         sent: the last messages of each channel, which the sender still holds.
         only_sent: those of them whose tensors nothing else holds.
         posted: receives whose tensors no action has consumed yet.
@@ -60,6 +61,7 @@ class StageMemory:
 
     allocated: float
     peak: float
+    end_peak: float
     sent: dict[tuple[str, int], deque[Action]]
     only_sent: set[Action] = field(default_factory=set)
     posted: int = 0
@@ -81,7 +83,7 @@ class PeakMemory(CostHandler):
             allocated = cost.step.state_bytes + config.num_micro_batches * cost.step.batch_bytes
             # A sender holds as many tensors per channel as there are stages (p2p.Peers.send).
             held: dict = defaultdict(lambda: deque(maxlen=len(costs)))
-            self.stages.append(StageMemory(allocated, allocated + cost.step.peak, held))
+            self.stages.append(StageMemory(allocated, allocated, allocated + cost.step.peak, held))
 
     def compute(self, stage: int, action: Action, source: StageAction | None) -> None:
         memory, cost = self.stages[stage], self.pass_cost(stage, action)
@@ -103,6 +105,7 @@ class PeakMemory(CostHandler):
     def receive(self, stage: int, message: Message) -> None:
         self.stages[stage].posted += 1
 
-    def peaks(self) -> tuple[int, ...]:
-        """Return each stage's peak memory, in bytes."""
-        return tuple(int(memory.peak) for memory in self.stages)
+    def peaks(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return each stage's peak memory in the passes, and in the end of the step, in bytes."""
+        return (tuple(int(memory.peak) for memory in self.stages),
+                tuple(int(memory.end_peak) for memory in self.stages))

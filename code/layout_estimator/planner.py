@@ -26,13 +26,18 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one rank of a stage at its peak.
+    """Bytes of one rank of a stage.
+
+    Activations are freed before the optimizer step, and what the step allocates is freed after it,
+    so the peak is in one or the other.
 
     Attributes:
         weights: parameters in the training precision.
         gradients: as the backward pass accumulates them.
-        optimizer: Adam's moments and, in mixed precision, fp32 main weights and gradients.
-        activations: and everything else that PyTorch allocates.
+        optimizer: Adam's moments and, in mixed precision, fp32 master weights.
+        activations: and everything else that PyTorch allocates at the peak of the passes.
+        update: what PyTorch allocates at the peak of the step's end, such as the fp32 main
+            gradients of fp16.
         outside: the CUDA context, and NCCL's buffers.
     """
 
@@ -40,11 +45,20 @@ class Memory:
     gradients: float
     optimizer: float
     activations: float
+    update: float
     outside: float
 
     @property
     def total(self) -> float:
-        return sum(dataclasses.astuple(self))
+        """Bytes at the peak."""
+        return (self.weights + self.gradients + self.optimizer + self.outside
+                + max(self.activations, self.update))
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The bytes that add up to the peak, by name."""
+        freed = "update" if self.activations >= self.update else "activations"
+        return {name: size for name, size in dataclasses.asdict(self).items() if name != freed}
 
 
 @dataclass(frozen=True)
@@ -164,16 +178,17 @@ def memory(config: Config, estimate: Estimate, stages: list[int]) -> tuple[Memor
     each = state_bytes("bf16" if config.accumulate_allreduce_grads_in_fp32 else config.precision,
                        config.data_parallel_size, config.use_distributed_optimizer)
     return tuple(Memory(each.weights * count, each.gradients * count, each.optimizer * count,
-                        max(0.0, peak - each.total * count), taken)
-                 for count, peak, taken in zip(stages, estimate.peak, estimate.taken, strict=True))
+                        *(max(0.0, peak - each.resident * count) for peak in peaks), taken)
+                 for count, *peaks, taken in zip(stages, estimate.passes_peak, estimate.end_peak,
+                                                 estimate.taken, strict=True))
 
 
 def format_plan(made: Plan) -> str:
     """Return the plan as text, one quantity per line."""
     fullest = max(range(len(made.memory)), key=lambda stage: made.memory[stage].total)
     held = made.memory[fullest]
-    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in (
-        *dataclasses.asdict(held).items(),) if name != "outside")
+    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in held.parts.items()
+                      if name != "outside")
     nodes = -(-made.world_size // made.gpus_per_node)
     rows = {
         "cluster": f"{made.world_size} {made.card} on {nodes} node(s), {made.network}",

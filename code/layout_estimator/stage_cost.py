@@ -71,9 +71,9 @@ class StepCost:
         collectives: those at the step's end in which other stages take part.
         after: seconds after the last of them.
         communication: seconds of collectives in the step's end.
-        state_bytes: bytes of parameters, gradients, and optimizer state.
+        state_bytes: bytes of parameters, gradients, and optimizer state during the passes.
         batch_bytes: bytes of one micro-batch.
-        peak: further bytes at the peak of the step's end.
+        peak: further bytes at the peak of the step's end, such as fp32 main gradients.
     """
 
     draw: PassCost

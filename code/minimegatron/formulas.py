@@ -210,14 +210,29 @@ def in_flight(p: int, stage: int, m: int, v: int = 1) -> float:
 # Model states.
 
 class States(NamedTuple):
-    """Bytes per parameter on one rank."""
+    """Bytes per parameter on one rank.
+
+    Attributes:
+        weights: parameters in the training precision.
+        gradients: as the backward pass accumulates them.
+        optimizer: Adam's two moments, and fp32 master weights in mixed precision.
+        main_gradients: fp32 copies of 16-bit gradients. They exist from the optimizer step to the
+            next `zero_grad`, never together with activations.
+    """
 
     weights: float
     gradients: float
     optimizer: float
+    main_gradients: float = 0.0
+
+    @property
+    def resident(self) -> float:
+        """Bytes that are allocated during the forward and backward passes, too."""
+        return self.weights + self.gradients + self.optimizer
 
     @property
     def total(self) -> float:
+        """Bytes during the optimizer step."""
         return sum(self)
 
 
@@ -233,9 +248,10 @@ def state_bytes(precision: str, replicas: int = 1, distributed_optimizer: bool =
         replicas: d, the data-parallel size.
         distributed_optimizer: whether the optimizer state is sharded over the replicas.
     """
-    weights, gradients, optimizer = {"fp32": (4, 4, 8), "fp16": (2, 2, 16), "bf16": (2, 4, 12)
-                                     }[precision]
-    return States(weights, gradients, optimizer / (replicas if distributed_optimizer else 1))
+    weights, gradients, optimizer, main_gradients = {
+        "fp32": (4, 4, 8, 0), "fp16": (2, 2, 12, 4), "bf16": (2, 4, 12, 0)}[precision]
+    shards = replicas if distributed_optimizer else 1
+    return States(weights, gradients, optimizer / shards, main_gradients / shards)
 
 
 def zero_bytes(stage: int, replicas: int, optimizer: int = 12) -> States:

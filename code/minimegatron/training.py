@@ -122,6 +122,7 @@ class Trainer:
     def step(self, batches: list[MicroBatch]) -> tuple[torch.Tensor, torch.Tensor]:
         """Take one optimizer step. Returns this rank's mean loss, and the gradient norm."""
         self.ddp.zero_grad()
+        self.optimizer.zero_grad()
         scaler = self.optimizer.scaler
         with self.timers("forward-backward"):
             loss = self.pipeline.train(batches, scaler and scaler.scale)
@@ -154,6 +155,7 @@ class Trainer:
             with self.timers("batch-generator"):
                 batches = train.step(progress.consumed_train_samples, progress.iteration)
             loss, norm = self.step(batches)
+            del batches  # the next step's are drawn while the main gradients still exist
             reports.end_step(loss, norm, progress, self.learning_rate.value())
             if valid is not None and progress.iteration % config.eval_interval == 0:
                 progress.consumed_valid_samples = self.validate(

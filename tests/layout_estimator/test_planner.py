@@ -49,6 +49,7 @@ def test_the_figures_agree_with_each_other_and_with_the_formulas(made):
     (memory,) = made["memory"]
     each = state_bytes("fp16")
     assert memory["optimizer"] == each.optimizer * made["parameters"]
+    assert memory["update"] == pytest.approx(each.main_gradients * made["parameters"], rel=0.01)
     assert memory["total"] == pytest.approx(sum(
         memory[part] for part in ("weights", "gradients", "optimizer", "activations", "outside")))
     assert made["fits"] and made["bubble"] == 0 and 0 < made["communication"] < 1

@@ -97,12 +97,18 @@ def test_small_updates_add_up_in_the_main_weights(make_context, flags):
     assert (norm_weight < 1).all()
 
 
-@pytest.mark.parametrize("flags, each", [
-    ("", 16), ("--bf16", 18), ("--fp16", 20), ("--fp16 --accumulate-allreduce-grads-in-fp32", 18)])
-def test_bytes_per_parameter(make_context, flags, each):
-    """Weights, gradients, master weights and moments; shards are in test_precision_layouts."""
-    _, optimizer = optimizer_with_gradient(make_context, flags)
-    assert held_bytes(optimizer) == pytest.approx(each, rel=1e-4)
+@pytest.mark.parametrize("flags, passes, update", [
+    ("", 16, 16), ("--bf16", 18, 18), ("--fp16", 16, 20),
+    ("--fp16 --accumulate-allreduce-grads-in-fp32", 18, 18)])
+def test_bytes_per_parameter(make_context, flags, passes, update):
+    """fp32 copies of 16-bit gradients exist from the update to `zero_grad`; shards are in
+    test_precision_layouts."""
+    ctx, optimizer = optimizer_with_gradient(make_context, flags)
+    for _ in range(2):
+        optimizer.zero_grad()
+        assert held_bytes(optimizer) == pytest.approx(passes, rel=1e-4)
+        optimizer.step(1e-2, Timers(ctx.device.now))
+        assert held_bytes(optimizer) == pytest.approx(update, rel=1e-4)
 
 
 def test_an_fp16_product_on_the_cpu_has_fp32_sums_and_an_fp16_result():

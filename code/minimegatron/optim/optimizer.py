@@ -51,7 +51,7 @@ class Optimizer:
     Attributes:
         param_buffer: the model's parameters in its dtype, [n].
         main_params: fp32 master weights [m] of a 16-bit model; None in fp32.
-        main_grads: fp32 gradients [m], where the gradient buffer is 16-bit; else None.
+        main_grads: fp32 copy [m] of a 16-bit gradient buffer, from `step` to `zero_grad`; else None.
         moments: Adam's two moments, fp32 [m] each. m is n, or n/d with the distributed optimizer.
         advanced: updates in the last step: 1, or with a loss scale a tensor, 0 after an overflow.
         steps: updates so far, one element.
@@ -79,8 +79,7 @@ class Optimizer:
         self.moments = {name: torch.zeros(owned, **like) for name in MOMENTS}
         is_half = self.param_buffer.dtype != torch.float32
         self.main_params = torch.empty(owned, **like) if is_half else None
-        has_half_grads = ddp.grad_buffer.dtype != torch.float32
-        self.main_grads = torch.empty(owned, **like) if has_half_grads else None
+        self.main_grads: torch.Tensor | None = None
         self.reload_model_params()
         self.scaler = LossScaler(ctx) if config.fp16 else None
         self.advanced: int | torch.Tensor = 1
@@ -116,6 +115,10 @@ class Optimizer:
         """Copy the model's parameters to the master weights, after initialization or a load."""
         if self.main_params is not None:
             self.ddp.copy_owned(self.param_buffer, out=self.main_params)
+
+    def zero_grad(self) -> None:
+        """Free the main gradients, as Megatron does before a step: the activations use the memory."""
+        self.main_grads = None
 
     def all_reduce_replicated_grads(self) -> None:
         """With sequence parallelism, sum the replicated parameters' gradients over the
@@ -176,8 +179,9 @@ class Optimizer:
         """
         self.all_reduce_replicated_grads()
         overflow, factor = None, None
-        if self.main_grads is not None:
+        if self.ddp.grad_buffer.dtype != torch.float32:
             with timers("optimizer-copy-to-main-grad"):
+                self.main_grads = torch.empty_like(self.main_params)
                 self.ddp.copy_owned(self.ddp.grad_buffer, out=self.main_grads)
         if self.scaler is not None:
             with timers("optimizer-unscale-and-check-inf"):

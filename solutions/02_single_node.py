@@ -1292,9 +1292,9 @@ print("\n".join(screen))
 # `Memory-Usage` is the memory that PyTorch has reserved, plus that of the CUDA context and of NCCL, so it is more than
 # the tensors take. `GPU-Util` is the fraction of time in which any kernel ran. It does not tell you how well these
 # kernels used the GPU. So look at the step time in the log, and compare it with estimates of other layouts. In the
-# table, `states` are the GiB of parameters, gradients, and optimizer state, `activ.` those of the activations, and
-# `all` the peak memory. `of peak` is the MFU (lab 01), and `waiting` the share of the step in which a GPU waits for
-# collectives:
+# table, `states` are the GiB of parameters, gradients, and optimizer state, and `activ.` those of the activations.
+# `update` is what the optimizer step allocates when the activations are freed, and `all` the peak memory. `of peak` is
+# the MFU (lab 01), and `waiting` the share of the step in which a GPU waits for collectives:
 
 # %% tags=["explore"]
 my_large = jobs.wait()

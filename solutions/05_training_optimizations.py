@@ -410,8 +410,9 @@ check.compare("times as fast (virtual V100)", guess_speedup, fp32.milliseconds /
 # - **Share of the peak** (`of peak`). It *falls*, although everything is faster: the peak grew by more than
 #   the speed did.
 # - **Memory.** The activations (`activ.`) shrink, but not quite to half: dropout masks still take one byte
-#   each, and the loss is computed in fp32. And `states`, which are weights, gradients, and optimizer state,
-#   *grow*. (`all` also includes the memory of the CUDA context.)
+#   each, and the loss is computed in fp32. `states`, which are weights, gradients, and optimizer state, do not
+#   shrink *at all*. And the optimizer step allocates memory of its own (`update`). The activations are freed by
+#   then, so `all` counts only the larger of the two. (It also includes the memory of the CUDA context.)
 
 # %% [markdown]
 # ### What runs on Tensor Cores?
@@ -481,19 +482,21 @@ tensorboard.link("profiler")
 # %% [markdown]
 # ### Exercise 4: bytes per parameter
 #
-# Why do the states grow? This is what the trainer stores for **each parameter**, as Megatron-LM did in 2021:
+# Why do the states not shrink? This is what the trainer stores for **each parameter**, as Megatron-LM did in 2021:
 #
 # | | fp32 | fp16 | bf16 |
 # |---|---|---|---|
 # | the weight used in the forward and backward pass | 4 bytes | 2 bytes | 2 bytes |
 # | its gradient | fp32 | fp16 | fp32, because sums need digits |
 # | a master weight in fp32, because updates are too small for 16 bits | no | yes | yes |
-# | a copy of the gradient in fp32, divided by the loss scale | no | yes | no: it is fp32 already |
 # | Adam's two moments | fp32 | fp32 | fp32 |
+# | only for the optimizer step: a copy of the gradient in fp32, divided by the loss scale | no | yes | no: it is fp32 already |
+#
+# The last row is the column `update`. Before the next forward pass, `zero_grad` frees it.
 
 # %% nbgrader={"grade": false, "grade_id": "state-bytes", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def state_bytes(parameters, precision):
-    """Return the bytes of weights, gradients, and optimizer state together.
+    """Return the bytes that exist during the optimizer step: all rows of the table together.
 
     Args:
         parameters: number of parameters.
@@ -549,31 +552,34 @@ check.function(
 # %% [markdown]
 # ### Exercise 5: does fp16 save memory?
 #
-# Put both together. At the **same micro-batch size** the activations shrink to half (assume exactly half here),
-# and the states grow by what you have just found. How many bytes does fp16 save, for a given model and given
-# activations? If it needs more memory, the answer is negative.
+# Put both together. At the **same micro-batch size** the activations shrink to half (assume exactly half here), and
+# they never exist together with the copy of the gradients: `zero_grad` frees the copy before the first forward pass,
+# and the activations are freed before the optimizer step makes it. How much lower is the peak in fp16, for a given
+# model and given activations? If it is higher, the answer is negative.
 
 # %% nbgrader={"grade": false, "grade_id": "fp16-saves", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def fp16_saves(parameters, activation_bytes_fp32):
     """Return the bytes that fp16 saves over fp32 (a float), at the same micro-batch size."""
     ### BEGIN SOLUTION
-    more = state_bytes(parameters, "fp16") - state_bytes(parameters, "fp32")
-    return activation_bytes_fp32 / 2 - more
+    copy = 4 * parameters
+    fp32 = state_bytes(parameters, "fp32") + activation_bytes_fp32
+    fp16 = state_bytes(parameters, "fp16") - copy + max(activation_bytes_fp32 / 2, copy)
+    return float(fp32 - fp16)
     ### END SOLUTION
 
 # %% nbgrader={"grade": true, "grade_id": "fp16-saves-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check.function(
     fp16_saves,
     cases=[(124_000_000, 8_000_000_000), (1_000_000_000, 2_000_000_000), (1_000_000, 8_000_000)],
-    expected=[3_504_000_000.0, -3_000_000_000.0, 0.0],
+    expected=[4_000_000_000.0, -2_000_000_000.0, 4_000_000.0],
     hints={
-        "That counts the activations only. What do the states do?":
+        "That counts the activations only. What does the optimizer step allocate?":
             [4_000_000_000.0, 1_000_000_000.0, 4_000_000.0],
         "The sign is wrong: saved memory is positive.":
-            [-3_504_000_000.0, 3_000_000_000.0, 0.0],
-        "fp16 does not remove the activations; it halves them.":
-            [7_504_000_000.0, -2_000_000_000.0, 4_000_000.0],
-        "The states do not shrink to half: they grow.":
+            [-4_000_000_000.0, 2_000_000_000.0, -4_000_000.0],
+        "The copy of the gradients and the activations never exist at the same time.":
+            [3_504_000_000.0, -3_000_000_000.0, 0.0],
+        "The states do not shrink to half.":
             [4_992_000_000.0, 9_000_000_000.0, 12_000_000.0],
     })
 ### BEGIN HIDDEN TESTS
@@ -581,22 +587,22 @@ check.function(
     fp16_saves,
     cases=check.draw(20, parameters=range(1000, 10**9), activation_bytes_fp32=range(10**6, 10**10)),
     expected=lambda parameters, activation_bytes_fp32:
-        activation_bytes_fp32 / 2 - 4.0 * parameters)
+        activation_bytes_fp32 - max(activation_bytes_fp32 / 2, 4.0 * parameters))
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="fp16-saves" hint="What do the states do?"
+# %% [raw] tags=["mutant"] answer="fp16-saves" hint="What does the optimizer step allocate?"
 # def fp16_saves(parameters, activation_bytes_fp32):
 #     return activation_bytes_fp32 / 2
 
 # %% [raw] tags=["mutant"] answer="fp16-saves" hint="sign is wrong"
 # def fp16_saves(parameters, activation_bytes_fp32):
-#     return 4 * parameters - activation_bytes_fp32 / 2
+#     return max(activation_bytes_fp32 / 2, 4 * parameters) - activation_bytes_fp32
 
-# %% [raw] tags=["mutant"] answer="fp16-saves" hint="halves them"
+# %% [raw] tags=["mutant"] answer="fp16-saves" hint="never exist at the same time"
 # def fp16_saves(parameters, activation_bytes_fp32):
-#     return activation_bytes_fp32 - 4 * parameters
+#     return activation_bytes_fp32 / 2 - 4 * parameters
 
-# %% [raw] tags=["mutant"] answer="fp16-saves" hint="they grow"
+# %% [raw] tags=["mutant"] answer="fp16-saves" hint="do not shrink to half"
 # def fp16_saves(parameters, activation_bytes_fp32):
 #     return activation_bytes_fp32 / 2 + 8 * parameters
 
@@ -1498,7 +1504,8 @@ print(f"GPT-3 on 1,024 A100s: on paper {result(f'{gpt3[0]:.0f} days')}, publishe
 # - Tensor Cores make matrix multiplications faster, and nothing else. Everything else still takes a large part of the
 #   step.
 # - At the same micro-batch size, fp16 nearly halves the activations. The bytes per parameter depend on the
-#   recipe: 20 here, as in Megatron-LM in 2021, and 16 in ZeRO and with autocast. Compare at equal batch size.
+#   recipe, and on the moment: 16 here while activations exist, as in ZeRO and with autocast, and 20 in the optimizer
+#   step, as in Megatron-LM in 2021. Compare at equal batch size.
 # - Recompute no more than the model needs to fit: `block` is the dial.
 # - Gradient accumulation leaves memory unchanged and all-reduces the gradients once for more work. You pay
 #   for it with a larger global batch.

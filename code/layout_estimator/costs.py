@@ -85,8 +85,8 @@ def show(costs: Sequence[Cost]) -> None:
     """Print the costs as a table."""
     width = max(len(cost.name) for cost in costs)
     print(f"{costs[0].card}, modeled; memory in GiB, of {costs[0].capacity:.2f}")
-    print(f"{'':{width}} {'ms':>8} {'tokens/s':>9} {'states':>7} {'activ.':>7} {'update':>7} {'all':>7}  fits "
-          f"{'of peak':>8} {'waiting':>8}")
+    print(f"{'':{width}} {'ms':>8} {'tokens/s':>9} {'states':>7} {'activ.':>7} {'update':>7} "
+          f"{'all':>7}  fits {'of peak':>8} {'waiting':>8}")
     for cost in costs:
         fits = f"{good('yes')} " if cost.fits else f"{bad('NO')}  "
         print(f"{cost.name:{width}} {cost.milliseconds:8,.1f} {cost.tokens_per_second:9,.0f} "

@@ -119,7 +119,7 @@ def theoretical_memory(config: Config, vocab_size: int, in_flight: Sequence[int]
         in_flight: most pairs (micro-batch, chunk) whose activations each stage holds at once.
 
     Returns:
-        Parameters, gradients, and optimizer states; and activations.
+        Parameters, gradients, and optimizer states during the passes; and activations.
     """
     gpt, t = shape_of(config, vocab_size), config.tensor_model_parallel_size
     b, each = config.micro_batch_size, state_bytes(
@@ -141,7 +141,7 @@ def theoretical_memory(config: Config, vocab_size: int, in_flight: Sequence[int]
     for stage, pairs in enumerate(in_flight):
         first, last = stage == 0, stage == len(in_flight) - 1
         chunks = config.layers_per_chunk[stage::len(in_flight)]
-        states = each.total * stage_parameters(gpt, sum(chunks), t, first, last)
+        states = each.resident * stage_parameters(gpt, sum(chunks), t, first, last)
         activations = pairs / len(chunks) * sum(
             stage_activations(layers, saved, checkpointed, config.recompute_method,
                               config.recompute_num_layers) for layers in chunks)

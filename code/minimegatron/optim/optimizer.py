@@ -51,7 +51,7 @@ class Optimizer:
     Attributes:
         param_buffer: the model's parameters in its dtype, [n].
         main_params: fp32 master weights [m] of a 16-bit model; None in fp32.
-        main_grads: fp32 copy [m] of a 16-bit gradient buffer, from `step` to `zero_grad`; else None.
+        main_grads: fp32 copy [m] of 16-bit gradients, from `step` to `zero_grad`; else None.
         moments: Adam's two moments, fp32 [m] each. m is n, or n/d with the distributed optimizer.
         advanced: updates in the last step: 1, or with a loss scale a tensor, 0 after an overflow.
         steps: updates so far, one element.
@@ -117,7 +117,7 @@ class Optimizer:
             self.ddp.copy_owned(self.param_buffer, out=self.main_params)
 
     def zero_grad(self) -> None:
-        """Free the main gradients, as Megatron does before a step: the activations use the memory."""
+        """Free the main gradients before a step's activations take memory, as Megatron-LM does."""
         self.main_grads = None
 
     def all_reduce_replicated_grads(self) -> None:

@@ -77,8 +77,7 @@ class Optimizer:
         owned = sum(part.stop - part.start for part in ddp.owned)
         like = {"dtype": torch.float32, "device": ddp.grad_buffer.device}
         self.moments = {name: torch.zeros(owned, **like) for name in MOMENTS}
-        is_half = self.param_buffer.dtype != torch.float32
-        self.main_params = torch.empty(owned, **like) if is_half else None
+        self.main_params = None if config.precision == "fp32" else torch.empty(owned, **like)
         self.main_grads: torch.Tensor | None = None
         self.reload_model_params()
         self.scaler = LossScaler(ctx) if config.fp16 else None
@@ -117,7 +116,8 @@ class Optimizer:
             self.ddp.copy_owned(self.param_buffer, out=self.main_params)
 
     def zero_grad(self) -> None:
-        """Free the main gradients before a step's activations take memory, as Megatron-LM does."""
+        """Begin a step: free the main gradients, so that activations can use their memory."""
+        self.ddp.zero_grad()
         self.main_grads = None
 
     def all_reduce_replicated_grads(self) -> None:
@@ -148,10 +148,8 @@ class Optimizer:
     def num_zeros(self) -> torch.Tensor:
         """Count the zeros in the whole model's gradient, int64, one element; collective."""
         grads = self.ddp.grad_buffer
-        zeros = grads.new_zeros((), dtype=torch.int64)
-        for part in self.ranges:
-            if part.counted:
-                zeros += (grads[part.buffer] == 0).sum()
+        zeros = sum(((grads[part.buffer] == 0).sum() for part in self.ranges if part.counted),
+                    start=grads.new_zeros((), dtype=torch.int64))
         for group in self.norm_groups:
             group.all_reduce(zeros)
         return zeros
@@ -167,9 +165,8 @@ class Optimizer:
         return found > 0
 
     def _grads(self, part: BufferRange) -> torch.Tensor:
-        if self.main_grads is None:
-            return self.ddp.grad_buffer[part.buffer]
-        return self.main_grads[part.shard]
+        return (self.ddp.grad_buffer[part.buffer] if self.main_grads is None
+                else self.main_grads[part.shard])
 
     def step(self, lr: float | torch.Tensor, timers: Timers) -> torch.Tensor:
         """Update the parameters once from the gradient buffer.

@@ -15,7 +15,8 @@ FULL = "--recompute-granularity full --recompute-method uniform"
 CHUNK = "--num-layers-per-virtual-pipeline-stage 1"
 CASES = [  # (ranks, layout, model)
     (2, f"{TP} 2 {UB}", MODELS["other widths"]),
-    (2, f"{TP} 2 {UB} --recompute-activations --schedule zb-h1", ""),
+    (2, f"{TP} 2 {UB} --recompute-activations --schedule zb-h1",
+     "--swiglu --ffn-hidden-size 48 --disable-bias-linear --untie-embeddings-and-output-weights"),
     (4, f"{TP} 4 {UB} {FULL}", ""), (4, f"{TP} 4 {UB}", BF16),
     (4, f"{PP2} {TP} 2 {SCATTER}", BF16),
     (8, f"{PP2} {TP} 4 {SCATTER} {CHUNK} {FULL}", MODELS["4 layers"]),

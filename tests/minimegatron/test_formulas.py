@@ -81,6 +81,29 @@ def test_the_closed_forms():
     assert step_flops(gpt, batch, "full") / 1024 / 138e12 == pytest.approx(31.92, abs=0.05)
 
 
+# Published parameters. The Llamas' are those of their files. Nemotron-4's are without embeddings,
+# from Parmar et al. 2024 (arXiv:2402.16819) and NVIDIA 2024 (arXiv:2406.11704).
+# {model: (l, h, a, G, f, V, gated, parameters)}
+MODERN = {
+    "Llama 2 7B": (32, 4096, 32, 32, 11008, 32000, True, 6_738_415_616),
+    "Llama 2 70B": (80, 8192, 64, 8, 28672, 32000, True, 68_976_648_192),
+    "Llama 3 8B": (32, 4096, 32, 8, 14336, 128256, True, 8_030_261_248),
+    "Nemotron-4 15B": (32, 6144, 48, 8, 24576, 256000, False, 12.5e9),
+    "Nemotron-4 340B": (96, 18432, 96, 8, 73728, 256000, False, 331.6e9),
+}
+
+
+@pytest.mark.parametrize("model", MODERN)
+def test_published_parameters_of_modern_models(model):
+    layers, h, a, groups, ffn, vocabulary, gated, published = MODERN[model]
+    gpt = Gpt(layers, h, a, 4096, vocabulary, ffn, positions=0, query_groups=groups, gated=gated,
+              tied=False, biases=False, norm_biases=not gated)
+    if gated:
+        assert parameters(gpt) == published
+    else:
+        assert round(parameters(gpt) - 2 * vocabulary * h, -8) == published
+
+
 @pytest.mark.parametrize("model", KORTHIKANTI)
 def test_korthikanti_s_utilization(model):
     a, h, layers, devices, batch, seconds, mfu, hfu = KORTHIKANTI[model]

@@ -36,7 +36,8 @@ FEATURES = {
 TP2, SP, PP2 = ("--tensor-model-parallel-size 2", "--sequence-parallel",
                 "--pipeline-model-parallel-size 2")
 FULL = "--recompute-granularity full --recompute-method uniform"
-LAYOUTS = (TP2, f"{TP2} {SP} --recompute-activations", PP2, f"{PP2} --schedule zb-h1 {FULL}",
+LAYOUTS = (TP2, f"{TP2} {SP} --recompute-activations", f"{TP2} {SP} --tp-comm-overlap",
+           PP2, f"{PP2} --schedule zb-h1 {FULL}",
            "--use-distributed-optimizer --overlap-grad-reduce --ddp-bucket-size 1001")
 PARITY = ("grouped", "SwiGLU", "untied", "Llama", "Nemotron")  # every feature at least once
 

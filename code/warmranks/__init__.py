@@ -24,9 +24,10 @@ from warmranks.server import (
     record_ranks,
     run_program,
     run_ranks,
+    split,
 )
 from warmranks.waiting import waiting
 
 __all__ = ["Call", "ForkServer", "RankError", "RanksDeadlock", "RanksTimeout", "Record",
            "default_server", "load", "preload", "record_ranks", "run_program", "run_ranks",
-           "waiting"]
+           "split", "waiting"]

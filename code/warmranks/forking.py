@@ -20,6 +20,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 
 from warmranks.huge_pages import collapse
 from warmranks.manager import conduct
@@ -42,15 +43,15 @@ def main() -> None:
     control.set_inheritable(False)
     modules = json.loads(sys.argv[3])
     try:
-        _preload(modules)
+        preload(modules)
     except BaseException:
         control.send(traceback.format_exc().encode()[-LARGEST_PACKET:])
         sys.exit(1)
-    control.send(READY)
-    _serve(control, parent)
+    serve(control, parent)
 
 
-def _preload(modules: list[str]) -> None:
+def preload(modules: Sequence[str]) -> None:
+    """Import modules for all forks. Raises RuntimeError if one of them starts a thread."""
     gc.disable()  # a collection would walk, and a fork then copy, all that was imported
     for module in modules:
         importlib.import_module(module)
@@ -59,7 +60,14 @@ def _preload(modules: list[str]) -> None:
     gc.freeze()
 
 
-def _serve(control: socket.socket, parent: int) -> None:
+def serve(control: socket.socket, parent: int) -> None:
+    """Report that the modules are imported, and fork for each request until the caller ends.
+
+    Args:
+        control: the socket to the caller.
+        parent: the caller's process ID.
+    """
+    control.send(READY)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     runs, is_compact = 0, False
     try:
@@ -80,7 +88,7 @@ def _serve(control: socket.socket, parent: int) -> None:
             else:
                 for module in json.loads(packet):
                     with contextlib.suppress(ImportError):  # a run that needs it reports it
-                        _preload([module])
+                        preload([module])
     except ConnectionResetError:
         return
     finally:

@@ -20,16 +20,12 @@ from warmranks.failures import RankError, failure
 from warmranks.recording import recorded
 from warmranks.records import Record
 from warmranks.requests import LARGEST_PACKET, READY, Report, Run, receive, send
+from warmranks.starting import Process, fork, program
 
 # Creating an optimizer imports torch._dynamo, which takes a second of CPU time.
 TORCH = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo",
          "warmranks.recorder")
-START = ("import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-         "from warmranks.forking import main; main()")
 STALL = 1.0  # seconds
-# A library that starts threads when it is imported would make every fork unsafe.
-ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
-                                     "NUMEXPR_NUM_THREADS")}
 
 
 class ForkServer:
@@ -39,23 +35,20 @@ class ForkServer:
     starts in the background: only the first run waits for its imports.
     """
 
-    def __init__(self, preload: Sequence[str] = TORCH) -> None:
+    def __init__(self, preload: Sequence[str] = TORCH,
+                 start: Callable[[socket.socket, Sequence[str]], Process] = program) -> None:
         """Start the server.
 
         Args:
             preload: modules that the server imports. They must start no threads.
+            start: starts its process, as `program` does.
         """
         self.preload, self.owner = tuple(preload), os.getpid()
         self._lock = threading.Lock()
         self._ready = False
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            theirs.set_inheritable(True)
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", START, str(theirs.fileno()),
-                 json.dumps(sys.path), json.dumps(self.preload)],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
-                env=os.environ | ONE_THREAD, start_new_session=True)  # Ctrl-C is the caller's
+            self.process = start(theirs, self.preload)
 
     def __enter__(self) -> ForkServer:
         return self
@@ -245,10 +238,24 @@ def default_server() -> ForkServer:
     """Return this process's own server. The first call starts it, in the background."""
     made = _default[0] if _default else None
     if not (made and made.running and made.owner == os.getpid()):
-        made = ForkServer(_modules)
-        _default[:] = [made]
-        atexit.register(made.close)
+        made = _set_default(ForkServer(_modules))
     return made
+
+
+def _set_default(server: ForkServer) -> ForkServer:
+    _default[:] = [server]
+    atexit.register(server.close)
+    return server
+
+
+def split() -> None:
+    """Import what the default server imports in this process, and make a fork of it that server.
+
+    So one import serves both. Call it when the program starts: the server keeps all that was
+    imported before, and a fork is safe only while this process has one thread. Raises RuntimeError
+    if it has several, or an import starts one.
+    """
+    _set_default(ForkServer(_modules, fork))
 
 
 def load(*modules: str) -> None:

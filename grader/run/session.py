@@ -19,10 +19,12 @@ from grader.sandbox.interface import Backend
 from grader.sandbox.masks import Masks
 from labkit.check.sides import Raised
 from labkit.guest import protocol
+from labkit.guest.serving import RANKS
 
 # Not -I: the sandbox's variables are ours, and PYTHONHASHSEED among them makes runs repeatable.
 GUEST = (sys.executable, "-P", "-s", "-m", "labkit.guest")
 START_SECONDS = 30.0
+RANKS_SECONDS = 60.0  # to import torch, too
 
 
 class SandboxFailed(Exception):
@@ -49,7 +51,15 @@ class Session:
     """
 
     def __init__(self, backend: Backend, settings: Grading, files: Mapping[str, bytes],
-                 masks: Masks | None = None) -> None:
+                 masks: Masks | None = None, uses_ranks: bool = False) -> None:
+        """Args:
+            backend: starts the sandbox.
+            settings: the limits for one submission.
+            files: what students get with the notebook, by path in the sandbox's home directory.
+            masks: the modules and names that answers may not use.
+            uses_ranks: whether checks run drivers on ranks or virtual GPUs.
+        """
+        self.uses_ranks = uses_ranks
         self.backend, self.settings, self.files, self.masks = backend, settings, files, masks
         self.whole = Budget(settings.seconds_per_notebook)
         self.channel: Channel | None = None
@@ -120,11 +130,12 @@ class Session:
         return f"its code ended the sandbox at cell {name}: {cleaning.line(str(error), 200)}"
 
     def _start(self) -> None:
-        running = self.backend.start(GUEST, self.settings.limits(), files=self.files,
+        command = (*GUEST, RANKS) if self.uses_ranks else GUEST
+        running = self.backend.start(command, self.settings.limits(), files=self.files,
                                      masks=self.masks)
         self.channel = Channel(running)
         try:
-            self.channel.request("ready", START_SECONDS)
+            self.channel.request("ready", RANKS_SECONDS if self.uses_ranks else START_SECONDS)
         except ChannelError as error:
             noise = cleaning.line(running.noise()[-200:], 200)
             self.discard()

@@ -25,6 +25,7 @@ from labkit.check.partial import Outcome, earned, report
 
 MOST_OUTPUT = 10_000_000  # bytes of all outputs of a notebook, as JSON
 LONGEST_REASON = 300
+ON_RANKS = ("check.ranks(", "check.gpus(")
 
 
 class CourseFailed(Exception):
@@ -38,7 +39,7 @@ class Walk:
     def __init__(self, plan: Plan, notebook: NotebookNode, backend: Backend, settings: Grading,
                  seed: str) -> None:
         self.plan, self.notebook = plan, notebook
-        self.session = Session(backend, settings, plan.files, plan.masks)
+        self.session = Session(backend, settings, plan.files, plan.masks, uses_ranks(plan))
         self.remote = Remote(_nothing_to_ask, seed, partial(figures, backend=backend))
         self.trusted = TrustedNamespace(self.remote, plan.answers)
         self.scores: dict[str, float] = {}
@@ -194,6 +195,11 @@ class Walk:
         graded = self.notebook.cells[cell.index]
         graded.outputs = [*[output for output in graded.outputs if output.output_type == "stream"],
                           cleaning.error("NotScored", text, [text])]
+
+
+def uses_ranks(plan: Plan) -> bool:
+    """Return whether a check runs a driver on ranks or virtual GPUs."""
+    return any(call in cell.source for cell in plan.of(Role.CHECK) for call in ON_RANKS)
 
 
 def _failed(cell: PlannedCell, name: str, text: str) -> str:

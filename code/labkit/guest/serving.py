@@ -16,6 +16,9 @@ if TYPE_CHECKING:  # importing IPython takes longer than everything else togethe
     from labkit.guest.shell import Shell
 
 
+RANKS = "ranks"  # an argument
+
+
 class Guest:
     """Answers requests with what the student's names hold and do."""
 
@@ -177,12 +180,30 @@ def apart(descriptor: int) -> int:
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 200)
 
 
+def start_ranks() -> None:
+    """Import torch for this process and for the ranks of its checks, once instead of twice.
+
+    Whatever goes wrong here goes wrong again, and is reported, where a cell or a rank needs it.
+    """
+    import contextlib
+
+    import warmranks
+
+    with contextlib.suppress(Exception):
+        warmranks.split()
+
+
 def main() -> None:
-    """Serve the descriptors 0 and 1, and give the student's code others in their place."""
+    """Serve the descriptors 0 and 1, and give the student's code others in their place.
+
+    With the argument `ranks`, checks will need ranks or virtual GPUs.
+    """
     requests, responses = apart(0), apart(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
+    if RANKS in sys.argv[1:]:
+        start_ranks()
     import asyncio
 
     from labkit.guest.capture import Capture, Stream

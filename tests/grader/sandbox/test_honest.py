@@ -7,16 +7,17 @@ import sys
 import pytest
 
 from grader.run.channel import Channel
+from grader.run.session import GUEST
 from grader.sandbox.interface import Limits
-from grader.sandbox.mounts import python as guest_command
 from grader.sandbox.podman import Podman
 from labkit.check import wire
 from labkit.check.on_ranks import DEADLOCK, Run, read
+from labkit.guest.serving import RANKS
 from tests.grader.sandbox.conftest import finish
 from tests.grader.sandbox.test_neighbors import BACKENDS
 
 # A driver: four gloo ranks on the loopback.
-RANKS = """
+DRIVER = """
 import torch
 import torch.distributed as dist
 
@@ -72,8 +73,8 @@ LOCKF = {"bubblewrap": "Operation not permitted", "podman": "Function not implem
 
 @pytest.mark.slow
 def test_a_driver_runs_on_warm_ranks_inside_the_sandbox(backend):
-    """The first request starts the fork server inside; the next ones find it there."""
-    guest = Channel(backend.start(guest_command("labkit.guest"), Limits()))
+    """The guest has the fork server from its start, as a fork of itself."""
+    guest = Channel(backend.start((*GUEST, RANKS), Limits()))
 
     def ranks(x: float) -> Run:
         answer = guest.request("ranks", 120, name="exchange", ranks=4, limit=100,
@@ -82,7 +83,7 @@ def test_a_driver_runs_on_warm_ranks_inside_the_sandbox(backend):
         return read(wire.loads(answer["value"].encode()), 4)
 
     try:
-        assert guest.request("cell", 120, source=RANKS)["error"] is None
+        assert guest.request("cell", 120, source=DRIVER)["error"] is None
         for x in (1.0, 0.5):
             done = ranks(x)
             assert done.values == [([6.0 * x] * 3, [0.0, 1.0, 4.0, 9.0])] * 4, done.text

@@ -21,11 +21,13 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any, NoReturn
 
+import ipykernel_launcher
+
 from labcore.imports import quick_imports
 from slurmbox import syscalls
 from slurmbox.processes import kill_descendants
 from tests.labs.warm.client import Fork, command
-from warmranks import huge_pages
+from warmranks import huge_pages, split
 
 STANDARD = 3  # descriptors: input, output, and error
 
@@ -153,6 +155,8 @@ def become(request: dict[str, Any], descriptors: list[int], folder: str) -> None
     threads = request["env"].get("OMP_NUM_THREADS")
     torch.set_num_threads(int(threads) if threads else len(os.sched_getaffinity(0)))
     kind, *words = request["words"]
+    if ipykernel_launcher.__file__ in words:
+        split()  # checks start ranks; a kernel has threads later
     try:
         code = script(words) if kind == "python" else torchrun(words, folder, kind)
     except SystemExit as end:

@@ -74,6 +74,8 @@ def flags_for_estimate(config: Config, cluster: Cluster, vocab_size: int) -> lis
 
 def _words(flag: Flag, value: object) -> list[str]:
     """Return a flag with its value. Raises LabError for a string that is none of its choices."""
+    if type(value) is bool and flag.off:  # a switch for what is on by default
+        return [] if value else [flag.off[0]]
     if value is None or value is False:
         return []
     if value is True:

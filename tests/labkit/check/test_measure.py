@@ -52,6 +52,7 @@ GO_ON = [
     "--activations-checkpoint-method uniform --distribute-saved-activations",
     "--recompute-activations", "--timing-log-level 1", "--timing-log-option all",
     "--num-layers-per-virtual-pipeline-stage 1 --global-batch-size 16", "--balance 1-3",
+    "--swiglu --disable-bias-linear",
     "--pipeline-model-parallel-layout E(t)*3,|tL", "--max-position-embeddings 128",
     "--device cpu --virtual-network ethernet:10gbit"]
 OLD_NAMES = ("activations_checkpoint_method", "recompute_activations", "balance",
@@ -79,7 +80,7 @@ NO_MATTER = (
     "--lr-warmup-fraction .1 --override-lr-scheduler --weight-decay 0 --adam-beta1 .5 "
     "--adam-beta2 .5 --adam-eps 1 --fp16 --initial-loss-scale 8 --min-loss-scale 2 "
     "--loss-scale-window 3 --hysteresis 3 --seed 1 --data-impl mmap "
-    "--data-cache-path c --split 1,1,1 --eod-mask-loss --num-workers 9 "
+    "--data-cache-path c --split 1,1,1 --eod-mask-loss --num-workers 9 --rotary-base 5 "
     "--distributed-backend gloo --distributed-timeout-minutes 1 --local-rank 3 --save /s "
     "--load /l --load-last-good --save-interval 2 --no-save-optim --no-load-optim --finetune "
     "--log-interval 1 --log-format core --eval-interval 1 --eval-iters 1 --log-throughput "
@@ -90,6 +91,7 @@ NO_MATTER = (
     "--log-world-size-to-tensorboard --no-log-learning-rate-to-tensorboard "
     "--no-log-loss-scale-to-tensorboard --timeline /x --timeline-iteration 2 "
     "--profile-execution yes --profile-ranks 0 1 --profile-name n")
+ROPE = "--position-embedding-type rope"  # which --rotary-base belongs to
 # These have one choice, or exclude one of those above.
 ONE_CHOICE = {"optimizer", "DDP_impl", "tokenizer_type"}
 INSTEAD = {"--train-samples 99": "--train-iters", "--lr-decay-samples 99": "--lr-decay-iters",
@@ -111,8 +113,8 @@ def without(line: str, flag: str) -> str:
 @pytest.mark.slow
 def test_what_is_left_out_changes_no_figure():
     """The trainer's estimate of the student's own flags, with and without them."""
-    whole = f"{MODEL} {NO_MATTER}"
-    plain, lines = f"{MODEL} --fp16", [whole]
+    whole = f"{MODEL} {ROPE} {NO_MATTER}"
+    plain, lines = f"{MODEL} {ROPE} --fp16", [whole]
     lines += [f"{without(whole, flag)} {more}" for more, flag in INSTEAD.items()]
     plans, changed = {}, set()
     for line in (plain, *lines):

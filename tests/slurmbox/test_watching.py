@@ -5,7 +5,6 @@ import os
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
 from lab import cli
@@ -33,7 +32,7 @@ def lab(course, monkeypatch, capsys):
 
 
 @pytest.fixture
-def submit(course):
+def submit(course, warm):
     numbers = []
 
     def run(command):
@@ -68,10 +67,10 @@ def until(course, lab, number, done, seconds=120):
 
 
 def send(course, number, rank, which):
-    of_job = (set(processes.with_variable(f"SLURM_JOB_ID={number}"))
+    """Send a signal to a warm rank, whose environment says which one it is."""
+    (pid,) = (set(processes.with_variable(f"SLURM_JOB_ID={number}"))
+              & set(processes.with_variable(f"RANK={rank}"))
               & set(processes.in_root(course.layout.run.name)))
-    (pid,) = [pid for pid in processes.with_variable(f"RANK={rank}") if pid in of_job
-              and any("pretrain_gpt" in word for word in psutil.Process(pid).cmdline())]
     os.kill(pid, which)
 
 

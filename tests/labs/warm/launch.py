@@ -24,6 +24,7 @@ from tests.labs.warm.client import command
 
 PATIENCE = 300  # seconds until a server must have imported torch
 KEPT = ("HOME", "LANG", "USER")
+ROOM = {"ROOM": 65536 * " "}  # in a server's environment, for those of its forks
 
 PYTHON = """\
 #!/bin/sh
@@ -109,7 +110,7 @@ def servers(cluster: RunningCluster, cold: bool = False) -> Iterator[Warm]:
     folder = Path(tempfile.mkdtemp(prefix="warm-"))
     if not cold:
         (folder / "cold").mkdir()
-    env = {name: os.environ[name] for name in KEPT if name in os.environ} | {
+    env = {name: os.environ[name] for name in KEPT if name in os.environ} | ROOM | {
         "LAB_HOME": str(cluster.home), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(CHECKOUT)}
     there = nodes(cluster)
     server = subprocess.Popen([sys.executable, "-m", "tests.labs.warm.server", str(folder),

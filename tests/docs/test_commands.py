@@ -13,6 +13,7 @@ import pytest
 import slurmbox as lab_cluster
 from tests.docs import session
 from tests.docs.pages import ROOT, blocks, pages
+from tests.jobs import small
 
 READ = {str(path.relative_to(ROOT)): blocks(path.read_text(), str(path.relative_to(ROOT)))
         for path in pages()}
@@ -46,7 +47,10 @@ def follow(name, found, places, environment, tmp_path, course, seconds=280):
 def test_a_page_is_followed_from_its_top_to_its_end(
         name, places, environment, tmp_path, course, warm_nodes):
     found = [block for block in RUN[name] if block.orders.run and not block.orders.stress]
-    with warm_nodes.commands() if name in TRAINING else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if name in TRAINING:
+            stack.enter_context(warm_nodes.commands())
+            stack.enter_context(small.scripts(course.home, "dp_two_nodes"))
         follow(name, found, places, environment, tmp_path, course)
 
 

@@ -148,7 +148,7 @@ def test_a_shipped_script_trains_there_in_a_container(student):
     ranks = student.home / ".cluster" / "ranks" / number
     assert sorted(path.name for path in ranks.iterdir()) == [f"{n}.json" for n in range(4)]
     top = student.run(f"lab top --once {number}")
-    assert len(re.findall(r"slurmnode[12] .* done +12/12 ", top)) == 4
+    assert len(re.findall(r"slurmnode[12] .* done +6/6 ", top)) == 4
 
 
 @pytest.mark.stress

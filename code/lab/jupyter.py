@@ -65,7 +65,9 @@ def offline_settings(home: Path, instructor: bool = False) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     off = {"@jupyterlab/apputils-extension:announcements": True}
     off |= {f"@jupyter/nbgrader:{name}": not instructor for name in INSTRUCTORS}
-    path.write_text(json.dumps({"disabledExtensions": off}))
+    # JupyterLab would start Node.js, if there is one, to check whether it should be rebuilt.
+    path.write_text(json.dumps({"disabledExtensions": off, "buildAvailable": False,
+                                "buildCheck": False}))
     servers = {f"nbgrader.server_extensions.{name}": instructor
                for name in ("formgrader", "course_list")}
     (folder / "jupyter_server_config.json").write_text(

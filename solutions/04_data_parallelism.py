@@ -1935,7 +1935,11 @@ wait_for("ranks train", 2)
 
 # %% [markdown]
 # The second run resumes where the first one stopped, with the same parameters and optimizer
-# state.
+# state. That is all you wanted to see. Cancel the job, because it would keep your CPU cores busy during the rest of
+# this lab:
+
+# %% tags=["explore"]
+!scancel {job.job}
 
 # %% [markdown]
 # ## Four GPUs, once more
@@ -1986,10 +1990,9 @@ for name, (link, batch) in rows.items():
 # %% [markdown]
 # ## Cleanup
 #
-# Cancel your jobs, and delete the checkpoint. Keep `mytrainer/`: the next labs add to it.
+# Delete the checkpoint. Keep `mytrainer/`: the next labs add to it.
 
 # %% tags=["explore"]
-!scancel {job.job}
 !rm -rf megatron/checkpoints/my_ddp
 !ls mytrainer
 

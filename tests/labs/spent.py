@@ -9,9 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from slurmbox import processes
-
 EVERY = 0.3  # seconds: so much of a process's end is not seen
+LOOKS = 5  # for which a process without the variable is looked at: it may be about to exec
 
 
 class Spent:
@@ -19,7 +18,8 @@ class Spent:
     kernel, its commands, and the ranks of its jobs."""
 
     def __init__(self, home: Path) -> None:
-        self.mark = f"LAB_HOME={home}"
+        self.mark = f"LAB_HOME={home}".encode()
+        self.looks: dict[int, int] = {}  # by process, of those without the variable
         self.by_process: dict[tuple[int, float], float] = {}
 
     @property
@@ -27,12 +27,27 @@ class Spent:
         return sum(self.by_process.values())
 
     def look(self) -> None:
-        for pid in processes.with_variable(self.mark):
+        there = psutil.pids()
+        self.looks = {pid: self.looks.get(pid, 0) for pid in there}
+        for pid in there:
+            if not self._is_of_lab(pid):
+                continue
             with contextlib.suppress(psutil.Error):  # it ended meanwhile
                 process = psutil.Process(pid)
                 with process.oneshot():
                     times = process.cpu_times()
                     self.by_process[pid, process.create_time()] = times.user + times.system
+
+    def _is_of_lab(self, pid: int) -> bool:
+        """Return whether a process has the variable in its environment."""
+        if self.looks[pid] > LOOKS:
+            return False
+        with contextlib.suppress(OSError):
+            if self.mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                self.looks[pid] = 0
+                return True
+        self.looks[pid] += 1
+        return False
 
 
 @contextlib.contextmanager

@@ -1227,7 +1227,7 @@ for case in check.draw(16, tried=range(2, 40), free=range(0, 1000, 8), unused=ra
 print(last_words(logs.lines(full.log, "CUDA out of memory")[0]))
 
 # %% [markdown]
-# Your job simply needs more memory. (The virtual allocator does not model fragmentation.)
+# Your job simply needs more memory.
 #
 # ## Split the model
 #

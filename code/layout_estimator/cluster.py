@@ -61,4 +61,6 @@ def modeled_cluster(card: Card, link: str | None, world_size: int, per_node: int
     with ExitStack() as stack:
         device = VirtualDevice(card, link)
         stack.push(device.gpu)  # the device's constructor activated it
+        # So a pass needs the same memory whatever ran before it, and layers add up.
+        device.gpu.memory.split_always()
         yield ModeledCluster(device, world_size, per_node)

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,9 +107,9 @@ def train(dataset):
     without torchrun."""
 
     def run(flags: str, ranks: int = 0, env: dict[str, str] | None = None, base: str | None = None,
-            code: int | None = 0) -> Run:
+            code: int | None = 0, program: Callable[[], object] = main) -> Run:
         words = shlex.split((MODEL + dataset.flags if base is None else base) + " " + flags)
-        return checked(run_program(main, [PRETRAIN, *words], ranks=ranks, timeout=200,
+        return checked(run_program(program, [PRETRAIN, *words], ranks=ranks, timeout=200,
                                    cwd=CODE.parent, env={**os.environ, **(env or {})}), code)
 
     return run

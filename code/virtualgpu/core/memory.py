@@ -1,14 +1,17 @@
-"""The memory of one GPU: PyTorch's caching allocator without its fragmentation.
+"""The memory of one GPU, managed as PyTorch's caching allocator does with its default settings.
 
-A request is rounded up to 512 bytes. The allocator takes segments from CUDA and keeps them: 2 MiB
-for requests up to 1 MiB, 20 MiB for those below 10 MiB, and multiples of 2 MiB for larger ones
-(c10/cuda/CUDACachingAllocator.cpp). Fragmentation is not modeled: any free bytes of a pool can
-serve a request, so `reserved` is a lower bound.
+The allocator takes segments from CUDA, splits them into blocks, and keeps the blocks that are freed
+(c10/cuda/CUDACachingAllocator.cpp; segments.py has the blocks). A request is rounded up to 512
+bytes. The smallest free block of its pool and stream that is large enough serves it; if there is
+none, CUDA is asked for a segment. Free neighbors within a segment are merged. If CUDA has no room
+for a segment, all segments without allocations are returned to it before the request fails.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from virtualgpu.core.clock import COMPUTE
+from virtualgpu.core.pool import Pool
+from virtualgpu.core.segments import Block, FreeBlocks
 
 MIB = 2**20
 ROUND, SMALL, SMALL_SEGMENT = 512, MIB, 2 * MIB
@@ -19,76 +22,15 @@ class OutOfMemory(Exception):
     """A request does not fit; the message is PyTorch's."""
 
 
-@dataclass
-class Pool:
-    """Allocations of one size class: small ones, or the others.
-
-    Attributes:
-        live: bytes in use.
-        reserved: bytes taken from CUDA.
-        requested: bytes in use, before rounding.
-        count: allocations in use.
-        peaks: peaks of these four since their last reset, in this order.
-        totals: sums of everything added to these four since the totals' last reset.
-        before: values of these four at that reset.
-    """
-
-    live: int = 0
-    reserved: int = 0
-    requested: int = 0
-    count: int = 0
-    peaks: list[int] = field(default_factory=lambda: [0] * 4)
-    totals: list[int] = field(default_factory=lambda: [0] * 4)
-    before: list[int] = field(default_factory=lambda: [0] * 4)
-
-    @property
-    def levels(self) -> tuple[int, int, int, int]:
-        return self.live, self.reserved, self.requested, self.count
-
-    def reset_peaks(self) -> None:
-        self.peaks = list(self.levels)
-
-    def reset_totals(self) -> None:
-        self.before, self.totals = list(self.levels), [0] * 4
-
-    def freed(self, at: int) -> int:
-        """Return how much was freed since the totals' last reset.
-
-        Args:
-            at: index in `levels`.
-        """
-        return self.before[at] + self.totals[at] - self.levels[at]
-
-    def add(self, rounded: int, size: int) -> None:
-        """Count one allocation.
-
-        Args:
-            rounded: bytes allocated.
-            size: bytes requested.
-        """
-        self.live += rounded
-        self.requested += size
-        self.count += rounded > 0
-        totals, peaks = self.totals, self.peaks
-        totals[0] += rounded
-        totals[2] += size
-        if self.live > peaks[0]:
-            peaks[0] = self.live
-        if self.requested > peaks[2]:
-            peaks[2] = self.requested
-        if self.count > peaks[3]:
-            peaks[3] = self.count
-        totals[3] += rounded > 0
-
-    def grow(self, size: int) -> None:
-        """Take a segment of so many bytes from CUDA."""
-        self.reserved += size
-        self.totals[1] += size
-        self.peaks[1] = max(self.peaks[1], self.reserved)
-
-
 def up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
+
+
+def segment_size(rounded: int) -> int:
+    """Return how many bytes CUDA is asked for when no free block can serve a request."""
+    if rounded <= SMALL:
+        return SMALL_SEGMENT
+    return MEDIUM_SEGMENT if rounded < MEDIUM else up(rounded, LARGE_ROUND)
 
 
 class Allocator:
@@ -97,18 +39,24 @@ class Allocator:
     Attributes:
         capacity: the GPU's memory in bytes, as CUDA reports it.
         taken: bytes of CUDA's context and the communication buffers. `take` adds to them.
-        peak, peak_reserved, peak_requested, peak_count: peaks since the last reset_peaks.
+        small: blocks of up to 1 MiB, each split if at least 512 bytes remain.
+        large: the other blocks, each split if more than 1 MiB remains.
+        peak, peak_reserved, peak_requested, peak_count, peak_segments: since the last reset_peaks.
         run_peak, run_peak_reserved: peaks since the start.
+        refused: requests that did not fit.
+        retries: requests for which the cache had to be released.
+        made: segments that CUDA gave.
     """
 
     def __init__(self, capacity: int, taken: int = 0) -> None:
         self.capacity, self.taken = capacity, taken
-        self.small, self.large = Pool(), Pool()
+        self.small, self.large = Pool(ROUND), Pool(SMALL + ROUND)
         self.peak = self.peak_reserved = 0
-        self.peak_requested = self.peak_count = 0
-        self.refused = 0  # requests that did not fit
+        self.peak_requested = self.peak_count = self.peak_segments = 0
+        self.refused = self.retries = self.made = 0
         self.message = pytorch_1_message  # formats the out-of-memory message
         self._past_peaks = 0, 0  # allocated and reserved, before the last reset
+        self._end = 0  # the address after the last segment: no two segments ever have the same
 
     @property
     def live(self) -> int:
@@ -129,6 +77,11 @@ class Allocator:
         return self.small.count + self.large.count
 
     @property
+    def segments(self) -> int:
+        """Segments that PyTorch holds."""
+        return self.small.segments + self.large.segments
+
+    @property
     def free(self) -> int:
         """Bytes that CUDA could still allocate."""
         return self.capacity - self.taken - self.reserved
@@ -146,8 +99,17 @@ class Allocator:
         self._past_peaks = self.run_peak, self.run_peak_reserved
         self.peak, self.peak_reserved = self.live, self.reserved
         self.peak_requested, self.peak_count = self.requested, self.count
+        self.peak_segments = self.segments
         for pool in (self.small, self.large):
             pool.reset_peaks()
+
+    def split_always(self) -> None:
+        """Split large blocks, too, even if only 512 bytes remain.
+
+        `live` is then the sum of the rounded requests, whatever was freed before. By default, each
+        large block in use can be up to 1 MiB larger than its request.
+        """
+        self.large.least_rest = ROUND
 
     def take(self, size: int) -> None:
         """Allocate memory outside of PyTorch, such as a communicator's buffers.
@@ -161,48 +123,72 @@ class Allocator:
                 raise OutOfMemory(self.message(self, size))
         self.taken += size
 
-    def allocate(self, size: int) -> None:
-        """Allocate memory from a pool.
+    def allocate(self, size: int, stream: str = COMPUTE) -> Block:
+        """Allocate a block.
+
+        Args:
+            size: bytes requested.
+            stream: the current stream; only its own free blocks can serve the request.
 
         Raises:
             OutOfMemory: The request does not fit. The cache was released; nothing else changed.
         """
-        rounded = up(size, ROUND)
-        pool = self.small if rounded <= SMALL else self.large
-        missing = pool.live + rounded - pool.reserved
-        if missing > 0:
-            unit = SMALL_SEGMENT if pool is self.small else (
-                MEDIUM_SEGMENT if rounded < MEDIUM else LARGE_ROUND)
-            if up(missing, unit) > self.free:
-                self.release_cached()
-                missing = pool.live + rounded - pool.reserved
-                if up(missing, unit) > self.free:
-                    self.refused += 1
-                    raise OutOfMemory(self.message(self, rounded))
-            pool.grow(up(missing, unit))
-            self.peak_reserved = max(self.peak_reserved, self.reserved)
-        pool.add(rounded, size)
+        rounded = -(-size // ROUND) * ROUND
         small, large = self.small, self.large
-        if small.requested + large.requested > self.peak_requested:
-            self.peak_requested = small.requested + large.requested
-        if small.live + large.live > self.peak:
-            self.peak = small.live + large.live
-        if small.count + large.count > self.peak_count:
-            self.peak_count = small.count + large.count
+        pool = small if rounded <= SMALL else large
+        free = pool.streams.get(stream) or pool.of(stream)
+        if not rounded:  # PyTorch does not ask its allocator for empty tensors
+            return Block(0, 0, free)
+        block = free.take(rounded) or free.take(rounded, self._segment(rounded, free))
+        block.requested = size
+        pool.add(block.size, size)
+        live = small.live + large.live
+        if live > self.peak:
+            self.peak = live
+        requested = small.requested + large.requested
+        if requested > self.peak_requested:
+            self.peak_requested = requested
+        count = small.count + large.count
+        if count > self.peak_count:
+            self.peak_count = count
+        return block
 
-    def release(self, size: int) -> None:
-        """Release an allocation of `size` bytes."""
-        rounded = up(size, ROUND)
-        pool = self.small if rounded <= SMALL else self.large
-        pool.live -= rounded
-        pool.requested -= size
-        pool.count -= rounded > 0
+    def release(self, block: Block) -> None:
+        """Release a block, and merge it with its free neighbors."""
+        size, free = block.size, block.free
+        if size:
+            pool = free.pool
+            pool.live -= size
+            pool.requested -= block.requested
+            pool.count -= 1
+            free.give_back(block)
+
+    def _segment(self, rounded: int, free: FreeBlocks) -> Block:
+        """Take a segment from CUDA, and return it as one block.
+
+        Args:
+            rounded: the request.
+            free: the free blocks of its pool and stream.
+        """
+        size = segment_size(rounded)
+        if size > self.free:
+            self.release_cached()
+            self.retries += 1
+            if size > self.free:
+                self.refused += 1
+                raise OutOfMemory(self.message(self, size))
+        block = Block(self._end, size, free)
+        self._end += size
+        free.pool.grow(size)
+        self.made += 1
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        self.peak_segments = max(self.peak_segments, self.segments)
+        return block
 
     def release_cached(self) -> None:
-        """Return unused segments to CUDA, as PyTorch does before it raises an error."""
-        self.small.reserved = up(self.small.live, SMALL_SEGMENT)
-        self.large.reserved = up(self.large.live, LARGE_ROUND)
-
+        """Return every segment without allocations to CUDA, as torch.cuda.empty_cache does."""
+        for pool in (self.small, self.large):
+            pool.release_cached()
 
 
 def pytorch_1_message(memory: Allocator, size: int) -> str:
@@ -212,7 +198,7 @@ def pytorch_1_message(memory: Allocator, size: int) -> str:
 
     Args:
         memory: the allocator that is out of memory.
-        size: the request, in bytes.
+        size: the bytes that CUDA was asked for.
     """
     return (f"CUDA out of memory. Tried to allocate {amount(size)} (GPU 0; "
             f"{amount(memory.capacity)} total capacity; {amount(memory.live)} already allocated; "
@@ -224,7 +210,7 @@ def pytorch_2_message(memory: Allocator, size: int, index: int = 0) -> str:
 
     Args:
         memory: the allocator that is out of memory.
-        size: the request, in bytes.
+        size: the bytes that CUDA was asked for.
         index: the GPU's number, as in cuda:INDEX.
     """
     used, unused = memory.taken + memory.reserved, memory.reserved - memory.live

@@ -9,6 +9,7 @@ import torch
 
 from virtualgpu.core.card import Card
 from virtualgpu.core.memory import Allocator, OutOfMemory
+from virtualgpu.core.segments import Block
 
 if TYPE_CHECKING:
     from virtualgpu.export.ledger import Ledger
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
 class Storages:
     """Accounts for the storages on one GPU."""
 
+    stream: str  # the current stream, whose memory allocations get
+
     def __init__(self, card: Card) -> None:
         super().__init__()
         self.card = card
         self.memory = Allocator(card.memory, card.context)
-        self.sizes: dict[int, int] = {}  # bytes of live storages, by identity
+        self.blocks: dict[int, Block] = {}  # the memory of live storages, by identity
         # After the allocator, these are notified of what is allocated, released, and resized.
         self.journal: Journal | None = None  # while the run is recorded
         self.ledger: Ledger | None = None  # while the run is accounted for
@@ -36,10 +39,10 @@ class Storages:
         except OutOfMemory as error:
             raise self._out_of_memory(error) from None
 
-    def allocate(self, size: int) -> None:
+    def allocate(self, size: int) -> Block:
         """Allocate memory that the caller releases. Raises torch.OutOfMemoryError."""
         try:
-            self.memory.allocate(size)
+            return self.memory.allocate(size, self.stream)
         except OutOfMemory as error:
             if self.journal is not None:
                 self.journal.refused(size)
@@ -49,37 +52,33 @@ class Storages:
         """Account for the tensor's memory until its storage dies. Raises torch.OutOfMemoryError."""
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self.sizes:
+        if key in self.blocks:
             return
         size = storage.nbytes()
-        self.allocate(size)
-        self.sizes[key] = size
+        block = self.blocks[key] = self.allocate(size)
         for watcher in (self.journal, self.ledger, self.recorder):
             if watcher is not None:
-                watcher.allocated(key, size)
+                watcher.allocated(key, size, block.size)
         weakref.finalize(storage, self.release, key).atexit = False
 
     def release(self, key: int) -> None:
         """Release a storage's memory."""
-        size = self.sizes.pop(key)
-        self.memory.release(size)
+        block = self.blocks.pop(key)
+        held = block.size  # it may be merged with its neighbors
+        self.memory.release(block)
         for watcher in (self.journal, self.ledger, self.recorder):
             if watcher is not None:
-                watcher.released(key, size)
+                watcher.released(key, held)
 
     def resize(self, key: int, size: int) -> None:
         """Account for a storage that is resized in place. Raises torch.OutOfMemoryError."""
-        before = self.sizes[key]
-        if size > before:
-            self.allocate(size)
-            self.memory.release(before)
-        else:
-            self.memory.release(before)
-            self.memory.allocate(size)
-        self.sizes[key] = size
+        before, block = self.blocks[key], self.allocate(size)
+        freed = before.size
+        self.memory.release(before)
+        self.blocks[key] = block
         for watcher in (self.journal, self.ledger, self.recorder):
             if watcher is not None:
-                watcher.resized(key, before, size)
+                watcher.resized(key, size, freed, block.size)
 
     def empty_cache(self) -> None:
         """Return unused segments to CUDA."""

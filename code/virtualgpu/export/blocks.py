@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from virtualgpu.core.memory import ROUND, Allocator
+from virtualgpu.core.memory import Allocator
 
 PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer state"
 BUFFERS, ACTIVATIONS, TEMPORARY, OTHER = "buffers", "activations", "temporary", "other"
@@ -42,7 +42,7 @@ class Now(NamedTuple):
 class Block:
     """One allocation.
 
-    size: bytes, rounded as the allocator does. phase: when it was allocated; interval: the
+    size: bytes that the allocator gave. phase: when it was allocated; interval: the
     uninterrupted stretch of that phase; step: steps finished before. number: allocations before it.
     last_*: the same when it was freed. label: its category, if known. begin and end: seconds on the
     compute stream, kept for a timeline only.
@@ -76,13 +76,13 @@ class Blocks:
 
         Args:
             key: identity of the storage.
-            size: bytes requested.
+            size: bytes of the allocator's block.
             phase: what the program does.
             interval: the stretch of that phase.
             step: steps finished.
         """
         self.count = number = self.count + 1
-        block = self.live[key] = Block(-(-size // ROUND) * ROUND, phase, interval, step, number)
+        block = self.live[key] = Block(size, phase, interval, step, number)
         memory = self.memory
         live = memory.small.live + memory.large.live
         if live > self.peak:

@@ -65,8 +65,8 @@ class Ledger:
         return self.counted + self.notes.forgotten + len(self.notes.plans)
 
     def start(self) -> None:
-        for key, size in self.gpu.sizes.items():
-            self.allocated(key, size)
+        for key, block in self.gpu.blocks.items():
+            self.allocated(key, block.requested, block.size)
         self.gpu.ledger = self
         self.owners.start()
         Ledger.current = self
@@ -109,8 +109,8 @@ class Ledger:
         if len(notes.plans) > MOST_OPERATIONS:
             notes.forget(MOST_OPERATIONS // 2)
 
-    def allocated(self, key: int, size: int) -> None:
-        block = self.blocks.allocated(key, size, self.phase, self.interval, len(self.steps))
+    def allocated(self, key: int, _size: int, held: int) -> None:
+        block = self.blocks.allocated(key, held, self.phase, self.interval, len(self.steps))
         if self.blocks.history is not None:
             block.begin = self.gpu.clock.ready()
         if self.phase == BACKWARD:
@@ -119,15 +119,15 @@ class Ledger:
             self.look *= 2
             self.owners.look()
 
-    def released(self, key: int, _size: int) -> None:
+    def released(self, key: int, _held: int) -> None:
         block = self.blocks.released(key, self.interval, len(self.steps))
         if block is not None and self.blocks.history is not None:
             block.end = self.gpu.clock.ready()
 
-    def resized(self, key: int, _before: int, size: int) -> None:
+    def resized(self, key: int, size: int, _before: int, held: int) -> None:
         """A storage has grown or shrunk in place, as FSDP's do; what it holds stays the same."""
         old = self.blocks.released(key, self.interval, len(self.steps))
-        self.allocated(key, size)
+        self.allocated(key, size, held)
         if old is not None:
             if self.blocks.history is not None:
                 old.end = self.gpu.clock.ready()

@@ -17,7 +17,6 @@ import torch
 from torch.nn.modules import module
 
 from virtualgpu.core.clock import COMPUTE
-from virtualgpu.core.memory import ROUND, up
 from virtualgpu.core.plan import Plan
 
 if TYPE_CHECKING:
@@ -156,14 +155,14 @@ class Recorder:
             key, plan, clock.host, clock.streams[stream], node(),
             torch._C._autograd._get_sequence_nr() - 1, stream, keys(given), keys(out)))
 
-    def allocated(self, key: int, size: int) -> None:
-        self._memory(key, up(size, ROUND))
+    def allocated(self, key: int, _size: int, held: int) -> None:
+        self._memory(key, held)
 
-    def released(self, key: int, size: int) -> None:
-        self._memory(key, -up(size, ROUND))
+    def released(self, key: int, held: int) -> None:
+        self._memory(key, -held)
 
-    def resized(self, key: int, before: int, size: int) -> None:
-        self._memory(key, up(size, ROUND) - up(before, ROUND))
+    def resized(self, key: int, _size: int, before: int, held: int) -> None:
+        self._memory(key, held - before)
 
     def _memory(self, address: int, size: int) -> None:
         memory, clock = self.gpu.memory, self.gpu.clock

@@ -20,8 +20,8 @@ VERSION = "12.8"  # of CUDA, as torch.version.cuda reports it; of NCCL:
 NCCL = (2, 27, 3)
 # Names in torch.cuda.memory_stats, in the order of memory.Pool's levels, and what has no model.
 COUNTED = (("allocated_bytes", "active_bytes"), ("reserved_bytes",), ("requested_bytes",),
-           ("allocation", "active"))
-NOT_COUNTED = ("inactive_split_bytes", "segment", "inactive_split")
+           ("allocation", "active"), ("segment",))
+NOT_COUNTED = ("inactive_split_bytes", "inactive_split")
 FIGURES = ("current", "peak", "allocated", "freed")
 
 
@@ -36,10 +36,11 @@ def properties(card: Card) -> SimpleNamespace:
 
 
 def statistics(gpu: CudaGpu) -> OrderedDict[str, int]:
-    """Return torch.cuda.memory_stats. Segments and splits are not modeled, so they are zero."""
+    """Return torch.cuda.memory_stats. Inactive splits are not counted, so they are zero."""
     memory, found = gpu.memory, OrderedDict()
     pools = {"large_pool": memory.large, "small_pool": memory.small}
-    peaks = memory.peak, memory.peak_reserved, memory.peak_requested, memory.peak_count
+    peaks = (memory.peak, memory.peak_reserved, memory.peak_requested, memory.peak_count,
+             memory.peak_segments)
     for at, names in enumerate(COUNTED):
         rows = {name: (pool.levels[at], pool.peaks[at], pool.totals[at], pool.freed(at))
                 for name, pool in pools.items()}
@@ -50,8 +51,9 @@ def statistics(gpu: CudaGpu) -> OrderedDict[str, int]:
     for name in (*(f"{name}.{pool}" for name in NOT_COUNTED for pool in ("all", *pools)),
                  "oversize_allocations", "oversize_segments"):
         found |= {f"{name}.{what}": 0 for what in FIGURES}
-    found |= {"num_alloc_retries": 0, "num_ooms": memory.refused, "num_sync_all_streams": 0,
-              "num_device_alloc": 0, "num_device_free": 0, "max_split_size": -1}
+    found |= {"num_alloc_retries": memory.retries, "num_ooms": memory.refused,
+              "num_sync_all_streams": 0, "num_device_alloc": memory.made,
+              "num_device_free": memory.made - memory.segments, "max_split_size": -1}
     return found
 
 

@@ -222,8 +222,7 @@ class CudaGpu(VirtualGpu):
     def start(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict, plan: Plan,
               out: object) -> None:
         """Launch the kernels of an operation, or let them wait for others to be fused with."""
-        workspace = self.workspaces.wanted(plan, self.stream)
-        if workspace is not None:
+        for workspace in self.workspaces.wanted(plan, self.stream):
             self.hold(workspace)
             if self.ledger is not None:
                 self.ledger.label(key_of(workspace), OTHER)
@@ -251,7 +250,7 @@ class CudaGpu(VirtualGpu):
         return super().seconds(work)
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        return tensor.is_meta and key_of(tensor) in self.sizes
+        return tensor.is_meta and key_of(tensor) in self.blocks
 
     def truth(self) -> AbstractContextManager:
         return hidden

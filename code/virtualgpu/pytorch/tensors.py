@@ -171,7 +171,7 @@ def _storages(gpu: CudaGpu) -> None:
     resize = storage.resize_
 
     def resized(self, size: int):
-        if self._cdata in gpu.sizes:
+        if self._cdata in gpu.blocks:
             gpu.resize(self._cdata, size)
             gpu.values.twins.pop(self._cdata, None)
         return resize(self, size)

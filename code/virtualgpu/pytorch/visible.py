@@ -86,7 +86,7 @@ def space_of(gpu: CudaGpu, tensor: torch.Tensor) -> Space | None:
         if torch._C._has_storage(tensor):
             raise
         return Space.GPU  # a wrapper
-    if key in gpu.sizes:
+    if key in gpu.blocks:
         return Space.GPU
     if key in gpu.on_host:
         return Space.HOST

@@ -41,9 +41,9 @@ class Buffers:
 
     def check(self, storage: int, start: int, size: int, where: str) -> None:
         """Raise BadRecord unless these bytes are allocated."""
-        held = self.gpu.sizes.get(storage)
-        if held is None:
+        if storage not in self.gpu.blocks:
             raise BadRecord(f"{where}: storage {storage} is not allocated")
+        held = self.gpu.blocks[storage].requested
         if start + size > held:
             raise BadRecord(f"{where}: bytes {start} to {start + size} of storage {storage}, which "
                             f"has {held}")

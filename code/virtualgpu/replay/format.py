@@ -13,6 +13,8 @@ group's ranks. A MOMENT is two numbers: "STREAM INDEX" is when everything is don
 launched on a stream before the entry with that index, and "-1 COMM" is the end of a communication.
 RANGES are triples STORAGE, offset, bytes, in one flat list.
 
+    m STREAM                        allocations that follow are of this stream's memory; without
+                                    this entry, they are of the default stream's
     a BYTES                         allocate a storage
     x BYTES                         an allocation for which there was no memory
     f STORAGE                       free it

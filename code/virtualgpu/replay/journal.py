@@ -61,8 +61,9 @@ class Journal:
         self.groups: dict[tuple[str, tuple[int, ...]], int] = {}
         self.storages: dict[int, int] = {}  # numbers of those that live, by identity
         self.allocations = self.communications = 0
-        for key, size in gpu.sizes.items():
-            self.allocated(key, size)
+        self.memory_stream = COMPUTE  # of the last allocation
+        for key, block in gpu.blocks.items():
+            self.allocated(key, block.requested, block.size)
         gpu.clock = Tape(gpu.clock, self)
         gpu.journal = self
 
@@ -119,19 +120,28 @@ class Journal:
         """A tensor is about to be copied to the host's memory."""
         self.note("d", self.stream(self.gpu.stream), *self._place(source), source.nbytes)
 
-    def allocated(self, key: int, size: int) -> None:
+    def _from_current_stream(self) -> None:
+        """Note it if an allocation is not of the same stream as the last one."""
+        if self.gpu.stream != self.memory_stream:
+            self.memory_stream = self.gpu.stream
+            self.note("m", self.stream(self.memory_stream))
+
+    def allocated(self, key: int, size: int, _held: int) -> None:
+        self._from_current_stream()
         self.storages[key] = self.allocations
         self.allocations += 1
         self.note("a", size)
 
     def refused(self, size: int) -> None:
         """There was no memory for so many bytes."""
+        self._from_current_stream()
         self.note("x", size)
 
-    def released(self, key: int, _size: int) -> None:
+    def released(self, key: int, _held: int) -> None:
         self.note("f", self.storages.pop(key))
 
-    def resized(self, key: int, _before: int, size: int) -> None:
+    def resized(self, key: int, size: int, _before: int, _held: int) -> None:
+        self._from_current_stream()
         self.note("r", self.storages[key], size)
 
     # Communication.

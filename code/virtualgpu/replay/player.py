@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 
+from virtualgpu.core.clock import COMPUTE
 from virtualgpu.core.errors import NoValue
 from virtualgpu.core.fused_rules import rule_of
 from virtualgpu.core.gpu import VirtualGpu
@@ -42,6 +43,7 @@ class Player:
         self.streams: defaultdict[str, float] = defaultdict(float)
         self.costs: dict[int, tuple] = {}  # by operation
         self.index = self.allocations = 0
+        self.memory_stream = COMPUTE
         self.moments: dict[tuple[int, int], float] = {}
         self.wanted: defaultdict[int, set[int]] = defaultdict(set)  # streams by entry
         for code, *fields in record.entries:
@@ -123,15 +125,20 @@ class Player:
     def download(self, stream: int, storage: int, offset: int, size: int) -> None:
         at = self._start(stream, 1)
         self.gpu.download(size)
-        held = self.gpu.sizes.get(storage, 0)  # an expanded tensor is larger than its storage
+        # An expanded tensor is larger than its storage.
+        held = self.gpu.blocks[storage].requested if storage in self.gpu.blocks else 0
         self.buffers.use(storage, offset, min(size, held - offset), False, at, self.where)
 
+    def use_memory_of(self, stream: int) -> None:
+        self.memory_stream = self.record.streams[stream]
+
     def allocate(self, size: int) -> None:
-        self.gpu.allocate(size)
-        self.gpu.sizes[self.allocations] = size
+        self.gpu.stream = self.memory_stream
+        self.gpu.blocks[self.allocations] = self.gpu.allocate(size)
         self.allocations += 1
 
     def refuse(self, size: int) -> None:
+        self.gpu.stream = self.memory_stream
         try:
             self.gpu.allocate(size)
         except torch.OutOfMemoryError:
@@ -144,6 +151,7 @@ class Player:
 
     def resize(self, storage: int, size: int) -> None:
         self.buffers.check(storage, 0, 0, self.where)
+        self.gpu.stream = self.memory_stream
         self.gpu.resize(storage, size)
         self.buffers.resized(storage)
 
@@ -203,6 +211,7 @@ class Player:
         self.links.check_complete(self.where)
 
     PLAYS: ClassVar[dict[str, Callable]] = {
-        "a": allocate, "x": refuse, "f": free, "r": resize, "e": empty_cache, "k": kernel,
-        "d": download, "w": wait, "v": wait_for_communication, "h": host_waits, "s": synchronize,
-        "l": latency, "z": sleep, "c": collective, "p": send, "q": receive, "t": settle}
+        "m": use_memory_of, "a": allocate, "x": refuse, "f": free, "r": resize, "e": empty_cache,
+        "k": kernel, "d": download, "w": wait, "v": wait_for_communication, "h": host_waits,
+        "s": synchronize, "l": latency, "z": sleep, "c": collective, "p": send, "q": receive,
+        "t": settle}

@@ -137,7 +137,7 @@ STREAM, SOURCE = _index("streams"), _index("streams", NO_STREAM)
 MOMENT = (SOURCE, NUMBER)
 GROUP, PEER = _index("groups"), _whole(0, MOST_WORLD)
 ENTRIES: dict[str, tuple[Field, ...]] = {
-    "a": (BYTES,), "x": (BYTES,), "f": (NUMBER,), "r": (NUMBER, BYTES), "e": (),
+    "m": (STREAM,), "a": (BYTES,), "x": (BYTES,), "f": (NUMBER,), "r": (NUMBER, BYTES), "e": (),
     "k": (_index("operations"), STREAM, _wholes(2)), "d": (STREAM, _whole(HOST, MOST_ENTRIES),
                                                           BYTES, BYTES),
     "w": (*MOMENT, STREAM, SOURCE), "v": (*MOMENT, STREAM), "h": (*MOMENT, SOURCE),

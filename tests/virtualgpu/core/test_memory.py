@@ -30,9 +30,9 @@ def test_a_request_is_rounded_to_512_bytes(size, live):
 ])
 def test_segments(size, reserved):
     memory = Allocator(GIB)
-    memory.allocate(size)
+    block = memory.allocate(size)
     assert memory.reserved == memory.peak_reserved == reserved
-    memory.release(size)
+    memory.release(block)
     assert (memory.live, memory.reserved, memory.peak_reserved) == (0, reserved, reserved)
     memory.allocate(size)  # from the cache
     assert memory.peak_reserved == reserved
@@ -53,8 +53,7 @@ def test_a_segment_serves_many_requests_of_its_pool_only():
 
 def test_the_run_s_peaks_survive_a_reset():
     memory = Allocator(GIB)
-    memory.allocate(30 * MIB)
-    memory.release(30 * MIB)
+    memory.release(memory.allocate(30 * MIB))
     memory.release_cached()
     memory.reset_peaks()
     memory.allocate(2 * MIB)
@@ -65,38 +64,39 @@ def test_the_run_s_peaks_survive_a_reset():
 
 def test_pools_count_their_own_allocations():
     memory = Allocator(GIB)
-    for size in (100, 3 * MIB, 200):
-        memory.allocate(size)
-    memory.release(100)
+    blocks = [memory.allocate(size) for size in (100, 3 * MIB, 200)]
+    memory.release(blocks[0])
     small, large = memory.small, memory.large
-    # Bytes in use, taken from CUDA, and asked for; allocations.
-    assert small.levels == (512, 2 * MIB, 200, 1)
-    assert (small.peaks, small.totals) == ([1024, 2 * MIB, 300, 2], [1024, 2 * MIB, 300, 2])
-    assert large.levels == tuple(large.peaks) == (3 * MIB, 20 * MIB, 3 * MIB, 1)
-    assert [small.freed(at) for at in range(4)] == [512, 0, 100, 1]
+    # Bytes in use, taken from CUDA, and asked for; allocations; segments.
+    assert small.levels == (512, 2 * MIB, 200, 1, 1)
+    assert small.peaks == small.totals == [1024, 2 * MIB, 300, 2, 1]
+    assert large.levels == tuple(large.peaks) == (3 * MIB, 20 * MIB, 3 * MIB, 1, 1)
+    assert [small.freed(at) for at in range(5)] == [512, 0, 100, 1, 0]
     assert (memory.count, memory.peak_count) == (2, 3)
     memory.reset_peaks()
     small.reset_totals()
-    memory.release(200)
-    assert small.peaks == [512, 2 * MIB, 200, 1] and memory.peak_count == 2
-    assert (small.totals, small.freed(0), small.freed(3)) == ([0] * 4, 512, 1)
+    memory.release(blocks[2])
+    assert small.peaks == [512, 2 * MIB, 200, 1, 1] and memory.peak_count == 2
+    assert (small.totals, small.freed(0), small.freed(3)) == ([0] * 5, 512, 1)
 
 
 def test_the_peak_is_of_what_lives_at_once():
     memory = Allocator(GIB)
-    for size in (3 * MIB, 5 * MIB):
-        memory.allocate(size)
-    memory.release(3 * MIB)
-    memory.allocate(2 * MIB)
-    assert (memory.live, memory.peak) == (7 * MIB, 8 * MIB)
-    assert (memory.requested, memory.peak_requested) == (7 * MIB, 8 * MIB)
+    first = memory.allocate(3 * MIB)
+    memory.allocate(5 * MIB)
+    memory.release(first)
+    memory.allocate(MIB + 512)
+    assert (memory.live, memory.peak) == (6 * MIB + 512, 8 * MIB)
+    memory.allocate(MIB + 512)  # gets what is left of the 3 MiB, which is too little to be split
+    assert (memory.live, memory.peak) == (8 * MIB, 8 * MIB)
+    assert (memory.requested, memory.peak_requested) == (7 * MIB + 1024, 8 * MIB)
 
 
 def test_the_cache_is_given_back_before_memory_runs_out():
     memory = Allocator(100 * MIB, 10 * MIB)
-    memory.allocate(60 * MIB)
+    large = memory.allocate(60 * MIB)
     memory.allocate(512)
-    memory.release(60 * MIB)
+    memory.release(large)
     assert memory.reserved == 62 * MIB and memory.free == 28 * MIB
     memory.allocate(MIB // 2)  # nothing is given back without need
     assert memory.reserved == 62 * MIB
@@ -118,8 +118,7 @@ def test_the_last_byte_can_be_had_and_no_more():
 
 def test_what_is_not_torch_s_takes_room():
     memory = Allocator(100 * MIB)
-    memory.allocate(50 * MIB)
-    memory.release(50 * MIB)
+    memory.release(memory.allocate(50 * MIB))
     memory.take(80 * MIB)  # the cache makes room for it
     assert (memory.reserved, memory.free, memory.taken) == (0, 20 * MIB, 80 * MIB)
     with pytest.raises(OutOfMemory, match=r"^CUDA out of memory. Tried to allocate 21.00 MiB"):
@@ -173,20 +172,63 @@ def test_amounts(size, text):
     assert amount(size) == text
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 50 * MIB)), max_size=60))
+def test_the_message_names_what_cuda_was_asked_for():
+    """Not the request: PyTorch reports alloc_size, as in the many lines that end in ".00 MiB"."""
+    for size, text in ((1, "2.00 MiB"), (MIB + 1, "20.00 MiB"), (33 * MIB, "34.00 MiB")):
+        with pytest.raises(OutOfMemory, match=f"Tried to allocate {text} "):
+            Allocator(MIB).allocate(size)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 50 * MIB), st.sampled_from("ab")),
+                max_size=60))
 def test_the_books_always_balance(requests):
     memory, held = Allocator(400 * MIB, 30 * MIB), []
-    for give_back, size in requests:
+    for give_back, size, stream in requests:
         if give_back and held:
             memory.release(held.pop(size % len(held)))
         else:
             try:
-                memory.allocate(size)
-                held.append(size)
+                held.append(memory.allocate(size, stream))
             except OutOfMemory:
                 assert memory.reserved + 30 * MIB + size > 400 * MIB - 20 * MIB
-        assert memory.requested == sum(held) <= memory.live == sum(
-            -(-size // 512) * 512 for size in held)
+        assert_tiled(memory, held)
+        assert memory.requested == sum(block.requested for block in held)
+        assert memory.live == sum(block.size for block in held)
+        assert memory.count == sum(block.size > 0 for block in held)
         assert memory.live <= memory.reserved <= memory.peak_reserved <= 370 * MIB
         assert memory.peak_requested >= memory.requested and memory.peak >= memory.live
-        assert memory.reserved % (2 * MIB) == 0
+    for block in held:
+        memory.release(block)
+    memory.release_cached()
+    assert memory.live == memory.reserved == memory.segments == memory.count == 0
+    assert memory.free == 370 * MIB
+
+
+def assert_tiled(memory, held):
+    """Blocks fill their segments without gaps, and no two neighbors are free.
+
+    Args:
+        memory: the allocator.
+        held: blocks in use.
+    """
+    used = {block.address: block for block in held if block.size}
+    free = {}
+    for pool in (memory.small, memory.large):
+        for blocks in pool.streams.values():
+            assert blocks.keys == sorted(blocks.keys)
+            assert [key >> 64 for key in blocks.keys] == [one.size for one in blocks.blocks]
+            free |= {block.address: block for block in blocks.blocks}
+    assert not used.keys() & free.keys()
+    every, total = {**used, **free}, 0
+    for address, block in every.items():
+        total += block.size
+        assert block.used == (address in used)
+        rounded = max(512, -(-block.requested // 512) * 512)
+        least = 512 if rounded <= MIB else MIB + 512
+        assert not block.used or 0 <= block.size - rounded < least
+        after = block.after
+        if after is not None:
+            assert every[address + block.size] is after and after.before is block
+            assert (block.used or after.used) and after.free is block.free
+    assert total == memory.reserved
+    assert sum(block.before is None for block in every.values()) == memory.segments

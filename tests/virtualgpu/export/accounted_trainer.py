@@ -29,6 +29,7 @@ def run(flags: str) -> dict:
     config = parse_arguments([*FLAGS.split(), *flags.split()])
     device, _ = choose_device(config, 0)
     gpu = device.gpu
+    gpu.memory.split_always()  # as the estimate counts memory
     try:
         device.connect()
         ledger = Ledger(gpu)

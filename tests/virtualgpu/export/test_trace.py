@@ -95,7 +95,8 @@ def test_memory_climbs_in_each_forward_pass_and_falls_in_each_backward(shown, tr
         during = [(time - number * step, used) for time, used, _ in rows
                   if number * step <= time < (number + 1) * step]
         low = during[-1][1]
-        assert max(used for _, used in during) == pytest.approx(peak, rel=1e-6)
+        # MiB; the run's peak is of another step, which may leave other blocks unsplit.
+        assert peak - 2 < max(used for _, used in during) <= peak + 0.01
         # Weights, gradients, and Adam's two moments, in fp32.
         assert low == pytest.approx(16 * PARAMETERS / 2**20, rel=0.005)
         top = max(during, key=lambda point: point[1])[0]

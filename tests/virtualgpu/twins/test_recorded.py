@@ -32,10 +32,16 @@ SAME_CALLS = ("GPT, bf16, hand-written attention", "attention, bf16, causal",
               "attention, bf16, bool mask", "attention, bf16, dropout", "attention, bf16, grouped")
 # CUDA copies x where x ** 1 is computed.
 ONLY_MEMORY = ("MLP, AdamW(foreach=True)",)
-EXACT_MEMORY = {"MLP, AdamW(foreach=True)", "convolutions, fp16", "_scaled_mm",
-                *(name for name in SAME_CALLS if name.startswith("attention"))}
-UNSPLIT = 2**20  # bytes: the allocator leaves a larger block whole if no more remains of it
-LARGEST_UNSPLIT = 8 * UNSPLIT
+ATTENTION = {name for name in SAME_CALLS if name.startswith("attention")}
+EXACT_MEMORY = {"MLP, AdamW(foreach=True)", "convolutions, fp16", "_scaled_mm", "inference_mode",
+                *ATTENTION}
+# What the allocator leaves unsplit depends on every temporary buffer before.
+LARGEST_ERROR = 3 * 2**20
+# Some temporary memory is not modeled, such as cuDNN's workspaces; otherwise at most one segment of
+# small blocks differs.
+NOT_MODELED = {"convolutions, fp16": 122 * 2**20, "MLP, AdamW(foreach=True)": 32 * 2**20,
+               **dict.fromkeys(ATTENTION, 20 * 2**20)}
+SMALL_SEGMENT = 2 * 2**20
 
 
 def recorded(name: str) -> tuple[list[str], list]:
@@ -55,12 +61,14 @@ def test_a_program_launches_and_allocates_what_it_did_on_the_real_gpu(name):
     elif name in SAME_CALLS:
         assert Counter(virtual) == Counter(real)
     assert [point for point, _ in found["marks"]] == [point for point, _ in marks]
-    missing = [now[0] - guess[0] for (_, now), (_, guess) in zip(
-        marks, found["marks"], strict=True)]
+    pairs = [(now, guess) for (_, now), (_, guess) in zip(marks, found["marks"], strict=True)]
+    allocated, reserved = ([guess[at] - now[at] for now, guess in pairs] for at in (0, 2))
     if name in EXACT_MEMORY:
-        assert missing == [0] * len(missing)
+        assert allocated == [0] * len(allocated)
     else:
-        assert all(0 <= one < LARGEST_UNSPLIT for one in missing), missing
+        assert max(map(abs, allocated)) < LARGEST_ERROR, allocated
+    assert -NOT_MODELED.get(name, SMALL_SEGMENT) <= min(reserved), reserved
+    assert max(reserved) <= SMALL_SEGMENT, reserved
 
 
 def test_attention_chooses_the_kernels_that_the_real_gpu_chose():

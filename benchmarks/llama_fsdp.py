@@ -22,6 +22,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
@@ -141,11 +142,21 @@ def wrap(block: nn.Module, index: int, checkpointing: str) -> nn.Module:
     return checkpoint_wrapper(block, preserve_rng_state=False)
 
 
+def mesh(sharding: str) -> DeviceMesh:
+    """Return all ranks as one dimension, or replicas of nodes whose GPUs share a model."""
+    world, node = dist.get_world_size(), int(os.environ["LOCAL_WORLD_SIZE"])
+    if sharding == "full":
+        return init_device_mesh("cuda", (world,))
+    return init_device_mesh("cuda", (world // node, node), mesh_dim_names=("replicate", "shard"))
+
+
 def build(size: argparse.Namespace) -> nn.Module:
     """Build the model on the meta device, shard it, and give it memory and values."""
     with torch.device("meta"):
         model = Llama(size).to(getattr(torch, size.parameters))
-    shard = partial(fully_shard, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+    shard = partial(
+        fully_shard, mesh=mesh(size.sharding),
+        mp_policy=MixedPrecisionPolicy(torch.bfloat16, getattr(torch, size.reductions)))
     last = size.layers - 1
     for index, block in enumerate(model.layers):
         model.layers[index] = wrap(block, index, size.checkpointing)
@@ -193,6 +204,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--accumulation", type=int, default=1, help="micro-batches of a step")
     parser.add_argument("--parameters", choices=("float32", "bfloat16"), default="float32",
                         help="dtype of the parameters and of the optimizer's state")
+    parser.add_argument("--reductions", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--sharding", choices=("full", "hybrid"), default="full",
+                        help="over all GPUs, or over those of a node")
     parser.add_argument("--checkpointing", choices=CHECKPOINTING, default="none")
     parser.add_argument("--steps", type=int, default=1, help="timed steps, after one of warm-up")
     return parser.parse_args(arguments)

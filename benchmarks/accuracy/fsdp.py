@@ -108,7 +108,8 @@ def llama_flags(row: Mapping, layers: int) -> tuple[str, ...]:
     return (f"--layers={layers}", *(f"--{name}={row[name]}" for name in names),
             f"--batch={row['micro_batch']}", f"--checkpointing={row['checkpointing']}",
             f"--accumulation={row.get('accumulation', 1)}",
-            f"--parameters={row.get('parameters', 'float32')}")
+            *(f"--{name}={row[name]}" for name in ("parameters", "reductions", "sharding")
+              if name in row))
 
 
 FLAGS = {mpt_fsdp: mpt_flags, llama_fsdp: llama_flags}

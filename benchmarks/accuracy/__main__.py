@@ -81,6 +81,18 @@ def save(path: Path, sets: dict[str, dict]) -> None:
     path.write_text("{\n" + ",\n".join(parts) + "\n}\n")
 
 
+def keep_first(name: str, found: dict) -> None:
+    """Keep a set's results if they are its first ones.
+
+    Args:
+        name: of the set.
+        found: its results.
+    """
+    first = load(FIRST)
+    if name not in first and "skipped" not in found:
+        save(FIRST, {**first, name: found})
+
+
 def page(sets: list[RowSet], last: dict, first: dict) -> str:
     """Return the page of results.
 
@@ -118,11 +130,10 @@ def main() -> None:
         work["vtrain_single"] = lambda: {**stamp(), **vtrain_single(given.vtrain)}
     for name, run in work.items():
         begin = time.perf_counter()
-        found, last, first = run(), load(LAST), load(FIRST)
+        found = run()
         print(f"{name}: {time.perf_counter() - begin:.0f} s", flush=True)
-        save(LAST, {**last, name: found})
-        if name not in first and "skipped" not in found:
-            save(FIRST, {**first, name: found})
+        save(LAST, {**load(LAST), name: found})
+        keep_first(name, found)
     PAGE.write_text(page(sets, load(LAST), load(FIRST)))
 
 

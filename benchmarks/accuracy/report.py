@@ -62,7 +62,8 @@ def titles(sets: Sequence[RowSet], last: Mapping) -> list[tuple[str, str]]:
     """Return every set's name and title, those of benchmarks/published before the others."""
     named = [(one.name, one.facts["title"]) for one in sets]
     known = {name for name, _ in named}
-    return named + [(name, found["title"]) for name, found in last.items() if name not in known]
+    return named + [(name, found["title"]) for name, found in last.items()
+                    if name not in known and "title" in found]
 
 
 def cells(now: Mapping, before: Mapping) -> list[str]:

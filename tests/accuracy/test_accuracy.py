@@ -1,0 +1,100 @@
+"""The published rows are complete, and the page of results is that of their figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.accuracy import __main__ as command
+from benchmarks.accuracy.evaluate import error_of, ratios, regrets, summarize
+from benchmarks.accuracy.report import overview, section
+from benchmarks.accuracy.rows import (
+    CALIBRATION,
+    TEST,
+    RowSet,
+    card_of,
+    cluster_of,
+    load_set,
+    load_sets,
+    published_seconds,
+)
+from benchmarks.accuracy.trainer import NotYet, configure
+
+SETS = {rows.name: rows for rows in load_sets()}
+KEPT_OUT = {"llm_foundry": 105, "vtrain_multi": 55, "dgxc_h100": 11}  # even rows of larger tables
+
+
+def outcome(predicted: float, published: float | None, split: str = TEST, fits: bool = True):
+    return {"name": "a", "layout": "b", "split": split, "predicted": predicted,
+            "published": published, "fits": fits, "published_fits": published is not None}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_set_has_a_source_and_rows_that_can_be_run(name):
+    rows = SETS[name]
+    assert rows.facts["source"] and rows.facts["date"] and rows.facts["about"]
+    for row in rows.rows:
+        cluster = cluster_of(row, card_of(rows.facts, row))
+        assert cluster.world == row["gpus"]
+        assert published_seconds(row) or row["fits"] is False
+        if rows.facts["program"] == "trainer":
+            assert configure(row).world_size == row["gpus"]
+
+
+def test_only_even_rows_of_three_sets_calibrate():
+    for name, rows in SETS.items():
+        splits = [rows.split(index) for index in range(len(rows.rows))]
+        if name in KEPT_OUT:
+            assert len(splits) == KEPT_OUT[name]
+            assert splits[::2] == [CALIBRATION] * len(splits[::2]) and set(splits[1::2]) == {TEST}
+        else:
+            assert set(splits) == {TEST}
+
+
+def test_an_unknown_flag_is_skipped_with_its_name():
+    row = {**load_set("classic_v100").rows[0], "more_flags": "--no-such-flag"}
+    with pytest.raises(NotYet, match="--no-such-flag"):
+        configure(row)
+
+
+def test_a_summary():
+    found = summarize([outcome(1.1, 1.0, CALIBRATION), outcome(0.8, 1.0), outcome(9.0, None)])
+    assert set(found) == {CALIBRATION, TEST, "all"}
+    assert found["test"]["worst"] == pytest.approx(-0.2) and found["test"]["within"] == 0
+    assert found["all"]["rows"] == 2 and found["all"]["error"] == pytest.approx(0.15)
+    assert found["all"]["bias"] == pytest.approx(-0.05)
+    assert found["all"]["fits_as_published"] == 2 and found["all"]["all_rows"] == 3
+
+
+def test_regret_is_what_the_chosen_plan_takes_longer():
+    job = {"layers": 1, "hidden": 1, "heads": 1, "gpus": 8, "batch": 8}
+    rows = RowSet("plans", {}, (job, job, {**job, "batch": 4}))
+    found = regrets(rows, [outcome(1.0, 3.0), outcome(2.0, 2.0), outcome(1.0, 1.0)])
+    assert found == [pytest.approx(0.5)]
+
+
+def test_the_error_of_a_ratio():
+    assert ratios([outcome(3.0, 2.0), outcome(1.0, 1.0)]) == [pytest.approx(0.5)]
+
+
+def test_the_page_is_that_of_its_figures():
+    last, first = command.load(command.LAST), command.load(command.FIRST)
+    written = command.PAGE.read_text()
+    assert "\n".join(overview(list(SETS.values()), last, first)) in written
+    for name in SETS.keys() & last.keys():
+        rows, found = SETS[name], last[name]
+        assert "\n".join(section(rows, found, first.get(name, {}))) in written
+        if "skipped" not in found:
+            assert found["summary"] == summarize(found["outcomes"])
+            for row, one in zip(rows.rows, found["outcomes"], strict=True):
+                assert one["published"] == published_seconds(row)
+
+
+def test_a_first_comparison_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "FIRST", tmp_path / "first.json")
+    command.save(command.FIRST, {"a": {"summary": 1, "outcomes": [outcome(1.0, 2.0)]}})
+    command.keep_first("a", {"summary": 2})
+    command.keep_first("b", {"skipped": "why"})
+    command.keep_first("c", {"summary": 3})
+    found = command.load(command.FIRST)
+    assert found["a"]["summary"] == 1 and set(found) == {"a", "c"}
+    assert error_of(found["a"]["outcomes"][0]) == pytest.approx(-0.5)

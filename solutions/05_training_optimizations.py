@@ -23,7 +23,7 @@
 #
 # **You will be able to**
 #
-# - train in mixed precision, and read from the log what the loss scale does;
+# - train in mixed precision, with an optimizer of your own, and read from the log what the loss scale does;
 # - say when fp16 saves memory, and when it needs more;
 # - choose which layers to recompute so that a model just fits a GPU with the shortest step time;
 # - choose the number of micro-batches for a slow network;
@@ -41,6 +41,8 @@
 # %% tags=["setup"]
 import math
 import os
+
+import torch
 
 from labcore import workspace
 from virtualgpu.core.cards import CARDS
@@ -480,135 +482,249 @@ for what, factor in {"the matrix multiplications": single.of("other") / half.of(
 tensorboard.link("profiler")
 
 # %% [markdown]
-# ### Exercise 4: bytes per parameter
+# ### Exercise 4: the mixed-precision optimizer
 #
 # Why do the states not shrink? This is what the trainer stores for **each parameter**, as Megatron-LM did in 2021:
 #
 # | | fp32 | fp16 | bf16 |
 # |---|---|---|---|
 # | the weight used in the forward and backward pass | 4 bytes | 2 bytes | 2 bytes |
-# | its gradient | fp32 | fp16 | fp32, because sums need digits |
-# | a master weight in fp32, because updates are too small for 16 bits | no | yes | yes |
-# | Adam's two moments | fp32 | fp32 | fp32 |
-# | only for the optimizer step: a copy of the gradient in fp32, divided by the loss scale | no | yes | no: it is fp32 already |
+# | its gradient | 4 bytes | 2 bytes | 4 bytes, because sums need digits |
+# | a **master weight** in fp32, because updates are too small for 16 bits | none | 4 bytes | 4 bytes |
+# | Adam's two moments in fp32 | 8 bytes | 8 bytes | 8 bytes |
+# | **during the passes** | **16 bytes** | **16 bytes** | **18 bytes** |
+# | in the optimizer step, a copy of the gradient in fp32, unscaled | none | 4 bytes | none: it is fp32 already |
+# | **during the optimizer step** | **16 bytes** | **20 bytes** | **18 bytes** |
 #
-# The last row is the column `update`. Before the next forward pass, `zero_grad` frees it.
+# The copy (the **main gradient**) is the column `update`. It must not survive until the next forward pass, whose
+# activations need the memory, so Megatron-LM's `zero_grad` frees it. Write such an optimizer for fp16. PyTorch's Adam
+# updates the master weights; with `fused=True` it does so in one kernel, without temporary tensors. `zero_grad` frees
+# the gradients of both kinds of weights by setting them to `None`. `step` unscales the gradients into those of the
+# master weights, updates, and rounds the result to the model's weights.
 
-# %% nbgrader={"grade": false, "grade_id": "state-bytes", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def state_bytes(parameters, precision):
-    """Return the bytes that exist during the optimizer step: all rows of the table together.
+# %% nbgrader={"grade": false, "grade_id": "mixed-adam", "locked": false, "schema_version": 3, "solution": true, "task": false}
+class MixedPrecisionAdam:
+    """Adam for a model in fp16, with fp32 master weights."""
 
-    Args:
-        parameters: number of parameters.
-        precision: "fp32", "fp16", or "bf16".
-    """
-    ### BEGIN SOLUTION
-    each = {"fp32": 4 + 4 + 4 + 4, "fp16": 2 + 2 + 4 + 4 + 4 + 4, "bf16": 2 + 4 + 4 + 4 + 4}
-    return parameters * each[precision]
-    ### END SOLUTION
+    def __init__(self, parameters, lr):
+        """Create the master weights.
 
-# %% nbgrader={"grade": true, "grade_id": "state-bytes-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
+        Args:
+            parameters: of the model, in fp16.
+            lr: the learning rate.
+        """
+        ### BEGIN SOLUTION
+        self.weights = list(parameters)
+        self.master = [weight.detach().float() for weight in self.weights]
+        self.adam = torch.optim.Adam(self.master, lr=lr, fused=True)
+        ### END SOLUTION
+
+    def zero_grad(self):
+        """Free all gradients, before a forward pass."""
+        ### BEGIN SOLUTION
+        for weight in (*self.weights, *self.master):
+            weight.grad = None
+        ### END SOLUTION
+
+    def step(self, scale):
+        """Update the model's weights once, from gradients that are multiplied by the loss scale."""
+        ### BEGIN SOLUTION
+        for master, weight in zip(self.master, self.weights):
+            master.grad = weight.grad.float() / scale
+        self.adam.step()
+        with torch.no_grad():
+            for master, weight in zip(self.master, self.weights):
+                weight.copy_(master)
+        ### END SOLUTION
+
+# %% tags=["driver"]
+def updated(weight, gradients, lr, scale):
+    """Update one fp16 weight with several gradients, one per step; return it."""
+    parameter = torch.nn.Parameter(torch.tensor([weight], dtype=torch.float16))
+    optimizer = MixedPrecisionAdam([parameter], lr)
+    for gradient in gradients:
+        optimizer.zero_grad()
+        (parameter.float() * (scale * gradient)).sum().backward()
+        optimizer.step(scale)
+    return parameter.item()
+
+
+def fp16_steps(width, layers, samples, steps):
+    """Train a stack of linear layers in fp16 on a GPU."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False, device="cuda", dtype=torch.float16)
+                                  for _ in range(layers)))
+    optimizer = MixedPrecisionAdam(model.parameters(), 1e-3)
+    inputs = torch.zeros(samples, width, device="cuda", dtype=torch.float16)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(inputs).sum().backward()
+        optimizer.step(1024.0)
+
+# %% nbgrader={"grade": true, "grade_id": "mixed-adam-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
+# Real numbers, on the CPU.
 check.function(
-    state_bytes,
-    cases=[(1_000_000, "fp32"), (1_000_000, "bf16"), (1_000_000, "fp16")],
-    expected=[16_000_000.0, 18_000_000.0, 20_000_000.0],
+    updated, rel=1e-3,
+    cases=[(1.0, [1.0, -1.0], 1e-2, 1024.0), (1.0, [1.0] * 40, 1e-4, 1024.0), (1.0, [1e-8], 1e-2, 65536.0)],
+    expected=[0.9905, 0.996, 0.995],
     hints={
-        "Not everything shrinks to half: which tensors stay in fp32?":
-            [16_000_000.0, 8_000_000.0, 8_000_000.0],
-        "fp16 also needs a copy of the gradient in fp32.": [16_000_000.0, 18_000_000.0, 16_000_000.0],
-        "The master weights are missing: an update is often too small for 16 bits.":
-            [16_000_000.0, 14_000_000.0, 16_000_000.0],
-        "Adam has two moments.": [12_000_000.0, 14_000_000.0, 16_000_000.0],
+        "The model never changes: round the master weights to the model's.": [1.0, 2.0, 2.0],
+        "The gradients of all steps add up: does zero_grad free the model's gradients?": [0.9834, 2.0, 2.0],
+        "40 small updates are lost: each is less than half of the distance between two fp16 numbers. "
+        "Adam must update fp32 weights.": [2.0, 1.0, 2.0],
+        "Adam's epsilon is added to the true gradient: divide by the loss scale, in fp32.": [2.0, 2.0, 0.99],
     })
+# Memory, on a virtual GPU: 2**27 parameters, with 18 bytes of activations for each.
+case = {"width": 4096, "layers": 8, "samples": 32_768, "steps": 3}
+cost = check.gpus(fp16_steps, case, "v100-32gb:1",
+                  least={"flops": 3 * 23 * 2 * 32_768 * 4096**2, "dtype": "fp16", "live": 32 * 2**27})
+check.that(cost.peak_memory < 34.5 * 2**27 / 2**30, f"{cost.peak_memory:.2f} GiB at the peak: something that only the "
+           "optimizer step needs is still allocated in the next forward pass.")
 ### BEGIN HIDDEN TESTS
+def adam(weight, gradients, lr, scale):
+    first = second = 0.0
+    for count, gradient in enumerate(gradients, 1):
+        first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+        root = (second / (1 - 0.999**count)) ** 0.5
+        weight -= lr * first / (1 - 0.9**count) / (root + 1e-8)
+    return weight
+
+
 check.function(
-    state_bytes, cases=check.draw(12, parameters=range(1, 10**9), precision=["fp32", "fp16", "bf16"]),
-    expected=lambda parameters, precision:
-        float(parameters * formulas.state_bytes(precision).total))
+    updated, rel=1e-3, expected=adam,
+    cases=check.draw(6, weight=[0.5, 0.75, 1.0, 1.5], lr=[1e-2, 2e-2], scale=[8192.0, 16384.0],
+                     gradients=[[0.5, 0.25, -1.0], [2e-8], [1.0, 1.0, -2.0, 0.5], [3e-8, -1e-8]]))
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="state-bytes" hint="Not everything shrinks"
-# def state_bytes(parameters, precision):
-#     return parameters * {"fp32": 16, "fp16": 8, "bf16": 8}[precision]
+# %% [raw] tags=["mutant"] answer="mixed-adam" hint="The model never changes"
+# -        with torch.no_grad():
+# -            for master, weight in zip(self.master, self.weights):
+# -                weight.copy_(master)
+# +        pass
 
-# %% [raw] tags=["mutant"] answer="state-bytes" hint="master weights are missing"
-# def state_bytes(parameters, precision):
-#     return parameters * {"fp32": 16, "fp16": 16, "bf16": 14}[precision]
+# %% [raw] tags=["mutant"] answer="mixed-adam" hint="gradients of all steps add up"
+# -        for weight in (*self.weights, *self.master):
+# +        for weight in self.master:
 
-# %% [raw] tags=["mutant"] answer="state-bytes" hint="also needs a copy of the gradient"
-# def state_bytes(parameters, precision):
-#     return parameters * {"fp32": 16, "fp16": 16, "bf16": 18}[precision]
+# %% [raw] tags=["mutant"] answer="mixed-adam" hint="40 small updates are lost"
+# class MixedPrecisionAdam:
+#     def __init__(self, parameters, lr):
+#         self.weights = list(parameters)
+#         self.adam = torch.optim.Adam(self.weights, lr=lr)
+#     def zero_grad(self):
+#         self.adam.zero_grad()
+#     def step(self, scale):
+#         for weight in self.weights:
+#             weight.grad /= scale
+#         self.adam.step()
 
-# %% [raw] tags=["mutant"] answer="state-bytes" hint="two moments"
-# def state_bytes(parameters, precision):
-#     return parameters * {"fp32": 12, "fp16": 16, "bf16": 14}[precision]
+# %% [raw] tags=["mutant"] answer="mixed-adam" hint="divide by the loss scale"
+# -            master.grad = weight.grad.float() / scale
+# +            master.grad = weight.grad.float()
+
+# %% [raw] tags=["mutant"] answer="mixed-adam" hint="still allocated in the next forward pass"
+# -        for weight in (*self.weights, *self.master):
+# +        for weight in self.weights:
+
+# %% [raw] tags=["mutant"] answer="mixed-adam" hint="still allocated in the next forward pass"
+# -        for master, weight in zip(self.master, self.weights):
+# -            master.grad = weight.grad.float() / scale
+# -        self.adam.step()
+# +        if not hasattr(self, "copies"):
+# +            self.copies = [torch.empty_like(master) for master in self.master]
+# +        for copy, master, weight in zip(self.copies, self.master, self.weights):
+# +            master.grad = copy.copy_(weight.grad).div_(scale)
+# +        self.adam.step()
 
 # %% [markdown]
+# The trainer has one flat buffer for the gradients of the passes, as Megatron-LM has, and keeps it: only the main
+# gradients are freed. Yours frees both, and needs 14 bytes per parameter in the forward pass.
+#
 # Other recipes need other numbers of bytes. ZeRO ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054))
 # counts 16 for fp16, because it has no copy of the gradient in fp32. PyTorch's `torch.autocast` keeps the
 # weights and their gradients in fp32 and casts the weights for each matrix multiplication, so its states also
-# take 16 bytes, exactly as in fp32. When you read a number of bytes per parameter, ask for the recipe.
+# take 16 bytes, exactly as in fp32. When you read a number of bytes per parameter, ask for the recipe, and for the
+# moment.
 
 # %% [markdown]
-# ### Exercise 5: does fp16 save memory?
+# ### Exercise 5: the memory went up
 #
-# Put both together. At the **same micro-batch size** the activations shrink to half (assume exactly half here), and
-# they never exist together with the copy of the gradients: `zero_grad` frees the copy before the first forward pass,
-# and the activations are freed before the optimizer step makes it. How much lower is the peak in fp16, for a given
-# model and given activations? If it is higher, the answer is negative.
+# A colleague adds `--fp16` to a job on one V100, changes nothing else, and reports that its peak memory **rose by
+# 15%**. Can that be? For $P$ parameters, and activations that take $A$ bytes in fp32 and roughly half of that in fp16, the
+# peaks are
+#
+# $$M_\text{fp32} = 16P + A \qquad M_\text{fp16} = 16P + \max(A/2,\ 4P)$$
+#
+# because the main gradients exist only when the activations are gone. (To both, CUDA adds a few hundred MiB.)
+# Reconstruct the job: fill in `SIZE` with a model and a batch whose peak in fp16 is at least 15% higher than in fp32.
+# Both have to fit into the 16 GB of the V100. The vocabulary is GPT-2's, and its logits are activations, too. The check
+# estimates your job twice, with and without `--fp16`.
 
-# %% nbgrader={"grade": false, "grade_id": "fp16-saves", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def fp16_saves(parameters, activation_bytes_fp32):
-    """Return the bytes that fp16 saves over fp32 (a float), at the same micro-batch size."""
-    ### BEGIN SOLUTION
-    copy = 4 * parameters
-    fp32 = state_bytes(parameters, "fp32") + activation_bytes_fp32
-    fp16 = state_bytes(parameters, "fp16") - copy + max(activation_bytes_fp32 / 2, copy)
-    return float(fp32 - fp16)
-    ### END SOLUTION
+# %% nbgrader={"grade": false, "grade_id": "more-memory", "locked": false, "schema_version": 3, "solution": true, "task": false}
+%%writefile code/more_memory.sh
+#!/bin/bash
+#SBATCH --job-name=more_memory
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=2
+#SBATCH --gpus-per-node=1
+#SBATCH --time=00:10:00
+#SBATCH --output=megatron/logs/%x_%j.txt
+set -euo pipefail
 
-# %% nbgrader={"grade": true, "grade_id": "fp16-saves-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    fp16_saves,
-    cases=[(124_000_000, 8_000_000_000), (1_000_000_000, 2_000_000_000), (1_000_000, 8_000_000)],
-    expected=[4_000_000_000.0, -2_000_000_000.0, 4_000_000.0],
-    hints={
-        "That counts the activations only. What does the optimizer step allocate?":
-            [4_000_000_000.0, 1_000_000_000.0, 4_000_000.0],
-        "The sign is wrong: saved memory is positive.":
-            [-4_000_000_000.0, 2_000_000_000.0, -4_000_000.0],
-        "The copy of the gradients and the activations never exist at the same time.":
-            [3_504_000_000.0, -3_000_000_000.0, 0.0],
-        "The states do not shrink to half.":
-            [4_992_000_000.0, 9_000_000_000.0, 12_000_000.0],
-    })
-### BEGIN HIDDEN TESTS
-check.function(
-    fp16_saves,
-    cases=check.draw(20, parameters=range(1000, 10**9), activation_bytes_fp32=range(10**6, 10**10)),
-    expected=lambda parameters, activation_bytes_fp32:
-        activation_bytes_fp32 - max(activation_bytes_fp32 / 2, 4.0 * parameters))
-### END HIDDEN TESTS
+export OMP_NUM_THREADS=1
+DATA=$LAB_HOME/data/GPT-2_assets
+### BEGIN SOLUTION
+SIZE="--num-layers 24 --hidden-size 1280 --num-attention-heads 20 --seq-length 128 --max-position-embeddings 128 \
+      --micro-batch-size 1 --global-batch-size 1"
+### END SOLUTION
+TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
+      --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
 
-# %% [raw] tags=["mutant"] answer="fp16-saves" hint="What does the optimizer step allocate?"
-# def fp16_saves(parameters, activation_bytes_fp32):
-#     return activation_bytes_fp32 / 2
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 1 \
+    "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
+    --device virtual:v100 --fp16 $SIZE $TEXT --lr 1.5e-4 --train-iters 4 --log-interval 2 --eval-iters 0 "$@"
 
-# %% [raw] tags=["mutant"] answer="fp16-saves" hint="sign is wrong"
-# def fp16_saves(parameters, activation_bytes_fp32):
-#     return max(activation_bytes_fp32 / 2, 4 * parameters) - activation_bytes_fp32
+# %% nbgrader={"grade": true, "grade_id": "more-memory-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
+from dataclasses import replace
 
-# %% [raw] tags=["mutant"] answer="fp16-saves" hint="never exist at the same time"
-# def fp16_saves(parameters, activation_bytes_fp32):
-#     return activation_bytes_fp32 / 2 - 4 * parameters
+script = check.script("code/more_memory.sh", only=[
+    "--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--max-position-embeddings",
+    "--micro-batch-size", "--global-batch-size", "--recompute-granularity", "--recompute-method",
+    "--recompute-num-layers"])
+in_fp32 = replace(script, runs=(replace(script.run, flags=replace(script.flags, fp16=False)),))
+half, single = [check.figures(job, "virtual:v100") for job in (script, in_fp32)]
+rise = half.peak_memory / single.peak_memory - 1
+check.that(half.fits and single.fits, "It does not fit in both precisions: how many parameters fit at 20 bytes each?")
+check.that(rise > 0, f"In fp16 it needs {-rise:.0%} less: the activations outweigh the copy of the gradients. Which "
+           "flags change them without changing the number of parameters?")
+check.that(rise >= 0.15, f"In fp16 it needs only {rise:.0%} more: without activations, it would be almost a "
+           "quarter. Make them smaller still, or the model larger.")
 
-# %% [raw] tags=["mutant"] answer="fp16-saves" hint="do not shrink to half"
-# def fp16_saves(parameters, activation_bytes_fp32):
-#     return activation_bytes_fp32 / 2 + 8 * parameters
+# %% [raw] tags=["mutant"] answer="more-memory" hint="the activations outweigh the copy"
+# -SIZE="--num-layers 24 --hidden-size 1280 --num-attention-heads 20 --seq-length 128 --max-position-embeddings 128 \
+# -      --micro-batch-size 1 --global-batch-size 1"
+# +SIZE="--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024 \
+# +      --micro-batch-size 1 --global-batch-size 1"
+
+# %% [raw] tags=["mutant"] answer="more-memory" hint="the activations outweigh the copy"
+# -      --micro-batch-size 1 --global-batch-size 1"
+# +      --micro-batch-size 8 --global-batch-size 8"
+
+# %% [raw] tags=["mutant"] answer="more-memory" hint="In fp16 it needs only"
+# -SIZE="--num-layers 24 --hidden-size 1280 --num-attention-heads 20 --seq-length 128 --max-position-embeddings 128 \
+# +SIZE="--num-layers 24 --hidden-size 1280 --num-attention-heads 20 --seq-length 256 --max-position-embeddings 256 \
+
+# %% [raw] tags=["mutant"] answer="more-memory" hint="does not fit in both"
+# -SIZE="--num-layers 24 --hidden-size 1280 --num-attention-heads 20 --seq-length 128 --max-position-embeddings 128 \
+# +SIZE="--num-layers 48 --hidden-size 1280 --num-attention-heads 20 --seq-length 128 --max-position-embeddings 128 \
+
+# %% [raw] tags=["mutant"] answer="more-memory" hint="--accumulate-allreduce-grads-in-fp32"
+# -      --micro-batch-size 1 --global-batch-size 1"
+# +      --micro-batch-size 1 --global-batch-size 1 --accumulate-allreduce-grads-in-fp32"
 
 # %% [markdown]
-# People often report that memory *increased* with fp16. Before you go on, look at the table again. Which two of
-# its rows would lead somebody to that conclusion, and which two should be compared?
+# Most reports that memory *increased* with fp16 have a simpler cause. Look at the first table again. Which two of its
+# rows would lead somebody to that conclusion, and which two should be compared?
 
 # %% tags=["explore"]
 larger = precisions[2]

@@ -529,11 +529,11 @@ class MixedPrecisionAdam:
     def step(self, scale):
         """Update the model's weights once, from gradients that are multiplied by the loss scale."""
         ### BEGIN SOLUTION
-        for master, weight in zip(self.master, self.weights):
+        for master, weight in zip(self.master, self.weights, strict=True):
             master.grad = weight.grad.float() / scale
         self.adam.step()
         with torch.no_grad():
-            for master, weight in zip(self.master, self.weights):
+            for master, weight in zip(self.master, self.weights, strict=True):
                 weight.copy_(master)
         ### END SOLUTION
 
@@ -597,7 +597,7 @@ check.function(
 
 # %% [raw] tags=["mutant"] answer="mixed-adam" hint="The model never changes"
 # -        with torch.no_grad():
-# -            for master, weight in zip(self.master, self.weights):
+# -            for master, weight in zip(self.master, self.weights, strict=True):
 # -                weight.copy_(master)
 # +        pass
 
@@ -626,12 +626,12 @@ check.function(
 # +        for weight in self.weights:
 
 # %% [raw] tags=["mutant"] answer="mixed-adam" hint="still allocated in the next forward pass"
-# -        for master, weight in zip(self.master, self.weights):
+# -        for master, weight in zip(self.master, self.weights, strict=True):
 # -            master.grad = weight.grad.float() / scale
 # -        self.adam.step()
 # +        if not hasattr(self, "copies"):
 # +            self.copies = [torch.empty_like(master) for master in self.master]
-# +        for copy, master, weight in zip(self.copies, self.master, self.weights):
+# +        for copy, master, weight in zip(self.copies, self.master, self.weights, strict=True):
 # +            master.grad = copy.copy_(weight.grad).div_(scale)
 # +        self.adam.step()
 

@@ -77,8 +77,6 @@ jobs.connect()
 # significant digits. Look at what happens to some numbers:
 
 # %% tags=["explore"]
-import torch
-
 for number in (1.0, 0.1, 1e-6, 1e-9, 65_504.0, 100_000.0):
     kept = torch.tensor(number).half().item()
     print(f"{number:>10g} in fp16: {bad(kept) if kept in (0, math.inf) else f'{kept:g}'}")

@@ -1558,7 +1558,7 @@ for kind in (*KINDS, "torch's DDP, views"):
 # the rest of it, which latency causes. Which of the last three do you expect to be the largest on 64 GPUs, and which on
 # 1,024?
 
-# %% tags=["explore"] short={"(4, 16, 64, 256, 1024)": "(64, 1024)"}
+# %% tags=["explore"] short={"(4, 16, 64, 256, 1024)": "(1024,)"}
 GLOBAL, MOST = 262_144, 16_384  # tokens
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from labcore.imports import quick_imports
 from labkit.check import wire
 from labkit.check.sides import Raised, Trial, called, raised, title
 from labkit.guest import protocol
@@ -204,11 +205,12 @@ def main() -> None:
     os.close(nothing)
     if RANKS in sys.argv[1:]:
         start_ranks()
-    import asyncio
+    with quick_imports():
+        import asyncio
 
-    from labkit.guest.capture import Capture, Stream
-    from labkit.guest.place import settle
-    from labkit.guest.shell import make
+        from labkit.guest.capture import Capture, Stream
+        from labkit.guest.place import settle
+        from labkit.guest.shell import make
 
     capture = Capture()
     settle()

@@ -25,7 +25,7 @@ from slurmbox.layout import Layout
 from warmranks import preload
 from warmranks.server import TORCH
 
-from . import sharing
+from . import choosing, sharing
 
 if TYPE_CHECKING:
     from .labs.warm.launch import Warm
@@ -50,6 +50,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist: with -n
 def pytest_xdist_make_scheduler(config, log):
     return sharing.scheduler(config, log) if config.getvalue("dist") == "load" else None
+
+
+def pytest_ignore_collect(collection_path: Path, config) -> bool | None:
+    return choosing.skips(config.option.markexpr, collection_path) or None
 
 
 def pytest_collection_modifyitems(config, items: list[pytest.Item]) -> None:

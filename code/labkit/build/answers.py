@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 
 from labkit.build.calls import OWN_WORDS, Hint, check_calls, hints
 from labkit.build.lab import Cell, Lab, Role
@@ -61,7 +62,7 @@ def _mutant(mutant: Cell, lab: Lab, problems: Problems) -> None:
                      "for that alone")
     others = [other for other in lab.mutants[mutant.grade_id] if other is not mutant]
     for other in [answer, *others]:
-        if _same(mutant, other) and other.line < mutant.line:
+        if other.line < mutant.line and _same(mutant, other):
             problems.add(mutant, None, f"it is the same as {other.title} in line {other.line}")
             break
     if not mutant.hint.strip():
@@ -79,8 +80,13 @@ def _needed(lab: Lab, checks: list[Cell]) -> list[set[str]]:
 
 def _same(one: Cell, other: Cell) -> bool:
     if one.tree is not None and other.tree is not None:
-        return ast.dump(one.tree) == ast.dump(other.tree)
+        return _dumped(one.tree) == _dumped(other.tree)
     return one.source.strip() == other.source.strip()
+
+
+@functools.lru_cache(maxsize=64)  # an answer is compared with all its mutants
+def _dumped(tree: ast.Module) -> str:
+    return ast.dump(tree)
 
 
 def _can_say(checking: Cell, text: str) -> bool:

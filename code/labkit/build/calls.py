@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,11 +59,16 @@ def functions() -> list[str]:
     return [name for name in check.__all__ if inspect.isfunction(getattr(check, name))]
 
 
-def check_calls(cell: Cell) -> list[Call]:
+def check_calls(cell: Cell) -> tuple[Call, ...]:
     """All calls of labkit.check in the cell."""
-    return [_call(node) for node in ast.walk(cell.tree or ast.Module([], []))
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-            and isinstance(node.func.value, ast.Name) and node.func.value.id == CHECK]
+    return _calls(cell.tree) if cell.tree else ()
+
+
+@functools.lru_cache(maxsize=256)  # several rules ask for each cell's, once for every mutant
+def _calls(tree: ast.Module) -> tuple[Call, ...]:
+    return tuple(_call(node) for node in ast.walk(tree)
+                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+                 and isinstance(node.func.value, ast.Name) and node.func.value.id == CHECK)
 
 
 def _call(node: ast.Call) -> Call:

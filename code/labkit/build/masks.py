@@ -45,11 +45,13 @@ def check(lab: Lab, problems: Problems) -> None:
     for cell, call in found[1:]:
         problems.add(cell, call.lineno, "check.mask is called once in a lab: name everything there")
     for cell, call in found[:1]:
+        needed = list(_needed(lab))
         for name in masked(cell.tree):
-            _name(name, cell, call.lineno, lab, problems)
+            _name(name, cell, call.lineno, needed, problems)
 
 
-def _name(name: str, cell: Cell, line: int, lab: Lab, problems: Problems) -> None:
+def _name(name: str, cell: Cell, line: int, needed: list[tuple[str, str]], problems: Problems
+          ) -> None:
     try:
         found = places(name)
         exists = bool(found) and all(place.defined or _is_compiled(place) for place in found)
@@ -60,7 +62,7 @@ def _name(name: str, cell: Cell, line: int, lab: Lab, problems: Problems) -> Non
         problems.add(cell, line, f'check.mask("{name}"): there is no such module or name'
                      f"{nearest(name, known)}")
         return
-    for user, module in _needed(lab):
+    for user, module in needed:
         if any(place.covers(module, "") if not place.qualname else name == module
                for place in found):
             problems.add(cell, line, f'check.mask("{name}"): {user} needs {module}')

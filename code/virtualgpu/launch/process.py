@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -90,7 +93,8 @@ def execute(gpu: CudaGpu, rank: int, program: Callable[[], object]) -> Rank:
     value = None
     try:
         try:
-            value = program()
+            with exits_raised():
+                value = program()
         except SystemExit as stop:
             if stop.code not in (None, 0):
                 return left(gpu, rank, stop.code)
@@ -102,6 +106,26 @@ def execute(gpu: CudaGpu, rank: int, program: Callable[[], object]) -> Rank:
         found = measure(gpu, rank, error=f"{type(error).__name__}: {error}")
         found.message, found.status = failures.explain(error), FAILED
         return found
+
+
+@contextmanager
+def exits_raised() -> Iterator[None]:
+    """Let `os._exit(0)` in this thread raise SystemExit, so that a program that ends so is measured.
+
+    After errors, in other threads, and in processes that the program forks, it ends them at once.
+    """
+    exit_at_once, process, thread = os._exit, os.getpid(), threading.current_thread()
+
+    def leave(status: int) -> NoReturn:
+        if (status, os.getpid(), threading.current_thread()) == (0, process, thread):
+            raise SystemExit(0)
+        exit_at_once(status)
+
+    os._exit = leave
+    try:
+        yield
+    finally:
+        os._exit = exit_at_once
 
 
 def left(gpu: CudaGpu, rank: int, code: object) -> Rank:

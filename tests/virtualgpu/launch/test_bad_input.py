@@ -150,6 +150,22 @@ def test_a_rank_that_exits_early_is_not_waited_for(tmp_path):
     assert ranks[1].error is None and "rank 1 has ended" in ranks[0].error
 
 
+def test_a_program_that_ends_with_os_exit_is_measured():
+    """As pretrain_gpt.py does; a process that it forks ends there."""
+    def program():
+        import torch
+
+        torch.ones(2**20, device="cuda").sum()
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        assert os.waitpid(child, 0) == (child, 0)
+        os._exit(0)
+
+    (rank,) = virtualgpu.run(program, "h100:1")
+    assert rank.error is None and rank.peak >= 2**22 and rank.seconds > 0
+
+
 def test_a_function_returns_values_from_every_rank():
     def program():
         import torch

@@ -110,9 +110,9 @@ def execute(gpu: CudaGpu, rank: int, program: Callable[[], object]) -> Rank:
 
 @contextmanager
 def exits_raised() -> Iterator[None]:
-    """Let `os._exit(0)` in this thread raise SystemExit, so that a program that ends so is measured.
+    """Let `os._exit(0)` in this thread raise SystemExit, so that such a program is measured.
 
-    After errors, in other threads, and in processes that the program forks, it ends them at once.
+    In other threads, in processes that the program forks, and after errors, it exits as usual.
     """
     exit_at_once, process, thread = os._exit, os.getpid(), threading.current_thread()
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 from minimegatron.device.virtual import VirtualDevice
 from virtualgpu.core.card import Card
+from virtualgpu.core.workspaces import sizes
 from virtualgpu.net import collectives, nccl, network
 from virtualgpu.net.group import VirtualGroup
 from virtualgpu.net.topology import Topology
@@ -42,6 +43,13 @@ class ModeledCluster:
             return 0
         return nccl.buffer_bytes(self.device.gpu.card, self.topology.path(ranks))
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Return the size of cuBLAS's workspaces on a rank, where PyTorch allocates them."""
+        card = self.device.gpu.card
+        forward, backward = sizes(card, fused=True), sizes(card, fused=False)
+        return sum(forward + backward) if card.architecture == "hopper" else 0
+
     def send_seconds(self, source: int, target: int, size: int) -> float:
         """Return the modeled time, in seconds, of sending `size` bytes between two ranks."""
         return collectives.message(self.topology.wire(source, target), size)
@@ -63,4 +71,5 @@ def modeled_cluster(card: Card, link: str | None, world_size: int, per_node: int
         stack.push(device.gpu)  # the device's constructor activated it
         # So a pass needs the same memory whatever ran before it, and layers add up.
         device.gpu.memory.split_always()
+        device.gpu.workspaces = None  # not of a pass: workspace_bytes has them
         yield ModeledCluster(device, world_size, per_node)

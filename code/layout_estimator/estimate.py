@@ -107,12 +107,13 @@ class Estimator:
                      for stage in range(stages)]
             taken = tuple(self.card.context + communicator_bytes(config, cluster, stage)
                           for stage in range(stages))
+            workspaces = cluster.workspace_bytes
             cluster.device.closing()
             send_seconds = send_times(config, cluster)
         program = add_communication(schedule)
         clock = StepClock(costs, config.num_micro_batches, send_seconds,
                           self.card.efficiency.dispatch, runs_timers(config))
-        memory = PeakMemory(costs, config)
+        memory = PeakMemory(costs, config, workspaces)
         replay(program, clock)
         replay(program, memory)
         return self._summary(config, costs, clock, memory, taken)

@@ -74,13 +74,21 @@ class StageMemory:
 class PeakMemory(CostHandler):
     """Adds up the memory of every stage, and remembers the peak."""
 
-    def __init__(self, costs: Sequence[StageCost], config: Config) -> None:
+    def __init__(self, costs: Sequence[StageCost], config: Config, workspaces: int) -> None:
+        """Start with what a rank holds before its first pass.
+
+        Args:
+            costs: of every stage.
+            config: the run's flags.
+            workspaces: bytes of cuBLAS's workspaces on a rank.
+        """
         super().__init__(costs)
         # A part that is sent keeps the tensor that it is a part of.
         self.sent_bytes, self.posted_bytes = activation_bytes(config), message_bytes(config)
         self.stages = []
         for cost in costs:
-            allocated = cost.step.state_bytes + config.num_micro_batches * cost.step.batch_bytes
+            allocated = (cost.step.state_bytes + workspaces
+                         + config.num_micro_batches * cost.step.batch_bytes)
             # A sender holds as many tensors per channel as there are stages (p2p.Peers.send).
             held: dict = defaultdict(lambda: deque(maxlen=len(costs)))
             self.stages.append(StageMemory(allocated, allocated, allocated + cost.step.peak, held))

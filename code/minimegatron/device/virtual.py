@@ -16,6 +16,7 @@ from minimegatron.device.device import Device, Memory
 from virtualgpu.core import slots
 from virtualgpu.core.card import Card
 from virtualgpu.core.gpu import VirtualGpu
+from virtualgpu.core.workspaces import Workspaces
 from virtualgpu.export import profiler, trace
 from virtualgpu.net import network
 from virtualgpu.net.group import BACKEND
@@ -43,6 +44,9 @@ class VirtualDevice(Device):
         """
         network.parse(link or card.network)
         self.gpu, self.link = VirtualGpu(card), link or card.network
+        # PyTorch 1.10, the version of the older GPUs' time, leaves the workspaces to cuBLAS.
+        if card.architecture == "hopper":
+            self.gpu.workspaces = Workspaces(card)
         self.name = self.label = f"virtual {card.name}"
         self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
         self.slot = slots.visible(os.environ.get("CUDA_VISIBLE_DEVICES", ""), self.local_rank)

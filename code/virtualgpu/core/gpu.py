@@ -37,6 +37,7 @@ from virtualgpu.core.plan import (
 )
 from virtualgpu.core.rules import Work, is_free, moved, read_and_write, tensors
 from virtualgpu.core.storages import Storages
+from virtualgpu.core.workspaces import Workspaces
 
 CUDA = torch.device("cuda", 0)
 DETACH = torch.ops.aten.detach.default
@@ -63,6 +64,7 @@ class VirtualGpu(Storages, TorchDispatchMode):
         self._plans: dict[tuple, Plan] = {}  # by operation and its arguments
         self._kinds: dict[torch._ops.OpOverload, Kind] = {}
         self.stream = COMPUTE  # where kernels are launched now
+        self.workspaces: Workspaces | None = None  # of cuBLAS, where PyTorch allocates them
         self.assumptions = Assumptions()
         self.values: object | None = None  # the known values of tensors, under virtualrun
         self.on_host: Collection[int] = frozenset()  # meta storages that are in the host's memory
@@ -207,6 +209,9 @@ class VirtualGpu(Storages, TorchDispatchMode):
             plan: their cost.
             out: its result.
         """
+        if self.workspaces is not None:
+            for workspace in self.workspaces.wanted(plan, self.stream):
+                self.hold(workspace)
         self.launch(plan.name, plan.seconds, plan.kernels)
 
     def launch(self, name: str, seconds: float, kernels: int) -> None:

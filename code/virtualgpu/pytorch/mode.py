@@ -28,6 +28,7 @@ from virtualgpu.core.plan import (
     to_meta,
 )
 from virtualgpu.core.rules import Work, tensors
+from virtualgpu.core.workspaces import Workspaces
 from virtualgpu.export.blocks import OTHER
 from virtualgpu.pytorch import downloads, host_memory
 from virtualgpu.pytorch.assumptions import Decisions
@@ -48,7 +49,6 @@ from virtualgpu.pytorch.visible import (
     key_of,
     space_of,
 )
-from virtualgpu.pytorch.workspaces import Workspaces
 
 if TYPE_CHECKING:
     from virtualgpu.pytorch.fusing import Fuser

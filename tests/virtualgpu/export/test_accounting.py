@@ -221,7 +221,8 @@ def test_to_be_accounted_for_changes_neither_time_nor_memory():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("flags", "precision"), [("", "fp32"), ("--bf16", "bf16")])
+@pytest.mark.parametrize(("flags", "precision"), [
+    ("", "fp32"), ("--bf16", "bf16"), ("--bf16 --device virtual:h100", "bf16")])
 def test_the_trainer_s_memory_is_what_its_estimate_says(flags, precision):
     """Model states to the byte; activations and the rest are the other part of the peak."""
     (got,) = run_ranks(run, 1, flags)
@@ -233,7 +234,8 @@ def test_the_trainer_s_memory_is_what_its_estimate_says(flags, precision):
     assert parts["optimizer_state"] == each.optimizer * count == planned.optimizer
     rest = sum(parts[name] for name in ("activations", "temporary", "buffers", "other"))
     assert rest == pytest.approx(planned.activations, rel=1e-3)
-    assert parts["activations"] > 0.95 * rest
+    cublas = 65 * 2**20 if "h100" in flags else 0  # workspaces
+    assert parts["activations"] > 0.95 * (rest - cublas)
     flops = got["found"]["flops"]
     seconds = got["found"]["step"]["seconds"]
     assert flops["model_per_step"] / seconds == pytest.approx(

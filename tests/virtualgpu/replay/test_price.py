@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from virtualgpu.core import workspaces
 from virtualgpu.launch.result import Rank
-from virtualgpu.pytorch import workspaces
 from virtualgpu.replay import BadRecord, Priced
 
 from . import programs

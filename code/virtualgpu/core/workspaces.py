@@ -5,6 +5,10 @@ it uses: the program's thread for forward passes, and autograd's for backward pa
 (aten/src/ATen/cuda/CublasHandlePool.cpp). cuBLASLt, which fuses the bias into the product, has
 another one on Hopper. The sizes for Hopper were measured on an H100 with torch 2.11 and CUDA 13
 (tests/virtualgpu/twins/h100.json); those for other GPUs are cuBLAS's default, ":4096:2:16:8".
+
+They are small, but they can fragment the memory: if the free block that fits best in the first
+backward pass is a buffer of the logits, the workspace stays in it for good, and the next step needs
+a new buffer.
 """
 
 from __future__ import annotations

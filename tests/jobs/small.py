@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-MODEL = {"--num-layers 4 --hidden-size 256 ": "--num-layers 2 --hidden-size 64 "}
+MODEL = {"--num-layers 4 --hidden-size 256 ": "--num-layers 2 --hidden-size 64 ",
+         "--seq-length 256 --max-position-embeddings 256":
+             "--seq-length 64 --max-position-embeddings 64"}
 
 
 @contextlib.contextmanager

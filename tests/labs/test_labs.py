@@ -66,6 +66,7 @@ def test_the_reference_has_full_marks(path, home, seed, monkeypatch):
     assert {name: graded.text(error) for name, error in outcome.checks.items() if error} == {}
 
 
+@pytest.mark.slow
 @each_lab
 def test_the_untouched_release_has_no_marks_and_says_what_to_do(path, home):
     lab = lab_of(path)

@@ -34,14 +34,14 @@ FOUR = [
     f"{ON}{MIXED}", f"{ON}cards=a100,a100,a100,a100", f"{PP2} {DECLARED}",
     f"{ON}{DECLARED}", f"{ON}{MIXED} {DECLARED}",
     *SCHEDULES]
-MORE = [
-    f"{TP2} {SP} --bf16 cards=a100,a100,a100,a100", f"{PP4} --balance 0-2-2-0",
-    f"{PP4} --schedule zb-h1 {FULL}", f"{PP2} {CHUNK} {OVERLAP}",
+MORE = [  # what no case of FOUR has
+    f"{PP4} --balance 0-2-2-0", f"{PP4} --global-batch-size 2", f"{PP2} {CHUNK} {OVERLAP}",
     f"{ON}{ZERO} {OVERLAP} --bf16 cards=h200,h200,h100,h100 nodes=a,a,b,b",
     f"{PP4} cards=t4,l4,a10,rtx3090 nodes=a,b,c,d --virtual-network ethernet:10gbit",
-    f"{PP2} --tensor-model-parallel-size 2 {SP} {ZERO}",
-    f"{PP2} --tensor-model-parallel-size 2 {CROSSED}", f"{PP4} --global-batch-size 2"]
+    f"{PP2} --tensor-model-parallel-size 2 {SP} {ZERO}"]
 SOAK = [
+    f"{TP2} {SP} --bf16 cards=a100,a100,a100,a100", f"{PP4} --schedule zb-h1 {FULL}",
+    f"{PP2} --tensor-model-parallel-size 2 {CROSSED}",
     TP2, f"{TP2} {FULL}", f"{PP4} --num-layers 8 {CHUNK} {FULL}",
     f"{PP4} --schedule gpipe --recompute-activations"]
 

@@ -22,6 +22,8 @@ from tests.grader import small_lab
 from tests.grader.run.bench import BOTH, QUICK, SECOND, SETTINGS, Bench
 from tests.grader.small_lab import NAME, RIGHT, WRONG, answered, cell, find, marks
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory) -> Bench:
@@ -76,7 +78,6 @@ print("HIDDEN TESTS" in str([x for x in gc.get_objects() if isinstance(x, str)])
     assert str(bench.course.root) not in text
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "why"), [
     ("import os\nos._exit(1)", "its code ended the sandbox at cell batch: exit code 1"),
     ("import os, signal\nos.kill(os.getpid(), 9)", "ended the sandbox at cell batch"),
@@ -95,7 +96,6 @@ def test_a_cell_that_ends_the_sandbox_costs_its_own_checks_only(bench, batch, wh
     assert time.monotonic() - start < 20
 
 
-@pytest.mark.slow
 def test_a_check_whose_call_ends_the_sandbox_is_unscored_and_the_others_count(bench):
     for way, why in (("while True: pass", "out of time at cell batch-check (2 s)"),
                      ("import os; os._exit(3)", "at cell batch-check: exit code 3")):
@@ -120,7 +120,6 @@ def test_what_a_skipped_answer_did_not_matter_for_is_graded_with_a_note(bench):
     assert "ended the sandbox at cell script" in made.notes[-1]
 
 
-@pytest.mark.slow
 def test_when_the_whole_notebooks_time_is_spent_the_rest_is_unscored(bench):
     made = bench.grade(answered(bench.released, "while True: pass"),
                        settings=Grading(seconds_per_cell=20, seconds_per_notebook=1.5))
@@ -129,7 +128,6 @@ def test_when_the_whole_notebooks_time_is_spent_the_rest_is_unscored(bench):
     assert made.seconds < 10
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("tag, source", [
     ("setup", "import no_such_module"), ("check-setup", "import no_such_module"),
     ("setup", "import os\nos._exit(1)"), ("check-setup", "while True: pass")])
@@ -160,7 +158,6 @@ def test_the_bytes_that_are_graded_are_those_of_the_digest(bench, monkeypatch):
     assert made.digest == before != bench.course.digest(NAME, "swap") and made.scores == SECOND
 
 
-@pytest.mark.slow
 def test_seeds_are_for_the_trusted_side_and_of_the_graded_bytes(bench):
     asked = ("SEEN = []\ndef global_batch(micro_batch, ranks):\n    SEEN.append(micro_batch)\n"
              "    return micro_batch * ranks if len(SEEN) < 3 else SEEN")
@@ -226,7 +223,6 @@ def test_copies_that_would_take_for_ever_to_untangle_are_refused(bench):
     assert "1,200,000 characters" in bench.grade(notebook).reason
 
 
-@pytest.mark.slow
 def test_an_instructors_own_assignment_works_as_it_is(tmp_path):
     """nbgrader's kind of notebook, without tags."""
     lab = v4.new_notebook(cells=[
@@ -248,7 +244,6 @@ def test_an_instructors_own_assignment_works_as_it_is(tmp_path):
     assert bench.grade(bench.released).scores == {"area-check": 0.0}
 
 
-@pytest.mark.slow
 def test_files_beside_the_released_notebook_are_there(tmp_path):
     lab = small_lab.source(setup="import os\nassert open('data/values.csv').read() == '1,2'")
     bench = Bench(tmp_path, lab)
@@ -265,7 +260,6 @@ def test_a_check_that_is_no_plain_python_is_refused_before_anybody_is_graded(tmp
         _ = Bench(tmp_path, lab).plan
 
 
-@pytest.mark.slow
 def test_a_worker_whose_check_was_interrupted_goes_on_as_a_new_program(tmp_path):
     """The alarm may have struck in an import, which would be broken for the next student."""
     lab = small_lab.source()

@@ -29,6 +29,8 @@ from tests.grader.sandbox.conftest import (
 )
 from tests.needs import because
 
+pytestmark = pytest.mark.slow
+
 
 def test_talks_over_its_pipes(backend):
     with backend.start(["/bin/cat"], LIMITS) as running:
@@ -118,7 +120,6 @@ def test_files_count_as_memory(counted, python):
     assert ended.why == "its memory passed 100 MB"
 
 
-@pytest.mark.slow
 def test_shared_memory_counts_once(counted, python):
     """Eight processes that share 60 MB are well below 200 MB."""
     ended = python("import mmap, os, time\nx = mmap.mmap(-1, 60 * 2**20)\nx.write(bytes(len(x)))\n"
@@ -128,7 +129,6 @@ def test_shared_memory_counts_once(counted, python):
     assert (ended.out, ended.code) == ("through\n", 0)
 
 
-@pytest.mark.slow
 def test_many_empty_files_count(python, monkeypatch):
     monkeypatch.setattr(cgroups, "make", lambda limits: None)
     ended = python("i = 0\nwhile True:\n  open(f'/tmp/{i}', 'x'); i += 1", Limits(memory=64 * MB))
@@ -173,7 +173,6 @@ def test_file_size_and_open_files_are_held(python):
     assert ended.out == "File too large\nToo many open files\n"
 
 
-@pytest.mark.slow
 def test_processor_time_is_held(python):
     ended = python("while True: pass", Limits(cpu_seconds=1))
     assert ended.why == "its processor time was used up"
@@ -223,7 +222,6 @@ def groups() -> set[Path]:
             if not Path("/proc", path.name.split("-")[2]).exists()}
 
 
-@pytest.mark.slow
 def test_many_processes_do_not_starve_a_neighbor(backend):
     """Sixteen endless loops in one sandbox, a single one in the other: shares alike.
 

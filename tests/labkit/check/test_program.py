@@ -8,6 +8,7 @@ from labkit.check.checks import Failed
 
 from .test_script import FIRST, SHEBANG, TWO_NODES, home  # noqa: F401
 
+pytestmark = pytest.mark.slow
 REQUEUE = (SHEBANG + TWO_NODES + FIRST + "status=0\nsrun torchrun --nnodes 2 --nproc_per_node 2 "
            "--rdzv_backend c10d --rdzv_endpoint $MASTER_ADDR:6000 code/mine.py --x || status=$?\n"
            "if [ -e saved/stopped ]; then scontrol requeue $SLURM_JOB_ID; fi\nexit $status\n")

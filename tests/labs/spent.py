@@ -18,7 +18,7 @@ class Spent:
     kernel, its commands, and the ranks of its jobs."""
 
     def __init__(self, home: Path) -> None:
-        self.mark = f"LAB_HOME={home}".encode()
+        self.mark = f"\0LAB_HOME={home}\0".encode()
         self.looks: dict[int, int] = {}  # by process, of those without the variable
         self.by_process: dict[tuple[int, int], float] = {}
 
@@ -42,7 +42,7 @@ class Spent:
         if self.looks[pid] > LOOKS:
             return False
         with contextlib.suppress(OSError):
-            if self.mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if self.mark in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
                 self.looks[pid] = 0
                 return True
         self.looks[pid] += 1

@@ -8,6 +8,7 @@ import, however many nodes it has.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -215,7 +216,15 @@ def torchrun(words: list[str], folder: str, kind: str) -> None:
             0, *(number if file is None else file.fileno()
                  for number, file in ((1, handler._stdout), (2, handler._stderr)))))
 
+    closing = subprocess_handler.SubprocessHandler.close
+
+    def close(handler: Any, death_sig: signal.Signals | None = None) -> None:
+        # A child that has ended keeps its ID until torchrun asks for its code; a fork does not.
+        with contextlib.suppress(ProcessLookupError):
+            closing(handler, death_sig)
+
     subprocess_handler.SubprocessHandler._popen = start
+    subprocess_handler.SubprocessHandler.close = close
     # Its own reads the source of every frame, to log a name: 0.4 s of CPU time per job.
     dynamic_rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
     sys.argv = [kind, *words]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from virtualgpu.core import rms_norm
+from virtualgpu.core.attention import CUDNN, EFFICIENT, FLASH, Attention
 from virtualgpu.core.loss_rules import LOSS_RULES
 from virtualgpu.core.rules import (
     DTYPES,
@@ -34,13 +35,14 @@ TENSORS = (110, 64, 48, 36, 30)
 NORMS = 400  # tensors per launch of the kernel that ends _foreach_norm (foreach_reduce.cuh)
 
 
-def attention(products: int, causal: int) -> Rule:
+def attention(kernel: str, products: int, causal: int) -> Rule:
     """Cost of fused attention: FLOPs as in FlashAttention-2 (Dao 2023, arXiv:2307.08691, 4.1).
 
     A forward pass has two matrix multiplications, a backward pass five, because it recomputes the
     scores. A causal mask halves both. The scores never leave the chip.
 
     Args:
+        kernel: which one (see attention.py).
         products: matrix multiplications of the kernel: 2 forward, 5 backward.
         causal: position of the argument `is_causal`.
     """
@@ -54,7 +56,8 @@ def attention(products: int, causal: int) -> Rule:
         flops = 2 * batch * heads * rows * key.shape[2] * widths
         half = len(arguments) > causal and arguments[causal] is True
         return read_and_write(arguments, results)._replace(
-            flops=flops // 2 if half else flops, dtype=DTYPES.get(query.dtype, "fp32"))
+            flops=flops // 2 if half else flops, dtype=DTYPES.get(query.dtype, "fp32"),
+            attention=Attention(kernel, products > 2, width, key.shape[2], half))
     return rule
 
 
@@ -220,12 +223,12 @@ MULTI_TENSOR = (
     "reciprocal", "reciprocal_", "maximum", "maximum_", "minimum", "minimum_", "pow", "abs",
     "clamp_max_", "clamp_min_", "exp", "sign", "rsqrt_")
 FUSED_RULES: dict[str, Rule] = {
-    "aten._scaled_dot_product_flash_attention": attention(2, 4),
-    "aten._scaled_dot_product_flash_attention_backward": attention(5, 11),
-    "aten._scaled_dot_product_efficient_attention": attention(2, 6),
-    "aten._scaled_dot_product_efficient_attention_backward": attention(5, 11),
-    "aten._scaled_dot_product_cudnn_attention": attention(2, 6),
-    "aten._scaled_dot_product_cudnn_attention_backward": attention(5, 14),
+    "aten._scaled_dot_product_flash_attention": attention(FLASH, 2, 4),
+    "aten._scaled_dot_product_flash_attention_backward": attention(FLASH, 5, 11),
+    "aten._scaled_dot_product_efficient_attention": attention(EFFICIENT, 2, 6),
+    "aten._scaled_dot_product_efficient_attention_backward": attention(EFFICIENT, 5, 11),
+    "aten._scaled_dot_product_cudnn_attention": attention(CUDNN, 2, 6),
+    "aten._scaled_dot_product_cudnn_attention_backward": attention(CUDNN, 5, 14),
     "aten._scaled_mm": scaled_product,
     "aten.convolution": convolution,
     "aten.convolution_backward": convolution_backward,

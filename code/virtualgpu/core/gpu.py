@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from virtualgpu.core import shapes
 from virtualgpu.core.assumptions import Assumptions
+from virtualgpu.core.attention import attention_rate
 from virtualgpu.core.card import Card
 from virtualgpu.core.clock import COMPUTE, Clock
 from virtualgpu.core.errors import NoValue, UnknownCost
@@ -195,7 +196,8 @@ class VirtualGpu(Storages, TorchDispatchMode):
             seconds = max(seconds, matmul_seconds(card, *work.product))
         elif work.flops:
             self._require(work.dtype)
-            seconds = max(seconds, work.flops / (card.tflops[work.dtype] * 1e12 * best.attention))
+            seconds = max(seconds,
+                          work.flops / attention_rate(card, work.dtype, work.attention))
         return max(seconds + work.kernels * best.kernel, work.kernels * best.pace)
 
     def start(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict, plan: Plan,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from virtualgpu.core.attention import FLASH, Attention
 from virtualgpu.core.matmul import WIDEST, alignment
 
 DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
@@ -51,6 +52,7 @@ class Work(NamedTuple):
         product: the GEMM in it, if any.
         flops: FLOPs of a fused kernel that is not a plain GEMM.
         dtype: dtype of these FLOPs.
+        attention: the kernel that computes them.
         table: shape of an embedding's weight.
         tokens: number of rows that are looked up in it.
     """
@@ -60,6 +62,7 @@ class Work(NamedTuple):
     product: Product | None = None
     flops: int = 0
     dtype: str = ""
+    attention: Attention | None = None
     table: tuple[int, ...] | None = None
     tokens: int = 0
 
@@ -160,7 +163,8 @@ def attention_work(arguments: Sequence, results: Sequence[torch.Tensor], product
     s, heads, width = arguments[0].shape
     plain = read_and_write(arguments, results)
     return plain._replace(flops=products * heads * s * s * width,
-                          dtype=DTYPES.get(arguments[0].dtype, "fp32"))
+                          dtype=DTYPES.get(arguments[0].dtype, "fp32"),
+                          attention=Attention(FLASH, products > 2, width, s, True))
 
 
 def masked_softmax(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:

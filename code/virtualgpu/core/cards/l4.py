@@ -19,7 +19,7 @@ CARD = Card(
     efficiency=Efficiency(
         matmul={"fp32": 0.45, "tf32": 0.75, "bf16": 0.75, "fp16": 0.75, "fp8": 0.75},
         vector=0.89,
-        attention=0.47,
+        attention=0.6,
         kernel=2e-6,
         dispatch=5e-6,
         link=0.77,
@@ -33,7 +33,7 @@ CARD = Card(
         "TF32 and fp8 are taken from it, fp32 from the a10",
         "vector: 770 of 864 GB/s, one stream in and one out on an L40, "
         "github.com/te42kyfo/gpu-benches",
-        "attention: taken from the a100-80gb in proportion to its best products (0.55 / 0.87)",
+        "attention: taken from the a100-80gb in proportion to its best products (0.7 / 0.87)",
         "link: 12.35 GB/s of PCIe 3's 16, copies between host and a V100, "
         "github.com/te42kyfo/gpu-benches; taken from there",
         "launch: assumed, the same for every GPU: 2 us for the shortest kernel, 5 us of the host",

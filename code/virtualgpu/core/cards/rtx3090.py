@@ -19,7 +19,7 @@ CARD = Card(
     efficiency=Efficiency(
         matmul={"fp32": 0.76, "tf32": 1.0, "bf16": 1.0, "fp16": 1.0},
         vector=0.89,
-        attention=0.63,
+        attention=0.8,
         kernel=2e-6,
         dispatch=5e-6,
         link=0.77,
@@ -35,7 +35,7 @@ CARD = Card(
         "github.com/chsasank/device-benchmarks; TF32 42 of 40 on a 3090 Ti, M. Li 2022, "
         "github.com/mli/transformers-benchmarks",
         "vector: 831 of 936 GB/s, copies, S. Chilamkurthy, github.com/chsasank/device-benchmarks",
-        "attention: taken from the a100-80gb in proportion to its best products (0.55 / 0.87)",
+        "attention: taken from the a100-80gb in proportion to its best products (0.7 / 0.87)",
         "link: 12.35 GB/s of PCIe 3's 16, copies between host and a V100, "
         "github.com/te42kyfo/gpu-benches; taken from there. GeForce drivers give no peer "
         "access: github.com/NVIDIA/nccl issue 1127",

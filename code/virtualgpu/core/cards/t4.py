@@ -19,7 +19,7 @@ CARD = Card(
     efficiency=Efficiency(
         matmul={"fp32": 0.49, "fp16": 0.49},
         vector=0.75,
-        attention=0.2,
+        attention=0.26,
         kernel=2e-6,
         dispatch=5e-6,
         link=0.77,
@@ -34,7 +34,7 @@ CARD = Card(
         "matmul: 4 of 8.1 TFLOP/s in fp32: its 70 W hold the clock down, S. Chilamkurthy, "
         "github.com/chsasank/device-benchmarks; fp16 is taken from fp32",
         "vector: 240 of 320 GB/s, copies, S. Chilamkurthy, github.com/chsasank/device-benchmarks",
-        "attention: taken from the v100-sxm2-16gb in proportion to matmul (0.3 / 0.76)",
+        "attention: taken from the v100-sxm2-16gb in proportion to matmul (0.4 / 0.76)",
         "link: 12.35 GB/s of PCIe 3's 16, copies between host and a V100, "
         "github.com/te42kyfo/gpu-benches; taken from there",
         "launch: assumed, the same for every GPU: 2 us for the shortest kernel, 5 us of the host",

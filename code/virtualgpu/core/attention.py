@@ -1,0 +1,82 @@
+"""The rate of fused attention kernels: it depends on the kernel, the pass, the width of a head, and
+the length of a row.
+
+A kernel processes tiles of the score matrix. Short rows leave too few tiles to hide the latency of
+loads, and with a causal mask, the tiles on the diagonal are computed whole although half of each is
+discarded. So for rows of s tokens, the rate is
+
+    peak x card.efficiency.attention x share / (1 + (startup + diagonal [if causal]) / s).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from virtualgpu.core.card import Card
+
+FLASH, CUDNN, EFFICIENT = "flash", "cudnn", "efficient"
+
+
+class Attention(NamedTuple):
+    """A fused attention kernel.
+
+    Attributes:
+        kernel: FLASH, CUDNN, or EFFICIENT.
+        backward: whether it computes the gradients.
+        width: elements of a head's queries.
+        rows: tokens that a query can attend to.
+        causal: whether half of them are masked.
+    """
+
+    kernel: str
+    backward: bool
+    width: int
+    rows: int
+    causal: bool
+
+
+class Shares(NamedTuple):
+    """What a kernel reaches, relative to FlashAttention-2's forward pass over long unmasked rows
+    with heads of 128.
+
+    Attributes:
+        narrow: with heads of at most 64 elements.
+        wide: with wider heads.
+        startup: tokens, see above.
+        diagonal: tokens, see above.
+    """
+
+    narrow: float
+    wide: float
+    startup: float
+    diagonal: float
+
+
+# Fitted to one H100 with torch 2.11 and CUDA 13: 20 shapes per kernel and pass, from 1,024 to
+# 16,384 tokens (benchmarks/results/gpu_h100.md). The mean error of these rates is 1 to 3% per row.
+# Key: (kernel, backward).
+HOPPER = {
+    (FLASH, False): Shares(0.90, 1.0, 22, 382), (FLASH, True): Shares(0.85, 0.93, 239, 413),
+    (CUDNN, False): Shares(1.43, 1.89, 65, 395), (CUDNN, True): Shares(1.39, 1.70, 377, 691),
+    (EFFICIENT, False): Shares(0.39, 0.50, 21, 198), (EFFICIENT, True): Shares(0.31, 0.39, 1, 278),
+}
+
+
+def attention_rate(card: Card, dtype: str, attention: Attention) -> float:
+    """Return the FLOP/s of a fused attention kernel.
+
+    On GPUs before Hopper, cuDNN's and the memory-efficient kernels are assumed to be as fast as
+    FlashAttention-2, which is faster on Hopper relative to the latter because that kernel does not
+    use Hopper's new instructions.
+
+    Args:
+        card: the GPU model.
+        dtype: dtype of the operands.
+        attention: the kernel.
+    """
+    kernel = attention.kernel if card.architecture == "hopper" else FLASH
+    shares = HOPPER[kernel, attention.backward]
+    full = shares.narrow if attention.width <= 64 else shares.wide
+    lost = shares.startup + shares.diagonal * attention.causal
+    return (card.tflops[dtype] * 1e12 * card.efficiency.attention * full
+            / (1 + lost / max(attention.rows, 1)))

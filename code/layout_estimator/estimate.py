@@ -112,7 +112,8 @@ class Estimator:
             send_seconds = send_times(config, cluster)
         program = add_communication(schedule)
         clock = StepClock(costs, config.num_micro_batches, send_seconds,
-                          self.card.efficiency.dispatch, runs_timers(config))
+                          self.card.efficiency.dispatch, runs_timers(config),
+                          self.card.efficiency.step)
         memory = PeakMemory(costs, config, workspaces)
         replay(program, clock)
         replay(program, memory)

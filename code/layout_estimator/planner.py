@@ -114,7 +114,7 @@ def estimator_of(config: Config) -> Estimator:
     if not name:
         raise UserError("--device virtual: VIRTUAL_GPU is not set, so no GPU is declared here; "
                         "nearest: --device virtual:a100-80gb")
-    card = virtual_card(name, config.precision, source)
+    card = virtual_card(config, name, source)
     most, reason = most_gpus(card)
     if config.gpus_per_node > most:
         raise UserError(f"--gpus-per-node {config.gpus_per_node}: {reason}; "

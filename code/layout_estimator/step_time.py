@@ -19,8 +19,8 @@ class StepClock(CostHandler):
     """
 
     def __init__(self, costs: Sequence[StageCost], micro_batches: int,
-                 send_seconds: Sequence[dict[int, float]], dispatch: float, synchronous: bool
-                 ) -> None:
+                 send_seconds: Sequence[dict[int, float]], dispatch: float, synchronous: bool,
+                 begin: float = 0.0) -> None:
         """Start the clocks.
 
         Args:
@@ -29,6 +29,7 @@ class StepClock(CostHandler):
             send_seconds: per stage, {receiving stage: seconds of a message}.
             dispatch: host seconds that launching a send or a receive takes.
             synchronous: whether the host waits for the GPU around every pass.
+            begin: seconds of the host before the first pass of a step.
         """
         super().__init__(costs)
         self.send_seconds, self.dispatch, self.synchronous = send_seconds, dispatch, synchronous
@@ -36,9 +37,9 @@ class StepClock(CostHandler):
         self.host, self.gpu = [], []
         for cost in costs:
             after, draw = cost.step.after, cost.step.draw
-            gpu = after + (micro_batches - 1) * draw.host + draw.latency
+            gpu = after + begin + (micro_batches - 1) * draw.host + draw.latency
             self.gpu.append(gpu)
-            self.host.append(max(after + micro_batches * draw.host, gpu))
+            self.host.append(max(after + begin + micro_batches * draw.host, gpu))
         self.arrivals: dict[StageAction, float] = {}
         self.channel_free: dict[Channel, float] = {}
         self.last_sent = [0.0] * len(costs)

@@ -19,7 +19,7 @@ def check_device(config: Config) -> None:
         from minimegatron.arguments import virtual_device
 
         if kind == "virtual" and name:
-            virtual_device.virtual_card(name, config.precision)
+            virtual_device.virtual_card(config, name)
         elif kind not in (*REAL, "virtual") or colon:
             near = difflib.get_close_matches(kind, [*REAL, "virtual"], n=1) or ["auto"]
             nearest = "virtual:v100-sxm2-16gb" if near[0] == "virtual" else near[0]

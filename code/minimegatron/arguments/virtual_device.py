@@ -6,7 +6,7 @@ import os
 
 from minimegatron.arguments.flags import Config
 from minimegatron.errors import UserError
-from virtualgpu.core import cards
+from virtualgpu.core import cards, stacks
 from virtualgpu.core.card import Card
 from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.net import network
@@ -17,17 +17,19 @@ def virtual_names() -> set[str]:
     return {*cards.CARDS, *cards.ALIASES}
 
 
-def virtual_card(name: str, precision: str, source: str = "") -> Card:
-    """Return a GPU model.
+def virtual_card(config: Config, name: str, source: str = "") -> Card:
+    """Return a GPU model under the software stack of the flags.
 
     Args:
+        config: the flags; the GPU must be able to compute in their precision.
         name: its name or an alias.
-        precision: "fp32", "bf16", or "fp16", which it must be able to compute in.
         source: what named it, for error messages; by default, --device.
 
     Raises:
-        UserError: there is no such GPU model, or it lacks the precision.
+        UserError: there is no such GPU model, or it lacks the precision, or there is no such
+            software stack.
     """
+    precision = config.precision
     try:
         card = cards.find(name)
     except VirtualGpuError as error:
@@ -35,7 +37,17 @@ def virtual_card(name: str, precision: str, source: str = "") -> Card:
     if precision not in card.tflops:
         raise UserError(f"--{precision} on a virtual {card.name}: this GPU has no {precision} "
                         f"arithmetic, only {', '.join(card.tflops)}; nearest: --fp16")
-    return card
+    return stacks.under(card, software_stack(config, card))
+
+
+def software_stack(config: Config, card: Card) -> stacks.Stack:
+    """Return --software-stack, by default the Megatron-LM of the GPU's time. Raises UserError."""
+    if config.software_stack is None:
+        return stacks.megatron_of(card)
+    try:
+        return stacks.find_stack(config.software_stack)
+    except VirtualGpuError as error:
+        raise UserError(f"--software-stack: {error}") from error
 
 
 def virtual_link(config: Config) -> str | None:

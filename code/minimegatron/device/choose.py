@@ -89,4 +89,4 @@ def virtual_device(config: Config, name: str, local_rank: int) -> VirtualDevice:
     if not name:
         raise UserError("--device virtual: this node declares no virtual GPU; nearest: --device "
                         f"virtual:{next(iter(cards.CARDS))}, and `lab devices` lists the others")
-    return VirtualDevice(virtual_card(name, config.precision, source), virtual_link(config))
+    return VirtualDevice(virtual_card(config, name, source), virtual_link(config))

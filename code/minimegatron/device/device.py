@@ -59,6 +59,9 @@ class Device(ABC):
         none."""
         return tensor.item()
 
+    def begin_step(self) -> None:  # noqa: B027  only a virtual GPU has something to do
+        """Begin the next training step."""
+
     @abstractmethod
     def now(self) -> float:
         """Wait for the device, and return the time on its clock, in seconds."""

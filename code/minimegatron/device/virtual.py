@@ -59,6 +59,10 @@ class VirtualDevice(Device):
         self.gpu.read()
         return None
 
+    def begin_step(self) -> None:
+        """Spend the time of the host that the software stack needs for a step."""
+        self.gpu.clock.work(self.gpu.card.efficiency.step)
+
     def now(self) -> float:
         return self.gpu.now()
 

@@ -8,7 +8,7 @@ import socket
 import torch.distributed as dist
 
 from minimegatron.console import emit
-from virtualgpu.core import cards
+from virtualgpu.core import cards, stacks
 from virtualgpu.core.card import Card
 from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.core.memory import amount
@@ -25,15 +25,18 @@ def connect(gpu: VirtualGpu, link: str, slot: int | None) -> list[str]:
     """
     seats: list[tuple] = [()] * dist.get_world_size()
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    dist.all_gather_object(seats, (node, gpu.card.name, link, slot))
-    nodes, names, links, slots = zip(*seats, strict=True)
+    dist.all_gather_object(seats, (node, gpu.card.name, gpu.card.stack, link, slot))
+    nodes, names, software, links, slots = zip(*seats, strict=True)
     # Between nodes with different networks, communication is as fast as the slower one.
     slowest = min(map(network.parse, dict.fromkeys(links)), key=lambda one: one.effective)
-    models = tuple(map(cards.find, names))
+    models = tuple(cards.find(name) if not stack else
+                   stacks.under(cards.find(name), stacks.find_stack(stack))
+                   for name, stack in zip(names, software, strict=True))
     topology = Topology(nodes, models, slowest, slots)
     register(gpu, topology, emit if nccl_debug() else None)
     return [f"{title(card)} on rank(s) {ranks_of(card, models)}"
             for card in dict.fromkeys(models)
+            ] + [f"software stack {text}" for text in dict.fromkeys(map(stacks.describe, models))
             ] + [f"virtual links: {topology.describe()}; times and memory are modeled; "
                  "no training happens: tensors have shapes but no values"]
 

@@ -15,7 +15,8 @@ class Efficiency:
         matmul: share of the peak that large GEMMs reach, by dtype ("fp32", "tf32", "fp16", "bf16",
             "fp8").
         vector: share of the memory bandwidth that elementwise kernels reach.
-        attention: share of the peak that a fused attention kernel reaches.
+        attention: share of the peak that FlashAttention-2's forward pass reaches over long rows
+            without a mask, with heads of 128 elements; attention.py has the other kernels.
         kernel: duration of the shortest kernel, in seconds.
         dispatch: time that the host takes to launch a kernel, in seconds.
         link: share of the links' bandwidth that NCCL reaches.
@@ -23,6 +24,7 @@ class Efficiency:
             network has its own share (network.KINDS).
         pace: time from one kernel to the next under a framework whose host does not run ahead of
             the GPU, in seconds; 0 if it does, as in this trainer.
+        step: time of the host per training step during which the GPU is idle, in seconds.
     """
 
     matmul: Mapping[str, float]
@@ -33,6 +35,7 @@ class Efficiency:
     link: float
     p2p: float = 1.0
     pace: float = 0.0
+    step: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity, and hashable
@@ -58,6 +61,8 @@ class Card:
         context: bytes of memory used by CUDA, its libraries, and their workspaces.
         efficiency: the share of these figures that programs reach.
         sources: where the figures come from, one line per topic.
+        stack: name of the software stack whose efficiency this is (stacks.py); empty if it is that
+            of single kernels.
     """
 
     name: str
@@ -75,3 +80,4 @@ class Card:
     context: int
     efficiency: Efficiency
     sources: tuple[str, ...]
+    stack: str = ""

@@ -1,34 +1,37 @@
-"""Software stacks: what training software of a certain kind and time makes of a GPU.
+"""Software stacks: what the training software of a certain time makes of a GPU.
 
 A GPU model's file has what single kernels reach in short runs. Whole training runs reach less, and
-how much less depends on the software: on clocks that drop under the power limit of minutes of
-GEMMs, on how well elementwise kernels are fused, on the time that the host needs for a launch and
-for a step, and on how much memory the allocator loses to fragmentation. A stack says so, for each
-generation of GPUs.
+how much less depends on the software: on clocks that drop under the power limit after minutes of
+GEMMs, on how well elementwise kernels are fused, on the version of the attention kernels, and on
+the time that the host needs for a launch and for a step.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 from virtualgpu.core.card import Card
 from virtualgpu.core.errors import VirtualGpuError
 
+HALF = ("fp16", "bf16")
+
 
 @dataclass(frozen=True)
 class Reach:
-    """What training runs reach on one generation of GPUs, where it differs from the GPU's file.
+    """What whole training runs reach on one generation of GPUs; None: what the GPU's file says.
 
     Attributes:
         half: share of the 16-bit peak that large GEMMs reach.
-        vector: share of the memory bandwidth that elementwise kernels reach; None for the GPU's.
+        vector: share of the memory bandwidth that elementwise kernels reach.
+        attention: share of the peak that fused attention reaches (Efficiency.attention).
     """
 
-    half: float
+    half: float | None = None
     vector: float | None = None
+    attention: float | None = None
 
 
 @dataclass(frozen=True)
@@ -38,20 +41,89 @@ class Stack:
     Attributes:
         name: its name on the command line.
         summary: what it stands for.
-        attention: the fused attention kernel of trainers that do not choose one (attention.py).
         dispatch: time that the host takes to launch a kernel, in seconds.
-        step: time per training step in which the host keeps the GPU idle, in seconds.
-        fragmentation: reserved memory that is lost to fragmentation, relative to the peak of the
-            allocated memory.
-        reach: by generation of GPUs (Card.architecture); others have what their file says.
+        step: time of the host per training step during which the GPU is idle, in seconds.
+        reach: by generation of GPUs (Card.architecture).
+        error: mean error of modeled step times on published rows that nothing was fitted to, by
+            generation of GPUs.
         sources: where the figures come from, and which were fitted.
     """
 
     name: str
     summary: str
-    attention: str
     dispatch: float
     step: float
-    fragmentation: float
-    reach: Mapping[str, Reach] = field(default_factory=dict)
-    sources: tuple[str, ...] = ()
+    reach: Mapping[str, Reach]
+    error: Mapping[str, float]
+    sources: tuple[str, ...]
+
+
+STACKS: dict[str, Stack] = {stack.name: stack for stack in (
+    Stack(
+        "megatron-2021",
+        "Megatron-LM of 2021",
+        dispatch=5e-6, step=0.05,
+        reach={"ampere": Reach(half=0.78, vector=0.66)},
+        error={},
+        sources=(),
+    ),
+    Stack(
+        "megatron-core",
+        "Megatron-LM since 2023, in bf16",
+        dispatch=5e-6, step=0.0,
+        reach={"hopper": Reach(half=0.72)},
+        error={},
+        sources=(),
+    ),
+    Stack(
+        "torch-eager-fsdp",
+        "plain PyTorch without torch.compile",
+        dispatch=8e-6, step=0.0,
+        reach={"hopper": Reach(half=0.66), "ampere": Reach(half=0.74)},
+        error={},
+        sources=(),
+    ),
+)}
+PLAIN = "torch-eager-fsdp"
+
+
+def find_stack(name: str) -> Stack:
+    """Return the software stack with a name. Raises VirtualGpuError if there is none."""
+    stack = STACKS.get(name.strip().lower())
+    if stack is None:
+        near = difflib.get_close_matches(name.lower(), STACKS, n=1, cutoff=0.0)[0]
+        raise VirtualGpuError(f"no software stack is called {name!r}; nearest: {near}. "
+                              f"All: {', '.join(STACKS)}")
+    return stack
+
+
+def megatron_of(card: Card) -> Stack:
+    """Return the Megatron-LM of a GPU model's time."""
+    return STACKS["megatron-core" if card.architecture == "hopper" else "megatron-2021"]
+
+
+@cache
+def under(card: Card, stack: Stack) -> Card:
+    """Return a GPU model with what training runs reach on it.
+
+    Args:
+        card: the GPU model, as cards.find returns it.
+        stack: the software.
+    """
+    best, reach = card.efficiency, stack.reach.get(card.architecture, Reach())
+    matmul = {dtype: reach.half if reach.half and dtype in HALF else share
+              for dtype, share in best.matmul.items()}
+    return replace(card, stack=stack.name, efficiency=replace(
+        best, matmul=matmul, vector=reach.vector or best.vector,
+        attention=reach.attention or best.attention, dispatch=stack.dispatch, step=stack.step))
+
+
+def describe(card: Card) -> str:
+    """Return what the software stack of a GPU model stands for, and how large the error of modeled
+    step times is expected to be."""
+    stack = STACKS[card.stack]
+    error = stack.error.get(card.architecture)
+    known = (f"published step times on {card.architecture.capitalize()} GPUs were predicted with a "
+             f"mean error of {error:.0%}" if error is not None else
+             f"no published step times on {card.architecture.capitalize()} GPUs were compared")
+    return f"{stack.name} ({stack.summary}); {known}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from virtualgpu.core import cards
+from virtualgpu.core import cards, stacks
 from virtualgpu.core.card import Card
 from virtualgpu.core.errors import UnknownCard, VirtualGpuError
 from virtualgpu.net import network
@@ -19,7 +19,7 @@ class Cluster:
     """Nodes of equal GPUs.
 
     Attributes:
-        card: the GPU model.
+        card: the GPU model, under a software stack.
         per_node: GPUs on each node.
         nodes: how many.
         link: the network between nodes, as network.parse reads it.
@@ -46,13 +46,15 @@ class Cluster:
         return f"{title} on {self.nodes} nodes ({network.parse(self.link).name})"
 
 
-def parse(gpus: str, nodes: int = 1, link: str | None = None) -> Cluster:
+def parse(gpus: str, nodes: int = 1, link: str | None = None, stack: str = stacks.PLAIN
+          ) -> Cluster:
     """Read `h100:8`: a GPU model, and how many of them each node has.
 
     Args:
         gpus: the model and the number.
         nodes: how many nodes.
         link: the network between them; None: the one that is usual with these GPUs.
+        stack: name of the software stack (stacks.py).
 
     Raises VirtualGpuError, which names the option.
     """
@@ -74,4 +76,8 @@ def parse(gpus: str, nodes: int = 1, link: str | None = None) -> Cluster:
         network.parse(link or card.network)
     except VirtualGpuError as error:
         raise VirtualGpuError(f"--link {link}: {error}") from None
-    return Cluster(card, count, nodes, link or card.network)
+    try:
+        software = stacks.find_stack(stack)
+    except VirtualGpuError as error:
+        raise VirtualGpuError(f"--stack {stack}: {error}") from None
+    return Cluster(stacks.under(card, software), count, nodes, link or card.network)

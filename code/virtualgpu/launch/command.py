@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from virtualgpu.core.errors import VirtualGpuError
+from virtualgpu.core.stacks import PLAIN, STACKS
 from virtualgpu.launch import cluster as clusters
 from virtualgpu.launch import host, launchers
 
@@ -26,6 +27,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes (default: 1)")
     made.add_argument("--link", metavar="NETWORK", help="network between nodes, such as "
                       "infiniband:8x400gbit (default: the usual one for these GPUs)")
+    made.add_argument("--stack", default=PLAIN, metavar="NAME", help="software whose efficiency is "
+                      f"modeled: {', '.join(STACKS)} (default: {PLAIN})")
     alone = made.add_mutually_exclusive_group()
     alone.add_argument("--solo", action="store_true", help="one process stands for all ranks of a "
                        "symmetric program")
@@ -62,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def start(options: argparse.Namespace) -> int:
     """Check everything that can be checked first, then run the program."""
-    cluster = clusters.parse(options.gpus, options.nodes, options.link)
+    cluster = clusters.parse(options.gpus, options.nodes, options.link, options.stack)
     if not Path(options.script).is_file():
         raise VirtualGpuError(f"{options.script}: no such file")
     if options.json and not Path(options.json).absolute().parent.is_dir():

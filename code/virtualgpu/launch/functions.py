@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from virtualgpu.core.stacks import PLAIN
 from virtualgpu.launch.cluster import parse
 from virtualgpu.launch.ranks import run_ranks
 from virtualgpu.launch.result import Rank
@@ -12,8 +13,8 @@ from virtualgpu.pytorch import assumptions
 
 
 def run(function: Callable[[], object], gpus: str = "h100", nodes: int = 1, *,
-        link: str | None = None, present: Sequence[int] | None = None, values: str = "1MiB",
-        assume: Iterable[str] = (), record: bool = False) -> list[Rank]:
+        link: str | None = None, stack: str = PLAIN, present: Sequence[int] | None = None,
+        values: str = "1MiB", assume: Iterable[str] = (), record: bool = False) -> list[Rank]:
     """Run a function on every rank of a job on virtual GPUs.
 
     Args:
@@ -21,6 +22,7 @@ def run(function: Callable[[], object], gpus: str = "h100", nodes: int = 1, *,
         gpus: the GPU model and how many each node has, such as "h100:8".
         nodes: how many nodes.
         link: the network between them, such as "infiniband:8x400gbit".
+        stack: the software stack whose efficiency is modeled.
         present: the ranks that are processes; the others are symmetric to them. None: all.
         values: size of the largest tensor whose values are computed; "all", "none".
         assume: what lines decide that need an unknown value, such as "train.py:41=False".
@@ -30,6 +32,6 @@ def run(function: Callable[[], object], gpus: str = "h100", nodes: int = 1, *,
     of the function is in its Rank.
     """
     answers = tuple(map(assumptions.parse, assume))
-    cluster = parse(gpus, nodes, link)
+    cluster = parse(gpus, nodes, link, stack)
     settings = Settings(parse_size(values), answers, record)
     return run_ranks(cluster, settings, function, present)

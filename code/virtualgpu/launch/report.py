@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from virtualgpu.core import stacks
 from virtualgpu.core.memory import amount
 from virtualgpu.export.measures import VERSION
 from virtualgpu.export.saving import save
@@ -32,6 +33,7 @@ def show(cluster: Cluster, ranks: Sequence[Rank]) -> None:
         ranks: the results.
     """
     say(f"{cluster}: times and memory are modeled, not measured")
+    say(f"software stack {stacks.describe(cluster.card)}")
     accounts = [rank.account for rank in ranks if rank.account is not None]
     if accounts:
         slow = slowest(accounts)

@@ -28,6 +28,10 @@ class Distributed:
         None, "network between nodes of virtual GPUs, such as ethernet:25gbit or "
         "infiniband:8x200gbit (default: what the cluster declares, else what is usual for the "
         "GPU)", affects=HARDWARE)
+    software_stack: str | None = flag(
+        None, "software whose efficiency virtual GPUs model (docs/virtual-gpus.md): megatron-2021, "
+        "megatron-core, transformer-engine, or torch-eager-fsdp (default: the Megatron-LM of the "
+        "GPU's time)", affects=HARDWARE)
     tensor_model_parallel_size: int = flag(
         1, "tensor-parallel size", affects=PASSES | STATE, bounds=AT_LEAST_1)
     sequence_parallel: bool = flag(

@@ -24,6 +24,7 @@ class Efficiency:
             network has its own share (network.KINDS).
         pace: time from one kernel to the next under a framework whose host does not run ahead of
             the GPU, in seconds; 0 if it does, as in this trainer.
+        fused: kernel of fused attention where a program leaves the choice open (attention.py).
         step: time of the host per training step during which the GPU is idle, in seconds.
     """
 
@@ -35,6 +36,7 @@ class Efficiency:
     link: float
     p2p: float = 1.0
     pace: float = 0.0
+    fused: str = "flash"
     step: float = 0.0
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from virtualgpu.core.attention import FLASH, Attention
+from virtualgpu.core.attention import STACK, Attention
 from virtualgpu.core.matmul import WIDEST, alignment
 
 DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
@@ -164,7 +164,7 @@ def attention_work(arguments: Sequence, results: Sequence[torch.Tensor], product
     plain = read_and_write(arguments, results)
     return plain._replace(flops=products * heads * s * s * width,
                           dtype=DTYPES.get(arguments[0].dtype, "fp32"),
-                          attention=Attention(FLASH, products > 2, width, s, True))
+                          attention=Attention(STACK, products > 2, width, s, True))
 
 
 def masked_softmax(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:

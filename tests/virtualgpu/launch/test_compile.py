@@ -55,7 +55,7 @@ def run(program, fuse):
 def test_a_fused_kernel_reads_its_input_and_writes_what_is_needed():
     eager, fused = run(timed(), fuse=False), run(timed(), fuse=True)
     # In units of one element: x, its fp32 copy and its bf16 result for backward, and the output.
-    card, size = cards.find("h100"), ROWS * WIDTH * (2 + 4 + 2 + 2)
+    card, size = parse("h100").card, ROWS * WIDTH * (2 + 4 + 2 + 2)
     least = size / (card.bandwidth * card.efficiency.vector)
     assert least < fused.value[0] < 1.2 * least
     assert all(2 * little < much for little, much in zip(fused.value, eager.value, strict=True))
